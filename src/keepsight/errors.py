@@ -1,0 +1,112 @@
+"""Everything that Keepsight raises on purpose.
+
+Two families: a caller's mistake (`InvalidArgumentError`: it names the field, the server answers 4xx) and a checkpoint
+that cannot be served (`CheckpointError`: it names the file).  `assert` is for our own bugs, never for these.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class KeepsightError(Exception):
+    """The root: catching it catches everything below and nothing else."""
+
+
+class InvalidArgumentError(KeepsightError):
+    """A caller asked for something that cannot be done; `field` is the name they used for it."""
+
+    status = 400
+    code = "invalid_argument"
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+class UnsupportedFieldError(InvalidArgumentError):
+    """A known name that this server does not implement, or a name nobody knows."""
+
+    code = "unsupported_field"
+
+
+class ModelNotFoundError(InvalidArgumentError):
+    status = 404
+    code = "model_not_found"
+
+
+class PromptTooLongError(InvalidArgumentError):
+    code = "context_length_exceeded"
+
+
+class ChatTemplateError(InvalidArgumentError):
+    """The checkpoint's chat template refused the messages."""
+
+    code = "chat_template"
+
+
+class PictureError(InvalidArgumentError):
+    """Any fault of a picture that a caller sent."""
+
+    code = "picture"
+
+
+class UnreadablePictureError(PictureError):
+    """The bytes are not a picture, or end before it does."""
+
+    code = "picture_unreadable"
+
+
+class UnsupportedPictureError(PictureError):
+    """A picture, but of a kind that has no faithful 8-bit RGB form: animated, 16-bit, float."""
+
+    code = "picture_unsupported"
+
+
+class PictureTooLargeError(PictureError):
+    status = 413
+    code = "picture_too_large"
+
+
+class PictureCountError(PictureError):
+    """Picture markers in the prompt and pictures in the request do not match."""
+
+    code = "picture_count"
+
+
+class CheckpointError(KeepsightError):
+    """A model folder that cannot be served as it is."""
+
+    def __init__(self, path: Path | str, message: str) -> None:
+        super().__init__(f"{path}: {message}")
+        self.path = Path(path)
+        self.message = message
+
+
+class UnknownArchitectureError(CheckpointError):
+    pass
+
+
+class CheckpointConfigError(CheckpointError):
+    """A value in one of the checkpoint's JSON files is missing, malformed or not supported."""
+
+
+class UnreadableTensorsError(CheckpointError):
+    """A safetensors file is truncated or is none."""
+
+
+class TensorMismatchError(CheckpointError):
+    """The checkpoint's tensors are not the model's tensors; carries the three complete lists."""
+
+    def __init__(
+        self, path: Path | str, missing: Sequence[str], surplus: Sequence[str], misshapen: Sequence[str]
+    ) -> None:
+        parts = [
+            f"{len(names)} {kind}: {', '.join(names)}"
+            for kind, names in (("missing", missing), ("surplus", surplus), ("of the wrong shape", misshapen))
+            if names
+        ]
+        super().__init__(path, "tensors do not fit the model; " + "; ".join(parts))
+        self.missing = tuple(missing)
+        self.surplus = tuple(surplus)
+        self.misshapen = tuple(misshapen)
