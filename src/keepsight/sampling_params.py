@@ -1,0 +1,223 @@
+"""How the tokens of one answer are chosen: vLLM's `SamplingParams`, its names, defaults and ranges.
+
+A value that exists is valid: everything is checked and normalised once, here, and never again.  Knows nothing of a
+vocabulary or of a context length; those limits belong to who knows them.
+"""
+
+import math
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+
+MAX_CHOICES = 128  # OpenAI's limit: every choice is a sequence that the engine keeps
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 64
+MIN_TEMPERATURE = 0.01  # as vLLM: colder than this, logits / temperature overflows; 0 itself means greedy
+MAX_COUNT = 2**31 - 1
+
+# Names that vLLM's users know and that nothing here implements.
+_NOT_IMPLEMENTED = frozenset(
+    {
+        "allowed_token_ids",
+        "bad_words",
+        "best_of",
+        "detokenize",
+        "extra_args",
+        "flat_logprobs",
+        "guided_decoding",
+        "logits_processors",
+        "output_kind",
+        "prompt_logprobs",
+        "skip_reading_prefix_cache",
+        "spaces_between_special_tokens",
+        "structured_outputs",
+        "truncate_prompt_tokens",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """The numbers that one field accepts, and how to say so."""
+
+    described: str
+    low: float = -math.inf
+    high: float = math.inf
+    is_integer: bool = False
+    excludes_low: bool = False
+
+    def accept(self, name: str, value: object) -> Any:
+        number = self._to_number(value)
+        if number is None or not self._holds(number):
+            _refuse(name, value, self.described)
+        return number
+
+    def _to_number(self, value: object) -> int | float | None:
+        if isinstance(value, bool):
+            return None
+        if isinstance(value, numbers.Integral) and self.is_integer:
+            return int(value)
+        if isinstance(value, numbers.Real) and not self.is_integer:
+            return _to_finite_float(value)
+        return None
+
+    def _holds(self, number: int | float) -> bool:
+        return self.low <= number <= self.high and not (self.excludes_low and number == self.low)
+
+
+_RANGES = {
+    "n": _Range(f"an integer from 1 to {MAX_CHOICES}", 1, MAX_CHOICES, is_integer=True),
+    "temperature": _Range("a number of at least 0", 0),
+    "top_p": _Range("a number above 0 and at most 1", 0, 1, excludes_low=True),
+    "top_k": _Range("an integer of at least 1, or 0 or -1 to consider all tokens", -1, MAX_COUNT, is_integer=True),
+    "min_p": _Range("a number from 0 to 1", 0, 1),
+    "presence_penalty": _Range("a number from -2 to 2", -2, 2),
+    "frequency_penalty": _Range("a number from -2 to 2", -2, 2),
+    "repetition_penalty": _Range("a number above 0", 0, excludes_low=True),
+    "min_tokens": _Range("an integer of at least 0", 0, MAX_COUNT, is_integer=True),
+}
+_OPTIONAL_RANGES = {
+    "seed": _Range("a 64-bit integer or None", -(2**63), 2**63 - 1, is_integer=True),
+    "max_tokens": _Range("an integer of at least 1, or None", 1, MAX_COUNT, is_integer=True),
+    "logprobs": _Range(f"an integer from 0 to {MAX_LOGPROBS}, or None", 0, MAX_LOGPROBS, is_integer=True),
+}
+_SWITCHES = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output")
+_TOKEN_ID = _Range("a token id: an integer of at least 0", 0, MAX_COUNT, is_integer=True)
+_BIAS = _Range("a number from -100 to 100", -100, 100)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1: all tokens
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: str | Sequence[str] = ()  # a tuple, once constructed
+    stop_token_ids: Sequence[int] = ()  # a tuple, once constructed
+    ignore_eos: bool = False
+    max_tokens: int | None = 16  # None: as much as the context holds
+    min_tokens: int = 0
+    logprobs: int | None = None  # 0: of the sampled token alone
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+
+    def __new__(cls, *_args: object, **named: object) -> "SamplingParams":
+        """Refuses unknown names before the generated `__init__` would, with a better message than its TypeError."""
+        for name in named:
+            _check_is_known(name)
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        for name, accepted in _RANGES.items():
+            self._set(name, accepted.accept(name, getattr(self, name)))
+        for name, accepted in _OPTIONAL_RANGES.items():
+            if (value := getattr(self, name)) is not None:
+                self._set(name, accepted.accept(name, value))
+        for name in _SWITCHES:
+            _check_is_bool(name, getattr(self, name))
+        self._set("stop", _to_stop_strings(self.stop))
+        self._set("stop_token_ids", _to_token_ids(self.stop_token_ids))
+        self._set("logit_bias", _to_logit_bias(self.logit_bias))
+        self._settle_special_values()
+
+    def _settle_special_values(self) -> None:
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            self._set("temperature", MIN_TEMPERATURE)
+        if self.top_k == -1:
+            self._set("top_k", 0)
+        if self.seed == -1:  # as vLLM: "no seed"
+            self._set("seed", None)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            _refuse("min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}")
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+def _refuse(name: str, value: object, expected: str) -> NoReturn:
+    shown = repr(value)
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    raise InvalidArgumentError(name, f"must be {expected}, not {shown}")
+
+
+def _check_is_known(name: str) -> None:
+    known = SamplingParams.__dataclass_fields__
+    if name in known:
+        return
+    if name in _NOT_IMPLEMENTED:
+        raise UnsupportedFieldError(name, "is not supported by this server")
+    close = get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
+    raise UnsupportedFieldError(name, f"is no sampling parameter; {hint}")
+
+
+def _check_is_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        _refuse(name, value, "True or False")
+
+
+def _to_finite_float(value: numbers.Real) -> float | None:
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _to_stop_strings(stop: object) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    if isinstance(stop, str):
+        stop = (stop,)
+    strings = _to_tuple("stop", stop, "a string or a list of strings")
+    if len(strings) > MAX_STOP_STRINGS:
+        raise InvalidArgumentError("stop", f"must hold at most {MAX_STOP_STRINGS} strings, not {len(strings)}")
+    for index, string in enumerate(strings):
+        if not isinstance(string, str) or not string:
+            _refuse(f"stop[{index}]", string, "a string of at least one character")
+    return strings
+
+
+def _to_token_ids(token_ids: object) -> tuple[int, ...]:
+    if token_ids is None:
+        return ()
+    values = _to_tuple("stop_token_ids", token_ids, "a list of token ids")
+    return tuple(_TOKEN_ID.accept(f"stop_token_ids[{index}]", value) for index, value in enumerate(values))
+
+
+def _to_tuple(name: str, values: object, expected: str) -> tuple[Any, ...]:
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        _refuse(name, values, expected)
+    return tuple(values)
+
+
+def _to_logit_bias(bias: object) -> dict[int, float] | None:
+    if bias is None:
+        return None
+    if not isinstance(bias, Mapping):
+        _refuse("logit_bias", bias, "a mapping of token ids to biases")
+    return {_to_biased_id(key): _BIAS.accept(f"logit_bias[{key!r}]", value) for key, value in bias.items()} or None
+
+
+def _to_biased_id(key: object) -> int:
+    """JSON has only strings for keys, so "12" is 12."""
+    is_digits = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10
+    token_id: int = _TOKEN_ID.accept(f"logit_bias[{key!r}]", int(str(key)) if is_digits else key)
+    return token_id
+
+
+FIELD_NAMES = tuple(each.name for each in fields(SamplingParams))

@@ -1,0 +1,116 @@
+import copy
+import math
+import pickle
+from dataclasses import FrozenInstanceError, asdict, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.sampling_params import MIN_TEMPERATURE, SamplingParams
+
+
+def test_the_defaults_are_those_of_vllm() -> None:
+    assert asdict(SamplingParams()) == {
+        "n": 1,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "seed": None,
+        "stop": (),
+        "stop_token_ids": (),
+        "ignore_eos": False,
+        "max_tokens": 16,
+        "min_tokens": 0,
+        "logprobs": None,
+        "logit_bias": None,
+        "skip_special_tokens": True,
+        "include_stop_str_in_output": False,
+    }
+
+
+def test_values_of_every_accepted_form_are_normalised() -> None:
+    token_ids: list[Any] = [np.int64(3)]
+    bias: dict[Any, float] = {"12": 1, 7: -100}
+    params = SamplingParams(temperature=0, top_k=-1, seed=-1, stop="\n", stop_token_ids=token_ids, logit_bias=bias)
+    assert params.greedy
+    assert type(params.temperature) is float
+    assert params.top_k == 0
+    assert params.seed is None
+    assert params.stop == ("\n",)
+    assert params.stop_token_ids == (3,)
+    assert type(params.stop_token_ids[0]) is int
+    assert params.logit_bias == {12: 1.0, 7: -100.0}
+    nothing: Any = None
+    assert SamplingParams(stop=nothing, stop_token_ids=nothing) == SamplingParams(stop=[], stop_token_ids=[])
+
+
+def test_params_are_frozen_hashable_and_copyable() -> None:
+    params = SamplingParams(stop=["a", "b"], logit_bias={3: 1.5})
+    assert len({params, SamplingParams(stop=("a", "b"), logit_bias={3: 1.5})}) == 1
+    assert copy.deepcopy(params) == pickle.loads(pickle.dumps(params)) == replace(params) == params
+    with pytest.raises(FrozenInstanceError):
+        params.n = 2  # type: ignore[misc]
+
+
+def test_the_callers_logit_bias_is_copied() -> None:
+    bias = {1: 2.0}
+    params = SamplingParams(logit_bias=bias)
+    bias[2] = 3.0
+    assert params.logit_bias == {1: 2.0}
+
+
+def test_a_temperature_too_cold_to_divide_by_is_raised_as_in_vllm() -> None:
+    assert SamplingParams(temperature=1e-30).temperature == MIN_TEMPERATURE
+    assert not SamplingParams(temperature=1e-30).greedy
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("n", [0, -1, 129, 1.0, True, None, "1", math.nan]),
+        ("temperature", [-0.1, math.nan, math.inf, True, "0", None, 10**400]),
+        ("top_p", [0, -0.1, 1.01, math.nan, False, None, "1"]),
+        ("top_k", [-2, 1.5, True, None, 2**31]),
+        ("min_p", [-0.1, 1.1, math.nan]),
+        ("presence_penalty", [-2.1, 2.1, math.nan, None]),
+        ("frequency_penalty", [-2.1, 2.1, math.inf]),
+        ("repetition_penalty", [0, -1, math.nan, math.inf]),
+        ("seed", [2**63, -(2**63) - 1, 1.0, True, "7"]),
+        ("stop", [1, b"x", {"a": 1}, True, ["x"] * 65]),
+        ("stop[1]", [["a", ""], ["a", 1], ["a", None]]),
+        ("stop_token_ids", ["12", 12, {1: 2}]),
+        ("stop_token_ids[0]", [[-1], [1.0], [True], [2**31]]),
+        ("ignore_eos", [1, None, "true"]),
+        ("skip_special_tokens", [0, None]),
+        ("include_stop_str_in_output", [0, None]),
+        ("max_tokens", [0, -1, 1.5, True, "16", 2**31]),
+        ("min_tokens", [-1, 17, 1.0, None]),
+        ("logprobs", [-1, 21, True, 1.0]),
+        ("logit_bias", [[1], "x", 3]),
+        ("logit_bias[5]", [{5: 100.1}, {5: math.nan}, {5: True}, {5: None}]),
+        ("logit_bias['x']", [{"x": 1.0}]),
+        ("logit_bias[-1]", [{-1: 1.0}]),
+    ],
+)
+def test_a_bad_value_is_refused_with_field_value_and_range(name: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(InvalidArgumentError) as caught:
+            SamplingParams(**{name.partition("[")[0]: value})
+        assert caught.value.field == name, value
+        assert "must " in caught.value.message
+        assert len(str(caught.value)) < 300
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_known_one() -> None:
+    with pytest.raises(UnsupportedFieldError, match="did you mean 'temperature'"):
+        SamplingParams(temprature=1)  # type: ignore[call-arg]
+    with pytest.raises(UnsupportedFieldError, match="bad_words: is not supported"):
+        SamplingParams(bad_words=["x"])  # type: ignore[call-arg]
+    with pytest.raises(UnsupportedFieldError, match="known are n, temperature"):
+        SamplingParams(zzzzzzz=1)  # type: ignore[call-arg]
