@@ -1,0 +1,155 @@
+"""Decoder attention over paged keys and values: what it is told, and the plain implementation that defines it.
+
+The tokens of all requests of a step lie flat in one batch.  Whatever the layer (causal, windowed, two-way inside a
+picture), a token sees *one interval* of positions of its own request: `AttentionBatch.visible` computes it, and it is
+the only rule of visibility.  Implementations first write the new keys and values to their pages, then attend.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from keepsight.media import TokenSpan
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSlice:
+    """The part of one request that is computed in this step: positions [start, start + length)."""
+
+    start: int
+    length: int
+    # The request's pages, in order; enough of them for start + length positions.
+    block_ids: tuple[int, ...]
+    # The request's pictures.  One may begin before the slice (its first keys are held already), none may end after it.
+    pictures: tuple[TokenSpan, ...] = ()
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """One layer's keys and values of all pages, seen as slots: slot = block id * block size + offset."""
+
+    keys: Tensor  # [slots, kv_heads, head_dim]
+    values: Tensor  # [slots, kv_heads, head_dim]
+
+
+class AttentionBatch:
+    """Where the tokens of one step stand and where their keys and values live; made once, read by every layer."""
+
+    def __init__(self, slices: Sequence[RequestSlice], block_size: int, device: torch.device | str) -> None:
+        self.slices = tuple(slices)
+        self.block_size = block_size
+        self.device = torch.device(device)
+        self.num_tokens = sum(piece.length for piece in slices)
+        positions = [torch.arange(piece.start, piece.end) for piece in slices]
+        slots = [_slots(piece.block_ids, block_size)[piece.start : piece.end] for piece in slices]
+        self.positions = torch.cat(positions).to(self.device)  # [tokens]
+        self.slots = torch.cat(slots).to(self.device)  # [tokens]
+
+    def context_slots(self, index: int, begin: int, end: int) -> Tensor:
+        """The slots of positions [begin, end) of request `index`."""
+        return self._all_slots[index][begin:end]
+
+    @functools.cached_property
+    def _all_slots(self) -> list[Tensor]:
+        return [_slots(piece.block_ids, self.block_size).to(self.device) for piece in self.slices]
+
+    @functools.cached_property
+    def _picture_ends(self) -> list[Tensor]:
+        """For each token of each slice: where the picture that it lies in ends, 0 outside pictures."""
+        ends = []
+        for piece in self.slices:
+            of_piece = torch.zeros(piece.length, dtype=torch.int64)
+            for span in piece.pictures:
+                assert not span.is_cut_by(piece.end), (span, piece.end)
+                of_piece[max(0, span.start - piece.start) : max(0, span.end - piece.start)] = span.end
+            ends.append(of_piece)
+        return ends
+
+    def visible(self, index: int, window: int | None) -> tuple[Tensor, Tensor]:
+        """For each token of request `index`: the interval [begin, end) of positions that it sees. On the host."""
+        piece = self.slices[index]
+        positions = torch.arange(piece.start, piece.end)
+        begin = torch.zeros_like(positions) if window is None else (positions - window + 1).clamp(min=0)
+        return begin, torch.maximum(positions + 1, self._picture_ends[index])
+
+
+def _slots(block_ids: Sequence[int], block_size: int) -> Tensor:
+    starts = torch.tensor(block_ids, dtype=torch.int64) * block_size
+    return (starts[:, None] + torch.arange(block_size)).flatten()
+
+
+class Attention(Protocol):
+    def __call__(
+        self,
+        query: Tensor,  # [tokens, heads, head_dim]
+        key: Tensor,  # [tokens, kv_heads, head_dim]
+        value: Tensor,  # [tokens, kv_heads, head_dim]
+        cache: LayerCache,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor: ...  # [tokens, heads, head_dim]
+
+
+def write_cache(key: Tensor, value: Tensor, cache: LayerCache, batch: AttentionBatch) -> None:
+    cache.keys.index_copy_(0, batch.slots, key)
+    cache.values.index_copy_(0, batch.slots, value)
+
+
+def attend_plainly(
+    query: Tensor,  # [queries, heads, head_dim]
+    keys: Tensor,  # [keys, kv_heads, head_dim]
+    values: Tensor,
+    mask: Tensor | None,  # [queries, keys], True where seen; None: all
+    scale: float,
+    softcap: float | None,
+) -> Tensor:
+    """The formula, written out; softmax in float32 as the reference computes it."""
+    group = query.shape[1] // keys.shape[1]
+    keys, values = (tensor.repeat_interleave(group, dim=1) for tensor in (keys, values))
+    scores = torch.einsum("qhd,khd->hqk", query, keys) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+    return torch.einsum("hqk,khd->qhd", weights, values)
+
+
+class ReferenceAttention:
+    """Slow and obvious: every key of the request, one mask.  Tests hold the fast path against it."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cache: LayerCache,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        write_cache(key, value, cache, batch)
+        outputs = []
+        for index, queries in enumerate(torch.split(query, [piece.length for piece in batch.slices])):
+            begin, end = batch.visible(index, window)
+            num_keys = int(end.max())
+            slots = batch.context_slots(index, 0, num_keys)
+            positions = torch.arange(num_keys)
+            mask = (positions >= begin[:, None]) & (positions < end[:, None])
+            outputs.append(
+                attend_plainly(queries, cache.keys[slots], cache.values[slots], mask.to(query.device), scale, softcap)
+            )
+        return torch.cat(outputs)

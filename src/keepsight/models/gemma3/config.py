@@ -1,0 +1,211 @@
+"""Gemma 3's `config.json` as frozen values.
+
+Published files leave out what equals the reference's default, so the defaults here are the reference's.  Both ways of
+naming layers (`layer_types`, `sliding_window_pattern`) and rotary bases (`rope_parameters`, `rope_theta` with
+`rope_scaling` and `rope_local_base_freq`) end in the same `LayerConfig`s.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from keepsight.errors import UnknownArchitectureError
+from keepsight.models.json_fields import JsonFields
+
+ARCHITECTURES = ("Gemma3ForConditionalGeneration", "Gemma3ForCausalLM")
+ACTIVATIONS = ("gelu_pytorch_tanh", "gelu", "silu")
+LAYER_TYPES = ("sliding_attention", "full_attention")
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryConfig:
+    theta: float
+    # Positions are divided by this ("linear" scaling): how the larger models reach their long contexts.
+    scaling_factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """What differs from one decoder layer to the next."""
+
+    rotary: RotaryConfig
+    # How many positions back a token sees, itself included; None: all.
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TextConfig:
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    layers: tuple[LayerConfig, ...]
+    rms_norm_eps: float
+    attention_scale: float
+    attention_bias: bool
+    attention_softcap: float | None
+    final_softcap: float | None
+    activation: str
+    tie_word_embeddings: bool
+    max_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class VisionConfig:
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_channels: int
+    image_size: int
+    patch_size: int
+    layer_norm_eps: float
+    activation: str
+    # A pooling head that Gemma 3 never calls; its weights may lie in the checkpoint.
+    has_unused_head: bool
+
+    @property
+    def patches_per_side(self) -> int:
+        return self.image_size // self.patch_size
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma3Config:
+    text: TextConfig
+    vision: VisionConfig | None
+    # Embeddings, and so positions in the prompt, of one picture.
+    tokens_per_image: int
+
+    @classmethod
+    def from_checkpoint(cls, directory: Path) -> "Gemma3Config":
+        fields = JsonFields.read(directory / "config.json")
+        architectures = fields.strings("architectures")
+        known = [name for name in architectures if name in ARCHITECTURES]
+        if not known:
+            raise UnknownArchitectureError(
+                fields.path, f"architectures: {list(architectures)} is not one of {', '.join(ARCHITECTURES)}"
+            )
+        if known[0] == "Gemma3ForCausalLM":
+            return cls(text=_read_text(fields, fields), vision=None, tokens_per_image=0)
+        vision = _read_vision(fields.section("vision_config"))
+        return cls(
+            text=_read_text(fields.section("text_config"), fields),
+            vision=vision,
+            tokens_per_image=_read_tokens_per_image(fields, vision),
+        )
+
+
+def _read_tokens_per_image(fields: JsonFields, vision: VisionConfig) -> int:
+    num_tokens = fields.integer("mm_tokens_per_image", 256)
+    side = math.isqrt(num_tokens)
+    if side * side != num_tokens or vision.patches_per_side % side:
+        raise fields.refuse(
+            "mm_tokens_per_image",
+            f"must be a square whose side divides the {vision.patches_per_side} patches of a picture's side, "
+            f"not {num_tokens}",
+        )
+    return num_tokens
+
+
+def _read_vision(fields: JsonFields) -> VisionConfig:
+    fields.choice("model_type", ("siglip_vision_model",), "siglip_vision_model")
+    config = VisionConfig(
+        hidden_size=fields.integer("hidden_size", 768),
+        intermediate_size=fields.integer("intermediate_size", 3072),
+        num_layers=fields.integer("num_hidden_layers", 12),
+        num_heads=fields.integer("num_attention_heads", 12),
+        num_channels=fields.integer("num_channels", 3),
+        image_size=fields.integer("image_size", 224),
+        patch_size=fields.integer("patch_size", 16),
+        layer_norm_eps=fields.number("layer_norm_eps", 1e-6),
+        activation=fields.choice("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh"),
+        has_unused_head=fields.flag("vision_use_head", True),
+    )
+    if config.num_channels != 3:
+        raise fields.refuse("num_channels", f"pictures are RGB, so this must be 3, not {config.num_channels}")
+    if config.image_size < config.patch_size:
+        raise fields.refuse("patch_size", f"{config.patch_size} exceeds image_size {config.image_size}")
+    if config.hidden_size % config.num_heads:
+        raise fields.refuse(
+            "hidden_size", f"{config.hidden_size} is not a multiple of num_attention_heads {config.num_heads}"
+        )
+    return config
+
+
+def _read_text(fields: JsonFields, outer: JsonFields) -> TextConfig:
+    if fields.flag("use_bidirectional_attention", False):
+        raise fields.refuse("use_bidirectional_attention", "an embedding model: it generates no text")
+    config = TextConfig(
+        vocab_size=fields.integer("vocab_size", 262_208),
+        hidden_size=fields.integer("hidden_size", 2304),
+        intermediate_size=fields.integer("intermediate_size", 9216),
+        num_heads=fields.integer("num_attention_heads", 8),
+        num_kv_heads=fields.integer("num_key_value_heads", 4),
+        head_dim=fields.integer("head_dim", 256),
+        layers=_read_layers(fields),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
+        attention_bias=fields.flag("attention_bias", False),
+        attention_softcap=fields.optional_number("attn_logit_softcapping"),
+        final_softcap=fields.optional_number("final_logit_softcapping"),
+        activation=fields.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh"),
+        # The outer value decides for the whole model where both are given, as it does in the reference.
+        tie_word_embeddings=outer.flag("tie_word_embeddings", fields.flag("tie_word_embeddings", True)),
+        max_positions=fields.integer("max_position_embeddings", 131_072),
+    )
+    if config.num_heads % config.num_kv_heads:
+        raise fields.refuse(
+            "num_attention_heads",
+            f"{config.num_heads} is not a multiple of num_key_value_heads {config.num_kv_heads}",
+        )
+    if config.head_dim % 2:
+        raise fields.refuse("head_dim", f"must be even for rotary positions, not {config.head_dim}")
+    return config
+
+
+def _read_layers(fields: JsonFields) -> tuple[LayerConfig, ...]:
+    num_layers = fields.integer("num_hidden_layers", 26)
+    layer_types = _read_layer_types(fields, num_layers)
+    by_type = {
+        "sliding_attention": LayerConfig(
+            _read_rotary(fields, "sliding_attention", "rope_local_base_freq", 10_000.0),
+            fields.integer("sliding_window", 4096),
+        ),
+        "full_attention": LayerConfig(_read_rotary(fields, "full_attention", "rope_theta", 1_000_000.0), None),
+    }
+    return tuple(by_type[layer_type] for layer_type in layer_types)
+
+
+def _read_layer_types(fields: JsonFields, num_layers: int) -> tuple[str, ...]:
+    if "layer_types" not in fields:
+        # Every pattern-th layer looks at everything, the others through the window.
+        name = "sliding_window_pattern" if "sliding_window_pattern" in fields else "_sliding_window_pattern"
+        pattern = fields.integer(name, 6)
+        return tuple(LAYER_TYPES[(index + 1) % pattern == 0] for index in range(num_layers))
+    layer_types = fields.strings("layer_types")
+    if len(layer_types) != num_layers:
+        raise fields.refuse("layer_types", f"names {len(layer_types)} layers, num_hidden_layers is {num_layers}")
+    for layer_type in layer_types:
+        if layer_type not in LAYER_TYPES:
+            raise fields.refuse("layer_types", f"{layer_type!r} is not one of {', '.join(LAYER_TYPES)}")
+    return layer_types
+
+
+def _read_rotary(fields: JsonFields, layer_type: str, old_theta_name: str, default_theta: float) -> RotaryConfig:
+    old_theta = fields.number(old_theta_name, default_theta)
+    parameters = fields.section("rope_parameters").section(layer_type)
+    theta = parameters.number("rope_theta", old_theta)
+    # The old layout scales the global layers only.
+    scaling = fields.section("rope_scaling") if layer_type == "full_attention" else parameters
+    if "rope_type" in parameters or "type" in parameters:
+        scaling = parameters
+    kind_name = "rope_type" if "rope_type" in scaling else "type"
+    if scaling.choice(kind_name, ("default", "linear"), "default") == "default":
+        return RotaryConfig(theta)
+    return RotaryConfig(theta, scaling.number("factor"))

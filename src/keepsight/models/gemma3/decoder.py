@@ -1,0 +1,179 @@
+"""Gemma 3's decoder: embeddings in, hidden states out, for the flat tokens of all requests of a step.
+
+Knows positions and pages only through `AttentionBatch`; which tokens see which is decided there.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from keepsight.models.attention import Attention, AttentionBatch, LayerCache
+from keepsight.models.gemma3.config import LayerConfig, RotaryConfig, TextConfig
+from keepsight.models.layers import (
+    ACTIVATIONS,
+    Linear,
+    Placement,
+    RMSNorm,
+    WeightSlot,
+    empty_parameter,
+    one_plus,
+    slot,
+    under,
+)
+
+Angles = tuple[Tensor, Tensor]  # cosines and sines, each [tokens, 1, head_dim / 2]
+LayerWatcher = Callable[[int, Tensor], None]
+
+
+class RotaryTable:
+    """The frequencies of one rotary base; the model has two, one for each kind of layer."""
+
+    def __init__(self, config: RotaryConfig, head_dim: int, place: Placement) -> None:
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=place.device) / head_dim
+        self.frequencies = 1.0 / config.theta**exponents / config.scaling_factor
+        self.dtype = place.dtype
+
+    def angles(self, positions: Tensor) -> Angles:
+        angles = (positions[:, None].float() * self.frequencies)[:, None]
+        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+
+
+def rotate(heads: Tensor, angles: Angles) -> Tensor:
+    cos, sin = angles
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, config: TextConfig, layer: LayerConfig, place: Placement) -> None:
+        super().__init__()
+        self.config, self.layer = config, layer
+        dim, bias = config.head_dim, config.attention_bias
+        outputs = {
+            "q_proj": config.num_heads * dim,
+            "k_proj": config.num_kv_heads * dim,
+            "v_proj": config.num_kv_heads * dim,
+        }
+        self.qkv = Linear(place, config.hidden_size, outputs, bias=bias)
+        self.out = Linear(place, config.num_heads * dim, {"o_proj": config.hidden_size}, bias=bias)
+        exact = Placement(place.device, torch.float32)
+        self.query_scale = empty_parameter(exact, dim)
+        self.key_scale = empty_parameter(exact, dim)
+
+    def forward(
+        self, hidden: Tensor, angles: Angles, attention: Attention, cache: LayerCache, batch: AttentionBatch
+    ) -> Tensor:
+        config = self.config
+        heads = self.qkv(hidden).view(-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
+        rotated = rotate(self._normalize(heads[:, : -config.num_kv_heads]), angles)
+        query, key = torch.split(rotated, [config.num_heads, config.num_kv_heads], dim=1)
+        output = attention(
+            query,
+            key,
+            heads[:, -config.num_kv_heads :],
+            cache,
+            batch,
+            scale=config.attention_scale,
+            window=self.layer.window,
+            softcap=config.attention_softcap,
+        )
+        return self.out(output.flatten(1))  # type: ignore[no-any-return]
+
+    def _normalize(self, heads: Tensor) -> Tensor:
+        """Queries and keys differ only in their scale, so both are normalised in one go."""
+        config = self.config
+        normed = nn.functional.rms_norm(heads.float(), (config.head_dim,), eps=config.rms_norm_eps)
+        normed[:, : config.num_heads] *= self.query_scale
+        normed[:, config.num_heads :] *= self.key_scale
+        return normed.to(heads.dtype)
+
+    def slots(self) -> Iterator[WeightSlot]:
+        yield from self.qkv.slots()
+        yield from self.out.slots()
+        yield slot("q_norm.weight", self.query_scale, one_plus)
+        yield slot("k_norm.weight", self.key_scale, one_plus)
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: TextConfig, place: Placement) -> None:
+        super().__init__()
+        wide = config.intermediate_size
+        self.activation = ACTIVATIONS[config.activation]
+        self.gate_up = Linear(place, config.hidden_size, {"gate_proj": wide, "up_proj": wide}, bias=False)
+        self.down = Linear(place, wide, {"down_proj": config.hidden_size}, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        gate, up = self.gate_up(hidden).chunk(2, dim=-1)
+        return self.down(self.activation(gate).mul_(up))  # type: ignore[no-any-return]
+
+    def slots(self) -> Iterator[WeightSlot]:
+        yield from self.gate_up.slots()
+        yield from self.down.slots()
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: TextConfig, layer: LayerConfig, place: Placement) -> None:
+        super().__init__()
+
+        def norm() -> RMSNorm:
+            return RMSNorm(place, config.hidden_size, config.rms_norm_eps)
+
+        self.layer = layer
+        self.before_attention, self.after_attention = norm(), norm()
+        self.before_feed_forward, self.after_feed_forward = norm(), norm()
+        self.attention = SelfAttention(config, layer, place)
+        self.feed_forward = FeedForward(config, place)
+
+    def forward(
+        self, hidden: Tensor, angles: Angles, attention: Attention, cache: LayerCache, batch: AttentionBatch
+    ) -> Tensor:
+        attended = self.attention(self.before_attention(hidden), angles, attention, cache, batch)
+        hidden = hidden + self.after_attention(attended)
+        return hidden.add_(self.after_feed_forward(self.feed_forward(self.before_feed_forward(hidden))))
+
+    def slots(self) -> Iterator[WeightSlot]:
+        yield from under("input_layernorm.", self.before_attention.slots())
+        yield from under("self_attn.", self.attention.slots())
+        yield from under("post_attention_layernorm.", self.after_attention.slots())
+        yield from under("pre_feedforward_layernorm.", self.before_feed_forward.slots())
+        yield from under("mlp.", self.feed_forward.slots())
+        yield from under("post_feedforward_layernorm.", self.after_feed_forward.slots())
+
+
+class Decoder(nn.Module):
+    def __init__(self, config: TextConfig, place: Placement) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = empty_parameter(place, config.vocab_size, config.hidden_size)
+        # Rounded to the model's precision before it multiplies, as in training.
+        self.embedding_scale = torch.tensor(config.hidden_size**0.5).to(place.dtype).item()
+        self.layers = nn.ModuleList(DecoderLayer(config, layer, place) for layer in config.layers)
+        self.norm = RMSNorm(place, config.hidden_size, config.rms_norm_eps)
+        self.rotary = {layer.rotary: RotaryTable(layer.rotary, config.head_dim, place) for layer in config.layers}
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return nn.functional.embedding(token_ids, self.embedding) * self.embedding_scale
+
+    def forward(
+        self,
+        hidden: Tensor,  # [tokens, hidden]
+        attention: Attention,
+        caches: Sequence[LayerCache],
+        batch: AttentionBatch,
+        watch_layer: LayerWatcher | None = None,
+    ) -> Tensor:
+        angles = {rotary: table.angles(batch.positions) for rotary, table in self.rotary.items()}
+        for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            assert isinstance(layer, DecoderLayer)
+            hidden = layer(hidden, angles[layer.layer.rotary], attention, cache, batch)
+            if watch_layer is not None:
+                watch_layer(index, hidden)
+        return self.norm(hidden)  # type: ignore[no-any-return]
+
+    def slots(self) -> Iterator[WeightSlot]:
+        yield slot("embed_tokens.weight", self.embedding)
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, DecoderLayer)
+            yield from under(f"layers.{index}.", layer.slots())
+        yield from under("norm.", self.norm.slots())

@@ -1,0 +1,80 @@
+"""Gemma 3 as one thing: pictures to embeddings, embeddings to hidden states, hidden states to logits.
+
+`WeightSlot` names are canonical (`tower.`, `projector.`, `decoder.`, `head.`); `weight_names.py` maps what checkpoints
+call them.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from keepsight.models.attention import Attention, AttentionBatch, LayerCache
+from keepsight.models.gemma3.config import Gemma3Config
+from keepsight.models.gemma3.decoder import Decoder, LayerWatcher
+from keepsight.models.gemma3.vision_tower import Projector, VisionTower
+from keepsight.models.gemma3.weight_names import canonical_name, is_never_read
+from keepsight.models.layers import Linear, Placement, WeightSlot, under
+from keepsight.models.load_weights import load_weights
+
+
+class Gemma3(nn.Module):
+    def __init__(self, config: Gemma3Config, place: Placement) -> None:
+        super().__init__()
+        self.config = config
+        text, vision = config.text, config.vision
+        self.decoder = Decoder(text, place)
+        self.head: Linear | None = None
+        if not text.tie_word_embeddings:
+            self.head = Linear(place, text.hidden_size, {"lm_head": text.vocab_size}, bias=False)
+        self.tower: VisionTower | None = None
+        self.projector: Projector | None = None
+        if vision is not None:
+            self.tower = VisionTower(vision, place)
+            self.projector = Projector(vision, config.tokens_per_image, text.hidden_size, place)
+
+    @classmethod
+    def from_checkpoint(cls, directory: Path, place: Placement) -> Self:
+        config = Gemma3Config.from_checkpoint(directory)
+        model = cls(config, place)
+        load_weights(directory, model.slots(), canonical_name, lambda name: is_never_read(name, config))
+        return model
+
+    def encode_images(self, pixels: Tensor) -> Tensor:
+        """Normalised pixels [pictures, height, width, 3] -> embeddings [pictures, tokens, hidden]"""
+        assert self.tower is not None, "a text-only model was given pictures"
+        assert self.projector is not None
+        return self.projector(self.tower(pixels))  # type: ignore[no-any-return]
+
+    def embed_tokens(self, token_ids: Tensor) -> Tensor:
+        """[tokens] -> [tokens, hidden]; what it gives for a picture's tokens is to be replaced."""
+        # The published picture token lies outside the embedding table of some text-only conversions.
+        return self.decoder.embed(token_ids.clamp(max=self.config.text.vocab_size - 1))
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        attention: Attention,
+        caches: Sequence[LayerCache],
+        batch: AttentionBatch,
+        watch_layer: LayerWatcher | None = None,
+    ) -> Tensor:
+        """[tokens, hidden] -> hidden states [tokens, hidden]"""
+        return self.decoder(embeddings, attention, caches, batch, watch_layer)  # type: ignore[no-any-return]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] -> [rows, vocabulary]"""
+        weight = self.decoder.embedding if self.head is None else self.head.weight
+        logits = nn.functional.linear(hidden, weight)
+        cap = self.config.text.final_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def slots(self) -> Iterator[WeightSlot]:
+        yield from under("decoder.", self.decoder.slots())
+        if self.head is not None:
+            yield from self.head.slots()
+        if self.tower is not None and self.projector is not None:
+            yield from under("tower.", self.tower.slots())
+            yield from under("projector.", self.projector.slots())

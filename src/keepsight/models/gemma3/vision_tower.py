@@ -1,0 +1,128 @@
+"""Gemma 3's eye: the SigLIP encoder, and the projector that pools its patches into the decoder's embeddings.
+
+Takes normalised pixels, channels last.  Knows nothing of prompts; pictures of a batch do not see each other.
+"""
+
+from collections.abc import Iterator
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from keepsight.models.gemma3.config import VisionConfig
+from keepsight.models.layers import (
+    ACTIVATIONS,
+    LayerNorm,
+    Linear,
+    Placement,
+    RMSNorm,
+    WeightSlot,
+    empty_parameter,
+    slot,
+    under,
+)
+
+
+class PatchEmbedding(nn.Module):
+    """The reference's convolution, whose stride is its kernel: one matrix product over flattened patches."""
+
+    def __init__(self, config: VisionConfig, place: Placement) -> None:
+        super().__init__()
+        self.size = config.patch_size
+        self.side = config.patches_per_side
+        self.weight = empty_parameter(place, config.hidden_size, self.size * self.size * 3)
+        self.bias = empty_parameter(place, config.hidden_size)
+        self.positions = empty_parameter(place, self.side * self.side, config.hidden_size)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """[pictures, height, width, 3] -> [pictures, patches, hidden]"""
+        side, size = self.side, self.size
+        # Pixels that fill no whole patch at the right and at the bottom are dropped, as by the convolution.
+        grid = pixels[:, : side * size, : side * size].reshape(-1, side, size, side, size, 3)
+        patches = grid.transpose(2, 3).reshape(-1, side * side, size * size * 3)
+        return F.linear(patches, self.weight, self.bias) + self.positions
+
+    def slots(self) -> Iterator[WeightSlot]:
+        hidden, size = self.weight.shape[0], self.size
+        yield WeightSlot("patch_embedding.weight", (hidden, 3, size, size), self.weight, _channels_last)
+        yield slot("patch_embedding.bias", self.bias)
+        yield slot("position_embedding.weight", self.positions)
+
+
+def _channels_last(kernel: Tensor) -> Tensor:
+    return kernel.permute(0, 2, 3, 1).flatten(1)
+
+
+class VisionLayer(nn.Module):
+    def __init__(self, config: VisionConfig, place: Placement) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.num_heads, self.head_dim = config.num_heads, config.head_dim
+        self.activation = ACTIVATIONS[config.activation]
+        self.norm1 = LayerNorm(place, size, config.layer_norm_eps)
+        self.qkv = Linear(place, size, {"q_proj": size, "k_proj": size, "v_proj": size}, bias=True)
+        self.out = Linear(place, size, {"out_proj": size}, bias=True)
+        self.norm2 = LayerNorm(place, size, config.layer_norm_eps)
+        self.up = Linear(place, size, {"fc1": config.intermediate_size}, bias=True)
+        self.down = Linear(place, config.intermediate_size, {"fc2": size}, bias=True)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = hidden + self.out(self._attend(self.qkv(self.norm1(hidden))))
+        return hidden.add_(self.down(self.activation(self.up(self.norm2(hidden)))))
+
+    def _attend(self, qkv: Tensor) -> Tensor:
+        pictures, patches, _ = qkv.shape
+        split = qkv.view(pictures, patches, 3, self.num_heads, self.head_dim)
+        query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)  # each [pictures, heads, patches, head_dim]
+        return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+
+    def slots(self) -> Iterator[WeightSlot]:
+        yield from under("layer_norm1.", self.norm1.slots())
+        yield from under("self_attn.", self.qkv.slots())
+        yield from under("self_attn.", self.out.slots())
+        yield from under("layer_norm2.", self.norm2.slots())
+        yield from under("mlp.", self.up.slots())
+        yield from under("mlp.", self.down.slots())
+
+
+class VisionTower(nn.Module):
+    def __init__(self, config: VisionConfig, place: Placement) -> None:
+        super().__init__()
+        self.embedding = PatchEmbedding(config, place)
+        self.layers = nn.ModuleList(VisionLayer(config, place) for _ in range(config.num_layers))
+        self.norm = LayerNorm(place, config.hidden_size, config.layer_norm_eps)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """[pictures, height, width, 3] -> [pictures, patches, hidden]"""
+        hidden = self.embedding(pixels)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.norm(hidden)  # type: ignore[no-any-return]
+
+    def slots(self) -> Iterator[WeightSlot]:
+        yield from under("embeddings.", self.embedding.slots())
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, VisionLayer)
+            yield from under(f"encoder.layers.{index}.", layer.slots())
+        yield from under("post_layernorm.", self.norm.slots())
+
+
+class Projector(nn.Module):
+    """Averages squares of patches, normalises, and projects into the decoder's width."""
+
+    def __init__(self, config: VisionConfig, tokens_per_image: int, text_size: int, place: Placement) -> None:
+        super().__init__()
+        self.patches_per_side = config.patches_per_side
+        self.tokens_per_side = round(tokens_per_image**0.5)
+        self.norm = RMSNorm(place, config.hidden_size, config.layer_norm_eps)
+        self.weight = empty_parameter(place, config.hidden_size, text_size)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """[pictures, patches, vision hidden] -> [pictures, tokens, text hidden]"""
+        side, pool = self.tokens_per_side, self.patches_per_side // self.tokens_per_side
+        squares = patches.view(-1, side, pool, side, pool, patches.shape[-1])
+        pooled = squares.mean(dim=(2, 4)).flatten(1, 2)
+        return self.norm(pooled) @ self.weight  # type: ignore[no-any-return]
+
+    def slots(self) -> Iterator[WeightSlot]:
+        yield slot("mm_input_projection_weight", self.weight)
+        yield from under("mm_soft_emb_norm.", self.norm.slots())

@@ -1,0 +1,35 @@
+"""What checkpoints in the wild call Gemma 3's tensors, and what they are called here.
+
+Published files: `language_model.model.*`, `vision_tower.vision_model.*`.  Saved by newer transformers:
+`model.language_model.*`, `model.vision_tower.*`, with or without `vision_model`.  Text-only: `model.*`.
+"""
+
+import re
+
+from keepsight.models.gemma3.config import Gemma3Config
+
+_RULES = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"^(model\.)?vision_tower\.(vision_model\.)?", "tower."),
+        (r"^(model\.)?multi_modal_projector\.", "projector."),
+        (r"^(language_model\.)?lm_head\.", "lm_head."),
+        (r"^(model\.language_model|language_model\.model|model)\.", "decoder."),
+    )
+]
+
+
+def canonical_name(name: str) -> str:
+    for pattern, replacement in _RULES:
+        renamed, count = pattern.subn(replacement, name)
+        if count:
+            return renamed
+    return name
+
+
+def is_never_read(name: str, config: Gemma3Config) -> bool:
+    """Tensors (by canonical name) that belong to a complete checkpoint although the model has no use for them."""
+    if name == "lm_head.weight":
+        return config.text.tie_word_embeddings  # a copy of the embeddings
+    is_pooling_head = name.startswith("tower.head.")
+    return is_pooling_head and config.vision is not None and config.vision.has_unused_head

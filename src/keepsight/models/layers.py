@@ -1,0 +1,111 @@
+"""The building blocks that models share, and how each says which tensors of a checkpoint it wants.
+
+Parameters are made empty on their final device and filled by `load_weights`; nothing here ever initialises them.  A
+`WeightSlot` may be a view of a larger parameter: that is how separate checkpoint tensors become one fused product.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Placement(NamedTuple):
+    device: torch.device
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSlot:
+    """The place that one tensor of the checkpoint fills: its name there, its shape there, where it goes."""
+
+    name: str
+    shape: tuple[int, ...]
+    target: Tensor
+    convert: Callable[[Tensor], Tensor]
+
+    def fill(self, tensor: Tensor) -> None:
+        self.target.copy_(self.convert(tensor))
+
+
+def slot(name: str, target: Tensor, convert: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> WeightSlot:
+    return WeightSlot(name, tuple(target.shape), target, convert)
+
+
+def under(prefix: str, slots: Iterator[WeightSlot]) -> Iterator[WeightSlot]:
+    for inner in slots:
+        yield WeightSlot(prefix + inner.name, inner.shape, inner.target, inner.convert)
+
+
+def empty_parameter(place: Placement, *shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, device=place.device, dtype=place.dtype), requires_grad=False)
+
+
+def _gelu_tanh(hidden: Tensor) -> Tensor:
+    return F.gelu(hidden, approximate="tanh")
+
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "gelu_pytorch_tanh": _gelu_tanh,
+    "gelu": F.gelu,
+    "silu": F.silu,
+}
+
+
+class Linear(nn.Module):
+    """One matrix product for one or several named projections of the same input, stacked."""
+
+    def __init__(self, place: Placement, in_features: int, outputs: Mapping[str, int], *, bias: bool) -> None:
+        super().__init__()
+        self.outputs = dict(outputs)
+        total = sum(outputs.values())
+        self.weight = empty_parameter(place, total, in_features)
+        self.bias = empty_parameter(place, total) if bias else None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.weight, self.bias)
+
+    def slots(self) -> Iterator[WeightSlot]:
+        sizes = list(self.outputs.values())
+        for name, weight in zip(self.outputs, torch.split(self.weight, sizes), strict=True):
+            yield slot(f"{name}.weight", weight)
+        if self.bias is not None:
+            for name, bias in zip(self.outputs, torch.split(self.bias, sizes), strict=True):
+                yield slot(f"{name}.bias", bias)
+
+
+class LayerNorm(nn.Module):
+    def __init__(self, place: Placement, size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = empty_parameter(place, size)
+        self.bias = empty_parameter(place, size)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return F.layer_norm(hidden, self.weight.shape, self.weight, self.bias, self.eps)
+
+    def slots(self) -> Iterator[WeightSlot]:
+        yield slot("weight", self.weight)
+        yield slot("bias", self.bias)
+
+
+class RMSNorm(nn.Module):
+    """Gemma's: computed in float32 whatever the model's precision, and scaled by 1 + weight."""
+
+    def __init__(self, place: Placement, size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.scale = empty_parameter(Placement(place.device, torch.float32), size)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return F.rms_norm(hidden.float(), self.scale.shape, self.scale, self.eps).to(hidden.dtype)
+
+    def slots(self) -> Iterator[WeightSlot]:
+        yield slot("weight", self.scale, one_plus)
+
+
+def one_plus(weight: Tensor) -> Tensor:
+    return 1.0 + weight.float()

@@ -1,0 +1,94 @@
+"""From safetensors files to a model's parameters, with every tensor on both sides accounted for.
+
+Names and shapes are compared before anything is read, so that a wrong checkpoint fails at once with the whole list.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from keepsight.errors import CheckpointConfigError, CheckpointError, TensorMismatchError, UnreadableTensorsError
+from keepsight.models.json_fields import JsonFields
+from keepsight.models.layers import WeightSlot
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+
+
+def load_weights(
+    directory: Path,
+    slots: Iterable[WeightSlot],
+    canonical_name: Callable[[str], str],
+    is_never_read: Callable[[str], bool],
+) -> None:
+    wanted = {slot.name: slot for slot in slots}
+    found = _find_tensors(directory, canonical_name)
+    _account(directory, wanted, {name: tensor for name, tensor in found.items() if not is_never_read(name)})
+    for name, tensor in found.items():
+        if slot := wanted.get(name):
+            slot.fill(tensor.read())
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredTensor:
+    path: Path
+    file: Any
+    name: str  # as the file calls it
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.file.get_slice(self.name).get_shape())
+
+    def read(self) -> Tensor:
+        try:
+            return self.file.get_tensor(self.name)  # type: ignore[no-any-return]
+        except SafetensorError as error:
+            raise UnreadableTensorsError(self.path, f"{self.name}: {error}") from error
+
+
+def _find_tensors(directory: Path, canonical_name: Callable[[str], str]) -> dict[str, _StoredTensor]:
+    found: dict[str, _StoredTensor] = {}
+    for path in weight_files(directory):
+        file = _open(path)
+        for stored in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
+            name = canonical_name(stored)
+            if name in found:
+                raise TensorMismatchError(directory, [], [f"{stored} (also stored as {found[name].name})"], [])
+            found[name] = _StoredTensor(path, file, stored)
+    return found
+
+
+def weight_files(directory: Path) -> list[Path]:
+    index = directory / INDEX_FILE
+    if not index.exists():
+        return [directory / SINGLE_FILE]
+    names = JsonFields.read(index).section("weight_map").values()
+    # The index is data: it must not lead out of the checkpoint's folder.
+    if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
+        raise CheckpointConfigError(index, "weight_map: must name the files of this folder that hold the tensors")
+    return [directory / name for name in sorted(set(names))]
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except FileNotFoundError:
+        raise CheckpointError(path, "no such file") from None
+    except (SafetensorError, OSError) as error:
+        raise UnreadableTensorsError(path, f"truncated, or not a safetensors file: {error}") from error
+
+
+def _account(directory: Path, wanted: dict[str, WeightSlot], found: dict[str, _StoredTensor]) -> None:
+    missing = sorted(wanted.keys() - found.keys())
+    surplus = sorted(found[name].name for name in found.keys() - wanted.keys())
+    misshapen = [
+        f"{found[name].name} (is {list(found[name].shape)}, must be {list(wanted[name].shape)})"
+        for name in sorted(found.keys() & wanted.keys())
+        if found[name].shape != wanted[name].shape
+    ]
+    if missing or surplus or misshapen:
+        raise TensorMismatchError(directory, missing, surplus, misshapen)

@@ -1,0 +1,145 @@
+"""Every stage of Gemma 3 equals transformers' on random small configurations that vary everything."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from keepsight.models.attention import Attention, ReferenceAttention
+from keepsight.models.gemma3.model import Gemma3
+from keepsight.models.layers import Placement
+from keepsight.models.paged_attention import PagedAttention
+from tests.models.gemma3 import reference as ref
+
+CPU_FLOAT32 = Placement(torch.device("cpu"), torch.float32)
+MAX_ERROR = 1e-4
+SEEDS = range(14)
+NUM_PICTURES = (0, 1, 3)
+
+
+@dataclass
+class Pair:
+    arguments: dict[str, Any]
+    seed: int
+    reference: Any
+    model: Gemma3
+
+    def prompt(self, num_pictures: int) -> ref.Prompt:
+        return ref.draw_prompt(self.arguments, num_pictures, self.seed)
+
+
+@pytest.fixture(scope="module", params=SEEDS, ids=lambda seed: f"config{seed}")
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    seed: int = request.param
+    arguments = ref.draw_config(seed)
+    model = ref.make_reference(arguments, seed)
+    directory = ref.save_checkpoint(model, tmp_path_factory.mktemp("checkpoint"))
+    with torch.inference_mode():
+        yield Pair(arguments, seed, model, Gemma3.from_checkpoint(directory, CPU_FLOAT32))
+
+
+def reference_stages(pair: Pair, prompt: ref.Prompt) -> tuple[list[Tensor], Tensor]:
+    """Hidden states (merged embeddings, then each layer; the last one normalised) and logits of all positions."""
+    output = pair.reference.model(**ref.reference_inputs(prompt), output_hidden_states=True)
+    logits = pair.reference.lm_head(output.last_hidden_state)[0]
+    # transformers leaves the final cap out of the multimodal class, though it reads it and applies it to text models.
+    cap = pair.reference.config.text_config.final_logit_softcapping
+    return [state[0] for state in output.hidden_states], logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def assert_close(ours: Tensor, theirs: Tensor) -> None:
+    assert ours.shape == theirs.shape
+    assert (ours - theirs).abs().max().item() <= MAX_ERROR
+
+
+def test_the_vision_tower_sees_what_the_reference_sees(pair: Pair) -> None:
+    pixels = pair.prompt(3).pixels
+    theirs = pair.reference.model.vision_tower(pixel_values=pixels).last_hidden_state
+    assert pair.model.tower is not None
+    assert_close(pair.model.tower(pixels.permute(0, 2, 3, 1)), theirs)
+
+
+def test_the_projector_gives_the_reference_s_embeddings(pair: Pair) -> None:
+    pixels = pair.prompt(3).pixels
+    theirs = pair.reference.get_image_features(pixels).pooler_output
+    assert_close(pair.model.encode_images(pixels.permute(0, 2, 3, 1)), theirs)
+
+
+@pytest.mark.parametrize("num_pictures", NUM_PICTURES)
+def test_merged_embeddings_equal(pair: Pair, num_pictures: int) -> None:
+    prompt = pair.prompt(num_pictures)
+    states, _ = reference_stages(pair, prompt)
+    assert_close(ref.merged_embeddings(pair.model, prompt), states[0])
+
+
+@pytest.mark.parametrize("attention", [ReferenceAttention(), PagedAttention()], ids=["reference", "paged"])
+@pytest.mark.parametrize("num_pictures", NUM_PICTURES)
+def test_every_decoder_layer_and_the_logits_equal(pair: Pair, num_pictures: int, attention: Attention) -> None:
+    prompt = pair.prompt(num_pictures)
+    states, their_logits = reference_stages(pair, prompt)
+    layers, logits = ref.run_model(pair.model, prompt, attention)
+    # The reference's last hidden state is already normalised, so the last layer is judged through the logits.
+    for ours, theirs in zip(layers[:-1], states[1:], strict=False):
+        assert_close(ours, theirs)
+    assert_close(pair.model.decoder.norm(layers[-1]), states[-1])
+    assert_close(logits, their_logits)
+
+
+@pytest.mark.parametrize("seed", [0, 3, 5, 8])
+def test_text_only_checkpoints_equal_too(seed: int, tmp_path: Path) -> None:
+    arguments = ref.draw_config(seed)
+    reference = ref.make_reference(arguments, seed, text_only=True)
+    prompt = ref.draw_prompt(arguments, 0, seed, num_words=40)
+    with torch.inference_mode():
+        model = Gemma3.from_checkpoint(ref.save_checkpoint(reference, tmp_path), CPU_FLOAT32)
+        theirs = reference(input_ids=torch.tensor([prompt.token_ids])).logits[0]
+        assert_close(ref.run_model(model, prompt, PagedAttention())[1], theirs)
+
+
+def test_attention_soft_capping_is_the_reference_s_formula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers reads attn_logit_softcapping and then forgets to hand it to its own attention: hand it over."""
+    from transformers.models.gemma3 import modeling_gemma3
+
+    eager = modeling_gemma3.eager_attention_forward
+    monkeypatch.setattr(
+        modeling_gemma3, "eager_attention_forward", lambda *args, **kw: eager(*args, **{**kw, "softcap": 0.5})
+    )
+    arguments = ref.draw_config(2)
+    arguments["text_config"]["attn_logit_softcapping"] = 0.5
+    reference = ref.make_reference(arguments, 2)
+    prompt = ref.draw_prompt(arguments, 2, 2)
+    with torch.inference_mode():
+        model = Gemma3.from_checkpoint(ref.save_checkpoint(reference, tmp_path), CPU_FLOAT32)
+        states = reference.model(**ref.reference_inputs(prompt), output_hidden_states=True).hidden_states
+        for attention in (ReferenceAttention(), PagedAttention()):
+            layers, _ = ref.run_model(model, prompt, attention)
+            assert_close(layers[0], states[1][0])
+            assert_close(model.decoder.norm(layers[-1]), states[-1][0])
+
+
+@pytest.mark.parametrize("seed", [1, 4, 7, 10])
+def test_in_bfloat16_we_are_as_close_to_the_truth_as_transformers_is(seed: int, tmp_path: Path) -> None:
+    """Its two attention implementations differ from each other; we may be as far off as the worse of them."""
+    from transformers import Gemma3ForConditionalGeneration
+
+    arguments = ref.draw_config(seed)
+    # Rounded first, so that all compute with the same weights and only the arithmetic differs.
+    directory = ref.save_checkpoint(ref.make_reference(arguments, seed).bfloat16(), tmp_path)
+    prompt = ref.draw_prompt(arguments, 2, seed)
+
+    def hidden(attention: str, dtype: torch.dtype) -> Tensor:
+        model = Gemma3ForConditionalGeneration.from_pretrained(directory, dtype=dtype, attn_implementation=attention)
+        state: Tensor = model.model(**ref.reference_inputs(prompt, dtype)).last_hidden_state[0]
+        return state.float()
+
+    with torch.inference_mode():
+        truth = hidden("eager", torch.float32)
+        their_errors = [(hidden(name, torch.bfloat16) - truth).abs().mean() for name in ("eager", "sdpa")]
+        model = Gemma3.from_checkpoint(directory, Placement(torch.device("cpu"), torch.bfloat16))
+        layers, _ = ref.run_model(model, prompt, PagedAttention())
+        our_error = (model.decoder.norm(layers[-1]).float() - truth).abs().mean()
+    assert our_error <= 1.1 * max(their_errors)

@@ -1,0 +1,114 @@
+"""The fast attention gives what the plain one gives, for any batch, pages and pictures; and nothing else is read."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keepsight.media import TokenSpan
+from keepsight.models.attention import AttentionBatch, LayerCache, ReferenceAttention, RequestSlice
+from keepsight.models.paged_attention import PagedAttention, plan_rows
+
+HEAD_DIM = 8
+NUM_BLOCKS = 64
+
+
+def draw_slices(rng: random.Random, block_size: int) -> list[RequestSlice]:
+    """Requests in every state: fresh, continued, decoding one token; pages scattered over the pool."""
+    free = list(range(NUM_BLOCKS))
+    if rng.random() < 0.7:
+        rng.shuffle(free)
+    slices = []
+    for _ in range(rng.randint(1, 4)):
+        end = rng.randint(1, block_size * 12)
+        start = rng.choice([0, end - 1, rng.randrange(end)])
+        blocks = tuple(free.pop() if rng.random() < 0.3 else free.pop(0) for _ in range(-(-end // block_size)))
+        slices.append(RequestSlice(start, end - start, blocks, draw_pictures(rng, end)))
+    return slices
+
+
+def draw_pictures(rng: random.Random, end: int) -> tuple[TokenSpan, ...]:
+    spans, position = [], rng.randrange(6)
+    while position < end:
+        length = min(rng.randint(1, 9), end - position)
+        spans.append(TokenSpan(position, length))
+        position += length + rng.randrange(5)
+    return tuple(spans)
+
+
+def random_cache(kv_heads: int, block_size: int, generator: torch.Generator) -> LayerCache:
+    shape = (NUM_BLOCKS * block_size, kv_heads, HEAD_DIM)
+    return LayerCache(torch.randn(shape, generator=generator), torch.randn(shape, generator=generator))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    block_size=st.sampled_from([1, 4, 16]),
+    heads=st.sampled_from([(1, 1), (4, 1), (4, 2), (3, 3)]),
+    window=st.sampled_from([None, 1, 3, 17, 10_000]),
+    softcap=st.sampled_from([None, None, 2.0]),
+)
+def test_fast_attention_equals_the_plain_one(
+    seed: int, block_size: int, heads: tuple[int, int], window: int | None, softcap: float | None
+) -> None:
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    num_heads, kv_heads = heads
+    batch = AttentionBatch(draw_slices(rng, block_size), block_size, "cpu")
+    query = torch.randn(batch.num_tokens, num_heads, HEAD_DIM, generator=generator)
+    key, value = torch.randn(2, batch.num_tokens, kv_heads, HEAD_DIM, generator=generator)
+    cache = random_cache(kv_heads, block_size, generator)
+    copy = LayerCache(cache.keys.clone(), cache.values.clone())
+    plain = ReferenceAttention()(query, key, value, cache, batch, scale=0.3, window=window, softcap=softcap)
+    fast = PagedAttention()(query, key, value, copy, batch, scale=0.3, window=window, softcap=softcap)
+    torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
+    assert torch.equal(cache.keys, copy.keys)
+    assert torch.equal(cache.values, copy.values)
+
+
+def test_a_token_sees_its_whole_picture_and_no_further() -> None:
+    batch = AttentionBatch([RequestSlice(0, 9, (0,), (TokenSpan(2, 3), TokenSpan(5, 2)))], 16, "cpu")
+    begin, end = batch.visible(0, None)
+    assert begin.tolist() == [0] * 9
+    assert end.tolist() == [1, 2, 5, 5, 5, 7, 7, 8, 9]
+
+
+def test_a_window_counts_the_token_itself_and_cuts_a_picture_s_past_but_not_its_future() -> None:
+    batch = AttentionBatch([RequestSlice(0, 8, (0,), (TokenSpan(1, 6),))], 16, "cpu")
+    begin, end = batch.visible(0, 3)
+    assert begin.tolist() == [0, 0, 0, 1, 2, 3, 4, 5]
+    assert end.tolist() == [1, 7, 7, 7, 7, 7, 7, 8]
+
+
+def test_a_slice_may_begin_inside_a_picture_whose_first_keys_are_held() -> None:
+    batch = AttentionBatch([RequestSlice(4, 3, (0,), (TokenSpan(2, 4),))], 16, "cpu")
+    assert batch.visible(0, None)[1].tolist() == [6, 6, 7]
+
+
+def test_a_slice_that_ends_inside_a_picture_is_our_own_bug() -> None:
+    batch = AttentionBatch([RequestSlice(0, 4, (0,), (TokenSpan(2, 4),))], 16, "cpu")
+    with pytest.raises(AssertionError):
+        batch.visible(0, None)
+
+
+def test_rows_pay_only_for_the_keys_they_can_see() -> None:
+    batch = AttentionBatch([RequestSlice(0, 64, tuple(range(4)))], 16, "cpu")
+    groups = plan_rows(batch, window=8, rows_per_group=16)
+    assert [(group.begin, group.end) for group in groups] == [(0, 16), (9, 32), (25, 48), (41, 64)]
+
+
+def test_requests_of_one_batch_never_see_each_other() -> None:
+    generator = torch.Generator().manual_seed(0)
+    both = [RequestSlice(3, 5, (0, 1)), RequestSlice(0, 7, (2, 3))]
+    cache = random_cache(1, 4, generator)
+    query, key, value = torch.randn(3, 12, 1, HEAD_DIM, generator=generator)
+
+    def attend(first: int, slices: list[RequestSlice]) -> torch.Tensor:
+        batch = AttentionBatch(slices, 4, "cpu")
+        return PagedAttention()(
+            query[first:], key[first:], value[first:], cache, batch, scale=1.0, window=None, softcap=None
+        )
+
+    torch.testing.assert_close(attend(0, both)[5:], attend(5, both[1:]))

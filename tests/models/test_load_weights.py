@@ -1,0 +1,186 @@
+"""Checkpoints of every layout found in the wild load; a wrong one fails with the whole list of what is wrong."""
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from keepsight.errors import (
+    CheckpointConfigError,
+    CheckpointError,
+    TensorMismatchError,
+    UnknownArchitectureError,
+    UnreadableTensorsError,
+)
+from keepsight.models.gemma3.model import Gemma3
+from keepsight.models.layers import Placement
+from tests.models.gemma3 import reference as ref
+
+PLACE = Placement(torch.device("cpu"), torch.float32)
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = ref.make_reference(ref.draw_config(4), 4)
+    return ref.save_checkpoint(model, tmp_path_factory.mktemp("saved"))
+
+
+@pytest.fixture
+def rewrite(saved: Path, tmp_path: Path) -> Callable[[Callable[[dict[str, Tensor]], dict[str, Tensor]]], Path]:
+    def apply(change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Path:
+        (tmp_path / "config.json").write_bytes((saved / "config.json").read_bytes())
+        save_file(change(load_file(saved / WEIGHTS)), tmp_path / WEIGHTS)
+        return tmp_path
+
+    return apply
+
+
+def state_of(directory: Path) -> dict[str, Tensor]:
+    return dict(Gemma3.from_checkpoint(directory, PLACE).state_dict())
+
+
+def rename(prefixes: dict[str, str]) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    def change(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        renamed = {}
+        for name, tensor in tensors.items():
+            prefix = max((prefix for prefix in prefixes if name.startswith(prefix)), key=len)
+            renamed[prefixes[prefix] + name.removeprefix(prefix)] = tensor
+        return renamed
+
+    return change
+
+
+# What transformers 5 saves, and so what `saved` holds.
+SAVED = ("language_model.model.", "vision_tower.", "multi_modal_projector.")
+LAYOUTS = {
+    "published": ("language_model.model.", "vision_tower.vision_model.", "multi_modal_projector."),
+    "transformers 4.52": (
+        "model.language_model.",
+        "model.vision_tower.vision_model.",
+        "model.multi_modal_projector.",
+    ),
+    "transformers 5 in memory": ("model.language_model.", "model.vision_tower.", "model.multi_modal_projector."),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_both_key_layouts_found_in_the_wild_load(layout: str, saved: Path, rewrite: Callable[..., Path]) -> None:
+    tied = {"lm_head.": "lm_head.", "language_model.lm_head.": "language_model.lm_head."}
+    directory = rewrite(rename(dict(zip(SAVED, LAYOUTS[layout], strict=True)) | tied))
+    expected = state_of(saved)
+    for name, tensor in state_of(directory).items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_sharded_checkpoints_load(saved: Path, tmp_path: Path) -> None:
+    ref.make_reference(ref.draw_config(4), 4).save_pretrained(tmp_path, max_shard_size="60KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    expected = state_of(saved)
+    for name, tensor in state_of(tmp_path).items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_a_tied_head_stored_all_the_same_is_accepted(rewrite: Callable[..., Path]) -> None:
+    def change(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        embeddings = tensors["language_model.model.embed_tokens.weight"]
+        return {**tensors, "language_model.lm_head.weight": embeddings.clone()}
+
+    state_of(rewrite(change))
+
+
+def test_missing_surplus_and_misshapen_tensors_are_all_listed(rewrite: Callable[..., Path]) -> None:
+    def spoil(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        tensors.pop("language_model.model.norm.weight")
+        tensors.pop("vision_tower.post_layernorm.bias")
+        tensors["language_model.model.layers.99.mlp.up_proj.weight"] = torch.zeros(3)
+        tensors["multi_modal_projector.mm_soft_emb_norm.weight"] = torch.zeros(5, 2)
+        return tensors
+
+    with pytest.raises(TensorMismatchError) as caught:
+        state_of(rewrite(spoil))
+    assert caught.value.missing == ("decoder.norm.weight", "tower.post_layernorm.bias")
+    assert caught.value.surplus == ("language_model.model.layers.99.mlp.up_proj.weight",)
+    assert len(caught.value.misshapen) == 1
+    assert "mm_soft_emb_norm.weight (is [5, 2], must be [" in str(caught.value)
+
+
+def test_one_tensor_stored_under_two_names_is_refused(rewrite: Callable[..., Path]) -> None:
+    def double(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {**tensors, "model.language_model.norm.weight": tensors["language_model.model.norm.weight"].clone()}
+
+    with pytest.raises(TensorMismatchError, match="also stored as"):
+        state_of(rewrite(double))
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 5, 1000, -1])
+def test_a_truncated_file_is_named(kept_bytes: int, rewrite: Callable[..., Path]) -> None:
+    path = rewrite(lambda tensors: tensors) / WEIGHTS
+    path.write_bytes(path.read_bytes()[:kept_bytes])
+    with pytest.raises(UnreadableTensorsError, match=r"model\.safetensors"):
+        state_of(path.parent)
+
+
+def test_a_header_that_promises_too_much_is_refused(rewrite: Callable[..., Path]) -> None:
+    path = rewrite(lambda tensors: tensors) / WEIGHTS
+    path.write_bytes(struct.pack("<Q", 2**62) + path.read_bytes()[8:])
+    with pytest.raises(UnreadableTensorsError):
+        state_of(path.parent)
+
+
+def test_a_missing_weights_file_is_named(rewrite: Callable[..., Path]) -> None:
+    directory = rewrite(lambda tensors: tensors)
+    (directory / WEIGHTS).unlink()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: no such file"):
+        state_of(directory)
+
+
+@pytest.mark.parametrize("target", ["../elsewhere.safetensors", "/etc/passwd", 7])
+def test_an_index_cannot_lead_out_of_the_folder(target: object, rewrite: Callable[..., Path]) -> None:
+    directory = rewrite(lambda tensors: tensors)
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": target}}))
+    with pytest.raises(CheckpointConfigError, match="weight_map"):
+        state_of(directory)
+
+
+def test_an_unknown_architecture_is_named(rewrite: Callable[..., Path]) -> None:
+    directory = rewrite(lambda tensors: tensors)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForCausalLM"]}))
+    with pytest.raises(UnknownArchitectureError, match="LlamaForCausalLM"):
+        state_of(directory)
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value"),
+    [
+        ("text_config", "num_hidden_layers", 0),
+        ("text_config", "num_hidden_layers", "six"),
+        ("text_config", "num_attention_heads", 7),
+        ("text_config", "head_dim", 15),
+        ("text_config", "layer_types", ["sliding_attention"]),
+        ("text_config", "rope_parameters", {"full_attention": {"rope_type": "yarn"}}),
+        ("text_config", "hidden_activation", "quick_gelu"),
+        ("text_config", "use_bidirectional_attention", True),
+        ("vision_config", "num_channels", 4),
+        ("vision_config", "num_attention_heads", 7),
+        ("vision_config", "model_type", "clip_vision_model"),
+        (None, "mm_tokens_per_image", 7),
+    ],
+)
+def test_a_bad_value_in_config_json_names_file_and_field(
+    section: str | None, field: str, value: object, rewrite: Callable[..., Path]
+) -> None:
+    directory = rewrite(lambda tensors: tensors)
+    config = json.loads((directory / "config.json").read_text())
+    (config if section is None else config[section])[field] = value
+    if field == "rope_parameters":
+        field = "rope_type"
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointConfigError, match=rf"config\.json: .*{field}"):
+        state_of(directory)
