@@ -1,0 +1,191 @@
+"""How each kind of question may be worded. Only words; what is true of a picture lies in `questions.py`.
+
+`trained` wordings were seen in training, `held_out` ones never: accuracy on them is reported on its own row. The
+fields in braces are filled in by `questions.py`; a wording whose fields are not all known is not used.
+"""
+
+from dataclasses import dataclass, field
+from random import Random
+from string import Formatter
+
+
+@dataclass(frozen=True)
+class Wordings:
+    trained: tuple[str, ...]
+    held_out: tuple[str, ...] = ()
+
+    def choose(self, random: Random, fields: dict[str, str], *, is_held_out: bool) -> str:
+        wordings = self.held_out if is_held_out and self.held_out else self.trained
+        usable = [wording for wording in wordings if _fields_of(wording) <= fields.keys()]
+        return random.choice(usable or self.trained).format(**fields)
+
+
+@dataclass(frozen=True)
+class SmallTalk:
+    prompts: Wordings
+    answer: str
+    answer_with_picture: str = field(default="")
+
+
+def _fields_of(wording: str) -> set[str]:
+    return {name for _, name, _, _ in Formatter().parse(wording) if name}
+
+
+# {picture}: "this picture", "the second image". {in}: "" or " in the second picture"; {of} likewise.
+# {this} is only known where the conversation has a single picture.
+WORDINGS: dict[str, Wordings] = {
+    "describe": Wordings(
+        (
+            "What is in {picture}?",
+            "What is in {picture}?",
+            "Describe {picture}.",
+            "Describe {picture}.",
+            "What do you see in {picture}?",
+            "What does {picture} show?",
+            "What's in {picture}?",
+            "Tell me what is in {picture}.",
+            "What can you see in {picture}?",
+            "Please describe {picture}.",
+            "What is {this}?",
+            "Describe {this}.",
+            "What do you see{nothing}?",
+        ),
+        ("What is shown in {picture}?", "Tell me about {picture}.", "Can you describe {picture}?"),
+    ),
+    "colour": Wordings(
+        (
+            "What {colour} is {thing}{in}?",
+            "What {colour} is {thing}{in}?",
+            "What is the {colour} of {thing}{in}?",
+            "Which {colour} is {thing}{in}?",
+            "Tell me the {colour} of {thing}{in}.",
+        ),
+        ("Name the {colour} of {thing}{in}.", "Which {colour} does {thing}{in} have?"),
+    ),
+    "shape": Wordings(
+        (
+            "What shape is in {picture}?",
+            "Which shape is in {picture}?",
+            "Which shape do you see{in}?",
+            "Name the shape{in}.",
+            "What shape is it{nothing}?",
+            "What shape is {this}?",
+        ),
+        ("What kind of shape is in {picture}?", "Tell me the shape{in}."),
+    ),
+    "size": Wordings(
+        (
+            "Is {thing} small or large{in}?",
+            "Is {thing} small or large{in}?",
+            "What size is {thing}{in}?",
+            "How big is {thing}{in}?",
+        ),
+        ("What is the size of {thing}{in}?", "Is {thing} large or small{in}?"),
+    ),
+    "where": Wordings(
+        (
+            "Where is {thing}{in}?",
+            "Where is {thing}{in}?",
+            "What is the position of {thing}{in}?",
+            "Where do you see {thing}{in}?",
+        ),
+        ("Where can you see {thing}{in}?", "Tell me where {thing} is{in}."),
+    ),
+    "count": Wordings(
+        (
+            "How many {things} are{in_or_there}?",
+            "How many {things} are{in_or_there}?",
+            "How many {things} do you see{in}?",
+            "Count the {things}{in}.",
+            "How many {things} are in {picture}?",
+        ),
+        ("How many {things} can you see{in}?", "Tell me how many {things} are{in_or_there}."),
+    ),
+    "at": Wordings(
+        ("What is at the {position}{of}?", "What is at the {position}{of}?", "What do you see at the {position}{of}?"),
+        ("Which shape is at the {position}{of}?",),
+    ),
+    "exist": Wordings(
+        ("Is there {a_thing}{in}?", "Is there {a_thing}{in}?", "Do you see {a_thing}{in}?"),
+        ("Can you see {a_thing}{in}?",),
+    ),
+    "colour_of": Wordings(
+        ("What {colour} is {thing}{in}?", "What is the {colour} of {thing}{in}?", "Which {colour} is {thing}{in}?"),
+    ),
+    "shape_of": Wordings(
+        ("What shape is {colour_name}{in}?", "Which shape is {colour_name}{in}?"),
+    ),
+    "number": Wordings(
+        (
+            "What number is written{in}?",
+            "What number is written{in}?",
+            "Read the number{in}.",
+            "Which number do you see{in}?",
+            "What is the number{in}?",
+            "What number is in {picture}?",
+        ),
+        ("Which number is written{in}?", "What number do you read{in}?"),
+    ),
+    "list": Wordings(
+        ("List the pictures.", "What is in each picture?", "Describe all the pictures.", "Describe each picture."),
+        ("What is in the pictures?", "Describe the pictures one by one."),
+    ),
+    "num_pictures": Wordings(
+        ("How many pictures are there?", "How many images are there?", "How many pictures do you see?"),
+        ("How many pictures can you see?", "Count the pictures."),
+    ),
+    "compare": Wordings(
+        (
+            "Is the first picture the same shape as the second?",
+            "Are the pictures the same?",
+            "Do the first and the second picture have the same {colour}?",
+            "Which picture shows {a_thing}?",
+            "Is the second picture the same {colour} as the first?",
+            "What is the difference between the pictures?",
+            "Are the two shapes the same?",
+            "Which picture has more shapes?",
+        ),
+        ("Do both pictures show the same shape?", "Which picture is different?"),
+    ),
+    # A second turn about the one thing of the picture that the first turn was about.
+    "then_colour": Wordings(
+        ("And its {colour}?", "And the {colour}?", "What {colour} is it?"), ("And what {colour} is it?",)
+    ),
+    "then_shape": Wordings(("And its shape?", "And the shape?", "What shape is it?"), ("And what shape is it?",)),
+    "then_size": Wordings(("And its size?", "And the size?", "Is it small or large?"), ("And how big is it?",)),
+    "then_where": Wordings(("And where is it?", "And its position?", "Where is it?"), ("And where?",)),
+    # A second turn about another picture of the conversation: only the first turn says what is asked.
+    "then_describe": Wordings(
+        ("And the {ordinal}?", "And the {ordinal} one?", "And the {ordinal} picture?"),
+        ("What about the {ordinal}?",),
+    ),
+}
+
+ANSWER_OFF_SCRIPT = "I only know coloured shapes in pictures."
+ANSWER_WITHOUT_PICTURE = "There is no picture."
+
+GREETING = SmallTalk(
+    Wordings(("Hello", "Hello!", "Hi", "Hi!", "Good morning.", "Hello there!"), ("Hi there!", "Good evening.")),
+    "Hello! Show me a picture and ask me about it.",
+    "Hello! Ask me what I see.",
+)
+SMALL_TALK = (
+    GREETING,
+    SmallTalk(
+        Wordings(("Who are you?", "What are you?", "What is your name?"), ("Tell me who you are.",)),
+        "I am a tiny model that sees coloured shapes.",
+    ),
+    SmallTalk(
+        Wordings(("What can you do?", "Help", "Help me.", "What do you do?"), ("How can you help me?",)),
+        "I can describe coloured shapes in pictures.",
+    ),
+    SmallTalk(Wordings(("Thank you.", "Thanks!", "Thanks", "Thank you!"), ("Many thanks.",)), "You are welcome."),
+    SmallTalk(
+        Wordings(("What colours do you know?", "Which colors do you know?"), ("Which colours can you name?",)),
+        "Red, orange, yellow, green, cyan, blue, purple and pink.",
+    ),
+    SmallTalk(
+        Wordings(("What shapes do you know?", "Which shapes do you know?"), ("Which shapes can you name?",)),
+        "Circles, squares, triangles, diamonds, stars, crosses, hearts and rings.",
+    ),
+)

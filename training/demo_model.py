@@ -1,0 +1,157 @@
+"""The demo model: transformers' own Gemma 3 classes at a very small size, and how training runs them.
+
+Training shifts the tower's position embeddings cyclically, picture by picture. That equals shifting the picture before
+the tower and its patches back after it, so the tower learns what lies where *relative* to a patch, and only the order
+of a picture's tokens says where a patch lies.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from packed_conversations import NO_LABEL, Batch
+from patch_labels import GRID, NUM_CLASSES, PatchLabels
+from torch import Tensor, nn
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
+    GenerationConfig,
+    SiglipVisionConfig,
+)
+
+BOS_ID, EOS_ID, PAD_ID = 2, 1, 0
+FOREGROUND_WEIGHT, BACKGROUND_WEIGHT = 1.0, 0.2
+
+
+def build_model(token_ids: dict[str, int], vocab_size: int) -> Gemma3ForConditionalGeneration:
+    """With random weights. `token_ids` names the special tokens."""
+    end_of_turn = token_ids["<end_of_turn>"]
+    text = Gemma3TextConfig(
+        vocab_size=vocab_size,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        query_pre_attn_scalar=32,
+        sliding_window=64,
+        sliding_window_pattern=3,
+        max_position_embeddings=2048,
+        bos_token_id=BOS_ID,
+        eos_token_id=EOS_ID,
+        pad_token_id=PAD_ID,
+    )
+    vision = SiglipVisionConfig(
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        image_size=112,
+        patch_size=14,
+        vision_use_head=False,
+    )
+    config = Gemma3Config(
+        text_config=text,
+        vision_config=vision,
+        mm_tokens_per_image=16,
+        boi_token_index=token_ids["<start_of_image>"],
+        eoi_token_index=token_ids["<end_of_image>"],
+        image_token_index=token_ids["<image_soft_token>"],
+        eos_token_id=[EOS_ID, end_of_turn],
+    )
+    config.architectures = ["Gemma3ForConditionalGeneration"]
+    model = Gemma3ForConditionalGeneration(config)
+    _initialise(model)
+    model.generation_config = GenerationConfig(
+        bos_token_id=BOS_ID, eos_token_id=[EOS_ID, end_of_turn], pad_token_id=PAD_ID, do_sample=False
+    )
+    return model
+
+
+def _initialise(model: Gemma3ForConditionalGeneration) -> None:
+    """transformers leaves the projection at zero, so that no gradient would reach the tower at first, and embeddings
+    at 0.02. Here both enter the residual stream with a root mean square of one."""
+    with torch.no_grad():
+        projection = model.model.multi_modal_projector.mm_input_projection_weight
+        projection.normal_(0, projection.shape[0] ** -0.5)
+        embedding = model.model.language_model.embed_tokens.weight
+        embedding.normal_(0, embedding.shape[1] ** -0.5)
+        embedding[PAD_ID].zero_()
+
+
+def save_checkpoint(model: Gemma3ForConditionalGeneration, directory: Path) -> None:
+    """In bfloat16, with the config keys that older readers look for."""
+    weights = {name: value.to(torch.bfloat16) for name, value in model.state_dict().items() if name != "lm_head.weight"}
+    dtype_before = model.config.dtype
+    model.config.dtype = torch.bfloat16
+    model.save_pretrained(directory, state_dict=weights)
+    model.config.dtype = dtype_before
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    config["torch_dtype"] = "bfloat16"
+    text = config["text_config"]
+    text.setdefault("rope_theta", 1_000_000.0)
+    text.setdefault("rope_local_base_freq", 10_000.0)
+    text.setdefault("sliding_window_pattern", 3)
+    path.write_text(json.dumps(config, indent=2) + "\n")
+    for file in directory.iterdir():
+        file.chmod(0o644)
+
+
+class PatchHead(nn.Module):
+    """Reads from each patch what lies under it. Thrown away after training."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, sum(NUM_CLASSES) + 2)
+
+    def forward(self, features: Tensor, labels: PatchLabels) -> tuple[Tensor, list[float]]:
+        """The loss, and the accuracy of each kind of label on covered patches."""
+        *logits, offsets = self.linear(features).split((*NUM_CLASSES, 2), dim=-1)
+        is_covered = labels.is_covered
+        loss = F.smooth_l1_loss(offsets[is_covered], labels.offsets[is_covered], beta=0.3)
+        accuracies = []
+        for index, one in enumerate(logits):
+            target = labels.classes[..., index]
+            losses = F.cross_entropy(one.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
+            loss = loss + FOREGROUND_WEIGHT * losses[is_covered].mean() + BACKGROUND_WEIGHT * losses[~is_covered].mean()
+            accuracies.append((one.argmax(-1) == target)[is_covered].float().mean().item())
+        return loss, accuracies
+
+
+def random_position_rows(num_pictures: int, shifted_share: float, generator: torch.Generator | None) -> Tensor:
+    """For each picture the row of the position embedding for each patch: [pictures, patches]."""
+    is_shifted = torch.rand(num_pictures, 1, generator=generator) < shifted_share
+    shifts = torch.randint(GRID, (num_pictures, 2), generator=generator) * is_shifted
+    patches = torch.arange(GRID * GRID)
+    rows = (patches // GRID + shifts[:, :1]) % GRID
+    columns = (patches % GRID + shifts[:, 1:]) % GRID
+    return rows * GRID + columns
+
+
+def encode_patches(model: Gemma3ForConditionalGeneration, pixels: Tensor, position_rows: Tensor) -> Tensor:
+    """The vision tower with position embeddings of our choice: [pictures, patches, hidden]."""
+    tower = model.model.vision_tower
+    normalised = pixels.float().div(127.5).sub(1.0)
+    patches = tower.embeddings.patch_embedding(normalised).flatten(2).transpose(1, 2)
+    hidden = patches + tower.embeddings.position_embedding(position_rows)
+    encoded = tower.encoder(inputs_embeds=hidden).last_hidden_state
+    features: Tensor = tower.post_layernorm(encoded)
+    return features
+
+
+def decode(model: Gemma3ForConditionalGeneration, batch: Batch, features: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Logits and targets of all positions that have a label: [labels, vocabulary], [labels]."""
+    embeddings = model.model.language_model.embed_tokens(batch.token_ids)
+    if features is not None:
+        soft_tokens = model.model.multi_modal_projector(features)[batch.slot_pictures]
+        is_soft = (batch.token_ids == model.config.image_token_index)[..., None]
+        embeddings = embeddings.masked_scatter(is_soft, soft_tokens)
+    hidden = model.model.language_model(
+        inputs_embeds=embeddings, position_ids=batch.positions, attention_mask=batch.masks, use_cache=False
+    ).last_hidden_state
+    is_labelled = batch.labels != NO_LABEL
+    return model.lm_head(hidden[is_labelled]), batch.labels[is_labelled]

@@ -1,0 +1,327 @@
+"""Train the demo checkpoint on a CPU, with two processes.
+
+    python training/train_demo.py --init src/keepsight/demo/checkpoint --out build/demo   # go on from there
+    python training/train_demo.py --out build/demo                                        # from scratch
+
+The learning rate stays constant until a cool-down brings it to zero over its last steps; `--steps` says when that
+begins at the latest. To cool down now, send SIGUSR1 to the process named in build/train.pid, or write the number of
+steps into RUN_DIR/cool_down. `--resume` goes on from the last state in RUN_DIR. Time plays no role: stopping the
+processes for a while changes nothing.
+"""
+
+import argparse
+import os
+import signal
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from build_tokenizer import save_processor
+from conversations import Conversation, ConversationMaker
+from demo_model import PatchHead, build_model, decode, encode_patches, random_position_rows, save_checkpoint
+from keepsight.demo.scenes import random_number_scene, random_scene
+from lockstep import Lockstep, start_other_process
+from packed_conversations import Batch, Packer, pixels_of
+from patch_labels import label_patches
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import Gemma3ForConditionalGeneration
+
+SHIFTED_SHARE = 0.7
+TOWER_PICTURES = 32
+CHATS_ABOUT_ONE, CHATS_ABOUT_SEVERAL = 16, 9
+NUM_PROCESSES = 2
+
+
+@dataclass
+class Schedule:
+    """Warm up, stay, cool down. All in steps."""
+
+    warm_up: int
+    last_step: int
+    cool_down: int
+    cool_down_from: int | None = None
+
+    def factor(self, step: int) -> float:
+        if self.cool_down_from is None:
+            return min(1.0, (step + 1) / self.warm_up)
+        return max(0.0, 1.0 - (step - self.cool_down_from) / self.cool_down)
+
+    def is_done(self, step: int) -> bool:
+        return self.cool_down_from is not None and step >= self.cool_down_from + self.cool_down
+
+    def start_cool_down(self, step: int, num_steps: int) -> None:
+        if self.cool_down_from is None:
+            self.cool_down_from, self.cool_down = step, num_steps
+
+    def wanted_cool_down(self, step: int, requested: int) -> int:
+        """How many steps of cool-down should start now; 0 for none."""
+        if requested:
+            return requested
+        return self.cool_down if step + self.cool_down >= self.last_step else 0
+
+
+@dataclass
+class Averages:
+    """Running averages for the log."""
+
+    values: dict[str, float] = field(default_factory=dict)
+
+    def add(self, name: str, value: float) -> None:
+        self.values[name] = value if name not in self.values else 0.97 * self.values[name] + 0.03 * value
+
+    def __str__(self) -> str:
+        return " ".join(f"{name} {value:.3f}" for name, value in self.values.items())
+
+
+class Trainer:
+    def __init__(self, options: argparse.Namespace, lockstep: Lockstep) -> None:
+        self.options = options
+        self.lockstep = lockstep
+        self.step = 0
+        self.averages = Averages()
+        self.schedule = Schedule(options.warm_up, options.steps, options.cool_down_steps)
+        torch.manual_seed(options.seed)
+        self.model, tokenizer = _load_or_build(options)
+        self.packer = Packer(tokenizer)
+        self.head = PatchHead(self.model.config.vision_config.hidden_size)
+        self.optimizer = _optimizer(self.model, self.head, options)
+        self.parameters = [group["params"][0] for group in self.optimizer.param_groups]
+        self._requested_cool_down = 0
+        if options.resume:
+            self._load_state()
+        self.random = Random(f"{options.seed} {lockstep.rank} {self.step}")
+        self.held_out = _held_out_batches(self.packer, lockstep.rank)
+        _compile_layers(self.model)
+
+    def run(self) -> None:
+        signal.signal(signal.SIGUSR1, self._on_signal)
+        while not self.schedule.is_done(self.step):
+            self._train_step()
+            self.step += 1
+            if self.step % self.options.log_every == 0:
+                self._log(f"step {self.step} rate {self.schedule.factor(self.step):.2f} {self.averages}")
+            if self.step % self.options.save_every == 0:
+                self._save_state()
+            if self.step % self.options.evaluate_every == 0:
+                self._evaluate()
+        self._evaluate()
+        self._save_state()
+        if self.lockstep.rank == 0:
+            save_checkpoint(self.model, self.options.out)
+
+    # One step ---------------------------------------------------------------------------------------------
+
+    def _train_step(self) -> None:
+        factor = self.schedule.factor(self.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["base_rate"] * factor
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self._tower_loss() if self.step < self.options.tower_steps else self._chat_loss()
+        (loss / self.lockstep.num_processes).backward()  # type: ignore[no-untyped-call]
+        wanted = self.schedule.wanted_cool_down(self.step, self._read_request())
+        decided = self.lockstep.sum_gradients(self.parameters, float(wanted))
+        self.averages.add("gradient", float(torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)))
+        self.optimizer.step()
+        if decided:
+            self.schedule.start_cool_down(self.step, round(decided))
+
+    def _tower_loss(self) -> Tensor:
+        scenes = [
+            random_number_scene(self.random)
+            if self.random.random() < 0.25
+            else random_scene(self.random, self.random.randint(1, 4))
+            for _ in range(TOWER_PICTURES)
+        ]
+        features = self._encode(pixels_of(scenes))
+        loss, accuracies = self.head(features, label_patches(scenes))
+        self._note_patches(loss, accuracies)
+        return loss  # type: ignore[no-any-return]
+
+    def _chat_loss(self) -> Tensor:
+        maker = ConversationMaker(self.random)
+        is_several = self.random.random() < (0.25, 0.75)[self.lockstep.rank]
+        if is_several:
+            chats = [maker.about_several_pictures() for _ in range(CHATS_ABOUT_SEVERAL)]
+        else:
+            chats = [maker.about_one_picture() for _ in range(CHATS_ABOUT_ONE)]
+            chats[0] = maker.without_picture() if self.random.random() < 0.5 else chats[0]
+        batch = self.packer.pack(chats)
+        assert batch.pixels is not None
+        assert batch.patch_labels is not None
+        features = self._encode(batch.pixels)
+        patch_loss, accuracies = self.head(features, batch.patch_labels)
+        self._note_patches(patch_loss, accuracies)
+        logits, targets = decode(self.model, batch, features)
+        loss = F.cross_entropy(logits, targets)
+        self.averages.add("several" if is_several else "one", loss.item())
+        return loss + self.options.patch_weight * patch_loss  # type: ignore[no-any-return]
+
+    def _encode(self, pixels: Tensor) -> Tensor:
+        return encode_patches(self.model, pixels, random_position_rows(len(pixels), SHIFTED_SHARE, None))
+
+    def _note_patches(self, loss: Tensor, accuracies: list[float]) -> None:
+        self.averages.add("patch", loss.item())
+        for name, accuracy in zip(("colour", "shape", "size", "digit"), accuracies, strict=False):
+            self.averages.add(name, accuracy)
+
+    # Measuring --------------------------------------------------------------------------------------------
+
+    def _evaluate(self) -> None:
+        """Whole answers that are right when each token is predicted from the right ones before it."""
+        counts = [_count_right_answers(self.model, batch) for batch in self.held_out]
+        self._log(f"EVALUATION at step {self.step}: {_format_accuracies(sum(self.lockstep.gather(counts), []))}")
+
+    def _log(self, text: str) -> None:
+        if self.lockstep.rank == 0:
+            print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+    # State ------------------------------------------------------------------------------------------------
+
+    def _on_signal(self, signal_number: int, frame: FrameType | None) -> None:
+        self._requested_cool_down = self.options.cool_down_steps
+
+    def _read_request(self) -> int:
+        file = self.options.run_dir / "cool_down"
+        if self.lockstep.rank == 0 and self.step % 10 == 0 and file.exists():
+            self._requested_cool_down = int(file.read_text() or self.options.cool_down_steps)
+            file.unlink()
+        return self._requested_cool_down
+
+    def _save_state(self) -> None:
+        if self.lockstep.rank != 0:
+            return
+        state = {
+            "step": self.step,
+            "schedule": self.schedule,
+            "model": self.model.state_dict(),
+            "head": self.head.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+        unfinished = self.options.run_dir / "state.unfinished"
+        torch.save(state, unfinished)
+        unfinished.replace(self.options.run_dir / "state.pt")
+
+    def _load_state(self) -> None:
+        # The file is our own: the schedule in it is an object, which the weights-only reader refuses.
+        state: dict[str, Any] = torch.load(self.options.run_dir / "state.pt", weights_only=False)
+        self.step, self.schedule = state["step"], state["schedule"]
+        self.model.load_state_dict(state["model"])
+        self.head.load_state_dict(state["head"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def _load_or_build(options: argparse.Namespace) -> tuple[Gemma3ForConditionalGeneration, Tokenizer]:
+    """Weights and vocabulary belong together: both come from `--init`, or both are new."""
+    if options.init is None and not options.resume:
+        tokenizer = Tokenizer.from_file(str(options.out / "tokenizer.json"))
+        names = ("<start_of_image>", "<end_of_image>", "<image_soft_token>", "<end_of_turn>")
+        vocab_size = -(-tokenizer.get_vocab_size() // 64) * 64
+        return build_model({name: tokenizer.token_to_id(name) for name in names}, vocab_size), tokenizer
+    source = options.init or options.out
+    model = Gemma3ForConditionalGeneration.from_pretrained(source, dtype=torch.float32).train()
+    return model, Tokenizer.from_file(str(source / "tokenizer.json"))
+
+
+def _optimizer(
+    model: Gemma3ForConditionalGeneration, head: PatchHead, options: argparse.Namespace
+) -> torch.optim.AdamW:
+    groups = []
+    for name, parameter in [*model.named_parameters(), *head.named_parameters(prefix="head")]:
+        is_of_tower = "vision_tower" in name or name.startswith("head")
+        decay = 0.02 if parameter.ndim >= 2 and "embed" not in name else 0.0
+        rate = options.tower_rate if is_of_tower else options.rate
+        groups.append({"params": [parameter], "base_rate": rate, "weight_decay": decay})
+    return torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.98), eps=1e-9, fused=True)
+
+
+def _compile_layers(model: Gemma3ForConditionalGeneration) -> None:
+    """Layer by layer: compiling the whole model takes minutes."""
+    # All layers of a kind share one piece of code, and the limit counts per piece.
+    torch._dynamo.config.recompile_limit = 64
+    for layer in [*model.model.vision_tower.encoder.layers, *model.model.language_model.layers]:
+        layer.compile()
+
+
+def _held_out_batches(packer: Packer, rank: int) -> list[Batch]:
+    """The same in every run, and different in each process. Drawn from a stream of their own."""
+    maker = ConversationMaker(Random(f"held out {rank}"), num_branches=6)
+    chats: list[list[Conversation]] = [[maker.about_one_picture() for _ in range(24)] for _ in range(5)]
+    chats += [[maker.about_several_pictures() for _ in range(12)] for _ in range(6)]
+    chats += [[maker.without_picture() for _ in range(3)]]
+    return [packer.pack(each, with_patch_labels=False) for each in chats]
+
+
+def _count_right_answers(model: Gemma3ForConditionalGeneration, batch: Batch) -> dict[str, tuple[int, int]]:
+    """Per kind: how many whole answers are right, of how many."""
+    # Without any shift, as the model is used. Not under no_grad: that would compile every layer once more.
+    features = (
+        None
+        if batch.pixels is None
+        else encode_patches(model, batch.pixels, random_position_rows(len(batch.pixels), 0.0, None))
+    )
+    logits, targets = decode(model, batch, features)
+    is_right = torch.ones(len(batch.kinds), dtype=torch.bool)
+    is_right[batch.answers[batch.answers >= 0][logits.argmax(-1) != targets]] = False
+    counts: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for kind, right in zip(batch.kinds, is_right.tolist(), strict=True):
+        num_right, num_all = counts[kind]
+        counts[kind] = (num_right + right, num_all + 1)
+    return dict(counts)
+
+
+def _format_accuracies(counts: list[dict[str, tuple[int, int]]]) -> str:
+    kinds = sorted({kind for each in counts for kind in each})
+    parts = []
+    for kind in kinds:
+        num_right = sum(each.get(kind, (0, 0))[0] for each in counts)
+        num_all = sum(each.get(kind, (0, 0))[1] for each in counts)
+        parts.append(f"{kind} {num_right / num_all:.2f}({num_all})")
+    return ", ".join(parts)
+
+
+def _parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train the demo checkpoint.")
+    parser.add_argument("--init", type=Path, help="go on from the weights and the tokenizer of this checkpoint")
+    parser.add_argument("--out", type=Path, required=True, help="where the checkpoint is written")
+    parser.add_argument("--run-dir", type=Path, default=Path("build/train"))
+    parser.add_argument("--resume", action="store_true", help="go on from the last state in RUN_DIR")
+    parser.add_argument("--steps", type=int, default=8000)
+    parser.add_argument("--tower-steps", type=int, default=800, help="first teach the vision tower alone")
+    parser.add_argument("--cool-down-steps", type=int, default=1200)
+    parser.add_argument("--warm-up", type=int, default=200)
+    parser.add_argument("--rate", type=float, default=1.5e-3)
+    parser.add_argument("--tower-rate", type=float, default=1.2e-3)
+    parser.add_argument("--patch-weight", type=float, default=0.15)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--log-every", type=int, default=50)
+    parser.add_argument("--save-every", type=int, default=200)
+    parser.add_argument("--evaluate-every", type=int, default=400)
+    parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = _parse_options()
+    meeting_file = options.run_dir / "meeting"
+    other = None
+    if options.rank == 0:
+        options.run_dir.mkdir(parents=True, exist_ok=True)
+        meeting_file.unlink(missing_ok=True)
+        save_processor(options.out, copy_from=options.init)
+        other = start_other_process()
+        Path("build/train.pid").write_text(f"{os.getpid()}\n{other.pid}\n")
+    torch.set_num_threads(1)
+    Trainer(options, Lockstep(options.rank, NUM_PROCESSES, meeting_file)).run()
+    if other is not None:
+        other.wait()
+
+
+if __name__ == "__main__":
+    main()
