@@ -39,6 +39,12 @@ class PromptTooLongError(InvalidArgumentError):
     code = "context_length_exceeded"
 
 
+class ReservedTokenError(InvalidArgumentError):
+    """A text spells out a token that stands for a picture."""
+
+    code = "reserved_token"
+
+
 class ChatTemplateError(InvalidArgumentError):
     """The checkpoint's chat template refused the messages."""
 

@@ -1,0 +1,156 @@
+"""OpenAI chat messages, checked and split: what the chat template sees, and the pictures in the order they come.
+
+Every fault names its place as the caller wrote it (`messages[1].content[0].type`).  Knows nothing of URLs or decoding.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+
+TemplateMessage = dict[str, Any]
+Fields = Mapping[str, Any]
+
+# Clients send an assistant's earlier answer back whole; these fields of it say nothing when they are empty.
+_EMPTY_IN_ANSWERS = ("annotations", "audio", "function_call", "reasoning", "reasoning_content", "refusal", "tool_calls")
+_JSON_TYPES = (str, int, float, bool, type(None), Mapping, list, tuple)
+
+
+@dataclass(frozen=True, slots=True)
+class PicturePart:
+    """One picture of a conversation, not yet fetched or opened."""
+
+    source: object  # a URL if it is a string, else an object of this process: PIL image, array, bytes
+    field: str  # where the caller put it
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    messages: list[TemplateMessage]
+    pictures: tuple[PicturePart, ...]
+
+
+def read_messages(messages: object, field: str = "messages") -> Conversation:
+    pictures: list[PicturePart] = []
+    listed = _check_is_list(messages, field, "messages")
+    read = [_read_message(message, f"{field}[{index}]", pictures) for index, message in enumerate(listed)]
+    return Conversation(read, tuple(pictures))
+
+
+def _read_message(message: object, field: str, pictures: list[PicturePart]) -> TemplateMessage:
+    message = _check_is_object(message, field)
+    _check_fields(message, field, {"role", "content", "name"}, _EMPTY_IN_ANSWERS)
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        _refuse(f"{field}.role", role, "a role such as 'user'")
+    read = {"role": role, "content": _read_content(message.get("content"), f"{field}.content", pictures)}
+    if (name := message.get("name")) is not None:
+        read["name"] = _check_is_text(name, f"{field}.name")
+    return read
+
+
+def _read_content(content: object, field: str, pictures: list[PicturePart]) -> str | list[Fields]:
+    if isinstance(content, str):
+        return str(content)
+    parts = _check_is_list(content, field, "parts, or a string")
+    return [_read_part(part, f"{field}[{index}]", pictures) for index, part in enumerate(parts)]
+
+
+def _read_part(part: object, field: str, pictures: list[PicturePart]) -> Fields:
+    part = _check_is_object(part, field)
+    kind = part.get("type")
+    reader = _PART_READERS.get(kind) if isinstance(kind, str) else None
+    if reader is None:
+        _refuse(f"{field}.type", kind, f"one of {', '.join(_PART_READERS)}")
+    return reader(part, field, pictures)
+
+
+def _read_text(part: Fields, field: str, _pictures: list[PicturePart]) -> Fields:
+    _check_fields(part, field, {"type", "text"})
+    return {"type": "text", "text": _check_is_text(part.get("text"), f"{field}.text")}
+
+
+def _read_image_url(part: Fields, field: str, pictures: list[PicturePart]) -> Fields:
+    _check_fields(part, field, {"type", "image_url"})
+    image_url, url_field = part.get("image_url"), f"{field}.image_url"
+    if not isinstance(image_url, str):
+        image_url, url_field = _read_image_url_object(_check_is_object(image_url, url_field), url_field)
+    pictures.append(PicturePart(_check_is_url(image_url, url_field), url_field))
+    return {"type": "image"}
+
+
+def _read_image_url_object(image_url: Fields, field: str) -> tuple[object, str]:
+    _check_fields(image_url, field, {"url", "detail"})
+    if image_url.get("detail") not in (None, "auto"):
+        raise UnsupportedFieldError(f"{field}.detail", "only 'auto' is supported: the model has one size of picture")
+    return image_url.get("url"), f"{field}.url"
+
+
+def _read_image_pil(part: Fields, field: str, pictures: list[PicturePart]) -> Fields:
+    _check_fields(part, field, {"type", "image_pil"})
+    source = part.get("image_pil")
+    if isinstance(source, _JSON_TYPES):
+        _refuse(f"{field}.image_pil", source, "an image object, which only LLM.chat can be given")
+    pictures.append(PicturePart(source, f"{field}.image_pil"))
+    return {"type": "image"}
+
+
+def _read_image(part: Fields, field: str, pictures: list[PicturePart]) -> Fields:
+    """transformers' own form: `image` holds an object or a URL, or `url` a URL."""
+    _check_fields(part, field, {"type", "image", "url"})
+    name = "url" if part.get("image") is None and part.get("url") is not None else "image"
+    if name == "image" and part.get("url") is not None:
+        raise InvalidArgumentError(f"{field}.url", "must not be given together with image")
+    source = part.get(name)
+    if name == "url" or isinstance(source, _JSON_TYPES):
+        _check_is_url(source, f"{field}.{name}")
+    pictures.append(PicturePart(source, f"{field}.{name}"))
+    return {"type": "image"}
+
+
+_PART_READERS = {
+    "text": _read_text,
+    "image_url": _read_image_url,
+    "image_pil": _read_image_pil,
+    "image": _read_image,
+}
+
+
+def _refuse(field: str, value: object, expected: str) -> NoReturn:
+    shown = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
+    raise InvalidArgumentError(field, f"must be {expected}, not {shown if len(shown) <= 80 else shown[:77] + '...'}")
+
+
+def _check_is_list(value: object, field: str, of_what: str) -> Sequence[object]:
+    if isinstance(value, str | bytes | bytearray) or not isinstance(value, Sequence):
+        _refuse(field, value, f"a list of {of_what}")
+    if not value:
+        raise InvalidArgumentError(field, f"must be a list of {of_what}, not an empty one")
+    return value
+
+
+def _check_is_object(value: object, field: str) -> Fields:
+    if not isinstance(value, Mapping):
+        _refuse(field, value, "an object")
+    return value
+
+
+def _check_is_text(value: object, field: str) -> str:
+    if not isinstance(value, str):
+        _refuse(field, value, "a string")
+    return str(value)  # a plain one: the template must not see methods of a subclass
+
+
+def _check_is_url(value: object, field: str) -> str:
+    if not isinstance(value, str) or not value:
+        _refuse(field, value, "a URL")
+    return value
+
+
+def _check_fields(value: Fields, field: str, known: set[str], known_when_empty: Sequence[str] = ()) -> None:
+    for name, content in value.items():
+        if name in known or (name in known_when_empty and (content is None or content == [])):
+            continue
+        why = "is not supported by this server" if name in known_when_empty else f"is unknown; known: {sorted(known)}"
+        raise UnsupportedFieldError(f"{field}.{name}", why)

@@ -1,0 +1,189 @@
+"""Messages become one text, by the checkpoint's own chat template, in the sandbox that transformers uses.
+
+The template comes with the checkpoint and is not trusted: it sees plain strings, lists and dicts only, and a text that
+grows without end is cut off.  Pictures stay what they are here: a marker in the text.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.exceptions
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import jinja2.utils
+
+from keepsight.errors import ChatTemplateError, CheckpointConfigError
+from keepsight.frontend.checkpoint_files import read_json_object, read_optional_json_object
+from keepsight.frontend.read_messages import PicturePart, TemplateMessage, read_messages
+
+MAX_RENDERED_CHARACTERS = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    text: str
+    pictures: tuple[PicturePart, ...]  # in the order of their markers
+
+
+class ChatTemplate:
+    """One compiled template; `render` may be called from several threads."""
+
+    def __init__(
+        self, source: str | None, special_tokens: Mapping[str, str], path: Path | str = "chat template"
+    ) -> None:
+        self.source = source
+        self._special_tokens = dict(special_tokens)
+        self._template = None if source is None else _compile(source, path)
+
+    @classmethod
+    def from_checkpoint(cls, directory: Path | str, special_tokens: Mapping[str, str]) -> "ChatTemplate":
+        source, path = _find_source(Path(directory))
+        return cls(source, special_tokens, path)
+
+    def render(
+        self, messages: object, add_generation_prompt: bool = True, max_characters: int = MAX_RENDERED_CHARACTERS
+    ) -> RenderedPrompt:
+        conversation = read_messages(messages)
+        text = self._render_text(conversation.messages, add_generation_prompt, max_characters)
+        return RenderedPrompt(text, conversation.pictures)
+
+    def _render_text(self, messages: list[TemplateMessage], add_generation_prompt: bool, max_characters: int) -> str:
+        if self._template is None:
+            raise ChatTemplateError("messages", "this model has no chat template; send a plain prompt instead")
+        pieces = self._template.generate(
+            messages=self._name_roles(messages),
+            tools=None,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            **self._special_tokens,
+        )
+        try:
+            return _join_at_most(pieces, max_characters)
+        except ChatTemplateError:
+            raise
+        except Exception as error:  # a template can raise whatever Python can
+            raise ChatTemplateError("messages", f"the chat template refused them: {_describe(error)}") from error
+
+    def _name_roles(self, messages: list[TemplateMessage]) -> list[TemplateMessage]:
+        """`developer` is what newer clients call `system`; few templates have heard of it."""
+        if self.source is None or "developer" in self.source:
+            return messages
+        return [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
+
+
+def _find_source(directory: Path) -> tuple[str | None, Path]:
+    jinja_path = directory / "chat_template.jinja"
+    if jinja_path.exists():
+        try:
+            return jinja_path.read_text(encoding="utf-8"), jinja_path
+        except (OSError, ValueError) as error:
+            raise CheckpointConfigError(jinja_path, f"cannot be read: {error}") from error
+    json_path = directory / "chat_template.json"
+    if json_path.exists():
+        return _choose_source(json_path, read_json_object(json_path).get("chat_template")), json_path
+    config_path = directory / "tokenizer_config.json"
+    template = read_optional_json_object(config_path).get("chat_template")
+    return (None if template is None else _choose_source(config_path, template)), config_path
+
+
+def _choose_source(path: Path, template: object) -> str:
+    """`template` is one text, or several with names: of those "default" is meant, or the only one."""
+    if isinstance(template, list):
+        template = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
+    if isinstance(template, dict):
+        only = next(iter(template.values())) if len(template) == 1 else None
+        if "default" not in template and only is None:
+            raise CheckpointConfigError(path, f"chat_template: none of {list(template)} is named 'default'")
+        template = template.get("default", only)
+    if not isinstance(template, str):
+        raise CheckpointConfigError(path, f"chat_template: must be a string, not {type(template).__name__}")
+    return template
+
+
+def _compile(source: str, path: Path | str) -> jinja2.Template:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(
+        raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_make_dict, namespace=_Namespace
+    )
+    try:
+        return environment.from_string(source)
+    except (jinja2.TemplateError, RecursionError) as error:
+        raise CheckpointConfigError(path, f"the chat template does not compile: {_describe(error)}") from error
+
+
+def _join_at_most(pieces: Iterator[str], max_characters: int) -> str:
+    """A loop of the template that never ends yields for ever, so its text is counted while it grows."""
+    text: list[str] = []
+    num_characters = 0
+    for piece in pieces:
+        text.append(piece)
+        num_characters += len(piece) or 1  # an empty piece counts too: it may be all that a loop yields
+        if num_characters > max_characters:
+            raise ChatTemplateError("messages", f"the chat template wrote more than {max_characters} characters")
+    return "".join(text)
+
+
+def _describe(error: BaseException) -> str:
+    return str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}` marks an assistant's words for training; for us it is transparent."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """jinja2's own, but names of Python's internals cannot be stored on it."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # no `self`, so that namespace(self=...) works
+        attributes = dict(*args[1:], **kwargs)
+        for name in attributes:
+            _check_is_public(name)
+        jinja2.utils.Namespace.__init__(args[0], attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_is_public(name)
+        super().__setitem__(name, value)
+
+
+def _check_is_public(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}")
+
+
+def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    return dict(*args, **kwargs)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """jinja2's own filter would escape HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

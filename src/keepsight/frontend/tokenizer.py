@@ -1,0 +1,195 @@
+"""Text to token ids and back, as the checkpoint's own `tokenizer.json` has it.
+
+The ids are those of transformers' AutoTokenizer, without importing it.  Nothing is ever added to a text unasked: the
+chat template writes its own `<bos>`, and `add_bos` is for prompts that have no template.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from keepsight.errors import CheckpointConfigError, InvalidArgumentError
+from keepsight.frontend.checkpoint_files import check_is_count, read_optional_json_object
+
+# Each of these decodes a token without looking at its neighbours, except that ByteFallback joins a run of byte tokens.
+_STREAMABLE_DECODERS = frozenset({"Replace", "ByteFallback", "Fuse"})
+
+
+class Tokenizer:
+    """Shared by all requests; never changes once constructed."""
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str], eos_token_ids: frozenset[int], bos: bool
+    ) -> None:
+        self._backend = backend
+        self.special_tokens = dict(special_tokens)  # {"bos_token": "<bos>", ...}: what chat templates may name
+        self.eos_token_ids = eos_token_ids
+        self.bos_token_id = self._find_named_id("bos_token")
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self._bos_prefix = (self.bos_token_id,) if bos and self.bos_token_id is not None else ()
+        self._added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+        self._special_ids = frozenset(
+            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+        self._bytes_of_ids = _find_byte_tokens(backend)
+
+    @classmethod
+    def from_checkpoint(cls, directory: Path | str) -> "Tokenizer":
+        directory = Path(directory)
+        backend = _load_backend(directory / "tokenizer.json")
+        config_path = directory / "tokenizer_config.json"
+        config = read_optional_json_object(config_path)
+        special_tokens = _read_special_tokens(directory, config)
+        for name in ("bos_token", "eos_token"):
+            if name in special_tokens and backend.token_to_id(special_tokens[name]) is None:
+                raise CheckpointConfigError(config_path, f"{name}: {special_tokens[name]!r} is not in tokenizer.json")
+        eos_token_ids = _read_eos_token_ids(directory, backend, special_tokens)
+        return cls(backend, special_tokens, eos_token_ids, _adds_bos(config_path, config, backend, special_tokens))
+
+    def encode(self, text: str, add_bos: bool = False) -> tuple[int, ...]:
+        """Special tokens written out in `text` become their ids, as they do in transformers."""
+        try:
+            token_ids = self._backend.encode(text, add_special_tokens=False).ids
+        except TypeError as error:  # what the tokenizers library makes of half a surrogate pair
+            raise InvalidArgumentError("prompt", "the text cannot be encoded as UTF-8") from error
+        return (*self._bos_prefix, *token_ids) if add_bos else tuple(token_ids)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        try:
+            text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        except (OverflowError, TypeError) as error:
+            raise InvalidArgumentError("token_ids", f"must be token ids: {error}") from error
+        return text
+
+    def token_id(self, token: str) -> int | None:
+        token_id: int | None = self._backend.token_to_id(token)
+        return token_id
+
+    def token(self, token_id: int) -> str | None:
+        """The vocabulary's own spelling (`▁the`, `<0xE2>`), None for ids that only pad the embedding table."""
+        token: str | None = self._backend.id_to_token(token_id)
+        return token
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token adds to a text; for a byte token that may be less than a character."""
+        byte = self._bytes_of_ids.get(token_id)
+        return self.decode([token_id], skip_special_tokens=False).encode() if byte is None else bytes([byte])
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._special_ids
+
+    def is_byte(self, token_id: int) -> bool:
+        return token_id in self._bytes_of_ids
+
+    def is_boundary(self, token: str) -> bool:
+        """Whether the text on either side of `token` is always encoded as if it stood alone.
+
+        True of a plain special token; untrue where it eats white space, is normalised, or where another added token
+        could match first and swallow a part of it.
+        """
+        token_id = self.token_id(token)
+        if token_id is None or any(_can_swallow(other, token) for other in self._added if other != token):
+            return False
+        for left, right in (("a", "a"), ("a \n", "\n a")):
+            if self.encode(left + token + right) != (*self.encode(left), token_id, *self.encode(right)):
+                return False
+        return True
+
+    def _find_named_id(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self.token_id(token)
+
+
+def _load_backend(path: Path) -> tokenizers.Tokenizer:
+    if not path.is_file():
+        raise CheckpointConfigError(path, "is missing; the checkpoint needs its fast tokenizer")
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more precise
+        raise CheckpointConfigError(path, f"is no tokenizer that can be read: {error}") from error
+    backend.no_truncation()
+    backend.no_padding()
+    _check_can_stream(path, backend)
+    return backend
+
+
+def _check_can_stream(path: Path, backend: tokenizers.Tokenizer) -> None:
+    decoder = {} if backend.decoder is None else json.loads(backend.decoder.__getstate__())
+    kinds = {each.get("type") for each in decoder.get("decoders", [decoder])}
+    if not kinds <= _STREAMABLE_DECODERS:
+        known = ", ".join(sorted(_STREAMABLE_DECODERS))
+        raise CheckpointConfigError(path, f"decoder: {sorted(map(str, kinds))} is not supported, only {known}")
+
+
+def _find_byte_tokens(backend: tokenizers.Tokenizer) -> dict[int, int]:
+    """The value of every token such as `<0xE2>`, by its id."""
+    spellings = [f"<0x{byte:02{case}}>" for byte in range(256) for case in "Xx"]
+    ids = {spelling: backend.token_to_id(spelling) for spelling in spellings}
+    return {token_id: int(spelling[3:5], 16) for spelling, token_id in ids.items() if token_id is not None}
+
+
+def _read_special_tokens(directory: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Every `*_token` that has a text; nearer files win over `special_tokens_map.json`, which older ones had."""
+    extra = config.get("extra_special_tokens")
+    layers = (
+        read_optional_json_object(directory / "special_tokens_map.json"),
+        extra if isinstance(extra, dict) else {},
+        config,
+    )
+    found: dict[str, str] = {}
+    for layer in layers:
+        texts = {name: _get_token_text(value) for name, value in layer.items() if name.endswith("_token")}
+        found.update({name: text for name, text in texts.items() if text})
+    return found
+
+
+def _get_token_text(value: object) -> str | None:
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _read_eos_token_ids(
+    directory: Path, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]
+) -> frozenset[int]:
+    """As transformers' generate(): generation_config.json, else the model's config, else the tokenizer's `<eos>`."""
+    config_path, generation_path = directory / "config.json", directory / "generation_config.json"
+    config = read_optional_json_object(config_path)
+    text_config = config.get("text_config")
+    sources = [(generation_path, read_optional_json_object(generation_path)), (config_path, config)]
+    if isinstance(text_config, dict):
+        sources.append((config_path, text_config))
+    for path, values in sources:
+        if (value := values.get("eos_token_id")) is not None:
+            return frozenset(_check_eos(path, each) for each in (value if isinstance(value, list) else [value]))
+    eos_token_id = backend.token_to_id(special_tokens.get("eos_token", ""))
+    return frozenset() if eos_token_id is None else frozenset({eos_token_id})
+
+
+def _check_eos(path: Path, value: object) -> int:
+    return check_is_count(path, "eos_token_id", value)
+
+
+def _adds_bos(
+    config_path: Path, config: dict[str, Any], backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]
+) -> bool:
+    """As transformers: the flag of tokenizer_config.json, else what tokenizer.json's post-processor does."""
+    if config.get("add_eos_token"):
+        raise CheckpointConfigError(config_path, "add_eos_token: a prompt that ends with <eos> is not supported")
+    if "add_bos_token" in config or "add_eos_token" in config:
+        return bool(config.get("add_bos_token", False))
+    added = backend.encode("", add_special_tokens=True).ids
+    bos = special_tokens.get("bos_token")
+    return bos is not None and added[:1] == [backend.token_to_id(bos)]
+
+
+def _can_swallow(other: str, token: str) -> bool:
+    """Whether matching `other`, leftmost and longest first, can take characters away from a `token` in the text."""
+    if token in other:
+        return True
+    if token[0] not in other[1:]:
+        return False
+    return any(token.startswith(other[start:]) for start in range(1, len(other)))
