@@ -47,7 +47,8 @@ class Tokenizer:
             if name in special_tokens and backend.token_to_id(special_tokens[name]) is None:
                 raise CheckpointConfigError(config_path, f"{name}: {special_tokens[name]!r} is not in tokenizer.json")
         eos_token_ids = _read_eos_token_ids(directory, backend, special_tokens)
-        return cls(backend, special_tokens, eos_token_ids, _adds_bos(config_path, config, backend, special_tokens))
+        bos = _adds_bos(directory / "tokenizer.json", backend, special_tokens)
+        return cls(backend, special_tokens, eos_token_ids, bos)
 
     def encode(self, text: str, add_bos: bool = False) -> tuple[int, ...]:
         """Special tokens written out in `text` become their ids, as they do in transformers."""
@@ -173,17 +174,13 @@ def _check_eos(path: Path, value: object) -> int:
     return check_is_count(path, "eos_token_id", value)
 
 
-def _adds_bos(
-    config_path: Path, config: dict[str, Any], backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]
-) -> bool:
-    """As transformers: the flag of tokenizer_config.json, else what tokenizer.json's post-processor does."""
-    if config.get("add_eos_token"):
-        raise CheckpointConfigError(config_path, "add_eos_token: a prompt that ends with <eos> is not supported")
-    if "add_bos_token" in config or "add_eos_token" in config:
-        return bool(config.get("add_bos_token", False))
+def _adds_bos(path: Path, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> bool:
+    """As transformers 5: the post-processor decides; `add_bos_token` of tokenizer_config.json is not looked at."""
     added = backend.encode("", add_special_tokens=True).ids
-    bos = special_tokens.get("bos_token")
-    return bos is not None and added[:1] == [backend.token_to_id(bos)]
+    bos_token_id = backend.token_to_id(special_tokens.get("bos_token", ""))
+    if added not in ([], [bos_token_id]):
+        raise CheckpointConfigError(path, f"post_processor: adds the tokens {added}; only bos_token is supported")
+    return added != []
 
 
 def _can_swallow(other: str, token: str) -> bool:

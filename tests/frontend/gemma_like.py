@@ -1,0 +1,92 @@
+"""A tokenizer with everything that Gemma's has and the demo's has not, and transformers as the judge of both.
+
+Runs of newlines and of spaces are added tokens that are not special, so is markup; the soft token comes last; the
+end of a turn is an end of answer only by generation_config.json.
+"""
+
+import functools
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+import keepsight
+
+DEMO = Path(keepsight.__path__[0]) / "demo" / "checkpoint"
+
+SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "[multimodal]", "<unused0>", "<unused1>"]
+SPECIAL += ["<start_of_turn>", "<end_of_turn>"]
+ADDED = ["\n" * count for count in range(1, 8)] + ["▁" * count for count in range(2, 6)] + ["<table>", "</table>"]
+IMAGE_TOKENS = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog. What do you see in this picture? Describe the image.",
+    "Here is the original image and here are some crops to help you see better. A red circle, a blue square.",
+    "Größe, naïve café, 東京タワー, привет мир. user model system.",
+] * 3
+
+
+def build_gemma_like_checkpoint(directory: Path) -> None:
+    """The demo checkpoint's folder, without its weights, around another tokenizer."""
+    for path in DEMO.iterdir():
+        if path.suffix != ".safetensors":
+            shutil.copy(path, directory / path.name)
+    (directory / "special_tokens_map.json").unlink()
+    ids = _write_tokenizer(directory / "tokenizer.json")
+    _edit(directory / "tokenizer_config.json", lambda config: _name_tokens_as_gemma_does(config, ids))
+    _edit(directory / "generation_config.json", lambda config: config | {"eos_token_id": [1, ids["<end_of_turn>"]]})
+    indices = {f"{name}_index": ids[token] for name, token in IMAGE_TOKENS.items()}
+    _edit(directory / "config.json", lambda config: config | indices)
+
+
+@functools.cache
+def gemma_like_checkpoint() -> Path:
+    directory = Path(tempfile.mkdtemp(prefix="gemma-like-"))
+    build_gemma_like_checkpoint(directory)
+    return directory
+
+
+@functools.cache
+def load_processor(directory: Path) -> Any:
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import transformers
+
+    auto_processor: Any = transformers.AutoProcessor
+    return auto_processor.from_pretrained(directory)
+
+
+def _write_tokenizer(path: Path) -> dict[str, int]:
+    tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    first = SPECIAL + ADDED + ["<start_of_image>", "<end_of_image>"] + byte_tokens
+    tokenizer.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=620, special_tokens=first, show_progress=False)
+    )
+    tokenizer.add_special_tokens(["<image_soft_token>"])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 2)])
+    written = json.loads(tokenizer.to_str())
+    written["added_tokens"] = [
+        token | {"special": token["content"] not in ADDED}
+        for token in written["added_tokens"]
+        if token["content"] not in byte_tokens
+    ]
+    path.write_text(json.dumps(written), encoding="utf-8")
+    return {token["content"]: token["id"] for token in written["added_tokens"]}
+
+
+def _name_tokens_as_gemma_does(config: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:
+    kept = {name: value for name, value in config.items() if name not in IMAGE_TOKENS}
+    plain = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
+    decoder = {str(ids[token]): plain | {"content": token, "special": token not in ADDED} for token in ids}
+    return kept | {"extra_special_tokens": IMAGE_TOKENS, "added_tokens_decoder": decoder}
+
+
+def _edit(path: Path, change: Any) -> None:
+    path.write_text(json.dumps(change(json.loads(path.read_text()))), encoding="utf-8")
