@@ -1,0 +1,53 @@
+"""Writes what transformers' torchvision backend makes of all cases into an npz: `python -m ... FOLDER OUTPUT`.
+
+There is no torchvision for a CPU torch.  The ordinary wheel does as well, from a FOLDER of its own (`pip install
+--no-deps --target FOLDER torchvision==0.28.0`), once the operators exist whose library it cannot load.  A process of
+its own, because transformers behaves differently from then on.
+"""
+
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def import_torchvision(folder: Path) -> None:
+    sys.path.insert(0, str(folder))
+    library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor boxes, Tensor scores, float iou_threshold) -> Tensor")
+    register_fake: Callable[..., Any] = torch.library.register_fake
+
+    def register_if_known(operator: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(operator, str) and operator.startswith("torchvision::"):
+            return lambda function: function
+        return register_fake(operator, *args, **kwargs)
+
+    torch.library.register_fake = register_if_known
+    try:
+        import torchvision  # noqa: F401
+    finally:
+        torch.library.register_fake = register_fake
+    # Kept alive: its definitions go when it does.
+    globals()["_library"] = library
+
+
+def main(folder: Path, output: Path) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    import_torchvision(folder)
+    from transformers.models.gemma3.image_processing_gemma3 import Gemma3ImageProcessor
+
+    from tests.frontend.reference_processor import reference_pixels
+    from tests.frontend.sample_pictures import all_cases
+
+    arrays: dict[str, Any] = {case.name: reference_pixels(case, Gemma3ImageProcessor) for case in all_cases()}
+    np.savez(output, **arrays)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
