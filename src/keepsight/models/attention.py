@@ -49,17 +49,20 @@ class AttentionBatch:
         self.device = torch.device(device)
         self.num_tokens = sum(piece.length for piece in slices)
         positions = [torch.arange(piece.start, piece.end) for piece in slices]
-        slots = [_slots(piece.block_ids, block_size)[piece.start : piece.end] for piece in slices]
+        slots = [self._find_slots(index, piece.start, piece.end) for index, piece in enumerate(slices)]
         self.positions = torch.cat(positions).to(self.device)  # [tokens]
         self.slots = torch.cat(slots).to(self.device)  # [tokens]
 
     def context_slots(self, index: int, begin: int, end: int) -> Tensor:
         """The slots of positions [begin, end) of request `index`."""
-        return self._all_slots[index][begin:end]
+        return self._find_slots(index, begin, end).to(self.device)
 
-    @functools.cached_property
-    def _all_slots(self) -> list[Tensor]:
-        return [_slots(piece.block_ids, self.block_size).to(self.device) for piece in self.slices]
+    def _find_slots(self, index: int, begin: int, end: int) -> Tensor:
+        size = self.block_size
+        first_block = begin // size
+        blocks = torch.tensor(self.slices[index].block_ids[first_block : (end - 1) // size + 1])
+        slots = (blocks[:, None] * size + torch.arange(size)).flatten()
+        return slots[begin - first_block * size : end - first_block * size]
 
     @functools.cached_property
     def _picture_ends(self) -> list[Tensor]:
@@ -79,11 +82,6 @@ class AttentionBatch:
         positions = torch.arange(piece.start, piece.end)
         begin = torch.zeros_like(positions) if window is None else (positions - window + 1).clamp(min=0)
         return begin, torch.maximum(positions + 1, self._picture_ends[index])
-
-
-def _slots(block_ids: Sequence[int], block_size: int) -> Tensor:
-    starts = torch.tensor(block_ids, dtype=torch.int64) * block_size
-    return (starts[:, None] + torch.arange(block_size)).flatten()
 
 
 class Attention(Protocol):

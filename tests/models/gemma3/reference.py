@@ -104,7 +104,10 @@ def _randomize(model: Any, seed: int) -> None:
                 weight.copy_(0.1 * noise + (1.0 if "vision_tower" in name else 0.0))
             elif weight.ndim == 1:
                 weight.copy_(0.1 * noise)
-            elif "embed" in name:
+            elif "embed_tokens" in name:
+                # Small beside what the layers add, or every token would be followed by itself.
+                weight.copy_(0.3 * noise / weight.shape[1] ** 0.5)
+            elif "embedding" in name:
                 weight.copy_(0.3 * noise)
             else:
                 weight.copy_(noise / weight[0].numel() ** 0.5)
@@ -186,7 +189,7 @@ def run_model(model: Gemma3, prompt: Prompt, attention: Attention) -> tuple[list
     layers: list[Tensor] = []
     batch = whole_prompt_batch(prompt, model.decoder.embedding.device)
     caches = make_caches(model, len(batch.slices[0].block_ids))
-    hidden = model(
+    hidden = model.compute(
         merged_embeddings(model, prompt), attention, caches, batch, lambda _, output: layers.append(output.clone())
     )
     return layers, model.logits(hidden)

@@ -18,12 +18,13 @@ from keepsight.models.gemma3.vision_tower import Projector, VisionTower
 from keepsight.models.gemma3.weight_names import canonical_name, is_never_read
 from keepsight.models.layers import Linear, Placement, WeightSlot, under
 from keepsight.models.load_weights import load_weights
+from keepsight.models.model import ModelShape
 
 
 class Gemma3(nn.Module):
     def __init__(self, config: Gemma3Config, place: Placement) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.place, self.shape = config, place, _shape_of(config)
         text, vision = config.text, config.vision
         self.decoder = Decoder(text, place)
         self.head: Linear | None = None
@@ -43,17 +44,15 @@ class Gemma3(nn.Module):
         return model
 
     def encode_images(self, pixels: Tensor) -> Tensor:
-        """Normalised pixels [pictures, height, width, 3] -> embeddings [pictures, tokens, hidden]"""
         assert self.tower is not None, "a text-only model was given pictures"
         assert self.projector is not None
         return self.projector(self.tower(pixels))  # type: ignore[no-any-return]
 
     def embed_tokens(self, token_ids: Tensor) -> Tensor:
-        """[tokens] -> [tokens, hidden]; what it gives for a picture's tokens is to be replaced."""
         # The published picture token lies outside the embedding table of some text-only conversions.
         return self.decoder.embed(token_ids.clamp(max=self.config.text.vocab_size - 1))
 
-    def forward(
+    def compute(
         self,
         embeddings: Tensor,
         attention: Attention,
@@ -61,11 +60,9 @@ class Gemma3(nn.Module):
         batch: AttentionBatch,
         watch_layer: LayerWatcher | None = None,
     ) -> Tensor:
-        """[tokens, hidden] -> hidden states [tokens, hidden]"""
         return self.decoder(embeddings, attention, caches, batch, watch_layer)  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] -> [rows, vocabulary]"""
         weight = self.decoder.embedding if self.head is None else self.head.weight
         logits = nn.functional.linear(hidden, weight)
         cap = self.config.text.final_softcap
@@ -78,3 +75,16 @@ class Gemma3(nn.Module):
         if self.tower is not None and self.projector is not None:
             yield from under("tower.", self.tower.slots())
             yield from under("projector.", self.projector.slots())
+
+
+def _shape_of(config: Gemma3Config) -> ModelShape:
+    text, vision = config.text, config.vision
+    return ModelShape(
+        num_layers=len(text.layers),
+        num_kv_heads=text.num_kv_heads,
+        head_dim=text.head_dim,
+        vocab_size=text.vocab_size,
+        max_positions=text.max_positions,
+        patches_per_image=0 if vision is None else vision.patches_per_side**2,
+        tokens_per_image=config.tokens_per_image,
+    )

@@ -1,0 +1,47 @@
+"""What the runner asks of a model, whichever it is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from keepsight.models.attention import Attention, AttentionBatch, LayerCache
+from keepsight.models.layers import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What must be known of a model to feed it: pages for its keys and values, bounds for its inputs."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_positions: int
+    # Of one picture; 0 where the model takes none.
+    patches_per_image: int
+    tokens_per_image: int
+
+
+class Model(Protocol):
+    shape: ModelShape
+    place: Placement
+
+    def encode_images(self, pixels: Tensor) -> Tensor:
+        """Normalised pixels [pictures, height, width, 3] -> embeddings [pictures, tokens, hidden]"""
+        ...
+
+    def embed_tokens(self, token_ids: Tensor) -> Tensor:
+        """[tokens] -> [tokens, hidden]"""
+        ...
+
+    def compute(
+        self, embeddings: Tensor, attention: Attention, caches: Sequence[LayerCache], batch: AttentionBatch
+    ) -> Tensor:
+        """[tokens, hidden] -> hidden states [tokens, hidden]; the tokens' keys and values stay in the caches."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] -> [rows, vocabulary]"""
+        ...

@@ -1,0 +1,26 @@
+"""From a checkpoint's folder to its model: the one place that knows which architectures there are."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from keepsight.errors import CheckpointError, UnknownArchitectureError
+from keepsight.models.gemma3.config import ARCHITECTURES as GEMMA3_ARCHITECTURES
+from keepsight.models.gemma3.model import Gemma3
+from keepsight.models.json_fields import JsonFields
+from keepsight.models.layers import Placement
+from keepsight.models.model import Model
+
+_LOADERS: dict[str, Callable[[Path, Placement], Model]] = dict.fromkeys(GEMMA3_ARCHITECTURES, Gemma3.from_checkpoint)
+
+
+def load_model(directory: Path, place: Placement) -> Model:
+    if not directory.is_dir():
+        raise CheckpointError(directory, "no such folder")
+    fields = JsonFields.read(directory / "config.json")
+    architectures = fields.strings("architectures")
+    for name in architectures:
+        if name in _LOADERS:
+            return _LOADERS[name](directory, place)
+    raise UnknownArchitectureError(
+        fields.path, f"architectures: {list(architectures)}; known are {', '.join(_LOADERS)}"
+    )

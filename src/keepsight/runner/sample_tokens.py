@@ -1,0 +1,154 @@
+"""From logits to the next token of each sequence, for any mix of requests in one batch.
+
+Every sequence draws from its own generator, so that its tokens do not depend on who shares the batch with it.  The
+order of the steps is vLLM's: bans, bias, penalties, temperature, min-p, top-k, top-p, draw.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from keepsight.requests import TokenLogprob
+from keepsight.sampling_params import SamplingParams
+
+NEVER = float("-inf")
+
+
+class SamplingState:
+    """One sequence as the sampler sees it: what was asked for and what has been said so far."""
+
+    def __init__(
+        self, params: SamplingParams, prompt: Sequence[int], end_ids: frozenset[int], choice: int, device: torch.device
+    ) -> None:
+        self.params = params
+        self.end_ids = (frozenset() if params.ignore_eos else end_ids) | set(params.stop_token_ids)
+        self.prompt_ids = frozenset(prompt)
+        self.output_counts: Counter[int] = Counter()
+        self.generator = torch.Generator(device)
+        if params.seed is None:
+            self.generator.seed()
+        else:
+            self.generator.manual_seed((params.seed + choice) % 2**64)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.output_counts.total()
+
+    def ends_with(self, token_id: int) -> bool:
+        return token_id in self.end_ids
+
+    def edits_logits(self) -> bool:
+        params = self.params
+        is_penalized = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1
+        return bool(self.num_tokens < params.min_tokens or params.logit_bias or is_penalized)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    token_id: int
+    logprobs: tuple[TokenLogprob, ...] | None
+
+
+def sample_tokens(logits: Tensor, states: Sequence[SamplingState]) -> list[SampledToken]:
+    """`logits` [sequences, vocabulary]; each state is told what was chosen for it."""
+    raw = logits.float()
+    edited = _edit(raw, states)
+    chosen = edited.argmax(dim=-1)
+    rows = [row for row, state in enumerate(states) if not state.params.greedy]
+    if rows:
+        chosen[rows] = _draw(edited[rows], [states[row] for row in rows])
+    token_ids = chosen.tolist()
+    for token_id, state in zip(token_ids, states, strict=True):
+        state.output_counts[token_id] += 1
+    logprobs = _logprobs(raw, token_ids, states)
+    return [SampledToken(*pair) for pair in zip(token_ids, logprobs, strict=True)]
+
+
+def _edit(raw: Tensor, states: Sequence[SamplingState]) -> Tensor:
+    rows = [row for row, state in enumerate(states) if state.edits_logits()]
+    if not rows:
+        return raw
+    edited = raw.clone()
+    for row in rows:
+        _edit_row(edited[row], states[row])
+    return edited
+
+
+def _edit_row(logits: Tensor, state: SamplingState) -> None:
+    params = state.params
+    vocab_size = logits.shape[0]
+    if state.num_tokens < params.min_tokens:
+        logits[_ids(state.end_ids, logits)] = NEVER
+    for token_id, bias in (params.logit_bias or {}).items():
+        if token_id < vocab_size:
+            logits[token_id] += bias
+    if params.repetition_penalty != 1:
+        seen = _ids(state.prompt_ids | state.output_counts.keys(), logits)
+        values = logits[seen]
+        penalty = params.repetition_penalty
+        logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+    if state.output_counts and (params.presence_penalty or params.frequency_penalty):
+        said = _ids(state.output_counts, logits)
+        counts = torch.tensor([state.output_counts[int(token_id)] for token_id in said], device=logits.device)
+        logits[said] -= params.presence_penalty + params.frequency_penalty * counts
+
+
+def _ids(token_ids: "frozenset[int] | Counter[int]", logits: Tensor) -> Tensor:
+    inside = sorted(token_id for token_id in token_ids if token_id < logits.shape[0])
+    return torch.tensor(inside, dtype=torch.int64, device=logits.device)
+
+
+def _draw(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
+    probabilities = filter_logits(logits, [state.params for state in states]).softmax(dim=-1)
+    noise = torch.empty_like(probabilities)
+    for row, state in enumerate(states):
+        noise[row].exponential_(generator=state.generator)
+    # The first of exponential clocks to ring, each as fast as its token is likely, rings for a token with exactly
+    # that token's probability.
+    return (probabilities / noise).argmax(dim=-1)
+
+
+def filter_logits(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Scaled by temperature; what min-p, top-k and top-p rule out is minus infinity."""
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, device=logits.device)[:, None]
+
+    logits = logits / column([each.temperature for each in params])
+    if any(each.min_p for each in params):
+        probabilities = logits.softmax(dim=-1)
+        least = column([each.min_p for each in params]) * probabilities.amax(dim=-1, keepdim=True)
+        logits = logits.masked_fill(probabilities < least, NEVER)
+    if all(each.top_k == 0 and each.top_p == 1 for each in params):
+        return logits
+    ordered, order = logits.sort(dim=-1, descending=True)
+    vocab_size = logits.shape[-1]
+    rank = torch.arange(vocab_size, device=logits.device)
+    ordered.masked_fill_(rank >= column([each.top_k or vocab_size for each in params]), NEVER)
+    probabilities = ordered.softmax(dim=-1)
+    before = probabilities.cumsum(dim=-1) - probabilities
+    # The most likely token has nothing before it, so it always stays.  Rounded sums can reach 1, so 1 must not cut.
+    ordered.masked_fill_(before >= column([each.top_p if each.top_p < 1 else 2 for each in params]), NEVER)
+    return logits.scatter(-1, order, ordered)
+
+
+def _logprobs(
+    raw: Tensor, token_ids: Sequence[int], states: Sequence[SamplingState]
+) -> list[tuple[TokenLogprob, ...] | None]:
+    """Of the model itself, before anything was edited, as OpenAI and vLLM report them."""
+    results: list[tuple[TokenLogprob, ...] | None] = [None] * len(states)
+    for row, (token_id, state) in enumerate(zip(token_ids, states, strict=True)):
+        if state.params.logprobs is not None:
+            results[row] = _row_logprobs(raw[row].log_softmax(dim=-1), token_id, state.params.logprobs)
+    return results
+
+
+def _row_logprobs(logprobs: Tensor, token_id: int, num_top: int) -> tuple[TokenLogprob, ...]:
+    rank = int((logprobs > logprobs[token_id]).sum()) + 1
+    sampled = TokenLogprob(token_id, float(logprobs[token_id]), rank)
+    values, indices = logprobs.topk(min(num_top, logprobs.shape[0]))
+    top = zip(indices.tolist(), values.tolist(), strict=True)
+    return (sampled, *(TokenLogprob(index, value, place) for place, (index, value) in enumerate(top, start=1)))

@@ -1,0 +1,39 @@
+"""A folder becomes the model it says it is, or an error that names the file."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from keepsight import demo
+from keepsight.errors import CheckpointConfigError, CheckpointError, UnknownArchitectureError
+from keepsight.models.gemma3.model import Gemma3
+from keepsight.models.layers import Placement
+from keepsight.models.registry import load_model
+
+PLACE = Placement(torch.device("cpu"), torch.float32)
+
+
+def test_the_demo_checkpoint_is_a_gemma_3() -> None:
+    model = load_model(demo.checkpoint_path(), PLACE)
+    assert isinstance(model, Gemma3)
+    assert model.shape.tokens_per_image == 16
+
+
+def test_an_unknown_architecture_is_named_beside_the_known_ones(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    with pytest.raises(UnknownArchitectureError, match=r"config\.json: .*LlamaForCausalLM.*Gemma3ForCausalLM"):
+        load_model(tmp_path, PLACE)
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="nowhere: no such folder"):
+        load_model(tmp_path / "nowhere", PLACE)
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", "null"])
+def test_a_broken_config_json_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(CheckpointConfigError, match=r"config\.json"):
+        load_model(tmp_path, PLACE)

@@ -1,0 +1,151 @@
+"""The sampler keeps to transformers' definitions of every filter, and draws what a sequence would draw alone."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from keepsight.runner.sample_tokens import SampledToken, SamplingState, filter_logits, sample_tokens
+from keepsight.sampling_params import SamplingParams
+
+CPU = torch.device("cpu")
+VOCAB_SIZE = 50
+END = frozenset({7})
+
+
+def logits_of(seed: int, rows: int = 1) -> Tensor:
+    return 3 * torch.randn(rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+def state(prompt: tuple[int, ...] = (), choice: int = 0, **params: Any) -> SamplingState:
+    return SamplingState(SamplingParams(**params), prompt, END, choice, CPU)
+
+
+def sample_alone(logits: Tensor, **params: Any) -> SampledToken:
+    return sample_tokens(logits, [state(**params)])[0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    temperature=st.floats(0.1, 3),
+    top_k=st.integers(0, VOCAB_SIZE + 5),
+    top_p=st.floats(0.01, 1),
+)
+def test_temperature_top_k_and_top_p_keep_what_transformers_keeps(
+    seed: int, temperature: float, top_k: int, top_p: float
+) -> None:
+    logits = logits_of(seed)
+    ours = filter_logits(logits, [SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)])
+    theirs = TemperatureLogitsWarper(temperature)(None, logits)
+    if top_k:
+        theirs = TopKLogitsWarper(top_k)(None, theirs)
+    if top_p < 1:
+        theirs = TopPLogitsWarper(top_p)(None, theirs)
+    differing = ours.isfinite() != theirs.isfinite()
+    # Where the sum of probabilities meets top_p to the last bit, either side is right.
+    assert differing.sum() <= 1
+    torch.testing.assert_close(ours[~differing], theirs[~differing])
+
+
+@pytest.mark.parametrize("min_p", [0.01, 0.2, 1.0])
+def test_min_p_keeps_what_transformers_keeps(min_p: float) -> None:
+    logits = logits_of(3)
+    ours = filter_logits(logits, [SamplingParams(min_p=min_p)])
+    torch.testing.assert_close(ours, MinPLogitsWarper(min_p)(torch.tensor([[0]]), logits))
+
+
+def test_rows_of_one_batch_are_filtered_each_by_its_own_parameters() -> None:
+    params = [SamplingParams(top_k=3), SamplingParams(top_p=0.5), SamplingParams(min_p=0.3, temperature=2.0)]
+    logits = logits_of(4, rows=3)
+    together = filter_logits(logits, params)
+    for row, each in enumerate(params):
+        torch.testing.assert_close(together[row : row + 1], filter_logits(logits[row : row + 1], [each]))
+
+
+def test_zero_temperature_takes_the_most_likely_token() -> None:
+    logits = logits_of(5)
+    assert sample_alone(logits, temperature=0).token_id == logits.argmax()
+
+
+def test_the_repetition_penalty_is_transformers_over_prompt_and_output() -> None:
+    logits, prompt = logits_of(6), tuple(range(0, VOCAB_SIZE, 2))
+    theirs = RepetitionPenaltyLogitsProcessor(1.9)(torch.tensor([prompt]), logits.clone())
+    seen = state(prompt, temperature=0, repetition_penalty=1.9)
+    assert sample_tokens(logits, [seen])[0].token_id == theirs.argmax()
+
+
+def test_presence_counts_once_and_frequency_each_time_and_only_what_was_said() -> None:
+    logits = torch.zeros(1, VOCAB_SIZE)
+    logits[0, 3], logits[0, 4] = 3.0, 1.0
+    penalized = state((3,), temperature=0, presence_penalty=0.5, frequency_penalty=1.0)
+    # 3.0 at first, though the prompt holds it; then 1.5; then 0.5, which is less than the 1.0 of token 4.
+    assert [sample_tokens(logits, [penalized])[0].token_id for _ in range(3)] == [3, 3, 4]
+
+
+def test_logit_bias_adds_and_ignores_ids_outside_the_vocabulary() -> None:
+    logits = torch.zeros(1, VOCAB_SIZE)
+    assert sample_alone(logits, temperature=0, logit_bias={9: 1.0, VOCAB_SIZE + 3: 100.0}).token_id == 9
+
+
+def test_before_min_tokens_nothing_can_end_the_answer() -> None:
+    logits = torch.zeros(1, VOCAB_SIZE)
+    logits[0, 7], logits[0, 11], logits[0, 2] = 30.0, 20.0, 10.0
+    waiting = state(temperature=0, min_tokens=2, stop_token_ids=[11])
+    assert [sample_tokens(logits, [waiting])[0].token_id for _ in range(3)] == [2, 2, 7]
+
+
+def test_ignore_eos_ignores_eos_but_not_the_callers_own_stop_tokens() -> None:
+    assert state().ends_with(7)
+    ignoring = state(ignore_eos=True, stop_token_ids=[11])
+    assert not ignoring.ends_with(7)
+    assert ignoring.ends_with(11)
+
+
+def test_a_seed_gives_the_same_tokens_whatever_the_batch() -> None:
+    steps = [logits_of(seed) for seed in range(20)]
+    alone = [sample_tokens(step, [own])[0].token_id for own in [state(seed=5)] for step in steps]
+    own, others = state(seed=5), [state(seed=6), state(temperature=0), state(top_k=2)]
+    crowded = [sample_tokens(step.repeat(4, 1), [others[0], own, *others[1:]])[1].token_id for step in steps]
+    assert crowded == alone
+
+
+def test_choices_of_one_request_differ_though_they_share_a_seed() -> None:
+    logits = torch.zeros(1, VOCAB_SIZE)
+    first, second = (state(choice=choice, seed=5) for choice in (0, 1))
+    draws = [[sample_tokens(logits, [each])[0].token_id for _ in range(10)] for each in (first, second)]
+    assert draws[0] != draws[1]
+
+
+def test_draws_follow_the_distribution() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, -50.0]])
+    drawing = state(seed=1)
+    counts = torch.zeros(4)
+    for _ in range(4000):
+        counts[sample_tokens(logits, [drawing])[0].token_id] += 1
+    torch.testing.assert_close(counts / 4000, logits[0].softmax(-1), atol=0.03, rtol=0)
+
+
+def test_logprobs_are_the_models_own_before_any_edit() -> None:
+    logits = logits_of(8)
+    expected = logits[0].log_softmax(-1)
+    token = sample_alone(logits, temperature=0, logprobs=3, logit_bias={13: 100.0})
+    assert token.token_id == 13
+    assert token.logprobs is not None
+    sampled, *top = token.logprobs
+    assert sampled.logprob == pytest.approx(float(expected[13]))
+    assert sampled.rank == 1 + int((expected > expected[13]).sum())
+    assert [each.token_id for each in top] == expected.topk(3).indices.tolist()
+    assert [each.rank for each in top] == [1, 2, 3]
+    assert sample_alone(logits, logprobs=None).logprobs is None
+    assert len(sample_alone(logits, logprobs=0).logprobs or ()) == 1
