@@ -4,18 +4,20 @@ python training/check_packing.py src/keepsight/demo/checkpoint
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
-from conversations import BOS, MODEL, PICTURE, USER, Conversation, Turn
-from demo_model import decode, encode_patches, random_position_rows
-from keepsight.demo.draw_scene import draw_scene
-from keepsight.demo.scenes import plain_look, random_scene
-from packed_conversations import Packer
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import AutoProcessor, Gemma3ForConditionalGeneration
+
+from conversations import BOS, MODEL, PICTURE, USER, Conversation, Turn
+from demo_model import decode, encode_patches, load_model, load_processor, random_position_rows
+from keepsight.demo.draw_scene import draw_scene
+from keepsight.demo.scenes import Scene, plain_look, random_scene
+from packed_conversations import Packer
 
 QUESTIONS = ("What is in the second picture?", "List the pictures.", "Describe the last image.")
 MAX_DIFFERENCE = 1e-4
@@ -23,15 +25,14 @@ MAX_DIFFERENCE = 1e-4
 
 def check_packing(checkpoint: Path) -> float:
     """The largest difference between the logits that follow each of three packed questions and their own chats."""
-    model = Gemma3ForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    processor = AutoProcessor.from_pretrained(checkpoint)
+    model = load_model(checkpoint, torch.float32).eval()
+    processor = load_processor(checkpoint)
     packer = Packer(Tokenizer.from_file(str(checkpoint / "tokenizer.json")))
     random = Random(5)
     scenes = tuple(random_scene(random, 2, look=plain_look(224)) for _ in range(3))
     opening = BOS + USER + PICTURE * 3
     branches = [(Turn(question + MODEL, "Yes.", "check"),) for question in QUESTIONS]
-    branches.append((Turn(PICTURE * 3 + QUESTIONS[0] + MODEL, "Yes.", "check"),))
-    batch = packer.pack([Conversation(scenes, opening, tuple(branches[:3]))], with_patch_labels=False)
+    batch = packer.pack([Conversation(scenes, opening, tuple(branches))], with_patch_labels=False)
     assert batch.pixels is not None
     with torch.no_grad():
         features = encode_patches(model, batch.pixels, random_position_rows(3, 0.0, None))
@@ -42,7 +43,7 @@ def check_packing(checkpoint: Path) -> float:
     return float((firsts - expected).abs().max())
 
 
-def _own_path(model: Gemma3ForConditionalGeneration, processor: AutoProcessor, scenes: tuple, question: str) -> Tensor:
+def _own_path(model: Any, processor: Any, scenes: Sequence[Scene], question: str) -> Tensor:
     content = [*({"type": "image"} for _ in scenes), {"type": "text", "text": question}]
     prompt = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
     pictures = [draw_scene(scene) for scene in scenes]

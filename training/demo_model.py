@@ -7,13 +7,13 @@ of a picture's tokens says where a patch lies.
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from packed_conversations import NO_LABEL, Batch
-from patch_labels import GRID, NUM_CLASSES, PatchLabels
 from torch import Tensor, nn
 from transformers import (
+    AutoProcessor,
     Gemma3Config,
     Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
@@ -21,14 +21,28 @@ from transformers import (
     SiglipVisionConfig,
 )
 
+from packed_conversations import NO_LABEL, Batch
+from patch_labels import GRID, NUM_CLASSES, PatchLabels
+
 BOS_ID, EOS_ID, PAD_ID = 2, 1, 0
 FOREGROUND_WEIGHT, BACKGROUND_WEIGHT = 1.0, 0.2
 
 
-def build_model(token_ids: dict[str, int], vocab_size: int) -> Gemma3ForConditionalGeneration:
+# transformers' classes take and return too much for their annotations: they are Any here.
+def load_model(checkpoint: Path, dtype: torch.dtype) -> Any:
+    return Gemma3ForConditionalGeneration.from_pretrained(checkpoint, dtype=dtype)
+
+
+def load_processor(checkpoint: Path) -> Any:
+    from_pretrained: Any = AutoProcessor.from_pretrained
+    return from_pretrained(checkpoint)
+
+
+def build_model(token_ids: dict[str, int], vocab_size: int) -> Any:
     """With random weights. `token_ids` names the special tokens."""
     end_of_turn = token_ids["<end_of_turn>"]
-    text = Gemma3TextConfig(
+    make_text_config: Any = Gemma3TextConfig
+    text = make_text_config(
         vocab_size=vocab_size,
         hidden_size=128,
         intermediate_size=384,
@@ -53,7 +67,8 @@ def build_model(token_ids: dict[str, int], vocab_size: int) -> Gemma3ForConditio
         patch_size=14,
         vision_use_head=False,
     )
-    config = Gemma3Config(
+    make_config: Any = Gemma3Config
+    config = make_config(
         text_config=text,
         vision_config=vision,
         mm_tokens_per_image=16,
@@ -63,15 +78,16 @@ def build_model(token_ids: dict[str, int], vocab_size: int) -> Gemma3ForConditio
         eos_token_id=[EOS_ID, end_of_turn],
     )
     config.architectures = ["Gemma3ForConditionalGeneration"]
-    model = Gemma3ForConditionalGeneration(config)
+    model: Any = Gemma3ForConditionalGeneration(config)
     _initialise(model)
-    model.generation_config = GenerationConfig(
+    make_generation_config: Any = GenerationConfig
+    model.generation_config = make_generation_config(
         bos_token_id=BOS_ID, eos_token_id=[EOS_ID, end_of_turn], pad_token_id=PAD_ID, do_sample=False
     )
     return model
 
 
-def _initialise(model: Gemma3ForConditionalGeneration) -> None:
+def _initialise(model: Any) -> None:
     """transformers leaves the projection at zero, so that no gradient would reach the tower at first, and embeddings
     at 0.02. Here both enter the residual stream with a root mean square of one."""
     with torch.no_grad():
@@ -82,7 +98,7 @@ def _initialise(model: Gemma3ForConditionalGeneration) -> None:
         embedding[PAD_ID].zero_()
 
 
-def save_checkpoint(model: Gemma3ForConditionalGeneration, directory: Path) -> None:
+def save_checkpoint(model: Any, directory: Path) -> None:
     """In bfloat16, with the config keys that older readers look for."""
     weights = {name: value.to(torch.bfloat16) for name, value in model.state_dict().items() if name != "lm_head.weight"}
     dtype_before = model.config.dtype
@@ -132,7 +148,7 @@ def random_position_rows(num_pictures: int, shifted_share: float, generator: tor
     return rows * GRID + columns
 
 
-def encode_patches(model: Gemma3ForConditionalGeneration, pixels: Tensor, position_rows: Tensor) -> Tensor:
+def encode_patches(model: Any, pixels: Tensor, position_rows: Tensor) -> Tensor:
     """The vision tower with position embeddings of our choice: [pictures, patches, hidden]."""
     tower = model.model.vision_tower
     normalised = pixels.float().div(127.5).sub(1.0)
@@ -143,12 +159,12 @@ def encode_patches(model: Gemma3ForConditionalGeneration, pixels: Tensor, positi
     return features
 
 
-def decode(model: Gemma3ForConditionalGeneration, batch: Batch, features: Tensor | None) -> tuple[Tensor, Tensor]:
+def decode(model: Any, batch: Batch, features: Tensor | None) -> tuple[Tensor, Tensor]:
     """Logits and targets of all positions that have a label: [labels, vocabulary], [labels]."""
     embeddings = model.model.language_model.embed_tokens(batch.token_ids)
     if features is not None:
         soft_tokens = model.model.multi_modal_projector(features)[batch.slot_pictures]
-        is_soft = (batch.token_ids == model.config.image_token_index)[..., None]
+        is_soft = torch.eq(batch.token_ids, model.config.image_token_index)[..., None]
         embeddings = embeddings.masked_scatter(is_soft, soft_tokens)
     hidden = model.model.language_model(
         inputs_embeds=embeddings, position_ids=batch.positions, attention_mask=batch.masks, use_cache=False

@@ -40,7 +40,7 @@ class Lockstep:
         mine = torch.tensor([decision if self.rank == 0 else 0.0])
         flat = torch.cat([*(gradient.flatten() for gradient in gradients), mine])
         dist.all_reduce(flat)
-        pieces: Sequence[Tensor] = flat[:-1].split([each.numel() for each in parameters])
+        pieces: Sequence[Tensor] = torch.split(flat[:-1], [each.numel() for each in parameters])
         for parameter, piece in zip(parameters, pieces, strict=True):
             parameter.grad = piece.view_as(parameter).clone()
         return float(flat[-1].item())

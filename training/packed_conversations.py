@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from PIL import Image
+from tokenizers import Tokenizer
+
 from conversations import PICTURE, Conversation
 from keepsight.demo.draw_scene import draw_scene
 from keepsight.demo.scenes import Scene
 from patch_labels import SIDE, PatchLabels, label_patches
-from PIL import Image
-from tokenizers import Tokenizer
 
 TOKENS_PER_PICTURE = 16
 SOFT_TOKEN = "<image_soft_token>"
@@ -62,10 +63,16 @@ class _Row:
         self.answers[start:end] = [answer] * len(target_ids)
 
 
+def token_id_of(tokenizer: Tokenizer, token: str) -> int:
+    token_id = tokenizer.token_to_id(token)
+    assert token_id is not None, token
+    return token_id
+
+
 class Packer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._soft_token_id = tokenizer.token_to_id(SOFT_TOKEN)
+        self._soft_token_id = token_id_of(tokenizer, SOFT_TOKEN)
         self._picture_text = f"\n\n<start_of_image>{SOFT_TOKEN * TOKENS_PER_PICTURE}<end_of_image>\n\n"
         self._known: dict[str, list[int]] = {}
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from PIL import Image, ImageDraw
+
 from keepsight.demo.draw_scene import paint_digit, paint_silhouette
 from keepsight.demo.scenes import COLOURS, SHAPES, SIZES, Scene
-from PIL import Image, ImageDraw
 
 GRID = 8
 PATCH = 14

@@ -22,16 +22,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from build_tokenizer import save_processor
-from conversations import Conversation, ConversationMaker
-from demo_model import PatchHead, build_model, decode, encode_patches, random_position_rows, save_checkpoint
-from keepsight.demo.scenes import random_number_scene, random_scene
-from lockstep import Lockstep, start_other_process
-from packed_conversations import Batch, Packer, pixels_of
-from patch_labels import label_patches
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import Gemma3ForConditionalGeneration
+
+from conversations import Conversation, ConversationMaker
+from demo_model import PatchHead, build_model, decode, encode_patches, load_model, random_position_rows, save_checkpoint
+from keepsight.demo.scenes import random_number_scene, random_scene
+from lockstep import Lockstep, start_other_process
+from packed_conversations import Batch, Packer, pixels_of, token_id_of
+from patch_labels import label_patches
+from save_processor import save_processor
 
 SHIFTED_SHARE = 0.7
 TOWER_PICTURES = 32
@@ -175,8 +175,9 @@ class Trainer:
 
     def _evaluate(self) -> None:
         """Whole answers that are right when each token is predicted from the right ones before it."""
-        counts = [_count_right_answers(self.model, batch) for batch in self.held_out]
-        self._log(f"EVALUATION at step {self.step}: {_format_accuracies(sum(self.lockstep.gather(counts), []))}")
+        mine = [_count_right_answers(self.model, batch) for batch in self.held_out]
+        counts = [each for theirs in self.lockstep.gather(mine) for each in theirs]
+        self._log(f"EVALUATION at step {self.step}: {_format_accuracies(counts)}")
 
     def _log(self, text: str) -> None:
         if self.lockstep.rank == 0:
@@ -217,21 +218,19 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
 
 
-def _load_or_build(options: argparse.Namespace) -> tuple[Gemma3ForConditionalGeneration, Tokenizer]:
+def _load_or_build(options: argparse.Namespace) -> tuple[Any, Tokenizer]:
     """Weights and vocabulary belong together: both come from `--init`, or both are new."""
     if options.init is None and not options.resume:
         tokenizer = Tokenizer.from_file(str(options.out / "tokenizer.json"))
         names = ("<start_of_image>", "<end_of_image>", "<image_soft_token>", "<end_of_turn>")
         vocab_size = -(-tokenizer.get_vocab_size() // 64) * 64
-        return build_model({name: tokenizer.token_to_id(name) for name in names}, vocab_size), tokenizer
+        return build_model({name: token_id_of(tokenizer, name) for name in names}, vocab_size), tokenizer
     source = options.init or options.out
-    model = Gemma3ForConditionalGeneration.from_pretrained(source, dtype=torch.float32).train()
+    model = load_model(source, torch.float32).train()
     return model, Tokenizer.from_file(str(source / "tokenizer.json"))
 
 
-def _optimizer(
-    model: Gemma3ForConditionalGeneration, head: PatchHead, options: argparse.Namespace
-) -> torch.optim.AdamW:
+def _optimizer(model: Any, head: PatchHead, options: argparse.Namespace) -> torch.optim.AdamW:
     groups = []
     for name, parameter in [*model.named_parameters(), *head.named_parameters(prefix="head")]:
         is_of_tower = "vision_tower" in name or name.startswith("head")
@@ -241,7 +240,7 @@ def _optimizer(
     return torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.98), eps=1e-9, fused=True)
 
 
-def _compile_layers(model: Gemma3ForConditionalGeneration) -> None:
+def _compile_layers(model: Any) -> None:
     """Layer by layer: compiling the whole model takes minutes."""
     # All layers of a kind share one piece of code, and the limit counts per piece.
     torch._dynamo.config.recompile_limit = 64
@@ -258,7 +257,7 @@ def _held_out_batches(packer: Packer, rank: int) -> list[Batch]:
     return [packer.pack(each, with_patch_labels=False) for each in chats]
 
 
-def _count_right_answers(model: Gemma3ForConditionalGeneration, batch: Batch) -> dict[str, tuple[int, int]]:
+def _count_right_answers(model: Any, batch: Batch) -> dict[str, tuple[int, int]]:
     """Per kind: how many whole answers are right, of how many."""
     # Without any shift, as the model is used. Not under no_grad: that would compile every layer once more.
     features = (

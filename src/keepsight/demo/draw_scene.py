@@ -124,7 +124,8 @@ def _center(draw: ImageDraw.ImageDraw, thing: Thing) -> Point:
 
 
 def _radius(draw: ImageDraw.ImageDraw, thing: Thing) -> float:
-    return thing.radius * min(draw.im.size)
+    width, height = draw.im.size
+    return thing.radius * float(min(width, height))
 
 
 def _outline(draw: ImageDraw.ImageDraw, thing: Thing, grow: float = 1.0) -> list[Point]:

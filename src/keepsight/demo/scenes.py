@@ -124,9 +124,12 @@ def random_scene(
 def random_number_scene(random: Random, *, num_digits: int | None = None, look: Look | None = None) -> Scene:
     num_digits = num_digits or random.randint(1, 3)
     lowest = 0 if num_digits == 1 else 10 ** (num_digits - 1)
-    look = look or random_look(random)
+    return number_scene(random, random.randint(lowest, 10**num_digits - 1), look=look or random_look(random))
+
+
+def number_scene(random: Random, value: int, *, look: Look) -> Scene:
     number = WrittenNumber(
-        value=random.randint(lowest, 10**num_digits - 1),
+        value,
         x=0.5 + random.uniform(-0.04, 0.04),
         y=0.5 + random.uniform(-0.08, 0.08),
         digit_width=random.uniform(0.23, 0.29),
