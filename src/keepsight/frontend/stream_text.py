@@ -1,0 +1,114 @@
+"""Token ids in, one at a time; text out as soon as it is certain.
+
+What comes out, joined, is one decode() of all the tokens, cut at the first stop string to appear.  Two things are held
+back: a run of byte tokens until it ends (one bad byte turns the whole run into U+FFFD), and text that a stop string
+may yet begin with.
+"""
+
+from keepsight.frontend.tokenizer import Tokenizer
+from keepsight.sampling_params import SamplingParams
+
+
+class TextStreamer:
+    """The text of one choice of one request."""
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+        self._detokenizer = _Detokenizer(tokenizer, params.skip_special_tokens)
+        self._stop = _StopStrings(tuple(params.stop), params.include_stop_str_in_output)
+        self._includes_stop = params.include_stop_str_in_output
+        self._min_tokens = params.min_tokens
+        self._num_tokens = 0
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the answer: tell the engine, and push no more."""
+        return self._stop.found
+
+    def push(self, token_id: int, is_stop_token: bool = False) -> str:
+        """`is_stop_token`: it ended the answer, as `<eos>` does, and so is part of it only if the caller asked."""
+        assert self.stop_string is None, "the answer has ended"
+        self._num_tokens += 1
+        if is_stop_token and not self._includes_stop:
+            return ""
+        text = self._detokenizer.push(token_id)
+        return self._stop.push(text, can_end=self._num_tokens > self._min_tokens)
+
+    def finish(self) -> str:
+        """The rest, once no more tokens come."""
+        if self.stop_string is not None:
+            return ""
+        text = self._stop.push(self._detokenizer.finish(), can_end=self._num_tokens > self._min_tokens)
+        return text + self._stop.finish()
+
+
+class _Detokenizer:
+    """Decodes token by token; only byte tokens have to wait for their neighbours."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skips_special_tokens = skip_special_tokens
+        self._byte_run: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        if self._is_invisible(token_id):  # and so does not end a run of bytes either
+            return ""
+        if self._tokenizer.is_byte(token_id):
+            self._byte_run.append(token_id)
+            return ""
+        return self.finish() + self._decode([token_id])
+
+    def finish(self) -> str:
+        byte_run, self._byte_run = self._byte_run, []
+        return self._decode(byte_run) if byte_run else ""
+
+    def _is_invisible(self, token_id: int) -> bool:
+        is_skipped = self._skips_special_tokens and self._tokenizer.is_special(token_id)
+        return is_skipped or self._tokenizer.token(token_id) is None
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, self._skips_special_tokens)
+
+
+class _StopStrings:
+    """Looks for the stop string that is complete first; of several that end at one place, the longest.
+
+    So no token is generated for nothing, and the answer does not depend on how the text fell into tokens.
+    """
+
+    def __init__(self, stop: tuple[str, ...], includes_stop: bool) -> None:
+        self._stop = stop
+        self._includes_stop = includes_stop
+        self._held = ""  # the longest end of the text so far that one of the stop strings begins with
+        self.found: str | None = None
+
+    def push(self, text: str, can_end: bool) -> str:
+        if not self._stop:
+            return text
+        num_seen = len(self._held)
+        text = self._held + text
+        match = self._find(text, num_seen) if can_end else None
+        if match is not None:
+            start, self.found = match
+            self._held = ""
+            return text[: start + len(self.found)] if self._includes_stop else text[:start]
+        num_held = self._count_held(text)
+        self._held = text[len(text) - num_held :]
+        return text[: len(text) - num_held]
+
+    def finish(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+    def _find(self, text: str, num_seen: int) -> tuple[int, str] | None:
+        """The start of the match and its string; it ends in what is new, for what was seen held none that counts."""
+        starts = [(text.find(stop, max(0, num_seen - len(stop) + 1)), stop) for stop in self._stop]
+        matches = [(start, stop) for start, stop in starts if start >= 0]
+        return min(matches, key=lambda match: (match[0] + len(match[1]), match[0]), default=None)
+
+    def _count_held(self, text: str) -> int:
+        longest = min(len(text), max(map(len, self._stop)) - 1)
+        for length in range(longest, 0, -1):
+            end = text[-length:]
+            if any(stop.startswith(end) and len(stop) > length for stop in self._stop):
+                return length
+        return 0

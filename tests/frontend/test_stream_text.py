@@ -1,0 +1,137 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keepsight.frontend.stream_text import TextStreamer
+from keepsight.frontend.tokenizer import Tokenizer
+from keepsight.sampling_params import SamplingParams
+from tests.frontend.gemma_like import DEMO, gemma_like_checkpoint
+
+TOKENIZERS = [Tokenizer.from_checkpoint(directory) for directory in (DEMO, gemma_like_checkpoint())]
+DEMO_TOKENIZER = TOKENIZERS[0]
+
+
+def byte_ids(tokenizer: Tokenizer, data: bytes) -> list[int]:
+    ids = [tokenizer.token_id(f"<0x{byte:02X}>") for byte in data]
+    return [token_id for token_id in ids if token_id is not None]
+
+
+def random_tokens(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
+    """Any ids, among them ones beyond the vocabulary; whole characters in bytes; and broken ones."""
+    pieces = st.one_of(
+        st.lists(st.integers(0, tokenizer.vocab_size + 5), max_size=3),
+        st.text(max_size=3).map(lambda text: byte_ids(tokenizer, text.encode())),
+        st.binary(max_size=3).map(lambda data: byte_ids(tokenizer, data)),
+        st.sampled_from(["a", "ab", "abc ", "\n", "\n\n", "stop"]).map(lambda text: list(tokenizer.encode(text))),
+    )
+    return st.lists(pieces, max_size=8).map(lambda lists: [token_id for each in lists for token_id in each])
+
+
+def stream(tokenizer: Tokenizer, token_ids: list[int], params: SamplingParams) -> tuple[list[str], TextStreamer]:
+    streamer = TextStreamer(tokenizer, params)
+    pieces = []
+    for token_id in token_ids:
+        pieces.append(streamer.push(token_id))
+        if streamer.stop_string is not None:
+            break
+    pieces.append(streamer.finish())
+    return pieces, streamer
+
+
+def search_naively(text: str, stop: list[str], first_end: int) -> tuple[int, str] | None:
+    """Where the stop string that ends first, at `first_end` or after it, starts."""
+    for end in range(first_end, len(text) + 1):
+        for length in range(end, 0, -1):
+            if text[end - length : end] in stop:
+                return end - length, text[end - length : end]
+    return None
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["demo", "gemma-like"])
+def test_the_stream_of_any_tokens_is_one_decode_of_them_all(tokenizer: Tokenizer) -> None:
+    @settings(max_examples=300, deadline=None)
+    @given(random_tokens(tokenizer), st.booleans())
+    def check(token_ids: list[int], skip: bool) -> None:
+        pieces, _ = stream(tokenizer, token_ids, SamplingParams(skip_special_tokens=skip))
+        assert "".join(pieces) == tokenizer.decode(token_ids, skip)
+
+    check()
+
+
+LETTERS = st.text("abcd \n", max_size=20)
+LETTER_TOKENS = LETTERS.map(lambda text: byte_ids(DEMO_TOKENIZER, text.encode())) | LETTERS.map(
+    lambda text: list(DEMO_TOKENIZER.encode(text))
+)
+STOP_STRINGS = st.text("abcd\n ", min_size=1, max_size=4) | st.text(min_size=1, max_size=2)
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    random_tokens(DEMO_TOKENIZER) | LETTER_TOKENS,
+    st.lists(STOP_STRINGS, min_size=1, max_size=4),
+    st.booleans(),
+    st.integers(0, 12),
+)
+def test_the_stream_is_cut_where_a_search_of_the_whole_text_finds_a_stop_string(
+    token_ids: list[int], stop: list[str], include: bool, min_tokens: int
+) -> None:
+    params = SamplingParams(stop=stop, max_tokens=None, include_stop_str_in_output=include, min_tokens=min_tokens)
+    pieces, streamer = stream(DEMO_TOKENIZER, token_ids, params)
+    certain, _ = stream(DEMO_TOKENIZER, token_ids, SamplingParams(max_tokens=None))
+    text = "".join(certain)
+    # Text that was certain by the last of min_tokens tokens ends no stop string; finish() comes after all tokens.
+    num_exempt = len("".join(certain if len(token_ids) <= min_tokens else certain[:min_tokens]))
+    match = search_naively(text, stop, num_exempt + 1)
+    if match is None:
+        assert ("".join(pieces), streamer.stop_string) == (text, None)
+    else:
+        end = match[0] + (len(match[1]) if include else 0)
+        assert ("".join(pieces), streamer.stop_string) == (text[:end], match[1])
+
+
+def test_text_comes_with_the_token_that_makes_it_certain() -> None:
+    token_ids = list(DEMO_TOKENIZER.encode("a picture of a"))
+    pieces, _ = stream(DEMO_TOKENIZER, token_ids, SamplingParams(stop=["\n\n"]))
+    assert pieces == [*(DEMO_TOKENIZER.decode([token_id]) for token_id in token_ids), ""]
+
+
+def test_half_a_character_is_never_sent() -> None:
+    token_ids = byte_ids(DEMO_TOKENIZER, "😀".encode()) + list(DEMO_TOKENIZER.encode("a"))
+    pieces, _ = stream(DEMO_TOKENIZER, token_ids, SamplingParams())
+    assert pieces == ["", "", "", "", "😀a", ""]
+
+
+def test_a_skipped_special_token_does_not_part_the_bytes_of_a_character() -> None:
+    first, *rest = byte_ids(DEMO_TOKENIZER, "é".encode())
+    pieces, _ = stream(DEMO_TOKENIZER, [first, 0, *rest], SamplingParams())
+    assert "".join(pieces) == "é" == DEMO_TOKENIZER.decode([first, 0, *rest])
+
+
+def test_what_may_begin_a_stop_string_is_held_until_it_does_not() -> None:
+    token_ids = byte_ids(DEMO_TOKENIZER, b"x")
+    for character in "STOx":
+        token_ids += [*DEMO_TOKENIZER.encode(character)]
+    pieces, streamer = stream(DEMO_TOKENIZER, token_ids, SamplingParams(stop="STOP"))
+    assert "".join(pieces) == "xSTOx"
+    assert streamer.stop_string is None
+    assert not any("S" in piece and "x" not in piece[1:] for piece in pieces)
+
+
+def test_a_text_that_ends_while_a_stop_string_forms_is_complete() -> None:
+    pieces, streamer = stream(DEMO_TOKENIZER, list(DEMO_TOKENIZER.encode("a ST")), SamplingParams(stop="STOP"))
+    assert "".join(pieces) == "a ST"
+    assert streamer.stop_string is None
+
+
+def test_of_two_stop_strings_that_end_together_the_longer_is_cut() -> None:
+    pieces, streamer = stream(DEMO_TOKENIZER, list(DEMO_TOKENIZER.encode("xabc")), SamplingParams(stop=["bc", "abc"]))
+    assert ("".join(pieces), streamer.stop_string) == ("x", "abc")
+
+
+@pytest.mark.parametrize(("include", "expected"), [(False, "a"), (True, "a<eos>")])
+def test_a_stop_token_is_part_of_the_text_only_if_asked_for(include: bool, expected: str) -> None:
+    streamer = TextStreamer(
+        DEMO_TOKENIZER, SamplingParams(skip_special_tokens=False, include_stop_str_in_output=include)
+    )
+    (token_id,) = DEMO_TOKENIZER.encode("a")
+    assert streamer.push(token_id) + streamer.push(1, is_stop_token=True) + streamer.finish() == expected
