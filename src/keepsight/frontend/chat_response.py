@@ -1,0 +1,129 @@
+"""The bodies that `/v1/chat/completions` and `/v1/models` answer with, in OpenAI's shapes.
+
+Fields that are UNSET do not appear in the JSON, those that are None appear as null: OpenAI's clients tell them apart.
+"""
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+FinishReason = Literal["stop", "length"]
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    cached_tokens: int = 0
+    image_tokens: int | UnsetType = UNSET
+    text_tokens: int | UnsetType = UNSET
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+
+    @classmethod
+    def count(cls, num_prompt_tokens: int, num_completion_tokens: int, num_image_tokens: int = 0) -> "Usage":
+        details = PromptTokensDetails(image_tokens=num_image_tokens, text_tokens=num_prompt_tokens - num_image_tokens)
+        return cls(
+            prompt_tokens=num_prompt_tokens,
+            completion_tokens=num_completion_tokens,
+            total_tokens=num_prompt_tokens + num_completion_tokens,
+            prompt_tokens_details=details,
+        )
+
+
+class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    token: str
+    logprob: float
+    bytes: list[int]  # a token may be less than a character, which `token` cannot show
+
+    @classmethod
+    def of_bytes(cls, token_bytes: bytes, logprob: float) -> "TopLogprob":
+        return cls(token=token_bytes.decode(errors="replace"), logprob=_to_finite(logprob), bytes=list(token_bytes))
+
+
+class ContentLogprob(TopLogprob, frozen=True, kw_only=True):
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    message: ChatMessage
+    finish_reason: FinishReason
+    logprobs: ChoiceLogprobs | None = None
+    stop_reason: int | str | None = None  # vLLM's: which stop string or stop token it was
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    delta: ChatDelta
+    finish_reason: FinishReason | None = None
+    logprobs: ChoiceLogprobs | None = None
+    stop_reason: int | str | None | UnsetType = UNSET
+
+
+class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """With `stream_options.include_usage`, `usage` is null in all chunks but the last, which has no choices."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None | UnsetType = UNSET
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    created: int
+    owned_by: str = "keepsight"
+    max_model_len: int | UnsetType = UNSET
+    object: Literal["model"] = "model"
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
+    error: ErrorDetail
+
+
+def _to_finite(logprob: float) -> float:
+    """JSON has no -inf; OpenAI writes -9999.0 for a token that cannot come."""
+    return max(logprob, -9999.0)

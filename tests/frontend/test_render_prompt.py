@@ -1,0 +1,228 @@
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keepsight.errors import ChatTemplateError, CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
+from keepsight.frontend.render_prompt import ChatTemplate
+from keepsight.frontend.tokenizer import Tokenizer
+from tests.frontend.gemma_like import DEMO, load_processor
+
+URL = "data:image/png;base64,AAAA"
+PICTURE = {"type": "image_url", "image_url": {"url": URL}}
+NO_TOKENS: Mapping[str, str] = {}
+
+
+class InProcessPicture:
+    """Stands for a PIL image: anything that JSON cannot hold."""
+
+
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+def demo_template() -> ChatTemplate:
+    return ChatTemplate.from_checkpoint(DEMO, Tokenizer.from_checkpoint(DEMO).special_tokens)
+
+
+def render(source: str, messages: Any = None, **options: Any) -> str:
+    messages = [{"role": "user", "content": "hi"}] if messages is None else messages
+    return ChatTemplate(source, NO_TOKENS).render(messages, **options).text
+
+
+CONTENTS = st.one_of(
+    st.text(max_size=8), st.lists(st.text(max_size=6).map(text_part) | st.just(PICTURE), min_size=1, max_size=4)
+)
+CONVERSATIONS = st.tuples(st.booleans(), st.lists(CONTENTS, min_size=1, max_size=4)).map(
+    lambda drawn: (
+        ([{"role": "system", "content": "Be brief. "}] if drawn[0] else [])
+        + [{"role": ("user", "assistant")[index % 2], "content": content} for index, content in enumerate(drawn[1])]
+    )
+)
+
+
+def test_the_text_is_that_of_transformers() -> None:
+    template, processor = demo_template(), load_processor(DEMO)
+
+    @settings(max_examples=200, deadline=None)
+    @given(CONVERSATIONS, st.booleans())
+    def check(messages: list[dict[str, Any]], generate: bool) -> None:
+        expected = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
+        assert template.render(messages, add_generation_prompt=generate).text == expected
+
+    check()
+
+
+def test_pictures_are_kept_in_their_order_with_their_places() -> None:
+    first, second = InProcessPicture(), InProcessPicture()
+    messages = [
+        user(text_part("a"), PICTURE, text_part("b"), {"type": "image_pil", "image_pil": first}),
+        {"role": "assistant", "content": "ok"},
+        user(
+            {"type": "image", "image": second}, {"type": "image", "url": "u"}, {"type": "image_url", "image_url": "v"}
+        ),
+    ]
+    rendered = demo_template().render(messages)
+    marker = "<start_of_image>"
+    assert f"user\na{marker}b{marker}<end_of_turn>" in rendered.text
+    assert rendered.text.count(marker) == 5
+    assert [(picture.source, picture.field) for picture in rendered.pictures] == [
+        (URL, "messages[0].content[1].image_url.url"),
+        (first, "messages[0].content[3].image_pil"),
+        (second, "messages[2].content[0].image"),
+        ("u", "messages[2].content[1].url"),
+        ("v", "messages[2].content[2].image_url"),
+    ]
+
+
+def test_the_template_sees_neither_urls_nor_objects() -> None:
+    messages = [user(PICTURE, {"type": "image_pil", "image_pil": InProcessPicture()}, text_part("x"))]
+    seen = json.loads(render("{{ messages | tojson }}", messages))
+    assert seen == [user({"type": "image"}, {"type": "image"}, text_part("x"))]
+
+
+def test_the_templates_own_refusal_is_the_message() -> None:
+    with pytest.raises(
+        ChatTemplateError, match="messages: the chat template refused them: Conversation roles must alt"
+    ):
+        demo_template().render([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}])
+
+
+def test_any_error_inside_a_template_is_a_template_error() -> None:
+    for source in ("{{ messages[7].content }}", "{{ 1 / 0 }}", "{{ messages + 1 }}", "{{ ''.__class__.mro() }}"):
+        with pytest.raises(ChatTemplateError):
+            render(source)
+
+
+def test_a_template_that_writes_without_end_is_cut_off() -> None:
+    source = "{% for a in range(99999) %}{% for b in range(99999) %}{% if b < 0 %}x{% endif %}{% endfor %}y{% endfor %}"
+    with pytest.raises(ChatTemplateError, match="more than 30 characters"):
+        render(source.replace("b < 0", "b >= 0"), max_characters=30)
+    with pytest.raises(ChatTemplateError, match="more than 5 characters"):
+        render("{{ messages[0].content * 3 }}", max_characters=5)
+    assert render("{{ messages[0].content * 3 }}", max_characters=6) == "hihihi"
+
+
+def test_the_environment_is_that_of_transformers() -> None:
+    assert render("{% for a in [1, 2, 3] %}{% if a == 2 %}{% break %}{% endif %}{{ a }}{% endfor %}") == "1"
+    assert render("{{ {'a': '<é>'} | tojson }}") == '{"a": "<é>"}'
+    assert render("{{ strftime_now('%Y') }}") == str(datetime.now().year)
+    assert render("{% if true %}\n  {% if true %}\nx\n{% endif %}\n{% endif %}\n") == "x\n"
+    assert render("a{% generation %}{% set b = 1 %}b{% endgeneration %}c") == "abc"
+    assert render("{% set n = namespace(a=1) %}{% set n.a = n.a + 1 %}{{ n.a }}") == "2"
+    for escape in ("{% set n = namespace(__class__=1) %}", "{% set n = namespace() %}{% set n._a = 1 %}"):
+        with pytest.raises(ChatTemplateError, match="namespace"):
+            render(escape)
+
+
+def test_a_developer_is_a_system_to_templates_that_know_none() -> None:
+    messages = [{"role": "developer", "content": "x"}]
+    assert render("{{ messages[0].role }}", messages) == "system"
+    assert render("{# developer #}{{ messages[0].role }}", messages) == "developer"
+
+
+def test_empty_fields_of_an_earlier_answer_are_accepted_and_a_name_reaches_the_template() -> None:
+    answer = {
+        "role": "assistant",
+        "content": "a",
+        "refusal": None,
+        "tool_calls": None,
+        "annotations": [],
+        "audio": None,
+    }
+    assert render("{{ messages | tojson }}", [answer]) == '[{"role": "assistant", "content": "a"}]'
+    assert render("{{ messages[0].name }}", [{"role": "user", "content": "a", "name": "Ann"}]) == "Ann"
+
+
+@pytest.mark.parametrize(
+    ("messages", "field", "said"),
+    [
+        (None, "messages", "a list"),
+        ("hi", "messages", "a list"),
+        ([], "messages", "empty"),
+        (["hi"], "messages[0]", "an object"),
+        ([{"content": "a"}], "messages[0].role", "a role"),
+        ([{"role": 1, "content": "a"}], "messages[0].role", "not 1"),
+        ([{"role": "user"}], "messages[0].content", "not None"),
+        ([{"role": "user", "content": 3}], "messages[0].content", "not 3"),
+        ([{"role": "user", "content": b"x"}], "messages[0].content", "a string"),
+        ([user()], "messages[0].content", "empty"),
+        ([{"role": "user", "content": "a"}, user("b")], "messages[1].content[0]", "an object"),
+        ([{"role": "user", "content": "a"}, user({"type": "video"})], "messages[1].content[0].type", "text, image_url"),
+        ([user({"text": "a"})], "messages[0].content[0].type", "not None"),
+        ([user({"type": ["text"]})], "messages[0].content[0].type", "list"),
+        ([user(text_part("a"), {"type": "text"})], "messages[0].content[1].text", "a string"),
+        ([user({"type": "image_url"})], "messages[0].content[0].image_url", "an object"),
+        ([user({"type": "image_url", "image_url": {}})], "messages[0].content[0].image_url.url", "a URL"),
+        ([user({"type": "image_url", "image_url": ""})], "messages[0].content[0].image_url", "a URL"),
+        ([user({"type": "image_pil", "image_pil": "x"})], "messages[0].content[0].image_pil", "LLM.chat"),
+        ([user({"type": "image"})], "messages[0].content[0].image", "a URL"),
+        ([user({"type": "image", "image": {}})], "messages[0].content[0].image", "a URL"),
+        ([user({"type": "image", "image": "u", "url": "v"})], "messages[0].content[0].url", "together"),
+    ],
+)  # fmt: skip
+def test_a_wrong_message_is_refused_with_its_path(messages: Any, field: str, said: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=said) as caught:
+        demo_template().render(messages)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ({"role": "assistant", "content": "a", "tool_calls": [{}]}, "messages[0].tool_calls"),
+        ({"role": "user", "content": "a", "colour": "red"}, "messages[0].colour"),
+        (user({"type": "text", "text": "a", "cache_control": {}}), "messages[0].content[0].cache_control"),
+        (user(PICTURE | {"image_url": {"url": "u", "detail": "low"}}), "messages[0].content[0].image_url.detail"),
+        (user(PICTURE | {"uuid": "1"}), "messages[0].content[0].uuid"),
+    ],
+)  # fmt: skip
+def test_a_field_that_nobody_serves_is_refused_by_name(message: Any, field: str) -> None:
+    with pytest.raises(UnsupportedFieldError) as caught:
+        demo_template().render([message])
+    assert caught.value.field == field
+
+
+def write(directory: Path, **files: Any) -> ChatTemplate:
+    for name, content in files.items():
+        path = directory / name.replace("__", ".")
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return ChatTemplate.from_checkpoint(directory, NO_TOKENS)
+
+
+def test_the_template_is_found_wherever_checkpoints_keep_it(tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "from a list"}]
+    assert write(tmp_path, tokenizer_config__json={"chat_template": named}).source == "from a list"
+    assert write(tmp_path, tokenizer_config__json={"chat_template": "from config"}).source == "from config"
+    assert write(tmp_path, chat_template__json={"chat_template": "from json"}).source == "from json"
+    assert write(tmp_path, chat_template__jinja="from jinja").source == "from jinja"
+
+
+def test_without_a_template_only_chat_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ChatTemplateError, match="no chat template"):
+        write(tmp_path, tokenizer_config__json={}).render([{"role": "user", "content": "a"}])
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"chat_template__jinja": "{% for %}"}, "does not compile"),
+        ({"chat_template__json": "{"}, "not valid JSON"),
+        ({"chat_template__json": {}}, "chat_template: must be a string"),
+        ({"tokenizer_config__json": {"chat_template": 3}}, "chat_template: must be a string"),
+        ({"tokenizer_config__json": {"chat_template": {"a": "x", "b": "y"}}}, "none of .* is named 'default'"),
+    ],
+)
+def test_a_broken_template_names_its_file(tmp_path: Path, files: dict[str, Any], said: str) -> None:
+    with pytest.raises(CheckpointConfigError, match=said) as caught:
+        write(tmp_path, **files)
+    assert caught.value.path.parent == tmp_path
