@@ -131,7 +131,7 @@ def test_a_developer_is_a_system_to_templates_that_know_none() -> None:
 
 
 def test_empty_fields_of_an_earlier_answer_are_accepted_and_a_name_reaches_the_template() -> None:
-    answer = {
+    answer: dict[str, Any] = {
         "role": "assistant",
         "content": "a",
         "refusal": None,

@@ -13,8 +13,8 @@ import msgspec
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.sampling_params import SamplingParams
 
-_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*)`(?: - at `\$\.?(?P<at>.*)`)?", re.DOTALL)
-_AT_PATH = re.compile(r"(?P<message>.*) - at `(?:key in )?\$\.?(?P<path>.*)`", re.DOTALL)
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.?(?P<at>.*)`)?", re.DOTALL)
+_AT_PATH = re.compile(r"(?P<message>.*) - at `\$\.?(?P<path>.*)`", re.DOTALL)
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,6 +62,7 @@ class _RefusedFields(msgspec.Struct, frozen=True, kw_only=True):
     prompt_cache_retention: Any = None
     prompt_logprobs: Any = None
     reasoning_effort: Any = None
+    request_id: Any = None
     response_format: Any = None
     return_token_ids: Any = None
     return_tokens_as_token_ids: Any = None
@@ -142,7 +143,6 @@ class ChatRequest(_RefusedFields, frozen=True, kw_only=True, forbid_unknown_fiel
     # Labels and hints: by their own definition they never change an answer.
     metadata: dict[str, str] | None = None
     prompt_cache_key: str | None = None
-    request_id: str | None = None
     safety_identifier: str | None = None
     user: str | None = None
 

@@ -37,11 +37,14 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     logprob: float
-    bytes: list[int]  # a token may be less than a character, which `token` cannot show
+    # A token may be less than a character, which `token` cannot show.
+    byte_values: list[int] = msgspec.field(name="bytes")
 
     @classmethod
     def of_bytes(cls, token_bytes: bytes, logprob: float) -> "TopLogprob":
-        return cls(token=token_bytes.decode(errors="replace"), logprob=_to_finite(logprob), bytes=list(token_bytes))
+        return cls(
+            token=token_bytes.decode(errors="replace"), logprob=_to_finite(logprob), byte_values=list(token_bytes)
+        )
 
 
 class ContentLogprob(TopLogprob, frozen=True, kw_only=True):
@@ -86,7 +89,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     delta: ChatDelta
     finish_reason: FinishReason | None = None
     logprobs: ChoiceLogprobs | None = None
-    stop_reason: int | str | None | UnsetType = UNSET
+    stop_reason: int | str | UnsetType | None = UNSET
 
 
 class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +99,7 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     model: str
     choices: list[ChatChunkChoice]
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 
