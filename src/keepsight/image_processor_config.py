@@ -115,23 +115,21 @@ def _read_json_object(path: Path) -> dict[str, Any]:
 
 def _check_steps(path: Path, values: dict[str, Any]) -> None:
     for name in ("do_resize", "do_rescale", "do_normalize"):
-        # null means the processor's default, which is true for all three.
-        if values.get(name) not in (None, True):
+        # To the reference null means false here; only an absent value means the default.
+        if values.get(name, True) is not True:
             raise CheckpointConfigError(path, f"{name}: only true is supported, got {values[name]!r}")
 
 
 def _fields_from_json(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields that the file sets; nulls are left to the defaults.
+    """The fields that the file sets; a null is refused where the reference would fail on it.
 
     The pan-and-scan values of the file are not read: Gemma3Processor passes its own with every call, whatever the file
     says, and that is the reference.
     """
-    fields = {
-        name: values[name]
-        for name in ("resample", "image_mean", "image_std", "rescale_factor")
-        if values.get(name) is not None
+    fields: dict[str, Any] = {
+        name: values[name] for name in ("resample", "image_mean", "image_std", "rescale_factor") if name in values
     }
-    if values.get("size") is not None:
+    if "size" in values:
         fields["height"], fields["width"] = _height_and_width(values["size"])
     return fields
 

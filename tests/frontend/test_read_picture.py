@@ -1,0 +1,292 @@
+"""Headers, pixels and refusals; the pixels against transformers' `load_image` and `convert_to_rgb`."""
+
+import io
+import struct
+import warnings
+import zlib
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFile, PngImagePlugin
+
+from keepsight.errors import PictureError, PictureTooLargeError, UnreadablePictureError, UnsupportedPictureError
+from keepsight.frontend import read_picture
+from keepsight.frontend.read_picture import PictureSource, decode_picture, read_header
+from keepsight.media import Geometry
+from keepsight.requests import Pixels
+from tests.frontend.sample_pictures import (
+    ENCODINGS,
+    ORIENTATION,
+    PIL_MODES,
+    SIZES,
+    encode,
+    encode_turned,
+    random_picture,
+)
+
+SIZE = (61, 43)
+FULL_FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "AVIF")  # those that carry an orientation
+
+
+def reference_of(source: PictureSource) -> Pixels:
+    """What reaches the resize of the reference."""
+    from transformers.image_transforms import convert_to_rgb
+    from transformers.image_utils import load_image
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        image = load_image(Image.open(io.BytesIO(source))) if isinstance(source, bytes) else source
+        pixels: Any = convert_to_rgb(image, return_numpy=True)
+    return cast(Pixels, pixels)
+
+
+def assert_as_the_reference(source: PictureSource) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        header, pixels = read_header(source, "picture"), decode_picture(source, "picture")
+    assert pixels.dtype == np.uint8
+    assert pixels.shape == (header.geometry.height, header.geometry.width, 3)
+    assert np.array_equal(pixels, reference_of(source))
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_bytes_are_decoded_as_load_image_does(encoding: str) -> None:
+    for size in SIZES:
+        assert_as_the_reference(ENCODINGS[encoding](size))
+
+
+@pytest.mark.parametrize("mode", PIL_MODES)
+def test_a_pil_image_is_converted_as_the_processor_does(mode: str) -> None:
+    assert_as_the_reference(random_picture(mode, SIZE))
+
+
+def test_transparency_is_dropped_from_bytes_and_shows_white_in_a_pil_image() -> None:
+    clear_red = Image.new("RGBA", (2, 2), (255, 0, 0, 0))
+    assert decode_picture(encode(clear_red, "PNG"))[0, 0].tolist() == [255, 0, 0]
+    assert decode_picture(clear_red)[0, 0].tolist() == [255, 255, 255]
+
+
+def test_the_transparent_colour_of_a_png_becomes_white() -> None:
+    red = Image.new("RGB", (2, 2), (255, 0, 0))
+    data = encode(red, "PNG", transparency=(255, 0, 0))
+    assert decode_picture(data)[0, 0].tolist() == [255, 255, 255]
+    assert_as_the_reference(data)
+
+
+def test_sixteen_bit_colour_is_what_pillow_makes_of_it() -> None:
+    samples = np.random.default_rng(0).integers(0, 65536, (5, 7, 3)).astype(">u2")
+    rows = b"".join(b"\0" + row.tobytes() for row in samples)
+    header = struct.pack(">IIBBBBB", 7, 5, 16, 2, 0, 0, 0)
+    data = png(chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)))
+    assert_as_the_reference(data)
+    assert np.array_equal(decode_picture(data), samples >> 8)
+
+
+@pytest.mark.parametrize("format_", FULL_FORMATS)
+@pytest.mark.parametrize("orientation", range(10))
+def test_every_orientation_is_turned_upright(format_: str, orientation: int) -> None:
+    data = encode_turned(random_picture("RGB", SIZE), format_, orientation)
+    assert_as_the_reference(data)
+    upright = Geometry(43, 61) if 5 <= orientation <= 8 else Geometry(61, 43)
+    assert read_header(data, "picture").geometry == upright
+
+
+def test_an_orientation_given_in_xmp_is_turned_upright() -> None:
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf tiff:Orientation="6"/></x:xmpmeta>'
+    for format_ in ("JPEG", "WEBP", "TIFF"):
+        options: dict[str, Any] = {"tiffinfo": {700: xmp}} if format_ == "TIFF" else {"xmp": xmp}
+        data = encode(random_picture("RGB", SIZE), format_, **options)
+        assert_as_the_reference(data)
+        assert read_header(data, "picture").geometry == Geometry(43, 61)
+
+
+def test_a_pil_image_is_taken_as_it_lies() -> None:
+    image = Image.open(io.BytesIO(encode_turned(random_picture("RGB", SIZE), "JPEG", 6)))
+    assert_as_the_reference(image)
+    assert read_header(image, "picture").geometry == Geometry(61, 43)
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def png(*chunks: bytes) -> bytes:
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks) + chunk(b"IEND", b"")
+
+
+def late_metadata() -> dict[str, bytes]:
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    content = exif.tobytes()
+    profile = f"\nexif\n{len(content):8}\n{content.hex()}\n".encode()
+    return {
+        "eXIf": chunk(b"eXIf", content.removeprefix(b"Exif\0\0")),
+        "zTXt": chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(profile)),
+        "iTXt": chunk(b"iTXt", b'XML:com.adobe.xmp\0\0\0\0\0<rdf tiff:Orientation="8"/>'),
+    }
+
+
+@pytest.mark.parametrize("kind", ["eXIf", "zTXt", "iTXt"])
+def test_a_png_whose_orientation_follows_its_pixels_is_measured_without_decoding(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = encode(random_picture("RGB", SIZE), "PNG")
+    end = data.index(b"IEND") - 4
+    data = data[:end] + late_metadata()[kind] + data[end:]
+    assert_as_the_reference(data)
+    monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", lambda self: pytest.fail("decoded"))
+    assert read_header(data, "picture").geometry == Geometry(43, 61)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_reading_a_header_decodes_nothing(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: pytest.fail("decoded"))
+    header = read_header(ENCODINGS[encoding](SIZE), "picture")
+    assert {header.geometry.width, header.geometry.height} == set(SIZE)
+    assert header.format == encoding.split()[0].upper()
+
+
+def refusal_of(source: PictureSource, max_pixels: int = 10_000_000) -> PictureError:
+    """The same from the header as from decoding."""
+    refusals = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in (read_header, decode_picture):
+            with pytest.raises(PictureError) as caught:
+                step(source, "messages[0].content[1]", max_pixels)
+            refusals.append(caught.value)
+    assert str(refusals[0]) == str(refusals[1])
+    assert refusals[0].field == "messages[0].content[1]"
+    return refusals[0]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"P", b"<svg/>", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"%!PS-Adobe"]
+)
+def test_what_is_no_picture_is_refused_with_its_length(data: bytes) -> None:
+    refusal = refusal_of(data)
+    assert isinstance(refusal, UnreadablePictureError)
+    assert f"{len(data)} bytes" in str(refusal)
+
+
+def test_a_picture_without_pixels_is_refused() -> None:
+    assert "0 x 7" in str(refusal_of(Image.new("RGB", (0, 7))))
+    header = struct.pack(">IIBBBBB", 0, 7, 8, 2, 0, 0, 0)
+    assert isinstance(refusal_of(png(chunk(b"IHDR", header))), UnreadablePictureError)
+
+
+@pytest.mark.parametrize("format_", ["GIF", "PNG", "WEBP", "TIFF", "AVIF"])
+def test_more_than_one_frame_is_refused(format_: str) -> None:
+    frames = [random_picture("RGB", SIZE, seed) for seed in range(3)]
+    refusal = refusal_of(encode(frames[0], format_, save_all=True, append_images=frames[1:]))
+    assert isinstance(refusal, UnsupportedPictureError)
+    assert "more than 1 frame" in str(refusal)
+
+
+def test_an_mpo_is_the_photograph_at_its_front() -> None:
+    frames = [random_picture("RGB", SIZE, seed) for seed in range(2)]
+    data = encode(frames[0], "MPO", save_all=True, append_images=frames[1:])
+    assert read_header(data, "picture").format == "MPO"
+    assert_as_the_reference(data)
+
+
+@pytest.mark.parametrize("mode", ["I", "I;16", "F"])
+def test_grey_deeper_than_eight_bits_is_refused(mode: str) -> None:
+    image = Image.new(mode, SIZE)
+    sources: list[PictureSource] = [image, encode(image, "TIFF")]
+    for source in sources:
+        refusal = refusal_of(source)
+        assert isinstance(refusal, UnsupportedPictureError)
+        assert mode in str(refusal)
+        assert "8 bits" in str(refusal)
+
+
+def test_too_many_pixels_are_refused_with_the_numbers() -> None:
+    sources: list[PictureSource] = [Image.new("L", (40, 30)), encode(Image.new("L", (40, 30)), "PNG")]
+    for source in sources:
+        assert read_header(source, "picture", max_pixels=1200)
+        refusal = refusal_of(source, max_pixels=1199)
+        assert isinstance(refusal, PictureTooLargeError)
+        assert refusal.status == 413
+        assert "40 x 30 pixels are 1200, at most 1199" in str(refusal)
+
+
+@pytest.mark.parametrize("side", [10_000, 60_000])
+def test_the_warnings_and_errors_of_pillow_about_bombs_do_not_leak(side: int) -> None:
+    claimed = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    assert isinstance(refusal_of(png(chunk(b"IHDR", claimed), chunk(b"IDAT", b""))), PictureTooLargeError)
+    gif = b"GIF89a" + struct.pack("<HHBBB", side, side, 0, 0, 0) + b"," + struct.pack("<HHHHBB", 0, 0, 1, 1, 0, 2)
+    assert isinstance(refusal_of(gif), PictureTooLargeError)
+
+
+def test_a_jpeg_cut_anywhere_is_refused_or_is_what_the_reference_makes_of_it() -> None:
+    for options in ({}, {"progressive": True}):
+        data = encode(random_picture("RGB", SIZE), "JPEG", **options)
+        num_refused = 0
+        for length in range(len(data)):
+            cut = data[:length]
+            try:
+                expected: Pixels | None = reference_of(cut)
+            except Exception:
+                expected = None
+            if expected is None:
+                num_refused += 1
+                with pytest.raises(UnreadablePictureError):
+                    decode_picture(cut)
+            else:
+                assert np.array_equal(decode_picture(cut), expected)
+        assert num_refused > len(data) - 10
+
+
+@pytest.mark.parametrize("format_", ["PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF"])
+def test_a_picture_cut_in_half_is_refused(format_: str) -> None:
+    data = encode(random_picture("RGB", SIZE), format_)
+    with pytest.raises(UnreadablePictureError, match=f"{len(data) // 2} bytes"):
+        decode_picture(data[: len(data) // 2])
+
+
+def test_a_damaged_jpeg_is_what_the_reference_makes_of_it() -> None:
+    data = bytearray(encode(random_picture("RGB", SIZE), "JPEG"))
+    data[-200] ^= 0xFF
+    assert_as_the_reference(bytes(data))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, on damaged TIFF and EXIF
+def test_random_damage_gives_pixels_or_a_refusal_and_nothing_else() -> None:
+    rng = np.random.default_rng(0)
+    for make in ENCODINGS.values():
+        original = make((17, 13))
+        for _ in range(30):
+            data = bytearray(original)
+            for position in rng.integers(0, len(data), 3):
+                data[position] = rng.integers(0, 256)
+            try:
+                header, pixels = read_header(bytes(data), "picture"), decode_picture(bytes(data))
+            except PictureError:
+                continue
+            assert pixels.shape == (header.geometry.height, header.geometry.width, 3)
+
+
+@pytest.mark.parametrize("make", [ENCODINGS["jpeg L"], ENCODINGS["jpeg 4:2:0"], ENCODINGS["jpeg turned"]])
+def test_ordinary_jpegs_take_the_fast_path_and_equal_pillow(make: Callable[[tuple[int, int]], bytes]) -> None:
+    pytest.importorskip("simplejpeg")
+    for size in SIZES:
+        data = make(size)
+        header = read_header(data, "picture")
+        assert read_picture._try_fast_jpeg(data, header) is not None
+        assert_as_the_reference(data)
+
+
+@pytest.mark.parametrize("encoding", ["jpeg RGB", "jpeg CMYK"])
+def test_jpegs_of_other_colours_are_left_to_pillow(encoding: str) -> None:
+    data = ENCODINGS[encoding](SIZE)
+    assert read_picture._try_fast_jpeg(data, read_header(data, "picture")) is None
+
+
+def test_without_simplejpeg_the_pixels_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = ENCODINGS["jpeg turned"](SIZE)
+    fast = decode_picture(data)
+    monkeypatch.setattr(read_picture, "simplejpeg", None)
+    assert np.array_equal(decode_picture(data), fast)

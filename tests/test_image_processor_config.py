@@ -1,0 +1,216 @@
+"""The two files of a checkpoint, their nulls and their faults; parity with transformers' own reading."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from keepsight.errors import CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
+from keepsight.frontend.pan_and_scan import plan_crops
+from keepsight.image_processor_config import ImageProcessorConfig
+from keepsight.media import Geometry
+
+# As Google publishes it with gemma-3-4b-it.
+PUBLISHED: dict[str, Any] = {
+    "do_convert_rgb": None,
+    "do_normalize": True,
+    "do_pan_and_scan": None,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_processor_type": "Gemma3ImageProcessor",
+    "image_seq_length": 256,
+    "image_std": [0.5, 0.5, 0.5],
+    "pan_and_scan_max_num_crops": None,
+    "pan_and_scan_min_crop_size": None,
+    "pan_and_scan_min_ratio_to_activate": None,
+    "processor_class": "Gemma3Processor",
+    "resample": 2,
+    "rescale_factor": 0.00392156862745098,
+    "size": {"height": 896, "width": 896},
+}
+DEMO = Path(__file__).parents[1] / "src" / "keepsight" / "demo" / "checkpoint"
+
+
+def write(directory: Path, values: object, name: str = "preprocessor_config.json") -> Path:
+    (directory / name).write_text(json.dumps(values))
+    return directory
+
+
+def read(directory: Path, **overrides: Any) -> ImageProcessorConfig:
+    config = ImageProcessorConfig.from_checkpoint(directory, **overrides)
+    assert config is not None
+    return config
+
+
+def test_the_published_file_gives_the_published_values(tmp_path: Path) -> None:
+    assert read(write(tmp_path, PUBLISHED)) == ImageProcessorConfig(height=896, width=896)
+
+
+def test_the_demo_checkpoint_is_readable() -> None:
+    assert read(DEMO).width > 0
+
+
+def test_a_text_only_checkpoint_has_none(tmp_path: Path) -> None:
+    assert ImageProcessorConfig.from_checkpoint(tmp_path) is None
+    write(tmp_path, {"image_seq_length": 256}, "processor_config.json")
+    assert ImageProcessorConfig.from_checkpoint(tmp_path) is None
+
+
+def test_the_nested_section_goes_before_the_older_file(tmp_path: Path) -> None:
+    write(tmp_path, PUBLISHED)
+    write(tmp_path, {"image_processor": {**PUBLISHED, "resample": 3}}, "processor_config.json")
+    assert read(tmp_path).resample == 3
+
+
+def test_a_processor_config_without_the_section_leaves_the_older_file_in_force(tmp_path: Path) -> None:
+    write(tmp_path, {**PUBLISHED, "resample": 3})
+    write(tmp_path, {"image_seq_length": 256}, "processor_config.json")
+    assert read(tmp_path).resample == 3
+
+
+PRESENT = ("size", "resample", "image_mean", "image_std", "rescale_factor")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {name: value for name, value in PUBLISHED.items() if name not in PRESENT},
+        {**PUBLISHED, "size": 448},
+        {**PUBLISHED, "size": [448, 224]},
+        {**PUBLISHED, "image_mean": 0.25, "image_std": [0.1, 0.2, 0.3], "rescale_factor": 0.1, "resample": 3},
+        {**PUBLISHED, "do_convert_rgb": True, "do_center_crop": None, "unknown_to_anybody": 1},
+    ],
+)
+def test_the_values_are_those_that_transformers_reads(tmp_path: Path, values: dict[str, Any]) -> None:
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    write(tmp_path, values)
+    ours = read(tmp_path)
+    reference: Any = Gemma3ImageProcessorPil.from_pretrained(tmp_path)
+    assert (ours.height, ours.width) == (reference.size["height"], reference.size["width"])
+    assert (ours.resample, ours.rescale_factor) == (reference.resample, reference.rescale_factor)
+    for name in ("image_mean", "image_std"):
+        value = getattr(reference, name)
+        assert getattr(ours, name) == (tuple(value) if isinstance(value, list | tuple) else (value,) * 3)
+
+
+@pytest.mark.parametrize("name", PRESENT)
+def test_a_null_on_which_the_reference_fails_is_refused(tmp_path: Path, name: str) -> None:
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    write(tmp_path, {**PUBLISHED, name: None})
+    with pytest.raises(ValueError):
+        Gemma3ImageProcessorPil.from_pretrained(tmp_path)(Image.new("RGB", (9, 9)))
+    with pytest.raises(CheckpointConfigError, match=name):
+        read(tmp_path)
+
+
+def test_pan_and_scan_in_the_file_is_overruled_as_gemma3processor_does(tmp_path: Path) -> None:
+    from transformers import Gemma3Processor
+
+    shutil.copytree(DEMO, tmp_path / "demo")
+    path = tmp_path / "demo" / "preprocessor_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "do_pan_and_scan": True}))
+    processor = Gemma3Processor.from_pretrained(path.parent)
+    wide = Image.new("RGB", (900, 300))
+    pixels = processor(text="<start_of_image>", images=[wide], return_tensors="pt")["pixel_values"]
+    config = read(path.parent)
+    assert len(pixels) == 1 + len(plan_crops(Geometry(*wide.size), config)) == 1
+    assert {name: getattr(config, name, True) for name in processor.images_kwargs} == processor.images_kwargs
+
+
+def test_overrides_go_before_the_file(tmp_path: Path) -> None:
+    config = read(write(tmp_path, PUBLISHED), do_pan_and_scan=True, backend="pil")
+    assert (config.do_pan_and_scan, config.backend) == (True, "pil")
+
+
+def test_a_request_may_change_fields_and_the_original_stays(tmp_path: Path) -> None:
+    config = read(write(tmp_path, PUBLISHED))
+    assert config.with_overrides(do_pan_and_scan=True).do_pan_and_scan
+    assert not config.do_pan_and_scan
+
+
+def test_an_unknown_override_is_refused_by_name(tmp_path: Path) -> None:
+    config = read(write(tmp_path, PUBLISHED))
+    with pytest.raises(UnsupportedFieldError, match="do_something") as caught:
+        config.with_overrides(do_something=True)
+    assert caught.value.field == "do_something"
+    with pytest.raises(UnsupportedFieldError, match="do_something"):
+        read(tmp_path, do_something=True)
+
+
+@pytest.mark.parametrize("name", ["do_resize", "do_rescale", "do_normalize"])
+def test_a_step_that_is_switched_off_is_refused_with_file_and_field(tmp_path: Path, name: str) -> None:
+    for value in (False, None):
+        with pytest.raises(CheckpointConfigError, match=rf"preprocessor_config\.json: {name}"):
+            read(write(tmp_path, {**PUBLISHED, name: value}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("size", {"shortest_edge": 896}),
+        ("size", "large"),
+        ("size", {"height": 0, "width": 896}),
+        ("resample", 9),
+        ("resample", "bilinear"),
+        ("resample", True),
+        ("image_mean", [0.5, 0.5]),
+        ("image_mean", "grey"),
+        ("image_std", [0.5, 0.0, 0.5]),
+        ("image_std", 0),
+        ("rescale_factor", 0),
+        ("rescale_factor", "1/255"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_with_file_and_field(tmp_path: Path, field: str, value: object) -> None:
+    named = "height" if isinstance(value, dict) and "height" in value else field
+    with pytest.raises(CheckpointConfigError, match=rf"preprocessor_config\.json: {named}:"):
+        read(write(tmp_path, {**PUBLISHED, field: value}))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "\ufeff{}"])
+def test_a_file_that_is_no_json_object_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(text)
+    with pytest.raises(CheckpointConfigError, match=r"preprocessor_config\.json"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("height", 0),
+        ("width", 1.5),
+        ("do_pan_and_scan", 1),
+        ("pan_and_scan_min_crop_size", 0),
+        ("pan_and_scan_max_num_crops", -1),
+        ("pan_and_scan_min_ratio_to_activate", 0),
+        ("pan_and_scan_min_ratio_to_activate", float("nan")),
+        ("backend", "opencv"),
+    ],
+)
+def test_a_callers_value_that_cannot_be_is_the_callers_mistake(tmp_path: Path, field: str, value: object) -> None:
+    write(tmp_path, PUBLISHED)
+    for make in (read(tmp_path).with_overrides, lambda **changes: read(tmp_path, **changes)):
+        with pytest.raises(InvalidArgumentError) as caught:
+            make(**{field: value})
+        assert caught.value.field == field
+
+
+def test_a_resample_that_only_pillow_has_needs_its_backend(tmp_path: Path) -> None:
+    write(tmp_path, {**PUBLISHED, "resample": 5})
+    assert read(tmp_path, backend="pil").resample == 5
+    with pytest.raises(CheckpointConfigError, match="torchvision"):
+        read(tmp_path)
+
+
+def test_lists_become_tuples_so_that_equal_configurations_hash_equally() -> None:
+    of_lists = ImageProcessorConfig(image_mean=[0.5, 0.5, 0.5])  # type: ignore[arg-type]
+    assert hash(of_lists) == hash(ImageProcessorConfig())
+    assert dataclasses.replace(of_lists) == of_lists
