@@ -30,10 +30,9 @@ class Tokenizer:
         self.bos_token_id = self._find_named_id("bos_token")
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self._bos_prefix = (self.bos_token_id,) if bos and self.bos_token_id is not None else ()
-        self._added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
-        self._special_ids = frozenset(
-            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
-        )
+        added = backend.get_added_tokens_decoder()
+        self._added = [token.content for token in added.values()]
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._bytes_of_ids = _find_byte_tokens(backend)
 
     @classmethod
