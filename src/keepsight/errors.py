@@ -30,6 +30,11 @@ class UnsupportedFieldError(InvalidArgumentError):
     code = "unsupported_field"
 
 
+class BodyTooLargeError(InvalidArgumentError):
+    status = 413
+    code = "body_too_large"
+
+
 class ModelNotFoundError(InvalidArgumentError):
     status = 404
     code = "model_not_found"

@@ -3,7 +3,6 @@
 Knows nothing of pixels or tensors.  `TokenSpan` is the only place where spans are compared.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -58,8 +57,3 @@ class MediaItem:
     span: TokenSpan
     geometry: Geometry
     modality: str = "image"
-
-
-def spans_are_disjoint(spans: Sequence[TokenSpan]) -> bool:
-    ordered = sorted(spans)
-    return all(not left.overlaps(right) for left, right in zip(ordered, ordered[1:], strict=False))

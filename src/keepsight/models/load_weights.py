@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from keepsight.errors import CheckpointConfigError, CheckpointError, TensorMismatchError, UnreadableTensorsError
-from keepsight.models.json_fields import JsonFields
+from keepsight.json_fields import JsonFields
 from keepsight.models.layers import WeightSlot
 
 INDEX_FILE = "model.safetensors.index.json"

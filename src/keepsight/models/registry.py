@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from keepsight.errors import CheckpointError, UnknownArchitectureError
+from keepsight.json_fields import JsonFields
 from keepsight.models.gemma3.config import ARCHITECTURES as GEMMA3_ARCHITECTURES
 from keepsight.models.gemma3.model import Gemma3
-from keepsight.models.json_fields import JsonFields
 from keepsight.models.layers import Placement
 from keepsight.models.model import Model
 

@@ -4,7 +4,7 @@ Pages are handed out here as long as there is no scheduler: the choices of one r
 prompt and nothing outlives the request.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -40,7 +40,7 @@ class ModelRunner:
         self.model, self.normalizer, self.end_ids, self.max_model_len = model, normalizer, end_ids, max_model_len
         self.attention = PagedAttention()
 
-    def generate(self, request: EngineRequest) -> Iterator[TokenOutput]:
+    def generate(self, request: EngineRequest) -> Generator[TokenOutput, None, None]:
         """The tokens of all choices as they are sampled; closing the iterator abandons the request."""
         choices, store = self._lay_out(request)
         logits = self._compute_prompt(request, store, choices)

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from keepsight.models.json_fields import JsonFields
+from keepsight.json_fields import JsonFields
 
 ARCHITECTURES = ("Gemma3ForConditionalGeneration", "Gemma3ForCausalLM")
 ACTIVATIONS = ("gelu_pytorch_tanh", "gelu", "silu")

@@ -1,0 +1,22 @@
+"""Keepsight: a multimodal inference server that never does the same media work twice.
+
+`LLM` is imported when first asked for: it brings torch, and most of the package needs none.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from keepsight.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from keepsight.llm import LLM
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LLM":
+        from keepsight.llm import LLM
+
+        return LLM
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,41 @@
+"""`keepsight generate`: one question, one answer on standard output."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from keepsight.cli.model_arguments import add_model_arguments, config_from
+from keepsight.errors import InvalidArgumentError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", help="what to ask")
+    parser.add_argument("--model", help="a checkpoint's folder (default: the demo checkpoint)")
+    parser.add_argument("--image", action="append", default=[], type=Path, help="a picture; may be given several times")
+    parser.add_argument("--max-tokens", type=int, default=256, help="longest answer (default: 256)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default: 0)")
+    parser.add_argument("--seed", type=int, help="makes a temperature above 0 repeatable")
+    add_model_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    config = config_from(arguments)
+    content: list[dict[str, Any]] = [
+        {"type": "image_pil", "image_pil": _read_picture(path)} for path in arguments.image
+    ]
+    content.append({"type": "text", "text": arguments.prompt})
+
+    from keepsight.llm import LLM  # after everything that can be refused without torch
+    from keepsight.sampling_params import SamplingParams
+
+    params = SamplingParams(temperature=arguments.temperature, max_tokens=arguments.max_tokens, seed=arguments.seed)
+    llm = LLM.from_config(config)
+    print(llm.chat([{"role": "user", "content": content}], params)[0].outputs[0].text)
+    return 0
+
+
+def _read_picture(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidArgumentError("--image", f"cannot read {path}: {error.strerror}") from error

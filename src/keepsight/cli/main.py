@@ -1,0 +1,39 @@
+"""The `keepsight` command: finds the subcommand, turns our own errors into one clear line."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from keepsight import __version__
+from keepsight.errors import KeepsightError
+
+# Imported only when called: most need neither torch nor a web server.
+COMMANDS = {
+    "serve": "start the server",
+    "generate": "ask the model once, with or without pictures",
+    "demo-picture": "draw a picture for the demo model, and print what is true of it",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    parser = argparse.ArgumentParser(prog="keepsight", description="A multimodal inference server.")
+    parser.add_argument("--version", action="version", version=f"keepsight {__version__}")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, summary in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        if name in arguments[:1]:
+            import_module(_module_name(name)).add_arguments(subparser)
+    parsed = parser.parse_args(arguments)
+    try:
+        return int(import_module(_module_name(parsed.command)).run(parsed))
+    except KeepsightError as error:
+        print(f"keepsight {parsed.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _module_name(command: str) -> str:
+    return f"keepsight.cli.{command.replace('-', '_')}"

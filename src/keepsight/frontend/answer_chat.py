@@ -1,0 +1,120 @@
+"""The answer to a chat request in OpenAI's form, whole or as a stream of server-sent events."""
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+import msgspec
+
+from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
+from keepsight.frontend.chat_request import ChatRequest
+from keepsight.frontend.chat_response import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatDelta,
+    ChatMessage,
+    ChoiceLogprobs,
+    ContentLogprob,
+    TopLogprob,
+    Usage,
+)
+from keepsight.frontend.engine_client import EngineClient
+from keepsight.frontend.tokenizer import Tokenizer
+from keepsight.requests import EngineRequest, TokenOutput
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ChatAnswer:
+    """One request on its way through the engine."""
+
+    def __init__(self, asked: ChatRequest, request: EngineRequest, tokenizer: Tokenizer, model_name: str) -> None:
+        self._asked, self._request, self._tokenizer, self._model_name = asked, request, tokenizer, model_name
+        self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
+        self._num_tokens = 0
+
+    async def whole(self, engine: EngineClient) -> ChatCompletion:
+        choices: list[list[AnswerPiece]] = [[] for _ in range(self._request.sampling_params.n)]
+        async with aclosing(self._pieces(engine)) as pieces:
+            async for piece in pieces:
+                choices[piece.choice].append(piece)
+        return ChatCompletion(
+            id=self._id,
+            created=self._created,
+            model=self._model_name,
+            choices=[self._choice(index, own) for index, own in enumerate(choices)],
+            usage=self._usage(),
+        )
+
+    async def events(self, engine: EngineClient) -> AsyncGenerator[bytes, None]:
+        for index in range(self._request.sampling_params.n):
+            yield self._event(ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content="")))
+        async with aclosing(self._pieces(engine)) as pieces:
+            async for piece in pieces:
+                # A token may add no text yet; its log-probability is told all the same.
+                if piece.text or piece.finish_reason or piece.token.logprobs:
+                    yield self._event(self._chunk_choice(piece))
+        if self._asked.includes_usage:
+            yield self._event(usage=self._usage())
+        yield b"data: [DONE]\n\n"
+
+    async def _pieces(self, engine: EngineClient) -> AsyncGenerator[AnswerPiece, None]:
+        assembler = AnswerAssembler(self._tokenizer, self._request.sampling_params)
+        async with aclosing(engine.generate(self._request)) as tokens:
+            async for token in tokens:
+                if piece := assembler.push(token):
+                    self._num_tokens += 1
+                    yield piece
+                if assembler.is_finished:
+                    return
+
+    def _usage(self) -> Usage:
+        num_image_tokens = sum(item.span.length for item in self._request.media)
+        return Usage.count(len(self._request.token_ids), self._num_tokens, num_image_tokens)
+
+    def _choice(self, index: int, pieces: Sequence[AnswerPiece]) -> ChatChoice:
+        last = pieces[-1]
+        assert last.finish_reason is not None
+        return ChatChoice(
+            index=index,
+            message=ChatMessage(content="".join(piece.text for piece in pieces)),
+            finish_reason=last.finish_reason,
+            logprobs=self._logprobs([piece.token for piece in pieces]),
+            stop_reason=last.stop_reason,
+        )
+
+    def _chunk_choice(self, piece: AnswerPiece) -> ChatChunkChoice:
+        return ChatChunkChoice(
+            index=piece.choice,
+            delta=ChatDelta(content=piece.text) if piece.text else ChatDelta(),
+            finish_reason=piece.finish_reason,
+            logprobs=self._logprobs([piece.token]),
+            stop_reason=msgspec.UNSET if piece.finish_reason is None else piece.stop_reason,
+        )
+
+    def _event(self, choice: ChatChunkChoice | None = None, usage: Usage | None = None) -> bytes:
+        chunk = ChatCompletionChunk(
+            id=self._id,
+            created=self._created,
+            model=self._model_name,
+            choices=[] if choice is None else [choice],
+            usage=usage if self._asked.includes_usage else msgspec.UNSET,
+        )
+        return b"data: " + _encode(chunk) + b"\n\n"
+
+    def _logprobs(self, tokens: Sequence[TokenOutput]) -> ChoiceLogprobs | None:
+        if not self._asked.logprobs:
+            return None
+        return ChoiceLogprobs(content=[self._token_logprobs(token) for token in tokens])
+
+    def _token_logprobs(self, token: TokenOutput) -> ContentLogprob:
+        assert token.logprobs is not None
+        sampled, *top = [
+            TopLogprob.of_bytes(self._tokenizer.token_bytes(each.token_id), each.logprob) for each in token.logprobs
+        ]
+        return ContentLogprob(
+            token=sampled.token, logprob=sampled.logprob, byte_values=sampled.byte_values, top_logprobs=top
+        )

@@ -1,0 +1,113 @@
+"""The HTTP face: routes, bodies in, errors out.  What an endpoint does lies in the modules it calls."""
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from keepsight import __version__
+from keepsight.errors import BodyTooLargeError, InvalidArgumentError, ModelNotFoundError
+from keepsight.frontend.answer_chat import ChatAnswer
+from keepsight.frontend.chat_request import ChatRequest, parse_chat_request
+from keepsight.frontend.chat_response import ErrorDetail, ErrorResponse, ModelCard, ModelList
+from keepsight.frontend.engine_client import EngineClient
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.requests import EngineRequest
+
+logger = logging.getLogger(__name__)
+MAX_BODY_BYTES = 100 * 2**20
+
+
+class Api:
+    def __init__(self, preparer: RequestPreparer, engine: EngineClient, model_name: str) -> None:
+        self._preparer, self._engine, self._model_name = preparer, engine, model_name
+        self._card = ModelCard(id=model_name, created=int(time.time()), max_model_len=preparer.max_model_len)
+
+    async def chat_completions(self, http: Request) -> Response:
+        asked = parse_chat_request(await _read_body(http))
+        self._check_model(asked.model)
+        request = await run_in_threadpool(self._prepare, asked)
+        answer = ChatAnswer(asked, request, self._preparer.tokenizer, self._model_name)
+        if asked.stream:
+            return StreamingResponse(answer.events(self._engine), media_type="text/event-stream")
+        return _json(await answer.whole(self._engine))
+
+    async def models(self, _http: Request) -> Response:
+        return _json(ModelList(data=[self._card]))
+
+    async def model(self, http: Request) -> Response:
+        self._check_model(http.path_params["model"])
+        return _json(self._card)
+
+    async def health(self, _http: Request) -> Response:
+        return _json({"status": "ok"})
+
+    async def version(self, _http: Request) -> Response:
+        return _json({"version": __version__})
+
+    def _prepare(self, asked: ChatRequest) -> EngineRequest:
+        overrides: dict[str, Any] = {}
+        if asked.do_pan_and_scan is not None:
+            overrides["do_pan_and_scan"] = asked.do_pan_and_scan
+        return self._preparer.prepare_chat(asked.messages, asked.to_sampling_params(), overrides)
+
+    def _check_model(self, name: str | None) -> None:
+        if name not in (None, self._model_name):
+            raise ModelNotFoundError("model", f"{name!r} is not served here, {self._model_name!r} is")
+
+
+def create_app(preparer: RequestPreparer, engine: EngineClient, model_name: str) -> Starlette:
+    api = Api(preparer, engine, model_name)
+    return Starlette(
+        routes=[
+            Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
+            Route("/v1/models", api.models),
+            Route("/v1/models/{model:path}", api.model),
+            Route("/health", api.health),
+            Route("/version", api.version),
+        ],
+        exception_handlers={
+            InvalidArgumentError: _refuse,
+            HTTPException: _refuse_http,
+            Exception: _fail,
+        },
+    )
+
+
+async def _read_body(http: Request) -> bytes:
+    body = bytearray()
+    async for chunk in http.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise BodyTooLargeError("body", f"exceeds {MAX_BODY_BYTES} bytes")
+    return bytes(body)
+
+
+async def _refuse(_http: Request, error: Exception) -> Response:
+    assert isinstance(error, InvalidArgumentError)
+    detail = ErrorDetail(message=str(error), type="invalid_request_error", param=error.field, code=error.code)
+    return _json(ErrorResponse(error=detail), status=error.status)
+
+
+async def _refuse_http(_http: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    detail = ErrorDetail(message=error.detail, type="invalid_request_error")
+    return _json(ErrorResponse(error=detail), status=error.status_code, headers=error.headers)
+
+
+async def _fail(http: Request, _error: Exception) -> Response:
+    logger.error("%s %s failed", http.method, http.url.path)  # uvicorn logs the traceback
+    detail = ErrorDetail(message="the server failed to answer; its log says why", type="server_error")
+    return _json(ErrorResponse(error=detail), status=500)
+
+
+def _json(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, JSONResponse.media_type)

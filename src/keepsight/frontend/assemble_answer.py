@@ -1,0 +1,53 @@
+"""The tokens of a request's choices become their texts, and each choice ends exactly once.
+
+An engine knows stop tokens and lengths; stop strings are found here, where the text is.
+"""
+
+from dataclasses import dataclass
+
+from keepsight.frontend.stream_text import TextStreamer
+from keepsight.frontend.tokenizer import Tokenizer
+from keepsight.requests import FinishReason, TokenOutput
+from keepsight.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPiece:
+    """What one token added to one choice."""
+
+    token: TokenOutput
+    text: str
+    finish_reason: FinishReason | None = None
+    # The stop string or the caller's own stop token that ended the choice.
+    stop_reason: str | int | None = None
+
+    @property
+    def choice(self) -> int:
+        return self.token.choice
+
+
+class AnswerAssembler:
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+        self._streamers = {choice: TextStreamer(tokenizer, params) for choice in range(params.n)}
+        self._stop_token_ids = frozenset(params.stop_token_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        return not self._streamers
+
+    def push(self, token: TokenOutput) -> AnswerPiece | None:
+        """None for a token of a choice that has ended: the engine learns of stop strings later than we do."""
+        streamer = self._streamers.get(token.choice)
+        if streamer is None:
+            return None
+        ends_by_token = token.finish_reason == "stop"
+        text = streamer.push(token.token_id, is_stop_token=ends_by_token)
+        if token.finish_reason is not None and streamer.stop_string is None:
+            text += streamer.finish()
+        if streamer.stop_string is None and token.finish_reason is None:
+            return AnswerPiece(token, text)
+        del self._streamers[token.choice]
+        if streamer.stop_string is not None:
+            return AnswerPiece(token, text, "stop", streamer.stop_string)
+        is_callers = ends_by_token and token.token_id in self._stop_token_ids
+        return AnswerPiece(token, text, token.finish_reason, token.token_id if is_callers else None)

@@ -1,0 +1,33 @@
+"""What `LLM` returns: the shapes that vLLM's users know."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None
+    # The stop string or token id that ended the answer, None for the end-of-sequence token.
+    stop_reason: str | int | None = None
+    cumulative_logprob: float | None = None
+    # For each token: the sampled one and the most likely ones, by id.
+    logprobs: tuple[Mapping[int, Logprob], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    finished: bool = True

@@ -1,0 +1,106 @@
+"""Who may import whom.  The rules keep each place ignorant of what it does not need."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "src" / "keepsight"
+SMALL_NOUNS = {
+    "keepsight.config",
+    "keepsight.errors",
+    "keepsight.image_processor_config",
+    "keepsight.json_fields",
+    "keepsight.media",
+    "keepsight.outputs",
+    "keepsight.requests",
+    "keepsight.sampling_params",
+}
+# The one step of the frontend that may use torch, on the CPU.
+RESIZES_PIXELS = "frontend/preprocess_image.py"
+WEB = re.compile(r"^(starlette|uvicorn|fastapi)\b")
+
+
+def modules(folder: str = "") -> Iterator[tuple[str, set[str]]]:
+    """Each module's path within the package, and the names of all that it imports, wherever in the file."""
+    for path in sorted((PACKAGE / folder).rglob("*.py")):
+        yield str(path.relative_to(PACKAGE)), set(imports(path))
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def offenders(folder: str, forbidden: str, but: str = "") -> list[str]:
+    pattern = re.compile(forbidden)
+    return [
+        f"{name} imports {module}"
+        for name, imported in modules(folder)
+        if name != but
+        for module in sorted(imported)
+        if pattern.match(module)
+    ]
+
+
+def test_the_package_lies_where_this_test_looks() -> None:
+    assert len(list(modules())) > 30
+
+
+@pytest.mark.parametrize("folder", ["scheduling", "ipc"])
+def test_decisions_and_messages_never_import_torch(folder: str) -> None:
+    assert not offenders(folder, r"torch\b")
+
+
+def test_the_frontend_uses_torch_only_where_it_resizes_pixels() -> None:
+    assert not offenders("frontend", r"torch\b", but=RESIZES_PIXELS)
+    assert not re.search(r"cuda|\.to\(", (PACKAGE / RESIZES_PIXELS).read_text())
+
+
+def test_the_frontend_knows_nothing_of_the_engine() -> None:
+    assert not offenders("frontend", r"keepsight\.(scheduling|runner|models|engine|llm|cli)\b")
+
+
+def test_models_import_nothing_of_the_package_but_small_nouns() -> None:
+    allowed = (*SMALL_NOUNS, "keepsight.models")
+    for name, imported in modules("models"):
+        for module in imported:
+            assert not module.startswith("keepsight") or module.startswith(allowed), f"{name} imports {module}"
+
+
+def test_small_nouns_import_only_one_another_and_the_demo_s_path() -> None:
+    for noun in SMALL_NOUNS:
+        path = PACKAGE / f"{noun.removeprefix('keepsight.')}.py"
+        for module in imports(path):
+            assert not module.startswith(("torch", "transformers")), f"{noun} imports {module}"
+            if module.startswith("keepsight."):
+                assert module.startswith((*SMALL_NOUNS, "keepsight.demo")), f"{noun} imports {module}"
+
+
+def test_the_web_framework_appears_only_in_the_frontend_and_where_it_is_started() -> None:
+    for name, imported in modules():
+        if not name.startswith("frontend/") and name != "cli/serve.py":
+            assert not any(WEB.match(module) for module in imported), name
+
+
+def test_nothing_needs_transformers_torchvision_or_pickle() -> None:
+    assert not offenders("", r"(transformers|torchvision|pickle|cloudpickle|dill|shelve|marshal)\b")
+
+
+def test_there_is_no_utils_module() -> None:
+    assert not [name for name, _ in modules() if Path(name).stem in ("utils", "helpers", "common", "misc")]
+
+
+def test_importing_the_package_and_the_command_brings_no_torch() -> None:
+    program = "import sys, keepsight, keepsight.cli.main; assert 'torch' not in sys.modules, 'torch was imported'"
+    subprocess.run([sys.executable, "-c", program], check=True)
