@@ -7,7 +7,7 @@ vocabulary or of a context length; those limits belong to who knows them.
 import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -218,6 +218,3 @@ def _to_biased_id(key: object) -> int:
     is_digits = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10
     token_id: int = _TOKEN_ID.accept(f"logit_bias[{key!r}]", int(str(key)) if is_digits else key)
     return token_id
-
-
-FIELD_NAMES = tuple(each.name for each in fields(SamplingParams))
