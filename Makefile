@@ -1,0 +1,46 @@
+# Everything that a fresh machine with Python 3.11+ and make needs.  `make serve` and `make test` install by themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
+# For bit-for-bit comparison only, so it lies where nothing finds it by accident.
+TORCHVISION := $(VENV)/torchvision-reference
+
+.PHONY: install install-test serve test check bench clean
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch comes first and pinned, or another package's wish would bring another build of it.
+$(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) torch
+	$(PIP) -e '.[fast]'
+	touch $@
+
+$(VENV)/installed-test: $(VENV)/installed
+	$(PIP) -e '.[fast,test]'
+	test -d $(TORCHVISION) || $(PIP) --no-deps --target $(TORCHVISION) torchvision
+	touch $@
+
+install: $(VENV)/installed
+
+install-test: $(VENV)/installed-test
+
+serve: install
+	$(BIN)/keepsight serve $(ARGS)
+
+test: install-test
+	$(BIN)/python -m pytest -n auto $(ARGS)
+
+check: install-test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_architecture.py
+
+bench: install-test
+	$(BIN)/python benchmarks/preprocess.py
+	$(BIN)/python benchmarks/cold_time.py
+
+clean:
+	rm -rf $(VENV) build dist
