@@ -226,13 +226,13 @@ def _as_load_image(image: Image.Image) -> Image.Image:
     if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
         # `convert` would drop it too, with a warning to whoever runs the server.
         del image.info["transparency"]
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")  # it would copy
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     """transformers' `convert_to_rgb`: what is transparent shows white."""
     if "A" not in image.getbands() and image.info.get("transparency") is None:
-        return image.convert("RGB")
+        return image if image.mode == "RGB" else image.convert("RGB")
     white = Image.new("RGBA", image.size, (255, 255, 255, 255))
     return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
 

@@ -1,0 +1,132 @@
+"""Bytes to normalised floats, one picture and one thread at a time, against both backends of transformers.
+
+    PYTHONPATH=src:. python benchmarks/preprocess.py [--torchvision FOLDER] [--runs 15]
+
+FOLDER holds torchvision 0.28 (`pip install --no-deps --target FOLDER torchvision==0.28.0`); without it the default
+backend of transformers cannot run beside a CPU torch and its rows are left out.  Times are of the processor, not of the
+clock on the wall, and the contestants take turns, so that a busy machine disturbs neither more than the other.
+"""
+
+import argparse
+import io
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from tests.frontend.torchvision_reference import import_torchvision
+
+from keepsight.frontend.preprocess_image import resize_pixels
+from keepsight.frontend.read_picture import decode_picture
+from keepsight.image_processor_config import Backend, ImageProcessorConfig
+from keepsight.requests import Pixels
+from keepsight.runner.normalize_pixels import PixelNormalizer
+
+DEFAULT_TORCHVISION = Path(__file__).parents[1] / ".venv" / "torchvision-reference"
+Step = Callable[[bytes], Any]
+
+BACKENDS: tuple[Backend, ...] = ("torchvision", "pil")
+SIDE = 896
+
+
+def photograph(width: int, height: int) -> Image.Image:
+    """Smooth shapes under fine noise, which compresses about as photographs do."""
+    rng = np.random.default_rng(0)
+    coarse = rng.integers(0, 256, (height // 16, width // 16, 3), dtype=np.uint8)
+    smooth = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
+    noise = rng.integers(-8, 9, smooth.shape)
+    return Image.fromarray((smooth + noise).clip(0, 255).astype(np.uint8))
+
+
+def page(width: int, height: int) -> Image.Image:
+    """Blots of black on white, as a scanned page has them."""
+    grey = photograph(width, height).convert("L")
+    return grey.point([0] * 100 + [255] * 156).convert("RGB")
+
+
+def encode(image: Image.Image, format_: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format_, **options)
+    return buffer.getvalue()
+
+
+def pictures() -> dict[str, bytes]:
+    return {
+        "4000x3000 JPEG": encode(photograph(4000, 3000), "JPEG", quality=90),
+        "1024x768 JPEG": encode(photograph(1024, 768), "JPEG", quality=90),
+        "1275x1650 PNG page": encode(page(1275, 1650), "PNG"),
+    }
+
+
+def median_ms(steps: Sequence[Step], data: bytes, runs: int) -> list[float]:
+    """The median time of each, measured in turn."""
+    times: list[list[float]] = [[] for _ in steps]
+    for run in range(runs + 2):
+        for step, of_step in zip(steps, times, strict=True):
+            start = time.process_time()
+            step(data)
+            if run >= 2:
+                of_step.append(time.process_time() - start)
+    return [statistics.median(of_step) * 1e3 for of_step in times]
+
+
+def our_steps(backend: Backend) -> tuple[Step, Step]:
+    config = ImageProcessorConfig(height=SIDE, width=SIDE, backend=backend)
+    normalize = PixelNormalizer(config, "cpu", torch.float32)
+    batch = torch.empty(1, SIDE, SIDE, 3, dtype=torch.uint8)
+
+    def to_uint8(data: bytes) -> Pixels:
+        return resize_pixels(decode_picture(data), config)
+
+    def to_floats(data: bytes) -> torch.Tensor:
+        batch[0].numpy()[:] = to_uint8(data)
+        return normalize(batch)
+
+    return to_uint8, to_floats
+
+
+def reference_step(backend: Backend) -> Step:
+    from transformers.image_utils import load_image
+    from transformers.models.gemma3 import image_processing_gemma3, image_processing_pil_gemma3
+
+    make: Any = (
+        image_processing_gemma3.Gemma3ImageProcessor
+        if backend == "torchvision"
+        else image_processing_pil_gemma3.Gemma3ImageProcessorPil
+    )
+    processor = make(size={"height": SIDE, "width": SIDE}, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    return lambda data: processor(load_image(Image.open(io.BytesIO(data))), return_tensors="pt")["pixel_values"]
+
+
+def print_table(backends: Sequence[Backend], runs: int) -> None:
+    print("| picture | backend | transformers ms | Keepsight ms | ratio | of that, bytes to uint8 ms |")
+    print("|---|---|---|---|---|---|")
+    for name, data in pictures().items():
+        for backend in backends:
+            steps = (reference_step(backend), *our_steps(backend))
+            theirs, uint8, floats = median_ms(steps, data, runs)
+            print(f"| {name} | {backend} | {theirs:.1f} | {floats:.1f} | {theirs / floats:.2f} | {uint8:.1f} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--torchvision", type=Path, default=DEFAULT_TORCHVISION)
+    parser.add_argument("--runs", type=int, default=15)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    backends = BACKENDS
+    if (arguments.torchvision / "torchvision").is_dir():
+        import_torchvision(arguments.torchvision)
+    else:
+        print(f"no torchvision in {arguments.torchvision}: its backend is left out", file=sys.stderr)
+        backends = ("pil",)
+    print_table(backends, arguments.runs)
+
+
+if __name__ == "__main__":
+    main()
