@@ -50,7 +50,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Each prompt is a text, or a mapping: `prompt` or `prompt_token_ids`, and `multi_modal_data={"image": [...]}`."""
+        """A prompt is a text, or a mapping: `prompt` or `prompt_token_ids`, `multi_modal_data={"image": [...]}`."""
         listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
         pairs = list(zip(listed, _params_for_each(sampling_params, len(listed)), strict=True))
         return self._run_all((self._prepare_prompt(prompt, params) for prompt, params in pairs), len(pairs), use_tqdm)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from keepsight.errors import CheckpointConfigError, PictureCountError, ReservedTokenError
-from keepsight.frontend.checkpoint_files import get_optional_int, read_json_object, read_optional_json_object
 from keepsight.frontend.tokenizer import Tokenizer
+from keepsight.json_fields import get_optional_int, read_json_object, read_optional_json_object
 from keepsight.media import TokenSpan
 
 DEFAULT_TOKENS_PER_IMAGE = 256  # transformers' own, for checkpoints that name no number

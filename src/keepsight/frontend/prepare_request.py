@@ -11,7 +11,6 @@ from typing import Any
 
 from keepsight.config import Config
 from keepsight.errors import InvalidArgumentError, PictureCountError, PromptTooLongError
-from keepsight.frontend.checkpoint_files import get_optional_int, read_json_object
 from keepsight.frontend.expand_prompt import ExpandedPrompt, ImagePromptFormat, PromptExpander
 from keepsight.frontend.fetch_media import fetch_media
 from keepsight.frontend.pan_and_scan import plan_crops
@@ -21,6 +20,7 @@ from keepsight.frontend.read_picture import PictureSource, decode_picture, read_
 from keepsight.frontend.render_prompt import ChatTemplate
 from keepsight.frontend.tokenizer import Tokenizer
 from keepsight.image_processor_config import ImageProcessorConfig
+from keepsight.json_fields import get_optional_int, read_json_object
 from keepsight.media import CropBox, Geometry, MediaItem
 from keepsight.requests import EngineRequest, Pixels
 from keepsight.sampling_params import SamplingParams

@@ -20,8 +20,8 @@ import jinja2.sandbox
 import jinja2.utils
 
 from keepsight.errors import ChatTemplateError, CheckpointConfigError
-from keepsight.frontend.checkpoint_files import read_json_object, read_optional_json_object
 from keepsight.frontend.read_messages import PicturePart, TemplateMessage, read_messages
+from keepsight.json_fields import read_json_object, read_optional_json_object
 
 MAX_RENDERED_CHARACTERS = 64 * 2**20
 

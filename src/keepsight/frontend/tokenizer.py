@@ -12,7 +12,7 @@ from typing import Any
 import tokenizers
 
 from keepsight.errors import CheckpointConfigError, InvalidArgumentError
-from keepsight.frontend.checkpoint_files import check_is_count, read_optional_json_object
+from keepsight.json_fields import check_is_count, read_optional_json_object
 
 # Each of these decodes a token without looking at its neighbours, except that ByteFallback joins a run of byte tokens.
 _STREAMABLE_DECODERS = frozenset({"Replace", "ByteFallback", "Fuse"})
