@@ -1,0 +1,163 @@
+"""How long a picture never seen before takes on this CPU, beside the least that its arithmetic can take.
+
+    python benchmarks/cold_time.py [--threads 2] [--runs 5]
+
+Times taken in turn so that a busy machine slows all alike: Keepsight's encoder and prefill of one 896x896 picture
+with a 12-layer, 576-wide tower and a 12-layer, 640-wide decoder; transformers' on the same weights; and the bare matrix
+products and attention at those shapes in torch, nothing between them.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+from keepsight.media import TokenSpan
+from keepsight.models.attention import AttentionBatch, RequestSlice
+from keepsight.models.gemma3.model import Gemma3
+from keepsight.models.layers import Placement
+from keepsight.models.paged_attention import PagedAttention
+from keepsight.runner.kv_block_store import KvBlockStore
+
+VOCAB_SIZE, IMAGE_TOKEN, NUM_WORDS, BLOCK_SIZE = 8192, 8191, 24, 16
+VISION = {
+    "hidden_size": 576, "intermediate_size": 2152, "num_hidden_layers": 12, "num_attention_heads": 8,
+    "image_size": 896, "patch_size": 14, "vision_use_head": False,
+}  # fmt: skip
+TEXT = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 12,
+    "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "query_pre_attn_scalar": 256,
+    "sliding_window": 512, "max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+class Contest:
+    """One picture in the middle of a prompt, and three ways to its first token's logits."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        config = Gemma3Config(
+            text_config=TEXT, vision_config=VISION, mm_tokens_per_image=256,
+            image_token_index=IMAGE_TOKEN, boi_token_index=VOCAB_SIZE - 2, eoi_token_index=VOCAB_SIZE - 3,
+        )  # fmt: skip
+        self.reference = Gemma3ForConditionalGeneration(config).eval()
+        _fill(self.reference)
+        with tempfile.TemporaryDirectory() as directory:
+            self.reference.save_pretrained(directory)
+            place = Placement(torch.device("cpu"), torch.float32)
+            self.model = Gemma3.from_checkpoint(Path(directory), place)
+        words = torch.randint(10, VOCAB_SIZE - 10, (2, NUM_WORDS // 2))
+        self.token_ids = torch.cat((words[0], torch.full((256,), IMAGE_TOKEN), words[1]))
+        self.span = TokenSpan(NUM_WORDS // 2, 256)
+        self.pixels = torch.rand(1, 896, 896, 3) * 2 - 1
+        num_blocks = -(-len(self.token_ids) // BLOCK_SIZE)
+        self.blocks = tuple(range(num_blocks))
+        self.store = KvBlockStore(self.model.shape, num_blocks, BLOCK_SIZE, place)
+
+    def keepsight(self) -> Tensor:
+        encoded = self.encode()
+        embeddings = self.model.embed_tokens(self.token_ids)
+        embeddings[self.span.start : self.span.end] = encoded[0]
+        piece = RequestSlice(0, len(self.token_ids), self.blocks, (self.span,))
+        batch = AttentionBatch([piece], BLOCK_SIZE, "cpu")
+        hidden = self.model.compute(embeddings, PagedAttention(), self.store.layers, batch)
+        return self.model.logits(hidden[-1:])
+
+    def encode(self) -> Tensor:
+        return self.model.encode_images(self.pixels)
+
+    def transformers(self) -> Tensor:
+        output: Any = self.reference(
+            input_ids=self.token_ids[None],
+            pixel_values=self.pixels.permute(0, 3, 1, 2),
+            token_type_ids=(self.token_ids == IMAGE_TOKEN).long()[None],
+            logits_to_keep=1,
+            use_cache=True,
+        )
+        return output.logits[0]  # type: ignore[no-any-return]
+
+    def bare(self) -> None:
+        """The products alone, with each layer's own weights, so that nothing stays in the caches unfairly."""
+        self.bare_encoder()
+        num_tokens = len(self.token_ids)
+        inputs = {width: torch.ones(num_tokens, width) for width in (640, 1024, 2048)}
+        heads = torch.ones(1, 4, num_tokens, 256)
+        for layer in self.model.decoder.layers:
+            for matrix in _products(layer):
+                F.linear(inputs[matrix.shape[1]], matrix)
+            F.scaled_dot_product_attention(heads, heads, heads)
+        F.linear(inputs[640][-1:], self.model.decoder.embedding)
+
+    def bare_encoder(self) -> None:
+        tower = self.model.tower
+        assert tower is not None
+        inputs = {width: torch.ones(1, 4096, width) for width in (588, 576, 2152)}
+        heads = torch.ones(1, 8, 4096, 72)
+        F.linear(inputs[588], tower.embedding.weight)
+        for layer in tower.layers:
+            for matrix in _products(layer):
+                F.linear(inputs[matrix.shape[1]], matrix)
+            F.scaled_dot_product_attention(heads, heads, heads)
+
+
+def _products(layer: torch.nn.Module) -> list[Tensor]:
+    return [weight for weight in layer.parameters() if weight.ndim == 2]
+
+
+def _fill(model: torch.nn.Module) -> None:
+    """transformers leaves the projector at zero; values of order one keep the arithmetic honest."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.normal_(0, (weight[0].numel()) ** -0.5)
+
+
+def measure(ways: dict[str, Callable[[], object]], runs: int) -> dict[str, float]:
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(runs):
+        for name, way in ways.items():
+            started = time.perf_counter()
+            way()
+            times[name].append(time.perf_counter() - started)
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--runs", type=int, default=5)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    with torch.inference_mode():
+        contest = Contest()
+        error = (contest.keepsight() - contest.transformers()).abs().max().item()
+        contest.bare()
+        medians = measure(
+            {
+                "keepsight: encoder and prefill": contest.keepsight,
+                "transformers: encoder and prefill": contest.transformers,
+                "bare products and attention": contest.bare,
+                "keepsight: encoder": contest.encode,
+                "bare encoder": contest.bare_encoder,
+            },
+            arguments.runs,
+        )
+    whole = medians["keepsight: encoder and prefill"]
+    print(f"{arguments.threads} threads, medians of {arguments.runs}, float32; logits differ by {error:.1e}")
+    for name, seconds in medians.items():
+        print(f"{name:36s} {seconds * 1000:9.0f} ms")
+    print(f"keepsight / bare          {whole / medians['bare products and attention']:.3f}")
+    print(f"keepsight / bare, encoder {medians['keepsight: encoder'] / medians['bare encoder']:.3f}")
+    print(f"keepsight / transformers  {whole / medians['transformers: encoder and prefill']:.3f}")
+
+
+if __name__ == "__main__":
+    main()
