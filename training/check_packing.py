@@ -36,7 +36,7 @@ def check_packing(checkpoint: Path) -> float:
     assert batch.pixels is not None
     with torch.no_grad():
         features = encode_patches(model, batch.pixels, random_position_rows(3, 0.0, None))
-        logits, _ = decode(model, batch, features)
+        logits = decode(model, batch, features).logits
         # The first label of each answer follows the last token of the prompt.
         firsts = logits[:: len(packer.encode("Yes.<end_of_turn>"))]
         expected = torch.stack([_own_path(model, processor, scenes, question) for question in QUESTIONS])

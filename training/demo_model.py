@@ -6,6 +6,8 @@ of a picture's tokens says where a patch lies.
 """
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,12 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from packed_conversations import NO_LABEL, Batch
-from patch_labels import GRID, NUM_CLASSES, PatchLabels
+from packed_conversations import NO_LABEL, TOKENS_PER_PICTURE, Batch
+from patch_labels import GRID, PATCH_CLASSES, SLOT_CLASSES, PatchLabels
 
 BOS_ID, EOS_ID, PAD_ID = 2, 1, 0
+# Of the decoder's six: these make out what is where, the others answer.
+EARLY_LAYERS = 2
 FOREGROUND_WEIGHT, BACKGROUND_WEIGHT = 1.0, 0.2
 
 
@@ -118,24 +122,44 @@ def save_checkpoint(model: Any, directory: Path) -> None:
 
 
 class PatchHead(nn.Module):
-    """Reads from each patch what lies under it. Thrown away after training."""
+    """Reads from each patch of the tower what lies under it. Thrown away after training."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(hidden_size, sum(NUM_CLASSES) + 2)
+        self.linear = nn.Linear(hidden_size, sum(PATCH_CLASSES) + 2)
 
     def forward(self, features: Tensor, labels: PatchLabels) -> tuple[Tensor, list[float]]:
         """The loss, and the accuracy of each kind of label on covered patches."""
-        *logits, offsets = self.linear(features).split((*NUM_CLASSES, 2), dim=-1)
+        *logits, offsets = self.linear(features).split((*PATCH_CLASSES, 2), dim=-1)
         is_covered = labels.is_covered
-        loss = F.smooth_l1_loss(offsets[is_covered], labels.offsets[is_covered], beta=0.3)
-        accuracies = []
-        for index, one in enumerate(logits):
-            target = labels.classes[..., index]
-            losses = F.cross_entropy(one.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
-            loss = loss + FOREGROUND_WEIGHT * losses[is_covered].mean() + BACKGROUND_WEIGHT * losses[~is_covered].mean()
-            accuracies.append((one.argmax(-1) == target)[is_covered].float().mean().item())
-        return loss, accuracies
+        loss, accuracies = _classify(logits, labels.classes, is_covered)
+        return loss + F.smooth_l1_loss(offsets[is_covered], labels.offsets[is_covered], beta=0.3), accuracies
+
+
+class SlotHead(nn.Module):
+    """Reads from each soft token, after the first layers of the decoder, what has its center there and in which of
+    the nine cells that is. Later layers then find things where they look for them. Thrown away after training."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, sum(SLOT_CLASSES))
+
+    def forward(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, list[float]]:
+        """`hidden` and `labels` are [pictures, soft tokens, ...]."""
+        logits = self.linear(F.rms_norm(hidden, hidden.shape[-1:])).split(SLOT_CLASSES, dim=-1)
+        return _classify(logits, labels, labels[..., 1] + labels[..., 3] > 0)
+
+
+def _classify(logits: Sequence[Tensor], labels: Tensor, is_covered: Tensor) -> tuple[Tensor, list[float]]:
+    """The sum of the losses of all kinds of label, and the accuracy of each where something is."""
+    total = torch.zeros(())
+    accuracies = []
+    for index, one in enumerate(logits):
+        target = labels[..., index]
+        losses = F.cross_entropy(one.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
+        total = total + FOREGROUND_WEIGHT * losses[is_covered].mean() + BACKGROUND_WEIGHT * losses[~is_covered].mean()
+        accuracies.append((one.argmax(-1) == target)[is_covered].float().mean().item())
+    return total, accuracies
 
 
 def random_position_rows(num_pictures: int, shifted_share: float, generator: torch.Generator | None) -> Tensor:
@@ -159,15 +183,33 @@ def encode_patches(model: Any, pixels: Tensor, position_rows: Tensor) -> Tensor:
     return features
 
 
-def decode(model: Any, batch: Batch, features: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Logits and targets of all positions that have a label: [labels, vocabulary], [labels]."""
-    embeddings = model.model.language_model.embed_tokens(batch.token_ids)
+@dataclass(frozen=True)
+class Decoded:
+    logits: Tensor  # [labels, vocabulary]
+    targets: Tensor  # [labels]
+    early_slots: Tensor | None  # [slots, soft tokens, hidden] after the first EARLY_LAYERS layers
+
+
+def decode(model: Any, batch: Batch, features: Tensor | None) -> Decoded:
+    """Runs the decoder as transformers does, and keeps what it holds at the soft tokens half way."""
+    decoder = model.model.language_model
+    hidden = decoder.embed_tokens(batch.token_ids)
+    is_soft = torch.eq(batch.token_ids, model.config.image_token_index)
     if features is not None:
         soft_tokens = model.model.multi_modal_projector(features)[batch.slot_pictures]
-        is_soft = torch.eq(batch.token_ids, model.config.image_token_index)[..., None]
-        embeddings = embeddings.masked_scatter(is_soft, soft_tokens)
-    hidden = model.model.language_model(
-        inputs_embeds=embeddings, position_ids=batch.positions, attention_mask=batch.masks, use_cache=False
-    ).last_hidden_state
+        hidden = hidden.masked_scatter(is_soft[..., None], soft_tokens)
+    kinds = decoder.config.layer_types
+    rotary = {kind: decoder.rotary_emb(hidden, batch.positions, kind) for kind in set(kinds)}
+    early_slots = None
+    for index, (layer, kind) in enumerate(zip(decoder.layers, kinds, strict=True)):
+        hidden = layer(
+            hidden,
+            attention_mask=batch.masks[kind],
+            position_embeddings=rotary[kind],
+            position_ids=batch.positions,
+            past_key_values=None,
+        )
+        if features is not None and index + 1 == EARLY_LAYERS:
+            early_slots = hidden[is_soft].view(len(batch.slot_pictures), TOKENS_PER_PICTURE, -1)
     is_labelled = batch.labels != NO_LABEL
-    return model.lm_head(hidden[is_labelled]), batch.labels[is_labelled]
+    return Decoded(model.lm_head(decoder.norm(hidden[is_labelled])), batch.labels[is_labelled], early_slots)

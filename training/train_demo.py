@@ -23,10 +23,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from conversations import Conversation, ConversationMaker
-from demo_model import PatchHead, build_model, decode, encode_patches, load_model, random_position_rows, save_checkpoint
+from demo_model import (
+    PatchHead,
+    SlotHead,
+    build_model,
+    decode,
+    encode_patches,
+    load_model,
+    random_position_rows,
+    save_checkpoint,
+)
 from keepsight.demo.scenes import random_number_scene, random_scene
 from lockstep import Lockstep, start_other_process
 from packed_conversations import Batch, Packer, pixels_of, token_id_of
@@ -35,8 +44,11 @@ from save_processor import save_processor
 
 SHIFTED_SHARE = 0.7
 TOWER_PICTURES = 32
+# Of the batches of each process; the rest is about one picture.
+SEVERAL_SHARE = (0.15, 0.7)
 CHATS_ABOUT_ONE, CHATS_ABOUT_SEVERAL = 16, 9
 NUM_PROCESSES = 2
+VOCAB_STEP = 64
 
 
 @dataclass
@@ -90,8 +102,13 @@ class Trainer:
         torch.manual_seed(options.seed)
         self.model, tokenizer = _load_or_build(options)
         self.packer = Packer(tokenizer)
-        self.head = PatchHead(self.model.config.vision_config.hidden_size)
-        self.optimizer = _optimizer(self.model, self.head, options)
+        self.heads = nn.ModuleDict(
+            {
+                "patch": PatchHead(self.model.config.vision_config.hidden_size),
+                "slot": SlotHead(self.model.config.text_config.hidden_size),
+            }
+        )
+        self.optimizer = _optimizer(self.model, self.heads, options)
         self.parameters = [group["params"][0] for group in self.optimizer.param_groups]
         self._requested_cool_down = 0
         if options.resume:
@@ -140,13 +157,13 @@ class Trainer:
             for _ in range(TOWER_PICTURES)
         ]
         features = self._encode(pixels_of(scenes))
-        loss, accuracies = self.head(features, label_patches(scenes))
+        loss, accuracies = self.heads["patch"](features, label_patches(scenes))
         self._note_patches(loss, accuracies)
         return loss  # type: ignore[no-any-return]
 
     def _chat_loss(self) -> Tensor:
         maker = ConversationMaker(self.random)
-        is_several = self.random.random() < (0.25, 0.75)[self.lockstep.rank]
+        is_several = self.random.random() < SEVERAL_SHARE[self.lockstep.rank]
         if is_several:
             chats = [maker.about_several_pictures() for _ in range(CHATS_ABOUT_SEVERAL)]
         else:
@@ -156,12 +173,16 @@ class Trainer:
         assert batch.pixels is not None
         assert batch.patch_labels is not None
         features = self._encode(batch.pixels)
-        patch_loss, accuracies = self.head(features, batch.patch_labels)
+        patch_loss, accuracies = self.heads["patch"](features, batch.patch_labels)
         self._note_patches(patch_loss, accuracies)
-        logits, targets = decode(self.model, batch, features)
-        loss = F.cross_entropy(logits, targets)
+        decoded = decode(self.model, batch, features)
+        slot_labels = batch.patch_labels.slots[batch.slot_pictures]
+        slot_loss, accuracies = self.heads["slot"](decoded.early_slots, slot_labels)
+        self.averages.add("slot", slot_loss.item())
+        self.averages.add("cell", accuracies[-1])
+        loss = F.cross_entropy(decoded.logits, decoded.targets)
         self.averages.add("several" if is_several else "one", loss.item())
-        return loss + self.options.patch_weight * patch_loss  # type: ignore[no-any-return]
+        return loss + self.options.patch_weight * patch_loss + self.options.slot_weight * slot_loss  # type: ignore[no-any-return]
 
     def _encode(self, pixels: Tensor) -> Tensor:
         return encode_patches(self.model, pixels, random_position_rows(len(pixels), SHIFTED_SHARE, None))
@@ -202,7 +223,7 @@ class Trainer:
             "step": self.step,
             "schedule": self.schedule,
             "model": self.model.state_dict(),
-            "head": self.head.state_dict(),
+            "heads": self.heads.state_dict(),
             "optimizer": self.optimizer.state_dict(),
         }
         unfinished = self.options.run_dir / "state.unfinished"
@@ -214,26 +235,24 @@ class Trainer:
         state: dict[str, Any] = torch.load(self.options.run_dir / "state.pt", weights_only=False)
         self.step, self.schedule = state["step"], state["schedule"]
         self.model.load_state_dict(state["model"])
-        self.head.load_state_dict(state["head"])
+        self.heads.load_state_dict(state["heads"])
         self.optimizer.load_state_dict(state["optimizer"])
 
 
 def _load_or_build(options: argparse.Namespace) -> tuple[Any, Tokenizer]:
     """Weights and vocabulary belong together: both come from `--init`, or both are new."""
-    if options.init is None and not options.resume:
-        tokenizer = Tokenizer.from_file(str(options.out / "tokenizer.json"))
-        names = ("<start_of_image>", "<end_of_image>", "<image_soft_token>", "<end_of_turn>")
-        vocab_size = -(-tokenizer.get_vocab_size() // 64) * 64
-        return build_model({name: token_id_of(tokenizer, name) for name in names}, vocab_size), tokenizer
-    source = options.init or options.out
-    model = load_model(source, torch.float32).train()
-    return model, Tokenizer.from_file(str(source / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(options.out / "tokenizer.json"))
+    if options.init is not None:
+        return load_model(options.init, torch.float32).train(), tokenizer
+    names = ("<start_of_image>", "<end_of_image>", "<image_soft_token>", "<end_of_turn>")
+    vocab_size = -(-tokenizer.get_vocab_size() // VOCAB_STEP) * VOCAB_STEP
+    return build_model({name: token_id_of(tokenizer, name) for name in names}, vocab_size).train(), tokenizer
 
 
-def _optimizer(model: Any, head: PatchHead, options: argparse.Namespace) -> torch.optim.AdamW:
+def _optimizer(model: Any, heads: nn.ModuleDict, options: argparse.Namespace) -> torch.optim.AdamW:
     groups = []
-    for name, parameter in [*model.named_parameters(), *head.named_parameters(prefix="head")]:
-        is_of_tower = "vision_tower" in name or name.startswith("head")
+    for name, parameter in [*model.named_parameters(), *heads.named_parameters(prefix="heads")]:
+        is_of_tower = "vision_tower" in name or name.startswith("heads.patch")
         decay = 0.02 if parameter.ndim >= 2 and "embed" not in name else 0.0
         rate = options.tower_rate if is_of_tower else options.rate
         groups.append({"params": [parameter], "base_rate": rate, "weight_decay": decay})
@@ -265,9 +284,9 @@ def _count_right_answers(model: Any, batch: Batch) -> dict[str, tuple[int, int]]
         if batch.pixels is None
         else encode_patches(model, batch.pixels, random_position_rows(len(batch.pixels), 0.0, None))
     )
-    logits, targets = decode(model, batch, features)
+    decoded = decode(model, batch, features)
     is_right = torch.ones(len(batch.kinds), dtype=torch.bool)
-    is_right[batch.answers[batch.answers >= 0][logits.argmax(-1) != targets]] = False
+    is_right[batch.answers[batch.answers >= 0][decoded.logits.argmax(-1) != decoded.targets]] = False
     counts: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for kind, right in zip(batch.kinds, is_right.tolist(), strict=True):
         num_right, num_all = counts[kind]
@@ -298,6 +317,7 @@ def _parse_options() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=1.5e-3)
     parser.add_argument("--tower-rate", type=float, default=1.2e-3)
     parser.add_argument("--patch-weight", type=float, default=0.15)
+    parser.add_argument("--slot-weight", type=float, default=0.15)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--log-every", type=int, default=50)
     parser.add_argument("--save-every", type=int, default=200)
@@ -313,7 +333,8 @@ def main() -> None:
     if options.rank == 0:
         options.run_dir.mkdir(parents=True, exist_ok=True)
         meeting_file.unlink(missing_ok=True)
-        save_processor(options.out, copy_from=options.init)
+        if not options.resume:
+            save_processor(options.out, copy_from=options.init)
         other = start_other_process()
         Path("build/train.pid").write_text(f"{os.getpid()}\n{other.pid}\n")
     torch.set_num_threads(1)

@@ -132,7 +132,7 @@ def number_scene(random: Random, value: int, *, look: Look) -> Scene:
         value,
         x=0.5 + random.uniform(-0.04, 0.04),
         y=0.5 + random.uniform(-0.08, 0.08),
-        digit_width=random.uniform(0.23, 0.29),
+        digit_width=random.uniform(0.25, 0.29),
         rgb=_ink(random, look.background.rgb),
     )
     return Scene((), number, look)
