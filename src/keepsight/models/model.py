@@ -1,10 +1,10 @@
 """What the runner asks of a model, whichever it is."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache
 from keepsight.models.layers import Placement
@@ -27,6 +27,8 @@ class ModelShape:
 class Model(Protocol):
     shape: ModelShape
     place: Placement
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
 
     def encode_images(self, pixels: Tensor) -> Tensor:
         """Normalised pixels [pictures, height, width, 3] -> embeddings [pictures, tokens, hidden]"""
