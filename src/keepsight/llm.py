@@ -1,6 +1,7 @@
 """Keepsight without a server: `LLM(...)`, with the shapes that vLLM's users know."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
 
@@ -51,7 +52,7 @@ class LLM:
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """A prompt is a text, or a mapping: `prompt` or `prompt_token_ids`, `multi_modal_data={"image": [...]}`."""
-        listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+        listed = _list_prompts(prompts)
         pairs = list(zip(listed, _params_for_each(sampling_params, len(listed)), strict=True))
         return self._run_all((self._prepare_prompt(prompt, params) for prompt, params in pairs), len(pairs), use_tqdm)
 
@@ -64,8 +65,7 @@ class LLM:
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """One conversation or several, in OpenAI's form; pictures as `image_url`, or `image_pil` with a PIL image."""
-        is_one = not messages or isinstance(messages[0], Mapping)
-        conversations: Sequence[Any] = [messages] if is_one else messages
+        conversations: Sequence[Any] = messages if _are_conversations(messages) else [messages]
         pairs = list(zip(conversations, _params_for_each(sampling_params, len(conversations)), strict=True))
         requests = (
             self.preparer.prepare_chat(conversation, params, mm_processor_kwargs) for conversation, params in pairs
@@ -99,13 +99,12 @@ class LLM:
         tokenizer, params = self.preparer.tokenizer, request.sampling_params
         assembler = AnswerAssembler(tokenizer, params)
         pieces: list[list[AnswerPiece]] = [[] for _ in range(params.n)]
-        tokens = self.runner.generate(request)
-        for token in tokens:
-            if piece := assembler.push(token):
-                pieces[piece.choice].append(piece)
-            if assembler.is_finished:
-                break
-        tokens.close()
+        with closing(self.runner.generate(request)) as tokens:
+            for token in tokens:
+                if piece := assembler.push(token):
+                    pieces[piece.choice].append(piece)
+                if assembler.is_finished:
+                    break
         return RequestOutput(
             request_id=request.request_id,
             prompt=tokenizer.decode(request.token_ids, skip_special_tokens=False),
@@ -114,11 +113,25 @@ class LLM:
         )
 
 
+def _list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    listed = [prompts] if isinstance(prompts, str | Mapping) else prompts
+    if not isinstance(listed, Sequence) or not all(isinstance(each, str | Mapping) for each in listed):
+        raise InvalidArgumentError("prompts", "must be a text, a mapping such as {'prompt': ...}, or a list of these")
+    return list(listed)
+
+
+def _are_conversations(messages: object) -> bool:
+    """Whether these are several.  What is neither one nor several goes on as one, to be refused by its reader."""
+    return isinstance(messages, list | tuple) and bool(messages) and not isinstance(messages[0], Mapping)
+
+
 def _params_for_each(
     params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
 ) -> Sequence[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * num_prompts
+    if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
+        raise InvalidArgumentError("sampling_params", "must be SamplingParams, or a list of them")
     if len(params) != num_prompts:
         raise InvalidArgumentError("sampling_params", f"holds {len(params)} for {num_prompts} prompts")
     return params
@@ -126,6 +139,8 @@ def _params_for_each(
 
 def _pictures_of(prompt: Mapping[str, Any]) -> Sequence[object]:
     data = prompt.get("multi_modal_data") or {}
+    if not isinstance(data, Mapping):
+        raise InvalidArgumentError("multi_modal_data", f"must be a mapping such as {{'image': [...]}}, not {data!r}")
     for modality in data:
         if modality != "image":
             raise UnsupportedFieldError(f"multi_modal_data.{modality}", "only image is supported")

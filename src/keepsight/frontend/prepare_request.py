@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from keepsight.config import Config
-from keepsight.errors import InvalidArgumentError, PictureCountError, PromptTooLongError
+from keepsight.errors import (
+    CheckpointError,
+    InvalidArgumentError,
+    PictureCountError,
+    PromptTooLongError,
+    ReservedTokenError,
+)
 from keepsight.frontend.expand_prompt import ExpandedPrompt, ImagePromptFormat, PromptExpander
 from keepsight.frontend.fetch_media import fetch_media
 from keepsight.frontend.pan_and_scan import plan_crops
@@ -57,14 +63,18 @@ class RequestPreparer:
         expander: PromptExpander,
         image_config: ImageProcessorConfig | None,
         max_model_len: int,
+        image_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.tokenizer, self.template, self.expander = tokenizer, template, expander
+        self._image_token_ids = image_token_ids
         self.image_config, self.max_model_len = image_config, max_model_len
         self._request_numbers = itertools.count()
 
     @classmethod
     def from_config(cls, config: Config) -> "RequestPreparer":
         directory = config.directory
+        if not directory.is_dir():
+            raise CheckpointError(directory, "no such folder")
         tokenizer = Tokenizer.from_checkpoint(directory)
         image_format = ImagePromptFormat.from_checkpoint(directory, tokenizer)
         image_config = None
@@ -79,6 +89,7 @@ class RequestPreparer:
             PromptExpander(tokenizer, image_format),
             image_config,
             _find_max_model_len(directory, config.max_model_len),
+            _image_token_ids(image_format),
         )
 
     def prepare_chat(
@@ -102,12 +113,18 @@ class RequestPreparer:
         return self._prepare(prompt, parts, params, mm_processor_kwargs, "prompt", add_bos=add_bos)
 
     def prepare_tokens(self, token_ids: Sequence[int], params: SamplingParams) -> EngineRequest:
+        field = "prompt_token_ids"
+        if not isinstance(token_ids, list | tuple):
+            raise InvalidArgumentError(field, f"must be a list of token ids, not {type(token_ids).__name__}")
         for token_id in token_ids:
             if type(token_id) is not int or not 0 <= token_id < self.tokenizer.vocab_size:
                 raise InvalidArgumentError(
-                    "prompt_token_ids", f"{token_id!r} is no token of this model's {self.tokenizer.vocab_size}"
+                    field, f"{token_id!r} is no token of this model's {self.tokenizer.vocab_size}"
                 )
-        return self._finish(ExpandedPrompt(tuple(token_ids), ()), (), (), params, "prompt_token_ids")
+            if token_id in self._image_token_ids:
+                token = self.tokenizer.token(token_id)
+                raise ReservedTokenError(field, f"must not hold {token_id}, {token}: its picture cannot be sent along")
+        return self._finish(ExpandedPrompt(tuple(token_ids), ()), (), (), params, field)
 
     def _prepare(
         self,
@@ -137,7 +154,7 @@ class RequestPreparer:
     def _image_config_for(
         self, parts: Sequence[PicturePart], overrides: dict[str, Any] | None, field: str
     ) -> ImageProcessorConfig | None:
-        if overrides:
+        if overrides is not None:
             _check_overrides(overrides)
         if self.image_config is None:
             if parts:
@@ -176,7 +193,15 @@ def _look_at(part: PicturePart, config: ImageProcessorConfig) -> _Picture:
     return _Picture(source, part.field, geometry, plan_crops(geometry, config))
 
 
+def _image_token_ids(image_format: ImagePromptFormat | None) -> frozenset[int]:
+    if image_format is None:
+        return frozenset()
+    return frozenset({image_format.start_token_id, image_format.soft_token_id, image_format.end_token_id})
+
+
 def _check_overrides(overrides: dict[str, Any]) -> None:
+    if not isinstance(overrides, dict):
+        raise InvalidArgumentError("mm_processor_kwargs", f"must be a mapping of options, not {overrides!r}")
     for name in overrides:
         if name not in REQUEST_OVERRIDES:
             known = ", ".join(sorted(REQUEST_OVERRIDES))
