@@ -1,5 +1,6 @@
 """The answer to a chat request in OpenAI's form, whole or as a stream of server-sent events."""
 
+import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
@@ -18,6 +19,8 @@ from keepsight.frontend.chat_response import (
     ChatMessage,
     ChoiceLogprobs,
     ContentLogprob,
+    ErrorDetail,
+    ErrorResponse,
     TopLogprob,
     Usage,
 )
@@ -25,6 +28,10 @@ from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.tokenizer import Tokenizer
 from keepsight.requests import EngineRequest, TokenOutput
 
+logger = logging.getLogger(__name__)
+SERVER_FAILED = ErrorResponse(
+    error=ErrorDetail(message="the server failed to answer; its log says why", type="server_error")
+)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -50,6 +57,17 @@ class ChatAnswer:
         )
 
     async def events(self, engine: EngineClient) -> AsyncGenerator[bytes, None]:
+        """A failure is an event too: the status was sent long ago."""
+        try:
+            async with aclosing(self._chunks(engine)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except Exception:
+            logger.exception("the answer %s failed", self._id)
+            yield b"data: " + _encode(SERVER_FAILED) + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+    async def _chunks(self, engine: EngineClient) -> AsyncGenerator[bytes, None]:
         for index in range(self._request.sampling_params.n):
             yield self._event(ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content="")))
         async with aclosing(self._pieces(engine)) as pieces:
@@ -59,7 +77,6 @@ class ChatAnswer:
                     yield self._event(self._chunk_choice(piece))
         if self._asked.includes_usage:
             yield self._event(usage=self._usage())
-        yield b"data: [DONE]\n\n"
 
     async def _pieces(self, engine: EngineClient) -> AsyncGenerator[AnswerPiece, None]:
         assembler = AnswerAssembler(self._tokenizer, self._request.sampling_params)

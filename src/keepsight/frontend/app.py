@@ -1,21 +1,22 @@
 """The HTTP face: routes, bodies in, errors out.  What an endpoint does lies in the modules it calls."""
 
+import asyncio
 import logging
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from keepsight import __version__
 from keepsight.errors import BodyTooLargeError, InvalidArgumentError, ModelNotFoundError
-from keepsight.frontend.answer_chat import ChatAnswer
+from keepsight.frontend.answer_chat import SERVER_FAILED, ChatAnswer
 from keepsight.frontend.chat_request import ChatRequest, parse_chat_request
 from keepsight.frontend.chat_response import ErrorDetail, ErrorResponse, ModelCard, ModelList
 from keepsight.frontend.engine_client import EngineClient
@@ -24,6 +25,8 @@ from keepsight.requests import EngineRequest
 
 logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 100 * 2**20
+CLIENT_CLOSED_REQUEST = 499  # nginx's number, for nobody but our own log
+Answer = TypeVar("Answer")
 
 
 class Api:
@@ -38,7 +41,7 @@ class Api:
         answer = ChatAnswer(asked, request, self._preparer.tokenizer, self._model_name)
         if asked.stream:
             return StreamingResponse(answer.events(self._engine), media_type="text/event-stream")
-        return _json(await answer.whole(self._engine))
+        return _json(await _unless_client_leaves(http, answer.whole(self._engine)))
 
     async def models(self, _http: Request) -> Response:
         return _json(ModelList(data=[self._card]))
@@ -77,6 +80,7 @@ def create_app(preparer: RequestPreparer, engine: EngineClient, model_name: str)
         exception_handlers={
             InvalidArgumentError: _refuse,
             HTTPException: _refuse_http,
+            ClientDisconnect: _note_client_left,
             Exception: _fail,
         },
     )
@@ -89,6 +93,25 @@ async def _read_body(http: Request) -> bytes:
         if len(body) > MAX_BODY_BYTES:
             raise BodyTooLargeError("body", f"exceeds {MAX_BODY_BYTES} bytes")
     return bytes(body)
+
+
+async def _unless_client_leaves(http: Request, work: Coroutine[Any, Any, Answer]) -> Answer:
+    """Abandons the work of a client that is gone.  Only streams notice that by themselves."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(http.receive())  # the body is read, so nothing else can come
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        leaving.cancel()
+        working.cancel()
+
+
+async def _note_client_left(http: Request, _error: Exception) -> Response:
+    logger.info("%s %s: the client left", http.method, http.url.path)
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
 async def _refuse(_http: Request, error: Exception) -> Response:
@@ -105,8 +128,7 @@ async def _refuse_http(_http: Request, error: Exception) -> Response:
 
 async def _fail(http: Request, _error: Exception) -> Response:
     logger.error("%s %s failed", http.method, http.url.path)  # uvicorn logs the traceback
-    detail = ErrorDetail(message="the server failed to answer; its log says why", type="server_error")
-    return _json(ErrorResponse(error=detail), status=500)
+    return _json(SERVER_FAILED, status=500)
 
 
 def _json(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
