@@ -2,7 +2,9 @@
 
 import argparse
 import logging
+import signal
 import socket
+import sys
 import time
 
 from keepsight.cli.model_arguments import add_model_arguments, config_from
@@ -35,10 +37,16 @@ def run(arguments: argparse.Namespace) -> int:
     llm = LLM.from_config(config)
     name = arguments.served_model_name or config.model_name
     app = create_app(llm.preparer, InProcessEngine(llm.runner), name)
-    host, port = listener.getsockname()[:2]
-    logger.info("%s is served on http://%s:%d/v1 after %.1f s", name, host, port, time.monotonic() - started)
+    # uvicorn answers what runs, then raises the signal that ended it once more: to be asked to end is no failure.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    logger.info("%s is served on %s after %.1f s", name, _url(listener), time.monotonic() - started)
     uvicorn.Server(uvicorn.Config(app, log_config=None)).run(sockets=[listener])
     return 0
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
 
 
 def _listen(host: str, port: int) -> socket.socket:
