@@ -39,8 +39,8 @@ check: install-test
 	$(BIN)/python -m pytest tests/test_architecture.py
 
 bench: install-test
-	$(BIN)/python benchmarks/preprocess.py
-	$(BIN)/python benchmarks/cold_time.py
+	PYTHONPATH=. $(BIN)/python benchmarks/preprocess.py
+	PYTHONPATH=. $(BIN)/python benchmarks/cold_time.py
 
 clean:
 	rm -rf $(VENV) build dist

@@ -48,8 +48,7 @@ class Contest:
             text_config=TEXT, vision_config=VISION, mm_tokens_per_image=256,
             image_token_index=IMAGE_TOKEN, boi_token_index=VOCAB_SIZE - 2, eoi_token_index=VOCAB_SIZE - 3,
         )  # fmt: skip
-        self.reference = Gemma3ForConditionalGeneration(config).eval()
-        _fill(self.reference)
+        self.reference = _make_reference(config)
         with tempfile.TemporaryDirectory() as directory:
             self.reference.save_pretrained(directory)
             place = Placement(torch.device("cpu"), torch.float32)
@@ -112,12 +111,13 @@ def _products(layer: torch.nn.Module) -> list[Tensor]:
     return [weight for weight in layer.parameters() if weight.ndim == 2]
 
 
-def _fill(model: torch.nn.Module) -> None:
+def _make_reference(config: Gemma3Config) -> Any:
     """transformers leaves the projector at zero; values of order one keep the arithmetic honest."""
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim > 1:
-                weight.normal_(0, (weight[0].numel()) ** -0.5)
+    model = Gemma3ForConditionalGeneration(config)
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            weight.normal_(0, weight[0].numel() ** -0.5)
+    return model
 
 
 def measure(ways: dict[str, Callable[[], object]], runs: int) -> dict[str, float]:

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from tests.frontend.torchvision_reference import import_torchvision
 
 from keepsight.frontend.preprocess_image import resize_pixels
 from keepsight.frontend.read_picture import decode_picture
 from keepsight.image_processor_config import Backend, ImageProcessorConfig
 from keepsight.requests import Pixels
 from keepsight.runner.normalize_pixels import PixelNormalizer
+from tests.frontend.torchvision_reference import import_torchvision
 
 DEFAULT_TORCHVISION = Path(__file__).parents[1] / ".venv" / "torchvision-reference"
 Step = Callable[[bytes], Any]

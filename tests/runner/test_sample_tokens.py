@@ -62,7 +62,7 @@ def test_temperature_top_k_and_top_p_keep_what_transformers_keeps(
 def test_min_p_keeps_what_transformers_keeps(min_p: float) -> None:
     logits = logits_of(3)
     ours = filter_logits(logits, [SamplingParams(min_p=min_p)])
-    torch.testing.assert_close(ours, MinPLogitsWarper(min_p)(torch.tensor([[0]]), logits))
+    torch.testing.assert_close(ours, MinPLogitsWarper(min_p)(torch.LongTensor([[0]]), logits))
 
 
 def test_rows_of_one_batch_are_filtered_each_by_its_own_parameters() -> None:

@@ -149,11 +149,11 @@ def save_checkpoint(reference: Any, directory: Path, **options: Any) -> Path:
     return directory
 
 
-def reference_inputs(prompt: Prompt, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    inputs: dict[str, Any] = {"input_ids": torch.tensor([prompt.token_ids])}
+def reference_inputs(prompt: Prompt, dtype: torch.dtype = torch.float32, device: str = "cpu") -> dict[str, Any]:
+    inputs = {"input_ids": torch.tensor([prompt.token_ids])}
     if prompt.spans:
         inputs |= {"pixel_values": prompt.pixels.to(dtype), "token_type_ids": prompt.token_types}
-    return inputs
+    return {name: tensor.to(device) for name, tensor in inputs.items()}
 
 
 def make_caches(model: Gemma3, num_blocks: int) -> list[LayerCache]:

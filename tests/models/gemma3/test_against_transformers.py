@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,21 @@ from keepsight.models.layers import Placement
 from keepsight.models.paged_attention import PagedAttention
 from tests.models.gemma3 import reference as ref
 
-CPU_FLOAT32 = Placement(torch.device("cpu"), torch.float32)
 MAX_ERROR = 1e-4
 SEEDS = range(14)
 NUM_PICTURES = (0, 1, 3)
+DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+
+
+def place(device: str, dtype: torch.dtype = torch.float32) -> Placement:
+    return Placement(torch.device(device), dtype)
 
 
 @dataclass
 class Pair:
     arguments: dict[str, Any]
     seed: int
+    device: str
     reference: Any
     model: Gemma3
 
@@ -32,19 +38,20 @@ class Pair:
         return ref.draw_prompt(self.arguments, num_pictures, self.seed)
 
 
-@pytest.fixture(scope="module", params=SEEDS, ids=lambda seed: f"config{seed}")
+@pytest.fixture(scope="module", params=product(SEEDS, DEVICES), ids=lambda param: f"config{param[0]}-{param[1]}")
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    seed: int = request.param
+    seed, device = request.param
     arguments = ref.draw_config(seed)
     model = ref.make_reference(arguments, seed)
     directory = ref.save_checkpoint(model, tmp_path_factory.mktemp("checkpoint"))
     with torch.inference_mode():
-        yield Pair(arguments, seed, model, Gemma3.from_checkpoint(directory, CPU_FLOAT32))
+        yield Pair(arguments, seed, device, model.to(device), Gemma3.from_checkpoint(directory, place(device)))
 
 
 def reference_stages(pair: Pair, prompt: ref.Prompt) -> tuple[list[Tensor], Tensor]:
     """Hidden states (merged embeddings, then each layer; the last one normalised) and logits of all positions."""
-    output = pair.reference.model(**ref.reference_inputs(prompt), output_hidden_states=True)
+    inputs = ref.reference_inputs(prompt, device=pair.device)
+    output = pair.reference.model(**inputs, output_hidden_states=True)
     logits = pair.reference.lm_head(output.last_hidden_state)[0]
     # transformers leaves the final cap out of the multimodal class, though it reads it and applies it to text models.
     cap = pair.reference.config.text_config.final_logit_softcapping
@@ -57,14 +64,14 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
 
 
 def test_the_vision_tower_sees_what_the_reference_sees(pair: Pair) -> None:
-    pixels = pair.prompt(3).pixels
+    pixels = pair.prompt(3).pixels.to(pair.device)
     theirs = pair.reference.model.vision_tower(pixel_values=pixels).last_hidden_state
     assert pair.model.tower is not None
     assert_close(pair.model.tower(pixels.permute(0, 2, 3, 1)), theirs)
 
 
 def test_the_projector_gives_the_reference_s_embeddings(pair: Pair) -> None:
-    pixels = pair.prompt(3).pixels
+    pixels = pair.prompt(3).pixels.to(pair.device)
     theirs = pair.reference.get_image_features(pixels).pooler_output
     assert_close(pair.model.encode_images(pixels.permute(0, 2, 3, 1)), theirs)
 
@@ -95,7 +102,7 @@ def test_text_only_checkpoints_equal_too(seed: int, tmp_path: Path) -> None:
     reference = ref.make_reference(arguments, seed, text_only=True)
     prompt = ref.draw_prompt(arguments, 0, seed, num_words=40)
     with torch.inference_mode():
-        model = Gemma3.from_checkpoint(ref.save_checkpoint(reference, tmp_path), CPU_FLOAT32)
+        model = Gemma3.from_checkpoint(ref.save_checkpoint(reference, tmp_path), place("cpu"))
         theirs = reference(input_ids=torch.tensor([prompt.token_ids])).logits[0]
         assert_close(ref.run_model(model, prompt, PagedAttention())[1], theirs)
 
@@ -113,7 +120,7 @@ def test_attention_soft_capping_is_the_reference_s_formula(tmp_path: Path, monke
     reference = ref.make_reference(arguments, 2)
     prompt = ref.draw_prompt(arguments, 2, 2)
     with torch.inference_mode():
-        model = Gemma3.from_checkpoint(ref.save_checkpoint(reference, tmp_path), CPU_FLOAT32)
+        model = Gemma3.from_checkpoint(ref.save_checkpoint(reference, tmp_path), place("cpu"))
         states = reference.model(**ref.reference_inputs(prompt), output_hidden_states=True).hidden_states
         for attention in (ReferenceAttention(), PagedAttention()):
             layers, _ = ref.run_model(model, prompt, attention)
@@ -121,8 +128,9 @@ def test_attention_soft_capping_is_the_reference_s_formula(tmp_path: Path, monke
             assert_close(model.decoder.norm(layers[-1]), states[-1][0])
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("seed", [1, 4, 7, 10])
-def test_in_bfloat16_we_are_as_close_to_the_truth_as_transformers_is(seed: int, tmp_path: Path) -> None:
+def test_in_bfloat16_we_are_as_close_to_the_truth_as_transformers_is(seed: int, device: str, tmp_path: Path) -> None:
     """Its two attention implementations differ from each other; we may be as far off as the worse of them."""
     from transformers import Gemma3ForConditionalGeneration
 
@@ -132,14 +140,22 @@ def test_in_bfloat16_we_are_as_close_to_the_truth_as_transformers_is(seed: int, 
     prompt = ref.draw_prompt(arguments, 2, seed)
 
     def hidden(attention: str, dtype: torch.dtype) -> Tensor:
-        model = Gemma3ForConditionalGeneration.from_pretrained(directory, dtype=dtype, attn_implementation=attention)
-        state: Tensor = model.model(**ref.reference_inputs(prompt, dtype)).last_hidden_state[0]
+        reference: Any = Gemma3ForConditionalGeneration.from_pretrained(
+            directory, dtype=dtype, attn_implementation=attention
+        )
+        inputs = ref.reference_inputs(prompt, dtype, device)
+        state: Tensor = reference.to(device).model(**inputs).last_hidden_state[0]
         return state.float()
 
     with torch.inference_mode():
         truth = hidden("eager", torch.float32)
         their_errors = [(hidden(name, torch.bfloat16) - truth).abs().mean() for name in ("eager", "sdpa")]
-        model = Gemma3.from_checkpoint(directory, Placement(torch.device("cpu"), torch.bfloat16))
+        model = Gemma3.from_checkpoint(directory, place(device, torch.bfloat16))
         layers, _ = ref.run_model(model, prompt, PagedAttention())
         our_error = (model.decoder.norm(layers[-1]).float() - truth).abs().mean()
     assert our_error <= 1.1 * max(their_errors)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA DEVICE HERE: equality was shown on the CPU alone")
+def test_all_of_the_above_ran_on_cuda_as_well() -> None:
+    assert "cuda" in DEVICES

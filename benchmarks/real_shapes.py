@@ -1,0 +1,134 @@
+"""How fast a published size runs with random weights, beside what the machine's arithmetic and memory allow.
+
+    PYTHONPATH=. python benchmarks/real_shapes.py --size 4b --device cuda --peak-tflops 790 --bandwidth-gb 4300
+
+Encoder: one 896x896 picture against its multiply-adds at the peak rate.  Decode: one token of one request against
+reading all of the decoder's weights once.  `--layers` keeps only the first layers, to try it on a small machine.
+"""
+
+import argparse
+import functools
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from keepsight.media import TokenSpan
+from keepsight.models.attention import AttentionBatch, RequestSlice
+from keepsight.models.gemma3.config import Gemma3Config, VisionConfig
+from keepsight.models.gemma3.model import Gemma3
+from keepsight.models.layers import Placement
+from keepsight.models.paged_attention import PagedAttention
+from keepsight.runner.kv_block_store import KvBlockStore
+from tests.models.gemma3.real_configs import REAL_CONFIGS
+
+BLOCK_SIZE, NUM_WORDS, CONTEXT = 16, 100, 512
+
+
+class Machine:
+    """A model of one size, a prompt of one picture and 100 words, and pages for it."""
+
+    def __init__(self, config: Gemma3Config, place: Placement) -> None:
+        self.config, self.place = config, place
+        self.model = Gemma3(config, place)
+        for parameter in self.model.parameters():
+            parameter.normal_(0, 0.02)
+        self.store = KvBlockStore(self.model.shape, CONTEXT // BLOCK_SIZE, BLOCK_SIZE, place)
+        self.attention = PagedAttention()
+        self.blocks = tuple(range(CONTEXT // BLOCK_SIZE))
+
+    def encode(self, num_pictures: int = 1) -> Tensor:
+        assert self.config.vision is not None
+        size = self.config.vision.image_size
+        pixels = torch.zeros(num_pictures, size, size, 3, device=self.place.device, dtype=self.place.dtype)
+        return self.model.encode_images(pixels)
+
+    def prefill(self) -> Tensor:
+        num_image_tokens = self.config.tokens_per_image
+        spans = (TokenSpan(4, num_image_tokens),) if num_image_tokens else ()
+        return self._compute(RequestSlice(0, NUM_WORDS + num_image_tokens, self.blocks, spans))
+
+    def decode(self) -> Tensor:
+        return self._compute(RequestSlice(CONTEXT - 2, 1, self.blocks))
+
+    def _compute(self, piece: RequestSlice) -> Tensor:
+        batch = AttentionBatch([piece], BLOCK_SIZE, self.place.device)
+        embeddings = self.model.embed_tokens(torch.zeros(piece.length, dtype=torch.int64, device=self.place.device))
+        hidden = self.model.compute(embeddings, self.attention, self.store.layers, batch)
+        return self.model.logits(hidden[-1:])
+
+    def seconds(self, work: Callable[[], object], runs: int) -> float:
+        work()
+        taken = []
+        for _ in range(runs):
+            self._wait()
+            started = time.perf_counter()
+            work()
+            self._wait()
+            taken.append(time.perf_counter() - started)
+        return statistics.median(taken)
+
+    def _wait(self) -> None:
+        if self.place.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def encoder_flops(vision: VisionConfig) -> float:
+    """Of one picture; a multiply-add counts twice."""
+    patches, hidden = vision.patches_per_side**2, vision.hidden_size
+    products = 4 * hidden * hidden + 2 * hidden * vision.intermediate_size
+    layer = 2 * patches * products + 4 * patches * patches * hidden
+    return float(vision.num_layers * layer + 2 * patches * hidden * 3 * vision.patch_size**2)
+
+
+def read_config(size: str, num_layers: int | None) -> Gemma3Config:
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "config.json").write_text(json.dumps(REAL_CONFIGS[size]))
+        config = Gemma3Config.from_checkpoint(Path(directory))
+    if num_layers is None:
+        return config
+    vision = config.vision and replace(config.vision, num_layers=num_layers)
+    return replace(config, text=replace(config.text, layers=config.text.layers[:num_layers]), vision=vision)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=REAL_CONFIGS, default="4b")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--peak-tflops", type=float, default=790.0, help="an H200's, measured, in bfloat16")
+    parser.add_argument("--bandwidth-gb", type=float, default=4300.0, help="an H200's, measured")
+    arguments = parser.parse_args()
+    config = read_config(arguments.size, arguments.layers)
+    place = Placement(torch.device(arguments.device), getattr(torch, arguments.dtype))
+    with torch.inference_mode():
+        report(Machine(config, place), arguments)
+
+
+def report(machine: Machine, arguments: argparse.Namespace) -> None:
+    print(f"{arguments.size}, {arguments.dtype} on {arguments.device}, medians of {arguments.runs}")
+    vision = machine.config.vision
+    if vision is not None:
+        limit = encoder_flops(vision) / (arguments.peak_tflops * 1e12)
+        for num_pictures in (1, 4):
+            seconds = machine.seconds(functools.partial(machine.encode, num_pictures), arguments.runs) / num_pictures
+            print(
+                f"encode, {num_pictures} at once  {seconds * 1e3:9.2f} ms a picture, {limit / seconds:6.1%} of the peak"
+            )
+    print(f"prefill           {machine.seconds(machine.prefill, arguments.runs) * 1e3:9.2f} ms")
+    weights = sum(parameter.nbytes for parameter in machine.model.decoder.parameters())
+    seconds = machine.seconds(machine.decode, arguments.runs)
+    share = weights / (arguments.bandwidth_gb * 1e9) / seconds
+    print(f"decode            {seconds * 1e3:9.2f} ms a token, {share:6.1%} of the bandwidth")
+
+
+if __name__ == "__main__":
+    main()
