@@ -1,0 +1,204 @@
+"""A real `keepsight serve`, asked by the official client and by the README's own command line."""
+
+import asyncio
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.drawn import Drawn, ask, by_url, draw, list_question
+
+README = Path(__file__).parents[2] / "README.md"
+COMMAND = [sys.executable, "-m", "keepsight"]
+START_SECONDS, END_SECONDS = 120, 60
+
+
+@contextmanager
+def serving(log: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """The process and the port that its log names."""
+    with (
+        log.open("w") as stderr,
+        subprocess.Popen(
+            [*COMMAND, "serve", "--port", "0", *options], stdout=subprocess.PIPE, stderr=stderr, text=True
+        ) as process,
+    ):
+        try:
+            yield process, wait_for_port(process, log)
+        finally:
+            process.kill()
+
+
+def wait_for_port(process: subprocess.Popen[str], log: Path) -> int:
+    for _ in range(START_SECONDS * 10):
+        if found := re.search(r" is served on http://127\.0\.0\.1:(\d+)/v1", log.read_text()):
+            return int(found[1])
+        try:
+            process.wait(0.1)
+        except subprocess.TimeoutExpired:
+            continue
+        break
+    raise AssertionError(log.read_text())
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    log = tmp_path_factory.mktemp("server") / "log"
+    with serving(log) as (process, port):
+        yield port
+        process.send_signal(signal.SIGINT)
+        assert process.wait(END_SECONDS) == 130
+    # Neither refused requests nor clients that left nor the end are failures.
+    assert "Traceback" not in log.read_text()
+
+
+@pytest.fixture(scope="module")
+def client(port: int) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def complete(client: openai.OpenAI, messages: Any, **options: Any) -> Any:
+    create: Any = client.chat.completions.create
+    return create(**{"model": "keepsight-demo", "messages": messages, "temperature": 0} | options)
+
+
+def answer(client: openai.OpenAI, messages: Any, **options: Any) -> str:
+    content = complete(client, messages, **options).choices[0].message.content
+    assert isinstance(content, str)
+    return content
+
+
+@pytest.fixture(scope="module")
+def drawn() -> Drawn:
+    return draw(7)
+
+
+def test_the_official_client_gets_right_answers_about_a_drawn_picture(client: openai.OpenAI, drawn: Drawn) -> None:
+    asked = {question.text: question.answer for question in drawn.questions[:4]}
+    assert {text: answer(client, ask(by_url(drawn.picture), text)) for text in asked} == asked
+
+
+def test_several_pictures_are_told_apart(client: openai.OpenAI) -> None:
+    drawings = [draw(seed) for seed in (1, 2, 3)]
+    question = list_question(drawings)
+    assert answer(client, ask(*(by_url(each.picture) for each in drawings), question.text)) == question.answer
+
+
+def test_a_conversation_goes_on_with_the_client_s_own_answer_object(client: openai.OpenAI, drawn: Drawn) -> None:
+    messages: list[Any] = ask(by_url(drawn.picture), drawn.questions[0].text)
+    first = complete(client, messages).choices[0].message
+    assert first.content == drawn.description
+    colour = next(question for question in drawn.questions if question.kind == "colour")
+    messages += [first.model_dump(), {"role": "user", "content": colour.text}]
+    assert answer(client, messages) == colour.answer
+
+
+def test_a_stream_says_the_same_in_pieces_and_counts_its_tokens(client: openai.OpenAI, drawn: Drawn) -> None:
+    messages = ask(by_url(drawn.picture), drawn.questions[0].text)
+    whole = complete(client, messages)
+    chunks = list(complete(client, messages, stream=True, stream_options={"include_usage": True}))
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(pieces) == whole.choices[0].message.content == drawn.description
+    assert sum(bool(piece) for piece in pieces) > 3
+    assert chunks[-1].usage == whole.usage
+    assert whole.usage.prompt_tokens_details.image_tokens == 16
+
+
+def test_questions_asked_at_once_are_all_answered_rightly(port: int) -> None:
+    drawings = [draw(seed) for seed in range(1, 7)]
+
+    async def ask_all() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client:
+            return list(await asyncio.gather(*(ask_one(client, each) for each in drawings)))
+
+    async def ask_one(client: openai.AsyncOpenAI, drawn: Drawn) -> str:
+        create: Any = client.chat.completions.create
+        stream = await create(
+            model="keepsight-demo",
+            messages=ask(by_url(drawn.picture), drawn.questions[0].text),
+            temperature=0,
+            stream=True,
+        )
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    assert asyncio.run(ask_all()) == [each.description for each in drawings]
+
+
+def test_a_client_that_hangs_up_does_not_keep_the_others_waiting(client: openai.OpenAI, drawn: Drawn) -> None:
+    endless = {"max_tokens": None, "n": 8, "extra_body": {"ignore_eos": True}}
+    with complete(client, ask("Hello"), stream=True, **endless) as stream:
+        next(iter(stream))
+    # The first, and this one, have 16,000 tokens to say.
+    with pytest.raises(openai.APITimeoutError):
+        complete(client, ask("Hello"), timeout=0.5, **endless)
+    assert complete(client, ask("Hello"), max_tokens=1, timeout=5).usage.completion_tokens == 1
+
+
+def test_the_mistakes_of_a_caller_are_errors_that_the_client_knows(client: openai.OpenAI, drawn: Drawn) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        complete(client, ask(by_url(drawn.picture), "What?"), temperature=-1)
+    assert (refused.value.param, refused.value.code) == ("temperature", "invalid_argument")
+    with pytest.raises(openai.BadRequestError) as refused:
+        complete(client, ask({"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}))
+    assert (refused.value.param, refused.value.code) == ("messages[0].content[0].image_url.url", "picture_unreadable")
+    with pytest.raises(openai.BadRequestError) as refused:
+        complete(client, ask("word " * 3000))
+    assert refused.value.code == "context_length_exceeded"
+    with pytest.raises(openai.NotFoundError) as missing:
+        complete(client, ask("Hello"), model="gpt-4o")
+    assert (missing.value.param, missing.value.code) == ("model", "model_not_found")
+
+
+def test_the_client_finds_the_model(client: openai.OpenAI) -> None:
+    [model] = client.models.list().data
+    assert model.id == "keepsight-demo"
+    assert client.models.retrieve(model.id) == model
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_command_line_of_the_readme_gets_a_right_answer(port: int, tmp_path: Path) -> None:
+    line = next(line for line in README.read_text().splitlines() if "curl" in line and "demo-picture" in line)
+    keepsight = tmp_path / "keepsight"
+    keepsight.write_text(f'#!/bin/sh\nexec {sys.executable} -m keepsight "$@"\n')
+    keepsight.chmod(0o755)
+    line = line.replace(".venv/bin/keepsight", str(keepsight)).replace(":8000", f":{port}")
+    done = subprocess.run(["bash", "-ec", line], cwd=tmp_path, capture_output=True, text=True, check=True)
+    truth, _, *_, body = done.stdout.splitlines()
+    assert json.loads(body)["choices"][0]["message"]["content"] == truth
+
+
+def test_a_port_that_is_taken_is_told_in_one_line_before_the_model_is_loaded(port: int) -> None:
+    done = subprocess.run([*COMMAND, "serve", "--port", str(port)], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"keepsight serve: --port: cannot listen on 127.0.0.1:{port}: Address already in use")
+
+
+def test_a_signal_to_end_lets_a_running_answer_finish(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with serving(log, "--served-model-name", "mine") as (process, port):
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+        options: Any = {"stream": True, "max_tokens": 150, "extra_body": {"ignore_eos": True, "stop_token_ids": []}}
+        stream = iter(complete(client, ask("Hello"), model="mine", **options))
+        next(stream)
+        process.send_signal(signal.SIGTERM)
+        assert list(stream)[-1].choices[0].finish_reason == "length"
+        assert process.wait(END_SECONDS) == 0
+        assert process.stdout is not None
+        assert process.stdout.read() == ""
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=5)
+    assert "Traceback" not in log.read_text()
