@@ -1,0 +1,398 @@
+"""The API in process, with the demo's frontend and an engine that says what it is told to."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from keepsight import __version__
+from keepsight.config import Config
+from keepsight.frontend import app as app_module
+from keepsight.frontend.app import create_app
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.requests import EngineRequest, FinishReason, TokenLogprob, TokenOutput
+from tests.drawn import ask, by_url, draw
+
+MODEL = "keepsight-demo"
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+
+
+@dataclass
+class FakeEngine:
+    """Says `text` in every choice, choice after choice, then ends it as asked."""
+
+    preparer: RequestPreparer
+    text: str = "Red. Blue."
+    end: FinishReason = "stop"
+    fails_after: int | None = None
+    is_endless: bool = False
+    requests: list[EngineRequest] = field(default_factory=list)
+    num_abandoned: int = 0
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenOutput, None]:
+        self.requests.append(request)
+        count = 0
+        try:
+            for choice in range(request.sampling_params.n):
+                for token in self._tokens(request, choice):
+                    if count == self.fails_after:
+                        raise RuntimeError("the engine broke")
+                    count += 1
+                    await asyncio.sleep(0)
+                    yield token
+        except (asyncio.CancelledError, GeneratorExit):
+            self.num_abandoned += 1
+            raise
+
+    def _tokens(self, request: EngineRequest, choice: int) -> Iterator[TokenOutput]:
+        ids = self.preparer.tokenizer.encode(self.text)
+        logprobs = request.sampling_params.logprobs
+        while self.is_endless:
+            yield TokenOutput(choice, ids[0])
+        for index, token_id in enumerate(ids):
+            entries = None
+            if logprobs is not None:
+                entries = (TokenLogprob(token_id, -0.5, 1), *(TokenLogprob(20 + n, -9.0, n) for n in range(logprobs)))
+            is_last = index == len(ids) - 1
+            reason: FinishReason | None = "length" if is_last and self.end == "length" else None
+            yield TokenOutput(choice, token_id, entries, reason)
+        if self.end == "stop":
+            yield TokenOutput(choice, 6, entries, "stop")
+
+
+@pytest.fixture(scope="module")
+def preparer() -> RequestPreparer:
+    return RequestPreparer.from_config(Config())
+
+
+@pytest.fixture
+def engine(preparer: RequestPreparer) -> FakeEngine:
+    return FakeEngine(preparer)
+
+
+@dataclass
+class Client:
+    preparer: RequestPreparer
+    engine: FakeEngine
+
+    def send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        return asyncio.run(self._send(method, path, options))
+
+    async def _send(self, method: str, path: str, options: dict[str, Any]) -> httpx.Response:
+        app = create_app(self.preparer, self.engine, MODEL)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.request(method, path, **options)
+
+    def chat(self, **fields: Any) -> httpx.Response:
+        return self.send("POST", "/v1/chat/completions", json={"model": MODEL, "messages": HELLO} | fields)
+
+    def stream(self, **fields: Any) -> list[dict[str, Any]]:
+        response = self.chat(stream=True, **fields)
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        *events, done, rest = response.text.split("\n\n")
+        assert (done, rest) == ("data: [DONE]", "")
+        return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+@pytest.fixture
+def client(preparer: RequestPreparer, engine: FakeEngine) -> Client:
+    return Client(preparer, engine)
+
+
+def error_of(response: httpx.Response) -> tuple[int, str | None, str | None]:
+    """And checks the shape of OpenAI's errors."""
+    body = response.json()
+    assert body.keys() == {"error"}
+    assert body["error"].keys() == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    return response.status_code, body["error"]["param"], body["error"]["code"]
+
+
+# Answers ------------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_has_openai_s_shape(client: Client, engine: FakeEngine) -> None:
+    response = client.chat()
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    assert body.pop("id").startswith("chatcmpl-")
+    assert body.pop("created") > 1_700_000_000
+    [request] = engine.requests
+    num_prompt, num_answer = len(request.token_ids), len(client.preparer.tokenizer.encode(engine.text)) + 1
+    assert body == {
+        "object": "chat.completion",
+        "model": MODEL,
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Red. Blue.", "refusal": None},
+                "finish_reason": "stop",
+                "logprobs": None,
+                "stop_reason": None,
+            }
+        ],
+        "usage": {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_answer,
+            "total_tokens": num_prompt + num_answer,
+            "prompt_tokens_details": {"cached_tokens": 0, "image_tokens": 0, "text_tokens": num_prompt},
+        },
+    }
+
+
+def test_what_was_asked_reaches_the_engine(client: Client, engine: FakeEngine) -> None:
+    picture = draw(7).picture.resize((640, 300))
+    messages = ask(by_url(picture), "What is this?")
+    options = {"temperature": 0.5, "seed": 3, "max_completion_tokens": 7, "stop": "x", "top_k": 4}
+    usage = client.chat(messages=messages, **options).json()["usage"]
+    assert usage["prompt_tokens_details"]["image_tokens"] == 16
+    cropped = client.chat(messages=messages, mm_processor_kwargs={"do_pan_and_scan": True}).json()["usage"]
+    assert cropped["prompt_tokens_details"]["image_tokens"] == 3 * 16
+    first, second = engine.requests
+    params = first.sampling_params
+    assert (params.temperature, params.seed, params.max_tokens, params.stop, params.top_k) == (0.5, 3, 7, ("x",), 4)
+    assert [len(each.pixels) for each in (first, second)] == [1, 3]
+    assert second.sampling_params.max_tokens is None
+
+
+def test_choices_are_told_apart(client: Client) -> None:
+    choices = client.chat(n=2).json()["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1]
+    assert {choice["message"]["content"] for choice in choices} == {"Red. Blue."}
+    for index in (0, 1):
+        own = [c for chunk in client.stream(n=2) for c in chunk["choices"] if c["index"] == index]
+        assert own[0]["delta"] == {"role": "assistant", "content": ""}
+        assert "".join(choice["delta"].get("content", "") for choice in own) == "Red. Blue."
+        assert [choice["finish_reason"] for choice in own] == [None] * (len(own) - 1) + ["stop"]
+
+
+def test_a_stop_string_ends_the_answer_and_the_engine_s_work(client: Client, engine: FakeEngine) -> None:
+    [choice] = client.chat(stop=[" Blue"]).json()["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"], choice["stop_reason"]) == ("Red.", "stop", " Blue")
+    assert engine.num_abandoned == 1
+    chunks = client.stream(stop=[" Blue"])
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "Red."
+    assert chunks[-1]["choices"][0]["stop_reason"] == " Blue"
+    assert engine.num_abandoned == 2
+
+
+def test_a_stream_is_chunks_of_one_answer(client: Client) -> None:
+    chunks = client.stream()
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in chunks}) == 1
+    assert not any("usage" in chunk for chunk in chunks)
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "Red. Blue."
+    assert len(chunks) > 4
+
+
+def test_usage_comes_last_in_a_stream_that_asks_for_it(client: Client) -> None:
+    *chunks, last = client.stream(stream_options={"include_usage": True})
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert last["choices"] == []
+    assert last["usage"] == client.chat().json()["usage"]
+
+
+def test_logprobs_say_each_token_s_bytes(client: Client, engine: FakeEngine) -> None:
+    engine.end = "length"
+    [choice] = client.chat(logprobs=True, top_logprobs=2).json()["choices"]
+    content = choice["logprobs"]["content"]
+    assert b"".join(bytes(token["bytes"]) for token in content) == b"Red. Blue."
+    assert {token["logprob"] for token in content} == {-0.5}
+    assert {len(token["top_logprobs"]) for token in content} == {2}
+    chunks = client.stream(logprobs=True)
+    streamed = [token for chunk in chunks for token in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
+    assert streamed == [token | {"top_logprobs": []} for token in content]
+
+
+def test_every_token_s_logprob_is_streamed_even_while_its_text_is_held_back(client: Client, engine: FakeEngine) -> None:
+    engine.end = "length"
+    chunks = client.stream(logprobs=True, stop=["Red. Blue. Green"])
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "Red. Blue."
+    told = sum(len((chunk["choices"][0]["logprobs"] or {"content": []})["content"]) for chunk in chunks)
+    assert told == len(client.preparer.tokenizer.encode(engine.text))
+
+
+def test_the_smaller_routes_answer(client: Client) -> None:
+    assert client.send("GET", "/health").json() == {"status": "ok"}
+    assert client.send("GET", "/version").json() == {"version": __version__}
+    [model] = client.send("GET", "/v1/models").json()["data"]
+    assert (model["id"], model["object"], model["max_model_len"]) == (MODEL, "model", 2048)
+    assert client.send("GET", f"/v1/models/{MODEL}").json()["id"] == MODEL
+
+
+# Refusals -----------------------------------------------------------------------------------------------------
+
+NO_COMMA = ask({"type": "image_url", "image_url": {"url": "data:image/png;base64"}})
+URL_FIELD = "messages[0].content[0].image_url.url"
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"model": "other"}, (404, "model", "model_not_found")),
+        ({"temperature": -1}, (400, "temperature", "invalid_argument")),
+        ({"temperature": "hot"}, (400, "temperature", "invalid_argument")),
+        ({"n": 0}, (400, "n", "invalid_argument")),
+        ({"messages": []}, (400, "messages", "invalid_argument")),
+        ({"messages": [{"role": "user"}]}, (400, "messages[0].content", "invalid_argument")),
+        ({"temprature": 1}, (400, "temprature", "unsupported_field")),
+        ({"tools": [{}]}, (400, "tools", "unsupported_field")),
+        ({"mm_processor_kwargs": {"do_pan": True}}, (400, "mm_processor_kwargs.do_pan", "unsupported_field")),
+        ({"stream_options": {}}, (400, "stream_options", "invalid_argument")),
+        ({"messages": [{"role": "user", "content": "a " * 3000}]}, (400, "messages", "context_length_exceeded")),
+        ({"messages": [{"role": "user", "content": "<start_of_image>"}]}, (400, "messages", "picture_count")),
+        ({"messages": [{"role": "user", "content": "<image_soft_token>"}]}, (400, "messages", "reserved_token")),
+        ({"messages": HELLO + HELLO}, (400, "messages", "chat_template")),
+        ({"messages": NO_COMMA}, (400, URL_FIELD, "picture_unreadable")),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_mistake_is_an_openai_error_that_names_its_field(
+    client: Client, engine: FakeEngine, fields: dict[str, Any], error: tuple[int, str, str], stream: bool
+) -> None:
+    assert (
+        error_of(client.chat(**({"stream": True} if stream and "stream_options" not in fields else {}), **fields))
+        == error
+    )
+    assert not engine.requests
+
+
+def test_a_body_that_is_no_json_is_refused(client: Client) -> None:
+    for content in (b"", b"{", b"[]", b"\xff", b"null", b"[" * 10_000):
+        response = client.send("POST", "/v1/chat/completions", content=content)
+        assert error_of(response) == (400, "body", "invalid_argument"), content
+
+
+def test_a_body_beyond_the_limit_is_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_module, "MAX_BODY_BYTES", 500)
+    assert client.chat().status_code == 200
+    response = client.chat(messages=[{"role": "user", "content": "a" * 500}])
+    assert error_of(response) == (413, "body", "body_too_large")
+    assert "500" in response.json()["error"]["message"]
+
+
+def test_other_routes_and_methods_are_refused_in_the_same_shape(client: Client) -> None:
+    assert error_of(client.send("GET", "/v1/nothing")) == (404, None, None)
+    response = client.send("GET", "/v1/chat/completions")
+    assert error_of(response) == (405, None, None)
+    assert response.headers["allow"] == "POST"
+    assert error_of(client.send("DELETE", "/v1/models")) == (405, None, None)
+    assert error_of(client.send("GET", "/v1/models/other/one")) == (404, "model", "model_not_found")
+
+
+# Failures -----------------------------------------------------------------------------------------------------
+
+
+def test_a_failing_engine_is_a_server_error_that_tells_nothing_of_the_inside(
+    client: Client, engine: FakeEngine
+) -> None:
+    engine.fails_after = 2
+    response = client.chat()
+    assert error_of(response) == (500, None, None)
+    assert "broke" not in response.text
+    chunks = client.stream()
+    assert chunks[-1]["error"]["type"] == "server_error"
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_is_not_answered_to_the_end(client: Client, engine: FakeEngine, stream: bool) -> None:
+    engine.is_endless = True
+    body = json.dumps({"messages": HELLO, "stream": stream}).encode()
+
+    async def call_and_leave() -> None:
+        has_left = asyncio.Event()
+        messages: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Any:
+            if messages:
+                return messages.pop()
+            await has_left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(_message: Any) -> None:
+            await asyncio.sleep(0)
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
+        running = asyncio.ensure_future(create_app(client.preparer, engine, MODEL)(scope, receive, send))
+        while not engine.requests:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        assert not running.done()
+        has_left.set()
+        await asyncio.wait_for(running, timeout=10)
+
+    asyncio.run(call_and_leave())
+    assert engine.num_abandoned == 1
+
+
+# Anything at all ----------------------------------------------------------------------------------------------
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+texts = st.text(max_size=12) | st.sampled_from(
+    ["<start_of_image>", "<image_soft_token>", "<bos>", "{{ 1/0 }}", "\ud800"]
+)
+urls = st.sampled_from(
+    [
+        draw(1).data_url,
+        draw(1).data_url[:400],
+        "data:,",
+        "data:;base64,",
+        "data:,%ff",
+        "http://x/y.png",
+        "file:///x",
+        "",
+    ]
+)
+parts = st.one_of(
+    st.builds(lambda text: {"type": "text", "text": text}, texts),
+    st.builds(lambda url: {"type": "image_url", "image_url": {"url": url}}, urls),
+    st.builds(lambda url: {"type": "image_url", "image_url": url}, urls | json_values),
+    json_values,
+)
+roles = st.sampled_from(["user", "assistant", "system", "developer", "tool", ""])
+messages = st.builds(
+    lambda role, content: {"role": role, "content": content}, roles, texts | st.lists(parts, max_size=3)
+)
+FIELDS = """n stop seed logprobs top_logprobs max_tokens temperature top_p logit_bias stream stream_options min_tokens
+mm_processor_kwargs model tools user stop_token_ids messages ignore_eos include_stop_str_in_output top_k min_p"""
+field_names = st.sampled_from(FIELDS.split()) | st.text(max_size=5)
+plain = st.booleans() | st.integers(1, 4) | st.floats(0.1, 1) | st.none() | st.sampled_from([["d"], " B", "."])
+small = plain | st.integers(-2, 4) | st.dictionaries(st.just("1"), st.floats()) | json_values
+user_turns = st.builds(lambda content: [{"role": "user", "content": content}], st.lists(parts, min_size=1, max_size=3))
+plausible_bodies = st.builds(
+    lambda content, fields: {"messages": [{"role": "user", "content": content}]} | fields,
+    st.text(max_size=20) | st.just(HELLO[0]["content"]),
+    st.dictionaries(
+        st.sampled_from(["n", "logprobs", "stream", "stop", "temperature", "min_tokens", "top_p"]), plain, max_size=2
+    ),
+)
+bodies = st.builds(
+    lambda talk, fields: {"messages": talk} | fields,
+    st.just(HELLO) | user_turns | st.lists(messages | json_values, max_size=3),
+    st.dictionaries(field_names, small, max_size=2),
+)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=plausible_bodies | bodies | json_values)
+def test_no_body_whatsoever_makes_the_server_fail(client: Client, body: Any) -> None:
+    response = client.send("POST", "/v1/chat/completions", content=json.dumps(body).encode())
+    event(str(response.status_code))
+    assert response.status_code in (200, 400, 404, 413), response.text
+    if response.status_code != 200:
+        error_of(response)
