@@ -32,6 +32,9 @@ class Config:
     mm_processor_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # An empty path would mean the folder that one happens to be in.
+        if self.model is not None and (not isinstance(self.model, str | Path) or self.model == ""):
+            raise InvalidArgumentError("model", f"must be a path, not {self.model!r}")
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("device", self.device, DEVICES)
         _check_choice("image_backend", self.image_backend, IMAGE_BACKENDS)

@@ -1,7 +1,6 @@
 """From where a caller says a picture is, to its bytes: `data:` URLs, raw bytes, and objects of this process."""
 
 import base64
-import binascii
 from urllib.parse import unquote_to_bytes
 
 from PIL import Image
@@ -21,15 +20,18 @@ def fetch_media(source: object, field: str) -> PictureSource:
 
 
 def _read_url(url: str, field: str) -> bytes:
-    scheme = url.split(":", 1)[0].lower()
+    scheme, colon, _ = url.partition(":")
+    scheme = scheme.lower()
+    if not colon:
+        raise InvalidArgumentError(field, f"{url[:20]!r} is no URL; send the picture as a data: URL")
     if scheme != "data":
         raise UnsupportedFieldError(field, f"{scheme[:20]}: URLs are not supported, send the picture as a data: URL")
     head, comma, body = url.partition(",")
     if not comma:
         raise UnreadablePictureError(field, "the data: URL has no comma, so no content")
-    if not head.lower().endswith(";base64"):
-        return unquote_to_bytes(body)
+    is_base64 = head.lower().endswith(";base64")
     try:
-        return base64.b64decode(body, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise UnreadablePictureError(field, f"the data: URL is not base64: {error}") from error
+        return base64.b64decode(body, validate=True) if is_base64 else unquote_to_bytes(body)
+    except ValueError as error:  # binascii.Error, or characters that no URL has
+        kind = "base64" if is_base64 else "percent-encoded"
+        raise UnreadablePictureError(field, f"the data: URL is not {kind}: {error}") from error
