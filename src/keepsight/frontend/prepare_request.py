@@ -11,6 +11,7 @@ from typing import Any
 
 from keepsight.config import Config
 from keepsight.errors import (
+    CheckpointConfigError,
     CheckpointError,
     InvalidArgumentError,
     PictureCountError,
@@ -83,6 +84,7 @@ class RequestPreparer:
             image_config = ImageProcessorConfig.from_checkpoint(
                 directory, backend=config.image_backend, **config.mm_processor_kwargs
             )
+            _check_picture_size(directory / "config.json", image_config)
         return cls(
             tokenizer,
             ChatTemplate.from_checkpoint(directory, tokenizer.special_tokens),
@@ -206,6 +208,17 @@ def _check_overrides(overrides: dict[str, Any]) -> None:
         if name not in REQUEST_OVERRIDES:
             known = ", ".join(sorted(REQUEST_OVERRIDES))
             raise InvalidArgumentError(f"mm_processor_kwargs.{name}", f"cannot be changed; these can: {known}")
+
+
+def _check_picture_size(path: Path, image_config: ImageProcessorConfig | None) -> None:
+    """Two files say how large a picture is: were they of two minds, every picture would fail in the encoder."""
+    vision_config = read_json_object(path).get("vision_config")
+    if image_config is None or not isinstance(vision_config, dict):
+        return
+    side = get_optional_int(path, vision_config, "image_size")
+    if side is not None and (image_config.width, image_config.height) != (side, side):
+        made = f"{image_config.width} x {image_config.height}"
+        raise CheckpointConfigError(path, f"vision_config.image_size: is {side}, but pictures are resized to {made}")
 
 
 def _find_max_model_len(directory: Path, asked: int | None) -> int:
