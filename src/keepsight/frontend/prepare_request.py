@@ -65,9 +65,12 @@ class RequestPreparer:
         image_config: ImageProcessorConfig | None,
         max_model_len: int,
         image_token_ids: frozenset[int] = frozenset(),
+        model_vocab_size: int | None = None,
     ) -> None:
         self.tokenizer, self.template, self.expander = tokenizer, template, expander
         self._image_token_ids = image_token_ids
+        # Either may be the larger: a text-only Gemma's tokenizer still has the token of a picture.
+        self.vocab_size = min(tokenizer.vocab_size, model_vocab_size or tokenizer.vocab_size)
         self.image_config, self.max_model_len = image_config, max_model_len
         self._request_numbers = itertools.count()
 
@@ -92,6 +95,7 @@ class RequestPreparer:
             image_config,
             _find_max_model_len(directory, config.max_model_len),
             _image_token_ids(image_format),
+            _find_vocab_size(directory),
         )
 
     def prepare_chat(
@@ -119,10 +123,8 @@ class RequestPreparer:
         if not isinstance(token_ids, list | tuple):
             raise InvalidArgumentError(field, f"must be a list of token ids, not {type(token_ids).__name__}")
         for token_id in token_ids:
-            if type(token_id) is not int or not 0 <= token_id < self.tokenizer.vocab_size:
-                raise InvalidArgumentError(
-                    field, f"{token_id!r} is no token of this model's {self.tokenizer.vocab_size}"
-                )
+            if type(token_id) is not int or not 0 <= token_id < self.vocab_size:
+                raise InvalidArgumentError(field, f"{token_id!r} is no token of this model's {self.vocab_size}")
             if token_id in self._image_token_ids:
                 token = self.tokenizer.token(token_id)
                 raise ReservedTokenError(field, f"must not hold {token_id}, {token}: its picture cannot be sent along")
@@ -176,6 +178,12 @@ class RequestPreparer:
                 f"one token of answer this model holds {self.max_model_len}",
             )
 
+    def _check_vocabulary(self, expanded: ExpandedPrompt, field: str) -> None:
+        largest = max(expanded.token_ids)
+        if largest >= self.vocab_size:
+            token = self.tokenizer.token(largest)
+            raise ReservedTokenError(field, f"the text holds {token}, which is no token of this model")
+
     def _finish(
         self,
         expanded: ExpandedPrompt,
@@ -185,6 +193,7 @@ class RequestPreparer:
         field: str,
     ) -> EngineRequest:
         self._check_length(expanded, field)
+        self._check_vocabulary(expanded, field)
         request_id = str(next(self._request_numbers))
         return EngineRequest(request_id, expanded.token_ids, tuple(media), tuple(pixels), params)
 
@@ -222,11 +231,18 @@ def _check_picture_size(path: Path, image_config: ImageProcessorConfig | None) -
 
 
 def _find_max_model_len(directory: Path, asked: int | None) -> int:
-    path = directory / "config.json"
-    config = read_json_object(path)
-    text_config = config.get("text_config")
-    values = text_config if isinstance(text_config, dict) else config
-    longest = get_optional_int(path, values, "max_position_embeddings") or DEFAULT_MAX_POSITIONS
+    longest = _read_text_config_int(directory, "max_position_embeddings") or DEFAULT_MAX_POSITIONS
     if asked is not None and asked > longest:
         raise InvalidArgumentError("max_model_len", f"{asked} exceeds the {longest} positions of the checkpoint")
     return asked or longest
+
+
+def _find_vocab_size(directory: Path) -> int | None:
+    return _read_text_config_int(directory, "vocab_size")
+
+
+def _read_text_config_int(directory: Path, name: str) -> int | None:
+    path = directory / "config.json"
+    config = read_json_object(path)
+    text_config = config.get("text_config")
+    return get_optional_int(path, text_config if isinstance(text_config, dict) else config, name)
