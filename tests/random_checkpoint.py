@@ -25,9 +25,10 @@ def make_checkpoint(directory: Path, seed: int, *, ties_embeddings: bool) -> Any
 
 
 def make_text_only_checkpoint(directory: Path) -> None:
+    """Like the published ones, it has one token fewer than its tokenizer: that of a picture, 909."""
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-    arguments: Any = {**ref.draw_config(0)["text_config"], "vocab_size": 960}
+    arguments: Any = {**ref.draw_config(0)["text_config"], "vocab_size": 909}
     _copy_all_but_the_model(directory)
     ref.save_checkpoint(Gemma3ForCausalLM(Gemma3TextConfig(**arguments)), directory)
     for name in ("preprocessor_config.json", "processor_config.json"):

@@ -1,0 +1,214 @@
+"""The frontend's whole work on a request, and above all the order of it: geometry first, pixels last."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from keepsight.config import Config
+from keepsight.demo import checkpoint_path
+from keepsight.errors import (
+    CheckpointError,
+    InvalidArgumentError,
+    PictureCountError,
+    PromptTooLongError,
+    UnreadablePictureError,
+)
+from keepsight.frontend import prepare_request
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.read_picture import decode_picture
+from keepsight.media import Geometry
+from keepsight.requests import EngineRequest
+from keepsight.sampling_params import SamplingParams
+from tests.drawn import ask, by_object, by_url, draw, to_data_url, to_png
+
+PARAMS = SamplingParams()
+SOFT_TOKEN_ID = 909
+CROPPED = {"do_pan_and_scan": True}
+
+
+@pytest.fixture(scope="module")
+def preparer() -> RequestPreparer:
+    return RequestPreparer.from_config(Config())
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The fields of the pictures that were decoded, in order."""
+    fields: list[str] = []
+
+    def note(source: Any, field: str) -> Any:
+        fields.append(field)
+        return decode_picture(source, field)
+
+    monkeypatch.setattr(prepare_request, "decode_picture", note)
+    return fields
+
+
+def soft_positions(request: EngineRequest) -> list[int]:
+    return [position for position, token_id in enumerate(request.token_ids) if token_id == SOFT_TOKEN_ID]
+
+
+def covered_positions(request: EngineRequest) -> Iterator[int]:
+    for item in request.media:
+        yield from range(item.span.start, item.span.end)
+
+
+@pytest.mark.parametrize("overrides", [None, CROPPED])
+def test_every_picture_and_crop_has_its_span_its_geometry_and_its_pixels(
+    preparer: RequestPreparer, overrides: dict[str, Any] | None
+) -> None:
+    pictures = [draw(seed).picture.resize(size) for seed, size in enumerate([(640, 300), (300, 860), (300, 300)])]
+    request = preparer.prepare_chat(ask(*map(by_url, pictures), "What?"), PARAMS, overrides)
+    assert list(covered_positions(request)) == soft_positions(request)
+    assert {(each.shape, each.dtype.name) for each in request.pixels} == {((112, 112, 3), "uint8")}
+    whole = [Geometry(640, 300), Geometry(300, 860), Geometry(300, 300)]
+    crops = [[Geometry(320, 300)] * 2, [Geometry(300, 287)] * 2 + [Geometry(300, 286)], []]
+    expected = [
+        geometry
+        for picture, parts in zip(whole, crops, strict=True)
+        for geometry in (picture, *(parts if overrides else []))
+    ]
+    assert [item.geometry for item in request.media] == expected
+    assert len(request.pixels) == len(expected)
+
+
+def test_pixels_follow_their_pictures(preparer: RequestPreparer) -> None:
+    colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
+    pictures = [Image.new("RGB", (50, 40), colour) for colour in colours]
+    request = preparer.prepare_chat(ask(*map(by_object, pictures), "What?"), PARAMS)
+    assert [tuple(map(int, each[5, 5])) for each in request.pixels] == colours
+
+
+def test_a_chat_begins_with_one_bos_and_so_does_a_plain_prompt(preparer: RequestPreparer) -> None:
+    chatted = preparer.prepare_chat(ask("Hello"), PARAMS)
+    written = "<start_of_turn>user\nHello<end_of_turn>\n<start_of_turn>model\n"
+    for prompt in (written, f"<bos>{written}"):
+        assert preparer.prepare_text(prompt, (), PARAMS).token_ids == chatted.token_ids
+    assert chatted.token_ids.count(2) == 1
+
+
+# What is refused is refused early -----------------------------------------------------------------------------
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_anything_is_decoded(decoded: list[str]) -> None:
+    preparer = RequestPreparer.from_config(Config(max_model_len=50))
+    picture = by_url(draw(7).picture)
+    with pytest.raises(PromptTooLongError, match=r"of them of 2 pictures; .* holds 50") as caught:
+        preparer.prepare_chat(ask(picture, picture, "What are these two, if you please?"), PARAMS)
+    assert "32 of them" in str(caught.value)
+    assert not decoded
+    preparer.prepare_chat(ask(picture, "What?"), PARAMS)
+    assert decoded == ["messages[0].content[0].image_url.url"]
+
+
+def test_a_prompt_may_be_one_token_shorter_than_the_context_and_no_longer(preparer: RequestPreparer) -> None:
+    length = preparer.max_model_len
+    assert len(preparer.prepare_tokens([30] * (length - 1), PARAMS).token_ids) == length - 1
+    with pytest.raises(PromptTooLongError, match=f"has {length} tokens"):
+        preparer.prepare_tokens([30] * length, PARAMS)
+
+
+def test_one_picture_that_cannot_be_read_spares_the_others_their_decoding(
+    preparer: RequestPreparer, decoded: list[str]
+) -> None:
+    broken = {"type": "image_url", "image_url": {"url": to_data_url(b"no picture")}}
+    with pytest.raises(UnreadablePictureError) as caught:
+        preparer.prepare_chat(ask(by_url(draw(7).picture), broken), PARAMS)
+    assert caught.value.field == "messages[0].content[1].image_url.url"
+    assert not decoded
+
+
+def test_markers_that_do_not_match_the_pictures_are_refused_before_anything_is_decoded(
+    preparer: RequestPreparer, decoded: list[str]
+) -> None:
+    with pytest.raises(PictureCountError, match=r"1 <start_of_image> markers for 2 pictures"):
+        preparer.prepare_text("<start_of_image>", [draw(1).picture] * 2, PARAMS)
+    assert not decoded
+
+
+def test_a_picture_cut_behind_its_header_is_refused_when_it_is_decoded(preparer: RequestPreparer) -> None:
+    png = to_png(draw(7).picture)
+    with pytest.raises(UnreadablePictureError, match="damaged or truncated"):
+        preparer.prepare_text("<start_of_image>", [png[: len(png) // 2]], PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field"),
+    [
+        ({"do_resize": False}, "mm_processor_kwargs.do_resize"),
+        ({"size": 5}, "mm_processor_kwargs.size"),
+        ({"do_pan_and_scan": "yes"}, "do_pan_and_scan"),
+        ({"pan_and_scan_max_num_crops": 0}, "pan_and_scan_max_num_crops"),
+        ({"pan_and_scan_min_ratio_to_activate": -1}, "pan_and_scan_min_ratio_to_activate"),
+        ({5: 5}, "mm_processor_kwargs.5"),
+        ([], "mm_processor_kwargs"),
+    ],
+)
+def test_processor_options_are_checked_whether_or_not_there_are_pictures(
+    preparer: RequestPreparer, overrides: Any, field: str
+) -> None:
+    for messages in (ask("Hello"), ask(by_object(draw(1).picture))):
+        with pytest.raises(InvalidArgumentError) as caught:
+            preparer.prepare_chat(messages, PARAMS, overrides)
+        assert caught.value.field == field
+
+
+# What is shared between requests ------------------------------------------------------------------------------
+
+
+def test_requests_prepared_on_several_threads_are_as_if_prepared_alone(preparer: RequestPreparer) -> None:
+    drawings = [draw(seed) for seed in range(12)]
+
+    def prepare(index: int) -> EngineRequest:
+        drawn = drawings[index % 12]
+        return preparer.prepare_chat(ask(by_url(drawn.picture), drawn.questions[0].text), PARAMS)
+
+    alone = [prepare(index) for index in range(12)]
+    with ThreadPoolExecutor(8) as threads:
+        together = list(threads.map(prepare, range(48)))
+    for index, request in enumerate(together):
+        expected = alone[index % 12]
+        assert (request.token_ids, request.media) == (expected.token_ids, expected.media)
+        np.testing.assert_array_equal(request.pixels[0], expected.pixels[0])
+    assert len({request.request_id for request in alone + together}) == 60
+
+
+def test_one_request_s_options_do_not_reach_the_next(preparer: RequestPreparer) -> None:
+    messages = ask(by_object(Image.new("RGB", (640, 300))))
+    counts = [len(preparer.prepare_chat(messages, PARAMS, options).media) for options in (None, CROPPED, None, {})]
+    assert counts == [1, 3, 1, 1]
+
+
+# Checkpoints --------------------------------------------------------------------------------------------------
+
+
+def test_the_context_is_the_checkpoint_s_or_a_shorter_one(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint_path(), directory, ignore=shutil.ignore_patterns("*.safetensors"))
+    path = directory / "config.json"
+    values = json.loads(path.read_text())
+
+    def max_model_len(positions: int | None, asked: int | None = None) -> int:
+        values["text_config"]["max_position_embeddings"] = positions
+        path.write_text(json.dumps(values))
+        return RequestPreparer.from_config(Config(model=directory, max_model_len=asked)).max_model_len
+
+    assert max_model_len(500) == 500
+    assert max_model_len(500, 400) == 400
+    assert max_model_len(None) == 131_072
+    with pytest.raises(InvalidArgumentError, match="max_model_len: 501 exceeds the 500 positions"):
+        max_model_len(500, 501)
+
+
+def test_a_folder_that_is_none_is_called_so(tmp_path: Path) -> None:
+    for path in (tmp_path / "nothing", checkpoint_path() / "config.json"):
+        with pytest.raises(CheckpointError, match="no such folder") as caught:
+            RequestPreparer.from_config(Config(model=path))
+        assert caught.value.path == path

@@ -1,0 +1,241 @@
+"""What is wrong with a checkpoint or a picture is one typed error that names the file, the field and the number."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from keepsight import LLM, SamplingParams
+from keepsight.demo import checkpoint_path
+from keepsight.errors import (
+    CheckpointConfigError,
+    CheckpointError,
+    InvalidArgumentError,
+    KeepsightError,
+    PictureCountError,
+    PictureError,
+    PictureTooLargeError,
+    PromptTooLongError,
+    ReservedTokenError,
+    TensorMismatchError,
+    UnknownArchitectureError,
+    UnreadablePictureError,
+    UnreadableTensorsError,
+    UnsupportedFieldError,
+    UnsupportedPictureError,
+)
+from tests.drawn import ask, by_object, draw, to_data_url, to_png
+from tests.frontend.sample_pictures import encode, random_picture
+from tests.random_checkpoint import make_text_only_checkpoint
+
+ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
+
+
+# Checkpoints --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return shutil.copytree(checkpoint_path(), tmp_path / "checkpoint")
+
+
+def change_json(path: Path, **fields: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def change_tensors(checkpoint: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    path = checkpoint / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+def test_an_architecture_nobody_knows_is_named_with_those_that_are_known(checkpoint: Path) -> None:
+    change_json(checkpoint / "config.json", architectures=["LlamaForCausalLM"])
+    with pytest.raises(UnknownArchitectureError, match=r"LlamaForCausalLM.*known are Gemma3For") as caught:
+        LLM(checkpoint)
+    assert caught.value.path == checkpoint / "config.json"
+
+
+def test_tensors_that_do_not_fit_are_all_named_at_once(checkpoint: Path) -> None:
+    names: list[str] = []
+
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        names[:] = sorted(name for name in tensors if name.endswith("q_proj.weight"))[:3]
+        first, second, third = names
+        tensors[f"{first}_of_another"] = tensors.pop(first)
+        del tensors[second]
+        tensors[third] = tensors[third][:-1].clone()
+
+    change_tensors(checkpoint, spoil)
+    with pytest.raises(TensorMismatchError) as caught:
+        LLM(checkpoint)
+    error = caught.value
+    assert (len(error.missing), error.surplus) == (2, (f"{names[0]}_of_another",))
+    [misshapen] = error.misshapen
+    assert misshapen.startswith(f"{names[2]} (is [")
+    assert str(error).startswith(f"{checkpoint}: ")
+
+
+@pytest.mark.parametrize("num_bytes", [0, 5, 1000, -1, -100_000])
+def test_a_safetensors_file_that_ends_too_soon_is_named(checkpoint: Path, num_bytes: int) -> None:
+    path = checkpoint / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:num_bytes])
+    with pytest.raises(UnreadableTensorsError, match="truncated") as caught:
+        LLM(checkpoint)
+    assert caught.value.path == path
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_file_that_is_missing_is_named(checkpoint: Path, name: str) -> None:
+    (checkpoint / name).unlink()
+    with pytest.raises(CheckpointError) as caught:
+        LLM(checkpoint)
+    assert caught.value.path == checkpoint / name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "chat_template.jinja"],
+)
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"{% if %}[1]"])
+def test_a_file_that_is_broken_is_named(checkpoint: Path, name: str, content: bytes) -> None:
+    (checkpoint / name).write_bytes(content)
+    with pytest.raises(CheckpointConfigError) as caught:
+        LLM(checkpoint)
+    assert caught.value.path == checkpoint / name
+
+
+@pytest.mark.parametrize(
+    ("section", "fields", "named"),
+    [
+        ("text_config", {"num_hidden_layers": "six"}, r"text_config\.num_hidden_layers.*'six'"),
+        ("text_config", {"hidden_size": -1}, r"text_config\.hidden_size.*-1"),
+        ("vision_config", {"patch_size": 0}, r"vision_config\.patch_size.*0"),
+        ("text_config", {"hidden_activation": "tanh"}, r"text_config\.hidden_activation.*'tanh'"),
+    ],
+)
+def test_a_value_that_cannot_be_is_named_with_its_field(
+    checkpoint: Path, section: str, fields: dict[str, Any], named: str
+) -> None:
+    path = checkpoint / "config.json"
+    change_json(path, **{section: json.loads(path.read_text())[section] | fields})
+    with pytest.raises(CheckpointConfigError, match=named) as caught:
+        LLM(checkpoint)
+    assert caught.value.path == path
+
+
+def test_sizes_of_picture_that_contradict_each_other_are_refused_when_the_model_is_loaded(checkpoint: Path) -> None:
+    """Else every picture would fail, in the middle of its answer."""
+    change_json(checkpoint / "preprocessor_config.json", size={"height": 224, "width": 224})
+    with pytest.raises(CheckpointConfigError, match=r"vision_config.image_size: is 112, but .* 224 x 224"):
+        LLM(checkpoint)
+
+
+# Pictures -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(device="cpu")
+
+
+def animated_gif() -> bytes:
+    frames = [random_picture("P", (20, 20), seed) for seed in range(3)]
+    return encode(frames[0], "GIF", save_all=True, append_images=frames[1:])
+
+
+BAD_PICTURES: dict[str, tuple[object, type[PictureError], str]] = {
+    "no bytes": (b"", UnreadablePictureError, "0 bytes"),
+    "no picture": (b"hello, I am text", UnreadablePictureError, "16 bytes that are none of JPEG, PNG"),
+    "a page": (b"<html><body>Not found</body></html>", UnreadablePictureError, "35 bytes that are none"),
+    "cut": (to_png(draw(1).picture)[:300], UnreadablePictureError, "300 bytes"),
+    "cut in its header": (to_png(draw(1).picture)[:20], UnreadablePictureError, "20 bytes"),
+    "empty": (Image.new("RGB", (0, 5)), UnreadablePictureError, "0 x 5 pixels"),
+    "animated": (animated_gif(), UnsupportedPictureError, "GIF of more than 1 frame"),
+    "16-bit PNG": (encode(Image.new("I;16", (4, 4)), "PNG"), UnsupportedPictureError, "mode I;16"),
+    "16-bit": (Image.new("I;16", (4, 4)), UnsupportedPictureError, "mode I;16"),
+    "float": (Image.new("F", (4, 4)), UnsupportedPictureError, "mode F"),
+    "too large": (
+        encode(Image.new("1", (10_000, 10_000)), "PNG"), PictureTooLargeError, "10000 x 10000 pixels are 100000000"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_PICTURES)
+def test_a_picture_that_cannot_be_served_is_one_error_however_it_was_sent(llm: LLM, name: str) -> None:
+    source, error, message = BAD_PICTURES[name]
+    parts = [{"type": "image_pil", "image_pil": source}]
+    fields = ["messages[0].content[0].image_pil"]
+    if isinstance(source, bytes):
+        parts.append({"type": "image_url", "image_url": {"url": to_data_url(source)}})
+        fields.append("messages[0].content[0].image_url.url")
+    for part, field in zip(parts, fields, strict=True):
+        with pytest.raises(error, match=message) as caught:
+            llm.chat(ask(part, "What?"), ONE_TOKEN)
+        assert caught.value.field == field
+    with pytest.raises(error, match=message) as caught:
+        llm.generate({"prompt": "<start_of_image>", "multi_modal_data": {"image": [source]}}, ONE_TOKEN)
+    assert caught.value.field == "multi_modal_data.image[0]"
+
+
+@pytest.mark.parametrize("url", ["http://example.org/a.png", "https://example.org/a.png", "file:///etc/hostname"])
+def test_urls_that_would_have_to_be_fetched_are_refused_so_far(llm: LLM, url: str) -> None:
+    part = {"type": "image_url", "image_url": {"url": url}}
+    with pytest.raises(UnsupportedFieldError, match=f"{url.split(':')[0]}: URLs are not supported"):
+        llm.chat(ask(part), ONE_TOKEN)
+
+
+@pytest.mark.parametrize(("num_markers", "num_pictures"), [(0, 1), (1, 0), (2, 1), (1, 3)])
+def test_markers_and_pictures_must_be_equally_many(llm: LLM, num_markers: int, num_pictures: int) -> None:
+    pictures = [draw(1).picture] * num_pictures
+    with pytest.raises(PictureCountError, match=f"{num_markers} .*markers for {num_pictures} pictures") as caught:
+        llm.generate({"prompt": "<start_of_image>" * num_markers, "multi_modal_data": {"image": pictures}})
+    assert caught.value.field == "prompt"
+    text = "<start_of_image>"
+    with pytest.raises(PictureCountError, match=r"2 .*markers for 1 pictures") as caught:
+        llm.chat(ask(by_object(draw(1).picture), text))
+    assert caught.value.field == "messages"
+
+
+def test_more_pictures_than_the_context_holds_are_refused_with_the_numbers(llm: LLM) -> None:
+    with pytest.raises(PromptTooLongError, match=r"1920 of them of 120 pictures.*2048"):
+        llm.chat(ask(*[by_object(draw(1).picture)] * 120))
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfffb"])
+def test_a_text_that_no_encoding_has_is_refused(llm: LLM, text: str) -> None:
+    with pytest.raises(InvalidArgumentError):
+        llm.chat(ask(text), ONE_TOKEN)
+    with pytest.raises(InvalidArgumentError):
+        llm.generate(text, ONE_TOKEN)
+
+
+def test_a_model_that_reads_text_only_says_so_of_pictures(tmp_path: Path) -> None:
+    make_text_only_checkpoint(tmp_path)
+    llm = LLM(tmp_path, dtype="float32", device="cpu")
+    with pytest.raises(PictureCountError, match="holds 1 pictures, but this model reads text only") as caught:
+        llm.chat(ask(by_object(draw(1).picture), "What?"))
+    assert caught.value.field == "messages"
+    with pytest.raises(PictureCountError, match="reads text only"):
+        llm.generate({"prompt": "<start_of_image>", "multi_modal_data": {"image": draw(1).picture}})
+    # Its tokenizer knows this token, its embedding does not.
+    with pytest.raises(ReservedTokenError, match="the text holds <image_soft_token>") as reserved:
+        llm.chat(ask("<image_soft_token>"))
+    assert reserved.value.field == "messages"
+    with pytest.raises(InvalidArgumentError, match="909 is no token of this model's 909"):
+        llm.generate({"prompt_token_ids": [909]})
+    [output] = llm.chat(ask("Hello"), SamplingParams(max_tokens=3, ignore_eos=True))
+    assert len(output.outputs[0].token_ids) == 3
+
+
+def test_every_error_is_of_one_family() -> None:
+    assert issubclass(InvalidArgumentError, KeepsightError)
+    assert issubclass(CheckpointError, KeepsightError)
+    assert not issubclass(InvalidArgumentError, CheckpointError)
