@@ -1,0 +1,73 @@
+"""`keepsight generate`: one question, one answer on standard output, nothing else there."""
+
+from pathlib import Path
+
+import pytest
+
+from keepsight.cli.main import main
+from tests.drawn import Drawn, draw, list_question
+
+
+@pytest.fixture
+def drawn() -> Drawn:
+    return draw(7)
+
+
+def save(drawn: Drawn, path: Path) -> str:
+    drawn.picture.save(path)
+    return str(path)
+
+
+def test_it_prints_the_right_answer_and_nothing_else(
+    drawn: Drawn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    question = drawn.questions[0]
+    assert main(["generate", question.text, "--image", save(drawn, tmp_path / "x.png")]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"{question.answer}\n"
+    assert captured.err == ""
+
+
+def test_it_takes_several_pictures_in_their_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    drawings = [draw(seed) for seed in (1, 2, 3)]
+    flags = [part for index, each in enumerate(drawings) for part in ("--image", save(each, tmp_path / f"{index}.png"))]
+    question = list_question(drawings)
+    assert main(["generate", *flags, question.text]) == 0
+    assert capsys.readouterr().out == f"{question.answer}\n"
+
+
+def test_it_answers_without_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "Hello!", "--max-tokens", "3"]) == 0
+    assert capsys.readouterr().out.strip()
+
+
+def test_a_seed_repeats_what_temperature_scatters(capsys: pytest.CaptureFixture[str]) -> None:
+    def sample(seed: str) -> str:
+        assert main(["generate", "Hello!", "--temperature", "3", "--seed", seed, "--max-tokens", "8"]) == 0
+        return capsys.readouterr().out
+
+    first = sample("1")
+    assert sample("1") == first
+    assert sample("2") != first
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--image", "nothing.png"], "keepsight generate: --image: cannot read nothing.png: No such file"),
+        (["--image", "."], "keepsight generate: --image: cannot read .: Is a directory"),
+        (["--image", __file__], "keepsight generate: messages[0].content[0].image_pil: "),
+        (["--max-tokens", "0"], "keepsight generate: max_tokens: must be an integer of at least 1"),
+        (["--temperature", "-1"], "keepsight generate: temperature: must be a number of at least 0"),
+        (["--device", "cuda", "--max-model-len", "9999999"], "keepsight generate: max_model_len: 9999999 exceeds"),
+        (["--max-model-len", "5"], "keepsight generate: messages: has "),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_status_2(
+    flags: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "What is this?", *flags]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    [told] = captured.err.splitlines()
+    assert told.startswith(line)

@@ -1,0 +1,109 @@
+"""The command as a whole: what it prints where, and how it exits."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+
+from keepsight import __version__
+from keepsight.cli import main as main_module
+from keepsight.cli.main import COMMANDS, main
+from keepsight.errors import InvalidArgumentError
+
+
+def exit_status(arguments: Sequence[str]) -> int | str | None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    return caught.value.code
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_status(["--version"]) == 0
+    assert capsys.readouterr().out == f"keepsight {__version__}\n"
+
+
+def test_help_names_every_command_and_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_status(["--help"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert all(f"{name} {summary}" in words for name, summary in COMMANDS.items())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_its_options_without_torch(name: str) -> None:
+    program = "import sys; from keepsight.cli.main import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", program, name, "--help"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: keepsight {name}")
+    assert done.stdout.count("\n  -") > 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["sreve"], "invalid choice: 'sreve'"),
+        (["serve", "--prot", "5"], "unrecognized arguments: --prot"),
+        (["serve", "--port", "many"], "invalid int value: 'many'"),
+        (["serve", "--dtype", "int4"], "invalid choice: 'int4'"),
+        (["demo-picture"], "required: -o"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense_exits_with_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_status(arguments) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["serve", "--port", "70000"], "keepsight serve: --port: must be from 0 to 65535, not 70000"),
+        (["serve", "--mm-processor-kwargs", "{"], "keepsight serve: --mm-processor-kwargs: is not JSON"),
+        (["serve", "--mm-processor-kwargs", "[]"], "keepsight serve: mm_processor_kwargs: must be a dict, not []"),
+        (["serve", "--max-model-len", "0"], "keepsight serve: max_model_len: must be an integer of at least 1, not 0"),
+        (["serve", "--port", "0", "no/such/model"], "keepsight serve: no/such/model: no such folder"),
+        (["generate", "Hi", "--model", "no/such"], "keepsight generate: no/such: no such folder"),
+        (["demo-picture", "-o", "x.png", "--things", "9"], "keepsight demo-picture: --things: must be from 1 to 4"),
+    ],
+)
+def test_a_mistake_is_one_line_on_standard_error_and_exit_status_2(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    [told] = captured.err.splitlines()
+    assert told.startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"), [(None, 0), (InvalidArgumentError("--x", "is wrong"), 2), (KeyboardInterrupt(), 130)]
+)
+def test_the_exit_status_says_how_a_command_ended(
+    outcome: BaseException | None, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(_arguments: object) -> int:
+        if outcome is not None:
+            raise outcome
+        return 0
+
+    command = SimpleNamespace(add_arguments=lambda parser: None, run=run)
+    monkeypatch.setattr(main_module, "import_module", lambda _name: command)
+    assert main(["serve"]) == status
+
+
+def test_a_bug_of_ours_is_not_dressed_up_as_a_mistake_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = SimpleNamespace(add_arguments=lambda parser: None, run=lambda arguments: 1 // 0)
+    monkeypatch.setattr(main_module, "import_module", lambda _name: command)
+    with pytest.raises(ZeroDivisionError):
+        main(["serve"])
+
+
+def test_python_m_keepsight_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "keepsight", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"keepsight {__version__}\n")
