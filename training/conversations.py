@@ -33,14 +33,20 @@ SYSTEM_PROMPTS = ("You are a helpful assistant.", "You are a helpful assistant."
 
 # How often a kind is picked, relative to the others that make sense for a picture. What is hard to learn comes often.
 KIND_WEIGHTS = {
-    "describe_one": 1.3,
-    "describe_several": 2.0,
+    "describe_one": 1.5,
+    "describe_several": 3.0,
     "where_among": 2.0,
-    "count_shape": 2.0,
-    "colour_of": 2.0,
-    "where": 1.3,
-    "exist": 0.7,
-    "no_number": 0.25,
+    "where_by_shape": 3.0,
+    "count_shape": 5.0,
+    "colour_of": 4.0,
+    "at": 2.0,
+    "where": 2.0,
+    "count": 0.7,
+    "shape_of": 0.7,
+    "exist": 0.6,
+    "colour": 0.5,
+    "size": 0.7,
+    "no_number": 0.2,
 }
 
 
@@ -70,7 +76,7 @@ class ConversationMaker:
 
     def about_one_picture(self) -> Conversation:
         scene = self._scene()
-        questions = self._questions_about(scene, None)
+        questions = self._questions_about(scene)
         if self.random.random() < 0.1 and scene.single_thing is not None:
             return self._dialogues_about_one(scene, questions)
         return self._lay_out((scene,), questions)
@@ -91,9 +97,9 @@ class ConversationMaker:
     # Scenes -----------------------------------------------------------------------------------------------
 
     def _scene(self) -> Scene:
-        if self.random.random() < 0.13:
+        if self.random.random() < 0.15:
             return random_number_scene(self.random)
-        return random_scene(self.random, self.random.choice((1, 1, 1, 2, 2, 3, 3, 4, 4)))
+        return random_scene(self.random, self.random.choice((1, 1, 2, 2, 3, 3, 4, 4)))
 
     def _several_scenes(self) -> tuple[Scene, ...]:
         """Half the time one thing in each; colours and shapes repeat, so that guessing by them does not pay."""
@@ -114,9 +120,11 @@ class ConversationMaker:
 
     # Questions --------------------------------------------------------------------------------------------
 
-    def _questions_about(self, scene: Scene, ordinal: str | None) -> list[Question]:
-        questions = questions_about(scene, Asker(self.random, ordinal, self.is_held_out))
-        chosen = _weighted_sample(self.random, questions, self.num_branches)
+    def _questions_about(self, scene: Scene) -> list[Question]:
+        """Where there are several things, more of them: two draws ask for different things."""
+        num_draws = 2 if len(scene.things) > 1 else 1
+        questions = [question for _ in range(num_draws) for question in self._about_shapes(scene, None)]
+        chosen = _weighted_sample(self.random, questions, self.num_branches + 2 * (num_draws - 1))
         if self.random.random() < 0.3:
             chosen[-1] = off_script_question(self.random, is_held_out=self.is_held_out)
         elif self.random.random() < 0.08:

@@ -5,8 +5,8 @@
 
 The learning rate stays constant until a cool-down brings it to zero over its last steps; `--steps` says when that
 begins at the latest. To cool down now, send SIGUSR1 to the process named in build/train.pid, or write the number of
-steps into RUN_DIR/cool_down. `--resume` goes on from the last state in RUN_DIR. Time plays no role: stopping the
-processes for a while changes nothing.
+steps into RUN_DIR/cool_down (also to change a cool-down under way). `--resume` goes on from the last state in RUN_DIR.
+Time plays no role: stopping the processes for a while changes nothing.
 """
 
 import argparse
@@ -45,7 +45,7 @@ from save_processor import save_processor
 SHIFTED_SHARE = 0.7
 TOWER_PICTURES = 32
 # Of the batches of each process; the rest is about one picture.
-SEVERAL_SHARE = (0.15, 0.7)
+SEVERAL_SHARE = (0.2, 0.7)
 CHATS_ABOUT_ONE, CHATS_ABOUT_SEVERAL = 16, 9
 NUM_PROCESSES = 2
 VOCAB_STEP = 64
@@ -68,15 +68,13 @@ class Schedule:
     def is_done(self, step: int) -> bool:
         return self.cool_down_from is not None and step >= self.cool_down_from + self.cool_down
 
-    def start_cool_down(self, step: int, num_steps: int) -> None:
-        if self.cool_down_from is None:
-            self.cool_down_from, self.cool_down = step, num_steps
+    def finish_in(self, step: int, num_steps: int) -> None:
+        """Go from the present rate to zero. A cool-down under way becomes shorter or longer."""
+        self.cool_down = round(num_steps / self.factor(step))
+        self.cool_down_from = step + num_steps - self.cool_down
 
-    def wanted_cool_down(self, step: int, requested: int) -> int:
-        """How many steps of cool-down should start now; 0 for none."""
-        if requested:
-            return requested
-        return self.cool_down if step + self.cool_down >= self.last_step else 0
+    def is_due(self, step: int) -> bool:
+        return self.cool_down_from is None and step + self.cool_down >= self.last_step
 
 
 @dataclass
@@ -142,12 +140,11 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         loss = self._tower_loss() if self.step < self.options.tower_steps else self._chat_loss()
         (loss / self.lockstep.num_processes).backward()  # type: ignore[no-untyped-call]
-        wanted = self.schedule.wanted_cool_down(self.step, self._read_request())
-        decided = self.lockstep.sum_gradients(self.parameters, float(wanted))
+        decided = self.lockstep.sum_gradients(self.parameters, float(self._wanted_cool_down()))
         self.averages.add("gradient", float(torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)))
         self.optimizer.step()
         if decided:
-            self.schedule.start_cool_down(self.step, round(decided))
+            self.schedule.finish_in(self.step, round(decided))
 
     def _tower_loss(self) -> Tensor:
         scenes = [
@@ -209,12 +206,14 @@ class Trainer:
     def _on_signal(self, signal_number: int, frame: FrameType | None) -> None:
         self._requested_cool_down = self.options.cool_down_steps
 
-    def _read_request(self) -> int:
+    def _wanted_cool_down(self) -> int:
+        """The number of steps in which to finish; 0 to change nothing. Only process 0 is listened to."""
         file = self.options.run_dir / "cool_down"
         if self.lockstep.rank == 0 and self.step % 10 == 0 and file.exists():
             self._requested_cool_down = int(file.read_text() or self.options.cool_down_steps)
             file.unlink()
-        return self._requested_cool_down
+        wanted, self._requested_cool_down = self._requested_cool_down, 0
+        return wanted or (self.schedule.cool_down if self.schedule.is_due(self.step) else 0)
 
     def _save_state(self) -> None:
         if self.lockstep.rank != 0:

@@ -147,6 +147,7 @@ def _about_several_things(scene: Scene, asker: Asker) -> list[Question]:
     if unique := _unique_by(things, lambda thing: thing.shape):
         thing = random.choice(unique)
         questions.append(asker.ask("colour_of", _sentence(thing.colour), thing=f"the {thing.shape}"))
+        questions.append(asker.ask("where_by_shape", _sentence(thing.position), "where", thing=f"the {thing.shape}"))
     if unique := _unique_by(things, lambda thing: thing.colour):
         thing = random.choice(unique)
         answer = _sentence(_with_article(thing.shape))
