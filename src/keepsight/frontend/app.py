@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from keepsight import __version__
 from keepsight.errors import BodyTooLargeError, InvalidArgumentError, ModelNotFoundError
@@ -29,6 +31,18 @@ CLIENT_CLOSED_REQUEST = 499  # nginx's number, for nobody but our own log
 Answer = TypeVar("Answer")
 
 
+class _EventStream(StreamingResponse):
+    """Closes its events however it ends: a client that leaves frees the engine now, not when garbage is collected."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._events):
+            await super().__call__(scope, receive, send)
+
+
 class Api:
     def __init__(self, preparer: RequestPreparer, engine: EngineClient, model_name: str) -> None:
         self._preparer, self._engine, self._model_name = preparer, engine, model_name
@@ -40,7 +54,7 @@ class Api:
         request = await run_in_threadpool(self._prepare, asked)
         answer = ChatAnswer(asked, request, self._preparer.tokenizer, self._model_name)
         if asked.stream:
-            return StreamingResponse(answer.events(self._engine), media_type="text/event-stream")
+            return _EventStream(answer.events(self._engine))
         return _json(await _unless_client_leaves(http, answer.whole(self._engine)))
 
     async def models(self, _http: Request) -> Response:
