@@ -101,6 +101,7 @@ def test_a_client_that_leaves_between_two_tokens_frees_the_engine(runner: FakeRu
 
     run(story())
     assert runner.story == ["a starts", "a ends", "b starts", "b ends"]
+    assert len(runner.threads) == 1
 
 
 def test_a_client_that_leaves_in_the_middle_of_a_step_frees_the_engine_after_it(runner: FakeRunner) -> None:
