@@ -274,15 +274,14 @@ def test_ordinary_jpegs_take_the_fast_path_and_equal_pillow(make: Callable[[tupl
     pytest.importorskip("simplejpeg")
     for size in SIZES:
         data = make(size)
-        header = read_header(data, "picture")
-        assert read_picture._try_fast_jpeg(data, header) is not None
+        assert read_picture._try_fast_jpeg(data, read_picture._open(data, "picture")) is not None
         assert_as_the_reference(data)
 
 
 @pytest.mark.parametrize("encoding", ["jpeg RGB", "jpeg CMYK"])
 def test_jpegs_of_other_colours_are_left_to_pillow(encoding: str) -> None:
     data = ENCODINGS[encoding](SIZE)
-    assert read_picture._try_fast_jpeg(data, read_header(data, "picture")) is None
+    assert read_picture._try_fast_jpeg(data, read_picture._open(data, "picture")) is None
 
 
 def test_without_simplejpeg_the_pixels_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,3 +289,95 @@ def test_without_simplejpeg_the_pixels_are_the_same(monkeypatch: pytest.MonkeyPa
     fast = decode_picture(data)
     monkeypatch.setattr(read_picture, "simplejpeg", None)
     assert np.array_equal(decode_picture(data), fast)
+
+
+PLAIN_PNGS = ("png L", "png RGB", "png RGBA", "png turned")
+
+
+@pytest.mark.parametrize("encoding", PLAIN_PNGS)
+def test_plain_pngs_take_the_fast_path_and_equal_pillow(encoding: str) -> None:
+    pytest.importorskip("imagecodecs")
+    for size in SIZES:
+        data = ENCODINGS[encoding](size)
+        assert read_picture._try_fast_png(data, read_picture._open(data, "picture")) is not None
+        assert_as_the_reference(data)
+
+
+@pytest.mark.parametrize("encoding", [name for name in ENCODINGS if name not in PLAIN_PNGS])
+def test_everything_else_is_not_taken_for_a_plain_png(encoding: str) -> None:
+    data = ENCODINGS[encoding](SIZE)
+    assert read_picture._try_fast_png(data, read_picture._open(data, "picture")) is None
+
+
+@pytest.mark.parametrize("encoding", PLAIN_PNGS)
+def test_without_imagecodecs_the_pixels_are_the_same(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = ENCODINGS[encoding](SIZE)
+    fast = decode_picture(data)
+    monkeypatch.setattr(read_picture, "png_decode", None)
+    assert np.array_equal(decode_picture(data), fast)
+
+
+def png_of_parts(
+    depth_and_colour: bytes = b"\x08\x02", before: bytes = b"", late: bytes = b"", **of_zlib: Any
+) -> bytes:
+    """7 x 5, its rows changed by `rows`, their compressed bytes by `stream`."""
+    rows = b"".join(bytes([row % 5]) + bytes(range(row, row + 21)) for row in range(5))
+    stream = zlib.compress(of_zlib.get("rows", bytes)(rows))
+    header = struct.pack(">II", 7, 5) + depth_and_colour + b"\0\0\0"
+    idat = of_zlib.get("stream", bytes)(stream)
+    return png(chunk(b"IHDR", header), before, chunk(b"IDAT", idat[:9]), chunk(b"IDAT", idat[9:]), late)
+
+
+ODD_PNGS = {
+    "every filter": png_of_parts(),
+    "harmless chunks": png_of_parts(
+        before=chunk(b"gAMA", b"\0\0\xb1\x8f") + chunk(b"sBIT", b"\5\6\5") + chunk(b"bKGD", b"\0\1\0\2\0\3")
+    ),
+    "a broken profile": png_of_parts(before=chunk(b"iCCP", b"x\0\0" + zlib.compress(b"no profile"))),
+    "a suggested palette": png_of_parts(before=chunk(b"PLTE", bytes(9))),
+    "a transparent colour": png_of_parts(before=chunk(b"tRNS", b"\0\0\0\1\0\2")),
+    "late transparency": png_of_parts(late=chunk(b"tRNS", b"\0\0\0\1\0\2")),
+    "one frame of an animation": png_of_parts(before=chunk(b"acTL", struct.pack(">II", 1, 0))),
+    "a second header": png_of_parts(before=chunk(b"IHDR", struct.pack(">II", 5, 7) + b"\x08\2\0\0\0")),
+    "late text": png_of_parts(late=chunk(b"tEXt", b"date:create\0today") + chunk(b"tIME", bytes(7))),
+    "an unknown filter": png_of_parts(rows=lambda rows: b"\6" + rows[1:]),
+    "a row too few": png_of_parts(rows=lambda rows: rows[:-22]),
+    "a row too many": png_of_parts(rows=lambda rows: rows + rows[:22]),
+    "a wrong checksum": png_of_parts(stream=lambda stream: stream[:-1] + b"\0"),
+    "no checksum": png_of_parts(stream=lambda stream: stream[:-4]),
+    "more behind the checksum": png_of_parts(stream=lambda stream: stream + b"more" * 500),
+    "less than half of its content": png_of_parts(stream=lambda stream: stream[:20]),
+    "no end": png_of_parts()[:-12],
+    "a wrong sum over its content": png_of_parts()[:-13] + b"\0" + png_of_parts()[-12:],
+}
+
+
+def outcome_of(data: bytes) -> object:
+    try:
+        return decode_picture(data).tolist()
+    except PictureError as refusal:
+        return type(refusal), str(refusal)
+
+
+def assert_the_same_without_imagecodecs(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = outcome_of(data)
+    with monkeypatch.context() as patch:
+        patch.setattr(read_picture, "png_decode", None)
+        assert outcome_of(data) == found
+
+
+@pytest.mark.parametrize("oddity", ODD_PNGS)
+def test_an_odd_png_ends_as_pillow_alone_would_end_it(oddity: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_the_same_without_imagecodecs(ODD_PNGS[oddity], monkeypatch)
+
+
+@pytest.mark.parametrize("encoding", ["png L", "png RGB", "png RGBA"])
+def test_a_cut_or_damaged_png_ends_as_pillow_alone_would_end_it(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = ENCODINGS[encoding]((7, 11))
+    for length in range(len(data)):
+        assert_the_same_without_imagecodecs(data[:length], monkeypatch)
+    rng = np.random.default_rng(0)
+    for position in range(8, len(data)):
+        damaged = bytearray(data)
+        damaged[position] ^= 1 << rng.integers(0, 8)
+        assert_the_same_without_imagecodecs(bytes(damaged), monkeypatch)
