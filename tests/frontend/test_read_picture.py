@@ -278,6 +278,13 @@ def test_ordinary_jpegs_take_the_fast_path_and_equal_pillow(make: Callable[[tupl
         assert_as_the_reference(data)
 
 
+def test_large_jpegs_have_their_pixels_further_apart_and_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = ENCODINGS["jpeg 4:2:0"](SIZE)
+    small = decode_picture(data)
+    monkeypatch.setattr(read_picture, "MAX_PACKED_PIXELS", 100)
+    assert np.array_equal(decode_picture(data), small)
+
+
 @pytest.mark.parametrize("encoding", ["jpeg RGB", "jpeg CMYK"])
 def test_jpegs_of_other_colours_are_left_to_pillow(encoding: str) -> None:
     data = ENCODINGS[encoding](SIZE)

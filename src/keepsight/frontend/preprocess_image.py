@@ -43,8 +43,11 @@ def _cut_out(rgb: Pixels, crop: CropBox) -> Pixels:
 
 
 def _resize_by_pillow(rgb: Pixels, config: ImageProcessorConfig) -> Pixels:
-    image = _as_pillow_image(rgb).resize((config.width, config.height), resample=config.resample)
-    return np.frombuffer(image.tobytes("raw", "RGB"), dtype=np.uint8).reshape(config.height, config.width, 3)
+    image = _as_pillow_image(rgb)
+    # The same memory as RGB, or Pillow would resize the fourth byte as well.
+    bands = image if image.mode == "RGB" else Image.fromarrow(image, "RGB", image.size)
+    resized = bands.resize((config.width, config.height), resample=config.resample)
+    return np.frombuffer(resized.tobytes("raw", "RGB"), dtype=np.uint8).reshape(config.height, config.width, 3)
 
 
 def _as_pillow_image(rgb: Pixels) -> Image.Image:
