@@ -35,6 +35,10 @@ class ImagePromptFormat:
     soft_token_id: int
     end_token_id: int
 
+    @property
+    def token_ids(self) -> frozenset[int]:
+        return frozenset({self.start_token_id, self.soft_token_id, self.end_token_id})
+
     @classmethod
     def from_checkpoint(cls, directory: Path | str, tokenizer: Tokenizer) -> "ImagePromptFormat | None":
         """None for a checkpoint that has no vision tower and so reads text only."""

@@ -6,12 +6,10 @@ Geometry alone lays out the prompt; pixels are made last.  Everything that can b
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from keepsight.config import Config
 from keepsight.errors import (
-    CheckpointConfigError,
     CheckpointError,
     InvalidArgumentError,
     PictureCountError,
@@ -20,6 +18,7 @@ from keepsight.errors import (
 )
 from keepsight.frontend.expand_prompt import ExpandedPrompt, ImagePromptFormat, PromptExpander
 from keepsight.frontend.fetch_media import fetch_media
+from keepsight.frontend.model_limits import ModelLimits, load_image_config
 from keepsight.frontend.pan_and_scan import plan_crops
 from keepsight.frontend.preprocess_image import preprocess_image
 from keepsight.frontend.read_messages import PicturePart
@@ -27,7 +26,6 @@ from keepsight.frontend.read_picture import PictureSource, decode_picture, read_
 from keepsight.frontend.render_prompt import ChatTemplate
 from keepsight.frontend.tokenizer import Tokenizer
 from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.json_fields import get_optional_int, read_json_object
 from keepsight.media import CropBox, Geometry, MediaItem
 from keepsight.requests import EngineRequest, Pixels
 from keepsight.sampling_params import SamplingParams
@@ -41,7 +39,6 @@ REQUEST_OVERRIDES = frozenset(
         "pan_and_scan_min_ratio_to_activate",
     }
 )
-DEFAULT_MAX_POSITIONS = 131_072  # transformers' own, for checkpoints that name no number
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +58,15 @@ class RequestPreparer:
         self,
         tokenizer: Tokenizer,
         template: ChatTemplate,
-        expander: PromptExpander,
+        image_format: ImagePromptFormat | None,
         image_config: ImageProcessorConfig | None,
-        max_model_len: int,
-        image_token_ids: frozenset[int] = frozenset(),
-        model_vocab_size: int | None = None,
+        limits: ModelLimits,
     ) -> None:
-        self.tokenizer, self.template, self.expander = tokenizer, template, expander
-        self._image_token_ids = image_token_ids
-        # Either may be the larger: a text-only Gemma's tokenizer still has the token of a picture.
-        self.vocab_size = min(tokenizer.vocab_size, model_vocab_size or tokenizer.vocab_size)
-        self.image_config, self.max_model_len = image_config, max_model_len
+        self.tokenizer, self.template = tokenizer, template
+        self.expander = PromptExpander(tokenizer, image_format)
+        self.image_config, self.max_model_len = image_config, limits.max_model_len
+        self._image_token_ids = frozenset() if image_format is None else image_format.token_ids
+        self._vocab_size = min(tokenizer.vocab_size, limits.vocab_size)
         self._request_numbers = itertools.count()
 
     @classmethod
@@ -84,19 +79,10 @@ class RequestPreparer:
         image_config = None
         if image_format is not None:
             _check_overrides(config.mm_processor_kwargs)
-            image_config = ImageProcessorConfig.from_checkpoint(
-                directory, backend=config.image_backend, **config.mm_processor_kwargs
-            )
-            _check_picture_size(directory / "config.json", image_config)
-        return cls(
-            tokenizer,
-            ChatTemplate.from_checkpoint(directory, tokenizer.special_tokens),
-            PromptExpander(tokenizer, image_format),
-            image_config,
-            _find_max_model_len(directory, config.max_model_len),
-            _image_token_ids(image_format),
-            _find_vocab_size(directory),
-        )
+            image_config = load_image_config(directory, config.image_backend, config.mm_processor_kwargs)
+        template = ChatTemplate.from_checkpoint(directory, tokenizer.special_tokens)
+        limits = ModelLimits.from_checkpoint(directory, config.max_model_len)
+        return cls(tokenizer, template, image_format, image_config, limits)
 
     def prepare_chat(
         self, messages: object, params: SamplingParams, mm_processor_kwargs: dict[str, Any] | None = None
@@ -123,8 +109,8 @@ class RequestPreparer:
         if not isinstance(token_ids, list | tuple):
             raise InvalidArgumentError(field, f"must be a list of token ids, not {type(token_ids).__name__}")
         for token_id in token_ids:
-            if type(token_id) is not int or not 0 <= token_id < self.vocab_size:
-                raise InvalidArgumentError(field, f"{token_id!r} is no token of this model's {self.vocab_size}")
+            if type(token_id) is not int or not 0 <= token_id < self._vocab_size:
+                raise InvalidArgumentError(field, f"{token_id!r} is no token of this model's {self._vocab_size}")
             if token_id in self._image_token_ids:
                 token = self.tokenizer.token(token_id)
                 raise ReservedTokenError(field, f"must not hold {token_id}, {token}: its picture cannot be sent along")
@@ -180,7 +166,7 @@ class RequestPreparer:
 
     def _check_vocabulary(self, expanded: ExpandedPrompt, field: str) -> None:
         largest = max(expanded.token_ids)
-        if largest >= self.vocab_size:
+        if largest >= self._vocab_size:
             token = self.tokenizer.token(largest)
             raise ReservedTokenError(field, f"the text holds {token}, which is no token of this model")
 
@@ -204,12 +190,6 @@ def _look_at(part: PicturePart, config: ImageProcessorConfig) -> _Picture:
     return _Picture(source, part.field, geometry, plan_crops(geometry, config))
 
 
-def _image_token_ids(image_format: ImagePromptFormat | None) -> frozenset[int]:
-    if image_format is None:
-        return frozenset()
-    return frozenset({image_format.start_token_id, image_format.soft_token_id, image_format.end_token_id})
-
-
 def _check_overrides(overrides: dict[str, Any]) -> None:
     if not isinstance(overrides, dict):
         raise InvalidArgumentError("mm_processor_kwargs", f"must be a mapping of options, not {overrides!r}")
@@ -217,32 +197,3 @@ def _check_overrides(overrides: dict[str, Any]) -> None:
         if name not in REQUEST_OVERRIDES:
             known = ", ".join(sorted(REQUEST_OVERRIDES))
             raise InvalidArgumentError(f"mm_processor_kwargs.{name}", f"cannot be changed; these can: {known}")
-
-
-def _check_picture_size(path: Path, image_config: ImageProcessorConfig | None) -> None:
-    """Two files say how large a picture is: were they of two minds, every picture would fail in the encoder."""
-    vision_config = read_json_object(path).get("vision_config")
-    if image_config is None or not isinstance(vision_config, dict):
-        return
-    side = get_optional_int(path, vision_config, "image_size")
-    if side is not None and (image_config.width, image_config.height) != (side, side):
-        made = f"{image_config.width} x {image_config.height}"
-        raise CheckpointConfigError(path, f"vision_config.image_size: is {side}, but pictures are resized to {made}")
-
-
-def _find_max_model_len(directory: Path, asked: int | None) -> int:
-    longest = _read_text_config_int(directory, "max_position_embeddings") or DEFAULT_MAX_POSITIONS
-    if asked is not None and asked > longest:
-        raise InvalidArgumentError("max_model_len", f"{asked} exceeds the {longest} positions of the checkpoint")
-    return asked or longest
-
-
-def _find_vocab_size(directory: Path) -> int | None:
-    return _read_text_config_int(directory, "vocab_size")
-
-
-def _read_text_config_int(directory: Path, name: str) -> int | None:
-    path = directory / "config.json"
-    config = read_json_object(path)
-    text_config = config.get("text_config")
-    return get_optional_int(path, text_config if isinstance(text_config, dict) else config, name)

@@ -1,0 +1,53 @@
+"""What the model can take, as far as requests are refused by it: read from config.json, without loading the model."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from keepsight.errors import CheckpointConfigError, InvalidArgumentError
+from keepsight.image_processor_config import ImageProcessorConfig
+from keepsight.json_fields import JsonFields
+
+logger = logging.getLogger(__name__)
+# transformers' own, for checkpoints that name no numbers.
+DEFAULT_MAX_POSITIONS = 131_072
+DEFAULT_VOCAB_SIZE = 262_208
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    # Prompt and answer together.
+    max_model_len: int
+    # A tokenizer may have more: a text-only Gemma's still has the token of a picture.
+    vocab_size: int
+
+    @classmethod
+    def from_checkpoint(cls, directory: Path, max_model_len: int | None) -> "ModelLimits":
+        """`max_model_len` is what the user asked for."""
+        fields = JsonFields.read(directory / "config.json")
+        text = fields.section("text_config") if "text_config" in fields else fields
+        longest = text.integer("max_position_embeddings", DEFAULT_MAX_POSITIONS)
+        if max_model_len is not None and max_model_len > longest:
+            raise InvalidArgumentError(
+                "max_model_len", f"{max_model_len} exceeds the {longest} positions of the checkpoint"
+            )
+        reason = "the checkpoint's positions" if max_model_len is None else f"as asked, of {longest} positions"
+        logger.info("max_model_len is %d: %s", max_model_len or longest, reason)
+        return cls(max_model_len or longest, text.integer("vocab_size", DEFAULT_VOCAB_SIZE))
+
+
+def load_image_config(directory: Path, backend: str, overrides: dict[str, object]) -> ImageProcessorConfig:
+    """Of a model with a vision tower.  Two files say how large its pictures are, and they must agree."""
+    config = ImageProcessorConfig.from_checkpoint(directory, backend=backend, **overrides)
+    if config is None:
+        raise CheckpointConfigError(
+            directory / "preprocessor_config.json", "is missing, though config.json has a vision tower"
+        )
+    vision = JsonFields.read(directory / "config.json").section("vision_config")
+    if "image_size" in vision:
+        side = vision.integer("image_size")
+        if (config.width, config.height) != (side, side):
+            raise vision.refuse(
+                "image_size", f"is {side}, but pictures are resized to {config.width} x {config.height}"
+            )
+    return config
