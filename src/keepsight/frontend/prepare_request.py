@@ -114,7 +114,8 @@ class RequestPreparer:
             if token_id in self._image_token_ids:
                 token = self.tokenizer.token(token_id)
                 raise ReservedTokenError(field, f"must not hold {token_id}, {token}: its picture cannot be sent along")
-        return self._finish(ExpandedPrompt(tuple(token_ids), ()), (), (), params, field)
+        self._check_fits(ExpandedPrompt(tuple(token_ids), ()), field)
+        return self._finish(tuple(token_ids), (), (), params)
 
     def _prepare(
         self,
@@ -130,7 +131,7 @@ class RequestPreparer:
         pictures = [_look_at(part, config) for part in parts if config is not None]
         expanded = self.expander.expand(text, [len(picture.crops) for picture in pictures], add_bos, field)
         # Refused before any picture is decoded.
-        self._check_length(expanded, field)
+        self._check_fits(expanded, field)
         media: list[MediaItem] = []
         pixels: list[Pixels] = []
         spans = iter(expanded.spans)
@@ -139,7 +140,7 @@ class RequestPreparer:
             geometries = (picture.geometry, *(Geometry(crop.width, crop.height) for crop in picture.crops))
             media += [MediaItem(next(spans), geometry) for geometry in geometries]
             pixels += preprocess_image(decode_picture(picture.source, picture.field), picture.crops, config)
-        return self._finish(expanded, media, pixels, params, field)
+        return self._finish(expanded.token_ids, media, pixels, params)
 
     def _image_config_for(
         self, parts: Sequence[PicturePart], overrides: dict[str, Any] | None, field: str
@@ -152,7 +153,7 @@ class RequestPreparer:
             return None
         return self.image_config.with_overrides(**overrides) if overrides else self.image_config
 
-    def _check_length(self, expanded: ExpandedPrompt, field: str) -> None:
+    def _check_fits(self, expanded: ExpandedPrompt, field: str) -> None:
         if not expanded.token_ids:
             raise InvalidArgumentError(field, "is empty")
         num_tokens = len(expanded.token_ids)
@@ -163,8 +164,6 @@ class RequestPreparer:
                 f"has {num_tokens} tokens, {num_image_tokens} of them of {len(expanded.spans)} pictures; with at least "
                 f"one token of answer this model holds {self.max_model_len}",
             )
-
-    def _check_vocabulary(self, expanded: ExpandedPrompt, field: str) -> None:
         largest = max(expanded.token_ids)
         if largest >= self._vocab_size:
             token = self.tokenizer.token(largest)
@@ -172,16 +171,13 @@ class RequestPreparer:
 
     def _finish(
         self,
-        expanded: ExpandedPrompt,
+        token_ids: tuple[int, ...],
         media: Sequence[MediaItem],
         pixels: Sequence[Pixels],
         params: SamplingParams,
-        field: str,
     ) -> EngineRequest:
-        self._check_length(expanded, field)
-        self._check_vocabulary(expanded, field)
         request_id = str(next(self._request_numbers))
-        return EngineRequest(request_id, expanded.token_ids, tuple(media), tuple(pixels), params)
+        return EngineRequest(request_id, token_ids, tuple(media), tuple(pixels), params)
 
 
 def _look_at(part: PicturePart, config: ImageProcessorConfig) -> _Picture:
