@@ -138,6 +138,13 @@ def test_sizes_of_picture_that_contradict_each_other_are_refused_when_the_model_
         LLM(checkpoint)
 
 
+def test_a_model_that_sees_without_the_file_that_says_how_is_refused_by_that_file_s_name(checkpoint: Path) -> None:
+    (checkpoint / "preprocessor_config.json").unlink()
+    with pytest.raises(CheckpointConfigError, match="is missing") as caught:
+        LLM(checkpoint)
+    assert caught.value.path == checkpoint / "preprocessor_config.json"
+
+
 # Pictures -----------------------------------------------------------------------------------------------------
 
 
