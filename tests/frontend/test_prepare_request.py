@@ -21,8 +21,8 @@ from keepsight.errors import (
     UnreadablePictureError,
 )
 from keepsight.frontend import prepare_request
+from keepsight.frontend.decode_picture import decode_picture
 from keepsight.frontend.prepare_request import RequestPreparer
-from keepsight.frontend.read_picture import decode_picture
 from keepsight.media import Geometry
 from keepsight.requests import EngineRequest
 from keepsight.sampling_params import SamplingParams

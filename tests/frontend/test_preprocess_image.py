@@ -12,9 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
+from keepsight.frontend.decode_picture import decode_picture
 from keepsight.frontend.pan_and_scan import plan_crops
 from keepsight.frontend.preprocess_image import preprocess_image, resize_pixels
-from keepsight.frontend.read_picture import decode_picture, read_header
+from keepsight.frontend.read_header import read_header
 from keepsight.image_processor_config import Backend, ImageProcessorConfig
 from keepsight.media import CropBox
 from keepsight.requests import Pixels

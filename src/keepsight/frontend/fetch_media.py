@@ -6,7 +6,7 @@ from urllib.parse import unquote_to_bytes
 from PIL import Image
 
 from keepsight.errors import InvalidArgumentError, UnreadablePictureError, UnsupportedFieldError
-from keepsight.frontend.read_picture import PictureSource
+from keepsight.frontend.open_picture import PictureSource
 
 
 def fetch_media(source: object, field: str) -> PictureSource:

@@ -16,13 +16,15 @@ from keepsight.errors import (
     PromptTooLongError,
     ReservedTokenError,
 )
+from keepsight.frontend.decode_picture import decode_picture
 from keepsight.frontend.expand_prompt import ExpandedPrompt, ImagePromptFormat, PromptExpander
 from keepsight.frontend.fetch_media import fetch_media
 from keepsight.frontend.model_limits import ModelLimits, load_image_config
+from keepsight.frontend.open_picture import PictureSource
 from keepsight.frontend.pan_and_scan import plan_crops
 from keepsight.frontend.preprocess_image import preprocess_image
+from keepsight.frontend.read_header import read_header
 from keepsight.frontend.read_messages import PicturePart
-from keepsight.frontend.read_picture import PictureSource, decode_picture, read_header
 from keepsight.frontend.render_prompt import ChatTemplate
 from keepsight.frontend.tokenizer import Tokenizer
 from keepsight.image_processor_config import ImageProcessorConfig

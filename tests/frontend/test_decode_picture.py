@@ -12,8 +12,10 @@ import pytest
 from PIL import Image, ImageFile, PngImagePlugin
 
 from keepsight.errors import PictureError, PictureTooLargeError, UnreadablePictureError, UnsupportedPictureError
-from keepsight.frontend import read_picture
-from keepsight.frontend.read_picture import PictureSource, decode_picture, read_header
+from keepsight.frontend import decode_picture as decoder
+from keepsight.frontend.decode_picture import decode_picture
+from keepsight.frontend.open_picture import PictureSource, open_picture
+from keepsight.frontend.read_header import read_header
 from keepsight.media import Geometry
 from keepsight.requests import Pixels
 from tests.frontend.sample_pictures import (
@@ -274,27 +276,27 @@ def test_ordinary_jpegs_take_the_fast_path_and_equal_pillow(make: Callable[[tupl
     pytest.importorskip("simplejpeg")
     for size in SIZES:
         data = make(size)
-        assert read_picture._try_fast_jpeg(data, read_picture._open(data, "picture")) is not None
+        assert decoder._try_fast_jpeg(data, open_picture(data, "picture")) is not None
         assert_as_the_reference(data)
 
 
 def test_large_jpegs_have_their_pixels_further_apart_and_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     data = ENCODINGS["jpeg 4:2:0"](SIZE)
     small = decode_picture(data)
-    monkeypatch.setattr(read_picture, "MAX_PACKED_PIXELS", 100)
+    monkeypatch.setattr(decoder, "MAX_PACKED_PIXELS", 100)
     assert np.array_equal(decode_picture(data), small)
 
 
 @pytest.mark.parametrize("encoding", ["jpeg RGB", "jpeg CMYK"])
 def test_jpegs_of_other_colours_are_left_to_pillow(encoding: str) -> None:
     data = ENCODINGS[encoding](SIZE)
-    assert read_picture._try_fast_jpeg(data, read_picture._open(data, "picture")) is None
+    assert decoder._try_fast_jpeg(data, open_picture(data, "picture")) is None
 
 
 def test_without_simplejpeg_the_pixels_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     data = ENCODINGS["jpeg turned"](SIZE)
     fast = decode_picture(data)
-    monkeypatch.setattr(read_picture, "simplejpeg", None)
+    monkeypatch.setattr(decoder, "simplejpeg", None)
     assert np.array_equal(decode_picture(data), fast)
 
 
@@ -306,21 +308,21 @@ def test_plain_pngs_take_the_fast_path_and_equal_pillow(encoding: str) -> None:
     pytest.importorskip("imagecodecs")
     for size in SIZES:
         data = ENCODINGS[encoding](size)
-        assert read_picture._try_fast_png(data, read_picture._open(data, "picture")) is not None
+        assert decoder._try_fast_png(data, open_picture(data, "picture")) is not None
         assert_as_the_reference(data)
 
 
 @pytest.mark.parametrize("encoding", [name for name in ENCODINGS if name not in PLAIN_PNGS])
 def test_everything_else_is_not_taken_for_a_plain_png(encoding: str) -> None:
     data = ENCODINGS[encoding](SIZE)
-    assert read_picture._try_fast_png(data, read_picture._open(data, "picture")) is None
+    assert decoder._try_fast_png(data, open_picture(data, "picture")) is None
 
 
 @pytest.mark.parametrize("encoding", PLAIN_PNGS)
 def test_without_imagecodecs_the_pixels_are_the_same(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = ENCODINGS[encoding](SIZE)
     fast = decode_picture(data)
-    monkeypatch.setattr(read_picture, "png_decode", None)
+    monkeypatch.setattr(decoder, "png_decode", None)
     assert np.array_equal(decode_picture(data), fast)
 
 
@@ -369,7 +371,7 @@ def outcome_of(data: bytes) -> object:
 def assert_the_same_without_imagecodecs(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     found = outcome_of(data)
     with monkeypatch.context() as patch:
-        patch.setattr(read_picture, "png_decode", None)
+        patch.setattr(decoder, "png_decode", None)
         assert outcome_of(data) == found
 
 

@@ -1,0 +1,42 @@
+"""A PNG as its chunks: enough to find metadata behind the pixels, and to tell a plain PNG from a special one."""
+
+import struct
+from collections.abc import Iterator
+
+# What a PNG may hold besides its pixels without changing any of them: neither transparency nor a second frame.
+PLAIN_CHUNKS = frozenset(b"IHDR IDAT IEND bKGD cHRM eXIf gAMA iCCP iTXt pHYs sBIT sRGB tEXt tIME zTXt".split())
+
+
+def with_metadata_first(data: bytes) -> bytes | None:
+    """The PNG with no pixels and its late metadata moved before them; None if none is late."""
+    kept, has_pixels, has_late_metadata = [data[:8]], False, False
+    for kind, chunk in _chunks(data):
+        if kind == b"IDAT":
+            has_pixels = True
+        elif kind in (b"IHDR", b"PLTE") or (kind in (b"eXIf", b"tEXt", b"zTXt", b"iTXt") and chunk.stop <= len(data)):
+            has_late_metadata |= has_pixels
+            kept.append(data[chunk])
+    empty_pixels = struct.pack(">I4sI", 0, b"IDAT", 0x35AF061E)
+    return b"".join((*kept, empty_pixels)) if has_late_metadata else None
+
+
+def is_plain_png(data: bytes) -> bool:
+    """Complete, 8 bits a channel, grey, RGB or RGBA, not interlaced, nothing in it that changes pixels."""
+    depth, colour, _, _, interlacing = data[24:29]
+    if depth != 8 or colour not in (0, 2, 6) or interlacing != 0:
+        return False
+    for kind, chunk in _chunks(data):
+        if kind not in PLAIN_CHUNKS or chunk.stop > len(data):
+            return False
+        if kind == b"IEND":
+            return True
+    return False
+
+
+def _chunks(data: bytes) -> Iterator[tuple[bytes, slice]]:
+    """The kind and the place of each; the last may end behind the data."""
+    position = 8
+    while position + 12 <= len(data):
+        length, kind = struct.unpack_from(">I4s", data, position)
+        yield kind, slice(position, position + 12 + length)
+        position += 12 + length
