@@ -4,13 +4,13 @@ Knows no pixels and no torch.  A value of this class is checked when it is made:
 """
 
 import dataclasses
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from keepsight.errors import CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
+from keepsight.json_fields import read_json_object
 
 Backend = Literal["torchvision", "pil"]
 PerChannel = tuple[float, float, float]
@@ -94,23 +94,13 @@ def _read_image_processor(directory: Path) -> tuple[Path, dict[str, Any]] | None
     """transformers writes a section of processor_config.json today, and once wrote preprocessor_config.json."""
     path = directory / "processor_config.json"
     if path.is_file():
-        section = _read_json_object(path).get("image_processor")
+        section = read_json_object(path).get("image_processor")
         if isinstance(section, dict):
             return path, section
         if section is not None:
             raise CheckpointConfigError(path, f"image_processor: must be an object, got {section!r}")
     path = directory / "preprocessor_config.json"
-    return (path, _read_json_object(path)) if path.is_file() else None
-
-
-def _read_json_object(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointConfigError(path, f"cannot be read as JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise CheckpointConfigError(path, f"must hold a JSON object, got {type(values).__name__}")
-    return values
+    return (path, read_json_object(path)) if path.is_file() else None
 
 
 def _check_steps(path: Path, values: dict[str, Any]) -> None:
