@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from conversations import BOS, MODEL, PICTURE, USER, Conversation, Turn
-from demo_model import decode, encode_patches, load_model, load_processor, random_position_rows
+from demo_model import decode, encode_patches, load_model, load_processor, usual_position_rows
 from keepsight.demo.draw_scene import draw_scene
 from keepsight.demo.scenes import Scene, plain_look, random_scene
 from packed_conversations import Packer
@@ -35,7 +35,7 @@ def check_packing(checkpoint: Path) -> float:
     batch = packer.pack([Conversation(scenes, opening, tuple(branches))], with_patch_labels=False)
     assert batch.pixels is not None
     with torch.no_grad():
-        features = encode_patches(model, batch.pixels, random_position_rows(3, 0.0, None))
+        features = encode_patches(model, batch.pixels, usual_position_rows(3))
         logits = decode(model, batch, features).logits
         # The first label of each answer follows the last token of the prompt.
         firsts = logits[:: len(packer.encode("Yes.<end_of_turn>"))]

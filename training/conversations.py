@@ -103,17 +103,17 @@ class ConversationMaker:
 
     def _several_scenes(self) -> tuple[Scene, ...]:
         """Half the time one thing in each; colours and shapes repeat, so that guessing by them does not pay."""
-        num_pictures = self.random.choice((2, 2, 3, 3, 4))
-        only_single = self.random.random() < 0.55
+        num_pictures = self.random.choice((2, 3, 3, 4, 4))
+        only_single = self.random.random() < 0.5
         shape, colour = self.random.choice(SHAPES), self.random.choice([*COLOURS])
         return tuple(self._one_of_several(shape, colour, only_single=only_single) for _ in range(num_pictures))
 
     def _one_of_several(self, shape: str, colour: str, *, only_single: bool) -> Scene:
         random = self.random
         kind = 1.0 if only_single else random.random()
-        if kind < 0.12:
+        if kind < 0.2:
             return random_number_scene(random)
-        if kind < 0.4:
+        if kind < 0.55:
             return random_scene(random, random.randint(2, 4))
         repeated_shape = shape if random.random() < 0.3 else None
         return random_scene(random, 1, shape=repeated_shape, colour=colour if random.random() < 0.3 else None)

@@ -24,11 +24,12 @@ from transformers import (
 )
 
 from packed_conversations import NO_LABEL, TOKENS_PER_PICTURE, Batch
-from patch_labels import GRID, PATCH_CLASSES, SLOT_CLASSES, PatchLabels
+from patch_labels import GRID, NOUN_CLASSES, PATCH_CLASSES, SLOT_CLASSES, UNKNOWN, PatchLabels
 
 BOS_ID, EOS_ID, PAD_ID = 2, 1, 0
 # Of the decoder's six: these make out what is where, the others answer.
 EARLY_LAYERS = 2
+LATE_LAYERS = 4
 FOREGROUND_WEIGHT, BACKGROUND_WEIGHT = 1.0, 0.2
 
 
@@ -105,14 +106,13 @@ def _initialise(model: Any) -> None:
 def save_checkpoint(model: Any, directory: Path) -> None:
     """In bfloat16, with the config keys that older readers look for."""
     weights = {name: value.to(torch.bfloat16) for name, value in model.state_dict().items() if name != "lm_head.weight"}
-    dtype_before = model.config.dtype
-    model.config.dtype = torch.bfloat16
     model.save_pretrained(directory, state_dict=weights)
-    model.config.dtype = dtype_before
     path = directory / "config.json"
     config = json.loads(path.read_text())
-    config["torch_dtype"] = "bfloat16"
-    text = config["text_config"]
+    config["dtype"] = config["torch_dtype"] = "bfloat16"
+    text, vision = config["text_config"], config["vision_config"]
+    for part in (text, vision):
+        part.pop("dtype", None)
     text.setdefault("rope_theta", 1_000_000.0)
     text.setdefault("rope_local_base_freq", 10_000.0)
     text.setdefault("sliding_window_pattern", 3)
@@ -134,6 +134,26 @@ class PatchHead(nn.Module):
         is_covered = labels.is_covered
         loss, accuracies = _classify(logits, labels.classes, is_covered)
         return loss + F.smooth_l1_loss(offsets[is_covered], labels.offsets[is_covered], beta=0.3), accuracies
+
+
+class NounHead(nn.Module):
+    """Reads from the name of a shape in a question what the picture says about it. Thrown away after training."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, sum(NOUN_CLASSES))
+
+    def forward(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, list[float]]:
+        """`hidden` and `labels` are [nouns, ...]. The loss, and the accuracy of each label where it is known."""
+        logits = self.linear(F.rms_norm(hidden, hidden.shape[-1:])).split(NOUN_CLASSES, dim=-1)
+        total = hidden.sum() * 0
+        accuracies = []
+        for index, one in enumerate(logits):
+            is_known = labels[:, index] != UNKNOWN
+            if is_known.any():
+                total = total + F.cross_entropy(one[is_known], labels[is_known, index])
+                accuracies.append((one.argmax(-1) == labels[:, index])[is_known].float().mean().item())
+        return total, accuracies
 
 
 class SlotHead(nn.Module):
@@ -162,10 +182,14 @@ def _classify(logits: Sequence[Tensor], labels: Tensor, is_covered: Tensor) -> t
     return total, accuracies
 
 
-def random_position_rows(num_pictures: int, shifted_share: float, generator: torch.Generator | None) -> Tensor:
+def usual_position_rows(num_pictures: int) -> Tensor:
     """For each picture the row of the position embedding for each patch: [pictures, patches]."""
-    is_shifted = torch.rand(num_pictures, 1, generator=generator) < shifted_share
-    shifts = torch.randint(GRID, (num_pictures, 2), generator=generator) * is_shifted
+    return torch.arange(GRID * GRID).expand(num_pictures, -1)
+
+
+def shifted_position_rows(num_pictures: int) -> Tensor:
+    """Each picture with its own shift: all 64 come equally often, no shift among them."""
+    shifts = torch.randint(GRID, (num_pictures, 2))
     patches = torch.arange(GRID * GRID)
     rows = (patches // GRID + shifts[:, :1]) % GRID
     columns = (patches % GRID + shifts[:, 1:]) % GRID
@@ -188,6 +212,8 @@ class Decoded:
     logits: Tensor  # [labels, vocabulary]
     targets: Tensor  # [labels]
     early_slots: Tensor | None  # [slots, soft tokens, hidden] after the first EARLY_LAYERS layers
+    late_nouns: Tensor  # [nouns, hidden] after LATE_LAYERS layers
+    noun_labels: Tensor  # [nouns, len(NOUN_CLASSES)]
 
 
 def decode(model: Any, batch: Batch, features: Tensor | None) -> Decoded:
@@ -200,6 +226,7 @@ def decode(model: Any, batch: Batch, features: Tensor | None) -> Decoded:
         hidden = hidden.masked_scatter(is_soft[..., None], soft_tokens)
     kinds = decoder.config.layer_types
     rotary = {kind: decoder.rotary_emb(hidden, batch.positions, kind) for kind in set(kinds)}
+    is_noun = batch.nouns[..., 0] != UNKNOWN
     early_slots = None
     for index, (layer, kind) in enumerate(zip(decoder.layers, kinds, strict=True)):
         hidden = layer(
@@ -211,5 +238,8 @@ def decode(model: Any, batch: Batch, features: Tensor | None) -> Decoded:
         )
         if features is not None and index + 1 == EARLY_LAYERS:
             early_slots = hidden[is_soft].view(len(batch.slot_pictures), TOKENS_PER_PICTURE, -1)
+        if index + 1 == LATE_LAYERS:
+            late_nouns = hidden[is_noun]
     is_labelled = batch.labels != NO_LABEL
-    return Decoded(model.lm_head(decoder.norm(hidden[is_labelled])), batch.labels[is_labelled], early_slots)
+    logits = model.lm_head(decoder.norm(hidden[is_labelled]))
+    return Decoded(logits, batch.labels[is_labelled], early_slots, late_nouns, batch.nouns[is_noun])

@@ -118,7 +118,8 @@ class _ChatMaker:
         first, second = self.random.sample(range(len(scenes)), 2)
         questions = questions_about(scenes[first], Asker(self.random, ORDINALS[first], new))
         for question in [*questions, *questions_about_all(scenes, self.random, is_held_out=new)]:
-            yield _chat(scenes, question)
+            is_long = question.kind == "list" and any(scene.single_thing is None for scene in scenes)
+            yield _chat(scenes, replace(question, kind="list_mixed") if is_long else question)
         follow_up = follow_up_description(scenes[second], ORDINALS[second], self.random, is_held_out=new)
         yield _chat(scenes, follow_up, after=questions[0])
 
@@ -126,7 +127,7 @@ class _ChatMaker:
         new = self.exam.has_new_wordings
         yield _chat([], off_script_question(self.random, is_held_out=new))
         yield _chat([], small_talk_question(self.random, is_held_out=new))
-        about = questions_about(self._several(), Asker(self.random, None, new))
+        about = questions_about(self.random.choice((self._single, self._several))(), Asker(self.random, None, new))
         yield _chat([], question_without_picture(self.random.choice(about)))
 
 

@@ -14,8 +14,9 @@ from tokenizers import Tokenizer
 
 from conversations import PICTURE, Conversation
 from keepsight.demo.draw_scene import draw_scene
-from keepsight.demo.scenes import Scene
-from patch_labels import SIDE, PatchLabels, label_patches
+from keepsight.demo.questions import plural
+from keepsight.demo.scenes import SHAPES, Scene
+from patch_labels import NOUN_CLASSES, SIDE, UNKNOWN, PatchLabels, label_noun, label_patches
 
 TOKENS_PER_PICTURE = 16
 SOFT_TOKEN = "<image_soft_token>"
@@ -33,6 +34,7 @@ class Batch:
     positions: torch.Tensor  # [rows, tokens]
     labels: torch.Tensor  # [rows, tokens]: the next token of an answer, else NO_LABEL
     answers: torch.Tensor  # [rows, tokens]: index into `kinds` of the answer that the label belongs to, else -1
+    nouns: torch.Tensor  # [rows, tokens, len(NOUN_CLASSES)]: of the names of shapes in questions, else UNKNOWN
     masks: dict[str, torch.Tensor]  # [rows, 1, tokens, tokens] bool, by the kind of layer
     slot_pictures: torch.Tensor  # [slots]
     kinds: list[str]
@@ -47,6 +49,7 @@ class _Row:
     positions: list[int] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
     answers: list[int] = field(default_factory=list)
+    nouns: dict[int, tuple[int, int, int]] = field(default_factory=dict)
 
     def append(self, token_ids: Sequence[int], branch: int, first_position: int) -> None:
         self.token_ids += token_ids
@@ -75,6 +78,8 @@ class Packer:
         self._soft_token_id = token_id_of(tokenizer, SOFT_TOKEN)
         self._picture_text = f"\n\n<start_of_image>{SOFT_TOKEN * TOKENS_PER_PICTURE}<end_of_image>\n\n"
         self._known: dict[str, list[int]] = {}
+        names = [(shape, name) for shape in SHAPES for name in (shape, plural(shape))]
+        self._nouns = {tuple(self.encode(f" {name}")): shape for shape, name in names}
 
     def pack(self, conversations: Sequence[Conversation], *, with_patch_labels: bool = True) -> Batch:
         kinds: list[str] = []
@@ -94,6 +99,7 @@ class Packer:
             torch.from_numpy(positions),
             torch.from_numpy(labels),
             torch.from_numpy(answers),
+            _pad_nouns(rows, token_ids.shape[1]),
             _masks(token_ids == self._soft_token_id, branches, positions),
             torch.tensor(slot_pictures, dtype=torch.long),
             kinds,
@@ -109,20 +115,43 @@ class Packer:
             self._known[text] = self._tokenizer.encode(written, add_special_tokens=False).ids
         return self._known[text]
 
+    def _label_nouns(self, prompt_ids: list[int], start: int, scene: Scene) -> dict[int, tuple[int, int, int]]:
+        """At the last token of each name of a shape, by place in the row."""
+        labels = {}
+        for end in range(2, len(prompt_ids) + 1):
+            for length in (1, 2):
+                shape = self._nouns.get(tuple(prompt_ids[end - length : end]))
+                if shape is not None:
+                    labels[start + end - 1] = label_noun(shape, scene)
+        return labels
+
     def _pack_row(self, conversation: Conversation, kinds: list[str]) -> _Row:
         row = _Row()
         opening = self.encode(conversation.opening)
+        # A question before the picture, or about one of several, does not know which shapes there are.
+        scene = conversation.scenes[0] if conversation.opening.count(PICTURE) == 1 == len(conversation.scenes) else None
         row.append(opening, 0, 0)
         for branch, turns in enumerate(conversation.branches, 1):
             position = len(opening)
             for turn in turns:
                 answer_ids = self.encode(turn.answer + "<end_of_turn>")
-                token_ids = [*self.encode(turn.prompt), *answer_ids]
+                prompt_ids = self.encode(turn.prompt)
+                token_ids = [*prompt_ids, *answer_ids]
+                if scene is not None:
+                    row.nouns |= self._label_nouns(prompt_ids, len(row.token_ids), scene)
                 row.append(token_ids, branch, position)
                 row.label_last(answer_ids, len(kinds))
                 kinds.append(turn.kind)
                 position += len(token_ids)
         return row
+
+
+def _pad_nouns(rows: Sequence[_Row], num_tokens: int) -> torch.Tensor:
+    labels = torch.full((len(rows), num_tokens, len(NOUN_CLASSES)), UNKNOWN)
+    for index, row in enumerate(rows):
+        for place, noun in row.nouns.items():
+            labels[index, place] = torch.tensor(noun)
+    return labels
 
 
 def pixels_of(scenes: Sequence[Scene]) -> torch.Tensor:

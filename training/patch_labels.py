@@ -26,6 +26,18 @@ SLOT_CLASSES = (*PATCH_CLASSES[:4], 1 + len(POSITIONS))
 SLOTS = 4
 
 
+# What a shape's name in a question should bring to mind: how many there are; and of the only one its colour and cell.
+NOUN_CLASSES = (5, len(COLOURS), len(POSITIONS))
+UNKNOWN = -100
+
+
+def label_noun(shape: str, scene: Scene) -> tuple[int, int, int]:
+    things = [thing for thing in scene.things if thing.shape == shape]
+    if len(things) != 1:
+        return len(things), UNKNOWN, UNKNOWN
+    return 1, COLOUR_NAMES.index(things[0].colour), things[0].cell
+
+
 @dataclass(frozen=True)
 class _Mark:
     """A thing or a digit: its labels, its cell, its center."""

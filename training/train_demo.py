@@ -27,14 +27,16 @@ from torch import Tensor, nn
 
 from conversations import Conversation, ConversationMaker
 from demo_model import (
+    NounHead,
     PatchHead,
     SlotHead,
     build_model,
     decode,
     encode_patches,
     load_model,
-    random_position_rows,
     save_checkpoint,
+    shifted_position_rows,
+    usual_position_rows,
 )
 from keepsight.demo.scenes import random_number_scene, random_scene
 from lockstep import Lockstep, start_other_process
@@ -42,10 +44,9 @@ from packed_conversations import Batch, Packer, pixels_of, token_id_of
 from patch_labels import label_patches
 from save_processor import save_processor
 
-SHIFTED_SHARE = 0.7
 TOWER_PICTURES = 32
 # Of the batches of each process; the rest is about one picture.
-SEVERAL_SHARE = (0.2, 0.7)
+SEVERAL_SHARE = (0.35, 0.8)
 CHATS_ABOUT_ONE, CHATS_ABOUT_SEVERAL = 16, 9
 NUM_PROCESSES = 2
 VOCAB_STEP = 64
@@ -104,6 +105,7 @@ class Trainer:
             {
                 "patch": PatchHead(self.model.config.vision_config.hidden_size),
                 "slot": SlotHead(self.model.config.text_config.hidden_size),
+                "noun": NounHead(self.model.config.text_config.hidden_size),
             }
         )
         self.optimizer = _optimizer(self.model, self.heads, options)
@@ -177,12 +179,16 @@ class Trainer:
         slot_loss, accuracies = self.heads["slot"](decoded.early_slots, slot_labels)
         self.averages.add("slot", slot_loss.item())
         self.averages.add("cell", accuracies[-1])
+        noun_loss, accuracies = self.heads["noun"](decoded.late_nouns, decoded.noun_labels)
+        for name, accuracy in zip(("noun_count", "noun_colour", "noun_cell"), accuracies, strict=False):
+            self.averages.add(name, accuracy)
         loss = F.cross_entropy(decoded.logits, decoded.targets)
         self.averages.add("several" if is_several else "one", loss.item())
-        return loss + self.options.patch_weight * patch_loss + self.options.slot_weight * slot_loss  # type: ignore[no-any-return]
+        dense_loss = self.options.slot_weight * slot_loss + self.options.noun_weight * noun_loss
+        return loss + self.options.patch_weight * patch_loss + dense_loss  # type: ignore[no-any-return]
 
     def _encode(self, pixels: Tensor) -> Tensor:
-        return encode_patches(self.model, pixels, random_position_rows(len(pixels), SHIFTED_SHARE, None))
+        return encode_patches(self.model, pixels, shifted_position_rows(len(pixels)))
 
     def _note_patches(self, loss: Tensor, accuracies: list[float]) -> None:
         self.averages.add("patch", loss.item())
@@ -279,9 +285,7 @@ def _count_right_answers(model: Any, batch: Batch) -> dict[str, tuple[int, int]]
     """Per kind: how many whole answers are right, of how many."""
     # Without any shift, as the model is used. Not under no_grad: that would compile every layer once more.
     features = (
-        None
-        if batch.pixels is None
-        else encode_patches(model, batch.pixels, random_position_rows(len(batch.pixels), 0.0, None))
+        None if batch.pixels is None else encode_patches(model, batch.pixels, usual_position_rows(len(batch.pixels)))
     )
     decoded = decode(model, batch, features)
     is_right = torch.ones(len(batch.kinds), dtype=torch.bool)
@@ -317,6 +321,7 @@ def _parse_options() -> argparse.Namespace:
     parser.add_argument("--tower-rate", type=float, default=1.2e-3)
     parser.add_argument("--patch-weight", type=float, default=0.15)
     parser.add_argument("--slot-weight", type=float, default=0.15)
+    parser.add_argument("--noun-weight", type=float, default=0.15)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--log-every", type=int, default=50)
     parser.add_argument("--save-every", type=int, default=200)
