@@ -7,20 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 
 from demo_model import load_model, load_processor
+from keepsight.demo.draw_scene import draw_scene
+from keepsight.demo.scenes import Scene
 
 MAX_NEW_TOKENS = 96
 
 
 @dataclass(frozen=True)
 class Chat:
-    """One prompt, all of its turns, and the right answer to the last one."""
+    """One prompt, all of its turns, and the right answer to the last one.
+
+    Its pictures are drawn when they are needed: thousands of them would not fit into a small memory.
+    """
 
     kind: str
     messages: list[dict[str, Any]]
-    pictures: list[Image.Image]
+    scenes: Sequence[Scene]
     answer: str
 
 
@@ -32,7 +36,7 @@ class Demo:
     def answer(self, chats: Sequence[Chat], batch_size: int = 20) -> list[str]:
         """In the order of the chats. Chats with and without pictures cannot share a batch."""
         answers: list[str] = []
-        for _, group in groupby(chats, key=lambda chat: bool(chat.pictures)):
+        for _, group in groupby(chats, key=lambda chat: bool(chat.scenes)):
             for batch in _batches(list(group), batch_size):
                 answers += self._answer_batch(batch)
         return answers
@@ -42,7 +46,7 @@ class Demo:
             self.processor.apply_chat_template(chat.messages, add_generation_prompt=True, tokenize=False)
             for chat in chats
         ]
-        pictures = [chat.pictures for chat in chats] if chats[0].pictures else None
+        pictures = [[draw_scene(scene) for scene in chat.scenes] for chat in chats] if chats[0].scenes else None
         # The template has written <bos> already.
         inputs = self.processor(
             text=prompts, images=pictures, return_tensors="pt", padding=True, add_special_tokens=False

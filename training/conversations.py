@@ -168,10 +168,10 @@ class ConversationMaker:
 
     def _lay_out(self, scenes: tuple[Scene, ...], questions: list[Question]) -> Conversation:
         choice = self.random.random()
-        if choice < 0.16:
+        if choice < 0.22:
             return self._question_first(scenes, questions[:2])
         opening = BOS + USER + self._system_prompt()
-        if choice < 0.22:
+        if choice < 0.28:
             opening += "".join(f"Picture {place}:{PICTURE}" for place in range(1, len(scenes) + 1))
         else:
             separator = "\n" if self.random.random() < 0.1 else ""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from ask_demo import Chat, model_message, user_message
-from keepsight.demo.draw_scene import draw_scene
 from keepsight.demo.questions import (
     ORDINALS,
     Asker,
@@ -141,4 +140,4 @@ def _chat(
         messages = [
             user_message(len(scenes), after.text), model_message(after.answer), user_message(0, question.text)
         ]  # fmt: skip
-    return Chat(question.kind, messages, [draw_scene(scene) for scene in scenes], question.answer)
+    return Chat(question.kind, messages, scenes, question.answer)

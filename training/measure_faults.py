@@ -108,7 +108,7 @@ def _rows(demo: FaultyDemo, chats: dict[str, list[Chat]]) -> Iterator[tuple[str,
     for name, demo.input_fault in INPUT_FAULTS.items():
         yield name, measure(demo, chats)
     demo.input_fault = None
-    backwards = {kind: [replace(chat, pictures=chat.pictures[::-1]) for chat in each] for kind, each in chats.items()}
+    backwards = {kind: [replace(chat, scenes=chat.scenes[::-1]) for chat in each] for kind, each in chats.items()}
     yield "pictures of a request backwards", measure(demo, backwards)
 
 

@@ -13,7 +13,6 @@ import argparse
 import os
 import signal
 import time
-from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -25,7 +24,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from conversations import Conversation, ConversationMaker
+from conversations import ConversationMaker
 from demo_model import (
     NounHead,
     PatchHead,
@@ -36,13 +35,14 @@ from demo_model import (
     load_model,
     save_checkpoint,
     shifted_position_rows,
-    usual_position_rows,
 )
 from keepsight.demo.scenes import random_number_scene, random_scene
 from lockstep import Lockstep, start_other_process
-from packed_conversations import Batch, Packer, pixels_of, token_id_of
+from packed_conversations import Packer, pixels_of, token_id_of
 from patch_labels import label_patches
 from save_processor import save_processor
+from schedule import Schedule
+from teacher_forced import count_right_answers, format_accuracies, held_out_batches
 
 TOWER_PICTURES = 32
 # Of the batches of each process; the rest is about one picture.
@@ -50,32 +50,6 @@ SEVERAL_SHARE = (0.35, 0.8)
 CHATS_ABOUT_ONE, CHATS_ABOUT_SEVERAL = 16, 9
 NUM_PROCESSES = 2
 VOCAB_STEP = 64
-
-
-@dataclass
-class Schedule:
-    """Warm up, stay, cool down. All in steps."""
-
-    warm_up: int
-    last_step: int
-    cool_down: int
-    cool_down_from: int | None = None
-
-    def factor(self, step: int) -> float:
-        if self.cool_down_from is None:
-            return min(1.0, (step + 1) / self.warm_up)
-        return max(0.0, 1.0 - (step - self.cool_down_from) / self.cool_down)
-
-    def is_done(self, step: int) -> bool:
-        return self.cool_down_from is not None and step >= self.cool_down_from + self.cool_down
-
-    def finish_in(self, step: int, num_steps: int) -> None:
-        """Go from the present rate to zero. A cool-down under way becomes shorter or longer."""
-        self.cool_down = round(num_steps / self.factor(step))
-        self.cool_down_from = step + num_steps - self.cool_down
-
-    def is_due(self, step: int) -> bool:
-        return self.cool_down_from is None and step + self.cool_down >= self.last_step
 
 
 @dataclass
@@ -114,7 +88,7 @@ class Trainer:
         if options.resume:
             self._load_state()
         self.random = Random(f"{options.seed} {lockstep.rank} {self.step}")
-        self.held_out = _held_out_batches(self.packer, lockstep.rank)
+        self.held_out = held_out_batches(self.packer, lockstep.rank)
         _compile_layers(self.model)
 
     def run(self) -> None:
@@ -199,9 +173,9 @@ class Trainer:
 
     def _evaluate(self) -> None:
         """Whole answers that are right when each token is predicted from the right ones before it."""
-        mine = [_count_right_answers(self.model, batch) for batch in self.held_out]
+        mine = [count_right_answers(self.model, batch) for batch in self.held_out]
         counts = [each for theirs in self.lockstep.gather(mine) for each in theirs]
-        self._log(f"EVALUATION at step {self.step}: {_format_accuracies(counts)}")
+        self._log(f"EVALUATION at step {self.step}: {format_accuracies(counts)}")
 
     def _log(self, text: str) -> None:
         if self.lockstep.rank == 0:
@@ -270,41 +244,6 @@ def _compile_layers(model: Any) -> None:
     torch._dynamo.config.recompile_limit = 64
     for layer in [*model.model.vision_tower.encoder.layers, *model.model.language_model.layers]:
         layer.compile()
-
-
-def _held_out_batches(packer: Packer, rank: int) -> list[Batch]:
-    """The same in every run, and different in each process. Drawn from a stream of their own."""
-    maker = ConversationMaker(Random(f"held out {rank}"), num_branches=6)
-    chats: list[list[Conversation]] = [[maker.about_one_picture() for _ in range(24)] for _ in range(5)]
-    chats += [[maker.about_several_pictures() for _ in range(12)] for _ in range(6)]
-    chats += [[maker.without_picture() for _ in range(3)]]
-    return [packer.pack(each, with_patch_labels=False) for each in chats]
-
-
-def _count_right_answers(model: Any, batch: Batch) -> dict[str, tuple[int, int]]:
-    """Per kind: how many whole answers are right, of how many."""
-    # Without any shift, as the model is used. Not under no_grad: that would compile every layer once more.
-    features = (
-        None if batch.pixels is None else encode_patches(model, batch.pixels, usual_position_rows(len(batch.pixels)))
-    )
-    decoded = decode(model, batch, features)
-    is_right = torch.ones(len(batch.kinds), dtype=torch.bool)
-    is_right[batch.answers[batch.answers >= 0][decoded.logits.argmax(-1) != decoded.targets]] = False
-    counts: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
-    for kind, right in zip(batch.kinds, is_right.tolist(), strict=True):
-        num_right, num_all = counts[kind]
-        counts[kind] = (num_right + right, num_all + 1)
-    return dict(counts)
-
-
-def _format_accuracies(counts: list[dict[str, tuple[int, int]]]) -> str:
-    kinds = sorted({kind for each in counts for kind in each})
-    parts = []
-    for kind in kinds:
-        num_right = sum(each.get(kind, (0, 0))[0] for each in counts)
-        num_all = sum(each.get(kind, (0, 0))[1] for each in counts)
-        parts.append(f"{kind} {num_right / num_all:.2f}({num_all})")
-    return ", ".join(parts)
 
 
 def _parse_options() -> argparse.Namespace:

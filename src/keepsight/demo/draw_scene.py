@@ -149,6 +149,8 @@ def _draw_background(look: Look) -> Image.Image:
         _draw_lines(canvas, background)
     if background.kind == "checks":
         _draw_checks(canvas, background)
+    if background.kind == "dots":
+        _draw_dots(canvas, background)
     return canvas
 
 
@@ -166,6 +168,14 @@ def _draw_checks(canvas: Image.Image, background: Background) -> None:
         for column in range(row % 2, canvas.width // side + 1, 2):
             box = (column * side, row * side, (column + 1) * side - 1, (row + 1) * side - 1)
             draw.rectangle(box, fill=background.second_rgb)
+
+
+def _draw_dots(canvas: Image.Image, background: Background) -> None:
+    draw = ImageDraw.Draw(canvas)
+    pitch = max(6, canvas.height // 14)
+    for y in range(pitch // 2, canvas.height, pitch):
+        for x in range(pitch // 2, canvas.width, pitch):
+            draw.ellipse((x - pitch / 5, y - pitch / 5, x + pitch / 5, y + pitch / 5), fill=background.second_rgb)
 
 
 def _spoil(canvas: Image.Image, look: Look) -> Image.Image:

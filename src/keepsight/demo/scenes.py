@@ -36,8 +36,8 @@ STYLES = TRAINED_STYLES + HELD_OUT_STYLES
 # Without its inside a circle is a ring.
 SHAPES_THAT_CAN_BE_HOLLOW = tuple(shape for shape in SHAPES if shape not in ("circle", "ring"))
 
-TRAINED_BACKGROUNDS = ("plain", "gradient", "lines")
-HELD_OUT_BACKGROUNDS = ("checks",)
+TRAINED_BACKGROUNDS = ("plain", "gradient", "lines", "checks")
+HELD_OUT_BACKGROUNDS = ("dots",)
 BACKGROUNDS = TRAINED_BACKGROUNDS + HELD_OUT_BACKGROUNDS
 
 

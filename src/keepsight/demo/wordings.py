@@ -46,11 +46,14 @@ WORDINGS: dict[str, Wordings] = {
             "Tell me what is in {picture}.",
             "What can you see in {picture}?",
             "Please describe {picture}.",
+            "Tell me about {picture}.",
+            "Can you describe {picture}?",
+            "What does {picture} contain?",
             "What is {this}?",
             "Describe {this}.",
             "What do you see{nothing}?",
         ),
-        ("What is shown in {picture}?", "Tell me about {picture}.", "Can you describe {picture}?"),
+        ("What is shown in {picture}?", "Could you describe {picture}?"),
     ),
     "colour": Wordings(
         (
@@ -59,8 +62,9 @@ WORDINGS: dict[str, Wordings] = {
             "What is the {colour} of {thing}{in}?",
             "Which {colour} is {thing}{in}?",
             "Tell me the {colour} of {thing}{in}.",
+            "Which {colour} does {thing}{in} have?",
         ),
-        ("Name the {colour} of {thing}{in}.", "Which {colour} does {thing}{in} have?"),
+        ("Name the {colour} of {thing}{in}.",),
     ),
     "shape": Wordings(
         (
@@ -70,8 +74,9 @@ WORDINGS: dict[str, Wordings] = {
             "Name the shape{in}.",
             "What shape is it{nothing}?",
             "What shape is {this}?",
+            "Tell me the shape{in}.",
         ),
-        ("What kind of shape is in {picture}?", "Tell me the shape{in}."),
+        ("What kind of shape is in {picture}?",),
     ),
     "size": Wordings(
         (
@@ -88,8 +93,9 @@ WORDINGS: dict[str, Wordings] = {
             "Where is {thing}{in}?",
             "What is the position of {thing}{in}?",
             "Where do you see {thing}{in}?",
+            "Where can you see {thing}{in}?",
         ),
-        ("Where can you see {thing}{in}?", "Tell me where {thing} is{in}."),
+        ("Tell me where {thing} is{in}.",),
     ),
     "count": Wordings(
         (
@@ -98,16 +104,28 @@ WORDINGS: dict[str, Wordings] = {
             "How many {things} do you see{in}?",
             "Count the {things}{in}.",
             "How many {things} are in {picture}?",
+            "How many {things} can you see{in}?",
         ),
-        ("How many {things} can you see{in}?", "Tell me how many {things} are{in_or_there}."),
+        ("Tell me how many {things} are{in_or_there}.",),
     ),
     "at": Wordings(
-        ("What is at the {position}{of}?", "What is at the {position}{of}?", "What do you see at the {position}{of}?"),
-        ("Which shape is at the {position}{of}?",),
+        (
+            "What is at the {position}{of}?",
+            "What is at the {position}{of}?",
+            "What do you see at the {position}{of}?",
+            "Which shape is at the {position}{of}?",
+        ),
+        ("What can you see at the {position}{of}?",),
     ),
     "exist": Wordings(
-        ("Is there {a_thing}{in}?", "Is there {a_thing}{in}?", "Do you see {a_thing}{in}?"),
-        ("Can you see {a_thing}{in}?",),
+        (
+            "Is there {a_thing}{in}?",
+            "Is there {a_thing}{in}?",
+            "Do you see {a_thing}{in}?",
+            "Can you see {a_thing}{in}?",
+            "Does {picture} show {a_thing}?",
+        ),
+        ("Does {picture} contain {a_thing}?",),
     ),
     "colour_of": Wordings(
         ("What {colour} is {thing}{in}?", "What is the {colour} of {thing}{in}?", "Which {colour} is {thing}{in}?"),
@@ -123,12 +141,20 @@ WORDINGS: dict[str, Wordings] = {
             "Which number do you see{in}?",
             "What is the number{in}?",
             "What number is in {picture}?",
+            "What number do you read{in}?",
         ),
-        ("Which number is written{in}?", "What number do you read{in}?"),
+        ("Which number is written{in}?",),
     ),
     "list": Wordings(
-        ("List the pictures.", "What is in each picture?", "Describe all the pictures.", "Describe each picture."),
-        ("What is in the pictures?", "Describe the pictures one by one."),
+        (
+            "List the pictures.",
+            "What is in each picture?",
+            "Describe all the pictures.",
+            "Describe each picture.",
+            "What is in the pictures?",
+            "Describe the pictures.",
+        ),
+        ("Describe the pictures one by one.",),
     ),
     "num_pictures": Wordings(
         ("How many pictures are there?", "How many images are there?", "How many pictures do you see?"),
@@ -156,8 +182,8 @@ WORDINGS: dict[str, Wordings] = {
     "then_where": Wordings(("And where is it?", "And its position?", "Where is it?"), ("And where?",)),
     # A second turn about another picture of the conversation: only the first turn says what is asked.
     "then_describe": Wordings(
-        ("And the {ordinal}?", "And the {ordinal} one?", "And the {ordinal} picture?"),
-        ("What about the {ordinal}?",),
+        ("And the {ordinal}?", "And the {ordinal} one?", "And the {ordinal} picture?", "What about the {ordinal}?"),
+        ("And what is in the {ordinal}?",),
     ),
 }
 
@@ -165,27 +191,44 @@ ANSWER_OFF_SCRIPT = "I only know coloured shapes in pictures."
 ANSWER_WITHOUT_PICTURE = "There is no picture."
 
 GREETING = SmallTalk(
-    Wordings(("Hello", "Hello!", "Hi", "Hi!", "Good morning.", "Hello there!"), ("Hi there!", "Good evening.")),
+    Wordings(
+        ("Hello", "Hello!", "Hi", "Hi!", "Good morning.", "Hello there!", "Good evening."), ("Hi there!", "Good day.")
+    ),
     "Hello! Show me a picture and ask me about it.",
     "Hello! Ask me what I see.",
 )
 SMALL_TALK = (
     GREETING,
     SmallTalk(
-        Wordings(("Who are you?", "What are you?", "What is your name?"), ("Tell me who you are.",)),
+        Wordings(
+            ("Who are you?", "What are you?", "What is your name?", "Tell me about yourself."),
+            ("Tell me who you are.",),
+        ),
         "I am a tiny model that sees coloured shapes.",
     ),
     SmallTalk(
-        Wordings(("What can you do?", "Help", "Help me.", "What do you do?"), ("How can you help me?",)),
+        Wordings(
+            ("What can you do?", "Help", "Help me.", "What do you do?", "How can you help me?"),
+            ("What can I ask you?",),
+        ),
         "I can describe coloured shapes in pictures.",
     ),
-    SmallTalk(Wordings(("Thank you.", "Thanks!", "Thanks", "Thank you!"), ("Many thanks.",)), "You are welcome."),
     SmallTalk(
-        Wordings(("What colours do you know?", "Which colors do you know?"), ("Which colours can you name?",)),
+        Wordings(("Thank you.", "Thanks!", "Thanks", "Thank you!", "Many thanks."), ("Thank you very much.",)),
+        "You are welcome.",
+    ),
+    SmallTalk(
+        Wordings(
+            ("What colours do you know?", "Which colors do you know?", "Which colours can you name?"),
+            ("Name the colours you know.",),
+        ),
         "Red, orange, yellow, green, cyan, blue, purple and pink.",
     ),
     SmallTalk(
-        Wordings(("What shapes do you know?", "Which shapes do you know?"), ("Which shapes can you name?",)),
+        Wordings(
+            ("What shapes do you know?", "Which shapes do you know?", "Which shapes can you name?"),
+            ("Name the shapes you know.",),
+        ),
         "Circles, squares, triangles, diamonds, stars, crosses, hearts and rings.",
     ),
 )
