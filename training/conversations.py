@@ -139,7 +139,9 @@ class ConversationMaker:
         for place in random.sample(range(len(scenes)), 2):
             asker = Asker(random, self._ordinal(place, len(scenes)), self.is_held_out)
             describe, *others = questions_about(scenes[place], asker)
-            chosen += [describe, *_weighted_sample(random, others, 1)]
+            chosen += _weighted_sample(random, others, 2)
+            if random.random() < 0.6:
+                chosen.append(describe)
         listing, counting, comparing = questions_about_all(scenes, random, is_held_out=self.is_held_out)
         extras = [(listing, 0.7), (counting, 0.15), (comparing, 0.2)]
         extras.append((off_script_question(random, is_held_out=self.is_held_out), 0.12))
@@ -168,10 +170,10 @@ class ConversationMaker:
 
     def _lay_out(self, scenes: tuple[Scene, ...], questions: list[Question]) -> Conversation:
         choice = self.random.random()
-        if choice < 0.22:
-            return self._question_first(scenes, questions[:2])
+        if choice < 0.4:
+            return self._question_first(scenes, self.random.sample(questions, min(3, len(questions))))
         opening = BOS + USER + self._system_prompt()
-        if choice < 0.28:
+        if choice < 0.45:
             opening += "".join(f"Picture {place}:{PICTURE}" for place in range(1, len(scenes) + 1))
         else:
             separator = "\n" if self.random.random() < 0.1 else ""
