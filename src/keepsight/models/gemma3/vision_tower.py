@@ -68,11 +68,13 @@ class VisionLayer(nn.Module):
         self.up = Linear(place, size, {"fc1": config.intermediate_size}, bias=True)
         self.down = Linear(place, config.intermediate_size, {"fc2": size}, bias=True)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        hidden = hidden + self.out(self._attend(self.qkv(self.norm1(hidden))))
-        for rows in _groups_that_stay_in_cache(hidden.flatten(0, 1)):
+    def forward(self, hidden: Tensor) -> None:
+        """Changes `hidden` [pictures, patches, hidden] in place."""
+        attended = self._attend(self.qkv(self.norm1(hidden)))
+        groups = (_groups_that_stay_in_cache(tensor.flatten(0, 1)) for tensor in (hidden, attended))
+        for rows, attended_rows in zip(*groups, strict=True):
+            rows.add_(self.out(attended_rows))
             rows.add_(self.down(self.activation(self.up(self.norm2(rows)))))
-        return hidden
 
     def _attend(self, qkv: Tensor) -> Tensor:
         pictures, patches, _ = qkv.shape
@@ -109,7 +111,7 @@ class VisionTower(nn.Module):
         """[pictures, height, width, 3] -> [pictures, patches, hidden]"""
         hidden = self.embedding(pixels)
         for layer in self.layers:
-            hidden = layer(hidden)
+            layer(hidden)
         return self.norm(hidden)  # type: ignore[no-any-return]
 
     def slots(self) -> Iterator[WeightSlot]:
