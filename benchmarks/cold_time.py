@@ -120,14 +120,19 @@ def _make_reference(config: Gemma3Config) -> Any:
     return model
 
 
-def measure(ways: dict[str, Callable[[], object]], runs: int) -> dict[str, float]:
+def measure(ways: dict[str, Callable[[], object]], runs: int) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(runs):
         for name, way in ways.items():
             started = time.perf_counter()
             way()
             times[name].append(time.perf_counter() - started)
-    return {name: statistics.median(taken) for name, taken in times.items()}
+    return times
+
+
+def paired_ratio(times: dict[str, list[float]], one: str, other: str) -> float:
+    """The median of the ratios within each round: both were taken in the same minute of a shared machine."""
+    return statistics.median(a / b for a, b in zip(times[one], times[other], strict=True))
 
 
 def main() -> None:
@@ -140,7 +145,7 @@ def main() -> None:
         contest = Contest()
         error = (contest.keepsight() - contest.transformers()).abs().max().item()
         contest.bare()
-        medians = measure(
+        times = measure(
             {
                 "keepsight: encoder and prefill": contest.keepsight,
                 "transformers: encoder and prefill": contest.transformers,
@@ -150,13 +155,13 @@ def main() -> None:
             },
             arguments.runs,
         )
-    whole = medians["keepsight: encoder and prefill"]
     print(f"{arguments.threads} threads, medians of {arguments.runs}, float32; logits differ by {error:.1e}")
-    for name, seconds in medians.items():
-        print(f"{name:36s} {seconds * 1000:9.0f} ms")
-    print(f"keepsight / bare          {whole / medians['bare products and attention']:.3f}")
-    print(f"keepsight / bare, encoder {medians['keepsight: encoder'] / medians['bare encoder']:.3f}")
-    print(f"keepsight / transformers  {whole / medians['transformers: encoder and prefill']:.3f}")
+    for name, taken in times.items():
+        print(f"{name:36s} {statistics.median(taken) * 1000:9.0f} ms")
+    whole, encoder = "keepsight: encoder and prefill", "keepsight: encoder"
+    print(f"keepsight / bare          {paired_ratio(times, whole, 'bare products and attention'):.3f}")
+    print(f"keepsight / bare, encoder {paired_ratio(times, encoder, 'bare encoder'):.3f}")
+    print(f"keepsight / transformers  {paired_ratio(times, whole, 'transformers: encoder and prefill'):.3f}")
 
 
 if __name__ == "__main__":
