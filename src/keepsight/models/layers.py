@@ -48,7 +48,9 @@ def _gelu_tanh(hidden: Tensor) -> Tensor:
     return F.gelu(hidden, approximate="tanh")
 
 
-ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+_HAS_ONEDNN = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+Activation = Callable[[Tensor], Tensor]
+ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_pytorch_tanh": _gelu_tanh,
     "gelu": F.gelu,
     "silu": F.silu,
@@ -67,6 +69,12 @@ class Linear(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.weight, self.bias)
+
+    def then_activate(self, hidden: Tensor, activation: Activation) -> Tensor:
+        if activation is _gelu_tanh and (hidden.device.type, hidden.dtype) == ("cpu", torch.float32) and _HAS_ONEDNN:
+            # What torch's compiler emits: bias and GELU while the product is still in the cache, 4 % of an encoder.
+            return torch.ops.mkldnn._linear_pointwise(hidden, self.weight, self.bias, "gelu", [], "tanh")  # type: ignore[no-any-return]
+        return activation(self(hidden))
 
     def slots(self) -> Iterator[WeightSlot]:
         sizes = list(self.outputs.values())
