@@ -54,6 +54,8 @@ class CropBox:
 class MediaItem:
     """One thing that the encoder turns into the embeddings of one span: a picture, or one crop of it."""
 
+    # Names everything that its embeddings depend on, but for the model.
+    media_hash: str
     span: TokenSpan
     geometry: Geometry
     modality: str = "image"

@@ -1,6 +1,7 @@
-"""What the frontend asks of an engine, and what comes back: plain values, no tensors of a device, no process.
+"""What crosses between frontend and engine: plain values, no tensors of a device, no process.
 
-`EngineRequest` is immutable.  Its pixels are uint8 `[height, width, 3]`, one array for each media item, in order.
+A request carries the hash and the geometry of its media, never their pixels: the engine asks for those that it lacks,
+with `MediaNeeded`, and gets them as `MediaArrived`.
 """
 
 from dataclasses import dataclass
@@ -13,16 +14,62 @@ from keepsight.media import MediaItem
 from keepsight.sampling_params import SamplingParams
 
 Pixels = npt.NDArray[np.uint8]  # [height, width, 3]
+# "stop" when a token ended the answer by itself; stop strings are the frontend's business.
 FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """Weights laid over the model's.  Its name alone would not tell two versions of it apart."""
+
+    name: str
+    digest: str
+    # Whether it touches the tower or the projector, and so the embeddings.
+    changes_encoder: bool = False
+
+
+# To the engine ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
     request_id: str
     token_ids: tuple[int, ...]
+    # In the order of their spans.
     media: tuple[MediaItem, ...]
-    pixels: tuple[Pixels, ...]
     sampling_params: SamplingParams
+    # Smaller goes first; equals in the order of their arrival.
+    priority: int = 0
+    # Requests share caches only with those of the same salt.
+    cache_salt: str | None = None
+    adapter: Adapter | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AbortRequest:
+    """The caller left (`choice` None), or needs no more of one choice: a stop string was found in it."""
+
+    request_id: str
+    choice: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MediaArrived:
+    media_hash: str
+    pixels: Pixels
+
+
+@dataclass(frozen=True, slots=True)
+class ResetCaches:
+    """Forgets what later requests could find; running ones keep what they use."""
+
+    prefix: bool = False
+    encoder: bool = False
+
+
+ToEngine = EngineRequest | AbortRequest | MediaArrived | ResetCaches
+
+# From the engine ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +83,30 @@ class TokenLogprob:
 class TokenOutput:
     """One sampled token of one of a request's `n` choices."""
 
+    request_id: str
     choice: int
     token_id: int
     # The sampled token first, then the most likely ones, when logprobs were asked for.
     logprobs: tuple[TokenLogprob, ...] | None = None
-    # "stop" when the token ends the answer by itself; stop strings are the frontend's business.
     finish_reason: FinishReason | None = None
+    # Of the prompt: how many of its tokens were found in the prefix cache when this choice began.
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MediaNeeded:
+    request_id: str
+    media_hashes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """The last that is heard of a request that will get no (more) tokens."""
+
+    request_id: str
+    message: str
+    # The request's own fault (it can never run here), not ours.
+    is_refusal: bool = False
+
+
+FromEngine = TokenOutput | MediaNeeded | RequestFailed

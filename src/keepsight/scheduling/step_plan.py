@@ -1,0 +1,95 @@
+"""All that the runner is told of a step, and all that is heard from it: plain values.
+
+Two lanes.  What lies in `now` is computed at once, as one batch, and the step ends with it.  What lies in `beside` and
+`encode` is begun, runs beside this step and the next ones, and is reported by the step in which it is found finished.
+A sequence has at most one slice under way, so no lane ever waits for the other.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from keepsight.requests import EngineRequest, TokenLogprob
+
+# Request id and choice: each of a request's `n` choices is a sequence of its own.
+SequenceId = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class NewSequence:
+    """The runner remembers it until it ends: its tokens (it sampled them), its pages, how it is sampled."""
+
+    sequence_id: SequenceId
+    request: EngineRequest
+    # For each media item of the request: the name of its embeddings.
+    encoder_keys: tuple[str, ...]
+
+
+class Slice(NamedTuple):
+    """Positions [start, start + length) of one sequence, to be computed."""
+
+    sequence_id: SequenceId
+    start: int
+    length: int
+    # Pages that the runner's table of this sequence holds from here on: table[first_block:] = new_block_ids.  A
+    # sequence that lost its pages begins again at 0.
+    first_block: int
+    new_block_ids: tuple[int, ...]
+    # Whether a token is drawn from the logits of its last position.
+    samples: bool
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+class Encoding(NamedTuple):
+    """One media item whose pixels the runner has, to become embeddings."""
+
+    encoder_key: str
+    media_hash: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Carried out in the order of its fields."""
+
+    # Sequences that ended, embeddings that were evicted, pixels that nobody waits for.
+    ended: Sequence[SequenceId] = ()
+    evicted: Sequence[str] = ()
+    unneeded_pixels: Sequence[str] = ()
+    new: Sequence[NewSequence] = ()
+    encode: Sequence[Encoding] = ()
+    beside: Sequence[Slice] = ()
+    now: Sequence[Slice] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing to compute and nothing to begin."""
+        return not (self.now or self.beside or self.encode)
+
+
+class SampledToken(NamedTuple):
+    token_id: int
+    # The sampled token first, then the most likely ones, when logprobs were asked for.
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+class Computed(NamedTuple):
+    """One slice that is done, up to position `end`; `token` if it was to sample one."""
+
+    sequence_id: SequenceId
+    end: int
+    token: SampledToken | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    # Of this step's `now`, and of any `beside` that has finished since the last step.
+    computed: Sequence[Computed] = ()
+    # Encoder keys whose embeddings are held from now on.
+    encoded: Sequence[str] = ()
+    # What went wrong, by encoder key and by sequence: those who use it fail, no other.
+    failed_encodings: Mapping[str, str] = field(default_factory=dict)
+    failed_sequences: Mapping[SequenceId, str] = field(default_factory=dict)
