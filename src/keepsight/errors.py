@@ -1,7 +1,8 @@
 """Everything that Keepsight raises on purpose.
 
-Two families: a caller's mistake (`InvalidArgumentError`: it names the field, the server answers 4xx) and a checkpoint
-that cannot be served (`CheckpointError`: it names the file).  `assert` is for our own bugs, never for these.
+A caller's mistake (`InvalidArgumentError`: it names the field, the server answers 4xx), a request that the engine gave up
+(`RequestFailedError`), and a checkpoint that cannot be served (`CheckpointError`: it names the file).  `assert` is for our
+own bugs, never for these.
 """
 
 from collections.abc import Sequence
@@ -83,6 +84,23 @@ class PictureCountError(PictureError):
     """Picture markers in the prompt and pictures in the request do not match."""
 
     code = "picture_count"
+
+
+class RequestFailedError(KeepsightError):
+    """The engine refused a request that can never run, or lost one that could: no (more) tokens will come."""
+
+    def __init__(self, message: str, is_refusal: bool = False) -> None:
+        super().__init__(message)
+        self.message = message
+        self.is_refusal = is_refusal
+
+    @property
+    def status(self) -> int:
+        return 400 if self.is_refusal else 500
+
+    @property
+    def code(self) -> str | None:
+        return "cannot_fit" if self.is_refusal else None
 
 
 class CheckpointError(KeepsightError):

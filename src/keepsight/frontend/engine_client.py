@@ -3,10 +3,18 @@
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from keepsight.requests import EngineRequest, TokenOutput
+from keepsight.frontend.prepare_request import PreparedRequest
+from keepsight.requests import TokenOutput
 
 
 class EngineClient(Protocol):
-    def generate(self, request: EngineRequest) -> AsyncGenerator[TokenOutput, None]:
-        """Closing the generator abandons the request."""
+    def generate(self, prepared: PreparedRequest) -> AsyncGenerator[TokenOutput, None]:
+        """Closing the generator abandons the request.
+
+        Raises what making its pixels raised (before the first token), and RequestFailedError.
+        """
+        ...
+
+    def stop_choice(self, request_id: str, choice: int) -> None:
+        """No more tokens of this choice are needed; nothing happens if it has ended."""
         ...

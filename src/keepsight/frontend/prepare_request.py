@@ -1,10 +1,11 @@
 """From what a caller sent to what the engine computes: the whole of the frontend's work on a request, in order.
 
-Geometry alone lays out the prompt; pixels are made last.  Everything that can be refused is refused here.
+Geometry alone lays out the prompt, and content alone names the pictures.  Pixels are made only of those that somebody
+asks for; whatever can be refused without them is refused before.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +14,16 @@ from keepsight.errors import (
     CheckpointError,
     InvalidArgumentError,
     PictureCountError,
+    PictureError,
     PromptTooLongError,
     ReservedTokenError,
 )
 from keepsight.frontend.decode_picture import decode_picture
 from keepsight.frontend.expand_prompt import ExpandedPrompt, ImagePromptFormat, PromptExpander
 from keepsight.frontend.fetch_media import fetch_media
+from keepsight.frontend.hash_media import MediaHasher
 from keepsight.frontend.model_limits import ModelLimits, load_image_config
-from keepsight.frontend.open_picture import PictureSource
+from keepsight.frontend.open_picture import PictureSource, refusing_damage
 from keepsight.frontend.pan_and_scan import plan_crops
 from keepsight.frontend.preprocess_image import preprocess_image
 from keepsight.frontend.read_header import read_header
@@ -41,6 +44,7 @@ REQUEST_OVERRIDES = frozenset(
         "pan_and_scan_min_ratio_to_activate",
     }
 )
+MAX_PRIORITY = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,73 @@ class _Picture:
     crops: tuple[CropBox, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _NamedPicture:
+    picture: _Picture
+    config: ImageProcessorConfig
+    # By media hash: the whole, then its crops.
+    parts: Mapping[str, CropBox | None]
+
+    def items(self) -> Iterator[tuple[str, Geometry]]:
+        for media_hash, crop in self.parts.items():
+            yield media_hash, self.picture.geometry if crop is None else Geometry(crop.width, crop.height)
+
+    def make_pixels(self, media_hashes: Sequence[str]) -> dict[str, Pixels]:
+        rgb = decode_picture(self.picture.source, self.picture.field)
+        parts = [self.parts[media_hash] for media_hash in media_hashes]
+        return dict(zip(media_hashes, preprocess_image(rgb, parts, self.config), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """What the engine is told of a request, and the way to the pixels that it may ask for."""
+
+    engine_request: EngineRequest
+    _pictures: tuple[_NamedPicture, ...] = ()
+
+    def pixels_of(self, media_hashes: Collection[str]) -> dict[str, Pixels]:
+        """A picture is decoded once, whatever is asked for of it; raises PictureError if it cannot be."""
+        made: dict[str, Pixels] = {}
+        for group in self.group_by_picture(media_hashes):
+            made |= self._picture_of(group[0]).make_pixels(group)
+        return made
+
+    def group_by_picture(self, media_hashes: Collection[str]) -> list[tuple[str, ...]]:
+        """What had best be made together; each of them once, however often the request shows it."""
+        groups, grouped = [], set[str]()
+        for picture in self._pictures:
+            group = tuple(each for each in picture.parts if each in media_hashes and each not in grouped)
+            grouped.update(group)
+            groups += [group] if group else []
+        assert len(grouped) == len(set(media_hashes)), "another request's media"
+        return groups
+
+    def as_own(self, error: Exception, media_hash: str) -> Exception:
+        """An error of the same picture in another request, under the field that this one's caller knows."""
+        if not isinstance(error, PictureError):
+            return error
+        return type(error)(self._picture_of(media_hash).picture.field, error.message)
+
+    def _picture_of(self, media_hash: str) -> _NamedPicture:
+        return next(picture for picture in self._pictures if media_hash in picture.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What a caller asks of the engine, whatever the prompt."""
+
+    sampling_params: SamplingParams
+    cache_salt: str | None
+    priority: int
+
+    def __post_init__(self) -> None:
+        salt, priority = self.cache_salt, self.priority
+        if salt is not None and (not isinstance(salt, str) or not salt):
+            raise InvalidArgumentError("cache_salt", f"must be a text that is not empty, not {salt!r}")
+        if type(priority) is not int or abs(priority) > MAX_PRIORITY:
+            raise InvalidArgumentError("priority", f"must be an integer of at most 63 bits, not {priority!r}")
+
+
 class RequestPreparer:
     """Shared by all requests; may be used from several threads."""
 
@@ -63,11 +134,13 @@ class RequestPreparer:
         image_format: ImagePromptFormat | None,
         image_config: ImageProcessorConfig | None,
         limits: ModelLimits,
+        model_id: str,
     ) -> None:
         self.tokenizer, self.template = tokenizer, template
         self.expander = PromptExpander(tokenizer, image_format)
         self.image_config, self.max_model_len = image_config, limits.max_model_len
         self._image_token_ids = frozenset() if image_format is None else image_format.token_ids
+        self._model_id = model_id
         self._vocab_size = min(tokenizer.vocab_size, limits.vocab_size)
         self._request_numbers = itertools.count()
 
@@ -84,13 +157,19 @@ class RequestPreparer:
             image_config = load_image_config(directory, config.image_backend, config.mm_processor_kwargs)
         template = ChatTemplate.from_checkpoint(directory, tokenizer.special_tokens)
         limits = ModelLimits.from_checkpoint(directory, config.max_model_len)
-        return cls(tokenizer, template, image_format, image_config, limits)
+        return cls(tokenizer, template, image_format, image_config, limits, str(directory.resolve()))
 
     def prepare_chat(
-        self, messages: object, params: SamplingParams, mm_processor_kwargs: dict[str, Any] | None = None
-    ) -> EngineRequest:
+        self,
+        messages: object,
+        params: SamplingParams,
+        mm_processor_kwargs: dict[str, Any] | None = None,
+        cache_salt: str | None = None,
+        priority: int = 0,
+    ) -> PreparedRequest:
+        terms = _Terms(params, cache_salt, priority)
         rendered = self.template.render(messages)
-        return self._prepare(rendered.text, rendered.pictures, params, mm_processor_kwargs, "messages", add_bos=False)
+        return self._prepare(rendered.text, rendered.pictures, terms, mm_processor_kwargs, "messages", add_bos=False)
 
     def prepare_text(
         self,
@@ -98,15 +177,20 @@ class RequestPreparer:
         pictures: Sequence[object],
         params: SamplingParams,
         mm_processor_kwargs: dict[str, Any] | None = None,
-    ) -> EngineRequest:
+        cache_salt: str | None = None,
+        priority: int = 0,
+    ) -> PreparedRequest:
         """A prompt written by the caller, with the checkpoint's own marker where each picture belongs."""
         parts = [PicturePart(picture, f"multi_modal_data.image[{index}]") for index, picture in enumerate(pictures)]
         # A caller who rendered a chat template has a <bos> already.
         bos = self.tokenizer.special_tokens.get("bos_token")
         add_bos = bos is None or not prompt.startswith(bos)
-        return self._prepare(prompt, parts, params, mm_processor_kwargs, "prompt", add_bos=add_bos)
+        terms = _Terms(params, cache_salt, priority)
+        return self._prepare(prompt, parts, terms, mm_processor_kwargs, "prompt", add_bos=add_bos)
 
-    def prepare_tokens(self, token_ids: Sequence[int], params: SamplingParams) -> EngineRequest:
+    def prepare_tokens(
+        self, token_ids: Sequence[int], params: SamplingParams, cache_salt: str | None = None, priority: int = 0
+    ) -> PreparedRequest:
         field = "prompt_token_ids"
         if not isinstance(token_ids, list | tuple):
             raise InvalidArgumentError(field, f"must be a list of token ids, not {type(token_ids).__name__}")
@@ -116,33 +200,30 @@ class RequestPreparer:
             if token_id in self._image_token_ids:
                 token = self.tokenizer.token(token_id)
                 raise ReservedTokenError(field, f"must not hold {token_id}, {token}: its picture cannot be sent along")
-        self._check_fits(ExpandedPrompt(tuple(token_ids), ()), field)
-        return self._finish(tuple(token_ids), (), (), params)
+        prompt = ExpandedPrompt(tuple(token_ids), ())
+        self._check_fits(prompt, field)
+        return PreparedRequest(self._finish(prompt, (), _Terms(params, cache_salt, priority)))
 
     def _prepare(
         self,
         text: str,
         parts: Sequence[PicturePart],
-        params: SamplingParams,
+        terms: _Terms,
         overrides: dict[str, Any] | None,
         field: str,
         *,
         add_bos: bool,
-    ) -> EngineRequest:
+    ) -> PreparedRequest:
         config = self._image_config_for(parts, overrides, field)
         pictures = [_look_at(part, config) for part in parts if config is not None]
         expanded = self.expander.expand(text, [len(picture.crops) for picture in pictures], add_bos, field)
-        # Refused before any picture is decoded.
+        # Refused before any content is hashed.
         self._check_fits(expanded, field)
-        media: list[MediaItem] = []
-        pixels: list[Pixels] = []
-        spans = iter(expanded.spans)
-        for picture in pictures:
-            assert config is not None
-            geometries = (picture.geometry, *(Geometry(crop.width, crop.height) for crop in picture.crops))
-            media += [MediaItem(next(spans), geometry) for geometry in geometries]
-            pixels += preprocess_image(decode_picture(picture.source, picture.field), picture.crops, config)
-        return self._finish(expanded.token_ids, media, pixels, params)
+        named: Sequence[_NamedPicture] = ()
+        if config is not None:
+            hasher = MediaHasher(self._model_id, config, terms.cache_salt)
+            named = [_NamedPicture(picture, config, _name_parts(picture, hasher)) for picture in pictures]
+        return PreparedRequest(self._finish(expanded, named, terms), tuple(named))
 
     def _image_config_for(
         self, parts: Sequence[PicturePart], overrides: dict[str, Any] | None, field: str
@@ -171,21 +252,29 @@ class RequestPreparer:
             token = self.tokenizer.token(largest)
             raise ReservedTokenError(field, f"the text holds {token}, which is no token of this model")
 
-    def _finish(
-        self,
-        token_ids: tuple[int, ...],
-        media: Sequence[MediaItem],
-        pixels: Sequence[Pixels],
-        params: SamplingParams,
-    ) -> EngineRequest:
-        request_id = str(next(self._request_numbers))
-        return EngineRequest(request_id, token_ids, tuple(media), tuple(pixels), params)
+    def _finish(self, prompt: ExpandedPrompt, pictures: Sequence[_NamedPicture], terms: _Terms) -> EngineRequest:
+        items = [item for picture in pictures for item in picture.items()]
+        return EngineRequest(
+            request_id=str(next(self._request_numbers)),
+            token_ids=prompt.token_ids,
+            media=tuple(MediaItem(h, span, g) for (h, g), span in zip(items, prompt.spans, strict=True)),
+            sampling_params=terms.sampling_params,
+            priority=terms.priority,
+            cache_salt=terms.cache_salt,
+        )
 
 
 def _look_at(part: PicturePart, config: ImageProcessorConfig) -> _Picture:
     source = fetch_media(part.source, part.field)
     geometry = read_header(source, part.field).geometry
     return _Picture(source, part.field, geometry, plan_crops(geometry, config))
+
+
+def _name_parts(picture: _Picture, hasher: MediaHasher) -> dict[str, CropBox | None]:
+    # The content of a PIL image may lie in a file that it was opened from.
+    with refusing_damage(picture.field, None):
+        parts = (None, *picture.crops)
+        return dict(zip(hasher.hash_parts(picture.source, parts), parts, strict=True))
 
 
 def _check_overrides(overrides: dict[str, Any]) -> None:

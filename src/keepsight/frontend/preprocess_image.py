@@ -23,10 +23,9 @@ TORCH_MODES: dict[int, dict[str, Any]] = {
 }
 
 
-def preprocess_image(rgb: Pixels, crops: Sequence[CropBox], config: ImageProcessorConfig) -> tuple[Pixels, ...]:
-    """The whole picture, then each crop: uint8 [height, width, 3] of the configured size."""
-    parts = (rgb, *(_cut_out(rgb, crop) for crop in crops))
-    return tuple(resize_pixels(part, config) for part in parts)
+def preprocess_image(rgb: Pixels, parts: Sequence[CropBox | None], config: ImageProcessorConfig) -> tuple[Pixels, ...]:
+    """Each crop, None being the whole picture: uint8 [height, width, 3] of the configured size."""
+    return tuple(resize_pixels(rgb if part is None else _cut_out(rgb, part), config) for part in parts)
 
 
 def resize_pixels(rgb: Pixels, config: ImageProcessorConfig) -> Pixels:
@@ -39,7 +38,9 @@ def resize_pixels(rgb: Pixels, config: ImageProcessorConfig) -> Pixels:
 
 
 def _cut_out(rgb: Pixels, crop: CropBox) -> Pixels:
-    return rgb[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
+    area = rgb[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
+    # Rows that lie together may pass unresized, and would keep the whole picture in memory.
+    return area.copy() if area.flags.c_contiguous else area
 
 
 def _resize_by_pillow(rgb: Pixels, config: ImageProcessorConfig) -> Pixels:
