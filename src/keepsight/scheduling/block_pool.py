@@ -1,0 +1,103 @@
+"""Which blocks of the KV store are in use, idle or free, and which of them can be found by their hash.
+
+A block is *in use* (it has users), *idle* (nobody uses it, but it can be found until it is evicted) or *free* (nothing
+worth finding lies in it).  Knows nothing of sequences or of what a hash means.  Its invariant: a block is in exactly
+one of the three, and a hash names at most one block.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
+
+
+class BlockPool:
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks > 0, num_blocks
+        self.num_blocks = num_blocks
+        self.num_evicted = 0
+        self._num_users = [0] * num_blocks
+        self._hash_of: list[bytes | None] = [None] * num_blocks
+        self._block_of: dict[bytes, int] = {}
+        # A heap: neighbours are taken together, and what lies in a row can be read without copying.
+        self._free = list(range(num_blocks))
+        # Least recently released first.
+        self._idle: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def num_free(self) -> int:
+        """How many blocks can be taken, by eviction or without."""
+        return len(self._free) + len(self._idle)
+
+    def find(self, block_hash: bytes) -> int | None:
+        return self._block_of.get(block_hash)
+
+    def num_users(self, block_id: int) -> int:
+        return self._num_users[block_id]
+
+    def is_in_use(self, block_id: int) -> bool:
+        return self._num_users[block_id] > 0
+
+    def use(self, block_id: int) -> None:
+        """One more user of a block that was found."""
+        assert self._hash_of[block_id] is not None, f"block {block_id} was evicted since it was found"
+        if not self._num_users[block_id]:
+            del self._idle[block_id]
+        self._num_users[block_id] += 1
+
+    def try_take(self, num_blocks: int) -> list[int] | None:
+        """So many blocks, each with one user: free ones first, then the least recently released.  All or none."""
+        if num_blocks > self.num_free:
+            return None
+        num_evictions = max(0, num_blocks - len(self._free))
+        taken = [heappop(self._free) for _ in range(num_blocks - num_evictions)]
+        taken += [self._evict_oldest() for _ in range(num_evictions)]
+        for block_id in taken:
+            self._num_users[block_id] = 1
+        return sorted(taken)
+
+    def _evict_oldest(self) -> int:
+        block_id, _ = self._idle.popitem(last=False)
+        block_hash = self._hash_of[block_id]
+        assert block_hash is not None, block_id
+        del self._block_of[block_hash]
+        self._hash_of[block_id] = None
+        self.num_evicted += 1
+        return block_id
+
+    def publish(self, block_id: int, block_hash: bytes) -> None:
+        """Can be found from now on, unless another block with the same content already can."""
+        assert self.is_in_use(block_id), block_id
+        assert self._hash_of[block_id] in (None, block_hash), block_id
+        if self._block_of.setdefault(block_hash, block_id) == block_id:
+            self._hash_of[block_id] = block_hash
+
+    def release(self, block_ids: Iterable[int]) -> None:
+        """One user less of each; those that lost their last are evicted in this order."""
+        for block_id in block_ids:
+            assert self.is_in_use(block_id), block_id
+            self._num_users[block_id] -= 1
+            if self._num_users[block_id]:
+                continue
+            if self._hash_of[block_id] is None:
+                heappush(self._free, block_id)
+            else:
+                self._idle[block_id] = None
+
+    def forget_hashes(self) -> None:
+        """Nothing is found any more; what is in use stays in use."""
+        self._block_of.clear()
+        self._hash_of = [None] * self.num_blocks
+        self._free += self._idle
+        self._idle.clear()
+        heapify(self._free)
+
+    def check_invariants(self) -> None:
+        in_use = {block_id for block_id, num_users in enumerate(self._num_users) if num_users}
+        assert min(self._num_users) >= 0
+        together = sorted([*in_use, *self._idle, *self._free])
+        assert together == list(range(self.num_blocks)), "a block is in two places or in none"
+        hashed = {block_id: found for block_id, found in enumerate(self._hash_of) if found is not None}
+        assert {found: block_id for block_id, found in hashed.items()} == self._block_of
+        assert len(hashed) == len(self._block_of)
+        assert self._idle.keys() <= hashed.keys()
+        assert hashed.keys().isdisjoint(self._free)

@@ -1,0 +1,217 @@
+"""Which media items' embeddings are held, by whom they are used, and which make room for others.
+
+An entry is *being encoded* or *ready*; it is *in use* by (sequence, item) pairs or *idle* (ready, kept for those who
+ask again, evictable).  Holds no tensors: the runner is told what was evicted with the next plan.  Its invariant: an
+entry is evicted whole and never while it is in use or being encoded, and what is held never exceeds the budget.
+"""
+
+import json
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from keepsight.engine_config import EncoderCacheConfig
+from keepsight.media import MediaItem
+from keepsight.requests import Adapter
+from keepsight.scheduling.step_plan import SequenceId
+
+logger = logging.getLogger(__name__)
+
+# A sequence, and which of its request's media items.
+EncoderUser = tuple[SequenceId, int]
+
+
+def encoder_key(item: MediaItem, adapter: Adapter | None) -> str:
+    """The name of the item's embeddings: its media hash, with the adapter if that changes them."""
+    if adapter is None or not adapter.changes_encoder:
+        return item.media_hash
+    return json.dumps([item.media_hash, adapter.name, adapter.digest])
+
+
+@dataclass(slots=True)
+class _Entry:
+    num_bytes: int
+    users: set[EncoderUser] = field(default_factory=set)
+    is_ready: bool = False
+    # False: forgotten.  Its users keep it, newcomers do not find it.
+    is_findable: bool = True
+    # Larger than the whole budget, and held outside it.
+    is_oversized: bool = False
+
+
+class EncoderCacheManager:
+    def __init__(self, config: EncoderCacheConfig) -> None:
+        self.num_bytes = 0  # without what is held outside the budget
+        self.num_queries = 0
+        self.num_hits = 0
+        self.num_evictions = 0
+        self._config = config
+        self._entries: dict[str, _Entry] = {}
+        # Least recently released first.
+        self._idle: OrderedDict[str, _Entry] = OrderedDict()
+        self._num_idle_bytes = 0
+        self._held: dict[SequenceId, dict[int, str]] = {}
+        self._evicted: list[str] = []
+        self._has_warned = False
+
+    @property
+    def num_entries(self) -> int:
+        return len(self._entries)
+
+    def is_ready(self, key: str) -> bool:
+        entry = self._entries.get(key)
+        return entry is not None and entry.is_ready
+
+    def users_of(self, sequence_id: SequenceId) -> tuple[EncoderUser, ...]:
+        """What the sequence uses, in the order of its items."""
+        return tuple((sequence_id, item) for item in sorted(self._held.get(sequence_id, ())))
+
+    # Coming ---------------------------------------------------------------------------------------------------
+
+    def try_use(self, user: EncoderUser, key: str) -> bool:
+        """Uses what is held or being encoded; False if there is nothing to use."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return False
+        if user in entry.users:
+            return True
+        if not entry.is_findable:
+            return False
+        if self._idle.pop(key, None) is not None:
+            self._num_idle_bytes -= entry.num_bytes
+        self._add_user(user, key, entry)
+        self.num_queries += 1
+        self.num_hits += 1
+        return True
+
+    def try_begin(self, user: EncoderUser, key: str, num_embeddings: int) -> bool:
+        """Makes room for what will be encoded, and uses it; False, and nothing is changed, if there can be none now."""
+        forgotten = self._entries.get(key)
+        if forgotten is not None:
+            # The runner knows embeddings by their key alone, so the newcomer waits until its namesake is dropped.
+            assert not forgotten.is_findable, f"{key} is held already"
+            return False
+        entry = _Entry(num_embeddings * self._config.bytes_per_embedding)
+        entry.is_oversized = entry.num_bytes > self._config.max_bytes
+        if not (self._can_hold_oversized(entry) if entry.is_oversized else self._try_make_room(entry.num_bytes)):
+            return False
+        self._entries[key] = entry
+        self.num_bytes += 0 if entry.is_oversized else entry.num_bytes
+        self._add_user(user, key, entry)
+        self.num_queries += 1
+        return True
+
+    def _can_hold_oversized(self, newcomer: _Entry) -> bool:
+        if any(entry.is_oversized for entry in self._entries.values()):
+            return False
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "embeddings of %d bytes exceed the encoder cache of %d: such items are served one at a time, not kept",
+                newcomer.num_bytes,
+                self._config.max_bytes,
+            )
+        return True
+
+    def _try_make_room(self, num_bytes: int) -> bool:
+        num_spare_bytes = self._config.max_bytes - self.num_bytes
+        if num_bytes > num_spare_bytes + self._num_idle_bytes:
+            return False
+        while num_bytes > self._config.max_bytes - self.num_bytes:
+            self._drop_idle(next(iter(self._idle)))
+            self.num_evictions += 1
+        return True
+
+    def _add_user(self, user: EncoderUser, key: str, entry: _Entry) -> None:
+        sequence_id, item = user
+        held = self._held.setdefault(sequence_id, {})
+        assert item not in held, f"{user} uses {held[item]} already"
+        held[item] = key
+        entry.users.add(user)
+
+    # What became of the encoding ------------------------------------------------------------------------------
+
+    def finish(self, key: str) -> None:
+        """Its embeddings are held from now on."""
+        entry = self._entries[key]
+        assert not entry.is_ready, key
+        entry.is_ready = True
+        if not entry.users:
+            self._retire(key, entry)
+
+    def fail(self, key: str) -> set[EncoderUser]:
+        """There will be no embeddings; those who waited for them."""
+        entry = self._entries[key]
+        assert not entry.is_ready, key
+        for user in entry.users:
+            self._end_use(user)
+        self._remove(key)
+        return entry.users
+
+    # Going ----------------------------------------------------------------------------------------------------
+
+    def release(self, user: EncoderUser) -> None:
+        """What nobody uses any more becomes idle, or is dropped if it cannot be kept."""
+        key = self._end_use(user)
+        entry = self._entries[key]
+        entry.users.remove(user)
+        # While it is being encoded the runner writes it: its bytes are free only after that.
+        if entry.is_ready and not entry.users:
+            self._retire(key, entry)
+
+    def release_all(self, sequence_id: SequenceId) -> None:
+        for user in self.users_of(sequence_id):
+            self.release(user)
+
+    def _end_use(self, user: EncoderUser) -> str:
+        sequence_id, item = user
+        held = self._held.get(sequence_id, {})
+        assert item in held, f"{user} uses nothing"
+        key = held.pop(item)
+        if not held:
+            del self._held[sequence_id]
+        return key
+
+    def _retire(self, key: str, entry: _Entry) -> None:
+        if self._config.is_shared and entry.is_findable and not entry.is_oversized:
+            self._idle[key] = entry
+            self._num_idle_bytes += entry.num_bytes
+        else:
+            self._drop(key)
+
+    def forget(self) -> None:
+        """Nothing held or being encoded is found again; those who use it keep it to the end."""
+        while self._idle:
+            self._drop_idle(next(iter(self._idle)))
+        for entry in self._entries.values():
+            entry.is_findable = False
+
+    def _drop_idle(self, key: str) -> None:
+        self._num_idle_bytes -= self._idle.pop(key).num_bytes
+        self._drop(key)
+
+    def _drop(self, key: str) -> None:
+        self._remove(key)
+        self._evicted.append(key)
+
+    def _remove(self, key: str) -> None:
+        entry = self._entries.pop(key)
+        self.num_bytes -= 0 if entry.is_oversized else entry.num_bytes
+
+    def take_evicted(self) -> tuple[str, ...]:
+        """What the runner is to drop, each told once.  A key may be begun again in the same plan: dropped first."""
+        evicted, self._evicted = tuple(self._evicted), []
+        return evicted
+
+    def check_invariants(self) -> None:
+        in_budget = {key: entry for key, entry in self._entries.items() if not entry.is_oversized}
+        assert self.num_bytes == sum(entry.num_bytes for entry in in_budget.values())
+        assert self.num_bytes <= self._config.max_bytes
+        assert len(self._entries) - len(in_budget) <= 1
+        assert self._idle == {key: entry for key, entry in self._entries.items() if entry.is_ready and not entry.users}
+        assert self._num_idle_bytes == sum(entry.num_bytes for entry in self._idle.values())
+        assert all(entry.is_findable and not entry.is_oversized for entry in self._idle.values())
+        assert self._config.is_shared or not self._idle
+        held = {((sequence, item), key) for sequence, items in self._held.items() for item, key in items.items()}
+        assert held == {(user, key) for key, entry in self._entries.items() for user in entry.users}
+        assert all(self._held.values())

@@ -1,0 +1,183 @@
+"""Which blocks each sequence holds, and which prefix of a new one is already computed.
+
+Decides by block ids and hashes alone: knows nothing of tensors, and nothing of what a hash is made of.  Its invariant:
+a block can be found only once its keys and values are computed, and a refused request changes nothing.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from keepsight.engine_config import KvCacheConfig
+from keepsight.scheduling.block_pool import BlockPool
+from keepsight.scheduling.step_plan import SequenceId
+
+
+class PrefixHit(NamedTuple):
+    """What was found of a sequence's beginning.  Good until blocks are next taken: use it at once or look again."""
+
+    block_ids: tuple[int, ...] = ()
+    num_tokens: int = 0
+    # Whether another sequence is computing the next block right now: cheaper to wait for than to compute again.
+    is_being_computed: bool = False
+
+
+NO_HIT = PrefixHit()
+
+
+@dataclass(slots=True)
+class _Table:
+    # False: its blocks stay its own, because nothing is shared or because it began before the prefixes were forgotten.
+    may_publish: bool
+    block_ids: list[int] = field(default_factory=list)
+    # Its leading blocks that were found or published.
+    num_published: int = 0
+    # Hashes of the blocks that its slice under way will fill.
+    announced: Sequence[bytes] = ()
+
+
+class KvCacheManager:
+    def __init__(self, config: KvCacheConfig) -> None:
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
+        self._block_size = config.block_size
+        self._is_caching = config.enable_prefix_caching
+        self._pool = BlockPool(config.num_blocks)
+        self._tables: dict[SequenceId, _Table] = {}
+        # By how many slices under way.
+        self._announced: Counter[bytes] = Counter()
+
+    @property
+    def num_free_blocks(self) -> int:
+        """How many can be taken, those included that still can be found."""
+        return self._pool.num_free
+
+    @property
+    def num_evicted_blocks(self) -> int:
+        return self._pool.num_evicted
+
+    @property
+    def usage(self) -> float:
+        """The share of all blocks that sequences hold, 0 to 1."""
+        return 1 - self._pool.num_free / self._pool.num_blocks
+
+    def num_blocks_of(self, sequence_id: SequenceId) -> int:
+        table = self._tables.get(sequence_id)
+        return 0 if table is None else len(table.block_ids)
+
+    # What can be found ----------------------------------------------------------------------------------------
+
+    def find_prefix(self, hashes: Sequence[bytes], num_tokens: int) -> PrefixHit:
+        """The longest computed beginning of a sequence of `num_tokens`; one token is always left to compute."""
+        assert num_tokens > 0
+        block_ids: list[int] = []
+        for block_hash in hashes[: (num_tokens - 1) // self._block_size]:
+            block_id = self._pool.find(block_hash)
+            if block_id is None:
+                return self._hit(block_ids, is_being_computed=block_hash in self._announced)
+            block_ids.append(block_id)
+        return self._hit(block_ids, is_being_computed=False)
+
+    def _hit(self, block_ids: list[int], is_being_computed: bool) -> PrefixHit:
+        return PrefixHit(tuple(block_ids), len(block_ids) * self._block_size, is_being_computed)
+
+    def count(self, hit: PrefixHit, num_tokens: int) -> None:
+        """For the statistics: a sequence of `num_tokens` was admitted with this hit."""
+        self.num_queried_tokens += num_tokens
+        self.num_hit_tokens += hit.num_tokens
+
+    def announce(self, sequence_id: SequenceId, hashes: Sequence[bytes], end: int) -> None:
+        """A slice up to position `end` is under way: the blocks that it fills can soon be found."""
+        table = self._tables[sequence_id]
+        num_full = end // self._block_size
+        assert not table.announced, f"{sequence_id} has a slice under way"
+        if table.may_publish and num_full > table.num_published:
+            assert num_full <= min(len(hashes), len(table.block_ids)), (sequence_id, end)
+            table.announced = tuple(hashes[table.num_published : num_full])
+            self._announced.update(table.announced)
+
+    def publish(self, sequence_id: SequenceId, hashes: Sequence[bytes], end: int) -> None:
+        """The slice is computed up to `end`: its full blocks can be found from now on."""
+        self.withdraw(sequence_id)
+        table = self._tables[sequence_id]
+        num_full = end // self._block_size
+        if table.may_publish and num_full > table.num_published:
+            assert num_full <= min(len(hashes), len(table.block_ids)), (sequence_id, end)
+            for index in range(table.num_published, num_full):
+                self._pool.publish(table.block_ids[index], hashes[index])
+            table.num_published = num_full
+
+    def withdraw(self, sequence_id: SequenceId) -> None:
+        """What it announced will not come."""
+        table = self._tables.get(sequence_id)
+        if table is None or not table.announced:
+            return
+        for block_hash in table.announced:
+            self._announced[block_hash] -= 1
+            if not self._announced[block_hash]:
+                del self._announced[block_hash]
+        table.announced = ()
+
+    def forget_prefixes(self) -> None:
+        """Nothing computed so far is found again; sequences keep their blocks, and keep them for themselves."""
+        self._pool.forget_hashes()
+        self._announced.clear()
+        for table in self._tables.values():
+            table.may_publish = False
+            table.announced = ()
+
+    # Who holds what -------------------------------------------------------------------------------------------
+
+    def try_extend(
+        self, sequence_id: SequenceId, num_tokens: int, hit: PrefixHit | None = None
+    ) -> tuple[int, ...] | None:
+        """Makes its table cover `num_tokens` positions; the block ids that were added, or None and nothing changed."""
+        table = self._tables.get(sequence_id)
+        if table is None:
+            return self._try_begin(sequence_id, num_tokens, hit or NO_HIT)
+        assert not (hit and hit.block_ids), f"{sequence_id} has blocks already"
+        num_missing = self._num_blocks(num_tokens) - len(table.block_ids)
+        if num_missing <= 0:
+            return ()
+        fresh = self._pool.try_take(num_missing)
+        if fresh is None:
+            return None
+        table.block_ids += fresh
+        return tuple(fresh)
+
+    def _try_begin(self, sequence_id: SequenceId, num_tokens: int, hit: PrefixHit) -> tuple[int, ...] | None:
+        num_fresh = self._num_blocks(num_tokens) - len(hit.block_ids)
+        assert num_fresh >= 0, (sequence_id, num_tokens, hit)
+        # Idle blocks of the hit leave the ones that can be taken, too.
+        num_idle = sum(not self._pool.is_in_use(block_id) for block_id in hit.block_ids)
+        if num_idle + num_fresh > self._pool.num_free:
+            return None
+        for block_id in hit.block_ids:
+            self._pool.use(block_id)
+        fresh = self._pool.try_take(num_fresh)
+        assert fresh is not None
+        block_ids = [*hit.block_ids, *fresh]
+        self._tables[sequence_id] = _Table(self._is_caching, block_ids, num_published=len(hit.block_ids))
+        return tuple(block_ids)
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)
+
+    def release(self, sequence_id: SequenceId) -> None:
+        """Gives back all blocks that it has.  The last are evicted first: without them the others still serve."""
+        self.withdraw(sequence_id)
+        table = self._tables.pop(sequence_id, None)
+        if table is not None:
+            self._pool.release(reversed(table.block_ids))
+
+    def check_invariants(self) -> None:
+        self._pool.check_invariants()
+        num_users = Counter(block_id for table in self._tables.values() for block_id in table.block_ids)
+        for block_id in range(self._pool.num_blocks):
+            assert self._pool.num_users(block_id) == num_users[block_id], block_id
+        assert Counter(found for table in self._tables.values() for found in table.announced) == self._announced
+        for sequence_id, table in self._tables.items():
+            assert len(set(table.block_ids)) == len(table.block_ids), sequence_id
+            assert table.num_published <= len(table.block_ids), sequence_id
+            assert table.may_publish or not table.announced, sequence_id
