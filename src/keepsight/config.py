@@ -1,10 +1,12 @@
 """What a user may configure: checked once, frozen, unknown names refused.
 
-Only what was said is here.  What follows from it and from the machine (device, precision, context length) is derived
-where it is used and logged there with its reason.
+Only what was said is here.  What follows from it and from the machine (device, precision, context length, the sizes of
+caches) is derived where it is used and logged there with its reason.
 """
 
 import dataclasses
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,6 +18,28 @@ from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 DTYPES = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
 IMAGE_BACKENDS = ("torchvision", "pil")
+CACHE_DEVICES = ("auto", "cpu", "gpu")
+BLOCK_SIZES = (8, 16, 32, 64, 128)
+
+# The least that each may be; None may always be said of those that have it as their default.
+_LEAST_INTEGERS = {
+    "max_model_len": 1,
+    "max_num_batched_tokens": 1,
+    "max_num_seqs": 1,
+    "max_prompt_tokens_beside_streams": 0,
+    "num_gpu_blocks_override": 1,
+    "kv_cache_memory_bytes": 1,
+    "encoder_cache_size": 0,
+    "max_mm_cache_bytes": 0,
+    "max_num_encoder_input_tokens": 1,
+    "media_workers": 1,
+}
+_SWITCHES = ("enable_prefix_caching", "disable_chunked_mm_input")
+# Different ways to say one thing: at most one of each line.
+ONE_OF = (
+    ("num_gpu_blocks_override", "kv_cache_memory_bytes"),
+    ("encoder_cache_gb", "encoder_cache_size", "max_mm_cache_bytes"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +48,40 @@ class Config:
     model: str | Path | None = None
     dtype: str = "auto"
     device: str = "auto"
-    # None: what the checkpoint was trained for.
+    # None: what the checkpoint was trained for, or less if it would not fit.
     max_model_len: int | None = None
     # Which of the reference's two image processors the pixels equal.
     image_backend: str = "torchvision"
     # Defaults of the image processor, as a request may give them too.
     mm_processor_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    # Of one step: tokens, and sequences that they belong to.
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    # While answers stream, so many tokens of prompts join their batch; longer prompts are computed beside it.
+    max_prompt_tokens_beside_streams: int | None = None
+
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+    num_gpu_blocks_override: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    # Of a CUDA device; a CPU's memory is never taken whole.
+    gpu_memory_utilization: float = 0.9
+
+    # The encoder cache in GiB, in embeddings or in bytes; 0: nothing is kept for other requests.
+    encoder_cache_gb: float | None = None
+    encoder_cache_size: int | None = None
+    max_mm_cache_bytes: int | None = None
+    # Where the embeddings lie; auto: beside the model.
+    mm_cache_device: str = "auto"
+    # Embeddings whose pictures are encoded at the same time.
+    max_num_encoder_input_tokens: int | None = None
+    # As vLLM: a picture is computed whole.  Models whose pictures attend in both directions never do otherwise.
+    disable_chunked_mm_input: bool = False
+    # The part of the machine that encoding may take while answers stream.
+    encoder_share: float = 0.5
+    # Threads that decode and resize pictures; None: one for each core.
+    media_workers: int | None = None
 
     def __post_init__(self) -> None:
         # An empty path would mean the folder that one happens to be in.
@@ -38,10 +90,26 @@ class Config:
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("device", self.device, DEVICES)
         _check_choice("image_backend", self.image_backend, IMAGE_BACKENDS)
-        if self.max_model_len is not None and (type(self.max_model_len) is not int or self.max_model_len < 1):
-            raise InvalidArgumentError("max_model_len", f"must be an integer of at least 1, not {self.max_model_len!r}")
+        _check_choice("mm_cache_device", self.mm_cache_device, CACHE_DEVICES)
+        _check_choice("block_size", self.block_size, BLOCK_SIZES)
         if not isinstance(self.mm_processor_kwargs, dict):
             raise InvalidArgumentError("mm_processor_kwargs", f"must be a dict, not {self.mm_processor_kwargs!r}")
+        self._check_numbers()
+        for names in ONE_OF:
+            _check_is_said_once({name: getattr(self, name) for name in names})
+
+    def _check_numbers(self) -> None:
+        for name, least in _LEAST_INTEGERS.items():
+            _check_integer(name, getattr(self, name), least)
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidArgumentError(name, f"must be True or False, not {getattr(self, name)!r}")
+        _check_number(
+            "gpu_memory_utilization", self.gpu_memory_utilization, lambda part: 0 < part <= 1, "above 0 and at most 1"
+        )
+        _check_number("encoder_share", self.encoder_share, lambda part: 0 < part < 1, "above 0 and below 1")
+        if self.encoder_cache_gb is not None:
+            _check_number("encoder_cache_gb", self.encoder_cache_gb, lambda size: 0 <= size < math.inf, "of at least 0")
 
     @classmethod
     def from_options(cls, **options: Any) -> Self:
@@ -62,6 +130,23 @@ class Config:
         return "keepsight-demo" if self.model is None else str(self.model)
 
 
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise InvalidArgumentError(name, f"must be one of {', '.join(choices)}, not {value!r}")
+def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    # 16.0 and True equal integers, but are no sizes.
+    if value not in choices or type(value) is not type(choices[0]):
+        raise InvalidArgumentError(name, f"must be one of {', '.join(map(str, choices))}, not {value!r}")
+
+
+def _check_integer(name: str, value: object, least: int) -> None:
+    if value is not None and (type(value) is not int or value < least):
+        raise InvalidArgumentError(name, f"must be an integer of at least {least}, not {value!r}")
+
+
+def _check_number(name: str, value: object, holds: Callable[[float], bool], described: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
+        raise InvalidArgumentError(name, f"must be a number {described}, not {value!r}")
+
+
+def _check_is_said_once(options: Mapping[str, object]) -> None:
+    said = [name for name, value in options.items() if value is not None]
+    if len(said) > 1:
+        raise InvalidArgumentError(said[1], f"says the same as {said[0]} in another unit: give only one of them")

@@ -1,10 +1,11 @@
 """The engine's configuration once everything is known: what was asked for, the model's shape, the machine's memory.
 
-Nothing here can fail to run: `__post_init__` refuses it with the numbers.
+Nothing here can fail to run: `__post_init__` refuses it with the numbers, in the names that users know.
 """
 
 from dataclasses import dataclass
 
+from keepsight.config import BLOCK_SIZES
 from keepsight.errors import InvalidArgumentError
 
 
@@ -25,7 +26,34 @@ class SchedulerConfig:
     # Whether a step may compute a part of a picture: never where its tokens attend to each other in both directions.
     cuts_pictures: bool = False
 
-    def __post_init__(self) -> None: ...
+    def __post_init__(self) -> None:
+        for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "max_num_encoder_input_tokens"):
+            _check_least(name, getattr(self, name), 1)
+        _check_least("tokens_per_item", self.tokens_per_item, 0)
+        _check_least("max_prompt_tokens_beside_streams", self.max_prompt_tokens_beside_streams or 0, 0)
+        self._check_batch_holds_the_smallest_step()
+        if self.max_num_encoder_input_tokens < self.tokens_per_item:
+            raise InvalidArgumentError(
+                "max_num_encoder_input_tokens",
+                f"is {self.max_num_encoder_input_tokens}, but a picture has {self.tokens_per_item} and is encoded whole",
+            )
+
+    @property
+    def tokens_computed_whole(self) -> int:
+        """The longest piece of a prompt that no step can split."""
+        return 1 if self.cuts_pictures else max(1, self.tokens_per_item)
+
+    def _check_batch_holds_the_smallest_step(self) -> None:
+        whole, others = self.tokens_computed_whole, self.max_num_seqs - 1
+        least = whole + others
+        if self.max_num_batched_tokens >= least:
+            return
+        first = f"a picture is computed whole, {whole} tokens" if whole > 1 else "one sequence takes a token"
+        raise InvalidArgumentError(
+            "max_num_batched_tokens",
+            f"is {self.max_num_batched_tokens}, but must be at least {whole} + {others} = {least}: {first}, and each of "
+            f"the {others} other sequences that max_num_seqs={self.max_num_seqs} allows may take one",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +61,17 @@ class KvCacheConfig:
     num_blocks: int
     block_size: int = 16
     enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        _check_least("num_gpu_blocks_override", self.num_blocks, 1)
+        if self.block_size not in BLOCK_SIZES:
+            allowed = ", ".join(map(str, BLOCK_SIZES))
+            raise InvalidArgumentError("block_size", f"must be one of {allowed}, not {self.block_size}")
+
+    @property
+    def num_slots(self) -> int:
+        """Positions whose keys and values have room."""
+        return self.num_blocks * self.block_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +81,27 @@ class EncoderCacheConfig:
     # False: an embedding serves one request and is dropped with it.
     is_shared: bool = True
 
+    def __post_init__(self) -> None:
+        _check_least("max_mm_cache_bytes", self.max_bytes, 0)
+        _check_least("bytes_per_embedding", self.bytes_per_embedding, 1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     scheduler: SchedulerConfig
     kv_cache: KvCacheConfig
     encoder_cache: EncoderCacheConfig
+
+    def __post_init__(self) -> None:
+        if self.scheduler.max_model_len > self.kv_cache.num_slots:
+            raise InvalidArgumentError(
+                "max_model_len",
+                f"is {self.scheduler.max_model_len}, but the {self.kv_cache.num_blocks} pages of "
+                f"{self.kv_cache.block_size} positions hold {self.kv_cache.num_slots}; lower it, or give the keys and "
+                "values more memory (kv_cache_memory_bytes, gpu_memory_utilization)",
+            )
+
+
+def _check_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise InvalidArgumentError(name, f"must be at least {least}, not {value}")

@@ -86,10 +86,21 @@ class Computed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    # Of this step's `now`, and of any `beside` that has finished since the last step.
+    # Of this step's `now`, and of any `beside` that has finished since the last step; every slice of `now` is told of
+    # here or in `failed_sequences`.
     computed: Sequence[Computed] = ()
     # Encoder keys whose embeddings are held from now on.
     encoded: Sequence[str] = ()
     # What went wrong, by encoder key and by sequence: those who use it fail, no other.
     failed_encodings: Mapping[str, str] = field(default_factory=dict)
     failed_sequences: Mapping[SequenceId, str] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing was computed, and nothing that runs beside has finished."""
+        return not (self.computed or self.encoded or self.failed_encodings or self.failed_sequences)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing has changed: the next plan would be the same."""
+        return not (self.computed or self.encoded or self.failed_encodings or self.failed_sequences)

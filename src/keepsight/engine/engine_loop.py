@@ -1,0 +1,106 @@
+"""The loop around the decisions: receive, schedule, run, update, send.
+
+Knows neither who asks nor how anything is computed.  However it ends, everybody who is owed an answer gets one; and
+with nothing to compute it sleeps until a message or the runner wakes it.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from keepsight.engine.inbox import Inbox
+from keepsight.engine.unanswered import Unanswered
+from keepsight.requests import (
+    AbortRequest,
+    EngineRequest,
+    FromEngine,
+    MediaArrived,
+    Pixels,
+    RequestFailed,
+    ResetCaches,
+    ToEngine,
+)
+from keepsight.scheduling.scheduler import Scheduler
+from keepsight.scheduling.step_plan import StepPlan, StepResult
+
+logger = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """Wakes the inbox whenever something that it computes beside the steps has finished."""
+
+    def hold_pixels(self, media_hash: str, pixels: Pixels) -> None: ...
+
+    def run(self, plan: StepPlan) -> StepResult: ...
+
+    def close(self) -> None: ...
+
+
+class EngineLoop:
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, inbox: Inbox, send: Callable[[Sequence[FromEngine]], None]
+    ) -> None:
+        self._scheduler, self._runner, self._inbox, self._send_on = scheduler, runner, inbox, send
+        self._unanswered = Unanswered()
+        self._is_idle = True
+        # Once it has ended: why no later request will be answered.
+        self.reason_of_end: str | None = None
+
+    def run(self) -> None:
+        """Until the inbox is closed, or something fails that no request is to blame for."""
+        reason = "the engine was closed"
+        try:
+            while not self._inbox.is_closed:
+                self.step()
+        except Exception as error:
+            logger.exception("the engine failed")
+            reason = f"the engine failed: {type(error).__name__}: {error}"
+        self._end(reason)
+
+    def step(self) -> None:
+        self._receive()
+        plan = self._schedule()
+        result = self._runner.run(plan)
+        outputs = self._scheduler.update(plan, result)
+        self._send(outputs)
+        # With nothing begun and nothing heard, the next plan would be as empty.
+        self._is_idle = plan.is_empty and result.is_empty
+
+    def _receive(self) -> None:
+        for message in self._inbox.take(waits=self._is_idle):
+            self._unanswered.note_asked(message)
+            self._act_on(message)
+
+    def _act_on(self, message: ToEngine) -> None:
+        match message:
+            case EngineRequest():
+                if refusal := self._scheduler.add(message):
+                    self._send([refusal])
+            case AbortRequest(request_id, choice):
+                self._scheduler.abort(request_id, choice)
+            case MediaArrived(media_hash, pixels):
+                if self._scheduler.media_arrived(media_hash):
+                    self._runner.hold_pixels(media_hash, pixels)
+            case ResetCaches(prefix, encoder):
+                self._scheduler.reset(prefix, encoder)
+
+    def _schedule(self) -> StepPlan:
+        """What is missing is asked for before the step is computed: it is made meanwhile."""
+        plan = self._scheduler.schedule()
+        self._send(self._scheduler.take_media_needed())
+        return plan
+
+    def _send(self, outputs: Sequence[FromEngine]) -> None:
+        for output in outputs:
+            self._unanswered.note_answered(output)
+        if outputs:
+            self._send_on(outputs)
+
+    def _end(self, reason: str) -> None:
+        self.reason_of_end = reason
+        # From here on nothing is taken in; what came before is answered below.
+        self._inbox.close()
+        for message in self._inbox.take(waits=False):
+            self._unanswered.note_asked(message)
+        self._send([RequestFailed(request_id, reason) for request_id in self._unanswered])
+        self._runner.close()

@@ -1,0 +1,36 @@
+"""Which requests are still owed an answer, choice by choice, so that nobody is forgotten when an engine ends.
+
+Knows nothing of how they are computed.  A request is here from its arrival until its last choice has ended.
+"""
+
+from collections.abc import Iterator
+
+from keepsight.requests import AbortRequest, EngineRequest, FromEngine, RequestFailed, ToEngine, TokenOutput
+
+
+class Unanswered:
+    def __init__(self) -> None:
+        self._choices: dict[str, set[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._choices)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._choices))
+
+    def note_asked(self, message: ToEngine) -> None:
+        if isinstance(message, EngineRequest):
+            self._choices[message.request_id] = set(range(message.sampling_params.n))
+        elif isinstance(message, AbortRequest):
+            self._end(message.request_id, message.choice)
+
+    def note_answered(self, output: FromEngine) -> None:
+        if isinstance(output, RequestFailed):
+            self._end(output.request_id, None)
+        elif isinstance(output, TokenOutput) and output.finish_reason is not None:
+            self._end(output.request_id, output.choice)
+
+    def _end(self, request_id: str, choice: int | None) -> None:
+        left = self._choices.pop(request_id, set()) - {choice}
+        if left and choice is not None:
+            self._choices[request_id] = left
