@@ -99,8 +99,3 @@ class StepResult:
     def is_empty(self) -> bool:
         """Nothing was computed, and nothing that runs beside has finished."""
         return not (self.computed or self.encoded or self.failed_encodings or self.failed_sequences)
-
-    @property
-    def is_empty(self) -> bool:
-        """Nothing has changed: the next plan would be the same."""
-        return not (self.computed or self.encoded or self.failed_encodings or self.failed_sequences)

@@ -1,0 +1,162 @@
+"""What stands between a request and the embeddings of its media: pixels asked for, encodings begun, users counted.
+
+A request claims its items in the order of their positions and never holds a later one while it lacks an earlier one, so
+what it holds can always be computed and released.  Knows nothing of tokens, pages or seats.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from keepsight.engine_config import EngineConfig
+from keepsight.requests import MediaNeeded
+from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
+from keepsight.scheduling.request_state import ParkedFor, RequestState
+from keepsight.scheduling.step_plan import Encoding
+
+# Frees embeddings claimed by a request that may wait; False when there is none to take from.
+TakeFromLater = Callable[[RequestState], bool]
+
+
+class MediaClaims:
+    def __init__(self, config: EngineConfig, encoder_cache: EncoderCacheManager) -> None:
+        self.encoder_cache = encoder_cache
+        self._max_encoding = config.scheduler.max_num_encoder_input_tokens
+        self._num_encoding = 0
+        self._encodings: dict[str, Encoding] = {}
+        self._to_begin: list[Encoding] = []
+        # Media of live sequences: nothing else is ever asked for or kept.
+        self._live: Counter[str] = Counter()
+        self._pixels: set[str] = set()
+        self._unneeded_pixels: list[str] = []
+        # Hash -> who asked for its pixels and has not got them.
+        self._askers: dict[str, set[RequestState]] = {}
+        self._needed: dict[str, list[str]] = {}
+
+    def add(self, state: RequestState) -> None:
+        self._live.update(item.media_hash for item in state.media)
+
+    def remove(self, state: RequestState) -> None:
+        self.drop(state)
+        for item in state.media:
+            media_hash = item.media_hash
+            self._live[media_hash] -= 1
+            self._askers.get(media_hash, set()).discard(state)
+            if not self._live[media_hash]:
+                del self._live[media_hash]
+                self._askers.pop(media_hash, None)
+                self._drop_pixels(media_hash)
+
+    def is_ready(self, state: RequestState, index: int) -> bool:
+        return index in state.claimed_items and self.encoder_cache.is_ready(state.encoder_keys[index])
+
+    def claim(self, state: RequestState, first_item: int, take_from_later: TakeFromLater) -> ParkedFor | None:
+        """Claims all items from `first_item` on that it can; what the first lacking one waits for, None if none lacks.
+
+        Pixels are asked for all at once, also those of items behind the first that lacks something.
+        """
+        self.release_before(state, first_item)
+        if any(index not in state.claimed_items for index in range(first_item, min(state.claimed_items, default=0))):
+            # A shorter prefix was found than last time: to keep the later items might keep out the earlier ones.
+            self.drop(state)
+        lacks: ParkedFor | None = None
+        for index in range(first_item, len(state.media)):
+            lacks = lacks or self._try_claim(state, index, take_from_later)
+            if lacks is not None:
+                self._ask_for_pixels(state, index)
+        return lacks
+
+    def _try_claim(self, state: RequestState, index: int, take_from_later: TakeFromLater) -> ParkedFor | None:
+        if index in state.claimed_items:
+            return None
+        user, key, item = (state.sequence_id, index), state.encoder_keys[index], state.media[index]
+        if not self.encoder_cache.try_use(user, key):
+            if item.media_hash not in self._pixels:
+                return ParkedFor.PIXELS
+            if self._num_encoding and self._num_encoding + item.span.length > self._max_encoding:
+                return ParkedFor.ENCODER
+            while not self.encoder_cache.try_begin(user, key, item.span.length):
+                if not take_from_later(state):
+                    return ParkedFor.ENCODER
+            self._begin(Encoding(key, item.media_hash, item.span.length))
+        state.claimed_items.add(index)
+        return None
+
+    def _begin(self, encoding: Encoding) -> None:
+        self._encodings[encoding.encoder_key] = encoding
+        self._to_begin.append(encoding)
+        self._num_encoding += encoding.num_tokens
+
+    def _ask_for_pixels(self, state: RequestState, index: int) -> None:
+        media_hash, key = state.media[index].media_hash, state.encoder_keys[index]
+        if media_hash in self._pixels or key in self._encodings or self.encoder_cache.is_ready(key):
+            return
+        askers = self._askers.setdefault(media_hash, set())
+        request_id = state.request.request_id
+        if all(asker.request.request_id != request_id for asker in askers):
+            self._needed.setdefault(request_id, []).append(media_hash)
+        askers.add(state)
+
+    def release_before(self, state: RequestState, first_item: int) -> bool:
+        """Items that are wholly computed need their embeddings no more.  Whether there were any."""
+        passed = [index for index in state.claimed_items if index < first_item]
+        for index in passed:
+            self._release(state, index)
+        return bool(passed)
+
+    def drop(self, state: RequestState) -> None:
+        for index in tuple(state.claimed_items):
+            self._release(state, index)
+
+    def _release(self, state: RequestState, index: int) -> None:
+        state.claimed_items.remove(index)
+        self.encoder_cache.release((state.sequence_id, index))
+
+    def arrived(self, media_hash: str) -> Iterable[RequestState] | None:
+        """Who waited for it; None when nobody lives that could use it."""
+        if media_hash not in self._live or media_hash in self._pixels:
+            return None
+        self._pixels.add(media_hash)
+        return self._askers.pop(media_hash, set())
+
+    def finish(self, encoder_key: str) -> None:
+        self._end_encoding(encoder_key)
+        self.encoder_cache.finish(encoder_key)
+
+    def fail(self, encoder_key: str) -> set[str]:
+        """Ids of the requests that counted on it."""
+        self._end_encoding(encoder_key)
+        return {sequence_id[0] for sequence_id, _ in self.encoder_cache.fail(encoder_key)}
+
+    def _end_encoding(self, encoder_key: str) -> None:
+        encoding = self._encodings.pop(encoder_key)
+        self._num_encoding -= encoding.num_tokens
+        self._drop_pixels(encoding.media_hash)
+
+    def _drop_pixels(self, media_hash: str) -> None:
+        """Not while the runner may still want to read them."""
+        is_read = any(each.media_hash == media_hash for each in self._encodings.values())
+        if media_hash in self._pixels and not is_read:
+            self._pixels.remove(media_hash)
+            self._unneeded_pixels.append(media_hash)
+
+    def take_encodings(self) -> list[Encoding]:
+        taken, self._to_begin = self._to_begin, []
+        return taken
+
+    def take_unneeded_pixels(self) -> list[str]:
+        taken, self._unneeded_pixels = self._unneeded_pixels, []
+        return taken
+
+    def take_needed(self) -> list[MediaNeeded]:
+        needed, self._needed = self._needed, {}
+        return [MediaNeeded(request_id, tuple(hashes)) for request_id, hashes in needed.items()]
+
+    def check_invariants(self, states: Iterable[RequestState]) -> None:
+        live = list(states)
+        assert self._live == Counter(item.media_hash for state in live for item in state.media)
+        assert self._num_encoding == sum(each.num_tokens for each in self._encodings.values())
+        assert self._pixels <= self._live.keys() | {each.media_hash for each in self._encodings.values()}
+        for media_hash, askers in self._askers.items():
+            assert media_hash not in self._pixels, media_hash
+            assert all(asker in live for asker in askers), media_hash
+        self.encoder_cache.check_invariants()

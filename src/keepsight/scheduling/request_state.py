@@ -1,0 +1,114 @@
+"""The scheduler's view of one sequence: how far it is computed, what it holds, what it waits for.
+
+"Prefill" and "decode" are not states: they are what `num_computed < num_tokens` looks like.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from keepsight.media import MediaItem
+from keepsight.requests import EngineRequest, FinishReason
+from keepsight.scheduling.block_hash import BlockHasher
+from keepsight.scheduling.step_plan import SequenceId
+
+
+class Status(Enum):
+    # In line for a seat.
+    WAITING = "waiting"
+    # Out of the line until what it waits for has come; takes no seat, holds nobody back.
+    PARKED = "parked"
+    # Has a seat; every step considers it.
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+TRANSITIONS = {
+    Status.WAITING: {Status.RUNNING, Status.PARKED, Status.FINISHED},
+    Status.PARKED: {Status.WAITING, Status.FINISHED},
+    Status.RUNNING: {Status.WAITING, Status.PARKED, Status.FINISHED},  # preempted; short of media; done
+    Status.FINISHED: set(),
+}
+
+
+class ParkedFor(Enum):
+    # Pixels from the frontend.
+    PIXELS = "pixels"
+    # Embeddings: being encoded, or no room or budget to begin.
+    ENCODER = "encoder"
+    # The same blocks, which another sequence is computing right now.
+    PREFIX = "prefix"
+    # The lane beside the streams, taken by another prompt.
+    LANE = "lane"
+
+
+# The order in which everything is granted, and the reverse of the order in which it is taken back.
+Order = tuple[int, int, int]  # priority, arrival, choice
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """One choice of one request."""
+
+    request: EngineRequest
+    sequence_id: SequenceId
+    order: Order
+    max_length: int
+    end_ids: frozenset[int]
+    hasher: BlockHasher
+    encoder_keys: tuple[str, ...]
+    num_tokens: int
+    status: Status = Status.WAITING
+    parked_for: ParkedFor | None = None
+    num_computed: int = 0
+    num_sampled: int = 0
+    # Of the prompt, found in the prefix cache when the sequence began.
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    # The first media item whose span is not wholly computed.
+    next_item: int = 0
+    # Items whose embeddings this sequence is a user of.
+    claimed_items: set[int] = field(default_factory=set)
+    is_under_way: bool = False
+    is_known_to_runner: bool = False
+
+    @property
+    def media(self) -> tuple[MediaItem, ...]:
+        return self.request.media
+
+    @property
+    def num_remaining(self) -> int:
+        return self.num_tokens - self.num_computed
+
+    @property
+    def is_stream(self) -> bool:
+        """One token a step from here on: somebody reads along."""
+        return self.num_sampled > 0 and self.num_remaining == 1
+
+    def change_to(self, status: Status, parked_for: ParkedFor | None = None) -> None:
+        assert status in TRANSITIONS[self.status], f"{self.sequence_id}: {self.status} -> {status}"
+        assert (status is Status.PARKED) == (parked_for is not None), (status, parked_for)
+        self.status, self.parked_for = status, parked_for
+
+    def first_item_after(self, num_computed: int) -> int:
+        """The first media item that positions from `num_computed` on have a part in."""
+        index = 0
+        while index < len(self.media) and self.media[index].span.end <= num_computed:
+            index += 1
+        return index
+
+    def advance(self, num_computed: int) -> None:
+        self.num_computed = num_computed
+        while self.next_item < len(self.media) and self.media[self.next_item].span.end <= num_computed:
+            self.next_item += 1
+
+    def begin_again(self) -> None:
+        self.num_computed = self.next_item = 0
+        self.num_preemptions += 1
+
+    def append(self, token_id: int) -> FinishReason | None:
+        self.hasher.extend((token_id,))
+        self.num_tokens += 1
+        self.num_sampled += 1
+        if token_id in self.end_ids:
+            return "stop"
+        return "length" if self.num_tokens >= self.max_length else None

@@ -1,0 +1,472 @@
+"""Decides what every step computes, for whom, and what is given up for it.
+
+Pure: messages and results in, plans and outputs out.  Everything is granted in one total order (priority, arrival,
+choice) and taken back in its reverse, so the first sequence of that order always gets on, whatever the budgets.
+"""
+
+import itertools
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from keepsight.engine_config import EngineConfig, SchedulerConfig
+from keepsight.requests import EngineRequest, MediaNeeded, RequestFailed, TokenOutput
+from keepsight.scheduling.block_hash import BlockHasher
+from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager, encoder_key
+from keepsight.scheduling.kv_cache_manager import KvCacheManager, PrefixHit
+from keepsight.scheduling.media_claims import MediaClaims
+from keepsight.scheduling.request_state import ParkedFor, RequestState, Status
+from keepsight.scheduling.step_plan import Computed, NewSequence, SequenceId, Slice, StepPlan, StepResult
+
+# A shorter piece of text before a picture that is not ready is not worth a step of its own.
+MIN_TEXT_BEFORE_MEDIA = 32
+_by_order = attrgetter("order")
+
+
+@dataclass(slots=True)
+class _Step:
+    """The plan of a step while it grows, and what is left of its budgets."""
+
+    has_streams: bool
+    # For tokens of prompts; streams have theirs already.
+    now_tokens_left: int
+    # Of these, for prompts that join running streams.
+    joining_tokens_left: int
+    beside_tokens_left: int
+    now: list[Slice] = field(default_factory=list)
+    beside: list[Slice] = field(default_factory=list)
+    new: list[NewSequence] = field(default_factory=list)
+
+
+class Scheduler:
+    def __init__(self, config: EngineConfig, end_ids: frozenset[int]) -> None:
+        self.config: SchedulerConfig = config.scheduler
+        self._shares_embeddings = config.encoder_cache.is_shared
+        self._block_size = config.kv_cache.block_size
+        self._end_ids = end_ids
+        self.kv_cache = KvCacheManager(config.kv_cache)
+        self.media = MediaClaims(config, EncoderCacheManager(config.encoder_cache))
+        self._states: dict[SequenceId, RequestState] = {}
+        self._choices: dict[str, list[RequestState]] = {}  # live ones of each request
+        self._waiting: list[RequestState] = []  # both in order
+        self._running: list[RequestState] = []
+        self._parked: set[RequestState] = set()
+        # Finished while a slice of theirs was under way: they keep their pages until it is done.
+        self._leaving: dict[SequenceId, RequestState] = {}
+        self._ended: list[SequenceId] = []
+        self._num_beside = 0
+        self._arrivals = itertools.count()
+
+    # What comes in --------------------------------------------------------------------------------------------
+
+    def add(self, request: EngineRequest) -> RequestFailed | None:
+        """The refusal of a request that could never run, or whose id is taken."""
+        if refusal := self._why_never(request):
+            return RequestFailed(request.request_id, refusal, is_refusal=True)
+        arrival = next(self._arrivals)
+        choices = [self._make_state(request, choice, arrival) for choice in range(request.sampling_params.n)]
+        self._choices[request.request_id] = choices
+        for state in choices:
+            self._states[state.sequence_id] = state
+            self.media.add(state)
+            insort(self._waiting, state, key=_by_order)
+        return None
+
+    def _why_never(self, request: EngineRequest) -> str | None:
+        config, num_tokens = self.config, len(request.token_ids)
+        if request.request_id in self._choices or any(sid[0] == request.request_id for sid in self._leaving):
+            return f"a request with the id {request.request_id!r} is running"
+        if num_tokens >= config.max_model_len:
+            return f"the prompt has {num_tokens} tokens; with one of answer, {config.max_model_len} is the most"
+        longest = max((item.span.length for item in request.media), default=0)
+        budgets = {"max_num_encoder_input_tokens": config.max_num_encoder_input_tokens}
+        if not config.cuts_pictures:
+            budgets["max_num_batched_tokens"] = config.max_num_batched_tokens
+        for name, budget in budgets.items():
+            if longest > budget:
+                return f"its largest media item has {longest} tokens; {name} is {budget}"
+        return None
+
+    def _make_state(self, request: EngineRequest, choice: int, arrival: int) -> RequestState:
+        params, num_tokens = request.sampling_params, len(request.token_ids)
+        max_length = self.config.max_model_len
+        if params.max_tokens is not None:
+            max_length = min(max_length, num_tokens + params.max_tokens)
+        keys = [encoder_key(item, request.adapter) for item in request.media]
+        if not self._shares_embeddings:
+            keys = [f"{key}@{request.request_id}/{choice}/{index}" for index, key in enumerate(keys)]
+        return RequestState(
+            request=request,
+            sequence_id=(request.request_id, choice),
+            order=(request.priority, arrival, choice),
+            max_length=max_length,
+            end_ids=(frozenset() if params.ignore_eos else self._end_ids) | frozenset(params.stop_token_ids),
+            hasher=BlockHasher(request, self._block_size),
+            encoder_keys=tuple(keys),
+            num_tokens=num_tokens,
+        )
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        """Forgets a request or one of its choices, at any moment; unknown ones have ended already."""
+        for state in tuple(self._choices.get(request_id, ())):
+            if choice in (None, state.sequence_id[1]):
+                self._finish(state)
+
+    def media_arrived(self, media_hash: str) -> bool:
+        """Whether anybody wants these pixels."""
+        askers = self.media.arrived(media_hash)
+        for state in askers or ():
+            if state.parked_for is ParkedFor.PIXELS:
+                self._unpark(state)
+        return askers is not None
+
+    def reset(self, *, prefix: bool, encoder: bool) -> None:
+        if prefix:
+            self.kv_cache.forget_prefixes()
+        if encoder:
+            self.media.encoder_cache.forget()
+
+    # What goes out --------------------------------------------------------------------------------------------
+
+    @property
+    def has_requests(self) -> bool:
+        return bool(self._states)
+
+    def take_media_needed(self) -> list[MediaNeeded]:
+        return self.media.take_needed()
+
+    def schedule(self) -> StepPlan:
+        step = self._begin_step()
+        # Pages are only taken back while the running ones are considered and from those that do not run, so a
+        # sequence that found a prefix in this step never finds it gone.
+        for state in tuple(self._running):
+            if state.status is Status.RUNNING and not state.is_under_way:
+                self._continue(state, step)
+        self._start_waiting(step)
+        self._num_beside += len(step.beside)
+        ended, self._ended = self._ended, []
+        return StepPlan(
+            ended=ended,
+            evicted=self.media.encoder_cache.take_evicted(),
+            unneeded_pixels=self.media.take_unneeded_pixels(),
+            new=step.new,
+            encode=self.media.take_encodings(),
+            beside=step.beside,
+            now=step.now,
+        )
+
+    def _begin_step(self) -> _Step:
+        config = self.config
+        num_streams = sum(state.is_stream for state in self._running)
+        joining = config.max_prompt_tokens_beside_streams
+        lane_is_free = not self._num_beside
+        if lane_is_free or not num_streams:
+            self._unpark_all(ParkedFor.LANE)
+        return _Step(
+            has_streams=num_streams > 0 and joining is not None,
+            now_tokens_left=config.max_num_batched_tokens - num_streams,
+            joining_tokens_left=joining or 0,
+            beside_tokens_left=config.max_num_batched_tokens if lane_is_free else 0,
+        )
+
+    # Running sequences ----------------------------------------------------------------------------------------
+
+    def _continue(self, state: RequestState, step: _Step) -> None:
+        start = state.num_computed
+        if state.is_stream:
+            end = start + 1
+            if start < self.kv_cache.num_blocks_of(state.sequence_id) * self._block_size:
+                step.now.append(Slice(state.sequence_id, start, 1, 0, (), True))
+                return
+            lane: list[Slice] | None = step.now
+        else:
+            lacks = self.media.claim(state, state.next_item, self._take_embeddings_from_later)
+            ready_end = self._ready_end(state, start)
+            if not self._is_worth_a_step(state, start, ready_end):
+                self._park(state, self._reason(state, ready_end, lacks))
+                return
+            lane, end = self._choose_lane(state, start, ready_end, step)
+        if lane is None or end == start:
+            return
+        first_block = self.kv_cache.num_blocks_of(state.sequence_id)
+        added = self._extend(state, end)
+        if added is not None:
+            self._plan_slice(state, end, first_block, added, lane, step)
+        elif not self._is_page_holder_under_way():
+            # All pages are with sequences before this one; they may need what it holds.
+            self._preempt(state)
+
+    # Waiting sequences ----------------------------------------------------------------------------------------
+
+    def _start_waiting(self, step: _Step) -> None:
+        index = 0
+        while index < len(self._waiting) and len(self._running) < self.config.max_num_seqs:
+            state = self._waiting[index]
+            if not self._try_start(state, step):
+                break
+            if state.status is Status.WAITING:
+                index += 1
+
+    def _try_start(self, state: RequestState, step: _Step) -> bool:
+        """Whether those behind it may have their turn."""
+        hit = self._find_prefix(state)
+        if hit is not None and hit.is_being_computed:
+            self._park(state, ParkedFor.PREFIX)
+            return True
+        start = state.num_computed if hit is None else hit.num_tokens
+        lacks = self.media.claim(state, state.first_item_after(start), self._take_embeddings_from_later)
+        ready_end = self._ready_end(state, start)
+        if not self._is_worth_a_step(state, start, ready_end):
+            self._park(state, self._reason(state, ready_end, lacks))
+            return True
+        lane, end = self._choose_lane(state, start, ready_end, step)
+        if lane is None:
+            self._park(state, ParkedFor.LANE)
+            return True
+        if end == start:
+            return step.now_tokens_left > 0
+        first_block = 0 if hit is not None else self.kv_cache.num_blocks_of(state.sequence_id)
+        added = self._extend(state, end, hit)
+        if added is None:
+            return False
+        self._seat(state, hit)
+        self._plan_slice(state, end, first_block, added, lane, step)
+        return True
+
+    def _find_prefix(self, state: RequestState) -> PrefixHit | None:
+        """None for a sequence that holds pages: it goes on where it was."""
+        if self.kv_cache.num_blocks_of(state.sequence_id):
+            return None
+        return self.kv_cache.find_prefix(state.hasher.hashes, state.num_tokens)
+
+    def _seat(self, state: RequestState, hit: PrefixHit | None) -> None:
+        if hit is not None:
+            state.advance(hit.num_tokens)
+            if not (state.num_sampled or state.num_preemptions):
+                state.num_cached_tokens = hit.num_tokens
+                self.kv_cache.count(hit, state.num_tokens)
+        self._waiting.remove(state)
+        state.change_to(Status.RUNNING)
+        insort(self._running, state, key=_by_order)
+
+    # How much of a sequence -----------------------------------------------------------------------------------
+
+    def _ready_end(self, state: RequestState, start: int) -> int:
+        """Up to where the embeddings are held."""
+        for index in range(state.first_item_after(start), len(state.media)):
+            if not self.media.is_ready(state, index):
+                return max(start, state.media[index].span.start)
+        return state.num_tokens
+
+    def _is_worth_a_step(self, state: RequestState, start: int, ready_end: int) -> bool:
+        if ready_end == state.num_tokens or ready_end - start >= MIN_TEXT_BEFORE_MEDIA:
+            return True
+        if ready_end == start:
+            return False
+        first_item = state.first_item_after(start)
+        # Embeddings that are held must be used, or nobody else gets their room.
+        return state.media[first_item].span.start < ready_end
+
+    def _reason(self, state: RequestState, ready_end: int, lacks: ParkedFor | None) -> ParkedFor:
+        first_unready = state.first_item_after(ready_end)
+        is_being_encoded = first_unready in state.claimed_items
+        return ParkedFor.ENCODER if is_being_encoded or lacks is None else lacks
+
+    def _choose_lane(
+        self, state: RequestState, start: int, ready_end: int, step: _Step
+    ) -> tuple[list[Slice] | None, int]:
+        """The lane that a prompt's next piece belongs into, and the piece's end; None: its lane is taken."""
+        length = ready_end - start
+        joins = not step.has_streams or length <= (self.config.max_prompt_tokens_beside_streams or 0)
+        if joins:
+            left = step.now_tokens_left
+            if step.has_streams:
+                left = min(left, step.joining_tokens_left)
+            end = self._whole_items_end(state, start, min(ready_end, start + left))
+            return step.now, end
+        if step.beside_tokens_left == 0:
+            return None, start
+        return step.beside, self._whole_items_end(state, start, min(ready_end, start + step.beside_tokens_left))
+
+    def _whole_items_end(self, state: RequestState, start: int, end: int) -> int:
+        if self.config.cuts_pictures:
+            return end
+        cut = next((item.span for item in state.media if item.span.is_cut_by(end)), None)
+        return end if cut is None else max(start, cut.start)
+
+    def _plan_slice(
+        self, state: RequestState, end: int, first_block: int, added: tuple[int, ...], lane: list[Slice], step: _Step
+    ) -> None:
+        start = state.num_computed
+        piece = Slice(state.sequence_id, start, end - start, first_block, added, end == state.num_tokens)
+        lane.append(piece)
+        state.is_under_way = True
+        if not state.is_known_to_runner:
+            state.is_known_to_runner = True
+            step.new.append(NewSequence(state.sequence_id, state.request, state.encoder_keys))
+        if lane is step.beside:
+            step.beside_tokens_left -= piece.length
+        elif not state.is_stream:
+            step.now_tokens_left -= piece.length
+            step.joining_tokens_left -= piece.length
+        self.kv_cache.announce(state.sequence_id, state.hasher.hashes, piece.end)
+
+    # Taking back ----------------------------------------------------------------------------------------------
+
+    def _extend(self, state: RequestState, end: int, hit: PrefixHit | None = None) -> tuple[int, ...] | None:
+        while (added := self.kv_cache.try_extend(state.sequence_id, end, hit)) is None:
+            if not self._take_pages_from_later(state):
+                return None
+        return added
+
+    def _take_pages_from_later(self, state: RequestState) -> bool:
+        """A running sequence takes from all behind it, one that waits only from those that do not run."""
+        holders = [*self._parked, *self._waiting]
+        if state.status is Status.RUNNING:
+            holders += self._running
+        victims = [
+            each
+            for each in holders
+            if each.order > state.order and not each.is_under_way and self.kv_cache.num_blocks_of(each.sequence_id)
+        ]
+        if not victims:
+            return False
+        self._preempt(max(victims, key=_by_order))
+        return True
+
+    def _preempt(self, state: RequestState) -> None:
+        """Its pages and embeddings go back; what of them nobody takes it finds again."""
+        self.kv_cache.release(state.sequence_id)
+        self.media.drop(state)
+        state.begin_again()
+        if state.status is Status.RUNNING:
+            self._running.remove(state)
+            state.change_to(Status.WAITING)
+            insort(self._waiting, state, key=_by_order)
+        self._unpark_all(ParkedFor.ENCODER)
+
+    def _is_page_holder_under_way(self) -> bool:
+        return bool(self._leaving) or any(state.is_under_way for state in self._running)
+
+    def _take_embeddings_from_later(self, state: RequestState) -> bool:
+        """From one that waits or is parked behind `state`: what runs gives them back by itself."""
+        victims = [each for each in (*self._parked, *self._waiting) if each.claimed_items and each.order > state.order]
+        if not victims:
+            return False
+        self.media.drop(max(victims, key=_by_order))
+        return True
+
+    def _park(self, state: RequestState, reason: ParkedFor) -> None:
+        (self._running if state.status is Status.RUNNING else self._waiting).remove(state)
+        state.change_to(Status.PARKED, reason)
+        self._parked.add(state)
+
+    def _unpark(self, state: RequestState) -> None:
+        self._parked.remove(state)
+        state.change_to(Status.WAITING)
+        insort(self._waiting, state, key=_by_order)
+
+    def _unpark_all(self, reason: ParkedFor) -> None:
+        for state in [state for state in self._parked if state.parked_for is reason]:
+            self._unpark(state)
+
+    # What the runner did --------------------------------------------------------------------------------------
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[TokenOutput | RequestFailed]:
+        outputs: list[TokenOutput | RequestFailed] = []
+        self._num_beside -= len(result.computed) + len(result.failed_sequences) - len(plan.now)
+        for computed in result.computed:
+            self._advance(computed, outputs)
+        for key in result.encoded:
+            self.media.finish(key)
+        for sequence_id, message in result.failed_sequences.items():
+            self._fail_sequence(sequence_id, message, outputs)
+        for key, message in result.failed_encodings.items():
+            for request_id in sorted(self.media.fail(key)):
+                self._fail_request(request_id, message, outputs)
+        if result.encoded or result.failed_encodings:
+            self._unpark_all(ParkedFor.ENCODER)
+        return outputs
+
+    def _advance(self, computed: Computed, outputs: list[TokenOutput | RequestFailed]) -> None:
+        state = self._states.get(computed.sequence_id)
+        if state is None:
+            state = self._leaving.pop(computed.sequence_id)
+            self.kv_cache.publish(state.sequence_id, state.hasher.hashes, computed.end)
+            self._bury(state)
+            return
+        was_stream = state.is_stream
+        state.is_under_way = False
+        state.advance(computed.end)
+        if not was_stream or computed.end % self._block_size == 0:
+            self._publish(state)
+        if computed.token is None:
+            return
+        finish_reason = state.append(computed.token.token_id)
+        outputs.append(TokenOutput(*state.sequence_id, *computed.token, finish_reason, state.num_cached_tokens))
+        if finish_reason is not None:
+            self._finish(state)
+
+    def _publish(self, state: RequestState) -> None:
+        self.kv_cache.publish(state.sequence_id, state.hasher.hashes, state.num_computed)
+        self._unpark_all(ParkedFor.PREFIX)
+        if self.media.release_before(state, state.next_item):
+            self._unpark_all(ParkedFor.ENCODER)
+
+    def _fail_sequence(self, sequence_id: SequenceId, message: str, outputs: list[TokenOutput | RequestFailed]) -> None:
+        if (state := self._states.get(sequence_id)) is None:
+            self._bury(self._leaving.pop(sequence_id))
+            return
+        state.is_under_way = False
+        self._fail_request(sequence_id[0], message, outputs)
+
+    def _fail_request(self, request_id: str, message: str, outputs: list[TokenOutput | RequestFailed]) -> None:
+        if request_id in self._choices:
+            self.abort(request_id)
+            outputs.append(RequestFailed(request_id, message))
+
+    def _finish(self, state: RequestState) -> None:
+        if state.status is Status.PARKED:
+            self._parked.remove(state)
+        else:
+            (self._running if state.status is Status.RUNNING else self._waiting).remove(state)
+        state.change_to(Status.FINISHED)
+        del self._states[state.sequence_id]
+        choices = self._choices[state.request.request_id]
+        choices.remove(state)
+        if not choices:
+            del self._choices[state.request.request_id]
+        if state.is_under_way:
+            self._leaving[state.sequence_id] = state
+        else:
+            self._bury(state)
+
+    def _bury(self, state: RequestState) -> None:
+        self.kv_cache.release(state.sequence_id)
+        self.media.remove(state)
+        if state.is_known_to_runner:
+            self._ended.append(state.sequence_id)
+        self._unpark_all(ParkedFor.ENCODER)
+        self._unpark_all(ParkedFor.PREFIX)
+
+    # For tests ------------------------------------------------------------------------------------------------
+
+    def check_invariants(self) -> None:
+        for line, status in ((self._waiting, Status.WAITING), (self._running, Status.RUNNING)):
+            assert line == sorted(line, key=_by_order)
+            assert all(state.status is status for state in line)
+        assert all(state.status is Status.PARKED for state in self._parked)
+        assert len(self._states) == len(self._waiting) + len(self._running) + len(self._parked)
+        assert len(self._running) <= self.config.max_num_seqs
+        assert sum(map(len, self._choices.values())) == len(self._states)
+        self._check_holdings(itertools.chain(self._states.values(), self._leaving.values()))
+
+    def _check_holdings(self, states: Iterable[RequestState]) -> None:
+        live = list(states)
+        for state in live:
+            num_positions = self.kv_cache.num_blocks_of(state.sequence_id) * self._block_size
+            assert state.num_computed <= num_positions, state.sequence_id
+            assert not state.is_under_way or state.status in (Status.RUNNING, Status.FINISHED)
+        self.kv_cache.check_invariants()
+        self.media.check_invariants(live)

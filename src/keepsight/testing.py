@@ -1,0 +1,195 @@
+"""A runner without a model, for tests of everything around it, and the answers that it must give.
+
+Its "model" is a hash: what a page holds at a position depends on every position before it and on the token or picture
+there, and the next token depends on all pages read.  So one wrong, stale or missing page changes the answer.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from keepsight.media import MediaItem, TokenSpan
+from keepsight.requests import EngineRequest, Pixels
+from keepsight.scheduling.step_plan import (
+    Computed,
+    Encoding,
+    NewSequence,
+    SampledToken,
+    SequenceId,
+    Slice,
+    StepPlan,
+    StepResult,
+)
+
+VOCAB_SIZE = 50
+
+
+def pixels_like(media_hash: str) -> Pixels:
+    """Pixels that no other hash has."""
+    content = np.frombuffer(media_hash.encode().ljust(48, b"\0")[:48], np.uint8)
+    return content.reshape(4, 4, 3)
+
+
+def answer_alone(request: EngineRequest, choice: int, end_ids: frozenset[int], max_model_len: int) -> list[int]:
+    """The tokens of one choice, computed from nothing, with no cache anywhere."""
+    params = request.sampling_params
+    ends = (frozenset() if params.ignore_eos else end_ids) | frozenset(params.stop_token_ids)
+    longest = len(request.token_ids) + (params.max_tokens or max_model_len)
+    token_ids, held = list(request.token_ids), list[int]()
+    while True:
+        for position in range(len(held), len(token_ids)):
+            held.append(hash((*held, _content_at(request, token_ids, position, _encode))))
+        token_ids.append(_next_token(held, request, choice))
+        if token_ids[-1] in ends or len(token_ids) >= min(longest, max_model_len):
+            return token_ids[len(request.token_ids) :]
+
+
+def _content_at(
+    request: EngineRequest, token_ids: Sequence[int], position: int, embeddings_of: Callable[[MediaItem], int]
+) -> int:
+    for item in request.media:
+        if position in item.span:
+            return hash((embeddings_of(item), position - item.span.start))
+    adapter = 0 if request.adapter is None else _text(request.adapter.name + request.adapter.digest)
+    return hash((token_ids[position], adapter))
+
+
+def _encode(item: MediaItem) -> int:
+    return _embeddings(pixels_like(item.media_hash))
+
+
+def _embeddings(pixels: Pixels) -> int:
+    return int.from_bytes(pixels.tobytes(), "little")
+
+
+def _text(text: str) -> int:
+    return int.from_bytes(text.encode(), "little")
+
+
+def _next_token(held: Sequence[int], request: EngineRequest, choice: int) -> int:
+    return hash((*held, request.sampling_params.seed or 0, choice)) % VOCAB_SIZE
+
+
+@dataclass(slots=True)
+class _Sequence:
+    request: EngineRequest
+    encoder_keys: dict[TokenSpan, str]
+    token_ids: list[int]
+    block_ids: list[int] = field(default_factory=list)
+
+
+class FakeRunner:
+    """`is_done()` is asked once a step for each piece of work beside: True ends it.  None: at once."""
+
+    def __init__(self, num_blocks: int, block_size: int, is_done: Callable[[], bool] | None = None) -> None:
+        self._block_size = block_size
+        self._slots: list[int | None] = [None] * (num_blocks * block_size)
+        self._is_done = is_done or (lambda: True)
+        self._sequences: dict[SequenceId, _Sequence] = {}
+        self._pixels: dict[str, Pixels] = {}
+        self._beside: deque[list[Slice] | Encoding] = deque()
+        self.embeddings: dict[str, int] = {}
+        self.plans: list[StepPlan] = []
+        # Media hashes in the order of their encoding: how much work was really done.
+        self.encoded: list[str] = []
+        self.num_computed_tokens = 0
+        # What goes wrong: media that no encoder likes, sequences on which the model stumbles.
+        self.bad_media: set[str] = set()
+        self.bad_requests: set[str] = set()
+
+    def hold_pixels(self, media_hash: str, pixels: Pixels) -> None:
+        assert media_hash not in self._pixels, media_hash
+        self._pixels[media_hash] = pixels
+
+    @property
+    def num_held_pixels(self) -> int:
+        return len(self._pixels)
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self._sequences)
+
+    def close(self) -> None:
+        pass
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self.plans.append(plan)
+        self._forget(plan)
+        for new in plan.new:
+            self._begin(new)
+        self._beside.extend(plan.encode)
+        if plan.beside:
+            self._beside.append(list(plan.beside))
+        for piece in (*plan.beside, *plan.now):
+            table = self._sequences[piece.sequence_id].block_ids
+            table[piece.first_block :] = piece.new_block_ids or table[piece.first_block :]
+        work: list[list[Slice] | Encoding] = [list(plan.now)]
+        while self._beside and self._is_done():
+            work.append(self._beside.popleft())
+        return self._carry_out(work)
+
+    def _forget(self, plan: StepPlan) -> None:
+        for sequence_id in plan.ended:
+            del self._sequences[sequence_id]
+        for key in plan.evicted:
+            del self.embeddings[key]
+        for media_hash in plan.unneeded_pixels:
+            del self._pixels[media_hash]
+
+    def _begin(self, new: NewSequence) -> None:
+        request = new.request
+        assert new.sequence_id not in self._sequences
+        spans = [item.span for item in request.media]
+        keys = dict(zip(spans, new.encoder_keys, strict=True))
+        self._sequences[new.sequence_id] = _Sequence(request, keys, list(request.token_ids))
+
+    def _carry_out(self, work: Iterable[list[Slice] | Encoding]) -> StepResult:
+        result = StepResult([], [], {}, {})
+        for each in work:
+            if isinstance(each, Encoding):
+                self._carry_out_encoding(each, result)
+            else:
+                self._carry_out_slices(each, result)
+        return result
+
+    def _carry_out_encoding(self, encoding: Encoding, result: StepResult) -> None:
+        assert encoding.encoder_key not in self.embeddings, "encoded twice"
+        pixels = self._pixels[encoding.media_hash]
+        if encoding.media_hash in self.bad_media:
+            result.failed_encodings[encoding.encoder_key] = "a bad picture"  # type: ignore[index]
+            return
+        self.encoded.append(encoding.media_hash)
+        self.embeddings[encoding.encoder_key] = _embeddings(pixels)
+        result.encoded.append(encoding.encoder_key)  # type: ignore[attr-defined]
+
+    def _carry_out_slices(self, slices: Sequence[Slice], result: StepResult) -> None:
+        for piece in slices:
+            if piece.sequence_id[0] in self.bad_requests:
+                result.failed_sequences[piece.sequence_id] = "a bad request"  # type: ignore[index]
+            else:
+                result.computed.append(self._compute(piece))  # type: ignore[attr-defined]
+
+    def _compute(self, piece: Slice) -> Computed:
+        sequence = self._sequences[piece.sequence_id]
+        request = sequence.request
+        assert not any(item.span.is_cut_by(piece.end) for item in request.media), "a picture was cut"
+        self.num_computed_tokens += piece.length
+        held = [self._slots[self._slot(sequence, position)] for position in range(piece.start)]
+        assert None not in held, "read before it was written"
+        values = [value for value in held if value is not None]
+        for position in range(piece.start, piece.end):
+            content = _content_at(
+                request, sequence.token_ids, position, lambda item: self.embeddings[sequence.encoder_keys[item.span]]
+            )
+            values.append(hash((*values, content)))
+            self._slots[self._slot(sequence, position)] = values[-1]
+        assert piece.samples == (piece.end == len(sequence.token_ids))
+        if not piece.samples:
+            return Computed(piece.sequence_id, piece.end, None)
+        sequence.token_ids.append(_next_token(values, request, piece.sequence_id[1]))
+        return Computed(piece.sequence_id, piece.end, SampledToken(sequence.token_ids[-1]))
+
+    def _slot(self, sequence: _Sequence, position: int) -> int:
+        return sequence.block_ids[position // self._block_size] * self._block_size + position % self._block_size

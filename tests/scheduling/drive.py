@@ -1,0 +1,156 @@
+"""A scheduler with the fake runner, its messages delivered by hand: what every test of the scheduler needs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from keepsight.engine_config import EncoderCacheConfig, EngineConfig, KvCacheConfig, SchedulerConfig
+from keepsight.media import Geometry, MediaItem, TokenSpan
+from keepsight.requests import Adapter, EngineRequest, RequestFailed, TokenOutput
+from keepsight.sampling_params import SamplingParams
+from keepsight.scheduling.scheduler import Scheduler
+from keepsight.scheduling.step_plan import StepPlan
+from keepsight.testing import FakeRunner, answer_alone, pixels_like
+
+END_IDS = frozenset({7})
+TOKENS_PER_PICTURE = 6
+
+
+def make_config(
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    caches_prefixes: bool = True,
+    num_pictures: int = 8,
+    shares_embeddings: bool = True,
+    **scheduler: Any,
+) -> EngineConfig:
+    settings: dict[str, Any] = {
+        "max_num_batched_tokens": 64,
+        "max_num_seqs": 8,
+        "max_model_len": num_blocks * block_size,
+        "max_num_encoder_input_tokens": 4 * TOKENS_PER_PICTURE,
+        "max_prompt_tokens_beside_streams": None,
+        "tokens_per_item": TOKENS_PER_PICTURE,
+        **scheduler,
+    }
+    return EngineConfig(
+        scheduler=SchedulerConfig(**settings),
+        kv_cache=KvCacheConfig(
+            num_blocks=num_blocks, block_size=block_size, enable_prefix_caching=caches_prefixes
+        ),
+        encoder_cache=EncoderCacheConfig(
+            max_bytes=num_pictures * TOKENS_PER_PICTURE * 8, bytes_per_embedding=8, is_shared=shares_embeddings
+        ),
+    )
+
+
+def make_request(request_id: str, *parts: int | str, **options: Any) -> EngineRequest:
+    """`parts`: a number is that many tokens of text, a string a picture of that hash."""
+    token_ids: list[int] = []
+    media = []
+    for part in parts:
+        if isinstance(part, int):
+            token_ids += [20 + (len(token_ids) + place) % 13 for place in range(part)]
+        else:
+            media.append(MediaItem(part, TokenSpan(len(token_ids), TOKENS_PER_PICTURE), Geometry(4, 4)))
+            token_ids += [1] * TOKENS_PER_PICTURE
+    outside = {name: options.pop(name) for name in ("priority", "cache_salt", "adapter") if name in options}
+    params = SamplingParams(**{"temperature": 0, "max_tokens": 5, **options})
+    return EngineRequest(request_id, tuple(token_ids), tuple(media), params, **outside)
+
+
+def with_text(request: EngineRequest, token_ids: list[int]) -> EngineRequest:
+    """Its text replaced by `token_ids`, one after the other; its pictures stay."""
+    source = iter(token_ids)
+    inside = [any(position in item.span for item in request.media) for position in range(len(request.token_ids))]
+    mixed = [1 if is_media else next(source) for is_media in inside]
+    return replace(request, token_ids=tuple(mixed))
+
+
+@dataclass
+class Drive:
+    config: EngineConfig
+    is_done: Callable[[], bool] | None = None
+    # Pixels come when asked for, unless a test wants to deliver them itself.
+    delivers: bool = True
+    tokens: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    finished: dict[tuple[str, int], str] = field(default_factory=dict)
+    failed: dict[str, RequestFailed] = field(default_factory=dict)
+    cached: dict[tuple[str, int], int] = field(default_factory=dict)
+    needed: list[tuple[str, str]] = field(default_factory=list)
+    requests: dict[str, EngineRequest] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.scheduler = Scheduler(self.config, END_IDS)
+        kv_cache = self.config.kv_cache
+        self.runner = FakeRunner(kv_cache.num_blocks, kv_cache.block_size, self.is_done)
+
+    def add(self, request: EngineRequest) -> RequestFailed | None:
+        refusal = self.scheduler.add(request)
+        if refusal is None:
+            self.requests[request.request_id] = request
+        return refusal
+
+    def deliver(self, media_hash: str) -> bool:
+        is_wanted = self.scheduler.media_arrived(media_hash)
+        if is_wanted:
+            self.runner.hold_pixels(media_hash, pixels_like(media_hash))
+        return is_wanted
+
+    def step(self) -> StepPlan:
+        plan = self.scheduler.schedule()
+        for needed in self.scheduler.take_media_needed():
+            self.needed += [(needed.request_id, media_hash) for media_hash in needed.media_hashes]
+            if self.delivers:
+                for media_hash in needed.media_hashes:
+                    self.deliver(media_hash)
+        result = self.runner.run(plan)
+        for output in self.scheduler.update(plan, result):
+            self._note(output)
+        self.scheduler.check_invariants()
+        return plan
+
+    def _note(self, output: TokenOutput | RequestFailed) -> None:
+        if isinstance(output, RequestFailed):
+            assert output.request_id not in self.failed
+            self.failed[output.request_id] = output
+            return
+        choice = (output.request_id, output.choice)
+        assert choice not in self.finished, "a token after the end"
+        assert output.request_id not in self.failed, "a token after the failure"
+        self.tokens.setdefault(choice, []).append(output.token_id)
+        self.cached[choice] = output.num_cached_tokens
+        if output.finish_reason:
+            self.finished[choice] = output.finish_reason
+
+    def run(self, *requests: EngineRequest, max_steps: int = 1000) -> list[StepPlan]:
+        """Until all are answered; the plans that did something."""
+        for request in requests:
+            assert self.add(request) is None
+        plans = []
+        for _ in range(max_steps):
+            if not self.scheduler.has_requests:
+                return plans
+            plan = self.step()
+            if not plan.is_empty:
+                plans.append(plan)
+        raise AssertionError("no end in sight")
+
+    def expect_right_answers(self) -> None:
+        """What was said so far is what each request alone would be told; whole if it finished."""
+        for (request_id, choice), token_ids in self.tokens.items():
+            alone = answer_alone(self.requests[request_id], choice, END_IDS, self.config.scheduler.max_model_len)
+            is_whole = (request_id, choice) in self.finished
+            assert token_ids == (alone if is_whole else alone[: len(token_ids)]), request_id
+
+    def expect_nothing_left(self) -> None:
+        self.step()
+        assert not self.scheduler.has_requests
+        assert self.runner.num_sequences == 0
+        assert self.runner.num_held_pixels == 0
+        assert self.scheduler.kv_cache.num_free_blocks == self.config.kv_cache.num_blocks
+
+
+def adapter(digest: str, *, changes_encoder: bool = False) -> Adapter:
+    return Adapter("glasses", digest, changes_encoder)
