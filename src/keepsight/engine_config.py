@@ -5,8 +5,14 @@ Nothing here can fail to run: `__post_init__` refuses it with the numbers, in th
 
 from dataclasses import dataclass
 
-from keepsight.config import BLOCK_SIZES
 from keepsight.errors import InvalidArgumentError
+
+MAX_BLOCK_SIZE = 128
+
+
+def least_batched_tokens(tokens_per_item: int, max_num_seqs: int) -> int:
+    """A picture is computed whole, and beside it each of the other sequences may take one token."""
+    return max(1, tokens_per_item) + max_num_seqs - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,24 +41,20 @@ class SchedulerConfig:
         if self.max_num_encoder_input_tokens < self.tokens_per_item:
             raise InvalidArgumentError(
                 "max_num_encoder_input_tokens",
-                f"is {self.max_num_encoder_input_tokens}, but a picture has {self.tokens_per_item} and is encoded whole",
+                f"is {self.max_num_encoder_input_tokens}, but the {self.tokens_per_item} embeddings of a picture are "
+                "made at once",
             )
 
-    @property
-    def tokens_computed_whole(self) -> int:
-        """The longest piece of a prompt that no step can split."""
-        return 1 if self.cuts_pictures else max(1, self.tokens_per_item)
-
     def _check_batch_holds_the_smallest_step(self) -> None:
-        whole, others = self.tokens_computed_whole, self.max_num_seqs - 1
-        least = whole + others
+        whole = 1 if self.cuts_pictures else max(1, self.tokens_per_item)
+        least, others = least_batched_tokens(whole, self.max_num_seqs), self.max_num_seqs - 1
         if self.max_num_batched_tokens >= least:
             return
         first = f"a picture is computed whole, {whole} tokens" if whole > 1 else "one sequence takes a token"
         raise InvalidArgumentError(
             "max_num_batched_tokens",
-            f"is {self.max_num_batched_tokens}, but must be at least {whole} + {others} = {least}: {first}, and each of "
-            f"the {others} other sequences that max_num_seqs={self.max_num_seqs} allows may take one",
+            f"is {self.max_num_batched_tokens}, but must be at least {whole} + {others} = {least}: {first}, and each "
+            f"of the {others} other sequences that max_num_seqs={self.max_num_seqs} allows may take one",
         )
 
 
@@ -64,9 +66,11 @@ class KvCacheConfig:
 
     def __post_init__(self) -> None:
         _check_least("num_gpu_blocks_override", self.num_blocks, 1)
-        if self.block_size not in BLOCK_SIZES:
-            allowed = ", ".join(map(str, BLOCK_SIZES))
-            raise InvalidArgumentError("block_size", f"must be one of {allowed}, not {self.block_size}")
+        # Users are offered fewer; pages smaller than those make small tests.
+        if self.block_size < 1 or self.block_size > MAX_BLOCK_SIZE or self.block_size.bit_count() != 1:
+            raise InvalidArgumentError(
+                "block_size", f"must be a power of two of at most {MAX_BLOCK_SIZE}, not {self.block_size}"
+            )
 
     @property
     def num_slots(self) -> int:

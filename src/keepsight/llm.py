@@ -1,29 +1,38 @@
 """Keepsight without a server: `LLM(...)`, with the shapes that vLLM's users know."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
 from typing import Any, Self
 
 from tqdm import tqdm
 
 from keepsight.config import Config
+from keepsight.engine.in_process_engine import InProcessEngine, Outputs
+from keepsight.engine.start_engine import start_engine
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
-from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
 from keepsight.frontend.tokenizer import Tokenizer
 from keepsight.outputs import CompletionOutput, Logprob, RequestOutput
-from keepsight.requests import EngineRequest
-from keepsight.runner.load_runner import load_runner
+from keepsight.requests import TokenOutput
 from keepsight.sampling_params import SamplingParams
 
 Prompt = str | Mapping[str, Any]
 Message = Mapping[str, Any]
-PROMPT_FIELDS = frozenset({"prompt", "prompt_token_ids", "multi_modal_data", "mm_processor_kwargs"})
+PROMPT_FIELDS = frozenset({"prompt", "prompt_token_ids", "multi_modal_data", "mm_processor_kwargs", "cache_salt"})
 
 
 class LLM:
-    """A model that answers.  `model` is a checkpoint's folder, None the demo; options are `Config`'s."""
+    """A model that answers.  `model` is a checkpoint's folder, None the demo; options are `Config`'s.
+
+    Its engine runs on threads of its own until `close()`, the end of a `with` block, or until it is forgotten.
+    """
 
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
         self._load(Config.from_options(model=model, **options))
@@ -37,12 +46,29 @@ class LLM:
     def _load(self, config: Config) -> None:
         self.config = config
         self.preparer = RequestPreparer.from_config(self.config)
-        self.runner = load_runner(
-            self.config,
-            self.preparer.image_config,
-            self.preparer.tokenizer.eos_token_ids,
-            self.preparer.max_model_len,
-        )
+        self.engine = start_engine(self.config, self.preparer)
+        # The engine's threads hold nothing of this object, so that forgetting it frees them and the model.
+        self._close = weakref.finalize(self, self.engine.close)
+
+    def close(self) -> None:
+        """Ends the engine and frees its memory.  Calls that still run on other threads fail."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def reset_prefix_cache(self) -> None:
+        """Later requests find no keys and values of earlier ones."""
+        self.engine.reset_caches(prefix=True)
+
+    def reset_encoder_cache(self) -> None:
+        """Later requests find no embeddings of earlier ones."""
+        self.engine.reset_caches(encoder=True)
 
     def generate(
         self,
@@ -50,11 +76,15 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """A prompt is a text, or a mapping: `prompt` or `prompt_token_ids`, `multi_modal_data={"image": [...]}`."""
+        """A prompt is a text, or a mapping: `prompt` or `prompt_token_ids`, `multi_modal_data={"image": [...]}`.
+
+        Those with the smallest `priority` go first.
+        """
         listed = _list_prompts(prompts)
-        pairs = list(zip(listed, _params_for_each(sampling_params, len(listed)), strict=True))
-        return self._run_all((self._prepare_prompt(prompt, params) for prompt, params in pairs), len(pairs), use_tqdm)
+        asked = _zip_with_terms(listed, sampling_params, priority)
+        return self._run_all((self._prepare_prompt(*each) for each in asked), len(listed), use_tqdm)
 
     def chat(
         self,
@@ -63,54 +93,120 @@ class LLM:
         *,
         use_tqdm: bool = True,
         mm_processor_kwargs: dict[str, Any] | None = None,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """One conversation or several, in OpenAI's form; pictures as `image_url`, or `image_pil` with a PIL image."""
         conversations: Sequence[Any] = messages if _are_conversations(messages) else [messages]
-        pairs = list(zip(conversations, _params_for_each(sampling_params, len(conversations)), strict=True))
         requests = (
-            self.preparer.prepare_chat(conversation, params, mm_processor_kwargs) for conversation, params in pairs
+            self.preparer.prepare_chat(conversation, params, mm_processor_kwargs, priority=place)
+            for conversation, params, place in _zip_with_terms(conversations, sampling_params, priority)
         )
-        return self._run_all(requests, len(pairs), use_tqdm)
+        return self._run_all(requests, len(conversations), use_tqdm)
 
-    def _prepare_prompt(self, prompt: Prompt, params: SamplingParams) -> EngineRequest:
+    def _prepare_prompt(self, prompt: Prompt, params: SamplingParams, priority: int) -> PreparedRequest:
         if isinstance(prompt, str):
-            return self.preparer.prepare_text(prompt, (), params)
+            return self.preparer.prepare_text(prompt, (), params, priority=priority)
         for name in prompt:
             if name not in PROMPT_FIELDS:
                 raise UnsupportedFieldError(
                     name, f"is no part of a prompt; known are {', '.join(sorted(PROMPT_FIELDS))}"
                 )
-        pictures = _pictures_of(prompt)
+        pictures, salt = _pictures_of(prompt), prompt.get("cache_salt")
         if "prompt_token_ids" in prompt:
             if pictures:
                 raise UnsupportedFieldError("multi_modal_data", "needs the prompt as text, not as token ids")
-            return self.preparer.prepare_tokens(prompt["prompt_token_ids"], params)
+            return self.preparer.prepare_tokens(prompt["prompt_token_ids"], params, salt, priority)
         text = prompt.get("prompt")
         if not isinstance(text, str):
             raise InvalidArgumentError("prompt", f"must be a string, not {text!r}")
-        return self.preparer.prepare_text(text, pictures, params, prompt.get("mm_processor_kwargs"))
+        return self.preparer.prepare_text(text, pictures, params, prompt.get("mm_processor_kwargs"), salt, priority)
 
-    def _run_all(self, requests: Iterable[EngineRequest], num_requests: int, use_tqdm: bool) -> list[RequestOutput]:
-        shows_progress = use_tqdm and num_requests > 1
-        bar = tqdm(requests, total=num_requests, desc="Requests", unit="request", disable=not shows_progress)
-        return [self._run(request) for request in bar]
+    def _run_all(self, requests: Iterable[PreparedRequest], num_requests: int, use_tqdm: bool) -> list[RequestOutput]:
+        """Each is computed from when it is prepared, beside the preparing of those after it."""
+        shows_progress = use_tqdm and num_requests > 1 and os.environ.get("TQDM_DISABLE", "") in ("", "0")
+        with tqdm(total=num_requests, desc="Requests", unit="request", disable=not shows_progress) as bar:
+            running = _RunningRequests(self.engine, self.preparer.tokenizer, bar.update)
+            with closing(running):
+                for request in requests:
+                    running.submit(request)
+                    running.read_what_came()
+                return running.finish()
 
-    def _run(self, request: EngineRequest) -> RequestOutput:
-        tokenizer, params = self.preparer.tokenizer, request.sampling_params
-        assembler = AnswerAssembler(tokenizer, params)
-        pieces: list[list[AnswerPiece]] = [[] for _ in range(params.n)]
-        with closing(self.runner.generate(request)) as tokens:
-            for token in tokens:
-                if piece := assembler.push(token):
-                    pieces[piece.choice].append(piece)
-                if assembler.is_finished:
-                    break
+
+class _Answer:
+    """One request's, as it grows."""
+
+    def __init__(self, prepared: PreparedRequest, tokenizer: Tokenizer) -> None:
+        self.request, self._tokenizer = prepared.engine_request, tokenizer
+        self._assembler = AnswerAssembler(tokenizer, self.request.sampling_params)
+        self._pieces: list[list[AnswerPiece]] = [[] for _ in range(self.request.sampling_params.n)]
+        self._num_cached_tokens = 0
+
+    @property
+    def is_finished(self) -> bool:
+        return self._assembler.is_finished
+
+    def push(self, token: TokenOutput) -> AnswerPiece | None:
+        self._num_cached_tokens = max(self._num_cached_tokens, token.num_cached_tokens)
+        piece = self._assembler.push(token)
+        if piece is not None:
+            self._pieces[piece.choice].append(piece)
+        return piece
+
+    def output(self) -> RequestOutput:
         return RequestOutput(
-            request_id=request.request_id,
-            prompt=tokenizer.decode(request.token_ids, skip_special_tokens=False),
-            prompt_token_ids=request.token_ids,
-            outputs=tuple(_completion(index, own, tokenizer) for index, own in enumerate(pieces)),
+            request_id=self.request.request_id,
+            prompt=self._tokenizer.decode(self.request.token_ids, skip_special_tokens=False),
+            prompt_token_ids=self.request.token_ids,
+            outputs=tuple(_completion(index, own, self._tokenizer) for index, own in enumerate(self._pieces)),
+            num_cached_tokens=self._num_cached_tokens,
         )
+
+
+class _RunningRequests:
+    """The requests of one call.  Closing it abandons those that have not ended."""
+
+    def __init__(self, engine: InProcessEngine, tokenizer: Tokenizer, note_finished: Callable[[], object]) -> None:
+        self._engine, self._tokenizer, self._note_finished = engine, tokenizer, note_finished
+        self._answers: list[_Answer] = []
+        self._unfinished: dict[str, _Answer] = {}
+        self._arrived: SimpleQueue[tuple[_Answer, Outputs]] = SimpleQueue()
+
+    def submit(self, prepared: PreparedRequest) -> None:
+        answer = _Answer(prepared, self._tokenizer)
+        self._engine.submit(prepared, partial(self._hear, answer))
+        self._answers.append(answer)
+        self._unfinished[answer.request.request_id] = answer
+
+    def read_what_came(self) -> None:
+        while not self._arrived.empty():
+            self._read(*self._arrived.get())
+
+    def finish(self) -> list[RequestOutput]:
+        while self._unfinished:
+            self._read(*self._arrived.get())
+        return [answer.output() for answer in self._answers]
+
+    def close(self) -> None:
+        for request_id in self._unfinished:
+            self._engine.leave(request_id)
+
+    def _hear(self, answer: _Answer, outputs: Outputs) -> None:
+        self._arrived.put((answer, outputs))
+
+    def _read(self, answer: _Answer, outputs: Outputs) -> None:
+        if answer.is_finished:  # by a stop string: the engine went on until it heard of it
+            return
+        for output in outputs:
+            if isinstance(output, Exception):
+                raise output
+            piece = answer.push(output)
+            if piece is not None and piece.finish_reason is not None:
+                # Does nothing but where a stop string ended it: the engine knows of none.
+                self._engine.stop_choice(answer.request.request_id, piece.choice)
+        if answer.is_finished:
+            del self._unfinished[answer.request.request_id]
+            self._note_finished()
 
 
 def _list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -123,6 +219,17 @@ def _list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def _are_conversations(messages: object) -> bool:
     """Whether these are several.  What is neither one nor several goes on as one, to be refused by its reader."""
     return isinstance(messages, list | tuple) and bool(messages) and not isinstance(messages[0], Mapping)
+
+
+def _zip_with_terms(
+    prompts: Sequence[Any],
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    priority: Sequence[int] | None,
+) -> list[tuple[Any, SamplingParams, int]]:
+    if priority is not None and (not isinstance(priority, list | tuple) or len(priority) != len(prompts)):
+        raise InvalidArgumentError("priority", f"must be a list of {len(prompts)} integers, one for each prompt")
+    places = [0] * len(prompts) if priority is None else priority
+    return list(zip(prompts, _params_for_each(params, len(prompts)), places, strict=True))
 
 
 def _params_for_each(

@@ -31,3 +31,5 @@ class RequestOutput:
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
     finished: bool = True
+    # Of the prompt: tokens whose keys and values were found in the prefix cache.
+    num_cached_tokens: int = 0

@@ -82,7 +82,7 @@ class EngineLoop:
                 if self._scheduler.media_arrived(media_hash):
                     self._runner.hold_pixels(media_hash, pixels)
             case ResetCaches(prefix, encoder):
-                self._scheduler.reset(prefix, encoder)
+                self._scheduler.reset(prefix=prefix, encoder=encoder)
 
     def _schedule(self) -> StepPlan:
         """What is missing is asked for before the step is computed: it is made meanwhile."""

@@ -1,0 +1,58 @@
+"""How much memory there is, on the device and beside it: asked of the machine, decided nowhere here."""
+
+import os
+from pathlib import Path
+
+import torch
+
+from keepsight.engine.resolve_config import Machine
+
+MEMINFO = Path("/proc/meminfo")
+# What a container may use, where that is less than the machine has.
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def measure_machine(device: torch.device) -> Machine:
+    host_total, host_available = measure_host_memory()
+    if device.type == "cpu":
+        return Machine(
+            device="cpu",
+            total_bytes=host_total,
+            available_bytes=host_available,
+            available_host_bytes=host_available,
+        )
+    available, total = torch.cuda.mem_get_info(device)
+    return Machine(
+        device=device.type, total_bytes=total, available_bytes=available, available_host_bytes=host_available
+    )
+
+
+def measure_host_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> tuple[int, int]:
+    """In all, and still to be had."""
+    total, available = _measure_whole_host(meminfo)
+    limit, used = _read_number(cgroup / "memory.max"), _read_number(cgroup / "memory.current")
+    if limit is not None and used is not None:
+        total, available = min(total, limit), min(available, max(0, limit - used))
+    return total, available
+
+
+def count_cores() -> int:
+    """Those that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _measure_whole_host(meminfo: Path) -> tuple[int, int]:
+    if not meminfo.exists():  # not Linux
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return total, total // 2
+    fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+    total, available = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    return total, available
+
+
+def _read_number(path: Path) -> int | None:
+    """None where there is no such file, or no limit ("max")."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,207 @@
+"""From what was asked for, the model's size and the machine's memory to the engine's configuration.
+
+Pure but for the log, where each derived value stands with its reason.  What was asked for is taken or refused, never
+changed.
+"""
+
+import logging
+from dataclasses import dataclass
+
+from keepsight.config import Config
+from keepsight.engine_config import (
+    EncoderCacheConfig,
+    EngineConfig,
+    KvCacheConfig,
+    SchedulerConfig,
+    least_batched_tokens,
+)
+from keepsight.errors import InvalidArgumentError
+
+logger = logging.getLogger(__name__)
+GIB = 2**30
+DEFAULT_MAX_NUM_SEQS = 256
+# One step at most takes about the same time on both.
+DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
+# A CPU computes a longer prompt slowly enough for streams to stutter; a GPU does not.
+DEFAULT_PROMPT_TOKENS_BESIDE_STREAMS = {"cpu": 32, "cuda": None}
+MAX_KV_BYTES_ON_CPU = 4 * GIB
+DEFAULT_CACHED_PICTURES = 512
+# On a GPU, for what the model computes with besides its weights.
+CUDA_RESERVE_BYTES = 2 * GIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    # Of the checkpoint, or what the user asked for.
+    max_model_len: int
+    # 0: reads text only.
+    tokens_per_item: int
+    # Keys and values of all layers.
+    bytes_per_position: int
+    bytes_per_embedding: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Where the model computes ("cpu" or "cuda"), and the memory that is left now that it is loaded."""
+
+    device: str
+    total_bytes: int
+    available_bytes: int
+    # Of the host, on whatever device the model is.
+    available_host_bytes: int
+
+
+def resolve_config(config: Config, size: ModelSize, machine: Machine) -> EngineConfig:
+    max_num_seqs, max_num_batched_tokens = _choose_batch(config, size, machine)
+    encoder_tokens = config.max_num_encoder_input_tokens or _derive(
+        "max_num_encoder_input_tokens", max_num_batched_tokens, "as many as a step computes"
+    )
+    encoder_cache = _choose_encoder_cache(config, size, machine, encoder_tokens)
+    kv_cache = KvCacheConfig(
+        num_blocks=_choose_num_blocks(config, size, machine, max_num_seqs, encoder_cache.max_bytes),
+        block_size=config.block_size,
+        enable_prefix_caching=config.enable_prefix_caching,
+    )
+    if config.disable_chunked_mm_input:
+        logger.info("disable_chunked_mm_input changes nothing: this model's pictures are always computed whole")
+    return EngineConfig(
+        scheduler=SchedulerConfig(
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            max_model_len=config.max_model_len or _fit_model_len(size, kv_cache),
+            max_num_encoder_input_tokens=encoder_tokens,
+            max_prompt_tokens_beside_streams=_choose_prompt_tokens_beside_streams(config, machine),
+            tokens_per_item=size.tokens_per_item,
+        ),
+        kv_cache=kv_cache,
+        encoder_cache=encoder_cache,
+    )
+
+
+def _derive(name: str, value: int, reason: str) -> int:
+    logger.info("%s is %d: %s", name, value, reason)
+    return value
+
+
+def _choose_batch(config: Config, size: ModelSize, machine: Machine) -> tuple[int, int]:
+    """Sequences and tokens of one step.  What was not said follows from what was."""
+    asked, max_num_seqs = config.max_num_batched_tokens, config.max_num_seqs
+    if asked is not None:
+        if max_num_seqs is None:
+            # One sequence at the least, for the refusal to name the least budget that there can be.
+            most = max(1, asked - least_batched_tokens(size.tokens_per_item, 1) + 1)
+            reason = f"what max_num_batched_tokens={asked} allows, up to {DEFAULT_MAX_NUM_SEQS}"
+            max_num_seqs = _derive("max_num_seqs", min(DEFAULT_MAX_NUM_SEQS, most), reason)
+        return max_num_seqs, asked
+    if max_num_seqs is None:
+        max_num_seqs = _derive("max_num_seqs", DEFAULT_MAX_NUM_SEQS, "the default")
+    usual, least = DEFAULT_BATCHED_TOKENS[machine.device], least_batched_tokens(size.tokens_per_item, max_num_seqs)
+    reason = (
+        f"the default on {machine.device}" if usual >= least else f"a picture and {max_num_seqs - 1} sequences more"
+    )
+    return max_num_seqs, _derive("max_num_batched_tokens", max(usual, least), reason)
+
+
+def _choose_prompt_tokens_beside_streams(config: Config, machine: Machine) -> int | None:
+    if config.max_prompt_tokens_beside_streams is not None:
+        return config.max_prompt_tokens_beside_streams
+    chosen = DEFAULT_PROMPT_TOKENS_BESIDE_STREAMS[machine.device]
+    logger.info("max_prompt_tokens_beside_streams is %s: the default on %s", chosen, machine.device)
+    return chosen
+
+
+# Embeddings ---------------------------------------------------------------------------------------------------
+
+
+def _choose_encoder_cache(config: Config, size: ModelSize, machine: Machine, encoder_tokens: int) -> EncoderCacheConfig:
+    asked, one_step = _asked_encoder_bytes(config, size), encoder_tokens * size.bytes_per_embedding
+    if not size.tokens_per_item:
+        max_bytes = 0
+    elif asked is None:
+        max_bytes = _derive_encoder_bytes(config, size, machine, one_step)
+    elif asked == 0:
+        max_bytes = _derive(
+            "max_mm_cache_bytes", one_step, "what one step encodes, as nothing is kept for other requests"
+        )
+    else:
+        max_bytes = asked
+    return EncoderCacheConfig(max_bytes=max_bytes, bytes_per_embedding=size.bytes_per_embedding, is_shared=asked != 0)
+
+
+def _asked_encoder_bytes(config: Config, size: ModelSize) -> int | None:
+    if config.encoder_cache_gb is not None:
+        return int(config.encoder_cache_gb * GIB)
+    if config.encoder_cache_size is not None:
+        return config.encoder_cache_size * size.bytes_per_embedding
+    return config.max_mm_cache_bytes
+
+
+def _derive_encoder_bytes(config: Config, size: ModelSize, machine: Machine, one_step: int) -> int:
+    available = machine.available_bytes if _lies_on_device(config, machine) else machine.available_host_bytes
+    pictures = DEFAULT_CACHED_PICTURES * size.tokens_per_item * size.bytes_per_embedding
+    candidates = {
+        pictures: f"room for {DEFAULT_CACHED_PICTURES} pictures",
+        available // 20: f"5 % of the {available / GIB:.1f} GiB that are left",
+    }
+    chosen = min(candidates)
+    if chosen < one_step:
+        return _derive("max_mm_cache_bytes", one_step, "what one step encodes")
+    return _derive("max_mm_cache_bytes", chosen, candidates[chosen])
+
+
+def _lies_on_device(config: Config, machine: Machine) -> bool:
+    """Whether the embeddings lie beside the model."""
+    if config.mm_cache_device == "gpu" and machine.device == "cpu":
+        raise InvalidArgumentError("mm_cache_device", "gpu was asked for, but the model is on the CPU")
+    return config.mm_cache_device != "cpu" or machine.device == "cpu"
+
+
+# Keys and values ----------------------------------------------------------------------------------------------
+
+
+def _choose_num_blocks(
+    config: Config, size: ModelSize, machine: Machine, max_num_seqs: int, bytes_of_embeddings: int
+) -> int:
+    if config.num_gpu_blocks_override is not None:
+        return config.num_gpu_blocks_override
+    bytes_per_block = size.bytes_per_position * config.block_size
+    if config.kv_cache_memory_bytes is not None:
+        return _count_blocks("kv_cache_memory_bytes", config.kv_cache_memory_bytes, bytes_per_block)
+    if machine.device == "cpu":
+        num_bytes = min(MAX_KV_BYTES_ON_CPU, machine.available_bytes // 4)
+        num_blocks = _count_blocks("kv_cache_memory_bytes", num_bytes, bytes_per_block)
+    else:
+        num_bytes = _kv_bytes_on_cuda(config, machine, bytes_of_embeddings)
+        num_blocks = _count_blocks("gpu_memory_utilization", num_bytes, bytes_per_block)
+    useful = max_num_seqs * -(-size.max_model_len // config.block_size)
+    if useful < num_blocks:
+        return _derive("num_blocks", useful, f"{max_num_seqs} sequences of {size.max_model_len} positions need no more")
+    return _derive(
+        "num_blocks", num_blocks, f"{num_bytes / GIB:.2f} GiB of the {machine.available_bytes / GIB:.2f} left"
+    )
+
+
+def _count_blocks(name: str, num_bytes: int, bytes_per_block: int) -> int:
+    if num_bytes < bytes_per_block:
+        raise InvalidArgumentError(
+            name, f"{num_bytes} bytes are left for keys and values, but one page of them takes {bytes_per_block}"
+        )
+    return num_bytes // bytes_per_block
+
+
+def _kv_bytes_on_cuda(config: Config, machine: Machine, bytes_of_embeddings: int) -> int:
+    num_used = machine.total_bytes - machine.available_bytes
+    if _lies_on_device(config, machine):
+        num_used += bytes_of_embeddings
+    return max(0, int(machine.total_bytes * config.gpu_memory_utilization) - num_used - CUDA_RESERVE_BYTES)
+
+
+def _fit_model_len(size: ModelSize, kv_cache: KvCacheConfig) -> int:
+    if size.max_model_len <= kv_cache.num_slots:
+        return size.max_model_len
+    return _derive(
+        "max_model_len",
+        kv_cache.num_slots,
+        f"what the {kv_cache.num_blocks} pages hold, fewer than the {size.max_model_len} of the checkpoint",
+    )
