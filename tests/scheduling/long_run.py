@@ -1,0 +1,10 @@
+"""How much the property tests try: little by default; `KEEPSIGHT_LONG_TESTS=N` tries N times as much."""
+
+import os
+
+from hypothesis import settings
+
+
+def thorough(max_examples: int, num_steps: int = 50) -> settings:
+    factor = int(os.environ.get("KEEPSIGHT_LONG_TESTS", "1"))
+    return settings(max_examples=max_examples * factor, stateful_step_count=num_steps, deadline=None)

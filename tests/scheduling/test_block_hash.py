@@ -1,0 +1,208 @@
+"""Equal hashes mean equal keys and values: one test for each thing that those depend on, and one for all together."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepsight.media import Geometry, MediaItem, TokenSpan
+from keepsight.requests import Adapter, EngineRequest
+from keepsight.sampling_params import SamplingParams
+from keepsight.scheduling.block_hash import BlockHasher, ExtraKey, extra_keys
+from tests.scheduling.long_run import thorough
+
+PICTURE_TOKEN = 7
+
+
+def picture(media_hash: str, start: int, length: int) -> MediaItem:
+    return MediaItem(media_hash, TokenSpan(start, length), Geometry(8, 8))
+
+
+def request(
+    num_tokens: int = 64,
+    *media: MediaItem,
+    token_ids: tuple[int, ...] | None = None,
+    cache_salt: str | None = None,
+    adapter: Adapter | None = None,
+) -> EngineRequest:
+    if token_ids is None:
+        token_ids = tuple(
+            PICTURE_TOKEN if any(position in item.span for item in media) else 100 + position
+            for position in range(num_tokens)
+        )
+    return EngineRequest("request", token_ids, media, SamplingParams(), cache_salt=cache_salt, adapter=adapter)
+
+
+def hashes(of: EngineRequest, block_size: int = 16) -> list[bytes]:
+    return BlockHasher(of, block_size).hashes
+
+
+def num_shared_blocks(left: EngineRequest, right: EngineRequest) -> int:
+    """How many blocks are equal; those are the first ones, or the test fails."""
+    equal = [a == b for a, b in zip(hashes(left), hashes(right), strict=True)]
+    assert equal == sorted(equal, reverse=True)
+    return sum(equal)
+
+
+class TestExtraKeys:
+    def test_a_picture_that_crosses_a_block_s_edge_is_in_both_at_its_distance_from_their_starts(self) -> None:
+        of = request(48, picture("aaa", 11, 10))
+        assert extra_keys(of, 0, 16) == (("mm", "aaa", 11),)
+        assert extra_keys(of, 16, 16) == (("mm", "aaa", -5),)
+        assert extra_keys(of, 32, 16) == ()
+
+    def test_a_picture_that_ends_with_a_block_is_not_in_the_next(self) -> None:
+        of = request(48, picture("aaa", 16, 16))
+        assert [extra_keys(of, start, 16) for start in (0, 16, 32)] == [(), (("mm", "aaa", 0),), ()]
+
+    def test_adapter_and_salt_are_in_the_first_block_only_around_its_pictures(self) -> None:
+        of = request(48, picture("aaa", 1, 3), cache_salt="salt", adapter=Adapter("name", "digest"))
+        assert extra_keys(of, 0, 16) == (("lora", "name", "digest"), ("mm", "aaa", 1), ("cache_salt", "salt"))
+        assert extra_keys(of, 16, 16) == ()
+
+    def test_all_pictures_of_a_block_are_named_in_the_order_of_their_places(self) -> None:
+        of = request(16, picture("bbb", 1, 3), picture("aaa", 5, 3))
+        assert extra_keys(of, 0, 16) == (("mm", "bbb", 1), ("mm", "aaa", 5))
+
+
+class TestSharing:
+    def test_equal_requests_share_all_blocks(self) -> None:
+        assert num_shared_blocks(request(64, picture("aaa", 20, 9)), request(64, picture("aaa", 20, 9))) == 4
+
+    def test_another_token_ends_the_shared_part_for_good(self) -> None:
+        tokens = tuple(range(64))
+        assert num_shared_blocks(request(token_ids=tokens), request(token_ids=(*tokens[:20], 9, *tokens[21:]))) == 1
+
+    def test_same_text_with_another_picture_shares_nothing_from_the_picture_on(self) -> None:
+        assert num_shared_blocks(request(64, picture("aaa", 33, 9)), request(64, picture("bbb", 33, 9))) == 2
+
+    def test_pictures_in_the_other_order_share_nothing_from_the_first_one_on(self) -> None:
+        left = request(64, picture("aaa", 17, 4), picture("bbb", 40, 4))
+        right = request(64, picture("bbb", 17, 4), picture("aaa", 40, 4))
+        assert num_shared_blocks(left, right) == 1
+
+    def test_pictures_in_the_other_order_within_one_block_share_nothing(self) -> None:
+        left = request(64, picture("aaa", 2, 4), picture("bbb", 8, 4))
+        right = request(64, picture("bbb", 2, 4), picture("aaa", 8, 4))
+        assert num_shared_blocks(left, right) == 0
+
+    def test_one_picture_at_another_place_among_the_same_tokens_shares_nothing(self) -> None:
+        tokens = (PICTURE_TOKEN,) * 64
+        left = request(64, picture("aaa", 2, 4), token_ids=tokens)
+        assert num_shared_blocks(left, request(64, picture("aaa", 3, 4), token_ids=tokens)) == 0
+
+    def test_two_pictures_at_other_places_among_the_same_tokens_share_nothing_from_there_on(self) -> None:
+        tokens = (PICTURE_TOKEN,) * 64
+        left = request(64, picture("aaa", 2, 4), picture("bbb", 20, 4), token_ids=tokens)
+        right = request(64, picture("aaa", 2, 4), picture("bbb", 24, 4), token_ids=tokens)
+        assert num_shared_blocks(left, right) == 1
+
+    def test_a_shared_part_may_end_inside_a_picture(self) -> None:
+        left, right = request(64, picture("aaa", 10, 40)), request(96, picture("aaa", 10, 40))
+        assert hashes(left)[:3] == hashes(right)[:3]
+        assert TokenSpan(10, 40).is_cut_by(3 * 16)
+
+    @pytest.mark.parametrize("other", [None, "", "b"])
+    def test_tenants_share_nothing(self, other: str | None) -> None:
+        assert num_shared_blocks(request(cache_salt="a"), request(cache_salt=other)) == 0
+
+    @pytest.mark.parametrize("other", [None, Adapter("b", "x"), Adapter("a", "y"), Adapter("ax", "")])
+    def test_adapters_share_nothing_even_under_one_name(self, other: Adapter | None) -> None:
+        assert num_shared_blocks(request(adapter=Adapter("a", "x")), request(adapter=other)) == 0
+
+    def test_an_adapter_s_name_cannot_pretend_to_be_a_salt(self) -> None:
+        assert num_shared_blocks(request(adapter=Adapter("cache_salt", "a")), request(cache_salt="a")) == 0
+
+    def test_half_a_surrogate_pair_is_a_salt_as_any_other(self) -> None:
+        assert num_shared_blocks(request(cache_salt="\ud800"), request(cache_salt="\ud801")) == 0
+
+    def test_blocks_of_another_size_share_nothing(self) -> None:
+        of = request(64)
+        assert not {*hashes(of, 16)} & {*hashes(of, 32)}
+
+
+class TestBlockHasher:
+    def test_only_full_blocks_have_a_hash(self) -> None:
+        hasher = BlockHasher(request(31), 16)
+        assert len(hasher.hashes) == 1
+        hasher.extend([5])
+        assert len(hasher.hashes) == 2
+
+    def test_hashes_are_whole_digests(self) -> None:
+        assert {len(block_hash) for block_hash in hashes(request(64))} == {32}
+
+    def test_a_picture_beyond_the_known_tokens_is_in_its_block_once_that_is_full(self) -> None:
+        whole = request(48, picture("aaa", 20, 20))
+        hasher = BlockHasher(replace(whole, token_ids=whole.token_ids[:18]), 16)
+        hasher.extend(whole.token_ids[18:])
+        assert hasher.hashes == hashes(whole)
+
+    @thorough(40)
+    @given(st.lists(st.lists(st.integers(0, 2**32 - 1), max_size=9)), st.integers(1, 5))
+    def test_tokens_may_come_in_any_portions(self, portions: list[list[int]], block_size: int) -> None:
+        hasher = BlockHasher(request(token_ids=()), block_size)
+        for portion in portions:
+            hasher.extend(portion)
+        whole = tuple(token_id for portion in portions for token_id in portion)
+        assert hasher.hashes == hashes(request(token_ids=whole), block_size)
+
+
+BLOCK = 4
+
+
+@st.composite
+def small_requests(draw: st.DrawFn) -> EngineRequest:
+    """So few values that two of them are often alike, or nearly."""
+    token_ids = tuple(draw(st.lists(st.sampled_from([0, 1]), min_size=4 * BLOCK, max_size=4 * BLOCK)))
+    media: list[MediaItem] = []
+    while (start := (media[-1].span.end if media else 0) + draw(st.integers(0, 6))) < 3 * BLOCK:
+        media.append(picture(draw(st.sampled_from(["a", "b"])), start, draw(st.integers(1, 7))))
+    adapter = draw(st.sampled_from([None, None, Adapter("a", "bc"), Adapter("ab", "c")]))
+    return request(
+        0, *media, token_ids=token_ids, cache_salt=draw(st.sampled_from([None, None, "a", "ab"])), adapter=adapter
+    )
+
+
+@st.composite
+def alike_requests(draw: st.DrawFn) -> tuple[EngineRequest, EngineRequest]:
+    """Two that differ in some of their parts only."""
+    left, right = draw(small_requests()), draw(small_requests())
+    taken = draw(st.sets(st.sampled_from(["token_ids", "media", "cache_salt", "adapter"])))
+    return left, replace(left, **{name: getattr(right, name) for name in taken})
+
+
+def naive_keys(of: EngineRequest, block_start: int) -> tuple[ExtraKey, ...]:
+    keys: list[ExtraKey] = []
+    if of.adapter and block_start == 0:
+        keys.append(("lora", of.adapter.name, of.adapter.digest))
+    block = TokenSpan(block_start, BLOCK)
+    keys += [("mm", item.media_hash, item.span.start - block_start) for item in of.media if item.span.overlaps(block)]
+    if of.cache_salt is not None and block_start == 0:
+        keys.append(("cache_salt", of.cache_salt))
+    return tuple(keys)
+
+
+@thorough(200)
+@given(small_requests())
+def test_the_extra_keys_of_a_block_are_those_of_all_media_that_overlap_it(of: EngineRequest) -> None:
+    for start in range(0, len(of.token_ids), BLOCK):
+        assert extra_keys(of, start, BLOCK) == naive_keys(of, start)
+
+
+@thorough(300)
+@given(alike_requests())
+def test_two_blocks_have_one_hash_exactly_if_all_that_they_depend_on_is_equal(
+    pair: tuple[EngineRequest, EngineRequest],
+) -> None:
+    def names(of: EngineRequest) -> list[object]:
+        starts = range(0, len(of.token_ids), BLOCK)
+        return [
+            (of.token_ids[: end + BLOCK], *(naive_keys(of, start) for start in starts if start <= end))
+            for end in starts
+        ]
+
+    left, right = pair
+    for left_name, left_hash in zip(names(left), hashes(left, BLOCK), strict=True):
+        for right_name, right_hash in zip(names(right), hashes(right, BLOCK), strict=True):
+            assert (left_name == right_name) == (left_hash == right_hash)

@@ -1,0 +1,440 @@
+"""Who uses what, what makes room for what: one by one, then against a model that keeps plain lists."""
+
+import logging
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from keepsight.engine_config import EncoderCacheConfig
+from keepsight.media import Geometry, MediaItem, TokenSpan
+from keepsight.requests import Adapter
+from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager, EncoderUser, encoder_key
+from tests.scheduling.long_run import thorough
+
+A, B, C = (("a", 0), 0), (("b", 0), 0), (("c", 0), 0)
+BYTES = 10
+
+
+def manager(num_embeddings: int = 6, is_shared: bool = True) -> EncoderCacheManager:
+    return EncoderCacheManager(
+        EncoderCacheConfig(max_bytes=num_embeddings * BYTES, bytes_per_embedding=BYTES, is_shared=is_shared)
+    )
+
+
+def hold(cache: EncoderCacheManager, user: EncoderUser, key: str, num_embeddings: int = 2) -> None:
+    assert cache.try_begin(user, key, num_embeddings)
+    cache.finish(key)
+
+
+def keep(cache: EncoderCacheManager, *keys: str, num_embeddings: int = 2) -> None:
+    """Idle entries, released in this order."""
+    for key in keys:
+        hold(cache, C, key, num_embeddings)
+        cache.release(C)
+
+
+class TestEncoderKey:
+    item = MediaItem("hash", TokenSpan(0, 4), Geometry(8, 8))
+
+    def test_it_is_the_media_hash_while_no_adapter_changes_the_embeddings(self) -> None:
+        assert encoder_key(self.item, None) == "hash"
+        assert encoder_key(self.item, Adapter("name", "digest")) == "hash"
+
+    def test_an_adapter_that_changes_them_is_told_by_name_and_content(self) -> None:
+        adapters = [Adapter(name, digest, changes_encoder=True) for name in ("a", "b") for digest in ("x", "y")]
+        assert len({encoder_key(self.item, adapter) for adapter in (None, *adapters)}) == 5
+
+    def test_no_two_names_run_together(self) -> None:
+        left, right = Adapter('a", "b', "c", changes_encoder=True), Adapter("a", 'b", "c', changes_encoder=True)
+        assert encoder_key(self.item, left) != encoder_key(self.item, right)
+
+
+class TestUsing:
+    def test_what_is_absent_cannot_be_used(self) -> None:
+        assert not manager().try_use(A, "x")
+
+    def test_what_is_being_encoded_is_used_by_others_but_not_ready(self) -> None:
+        cache = manager()
+        cache.try_begin(A, "x", 2)
+        assert cache.try_use(B, "x")
+        assert not cache.is_ready("x")
+        cache.finish("x")
+        assert cache.is_ready("x")
+        assert (cache.num_entries, cache.num_bytes) == (1, 20)
+
+    def test_asking_again_for_what_one_uses_changes_nothing(self) -> None:
+        cache = manager()
+        hold(cache, A, "x")
+        assert cache.try_use(A, "x")
+        cache.release(A)
+        assert cache.users_of(A[0]) == ()
+        assert (cache.num_queries, cache.num_hits) == (1, 0)
+
+    def test_an_idle_entry_is_used_again_and_cannot_be_evicted_then(self) -> None:
+        cache = manager(2)
+        keep(cache, "x")
+        assert cache.try_use(A, "x")
+        assert not cache.try_begin(B, "y", 1)
+        assert cache.is_ready("x")
+
+    def test_one_picture_twice_in_a_request_is_in_use_until_its_last_use_ends(self) -> None:
+        cache = manager(2)
+        first, second = (("a", 0), 0), (("a", 0), 3)
+        hold(cache, first, "x")
+        assert cache.try_use(second, "x")
+        assert cache.users_of(("a", 0)) == (first, second)
+        cache.release(first)
+        assert not cache.try_begin(B, "y", 1)
+        cache.release(second)
+        assert cache.try_begin(B, "y", 1)
+
+    def test_a_whole_sequence_is_released_at_once_and_no_other(self) -> None:
+        cache = manager()
+        hold(cache, (("a", 0), 0), "x")
+        hold(cache, (("a", 0), 1), "y")
+        assert cache.try_use((("a", 1), 0), "x")
+        cache.release_all(("a", 0))
+        assert cache.users_of(("a", 0)) == ()
+        assert cache.users_of(("a", 1)) == ((("a", 1), 0),)
+        cache.release_all(("a", 0))
+
+    def test_releasing_what_one_does_not_use_is_a_bug(self) -> None:
+        cache = manager()
+        hold(cache, A, "x")
+        cache.release(A)
+        with pytest.raises(AssertionError, match="uses nothing"):
+            cache.release(A)
+
+    def test_one_item_with_two_keys_is_a_bug(self) -> None:
+        cache = manager()
+        hold(cache, A, "x")
+        with pytest.raises(AssertionError, match="uses x already"):
+            cache.try_begin(A, "y", 2)
+
+    def test_beginning_what_is_held_is_a_bug(self) -> None:
+        cache = manager()
+        hold(cache, A, "x")
+        with pytest.raises(AssertionError, match="held already"):
+            cache.try_begin(B, "x", 2)
+
+    def test_each_use_is_counted_once(self) -> None:
+        cache = manager(2)
+        assert not cache.try_use(A, "x")
+        hold(cache, A, "x")
+        assert not cache.try_begin(B, "y", 2)
+        assert cache.try_use(B, "x")
+        assert (cache.num_queries, cache.num_hits) == (2, 1)
+
+
+class TestRoom:
+    def test_idle_entries_are_evicted_whole_the_oldest_released_first(self) -> None:
+        cache = manager(6)
+        keep(cache, "x", "y", "z")
+        assert cache.try_use(A, "x")
+        cache.release(A)
+        assert cache.try_begin(A, "new", 3)
+        assert cache.take_evicted() == ("y", "z")
+        assert cache.try_use(B, "x")
+        assert cache.num_evictions == 2
+
+    def test_no_more_is_evicted_than_has_to_be(self) -> None:
+        cache = manager(6)
+        keep(cache, "x", "y")
+        assert cache.try_begin(A, "new", 2)
+        assert cache.take_evicted() == ()
+
+    def test_a_newcomer_that_has_no_room_evicts_nothing(self) -> None:
+        cache = manager(6)
+        hold(cache, A, "x", 4)
+        keep(cache, "y")
+        assert not cache.try_begin(B, "new", 3)
+        assert cache.take_evicted() == ()
+        assert cache.users_of(B[0]) == ()
+        assert cache.is_ready("y")
+
+    def test_an_entry_being_encoded_is_never_evicted_even_without_users(self) -> None:
+        cache = manager(2)
+        cache.try_begin(A, "x", 2)
+        cache.release(A)
+        assert not cache.try_begin(B, "y", 2)
+        cache.finish("x")
+        assert cache.try_begin(B, "y", 2)
+
+    def test_the_runner_hears_of_an_eviction_once(self) -> None:
+        cache = manager(2)
+        keep(cache, "x")
+        cache.try_begin(A, "y", 2)
+        assert cache.take_evicted() == ("x",)
+        assert cache.take_evicted() == ()
+
+    def test_what_was_evicted_may_be_begun_again_before_the_runner_hears_of_it(self) -> None:
+        cache = manager(2)
+        keep(cache, "x")
+        keep(cache, "y")
+        assert cache.try_begin(A, "x", 2)
+        assert cache.take_evicted() == ("x", "y")
+
+
+class TestFailing:
+    def test_all_who_waited_are_named_and_nothing_is_left(self) -> None:
+        cache = manager()
+        cache.try_begin(A, "x", 2)
+        cache.try_use(B, "x")
+        assert cache.fail("x") == {A, B}
+        assert (cache.num_entries, cache.num_bytes, cache.users_of(A[0])) == (0, 0, ())
+        assert cache.take_evicted() == ()
+
+    def test_a_failure_is_not_remembered(self) -> None:
+        cache = manager()
+        cache.try_begin(A, "x", 2)
+        cache.fail("x")
+        assert not cache.try_use(A, "x")
+        assert cache.try_begin(A, "x", 2)
+
+
+class TestWithoutSharing:
+    def test_an_entry_is_dropped_with_its_last_user(self) -> None:
+        cache = manager(is_shared=False)
+        hold(cache, A, "x")
+        cache.release(A)
+        assert cache.take_evicted() == ("x",)
+        assert (cache.num_entries, cache.num_bytes, cache.num_evictions) == (0, 0, 0)
+
+    def test_one_that_nobody_waits_for_is_dropped_once_it_is_encoded(self) -> None:
+        cache = manager(is_shared=False)
+        cache.try_begin(A, "x", 2)
+        cache.release(A)
+        assert cache.take_evicted() == ()
+        cache.finish("x")
+        assert cache.take_evicted() == ("x",)
+
+
+class TestForgetting:
+    def test_idle_entries_are_dropped_at_once(self) -> None:
+        cache = manager()
+        keep(cache, "x", "y")
+        cache.forget()
+        assert cache.take_evicted() == ("x", "y")
+        assert (cache.num_entries, cache.num_evictions) == (0, 0)
+
+    def test_who_uses_an_entry_keeps_it_to_the_end_and_newcomers_do_not_find_it(self) -> None:
+        cache = manager()
+        hold(cache, A, "x")
+        cache.forget()
+        assert cache.is_ready("x")
+        assert cache.try_use(A, "x")
+        assert not cache.try_use(B, "x")
+        cache.release(A)
+        assert cache.take_evicted() == ("x",)
+
+    def test_a_newcomer_waits_until_its_forgotten_namesake_is_dropped(self) -> None:
+        cache = manager()
+        hold(cache, A, "x")
+        cache.forget()
+        assert not cache.try_begin(B, "x", 2)
+        cache.release(A)
+        assert cache.try_begin(B, "x", 2)
+
+    def test_one_being_encoded_serves_those_who_wait_and_is_dropped_then(self) -> None:
+        cache = manager()
+        cache.try_begin(A, "x", 2)
+        cache.forget()
+        cache.finish("x")
+        assert cache.is_ready("x")
+        cache.release(A)
+        assert cache.take_evicted() == ("x",)
+
+    def test_one_being_encoded_that_nobody_waits_for_is_dropped_once_it_is_encoded(self) -> None:
+        cache = manager()
+        cache.try_begin(A, "x", 2)
+        cache.release(A)
+        cache.forget()
+        cache.finish("x")
+        assert (cache.take_evicted(), cache.num_bytes) == (("x",), 0)
+
+
+class TestOversizedItems:
+    def test_one_is_served_outside_the_budget_and_dropped_with_its_last_user(self) -> None:
+        cache = manager(2)
+        keep(cache, "small")
+        hold(cache, A, "large", 3)
+        assert cache.try_use(B, "large")
+        assert cache.num_bytes == 20
+        cache.release(A)
+        cache.release(B)
+        assert cache.take_evicted() == ("large",)
+        assert cache.is_ready("small")
+
+    def test_a_second_one_waits(self) -> None:
+        cache = manager(2)
+        hold(cache, A, "large", 3)
+        assert not cache.try_begin(B, "larger", 4)
+        cache.release(A)
+        assert cache.try_begin(B, "larger", 4)
+
+    def test_it_is_warned_of_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        cache = manager(2)
+        with caplog.at_level(logging.WARNING):
+            for key in ("large", "larger"):
+                hold(cache, A, key, 3)
+                cache.release(A)
+        (record,) = caplog.records
+        assert "30 bytes exceed the encoder cache of 20" in record.getMessage()
+
+    def test_a_cache_of_no_bytes_serves_all_one_by_one(self) -> None:
+        cache = manager(0)
+        hold(cache, A, "x", 1)
+        assert not cache.try_begin(B, "y", 1)
+
+
+SIZES = {"p": 1, "q": 1, "r": 2, "s": 3, "t": 4, "u": 9}
+SEQUENCES = [("a", 0), ("a", 1), ("b", 0)]
+USERS = [(sequence_id, item) for sequence_id in SEQUENCES for item in range(2)]
+
+
+@dataclass
+class Held:
+    users: set[EncoderUser] = field(default_factory=set)
+    is_ready: bool = False
+    is_forgotten: bool = False
+
+
+class EncoderMachine(RuleBasedStateMachine):
+    """Users of few items in too few bytes."""
+
+    @initialize(num_embeddings=st.integers(0, 8), is_shared=st.sampled_from([True, True, True, False]))
+    def begin(self, num_embeddings: int, is_shared: bool) -> None:
+        self.cache = manager(num_embeddings, is_shared)
+        self.budget = num_embeddings
+        self.is_shared = is_shared
+        self.entries: dict[str, Held] = {}
+        self.idle: list[str] = []
+        self.told: list[str] = []
+        self.num_evictions = 0
+
+    def size_in_budget(self, keys: list[str]) -> int:
+        return sum(SIZES[key] for key in keys if SIZES[key] <= self.budget)
+
+    def waiting_users(self) -> list[EncoderUser]:
+        used = {user for entry in self.entries.values() for user in entry.users}
+        return [user for user in USERS if user not in used]
+
+    @precondition(lambda self: self.waiting_users())
+    @rule(data=st.data(), key=st.sampled_from(sorted(SIZES)))
+    def ask(self, data: st.DataObject, key: str) -> None:
+        user = data.draw(st.sampled_from(self.waiting_users()))
+        entry = self.entries.get(key)
+        is_there = entry is not None and not entry.is_forgotten
+        assert self.cache.try_use(user, key) == is_there
+        if entry is not None and is_there:
+            entry.users.add(user)
+            self.idle = [other for other in self.idle if other != key]
+        elif not is_there:
+            self.expect_begun(self.cache.try_begin(user, key, SIZES[key]), user, key)
+
+    def expect_begun(self, has_begun: bool, user: EncoderUser, key: str) -> None:
+        if SIZES[key] > self.budget:
+            can_begin = not any(SIZES[other] > self.budget for other in self.entries)
+        else:
+            busy = [other for other in self.entries if other not in self.idle]
+            can_begin = key not in self.entries and self.size_in_budget(busy) + SIZES[key] <= self.budget
+        assert has_begun == can_begin
+        if not can_begin:
+            return
+        while SIZES[key] <= self.budget < self.size_in_budget(list(self.entries)) + SIZES[key]:
+            self.drop(self.idle.pop(0))
+            self.num_evictions += 1
+        self.entries[key] = Held({user})
+
+    def drop(self, key: str) -> None:
+        del self.entries[key]
+        self.told.append(key)
+
+    def settle(self, key: str) -> None:
+        """Nobody uses it: is it kept?"""
+        entry = self.entries[key]
+        if entry.users or not entry.is_ready:
+            return
+        if self.is_shared and not entry.is_forgotten and SIZES[key] <= self.budget:
+            self.idle.append(key)
+        else:
+            self.drop(key)
+
+    def being_encoded(self) -> list[str]:
+        return sorted(key for key, entry in self.entries.items() if not entry.is_ready)
+
+    @precondition(lambda self: self.being_encoded())
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(self.being_encoded()))
+        self.cache.finish(key)
+        self.entries[key].is_ready = True
+        self.settle(key)
+
+    @precondition(lambda self: self.being_encoded())
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(self.being_encoded()))
+        assert self.cache.fail(key) == self.entries.pop(key).users
+
+    def expect_released(self, user: EncoderUser) -> None:
+        (key,) = (key for key, entry in self.entries.items() if user in entry.users)
+        self.entries[key].users.remove(user)
+        self.settle(key)
+
+    @precondition(lambda self: len(self.waiting_users()) < len(USERS))
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        waiting = self.waiting_users()
+        user = data.draw(st.sampled_from([user for user in USERS if user not in waiting]))
+        self.cache.release(user)
+        self.expect_released(user)
+
+    @rule(sequence_id=st.sampled_from(SEQUENCES), is_wanted=st.sampled_from([False, True]))
+    def release_all(self, sequence_id: tuple[str, int], is_wanted: bool) -> None:
+        if is_wanted:
+            waiting = self.waiting_users()
+            self.cache.release_all(sequence_id)
+            for user in USERS:
+                if user[0] == sequence_id and user not in waiting:
+                    self.expect_released(user)
+
+    @rule(is_wanted=st.sampled_from([False, False, False, True]))
+    def forget(self, is_wanted: bool) -> None:
+        if is_wanted:
+            self.cache.forget()
+            while self.idle:
+                self.drop(self.idle.pop(0))
+            for entry in self.entries.values():
+                entry.is_forgotten = True
+
+    @rule()
+    def tell(self) -> None:
+        assert list(self.cache.take_evicted()) == self.told
+        self.told = []
+
+    @invariant()
+    def the_manager_is_as_the_model(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        self.cache.check_invariants()
+        assert self.cache.num_bytes == self.size_in_budget(list(self.entries)) * BYTES
+        assert self.cache.num_entries == len(self.entries)
+        assert self.cache.num_evictions == self.num_evictions
+        for key in SIZES:
+            assert self.cache.is_ready(key) == (key in self.entries and self.entries[key].is_ready)
+        used = {user for entry in self.entries.values() for user in entry.users}
+        assert {user for sequence_id in SEQUENCES for user in self.cache.users_of(sequence_id)} == used
+
+
+def test_the_manager_does_what_a_naive_model_does() -> None:
+    run_state_machine_as_test(EncoderMachine, settings=thorough(100))

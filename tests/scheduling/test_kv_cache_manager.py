@@ -1,0 +1,423 @@
+"""What is found, what is waited for, what is held: one by one, then against a model that keeps plain lists."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from keepsight.engine_config import KvCacheConfig
+from keepsight.media import Geometry, MediaItem, TokenSpan
+from keepsight.requests import EngineRequest
+from keepsight.sampling_params import SamplingParams
+from keepsight.scheduling.block_hash import BlockHasher
+from keepsight.scheduling.kv_cache_manager import NO_HIT, KvCacheManager, PrefixHit
+from keepsight.scheduling.step_plan import SequenceId
+from tests.scheduling.long_run import thorough
+
+BLOCK = 4
+A, B, C = ("a", 0), ("b", 0), ("c", 0)
+
+
+def manager(num_blocks: int = 8, enable_prefix_caching: bool = True) -> KvCacheManager:
+    return KvCacheManager(
+        KvCacheConfig(num_blocks=num_blocks, block_size=BLOCK, enable_prefix_caching=enable_prefix_caching)
+    )
+
+
+def names(text: str) -> list[bytes]:
+    """The hashes of a sequence, one letter for the tokens of each block: a block is named by all up to it."""
+    return [text[: end + 1].encode() for end in range(len(text))]
+
+
+def compute(kv: KvCacheManager, sequence_id: SequenceId, text: str) -> None:
+    """Begins, computes and publishes so many full blocks."""
+    num_tokens = len(text) * BLOCK
+    hit = kv.find_prefix(names(text), num_tokens + 1)
+    assert kv.try_extend(sequence_id, num_tokens, hit) is not None
+    kv.publish(sequence_id, names(text), num_tokens)
+
+
+class TestFinding:
+    def test_nothing_is_found_before_it_is_computed(self) -> None:
+        kv = manager()
+        kv.try_extend(A, 8)
+        kv.announce(A, names("xy"), 8)
+        assert kv.find_prefix(names("xy"), 9).block_ids == ()
+
+    def test_the_longest_common_beginning_is_found_while_in_use_and_after(self) -> None:
+        kv = manager()
+        compute(kv, A, "xyz")
+        hit = PrefixHit((0, 1), 8)
+        assert kv.find_prefix(names("xyw"), 12) == hit
+        kv.release(A)
+        assert kv.find_prefix(names("xyw"), 12) == hit
+
+    @pytest.mark.parametrize(("num_tokens", "num_found"), [(1, 0), (4, 0), (5, 4), (8, 4), (9, 8), (100, 12)])
+    def test_one_token_is_always_left_to_compute(self, num_tokens: int, num_found: int) -> None:
+        kv = manager()
+        compute(kv, A, "xyz")
+        assert kv.find_prefix(names("xyz"), num_tokens).num_tokens == num_found
+
+    def test_what_follows_a_gap_is_not_found(self) -> None:
+        kv = manager(num_blocks=3)
+        compute(kv, A, "xy")
+        assert kv.find_prefix(names("wy"), 9) == NO_HIT
+
+    def test_only_full_blocks_can_be_found(self) -> None:
+        kv = manager()
+        kv.try_extend(A, 7)
+        kv.publish(A, names("x"), 7)
+        assert kv.find_prefix(names("xy"), 9).num_tokens == 4
+
+    def test_looking_changes_nothing(self) -> None:
+        kv = manager(num_blocks=2)
+        compute(kv, A, "x")
+        kv.release(A)
+        compute(kv, B, "y")
+        kv.release(B)
+        kv.find_prefix(names("x"), 5)
+        kv.try_extend(C, 4)
+        assert kv.find_prefix(names("x"), 5) == NO_HIT
+
+    def test_without_prefix_caching_nothing_is_ever_found_or_waited_for(self) -> None:
+        kv = manager(enable_prefix_caching=False)
+        kv.try_extend(A, 8)
+        kv.announce(A, names("xy"), 8)
+        assert kv.find_prefix(names("xy"), 9) == NO_HIT
+        kv.publish(A, names("xy"), 8)
+        assert kv.find_prefix(names("xy"), 9) == NO_HIT
+        kv.release(A)
+        assert kv.num_free_blocks == 8
+
+    def test_a_hit_may_end_inside_a_picture_and_never_goes_on_with_another(self) -> None:
+        def hashes(media_hash: str) -> list[bytes]:
+            item = MediaItem(media_hash, TokenSpan(5, 8), Geometry(8, 8))
+            return BlockHasher(EngineRequest("r", (7,) * 16, (item,), SamplingParams()), BLOCK).hashes
+
+        kv = manager()
+        kv.try_extend(A, 16)
+        kv.publish(A, hashes("first"), 16)
+        assert kv.find_prefix(hashes("first"), 12).num_tokens == 8
+        assert kv.find_prefix(hashes("other"), 16).num_tokens == 4
+
+    def test_hits_are_counted_when_the_scheduler_says_so(self) -> None:
+        kv = manager()
+        kv.count(PrefixHit((0, 1), 8), 10)
+        kv.count(NO_HIT, 3)
+        assert (kv.num_queried_tokens, kv.num_hit_tokens) == (13, 8)
+
+
+class TestWaiting:
+    def under_way(self) -> KvCacheManager:
+        kv = manager()
+        kv.try_extend(A, 8)
+        kv.announce(A, names("xy"), 8)
+        return kv
+
+    def test_what_another_sequence_computes_is_waited_for(self) -> None:
+        kv = self.under_way()
+        assert kv.find_prefix(names("xz"), 9) == PrefixHit(is_being_computed=True)
+        assert kv.find_prefix(names("zx"), 9) == NO_HIT
+
+    def test_a_block_that_would_not_be_used_is_not_waited_for(self) -> None:
+        assert not self.under_way().find_prefix(names("x"), 4).is_being_computed
+
+    def test_the_next_block_counts_and_no_later_one(self) -> None:
+        kv = manager()
+        compute(kv, A, "x")
+        kv.try_extend(A, 12)
+        kv.announce(A, names("xyz"), 12)
+        assert kv.find_prefix(names("xy"), 9) == PrefixHit((0,), 4, is_being_computed=True)
+        assert kv.find_prefix(names("xw"), 9) == PrefixHit((0,), 4)
+
+    def test_once_computed_it_is_found(self) -> None:
+        kv = self.under_way()
+        kv.publish(A, names("xy"), 8)
+        assert kv.find_prefix(names("xy"), 9) == PrefixHit((0, 1), 8)
+
+    @pytest.mark.parametrize("end", ["withdraw", "release"])
+    def test_what_will_not_come_is_not_waited_for(self, end: str) -> None:
+        kv = self.under_way()
+        getattr(kv, end)(A)
+        assert kv.find_prefix(names("xy"), 9) == NO_HIT
+
+    def test_two_may_announce_the_same_and_one_may_give_up(self) -> None:
+        kv = self.under_way()
+        kv.try_extend(B, 8)
+        kv.announce(B, names("xy"), 8)
+        kv.withdraw(A)
+        assert kv.find_prefix(names("xy"), 9).is_being_computed
+        kv.withdraw(B)
+        assert not kv.find_prefix(names("xy"), 9).is_being_computed
+
+    def test_two_may_compute_the_same_and_the_first_is_found(self) -> None:
+        kv = self.under_way()
+        kv.try_extend(B, 8)
+        kv.announce(B, names("xy"), 8)
+        kv.publish(B, names("xy"), 8)
+        kv.publish(A, names("xy"), 8)
+        assert kv.find_prefix(names("xy"), 9).block_ids == (2, 3)
+        kv.check_invariants()
+
+    def test_a_second_slice_under_way_is_a_bug(self) -> None:
+        with pytest.raises(AssertionError, match="slice under way"):
+            self.under_way().announce(A, names("xy"), 8)
+
+
+class TestHolding:
+    def test_a_table_grows_by_what_is_missing(self) -> None:
+        kv = manager()
+        assert kv.try_extend(A, 5) == (0, 1)
+        assert kv.try_extend(A, 8) == ()
+        assert kv.try_extend(A, 9) == (2,)
+        assert kv.num_blocks_of(A) == 3
+        assert kv.num_blocks_of(B) == 0
+
+    def test_what_does_not_fit_changes_nothing(self) -> None:
+        kv = manager(num_blocks=3)
+        kv.try_extend(A, 4)
+        assert kv.try_extend(A, 17) is None
+        assert kv.try_extend(B, 12) is None
+        assert (kv.num_blocks_of(A), kv.num_blocks_of(B), kv.num_free_blocks) == (1, 0, 2)
+
+    def test_a_hit_is_used_before_fresh_blocks_are_taken(self) -> None:
+        kv = manager(num_blocks=3)
+        compute(kv, A, "xyz")
+        kv.release(A)
+        hit = kv.find_prefix(names("xy"), 9)
+        assert kv.try_extend(B, 9, hit) == (0, 1, 2)
+        assert kv.find_prefix(names("xyz"), 13) == PrefixHit((0, 1), 8)
+
+    def test_a_refused_hit_keeps_its_place_in_the_order_of_eviction(self) -> None:
+        kv = manager(num_blocks=2)
+        compute(kv, A, "x")
+        kv.release(A)
+        compute(kv, B, "y")
+        kv.release(B)
+        assert kv.try_extend(C, 12, kv.find_prefix(names("x"), 12)) is None
+        kv.try_extend(C, 4)
+        assert kv.find_prefix(names("x"), 5) == NO_HIT
+        assert kv.find_prefix(names("y"), 5).num_tokens == 4
+
+    def test_a_hit_that_others_use_takes_no_room(self) -> None:
+        kv = manager(num_blocks=3)
+        compute(kv, A, "xy")
+        assert kv.try_extend(B, 12, kv.find_prefix(names("xy"), 9)) == (0, 1, 2)
+        assert kv.usage == 1
+        kv.release(A)
+        assert kv.num_free_blocks == 0
+
+    def test_the_end_of_a_released_sequence_is_evicted_before_its_beginning(self) -> None:
+        kv = manager(num_blocks=3)
+        compute(kv, A, "xyz")
+        kv.release(A)
+        kv.try_extend(B, 4)
+        assert kv.find_prefix(names("xyz"), 13).num_tokens == 8
+        assert kv.num_evicted_blocks == 1
+
+    def test_usage_is_what_sequences_hold_not_what_can_be_found(self) -> None:
+        kv = manager(num_blocks=8)
+        compute(kv, A, "xy")
+        assert kv.usage == 0.25
+        kv.release(A)
+        assert kv.usage == 0
+
+    def test_releasing_one_that_holds_nothing_changes_nothing(self) -> None:
+        kv = manager()
+        kv.release(A)
+        assert kv.num_free_blocks == 8
+
+    def test_a_hit_for_a_sequence_that_has_blocks_is_a_bug(self) -> None:
+        kv = manager()
+        compute(kv, A, "x")
+        with pytest.raises(AssertionError, match="has blocks already"):
+            kv.try_extend(A, 8, PrefixHit((0,), 4))
+
+
+class TestForgetting:
+    def test_nothing_is_found_and_running_sequences_keep_their_blocks(self) -> None:
+        kv = manager()
+        compute(kv, A, "xy")
+        compute(kv, B, "z")
+        kv.release(B)
+        kv.forget_prefixes()
+        assert kv.find_prefix(names("xy"), 9) == kv.find_prefix(names("z"), 5) == NO_HIT
+        assert (kv.num_blocks_of(A), kv.num_free_blocks) == (2, 6)
+
+    def test_a_sequence_from_before_shares_nothing_that_it_computes_later(self) -> None:
+        kv = manager()
+        kv.try_extend(A, 8)
+        kv.announce(A, names("xy"), 8)
+        kv.forget_prefixes()
+        assert kv.find_prefix(names("xy"), 9) == NO_HIT
+        kv.publish(A, names("xy"), 8)
+        kv.announce(A, names("xy"), 8)
+        assert kv.find_prefix(names("xy"), 9) == NO_HIT
+        kv.check_invariants()
+
+    def test_once_it_begins_again_it_shares_as_others_do(self) -> None:
+        kv = manager()
+        compute(kv, A, "xy")
+        kv.forget_prefixes()
+        kv.release(A)
+        compute(kv, A, "xy")
+        assert kv.find_prefix(names("xy"), 9).num_tokens == 8
+
+
+@dataclass
+class Running:
+    """One sequence of the model."""
+
+    text: str
+    num_computed: int
+    block_ids: list[int]
+    end: int | None = None  # of its slice under way
+    is_of_old: bool = False
+    announced: list[bytes] = field(default_factory=list)
+
+    @property
+    def hashes(self) -> list[bytes]:
+        return names(self.text)
+
+
+TEXTS = ["aaaaa", "aaabb", "aabbb", "abbbb", "bbbbb", "babab"]
+NAMES = sorted({name for text in TEXTS for name in names(text)})
+
+
+class KvMachine(RuleBasedStateMachine):
+    """Sequences with common beginnings in too few blocks."""
+
+    @initialize(num_blocks=st.integers(3, 10))
+    def begin(self, num_blocks: int) -> None:
+        self.kv = manager(num_blocks)
+        self.num_blocks = num_blocks
+        self.running: dict[SequenceId, Running] = {}
+        self.block_of: dict[bytes, int] = {}
+        self.idle: list[int] = []
+        self.num_evicted = 0
+        self.next_id = 0
+
+    def in_use(self) -> set[int]:
+        return {block_id for sequence in self.running.values() for block_id in sequence.block_ids}
+
+    def expected_hit(self, hashes: list[bytes], num_tokens: int) -> PrefixHit:
+        found: list[int] = []
+        for name in hashes[: (num_tokens - 1) // BLOCK]:
+            if name not in self.block_of:
+                is_coming = any(name in sequence.announced for sequence in self.running.values())
+                return PrefixHit(tuple(found), len(found) * BLOCK, is_coming)
+            found.append(self.block_of[name])
+        return PrefixHit(tuple(found), len(found) * BLOCK)
+
+    def expect_taken(self, num_fresh: int, hit: PrefixHit, added: tuple[int, ...] | None) -> bool:
+        """The hit leaves the idle ones; then the oldest of those make room, if no others are free."""
+        idle = [block_id for block_id in self.idle if block_id not in hit.block_ids]
+        num_free = self.num_blocks - len(self.in_use() | {*self.idle})
+        if num_fresh > num_free + len(idle):
+            assert added is None
+            return False
+        assert added is not None
+        evicted = idle[: max(0, num_fresh - num_free)]
+        fresh = added[len(hit.block_ids) :]
+        assert added[: len(hit.block_ids)] == hit.block_ids
+        assert len(fresh) == num_fresh
+        assert {*evicted} <= {*fresh}
+        assert not {*fresh} & (self.in_use() | {*idle[len(evicted) :]})
+        self.idle = idle[len(evicted) :]
+        self.num_evicted += len(evicted)
+        self.block_of = {name: block_id for name, block_id in self.block_of.items() if block_id not in evicted}
+        return True
+
+    @rule(text=st.sampled_from(TEXTS), num_tokens=st.integers(1, 5 * BLOCK), looks=st.sampled_from([True, True, False]))
+    def admit(self, text: str, num_tokens: int, looks: bool) -> None:
+        hit = self.kv.find_prefix(names(text), num_tokens) if looks else NO_HIT
+        sequence_id = ("sequence", self.next_id)
+        self.next_id += 1
+        added = self.kv.try_extend(sequence_id, num_tokens, hit)
+        if self.expect_taken(-(-num_tokens // BLOCK) - len(hit.block_ids), hit, added):
+            assert added is not None
+            self.running[sequence_id] = Running(text, hit.num_tokens, list(added))
+
+    def some_running(self, data: st.DataObject) -> SequenceId:
+        return data.draw(st.sampled_from(sorted(self.running)))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), num_tokens=st.integers(1, 5 * BLOCK))
+    def extend(self, data: st.DataObject, num_tokens: int) -> None:
+        sequence_id = self.some_running(data)
+        block_ids = self.running[sequence_id].block_ids
+        num_missing = max(0, -(-num_tokens // BLOCK) - len(block_ids))
+        added = self.kv.try_extend(sequence_id, num_tokens)
+        if self.expect_taken(num_missing, NO_HIT, added):
+            assert added is not None
+            block_ids += added
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), length=st.integers(1, 3 * BLOCK))
+    def start_slice(self, data: st.DataObject, length: int) -> None:
+        sequence_id = self.some_running(data)
+        sequence = self.running[sequence_id]
+        end = min(sequence.num_computed + length, len(sequence.block_ids) * BLOCK)
+        if sequence.end is None and end > sequence.num_computed:
+            self.kv.announce(sequence_id, sequence.hashes, end)
+            sequence.end = end
+            if not sequence.is_of_old:
+                sequence.announced = sequence.hashes[sequence.num_computed // BLOCK : end // BLOCK]
+
+    @precondition(lambda self: any(sequence.end for sequence in self.running.values()))
+    @rule(data=st.data(), is_computed=st.sampled_from([True, True, False]))
+    def end_slice(self, data: st.DataObject, is_computed: bool) -> None:
+        sequence_id = data.draw(st.sampled_from(sorted(key for key, value in self.running.items() if value.end)))
+        sequence = self.running[sequence_id]
+        end, sequence.end, sequence.announced = sequence.end, None, []
+        assert end is not None
+        if not is_computed:
+            self.kv.withdraw(sequence_id)
+            return
+        self.kv.publish(sequence_id, sequence.hashes, end)
+        if not sequence.is_of_old:
+            for index in range(sequence.num_computed // BLOCK, end // BLOCK):
+                self.block_of.setdefault(sequence.hashes[index], sequence.block_ids[index])
+        sequence.num_computed = end
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        sequence_id = self.some_running(data)
+        self.kv.release(sequence_id)
+        block_ids = self.running.pop(sequence_id).block_ids
+        left = [block_id for block_id in reversed(block_ids) if block_id not in self.in_use()]
+        self.idle += [block_id for block_id in left if block_id in self.block_of.values()]
+
+    @rule(is_wanted=st.sampled_from([False, False, False, True]))
+    def forget(self, is_wanted: bool) -> None:
+        if is_wanted:
+            self.kv.forget_prefixes()
+            self.block_of, self.idle = {}, []
+            for sequence in self.running.values():
+                sequence.is_of_old, sequence.announced = True, []
+
+    @invariant()
+    def the_manager_is_as_the_model(self) -> None:
+        if not hasattr(self, "kv"):
+            return
+        self.kv.check_invariants()
+        for text in TEXTS:
+            for num_tokens in (len(text) * BLOCK, len(text) * BLOCK + 1):
+                assert self.kv.find_prefix(names(text), num_tokens) == self.expected_hit(names(text), num_tokens)
+        assert self.kv.num_free_blocks == self.num_blocks - len(self.in_use())
+        assert self.kv.num_evicted_blocks == self.num_evicted
+        for sequence_id, sequence in self.running.items():
+            assert self.kv.num_blocks_of(sequence_id) == len(sequence.block_ids)
+
+
+def test_the_manager_does_what_a_naive_model_does() -> None:
+    run_state_machine_as_test(KvMachine, settings=thorough(60))
