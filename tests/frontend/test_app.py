@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from keepsight import __version__
 from keepsight.config import Config
+from keepsight.errors import RequestFailedError
 from keepsight.frontend import app as app_module
 from keepsight.frontend.app import create_app
-from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
 from keepsight.requests import EngineRequest, FinishReason, TokenLogprob, TokenOutput
-from tests.drawn import ask, by_url, draw
+from tests.drawn import ask, by_url, draw, to_data_url, to_png
 
 MODEL = "keepsight-demo"
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -31,18 +32,30 @@ class FakeEngine:
     text: str = "Red. Blue."
     end: FinishReason = "stop"
     fails_after: int | None = None
+    failure: Exception = field(default_factory=lambda: RuntimeError("the engine broke"))
     is_endless: bool = False
+    # Set once the first token may come.
+    is_ready: asyncio.Event | None = None
+    num_cached_tokens: tuple[int, ...] = (0, 0)
     requests: list[EngineRequest] = field(default_factory=list)
+    stopped: list[tuple[str, int]] = field(default_factory=list)
     num_abandoned: int = 0
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenOutput, None]:
+    def stop_choice(self, request_id: str, choice: int) -> None:
+        self.stopped.append((request_id, choice))
+
+    async def generate(self, prepared: PreparedRequest) -> AsyncGenerator[TokenOutput, None]:
+        request = prepared.engine_request
         self.requests.append(request)
+        prepared.pixels_of({item.media_hash for item in request.media})
         count = 0
         try:
+            if self.is_ready:
+                await self.is_ready.wait()
             for choice in range(request.sampling_params.n):
                 for token in self._tokens(request, choice):
                     if count == self.fails_after:
-                        raise RuntimeError("the engine broke")
+                        raise self.failure
                     count += 1
                     await asyncio.sleep(0)
                     yield token
@@ -54,16 +67,17 @@ class FakeEngine:
         ids = self.preparer.tokenizer.encode(self.text)
         logprobs = request.sampling_params.logprobs
         while self.is_endless:
-            yield TokenOutput(choice, ids[0])
+            yield TokenOutput(request.request_id, choice, ids[0])
         for index, token_id in enumerate(ids):
             entries = None
             if logprobs is not None:
                 entries = (TokenLogprob(token_id, -0.5, 1), *(TokenLogprob(20 + n, -9.0, n) for n in range(logprobs)))
             is_last = index == len(ids) - 1
             reason: FinishReason | None = "length" if is_last and self.end == "length" else None
-            yield TokenOutput(choice, token_id, entries, reason)
+            cached = self.num_cached_tokens[choice]
+            yield TokenOutput(request.request_id, choice, token_id, entries, reason, num_cached_tokens=cached)
         if self.end == "stop":
-            yield TokenOutput(choice, 6, entries, "stop")
+            yield TokenOutput(request.request_id, choice, 6, entries, "stop")
 
 
 @pytest.fixture(scope="module")
@@ -160,8 +174,13 @@ def test_what_was_asked_reaches_the_engine(client: Client, engine: FakeEngine) -
     first, second = engine.requests
     params = first.sampling_params
     assert (params.temperature, params.seed, params.max_tokens, params.stop, params.top_k) == (0.5, 3, 7, ("x",), 4)
-    assert [len(each.pixels) for each in (first, second)] == [1, 3]
+    assert [len(each.media) for each in (first, second)] == [1, 3]
     assert second.sampling_params.max_tokens is None
+    assert (first.cache_salt, first.priority) == (None, 0)
+    client.chat(messages=messages, cache_salt="mine", priority=-3)
+    third = engine.requests[-1]
+    assert (third.cache_salt, third.priority) == ("mine", -3)
+    assert third.media[0].media_hash != first.media[0].media_hash
 
 
 def test_choices_are_told_apart(client: Client) -> None:
@@ -183,6 +202,32 @@ def test_a_stop_string_ends_the_answer_and_the_engine_s_work(client: Client, eng
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "Red."
     assert chunks[-1]["choices"][0]["stop_reason"] == " Blue"
     assert engine.num_abandoned == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_choice_that_a_stop_string_ended_is_stopped_while_the_others_go_on(
+    client: Client, engine: FakeEngine, stream: bool
+) -> None:
+    client.chat(n=2, stop=[" Blue"], stream=stream)
+    [request] = engine.requests
+    assert engine.stopped == [(request.request_id, 0), (request.request_id, 1)]
+
+
+def test_a_choice_that_the_engine_ended_is_not_stopped_once_more(client: Client, engine: FakeEngine) -> None:
+    engine.end = "length"
+    client.chat(n=2, stop=["."])  # of the last token, which the engine has called the last
+    client.chat(n=2, stop=["never said"])
+    assert {choice for _, choice in engine.stopped} == {0, 1}
+    assert {request_id for request_id, _ in engine.stopped} == {engine.requests[0].request_id}
+
+
+def test_usage_tells_how_much_of_the_prompt_was_cached_for_the_luckiest_choice(
+    client: Client, engine: FakeEngine
+) -> None:
+    engine.num_cached_tokens = (3, 8)
+    assert client.chat(n=2).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 8
+    *_, last = client.stream(n=2, stream_options={"include_usage": True})
+    assert last["usage"]["prompt_tokens_details"]["cached_tokens"] == 8
 
 
 def test_a_stream_is_chunks_of_one_answer(client: Client) -> None:
@@ -246,6 +291,11 @@ URL_FIELD = "messages[0].content[0].image_url.url"
         ({"messages": []}, (400, "messages", "invalid_argument")),
         ({"messages": [{"role": "user"}]}, (400, "messages[0].content", "invalid_argument")),
         ({"temprature": 1}, (400, "temprature", "unsupported_field")),
+        ({"cache_salt": ""}, (400, "cache_salt", "invalid_argument")),
+        ({"cache_salt": 5}, (400, "cache_salt", "invalid_argument")),
+        ({"priority": "high"}, (400, "priority", "invalid_argument")),
+        ({"priority": True}, (400, "priority", "invalid_argument")),
+        ({"priority": 2**63}, (400, "priority", "invalid_argument")),
         ({"tools": [{}]}, (400, "tools", "unsupported_field")),
         ({"mm_processor_kwargs": {"do_pan": True}}, (400, "mm_processor_kwargs.do_pan", "unsupported_field")),
         ({"stream_options": {}}, (400, "stream_options", "invalid_argument")),
@@ -305,9 +355,44 @@ def test_a_failing_engine_is_a_server_error_that_tells_nothing_of_the_inside(
     assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
 
 
+PNG = to_png(draw(1).picture)
+CUT_PICTURE = {"type": "image_url", "image_url": {"url": to_data_url(PNG[: len(PNG) // 2])}}
+
+
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_is_not_answered_to_the_end(client: Client, engine: FakeEngine, stream: bool) -> None:
+def test_a_picture_found_to_be_cut_when_its_pixels_are_made_is_still_a_refusal(
+    client: Client, engine: FakeEngine, stream: bool
+) -> None:
+    response = client.chat(messages=ask(CUT_PICTURE), stream=stream)
+    assert error_of(response) == (400, URL_FIELD, "picture_unreadable")
+    assert len(engine.requests) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("is_refusal", "error"), [(True, (400, None, "cannot_fit")), (False, (500, None, None))])
+def test_what_the_engine_refuses_is_the_caller_s_fault_and_what_it_loses_is_not(
+    client: Client, engine: FakeEngine, stream: bool, is_refusal: bool, error: tuple[int, None, str | None]
+) -> None:
+    engine.fails_after, engine.failure = 0, RequestFailedError("9 blocks of 5", is_refusal=is_refusal)
+    response = client.chat(stream=stream)
+    assert error_of(response) == error
+    assert ("9 blocks of 5" in response.text) == is_refusal
+
+
+def test_a_stream_that_is_refused_late_tells_why_in_its_last_event(client: Client, engine: FakeEngine) -> None:
+    engine.fails_after, engine.failure = 2, RequestFailedError("9 blocks of 5", is_refusal=True)
+    *_, last = client.stream()
+    assert (last["error"]["message"], last["error"]["code"]) == ("9 blocks of 5", "cannot_fit")
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_is_not_answered_to_the_end(
+    client: Client, engine: FakeEngine, stream: bool, has_begun: bool
+) -> None:
     engine.is_endless = True
+    engine.is_ready = None if has_begun else asyncio.Event()
+    sent: list[Any] = []
     body = json.dumps({"messages": HELLO, "stream": stream}).encode()
 
     async def call_and_leave() -> None:
@@ -320,7 +405,8 @@ def test_a_client_that_leaves_is_not_answered_to_the_end(client: Client, engine:
             await has_left.wait()
             return {"type": "http.disconnect"}
 
-        async def send(_message: Any) -> None:
+        async def send(message: Any) -> None:
+            sent.append(message["type"])
             await asyncio.sleep(0.01)  # so that it leaves while something is being sent, as clients mostly do
 
         scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
@@ -329,6 +415,7 @@ def test_a_client_that_leaves_is_not_answered_to_the_end(client: Client, engine:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
         assert not running.done()
+        assert bool(sent) == (stream and has_begun)
         has_left.set()
         await asyncio.wait_for(running, timeout=10)
         await asyncio.sleep(0.05)
@@ -370,7 +457,8 @@ messages = st.builds(
     lambda role, content: {"role": role, "content": content}, roles, texts | st.lists(parts, max_size=3)
 )
 FIELDS = """n stop seed logprobs top_logprobs max_tokens temperature top_p logit_bias stream stream_options min_tokens
-mm_processor_kwargs model tools user stop_token_ids messages ignore_eos include_stop_str_in_output top_k min_p"""
+cache_salt priority mm_processor_kwargs model tools user stop_token_ids messages ignore_eos
+include_stop_str_in_output top_k min_p"""
 field_names = st.sampled_from(FIELDS.split()) | st.text(max_size=5)
 plain = st.booleans() | st.integers(1, 4) | st.floats(0.1, 1) | st.none() | st.sampled_from([["d"], " B", "."])
 small = plain | st.integers(-2, 4) | st.dictionaries(st.just("1"), st.floats()) | json_values

@@ -22,8 +22,11 @@ def tokenizer() -> Tokenizer:
 def tokens_of(tokenizer: Tokenizer, end: FinishReason, choice: int = 0) -> list[TokenOutput]:
     ids = tokenizer.encode(TEXT)
     if end == "stop":
-        return [*(TokenOutput(choice, each) for each in ids), TokenOutput(choice, END_ID, finish_reason="stop")]
-    return [*(TokenOutput(choice, each) for each in ids[:-1]), TokenOutput(choice, ids[-1], finish_reason="length")]
+        *others, last = [*ids, END_ID]
+    else:
+        *others, last = ids
+    ending = TokenOutput("7", choice, last, finish_reason=end)
+    return [*(TokenOutput("7", choice, each) for each in others), ending]
 
 
 def assemble(tokenizer: Tokenizer, tokens: list[TokenOutput], **params: Any) -> list[AnswerPiece]:
@@ -73,7 +76,7 @@ def test_text_held_back_for_a_stop_string_that_never_came_is_given_at_the_end(to
 def test_bytes_that_end_with_the_answer_are_given_at_the_end(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("é漢")
     assert len(ids) >= 5, "these are bytes to this tokenizer"
-    tokens = [TokenOutput(0, each) for each in ids] + [TokenOutput(0, END_ID, finish_reason="stop")]
+    tokens = [TokenOutput("7", 0, each) for each in ids] + [TokenOutput("7", 0, END_ID, finish_reason="stop")]
     pieces = assemble(tokenizer, tokens)
     assert text_of(pieces) == pieces[-1].text == "é漢"
     assert assemble(tokenizer, tokens, stop="漢")[-1].stop_reason == "漢"
@@ -81,7 +84,7 @@ def test_bytes_that_end_with_the_answer_are_given_at_the_end(tokenizer: Tokenize
 
 def test_only_a_stop_token_of_the_caller_s_own_is_named(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(TEXT)
-    tokens = [TokenOutput(0, ids[0]), TokenOutput(0, ids[1], finish_reason="stop")]
+    tokens = [TokenOutput("7", 0, ids[0]), TokenOutput("7", 0, ids[1], finish_reason="stop")]
     pieces = assemble(tokenizer, tokens, stop_token_ids=[ids[1]])
     assert (pieces[-1].finish_reason, pieces[-1].stop_reason) == ("stop", ids[1])
     assert text_of(pieces) == tokenizer.decode(ids[:1])
@@ -93,7 +96,7 @@ def test_only_a_stop_token_of_the_caller_s_own_is_named(tokenizer: Tokenizer) ->
 def test_choices_end_each_for_itself_and_what_comes_later_is_dropped(tokenizer: Tokenizer) -> None:
     params = SamplingParams(n=2, stop=" circle")
     assembler = AnswerAssembler(tokenizer, params)
-    plain = [TokenOutput(1, each) for each in tokenizer.encode("A blue ring")]
+    plain = [TokenOutput("7", 1, each) for each in tokenizer.encode("A blue ring")]
     stopping = tokens_of(tokenizer, "length")
     texts = {0: "", 1: ""}
     ended = []
@@ -108,5 +111,5 @@ def test_choices_end_each_for_itself_and_what_comes_later_is_dropped(tokenizer: 
     assert (texts, ended) == ({0: "A red", 1: "A blue ring"}, [0])
     assert not assembler.is_finished
     assert assembler.push(stopping[-1]) is None
-    assert assembler.push(TokenOutput(1, END_ID, finish_reason="stop")) is not None
+    assert assembler.push(TokenOutput("7", 1, END_ID, finish_reason="stop")) is not None
     assert assembler.is_finished

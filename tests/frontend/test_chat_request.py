@@ -68,6 +68,7 @@ def test_every_field_arrives() -> None:
         logit_bias={"12": -1}, presence_penalty=1, frequency_penalty=-1, top_k=5, min_p=0.1, repetition_penalty=1.5,
         ignore_eos=True, stop_token_ids=[9], min_tokens=2, include_stop_str_in_output=True, skip_special_tokens=False,
         stream=True, stream_options={"include_usage": True}, mm_processor_kwargs={"do_pan_and_scan": True},
+        cache_salt="tenant", priority=-2,
         user="me", metadata={"a": "b"}, prompt_cache_key="k", safety_identifier="s",
     )  # fmt: skip
     assert request.to_sampling_params() == SamplingParams(
@@ -77,6 +78,7 @@ def test_every_field_arrives() -> None:
     )  # fmt: skip
     assert request.stream
     assert request.includes_usage
+    assert (request.cache_salt, request.priority) == ("tenant", -2)
     assert request.do_pan_and_scan
 
 
@@ -152,6 +154,9 @@ def test_an_unknown_field_is_refused_with_its_path(fields: dict[str, Any], field
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"mm_processor_kwargs": {"do_pan_and_scan": "yes"}}, "mm_processor_kwargs.do_pan_and_scan"),
         ({"model": 1}, "model"),
+        ({"cache_salt": 1}, "cache_salt"),
+        ({"priority": "high"}, "priority"),
+        ({"priority": 1.5}, "priority"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_path(fields: dict[str, Any], field: str) -> None:
@@ -203,7 +208,7 @@ def test_the_official_client_reads_an_answer() -> None:
     choice = ChatChoice(
         index=0, message=ChatMessage(content="a"), finish_reason="stop", logprobs=make_logprobs(), stop_reason="x"
     )
-    usage = Usage.count(num_prompt_tokens=20, num_completion_tokens=1, num_image_tokens=16)
+    usage = Usage.count(num_prompt_tokens=20, num_completion_tokens=1, num_image_tokens=16, num_cached_tokens=5)
     body = ChatCompletion(id="chatcmpl-1", created=1, model="demo", choices=[choice], usage=usage)
     answer = ask(answer_with(body))
     assert answer.object == "chat.completion"
@@ -211,7 +216,7 @@ def test_the_official_client_reads_an_answer() -> None:
     assert answer.choices[0].message.refusal is None
     assert answer.choices[0].finish_reason == "stop"
     assert answer.usage.total_tokens == 21
-    assert answer.usage.prompt_tokens_details.cached_tokens == 0
+    assert answer.usage.prompt_tokens_details.cached_tokens == 5
     assert answer.usage.prompt_tokens_details.image_tokens == 16
     (logprob,) = answer.choices[0].logprobs.content
     assert (logprob.token, logprob.bytes) == ("a", [97])

@@ -1,5 +1,6 @@
 """The frontend's whole work on a request, and above all the order of it: geometry first, pixels last."""
 
+import io
 import json
 import shutil
 from collections.abc import Iterator
@@ -20,9 +21,10 @@ from keepsight.errors import (
     PromptTooLongError,
     UnreadablePictureError,
 )
-from keepsight.frontend import prepare_request
+from keepsight.frontend import hash_media, prepare_request
 from keepsight.frontend.decode_picture import decode_picture
-from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.open_picture import PictureSource
+from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
 from keepsight.media import Geometry
 from keepsight.requests import EngineRequest
 from keepsight.sampling_params import SamplingParams
@@ -51,6 +53,10 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return fields
 
 
+def hashes_of(prepared: PreparedRequest) -> list[str]:
+    return [item.media_hash for item in prepared.engine_request.media]
+
+
 def soft_positions(request: EngineRequest) -> list[int]:
     return [position for position, token_id in enumerate(request.token_ids) if token_id == SOFT_TOKEN_ID]
 
@@ -65,9 +71,10 @@ def test_every_picture_and_crop_has_its_span_its_geometry_and_its_pixels(
     preparer: RequestPreparer, overrides: dict[str, Any] | None
 ) -> None:
     pictures = [draw(seed).picture.resize(size) for seed, size in enumerate([(640, 300), (300, 860), (300, 300)])]
-    request = preparer.prepare_chat(ask(*map(by_url, pictures), "What?"), PARAMS, overrides)
+    prepared = preparer.prepare_chat(ask(*map(by_url, pictures), "What?"), PARAMS, overrides)
+    request, pixels = prepared.engine_request, prepared.pixels_of(hashes_of(prepared))
     assert list(covered_positions(request)) == soft_positions(request)
-    assert {(each.shape, each.dtype.name) for each in request.pixels} == {((112, 112, 3), "uint8")}
+    assert {(each.shape, each.dtype.name) for each in pixels.values()} == {((112, 112, 3), "uint8")}
     whole = [Geometry(640, 300), Geometry(300, 860), Geometry(300, 300)]
     crops = [[Geometry(320, 300)] * 2, [Geometry(300, 287)] * 2 + [Geometry(300, 286)], []]
     expected = [
@@ -76,41 +83,50 @@ def test_every_picture_and_crop_has_its_span_its_geometry_and_its_pixels(
         for geometry in (picture, *(parts if overrides else []))
     ]
     assert [item.geometry for item in request.media] == expected
-    assert len(request.pixels) == len(expected)
+    assert len(pixels) == len(expected)
 
 
 def test_pixels_follow_their_pictures(preparer: RequestPreparer) -> None:
     colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
     pictures = [Image.new("RGB", (50, 40), colour) for colour in colours]
-    request = preparer.prepare_chat(ask(*map(by_object, pictures), "What?"), PARAMS)
-    assert [tuple(map(int, each[5, 5])) for each in request.pixels] == colours
+    prepared = preparer.prepare_chat(ask(*map(by_object, pictures), "What?"), PARAMS)
+    hashes = hashes_of(prepared)
+    pixels = prepared.pixels_of(hashes)
+    assert [tuple(map(int, pixels[each][5, 5])) for each in hashes] == colours
 
 
 def test_a_chat_begins_with_one_bos_and_so_does_a_plain_prompt(preparer: RequestPreparer) -> None:
-    chatted = preparer.prepare_chat(ask("Hello"), PARAMS)
+    chatted = preparer.prepare_chat(ask("Hello"), PARAMS).engine_request
     written = "<start_of_turn>user\nHello<end_of_turn>\n<start_of_turn>model\n"
     for prompt in (written, f"<bos>{written}"):
-        assert preparer.prepare_text(prompt, (), PARAMS).token_ids == chatted.token_ids
+        assert preparer.prepare_text(prompt, (), PARAMS).engine_request.token_ids == chatted.token_ids
     assert chatted.token_ids.count(2) == 1
 
 
 # What is refused is refused early -----------------------------------------------------------------------------
 
 
-def test_a_prompt_that_is_too_long_is_refused_before_anything_is_decoded(decoded: list[str]) -> None:
+def test_a_prompt_that_is_too_long_is_refused_before_any_content_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     preparer = RequestPreparer.from_config(Config(max_model_len=50))
+    hashed: list[PictureSource] = []
+
+    def note(source: PictureSource) -> str:
+        hashed.append(source)
+        return "a hash"
+
+    monkeypatch.setattr(hash_media, "hash_content", note)
     picture = by_url(draw(7).picture)
     with pytest.raises(PromptTooLongError, match=r"of them of 2 pictures; .* holds 50") as caught:
         preparer.prepare_chat(ask(picture, picture, "What are these two, if you please?"), PARAMS)
     assert "32 of them" in str(caught.value)
-    assert not decoded
+    assert not hashed
     preparer.prepare_chat(ask(picture, "What?"), PARAMS)
-    assert decoded == ["messages[0].content[0].image_url.url"]
+    assert len(hashed) == 1
 
 
 def test_a_prompt_may_be_one_token_shorter_than_the_context_and_no_longer(preparer: RequestPreparer) -> None:
     length = preparer.max_model_len
-    assert len(preparer.prepare_tokens([30] * (length - 1), PARAMS).token_ids) == length - 1
+    assert len(preparer.prepare_tokens([30] * (length - 1), PARAMS).engine_request.token_ids) == length - 1
     with pytest.raises(PromptTooLongError, match=f"has {length} tokens"):
         preparer.prepare_tokens([30] * length, PARAMS)
 
@@ -133,10 +149,128 @@ def test_markers_that_do_not_match_the_pictures_are_refused_before_anything_is_d
     assert not decoded
 
 
-def test_a_picture_cut_behind_its_header_is_refused_when_it_is_decoded(preparer: RequestPreparer) -> None:
+def test_a_picture_cut_behind_its_header_is_refused_when_its_pixels_are_made(preparer: RequestPreparer) -> None:
     png = to_png(draw(7).picture)
-    with pytest.raises(UnreadablePictureError, match="damaged or truncated"):
-        preparer.prepare_text("<start_of_image>", [png[: len(png) // 2]], PARAMS)
+    prepared = preparer.prepare_text("<start_of_image>", [png[: len(png) // 2]], PARAMS)
+    with pytest.raises(UnreadablePictureError, match="damaged or truncated") as caught:
+        prepared.pixels_of(hashes_of(prepared))
+    assert caught.value.field == "multi_modal_data.image[0]"
+
+
+def test_a_file_that_pillow_opened_and_cannot_load_is_refused_by_its_field(preparer: RequestPreparer) -> None:
+    png = to_png(draw(7).picture)
+    opened = Image.open(io.BytesIO(png[: len(png) // 2]))
+    with pytest.raises(UnreadablePictureError, match="damaged or truncated") as caught:
+        preparer.prepare_text("<start_of_image>", [opened], PARAMS)
+    assert caught.value.field == "multi_modal_data.image[0]"
+
+
+# Pixels of those that are asked for ---------------------------------------------------------------------------
+
+
+def test_nothing_is_decoded_but_what_is_asked_for(preparer: RequestPreparer, decoded: list[str]) -> None:
+    pictures = [draw(seed).picture for seed in range(3)]
+    prepared = preparer.prepare_chat(ask(*map(by_url, pictures), "What?"), PARAMS)
+    assert not decoded
+    second = hashes_of(prepared)[1]
+    assert prepared.pixels_of({second}).keys() == {second}
+    assert decoded == ["messages[0].content[1].image_url.url"]
+    assert prepared.pixels_of(()) == {}
+
+
+def test_a_picture_and_its_crops_are_decoded_once(preparer: RequestPreparer, decoded: list[str]) -> None:
+    picture = by_url(draw(1).picture.resize((640, 300)))
+    prepared = preparer.prepare_chat(ask(picture, picture, "What?"), PARAMS, CROPPED)
+    whole, left, right, *again = hashes_of(prepared)
+    assert again == [whole, left, right]
+    assert prepared.group_by_picture({whole, left, right}) == [(whole, left, right)]
+    pixels = prepared.pixels_of([whole, left, right])
+    assert len(decoded) == 1
+    [only_right] = prepared.pixels_of([right]).values()
+    np.testing.assert_array_equal(only_right, pixels[right])
+    assert not np.array_equal(pixels[left], pixels[right])
+
+
+def test_a_crop_s_pixels_keep_no_others_in_memory(preparer: RequestPreparer) -> None:
+    """One of exactly the model's size passes without being resized."""
+    options = CROPPED | {"pan_and_scan_min_crop_size": 50}
+    prepared = preparer.prepare_chat(ask(by_object(Image.new("RGB", (112, 224))), "What?"), PARAMS, options)
+    whole, upper, lower = hashes_of(prepared)
+    assert len({whole, upper, lower}) == 3
+    for pixels in prepared.pixels_of([whole, upper, lower]).values():
+        while isinstance(pixels.base, np.ndarray):
+            pixels = pixels.base
+        assert pixels.nbytes <= 112 * 112 * 4
+
+
+def test_an_error_of_the_same_picture_elsewhere_is_told_under_the_own_field(preparer: RequestPreparer) -> None:
+    prepared = preparer.prepare_chat(ask(by_url(draw(1).picture), by_url(draw(2).picture)), PARAMS)
+    error = prepared.as_own(UnreadablePictureError("messages[7]", "is damaged"), hashes_of(prepared)[1])
+    assert type(error) is UnreadablePictureError
+    assert str(error) == "messages[0].content[1].image_url.url: is damaged"
+    other = MemoryError()
+    assert prepared.as_own(other, hashes_of(prepared)[0]) is other
+
+
+# What is the same and what is not -----------------------------------------------------------------------------
+
+
+def test_a_picture_has_one_name_wherever_and_however_often_it_is_sent(preparer: RequestPreparer) -> None:
+    picture, other = by_url(draw(1).picture), by_url(draw(2).picture)
+    first = hashes_of(preparer.prepare_chat(ask("What?", picture), PARAMS))
+    second = hashes_of(preparer.prepare_chat(ask(other, picture, "And?", picture), SamplingParams(n=3)))
+    assert first == [second[1]] == [second[2]]
+    assert second[0] != second[1]
+
+
+def test_the_whole_of_a_cropped_picture_is_the_picture_that_is_not_cropped(preparer: RequestPreparer) -> None:
+    messages = ask(by_url(draw(1).picture.resize((640, 300))))
+    [alone] = hashes_of(preparer.prepare_chat(messages, PARAMS))
+    whole, left, right = hashes_of(preparer.prepare_chat(messages, PARAMS, CROPPED))
+    assert whole == alone
+    assert len({whole, left, right}) == 3
+
+
+def test_another_salt_backend_or_model_is_another_picture(preparer: RequestPreparer, tmp_path: Path) -> None:
+    shutil.copytree(checkpoint_path(), tmp_path / "other", ignore=shutil.ignore_patterns("*.safetensors"))
+    pil = RequestPreparer.from_config(Config(image_backend="pil"))
+    other = RequestPreparer.from_config(Config(model=tmp_path / "other"))
+    messages = ask(by_url(draw(1).picture))
+    prepared = [
+        *(each.prepare_chat(messages, PARAMS) for each in (preparer, pil, other)),
+        *(preparer.prepare_chat(messages, PARAMS, cache_salt=salt) for salt in ("None", "a", "b")),
+    ]
+    assert len({hashes_of(each)[0] for each in prepared}) == len(prepared)
+
+
+def test_salt_and_priority_reach_the_engine_whatever_the_prompt(preparer: RequestPreparer) -> None:
+    for prepared in (
+        preparer.prepare_chat(ask("Hello"), PARAMS, cache_salt="mine", priority=4),
+        preparer.prepare_text("Hello", (), PARAMS, cache_salt="mine", priority=4),
+        preparer.prepare_tokens([30], PARAMS, cache_salt="mine", priority=4),
+    ):
+        assert (prepared.engine_request.cache_salt, prepared.engine_request.priority) == ("mine", 4)
+
+
+@pytest.mark.parametrize(
+    ("terms", "field"),
+    [
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"cache_salt": b"mine"}, "cache_salt"),
+        ({"priority": True}, "priority"),
+        ({"priority": 1.0}, "priority"),
+        ({"priority": -(2**64)}, "priority"),
+    ],
+)
+def test_a_salt_or_priority_of_the_wrong_kind_is_refused(
+    preparer: RequestPreparer, terms: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        preparer.prepare_tokens([30], PARAMS, **terms)
+    assert caught.value.field == field
+
+
+# What may be changed ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -166,23 +300,23 @@ def test_processor_options_are_checked_whether_or_not_there_are_pictures(
 def test_requests_prepared_on_several_threads_are_as_if_prepared_alone(preparer: RequestPreparer) -> None:
     drawings = [draw(seed) for seed in range(12)]
 
-    def prepare(index: int) -> EngineRequest:
+    def prepare(index: int) -> PreparedRequest:
         drawn = drawings[index % 12]
         return preparer.prepare_chat(ask(by_url(drawn.picture), drawn.questions[0].text), PARAMS)
 
     alone = [prepare(index) for index in range(12)]
     with ThreadPoolExecutor(8) as threads:
         together = list(threads.map(prepare, range(48)))
-    for index, request in enumerate(together):
-        expected = alone[index % 12]
+    for index, prepared in enumerate(together):
+        request, expected = prepared.engine_request, alone[index % 12].engine_request
         assert (request.token_ids, request.media) == (expected.token_ids, expected.media)
-        np.testing.assert_array_equal(request.pixels[0], expected.pixels[0])
-    assert len({request.request_id for request in alone + together}) == 60
+    assert len({each.engine_request.request_id for each in alone + together}) == 60
 
 
 def test_one_request_s_options_do_not_reach_the_next(preparer: RequestPreparer) -> None:
     messages = ask(by_object(Image.new("RGB", (640, 300))))
-    counts = [len(preparer.prepare_chat(messages, PARAMS, options).media) for options in (None, CROPPED, None, {})]
+    prepared = [preparer.prepare_chat(messages, PARAMS, options) for options in (None, CROPPED, None, {})]
+    counts = [len(hashes_of(each)) for each in prepared]
     assert counts == [1, 3, 1, 1]
 
 

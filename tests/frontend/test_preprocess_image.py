@@ -54,7 +54,7 @@ def our_pixels(case: Case, backend: Backend) -> Floats:
     """float32 [1 + crops, 3, height, width], as the reference lays them out."""
     config = config_of(case, backend)
     crops = plan_crops(read_header(case.source, "picture").geometry, config)
-    prepared = preprocess_image(decode_picture(case.source, "picture"), crops, config)
+    prepared = preprocess_image(decode_picture(case.source, "picture"), (None, *crops), config)
     normalized = PixelNormalizer(config, "cpu", torch.float32)(torch.from_numpy(np.stack(prepared)))
     return normalized.permute(0, 3, 1, 2).contiguous().numpy()
 
@@ -111,8 +111,8 @@ def test_how_the_pixels_lie_in_memory_does_not_matter(backend: Backend, lay_out:
     config = ImageProcessorConfig(height=31, width=29, backend=backend)
     pixels = np.asarray(random_picture("RGB", (97, 61)))
     crops = (CropBox(0, 0, 49, 61), CropBox(49, 0, 48, 61), CropBox(3, 5, 29, 31))
-    expected = preprocess_image(packed(pixels), crops, config)
-    found = preprocess_image(lay_out(pixels), crops, config)
+    expected = preprocess_image(packed(pixels), (None, *crops), config)
+    found = preprocess_image(lay_out(pixels), (None, *crops), config)
     assert all(np.array_equal(left, right) for left, right in zip(expected, found, strict=True))
 
 

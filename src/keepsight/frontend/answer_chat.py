@@ -19,29 +19,28 @@ from keepsight.frontend.chat_response import (
     ChatMessage,
     ChoiceLogprobs,
     ContentLogprob,
-    ErrorDetail,
     ErrorResponse,
     TopLogprob,
     Usage,
 )
 from keepsight.frontend.engine_client import EngineClient
+from keepsight.frontend.prepare_request import PreparedRequest
 from keepsight.frontend.tokenizer import Tokenizer
-from keepsight.requests import EngineRequest, TokenOutput
+from keepsight.requests import TokenOutput
 
 logger = logging.getLogger(__name__)
-SERVER_FAILED = ErrorResponse(
-    error=ErrorDetail(message="the server failed to answer; its log says why", type="server_error")
-)
 _encode = msgspec.json.Encoder().encode
 
 
 class ChatAnswer:
     """One request on its way through the engine."""
 
-    def __init__(self, asked: ChatRequest, request: EngineRequest, tokenizer: Tokenizer, model_name: str) -> None:
-        self._asked, self._request, self._tokenizer, self._model_name = asked, request, tokenizer, model_name
+    def __init__(self, asked: ChatRequest, prepared: PreparedRequest, tokenizer: Tokenizer, model_name: str) -> None:
+        self._asked, self._prepared, self._tokenizer, self._model_name = asked, prepared, tokenizer, model_name
+        self._request = prepared.engine_request
         self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         self._num_tokens = 0
+        self._num_cached_tokens = 0
 
     async def whole(self, engine: EngineClient) -> ChatCompletion:
         choices: list[list[AnswerPiece]] = [[] for _ in range(self._request.sampling_params.n)]
@@ -57,21 +56,28 @@ class ChatAnswer:
         )
 
     async def events(self, engine: EngineClient) -> AsyncGenerator[bytes, None]:
-        """A failure is an event too: the status was sent long ago."""
+        """The first comes with the first token: what fails before is raised.  What fails later is an event too."""
+        has_begun = False
         try:
             async with aclosing(self._chunks(engine)) as chunks:
                 async for chunk in chunks:
+                    has_begun = True
                     yield chunk
-        except Exception:
+        except Exception as error:
+            if not has_begun:
+                raise
             logger.exception("the answer %s failed", self._id)
-            yield b"data: " + _encode(SERVER_FAILED) + b"\n\n"
+            yield b"data: " + _encode(ErrorResponse.of(error)) + b"\n\n"
         yield b"data: [DONE]\n\n"
 
     async def _chunks(self, engine: EngineClient) -> AsyncGenerator[bytes, None]:
-        for index in range(self._request.sampling_params.n):
-            yield self._event(ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content="")))
+        has_begun = False
         async with aclosing(self._pieces(engine)) as pieces:
             async for piece in pieces:
+                if not has_begun:
+                    has_begun = True
+                    for index in range(self._request.sampling_params.n):
+                        yield self._event(ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content="")))
                 # A token may add no text yet; its log-probability is told all the same.
                 if piece.text or piece.finish_reason or piece.token.logprobs:
                     yield self._event(self._chunk_choice(piece))
@@ -80,17 +86,20 @@ class ChatAnswer:
 
     async def _pieces(self, engine: EngineClient) -> AsyncGenerator[AnswerPiece, None]:
         assembler = AnswerAssembler(self._tokenizer, self._request.sampling_params)
-        async with aclosing(engine.generate(self._request)) as tokens:
+        async with aclosing(engine.generate(self._prepared)) as tokens:
             async for token in tokens:
                 if piece := assembler.push(token):
                     self._num_tokens += 1
+                    self._num_cached_tokens = max(self._num_cached_tokens, token.num_cached_tokens)
+                    if piece.ends_before_engine:
+                        engine.stop_choice(self._request.request_id, piece.choice)
                     yield piece
                 if assembler.is_finished:
                     return
 
     def _usage(self) -> Usage:
         num_image_tokens = sum(item.span.length for item in self._request.media)
-        return Usage.count(len(self._request.token_ids), self._num_tokens, num_image_tokens)
+        return Usage.count(len(self._request.token_ids), self._num_tokens, num_image_tokens, self._num_cached_tokens)
 
     def _choice(self, index: int, pieces: Sequence[AnswerPiece]) -> ChatChoice:
         last = pieces[-1]

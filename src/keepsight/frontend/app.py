@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -17,13 +17,12 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from keepsight import __version__
-from keepsight.errors import BodyTooLargeError, InvalidArgumentError, ModelNotFoundError
-from keepsight.frontend.answer_chat import SERVER_FAILED, ChatAnswer
+from keepsight.errors import BodyTooLargeError, InvalidArgumentError, ModelNotFoundError, RequestFailedError
+from keepsight.frontend.answer_chat import ChatAnswer
 from keepsight.frontend.chat_request import ChatRequest, parse_chat_request
-from keepsight.frontend.chat_response import ErrorDetail, ErrorResponse, ModelCard, ModelList
+from keepsight.frontend.chat_response import SERVER_FAILED, ErrorDetail, ErrorResponse, ModelCard, ModelList
 from keepsight.frontend.engine_client import EngineClient
-from keepsight.frontend.prepare_request import RequestPreparer
-from keepsight.requests import EngineRequest
+from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
 
 logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 100 * 2**20
@@ -34,8 +33,8 @@ Answer = TypeVar("Answer")
 class _EventStream(StreamingResponse):
     """Closes its events however it ends: a client that leaves frees the engine now, not when garbage is collected."""
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(events, media_type="text/event-stream")
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(_chain(first, events), media_type="text/event-stream")
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,10 +50,13 @@ class Api:
     async def chat_completions(self, http: Request) -> Response:
         asked = parse_chat_request(await _read_body(http))
         self._check_model(asked.model)
-        request = await run_in_threadpool(self._prepare, asked)
-        answer = ChatAnswer(asked, request, self._preparer.tokenizer, self._model_name)
+        prepared = await run_in_threadpool(self._prepare, asked)
+        answer = ChatAnswer(asked, prepared, self._preparer.tokenizer, self._model_name)
         if asked.stream:
-            return _EventStream(answer.events(self._engine))
+            events = answer.events(self._engine)
+            # What fails before the first token still gets a status of its own.
+            first = await _unless_client_leaves(http, anext(events))
+            return _EventStream(first, events)
         return _json(await _unless_client_leaves(http, answer.whole(self._engine)))
 
     async def models(self, _http: Request) -> Response:
@@ -70,11 +72,13 @@ class Api:
     async def version(self, _http: Request) -> Response:
         return _json({"version": __version__})
 
-    def _prepare(self, asked: ChatRequest) -> EngineRequest:
+    def _prepare(self, asked: ChatRequest) -> PreparedRequest:
         overrides: dict[str, Any] = {}
         if asked.do_pan_and_scan is not None:
             overrides["do_pan_and_scan"] = asked.do_pan_and_scan
-        return self._preparer.prepare_chat(asked.messages, asked.to_sampling_params(), overrides)
+        return self._preparer.prepare_chat(
+            asked.messages, asked.to_sampling_params(), overrides, asked.cache_salt, asked.priority or 0
+        )
 
     def _check_model(self, name: str | None) -> None:
         if name not in (None, self._model_name):
@@ -93,11 +97,18 @@ def create_app(preparer: RequestPreparer, engine: EngineClient, model_name: str)
         ],
         exception_handlers={
             InvalidArgumentError: _refuse,
+            RequestFailedError: _answer_failed_request,
             HTTPException: _refuse_http,
             ClientDisconnect: _note_client_left,
             Exception: _fail,
         },
     )
+
+
+async def _chain(first: bytes, others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for each in others:
+        yield each
 
 
 async def _read_body(http: Request) -> bytes:
@@ -109,7 +120,7 @@ async def _read_body(http: Request) -> bytes:
     return bytes(body)
 
 
-async def _unless_client_leaves(http: Request, work: Coroutine[Any, Any, Answer]) -> Answer:
+async def _unless_client_leaves(http: Request, work: Awaitable[Answer]) -> Answer:
     """Abandons the work of a client that is gone.  Only streams notice that by themselves."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(http.receive())  # the body is read, so nothing else can come
@@ -130,8 +141,13 @@ async def _note_client_left(http: Request, _error: Exception) -> Response:
 
 async def _refuse(_http: Request, error: Exception) -> Response:
     assert isinstance(error, InvalidArgumentError)
-    detail = ErrorDetail(message=str(error), type="invalid_request_error", param=error.field, code=error.code)
-    return _json(ErrorResponse(error=detail), status=error.status)
+    return _json(ErrorResponse.of(error), status=error.status)
+
+
+async def _answer_failed_request(http: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestFailedError)
+    logger.log(logging.INFO if error.is_refusal else logging.ERROR, "%s %s: %s", http.method, http.url.path, error)
+    return _json(ErrorResponse.of(error), status=error.status)
 
 
 async def _refuse_http(_http: Request, error: Exception) -> Response:

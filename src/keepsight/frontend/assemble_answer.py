@@ -25,6 +25,11 @@ class AnswerPiece:
     def choice(self) -> int:
         return self.token.choice
 
+    @property
+    def ends_before_engine(self) -> bool:
+        """A stop string ended the choice, and the engine has to be told."""
+        return self.finish_reason is not None and self.token.finish_reason is None
+
 
 class AnswerAssembler:
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:

@@ -38,7 +38,6 @@ class _RefusedFields(msgspec.Struct, frozen=True, kw_only=True):
     audio: Any = None
     bad_words: Any = None
     best_of: Any = None
-    cache_salt: Any = None
     chat_template: Any = None
     chat_template_kwargs: Any = None
     continue_final_message: Any = None
@@ -56,7 +55,6 @@ class _RefusedFields(msgspec.Struct, frozen=True, kw_only=True):
     moderation: Any = None
     parallel_tool_calls: Any = None
     prediction: Any = None
-    priority: Any = None
     prompt_cache_breakpoint: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
@@ -95,7 +93,6 @@ _NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "logits_processors": ([],),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),  # says how tools are called, and there are none
-    "priority": (0,),
     "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
@@ -139,6 +136,10 @@ class ChatRequest(_RefusedFields, frozen=True, kw_only=True, forbid_unknown_fiel
     min_tokens: int | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+
+    # Whom caches are shared with, and who goes first (smaller).
+    cache_salt: str | None = None
+    priority: int | None = None
 
     # Labels and hints: by their own definition they never change an answer.
     metadata: dict[str, str] | None = None

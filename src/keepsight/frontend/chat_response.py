@@ -8,6 +8,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from keepsight.errors import InvalidArgumentError, RequestFailedError
+
 FinishReason = Literal["stop", "length"]
 
 
@@ -24,8 +26,18 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
 
     @classmethod
-    def count(cls, num_prompt_tokens: int, num_completion_tokens: int, num_image_tokens: int = 0) -> "Usage":
-        details = PromptTokensDetails(image_tokens=num_image_tokens, text_tokens=num_prompt_tokens - num_image_tokens)
+    def count(
+        cls,
+        num_prompt_tokens: int,
+        num_completion_tokens: int,
+        num_image_tokens: int = 0,
+        num_cached_tokens: int = 0,
+    ) -> "Usage":
+        details = PromptTokensDetails(
+            cached_tokens=num_cached_tokens,
+            image_tokens=num_image_tokens,
+            text_tokens=num_prompt_tokens - num_image_tokens,
+        )
         return cls(
             prompt_tokens=num_prompt_tokens,
             completion_tokens=num_completion_tokens,
@@ -125,6 +137,21 @@ class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorDetail
+
+    @classmethod
+    def of(cls, error: Exception) -> "ErrorResponse":
+        """What is the caller's own fault is told; of ours they learn no more than that it is."""
+        if isinstance(error, InvalidArgumentError | RequestFailedError) and error.status < 500:
+            field = error.field if isinstance(error, InvalidArgumentError) else None
+            return cls(
+                error=ErrorDetail(message=str(error), type="invalid_request_error", param=field, code=error.code)
+            )
+        return SERVER_FAILED
+
+
+SERVER_FAILED = ErrorResponse(
+    error=ErrorDetail(message="the server failed to answer; its log says why", type="server_error")
+)
 
 
 def _to_finite(logprob: float) -> float:

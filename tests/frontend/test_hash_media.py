@@ -1,0 +1,203 @@
+"""Values that differ have names that differ, and so have pictures whose embeddings could differ."""
+
+import dataclasses
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from keepsight.frontend.decode_picture import decode_picture
+from keepsight.frontend.hash_media import MediaHasher, hash_content, hash_values
+from keepsight.frontend.read_header import MODES
+from keepsight.image_processor_config import ImageProcessorConfig
+from keepsight.media import CropBox
+from tests.drawn import draw, to_png
+
+CONFIG = ImageProcessorConfig()
+
+# Values ---------------------------------------------------------------------------------------------------------
+
+keys = st.text(max_size=2) | st.binary(max_size=2) | st.integers(-2, 2) | st.booleans()
+# Few and small, so that two of them are often equal.
+scalars = (
+    st.sampled_from([None, True, False, 0, 1, -1, 255, 256, 0.0, -0.0, 1.0, "", "a", "ab", b"", b"a", b"ab"])
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=3)
+    | st.binary(max_size=3)
+)
+values = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(keys, inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def canonical(value: Any) -> str:
+    """What two values must share to be the same: the text says kind and content of everything in them."""
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(canonical, value))}]"
+    if isinstance(value, dict):
+        pairs = sorted((canonical(key), canonical(inner)) for key, inner in value.items())
+        return f"{{{','.join(f'{key}:{inner}' for key, inner in pairs)}}}"
+    return repr(value)
+
+
+def reshaped(value: Any) -> Any:
+    """The same value, with lists for tuples and every dict in the opposite order."""
+    if isinstance(value, list | tuple):
+        return [reshaped(each) for each in value]
+    if isinstance(value, dict):
+        return {key: reshaped(inner) for key, inner in reversed(value.items())}
+    return value
+
+
+@given(values, values)
+def test_two_values_have_one_hash_exactly_if_they_are_the_same(left: Any, right: Any) -> None:
+    assert (hash_values(value=left) == hash_values(value=right)) == (canonical(left) == canonical(right))
+
+
+@given(values)
+def test_the_order_of_dicts_and_the_kind_of_sequence_do_not_matter_at_any_depth(value: Any) -> None:
+    assert hash_values(value=value) == hash_values(value=reshaped(value))
+
+
+@given(st.lists(values, min_size=2, max_size=6))
+def test_where_a_value_ends_and_the_next_begins_matters(parts: list[Any]) -> None:
+    split_early, split_late = [parts[:1], parts[1:]], [parts[:-1], parts[-1:]]
+    assert (hash_values(value=split_early) == hash_values(value=split_late)) == (len(parts) == 2)
+
+
+def test_values_that_look_alike_have_hashes_of_their_own() -> None:
+    alike: list[Any] = [
+        *("abc", b"abc", ["abc"], ["a", "bc"], ["ab", "c"], {"abc": None}, {"a": "bc"}, {b"a": "bc"}, "\ud800"),
+        *(0, False, 0.0, -0.0, None, "", b"", [], {}, "0", "None", [None], [[]], [0], [{}]),
+        *(1, True, 1.0, "1", 1.5, float("inf"), float("nan"), -1, 255, 256, -256, 2**16),
+        *(2**63, -(2**63), 2**64, 2**64 + 1, 2**640, -(2**640)),
+        *({"a": {"b": 1, "c": 2}}, {"a": {"b": 2, "c": 1}}, {"a": {"b": 1}, "c": 2}),
+    ]
+    assert len({hash_values(value=each) for each in alike}) == len(alike)
+
+
+def test_the_name_of_a_value_is_a_part_of_it_and_the_order_of_names_is_not() -> None:
+    assert hash_values(a=1, b=2) == hash_values(b=2, a=1) != hash_values(a=2, b=1)
+    assert hash_values() != hash_values(a=None)
+
+
+@pytest.mark.parametrize("value", [object(), {1}, np.int64(1), np.zeros(2), 1j])
+def test_what_has_no_framing_of_its_own_is_never_hashed_by_chance(value: Any) -> None:
+    with pytest.raises(TypeError, match=type(value).__name__):
+        hash_values(value=[value])
+
+
+def test_a_hash_is_blake3_in_hex_and_the_same_in_every_process() -> None:
+    assert hash_values(a=[1, "x", None]) == "4ae7721ae7e5f15426ec83c620743e42f3addfa00bc5cd473d91fdd5be92f511"
+
+
+# Content --------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_are_named_by_every_one_of_them() -> None:
+    png = to_png(draw(1).picture)
+    others = [png[:-1], png + b"\0", png[:50] + bytes([png[50] ^ 1]) + png[51:], b""]
+    assert len({hash_content(each) for each in (png, *others)}) == 5
+    assert hash_content(png) == hash_content(bytes(bytearray(png)))
+
+
+def test_a_pil_image_is_named_by_what_it_shows_wherever_it_comes_from() -> None:
+    picture = draw(1).picture
+    opened = Image.open(io.BytesIO(to_png(picture)))
+    opened.info["comment"] = "of no consequence"
+    assert hash_content(opened) == hash_content(picture) == hash_content(picture.copy())
+    changed = picture.copy()
+    changed.putpixel((3, 3), (1, 2, 3))
+    assert hash_content(changed) != hash_content(picture)
+
+
+def test_the_same_pixels_of_another_mode_or_size_are_another_picture() -> None:
+    pixels = bytes(range(240)) * 2
+    shapes = [
+        *(("RGB", size) for size in [(16, 10), (10, 16), (160, 1)]),
+        *((mode, (12, 10)) for mode in ("RGBA", "CMYK", "RGBX", "RGBa")),
+        *((mode, (24, 20)) for mode in ("L", "P")),
+        *((mode, (16, 10)) for mode in ("YCbCr", "LAB", "HSV")),
+        *((mode, (24, 10)) for mode in ("LA", "La", "PA")),
+    ]
+    names = {hash_content(Image.frombytes(mode, size, pixels)) for mode, size in shapes}
+    assert len(names) == len(shapes)
+
+
+def test_every_mode_that_is_served_has_a_name() -> None:
+    assert len({hash_content(Image.new(mode, (3, 5))) for mode in MODES}) == len(MODES)
+
+
+def palette_picture() -> Image.Image:
+    picture = Image.new("P", (4, 4), 1)
+    picture.putpalette(bytes(range(30)))
+    return picture
+
+
+def test_a_palette_and_its_transparency_are_a_part_of_a_picture() -> None:
+    variants = [palette_picture() for _ in range(6)]
+    variants[1].putpalette(bytes(reversed(range(30))))
+    variants[2].putpalette(bytes(range(40)), "RGBA")
+    variants[3].info["transparency"] = 1
+    variants[4].info["transparency"] = 2
+    variants[5].info["transparency"] = bytes([255, 7])
+    assert len({hash_content(each) for each in variants}) == 6
+    assert hash_content(palette_picture()) == hash_content(variants[0])
+
+
+def test_a_transparent_colour_that_changes_the_pixels_changes_the_name() -> None:
+    plain, transparent = Image.new("RGB", (2, 2), (9, 8, 7)), Image.new("RGB", (2, 2), (9, 8, 7))
+    transparent.info["transparency"] = (9, 8, 7)
+    assert not np.array_equal(decode_picture(plain), decode_picture(transparent))
+    assert hash_content(plain) != hash_content(transparent)
+
+
+# Items ----------------------------------------------------------------------------------------------------------
+
+
+def name_of(
+    *, model: str = "a", config: ImageProcessorConfig = CONFIG, salt: str | None = None, crop: CropBox | None = None
+) -> str:
+    [name] = MediaHasher(model, config, salt).hash_parts(b"content", [crop])
+    return name
+
+
+def test_every_option_of_the_processor_but_those_that_choose_the_crops_is_a_part_of_the_name() -> None:
+    changes: dict[str, Any] = {
+        "height": 225,
+        "width": 225,
+        "resample": 3,
+        "image_mean": (0.4, 0.5, 0.5),
+        "image_std": (0.4, 0.5, 0.5),
+        "rescale_factor": 0.5,
+        "backend": "pil",
+    }
+    names = {name: name_of(config=CONFIG.with_overrides(**{name: value})) for name, value in changes.items()}
+    assert len({*names.values(), name_of()}) == len(changes) + 1
+    choosing = {each.name for each in dataclasses.fields(CONFIG)} - changes.keys()
+    assert all("pan_and_scan" in name for name in choosing)
+    assert name_of(config=CONFIG.with_overrides(do_pan_and_scan=True)) == name_of()
+
+
+def test_the_model_the_salt_and_the_crop_are_a_part_of_the_name() -> None:
+    names = [
+        name_of(),
+        name_of(model="b"),
+        *(name_of(salt=salt) for salt in ("a", "b", "None", "\ud800")),
+        *(name_of(crop=CropBox(*box)) for box in [(0, 0, 2, 3), (0, 0, 3, 2), (2, 0, 2, 3), (0, 2, 2, 3)]),
+    ]
+    assert len(set(names)) == len(names)
+
+
+def test_the_parts_of_a_picture_are_named_in_their_order() -> None:
+    crops = [None, CropBox(0, 0, 2, 3), CropBox(2, 0, 2, 3)]
+    assert list(MediaHasher("a", CONFIG, None).hash_parts(b"content", crops)) == [name_of(crop=crop) for crop in crops]

@@ -1,0 +1,321 @@
+"""Pixels are made once for all who wait, and not at all for nobody; the pictures here are made up."""
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from keepsight.frontend.media_pool import MediaPool
+from keepsight.requests import Pixels
+
+SOON = 20  # seconds, for what takes milliseconds
+
+
+@dataclass
+class Studio:
+    """Notes what is made; nothing is finished before the doors are opened."""
+
+    made: list[tuple[str, ...]] = field(default_factory=list)
+    error: Exception | None = None
+    door: threading.Event = field(default_factory=threading.Event)
+    begun: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def work(self, media_hashes: Collection[str]) -> dict[str, Pixels]:
+        self.made.append(tuple(sorted(media_hashes)))
+        self.begun.release()
+        assert self.door.wait(SOON)
+        if self.error is not None:
+            raise self.error
+        return {each: np.zeros((1, 1, 3), np.uint8) for each in media_hashes}
+
+    def await_begun(self, num_jobs: int = 1) -> None:
+        for _ in range(num_jobs):
+            assert self.begun.acquire(timeout=SOON)
+
+
+@dataclass(frozen=True)
+class _EngineRequest:
+    request_id: str
+
+
+@dataclass
+class FakePrepared:
+    """A hash is a picture, and perhaps its crop: "a", "a/1"."""
+
+    request_id: str
+    studio: Studio
+
+    @property
+    def engine_request(self) -> _EngineRequest:
+        return _EngineRequest(self.request_id)
+
+    def group_by_picture(self, media_hashes: Collection[str]) -> list[tuple[str, ...]]:
+        pictures = dict.fromkeys(each[0] for each in media_hashes)
+        return [tuple(each for each in media_hashes if each[0] == picture) for picture in pictures]
+
+    def pixels_of(self, media_hashes: Collection[str]) -> dict[str, Pixels]:
+        return self.studio.work(media_hashes)
+
+    def as_own(self, error: Exception, media_hash: str) -> Exception:
+        return type(error)(f"{self.request_id} {media_hash}: {error}")
+
+
+class Asker:
+    """One request, and all that it hears."""
+
+    def __init__(self, pool: MediaPool, studio: Studio, request_id: str) -> None:
+        self.pool, self.prepared = pool, FakePrepared(request_id, studio)
+        self.heard: list[str | Exception] = []
+        self._news = threading.Condition()
+
+    def ask(self, *media_hashes: str) -> "Asker":
+        prepared: Any = self.prepared
+        self.pool.make(prepared, media_hashes, lambda media_hash, _: self._hear(media_hash), self._hear)
+        self.pool.check_invariants()
+        return self
+
+    def forget(self) -> None:
+        self.pool.forget(self.prepared.request_id)
+        self.pool.check_invariants()
+
+    def _hear(self, news: str | Exception) -> None:
+        with self._news:
+            self.heard.append(news)
+            self._news.notify_all()
+
+    def await_heard(self, count: int) -> list[str | Exception]:
+        with self._news:
+            assert self._news.wait_for(lambda: len(self.heard) >= count, SOON), self.heard
+        return sorted(self.heard, key=str)
+
+
+@pytest.fixture
+def studio() -> Iterator[Studio]:
+    studio = Studio()
+    yield studio
+    studio.door.set()
+
+
+@contextmanager
+def open_pool(studio: Studio, num_workers: int) -> Iterator[MediaPool]:
+    pool = MediaPool(num_workers)
+    try:
+        yield pool
+    finally:
+        studio.door.set()
+        pool.close()
+        pool.check_invariants()
+
+
+@pytest.fixture
+def pool(studio: Studio) -> Iterator[MediaPool]:
+    with open_pool(studio, num_workers=1) as pool:
+        yield pool
+
+
+Ask = Callable[..., Asker]
+
+
+@pytest.fixture
+def ask(pool: MediaPool, studio: Studio) -> Ask:
+    return lambda request_id, *media_hashes: Asker(pool, studio, request_id).ask(*media_hashes)
+
+
+def test_what_is_asked_for_by_many_at_once_is_made_once_and_given_to_each(ask: Ask, studio: Studio) -> None:
+    first = ask("first", "a", "b")
+    studio.await_begun()
+    others = [ask(str(number), "b", "a") for number in range(20)]
+    studio.door.set()
+    for asker in (first, *others):
+        assert asker.await_heard(2) == ["a", "b"]
+    assert studio.made == [("a",), ("b",)]
+
+
+def test_what_was_delivered_is_made_anew_for_those_who_come_later(ask: Ask, studio: Studio) -> None:
+    studio.door.set()
+    for number in range(3):
+        assert ask(str(number), "a").await_heard(1) == ["a"]
+    assert studio.made == [("a",)] * 3
+
+
+def test_a_picture_and_its_crops_are_made_together_and_several_pictures_apart(ask: Ask, studio: Studio) -> None:
+    studio.door.set()
+    assert ask("first", "a", "a/1", "b", "a/2").await_heard(4) == ["a", "a/1", "a/2", "b"]
+    assert studio.made == [("a", "a/1", "a/2"), ("b",)]
+
+
+def test_only_what_is_not_yet_in_the_making_is_begun(ask: Ask, studio: Studio) -> None:
+    first, second = ask("first", "a", "a/1"), ask("second", "a/1", "a/2")
+    studio.door.set()
+    assert first.await_heard(2) == ["a", "a/1"]
+    assert second.await_heard(2) == ["a/1", "a/2"]
+    assert studio.made == [("a", "a/1"), ("a/2",)]
+
+
+def test_a_failure_reaches_everyone_who_waits_once_and_in_their_own_words(ask: Ask, studio: Studio) -> None:
+    studio.error = ValueError("damaged")
+    first = ask("first", "a", "a/1", "b")
+    studio.await_begun()
+    second, third = ask("second", "a/1"), ask("third", "c")
+    studio.door.set()
+    assert str(first.await_heard(1)[0]) == "first a: damaged"
+    assert str(second.await_heard(1)[0]) == "second a/1: damaged"
+    assert str(third.await_heard(1)[0]) == "third c: damaged"
+    assert [len(each.heard) for each in (first, second, third)] == [1, 1, 1]
+    assert studio.made == [("a", "a/1"), ("c",)], "the rest of a request that failed is not made"
+
+
+def test_a_failure_is_not_remembered(ask: Ask, studio: Studio) -> None:
+    studio.door.set()
+    studio.error = ValueError("damaged")
+    assert isinstance(ask("first", "a").await_heard(1)[0], ValueError)
+    studio.error = None
+    assert ask("second", "a").await_heard(1) == ["a"]
+
+
+def test_what_nobody_waits_for_any_more_is_not_begun(ask: Ask, studio: Studio) -> None:
+    running, leaving, staying = ask("running", "a"), ask("leaving", "b", "c", "c/1"), ask("staying", "c", "d")
+    studio.await_begun()
+    leaving.forget()
+    studio.door.set()
+    assert staying.await_heard(2) == ["c", "d"]
+    assert running.await_heard(1) == ["a"]
+    assert studio.made == [("a",), ("c",), ("d",)]
+    assert leaving.heard == []
+
+
+def test_others_are_served_when_the_request_that_began_it_leaves(ask: Ask, studio: Studio) -> None:
+    first = ask("first", "a", "b")
+    studio.await_begun()
+    second = ask("second", "a", "b")
+    first.forget()
+    third = ask("third", "a")
+    studio.door.set()
+    assert second.await_heard(2) == ["a", "b"]
+    assert third.await_heard(1) == ["a"]
+    assert first.heard == []
+    assert studio.made == [("a",), ("b",)]
+
+
+def test_who_comes_back_while_it_is_being_made_is_served_once(ask: Ask, studio: Studio) -> None:
+    first = ask("first", "a")
+    studio.await_begun()
+    first.forget()
+    first.ask("a")
+    first.ask("a")
+    studio.door.set()
+    assert first.await_heard(1) == ["a"]
+    assert ask("second", "b").await_heard(1) == ["b"]
+    assert first.heard == ["a"]
+    assert studio.made == [("a",), ("b",)]
+
+
+def test_what_was_cancelled_can_be_asked_for_again(ask: Ask, studio: Studio) -> None:
+    ask("running", "a")
+    studio.await_begun()
+    ask("leaving", "b").forget()
+    again = ask("again", "b")
+    studio.door.set()
+    assert again.await_heard(1) == ["b"]
+    assert studio.made == [("a",), ("b",)]
+
+
+def test_a_request_that_was_cancelled_is_let_go(pool: MediaPool, studio: Studio, ask: Ask) -> None:
+    ask("running", "a")
+    studio.await_begun()
+    leaving = ask("leaving", "b")
+    prepared = weakref.ref(leaving.prepared)
+    leaving.forget()
+    del leaving
+    gc.collect()
+    assert prepared() is None
+
+
+def test_as_many_pictures_are_made_at_a_time_as_there_are_workers(studio: Studio) -> None:
+    with open_pool(studio, num_workers=3) as pool:
+        asker = Asker(pool, studio, "first").ask("a", "b", "c", "d")
+        studio.await_begun(3)
+        assert not studio.begun.acquire(timeout=0.05)
+        studio.door.set()
+        assert asker.await_heard(4) == ["a", "b", "c", "d"]
+
+
+def test_pixels_that_were_delivered_are_not_kept(pool: MediaPool, studio: Studio) -> None:
+    studio.door.set()
+    delivered = threading.Event()
+    pixels: list[weakref.ref[Pixels]] = []
+
+    def deliver(_media_hash: str, array: Pixels) -> None:
+        pixels.append(weakref.ref(array))
+        delivered.set()
+
+    prepared: Any = FakePrepared("first", studio)
+    pool.make(prepared, ["a"], deliver, pytest.fail)
+    assert delivered.wait(SOON)
+    assert Asker(pool, studio, "second").ask("b").await_heard(1) == ["b"]  # so the only thread is done with the first
+    gc.collect()
+    assert pixels[0]() is None
+
+
+def test_one_who_cannot_be_told_does_not_keep_the_others_from_it(
+    pool: MediaPool, studio: Studio, ask: Ask, caplog: pytest.LogCaptureFixture
+) -> None:
+    def break_down(*_: object) -> None:
+        raise RuntimeError("its loop is closed")
+
+    prepared: Any = FakePrepared("broken", studio)
+    pool.make(prepared, ["a"], break_down, break_down)
+    other = ask("other", "a")
+    studio.door.set()
+    assert other.await_heard(1) == ["a"]
+    assert ask("later", "b").await_heard(1) == ["b"]
+    assert "could not be delivered" in caplog.text
+
+
+def test_after_closing_nobody_hears_of_anything_and_nothing_is_begun(studio: Studio) -> None:
+    with open_pool(studio, num_workers=1) as pool:
+        asker = Asker(pool, studio, "first").ask("a", "b")
+        studio.await_begun()
+        closing = threading.Thread(target=pool.close)
+        closing.start()
+        closing.join(0.05)
+        assert closing.is_alive(), "it waits for what has begun"
+        studio.door.set()
+        closing.join(SOON)
+        assert not closing.is_alive()
+    assert asker.heard == []
+    assert studio.made == [("a",)]
+
+
+def test_many_threads_that_ask_and_leave_all_get_what_they_stay_for(studio: Studio) -> None:
+    studio.door.set()
+    names = [f"{picture}{part}" for picture in "abc" for part in ("", "/1")]
+    with open_pool(studio, num_workers=4) as pool:
+
+        def come_and_go(number: int) -> None:
+            for turn in range(100):
+                asker = Asker(pool, studio, f"{number} {turn}").ask(*names[turn % 4 :])
+                if (turn + number) % 3:
+                    assert set(asker.await_heard(len(names) - turn % 4)) == set(names[turn % 4 :])
+                asker.forget()
+
+        failures: list[BaseException] = []
+
+        def run(number: int) -> None:
+            try:
+                come_and_go(number)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(3 * SOON)
+        assert not failures
