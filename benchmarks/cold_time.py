@@ -22,6 +22,7 @@ from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from keepsight.media import TokenSpan
 from keepsight.models.attention import AttentionBatch, RequestSlice
+from keepsight.models.block_table import BlockTable
 from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.layers import Placement
 from keepsight.models.paged_attention import PagedAttention
@@ -58,7 +59,7 @@ class Contest:
         self.span = TokenSpan(NUM_WORDS // 2, 256)
         self.pixels = torch.rand(1, 896, 896, 3) * 2 - 1
         num_blocks = -(-len(self.token_ids) // BLOCK_SIZE)
-        self.blocks = tuple(range(num_blocks))
+        self.blocks = BlockTable(BLOCK_SIZE, range(num_blocks))
         self.store = KvBlockStore(self.model.shape, num_blocks, BLOCK_SIZE, place)
 
     def keepsight(self) -> Tensor:
@@ -66,7 +67,7 @@ class Contest:
         embeddings = self.model.embed_tokens(self.token_ids)
         embeddings[self.span.start : self.span.end] = encoded[0]
         piece = RequestSlice(0, len(self.token_ids), self.blocks, (self.span,))
-        batch = AttentionBatch([piece], BLOCK_SIZE, "cpu")
+        batch = AttentionBatch([piece], "cpu")
         hidden = self.model.compute(embeddings, PagedAttention(), self.store.layers, batch)
         return self.model.logits(hidden[-1:])
 

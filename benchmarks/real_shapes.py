@@ -21,6 +21,7 @@ from torch import Tensor
 
 from keepsight.media import TokenSpan
 from keepsight.models.attention import AttentionBatch, RequestSlice
+from keepsight.models.block_table import BlockTable
 from keepsight.models.gemma3.config import Gemma3Config, VisionConfig
 from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.layers import Placement
@@ -41,7 +42,7 @@ class Machine:
             parameter.normal_(0, 0.02)
         self.store = KvBlockStore(self.model.shape, CONTEXT // BLOCK_SIZE, BLOCK_SIZE, place)
         self.attention = PagedAttention()
-        self.blocks = tuple(range(CONTEXT // BLOCK_SIZE))
+        self.blocks = BlockTable(BLOCK_SIZE, range(CONTEXT // BLOCK_SIZE), place.device)
 
     def encode(self, num_pictures: int = 1) -> Tensor:
         assert self.config.vision is not None
@@ -58,7 +59,7 @@ class Machine:
         return self._compute(RequestSlice(CONTEXT - 2, 1, self.blocks))
 
     def _compute(self, piece: RequestSlice) -> Tensor:
-        batch = AttentionBatch([piece], BLOCK_SIZE, self.place.device)
+        batch = AttentionBatch([piece], self.place.device)
         embeddings = self.model.embed_tokens(torch.zeros(piece.length, dtype=torch.int64, device=self.place.device))
         hidden = self.model.compute(embeddings, self.attention, self.store.layers, batch)
         return self.model.logits(hidden[-1:])

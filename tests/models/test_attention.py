@@ -9,10 +9,15 @@ from hypothesis import strategies as st
 
 from keepsight.media import TokenSpan
 from keepsight.models.attention import AttentionBatch, LayerCache, ReferenceAttention, RequestSlice
+from keepsight.models.block_table import BlockTable
 from keepsight.models.paged_attention import PagedAttention, plan_rows
 
 HEAD_DIM = 8
 NUM_BLOCKS = 64
+
+
+def pages(*block_ids: int) -> BlockTable:
+    return BlockTable(16, block_ids)
 
 
 def draw_slices(rng: random.Random, block_size: int) -> list[RequestSlice]:
@@ -25,7 +30,7 @@ def draw_slices(rng: random.Random, block_size: int) -> list[RequestSlice]:
         end = rng.randint(1, block_size * 12)
         start = rng.choice([0, end - 1, rng.randrange(end)])
         blocks = tuple(free.pop() if rng.random() < 0.3 else free.pop(0) for _ in range(-(-end // block_size)))
-        slices.append(RequestSlice(start, end - start, blocks, draw_pictures(rng, end)))
+        slices.append(RequestSlice(start, end - start, BlockTable(block_size, blocks), draw_pictures(rng, end)))
     return slices
 
 
@@ -56,7 +61,7 @@ def test_fast_attention_equals_the_plain_one(
 ) -> None:
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     num_heads, kv_heads = heads
-    batch = AttentionBatch(draw_slices(rng, block_size), block_size, "cpu")
+    batch = AttentionBatch(draw_slices(rng, block_size), "cpu")
     query = torch.randn(batch.num_tokens, num_heads, HEAD_DIM, generator=generator)
     key, value = torch.randn(2, batch.num_tokens, kv_heads, HEAD_DIM, generator=generator)
     cache = random_cache(kv_heads, block_size, generator)
@@ -69,44 +74,44 @@ def test_fast_attention_equals_the_plain_one(
 
 
 def test_a_token_sees_its_whole_picture_and_no_further() -> None:
-    batch = AttentionBatch([RequestSlice(0, 9, (0,), (TokenSpan(2, 3), TokenSpan(5, 2)))], 16, "cpu")
+    batch = AttentionBatch([RequestSlice(0, 9, pages(0), (TokenSpan(2, 3), TokenSpan(5, 2)))], "cpu")
     begin, end = batch.visible(0, None)
     assert begin.tolist() == [0] * 9
     assert end.tolist() == [1, 2, 5, 5, 5, 7, 7, 8, 9]
 
 
 def test_a_window_counts_the_token_itself_and_cuts_a_picture_s_past_but_not_its_future() -> None:
-    batch = AttentionBatch([RequestSlice(0, 8, (0,), (TokenSpan(1, 6),))], 16, "cpu")
+    batch = AttentionBatch([RequestSlice(0, 8, pages(0), (TokenSpan(1, 6),))], "cpu")
     begin, end = batch.visible(0, 3)
     assert begin.tolist() == [0, 0, 0, 1, 2, 3, 4, 5]
     assert end.tolist() == [1, 7, 7, 7, 7, 7, 7, 8]
 
 
 def test_a_slice_may_begin_inside_a_picture_whose_first_keys_are_held() -> None:
-    batch = AttentionBatch([RequestSlice(4, 3, (0,), (TokenSpan(2, 4),))], 16, "cpu")
+    batch = AttentionBatch([RequestSlice(4, 3, pages(0), (TokenSpan(2, 4),))], "cpu")
     assert batch.visible(0, None)[1].tolist() == [6, 6, 7]
 
 
 def test_a_slice_that_ends_inside_a_picture_is_our_own_bug() -> None:
-    batch = AttentionBatch([RequestSlice(0, 4, (0,), (TokenSpan(2, 4),))], 16, "cpu")
+    batch = AttentionBatch([RequestSlice(0, 4, pages(0), (TokenSpan(2, 4),))], "cpu")
     with pytest.raises(AssertionError):
         batch.visible(0, None)
 
 
 def test_rows_pay_only_for_the_keys_they_can_see() -> None:
-    batch = AttentionBatch([RequestSlice(0, 64, tuple(range(4)))], 16, "cpu")
+    batch = AttentionBatch([RequestSlice(0, 64, pages(*range(4)))], "cpu")
     groups = plan_rows(batch, window=8, rows_per_group=16)
     assert [(group.begin, group.end) for group in groups] == [(0, 16), (9, 32), (25, 48), (41, 64)]
 
 
 def test_requests_of_one_batch_never_see_each_other() -> None:
     generator = torch.Generator().manual_seed(0)
-    both = [RequestSlice(3, 5, (0, 1)), RequestSlice(0, 7, (2, 3))]
+    both = [RequestSlice(3, 5, BlockTable(4, (0, 1))), RequestSlice(0, 7, BlockTable(4, (2, 3)))]
     cache = random_cache(1, 4, generator)
     query, key, value = torch.randn(3, 12, 1, HEAD_DIM, generator=generator)
 
     def attend(first: int, slices: list[RequestSlice]) -> torch.Tensor:
-        batch = AttentionBatch(slices, 4, "cpu")
+        batch = AttentionBatch(slices, "cpu")
         return PagedAttention()(
             query[first:], key[first:], value[first:], cache, batch, scale=1.0, window=None, softcap=None
         )

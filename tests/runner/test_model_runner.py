@@ -1,93 +1,322 @@
-"""A request run from prompt to last token says what transformers says."""
+"""Whatever the plan (whole, in pieces, in company, beside, begun anew), the tokens are those that transformers says."""
 
-from pathlib import Path
-from typing import Any
+import itertools
+import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 
-from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.media import Geometry, MediaItem
 from keepsight.models.gemma3.model import Gemma3
-from keepsight.models.layers import Placement
-from keepsight.requests import EngineRequest, TokenOutput
-from keepsight.runner.model_runner import ModelRunner
-from keepsight.runner.normalize_pixels import PixelNormalizer
-from keepsight.sampling_params import SamplingParams
-from tests.models.gemma3 import reference as ref
+from keepsight.requests import EngineRequest
+from keepsight.scheduling.step_plan import Encoding, NewSequence, Slice, StepPlan
+from tests.runner.small_model import Driver, SmallModel
 
 NUM_TOKENS = 64
-MAX_MODEL_LEN = 300
-
-
-class Setup:
-    def __init__(self, seed: int, directory: Path) -> None:
-        self.arguments = ref.draw_config(seed)
-        self.reference = ref.make_reference(self.arguments, seed)
-        place = Placement(torch.device("cpu"), torch.float32)
-        model = Gemma3.from_checkpoint(ref.save_checkpoint(self.reference, directory), place)
-        size = self.arguments["vision_config"]["image_size"]
-        config = ImageProcessorConfig(height=size, width=size)
-        self.normalizer = PixelNormalizer(config, place.device, place.dtype)
-        self.runner = ModelRunner(model, self.normalizer, frozenset({1}), MAX_MODEL_LEN)
-
-    def request(self, num_pictures: int, **params: Any) -> tuple[EngineRequest, ref.Prompt]:
-        prompt = ref.draw_prompt(self.arguments, num_pictures, seed=num_pictures)
-        size = prompt.pixels.shape[-1]
-        rng = np.random.default_rng(num_pictures)
-        pixels = tuple(rng.integers(0, 256, (size, size, 3), np.uint8) for _ in prompt.spans)
-        media = tuple(MediaItem(span, Geometry(size, size)) for span in prompt.spans)
-        request = EngineRequest("r", tuple(prompt.token_ids), media, pixels, SamplingParams(**params))
-        if pixels:
-            normalized = self.normalizer(torch.from_numpy(np.stack(pixels))).permute(0, 3, 1, 2)
-            prompt = ref.Prompt(prompt.token_ids, prompt.spans, normalized)
-        return request, prompt
 
 
 @pytest.fixture(scope="module", params=[0, 5, 8, 11, 12, 13], ids=lambda seed: f"config{seed}")
-def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Setup:
-    return Setup(request.param, tmp_path_factory.mktemp("checkpoint"))
+def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
+    return SmallModel(request.param, tmp_path_factory.mktemp("checkpoint"))
 
 
-def choice_ids(outputs: list[TokenOutput], choice: int = 0) -> list[int]:
-    return [output.token_id for output in outputs if output.choice == choice]
+@pytest.fixture(scope="module")
+def one_small(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
+    return SmallModel(5, tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture
+def driver(small: SmallModel) -> Iterator[Driver]:
+    driver = Driver(small)
+    yield driver
+    driver.runner.close()
+
+
+@pytest.fixture
+def one(one_small: SmallModel) -> Iterator[Driver]:
+    driver = Driver(one_small)
+    yield driver
+    driver.runner.close()
+
+
+def legal_cuts(request: EngineRequest) -> list[int]:
+    """Boundaries at which a prompt may be cut: none inside a picture."""
+    return [
+        position
+        for position in range(1, len(request.token_ids))
+        if not any(item.span.is_cut_by(position) for item in request.media)
+    ]
 
 
 @pytest.mark.parametrize("num_pictures", [0, 1, 3])
-def test_greedy_tokens_equal_the_reference_s_over_64_tokens(setup: Setup, num_pictures: int) -> None:
-    request, prompt = setup.request(num_pictures, temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    ours = choice_ids(list(setup.runner.generate(request)))
-    inputs = ref.reference_inputs(prompt)
-    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    theirs = setup.reference.generate(
-        **inputs, max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
-    )
-    assert ours == theirs[0, len(prompt.token_ids) :].tolist()
+def test_greedy_tokens_equal_the_reference_s_over_64_tokens(
+    driver: Driver, small: SmallModel, num_pictures: int
+) -> None:
+    answer = driver.answer(small.request("r", num_pictures), NUM_TOKENS)
+    assert answer == small.reference_answer(num_pictures, NUM_TOKENS)
 
 
-def test_several_choices_share_a_prompt_and_nothing_else(setup: Setup) -> None:
-    greedy, _ = setup.request(1, temperature=0, max_tokens=20, ignore_eos=True)
-    several, _ = setup.request(1, temperature=0, max_tokens=20, ignore_eos=True, n=3)
-    alone = choice_ids(list(setup.runner.generate(greedy)))
-    outputs = list(setup.runner.generate(several))
-    for choice in range(3):
-        assert choice_ids(outputs, choice) == alone
-    drawn, _ = setup.request(1, temperature=2, seed=1, max_tokens=20, ignore_eos=True, n=2)
-    outputs = list(setup.runner.generate(drawn))
-    assert choice_ids(outputs, 0) != choice_ids(outputs, 1)
+def test_a_prompt_may_be_cut_at_every_legal_boundary(driver: Driver, small: SmallModel) -> None:
+    request = small.request("r", 3)
+    whole = driver.answer(request, 8)
+    cuts = legal_cuts(request)
+    assert driver.answer(request, 8, cuts) == whole
+    for seed in range(3):
+        some = sorted(random.Random(seed).sample(cuts, len(cuts) // 4))
+        assert driver.answer(request, 8, some) == whole
 
 
-def test_an_answer_ends_at_a_stop_token_at_max_tokens_or_where_the_context_ends(setup: Setup) -> None:
-    request, prompt = setup.request(0, temperature=0, max_tokens=10, ignore_eos=True)
-    outputs = list(setup.runner.generate(request))
-    assert [output.finish_reason for output in outputs] == [None] * 9 + ["length"]
-    ids = choice_ids(outputs)
-    stopping, _ = setup.request(0, temperature=0, max_tokens=10, ignore_eos=True, stop_token_ids=[ids[4]])
-    outputs = list(setup.runner.generate(stopping))
-    assert choice_ids(outputs) == ids[: ids.index(ids[4]) + 1]
-    assert outputs[-1].finish_reason == "stop"
-    endless, _ = setup.request(0, temperature=0, max_tokens=None, ignore_eos=True)
-    outputs = list(setup.runner.generate(endless))
-    assert len(prompt.token_ids) + len(outputs) == MAX_MODEL_LEN
-    assert outputs[-1].finish_reason == "length"
+def test_prompts_and_answers_share_a_batch_and_stay_strangers(driver: Driver, small: SmallModel) -> None:
+    requests = [small.request(f"r{number}", number, prompt_seed=number) for number in (0, 1, 3)]
+    alone = [driver.answer(request, 12) for request in requests]
+    ids = [driver.begin(request) for request in requests]
+    waiting = [iter(driver.prompt_slices(ids[index], legal_cuts(requests[index])[5::9])) for index in range(3)]
+    # Each begins when the one before has answered a few tokens, so that prompts meet answers.
+    for step in itertools.count():
+        slices = [_next_of(driver, ids[index], waiting[index]) for index in range(3) if step >= 4 * index]
+        driver.compute(*(piece for piece in slices if len(driver.tokens[piece.sequence_id]) < 12))
+        if all(len(driver.tokens[each]) >= 12 for each in ids):
+            break
+    assert [driver.tokens[each] for each in ids] == alone
+
+
+def _next_of(driver: Driver, sequence_id: tuple[str, int], prompt: Iterator[Slice]) -> Slice:
+    return next(prompt, None) or driver.next_slice(sequence_id)
+
+
+def test_a_slice_may_begin_inside_a_picture_whose_first_pages_are_held(driver: Driver, small: SmallModel) -> None:
+    request = small.request("r", 3)
+    whole = driver.answer(request, 8)
+    for item in request.media:
+        sequence_id = driver.begin(request)
+        driver.compute(driver.slice(sequence_id, 0, item.span.end))
+        # What a prefix hit leaves: the pages are there, and the computing begins in the middle.
+        middle = item.span.start + item.span.length // 2
+        driver.compute(driver.slice(sequence_id, middle, len(request.token_ids)))
+        driver.decode(sequence_id, num_tokens=7)
+        assert driver.tokens[sequence_id] == whole
+        driver.end(sequence_id)
+
+
+def test_one_that_lost_its_pages_begins_anew_and_goes_on_as_before(driver: Driver, small: SmallModel) -> None:
+    request = small.request("r", 1, temperature=1.0, seed=4)
+    unbroken = driver.answer(request, 20)
+    sequence_id = driver.begin(request)
+    driver.compute(*driver.prompt_slices(sequence_id))
+    driver.decode(sequence_id, num_tokens=9)
+    driver.lose_pages(sequence_id)
+    other = driver.begin(small.request("other", 3))
+    driver.compute(*driver.prompt_slices(other))  # writes over what was lost
+    anew = driver.prompt_slices(sequence_id)
+    assert anew[0].first_block == 0
+    driver.compute(*anew)
+    driver.decode(sequence_id, num_tokens=9)
+    assert driver.tokens[sequence_id] == unbroken
+
+
+def test_what_is_computed_beside_equals_what_is_computed_now(driver: Driver, small: SmallModel) -> None:
+    for number in (0, 3):
+        request = small.request("r", number)
+        now = driver.answer(request, 6)
+        sequence_id = driver.begin(request)
+        for piece in driver.prompt_slices(sequence_id, legal_cuts(request)[3::7]):
+            driver.compute(piece, beside=True)
+        for _ in range(5):
+            driver.compute(driver.next_slice(sequence_id), beside=True)
+        assert driver.tokens[sequence_id] == now
+        driver.end(sequence_id)
+
+
+def test_scattered_pages_hold_what_pages_in_a_row_hold(one: Driver, one_small: SmallModel) -> None:
+    whole = one.answer(one_small.request("r", 3), 40)
+    sequence_id = one.begin(one_small.request("r", 3))
+    length = one.lengths[sequence_id]
+    one.compute(one.slice(sequence_id, 0, length, gap=True))
+    for end in range(length + 1, length + 40):
+        one.compute(one.slice(sequence_id, end - 1, end, gap=True))
+    assert one.tokens[sequence_id] == whole
+
+
+def test_a_seed_gives_the_same_tokens_whatever_the_batch_and_the_lane(one: Driver, one_small: SmallModel) -> None:
+    request = one_small.request("r", 1, temperature=1.5, seed=7, n=2)
+    alone = one.answer(request, 10)
+    ids = [one.begin(request), one.begin(request, choice=1), one.begin(one_small.request("s", 0, temperature=2.0))]
+    one.compute(*(piece for each in ids for piece in one.prompt_slices(each)), beside=True)
+    for step in range(9):
+        one.compute(*(one.next_slice(each) for each in reversed(ids)), beside=step % 2 == 0)
+    assert one.tokens[ids[0]] == alone
+    assert one.tokens[ids[1]] != alone
+
+
+def test_several_slices_beside_are_one_batch_and_leave_the_others_their_pace(
+    one: Driver, one_small: SmallModel
+) -> None:
+    requests = [one_small.request(f"r{number}", number, prompt_seed=number) for number in (0, 1, 3)]
+    alone = [one.answer(request, 5) for request in requests]
+    ids = [one.begin(request) for request in requests]
+    one.compute(*one.prompt_slices(ids[0]))
+    beside = [piece for each in ids[1:] for piece in one.prompt_slices(each)]
+    results = [one.runner.run(StepPlan(beside=beside, now=[one.next_slice(ids[0])]))]
+    assert one.finished.acquire(timeout=30)
+    results.append(one.runner.run(StepPlan()))
+    computed = [each for result in results for each in result.computed]
+    assert {each.sequence_id: each.end for each in computed} == {
+        ids[0]: one.lengths[ids[0]] + 1, ids[1]: one.lengths[ids[1]], ids[2]: one.lengths[ids[2]],
+    }  # fmt: skip
+    tokens = {each.sequence_id: each.token for each in computed}
+    for sequence_id, expected in zip(ids[1:], alone[1:], strict=True):
+        assert (token := tokens[sequence_id]) is not None
+        assert token.token_id == expected[0]
+
+
+def test_a_slice_samples_only_where_the_plan_says_so(one: Driver, one_small: SmallModel) -> None:
+    request = one_small.request("r", 0, logprobs=2)
+    sequence_id = one.begin(request)
+    first, second = one.prompt_slices(sequence_id, [5])
+    assert [(each.end, each.token) for each in one.compute(first).computed] == [(5, None)]
+    (computed,) = one.compute(second).computed
+    assert computed.token is not None
+    assert computed.token.logprobs is not None
+    assert len(computed.token.logprobs) == 3
+
+
+def test_what_was_not_computed_is_never_read(one_small: SmallModel) -> None:
+    driver = Driver(one_small)
+    for layer in driver.runner.blocks.layers:
+        layer.keys.fill_(float("nan"))
+        layer.values.fill_(float("nan"))
+    ids = [driver.begin(one_small.request(f"r{number}", number)) for number in (0, 3)]
+    driver.compute(*(piece for each in ids for piece in driver.prompt_slices(each)))
+    driver.decode(*ids, num_tokens=20)
+    assert driver.tokens[ids[1]] == driver.answer(one_small.request("again", 3), 21)
+    driver.runner.close()
+
+
+def test_no_answer_ends_before_its_min_tokens(one_small: SmallModel) -> None:
+    endless = Driver(one_small)
+    free = endless.answer(one_small.request("r"), 10)
+    endless.runner.close()
+    bound = Driver(one_small, end_ids=frozenset(free))
+    request = one_small.request("r", min_tokens=5)
+    assert not set(bound.answer(request, 6)[:5]) & set(free)
+    bound.runner.close()
+
+
+# Failures -----------------------------------------------------------------------------------------------------
+
+
+def fail_on(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(Gemma3, method, fail)
+
+
+def test_a_failure_concerns_the_batch_it_happened_in(
+    one: Driver, one_small: SmallModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = one.answer(one_small.request("r", 1), 4)
+    ids = [one.begin(one_small.request(f"r{number}", number)) for number in (0, 1)]
+    with monkeypatch.context() as patched:
+        fail_on(patched, "compute")
+        for beside in (False, True):
+            result = one.compute(*one.prompt_slices(ids[0]), beside=beside)
+            assert result.failed_sequences == {ids[0]: "out of memory"}
+            assert not result.computed
+    one.compute(*one.prompt_slices(ids[1]))
+    one.decode(ids[1], num_tokens=3)
+    assert one.tokens[ids[1]] == expected
+
+
+def test_a_failed_encoding_concerns_its_own_keys(
+    one: Driver, one_small: SmallModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_tokens = one_small.arguments["mm_tokens_per_image"]
+    one.runner.hold_pixels("0", one_small.pixels(0))
+    with monkeypatch.context() as patched:
+        fail_on(patched, "encode_in_parts")
+        assert one.encode([Encoding("a", "0", num_tokens)])[-1].failed_encodings == {"a": "out of memory"}
+    encodings = [Encoding("a", "0", num_tokens), Encoding("b", "0", num_tokens + 1), Encoding("c", "?", num_tokens)]
+    results = one.encode(encodings)
+    assert [key for each in results for key in each.encoded] == ["a"]
+    failed = {key: text for each in results for key, text in each.failed_encodings.items()}
+    assert failed.keys() == {"b", "c"}
+    assert f"{num_tokens} embeddings for {num_tokens + 1} tokens" in failed["b"]
+    assert [key in one.runner.embeddings for key in "abc"] == [True, False, False]
+
+
+def test_a_prompt_whose_embeddings_are_absent_fails_alone(one: Driver, one_small: SmallModel) -> None:
+    request = one_small.request("r", 1)
+    sequence_id = one.begin(request)
+    one.runner.run(StepPlan(evicted=["0"]))
+    for beside in (False, True):
+        plan_slices = one.prompt_slices(sequence_id)
+        plan = StepPlan(beside=plan_slices) if beside else StepPlan(now=plan_slices)
+        assert one.runner.run(plan).failed_sequences.keys() == {sequence_id}
+    assert one.answer(one_small.request("s", 0), 3) == one_small.reference_answer(0, 3)
+
+
+# Media --------------------------------------------------------------------------------------------------------
+
+
+def test_pictures_encoded_together_get_the_embeddings_that_each_gets_alone(one: Driver, one_small: SmallModel) -> None:
+    num_tokens = one_small.arguments["mm_tokens_per_image"]
+    for index in range(5):
+        one.runner.hold_pixels(str(index), one_small.pixels(index))
+    one.encode([Encoding(f"together{index}", str(index), num_tokens) for index in range(5)])
+    for index in range(5):
+        one.encode([Encoding(f"alone{index}", str(index), num_tokens)])
+        together, alone = (one.runner.embeddings.get(f"{name}{index}") for name in ("together", "alone"))
+        torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_evicted_embeddings_unneeded_pixels_and_ended_sequences_are_forgotten(
+    one: Driver, one_small: SmallModel
+) -> None:
+    request = one_small.request("r", 2)
+    sequence_id = one.begin(request)
+    assert "0" in one.runner.embeddings
+    one.runner.run(StepPlan(ended=[sequence_id], evicted=["0"], unneeded_pixels=["0", "1"]))
+    assert "0" not in one.runner.embeddings
+    assert "1" in one.runner.embeddings
+    assert not len(one.runner.sequences)
+    (failed,) = one.encode([Encoding("2", "0", request.media[0].span.length)])[-1].failed_encodings
+    assert failed == "2"
+
+
+def test_a_picture_is_whole_when_its_pixels_are_replaced_while_it_is_encoded(
+    one: Driver, one_small: SmallModel
+) -> None:
+    num_tokens = one_small.arguments["mm_tokens_per_image"]
+    one.runner.hold_pixels("x", one_small.pixels(1))
+    one.runner.run(StepPlan(encode=[Encoding("first", "x", num_tokens)]))
+    one.runner.run(StepPlan(unneeded_pixels=["x"]))
+    one.runner.hold_pixels("x", np.zeros_like(one_small.pixels(1)))
+    assert one.finished.acquire(timeout=30)
+    assert one.runner.run(StepPlan()).encoded == ["first"]
+    one.runner.hold_pixels("1", one_small.pixels(1))
+    one.encode([Encoding("second", "1", num_tokens)])
+    torch.testing.assert_close(one.runner.embeddings.get("first"), one.runner.embeddings.get("second"))
+
+
+def test_a_closed_runner_s_thread_has_ended(one_small: SmallModel) -> None:
+    driver = Driver(one_small)
+    driver.runner.hold_pixels("0", one_small.pixels(0))
+    driver.runner.run(StepPlan(encode=[Encoding("0", "0", 1)] * 20))
+    driver.runner.close()
+    assert not driver.runner._beside._thread.is_alive()
+
+
+def test_a_request_id_may_come_again_after_its_sequence_ended(one: Driver, one_small: SmallModel) -> None:
+    for number in (0, 1):
+        request = one_small.request("r", number)
+        sequence_id = one.begin(request)
+        one.compute(*one.prompt_slices(sequence_id))
+        plan = StepPlan(ended=[sequence_id], new=[NewSequence(sequence_id, request, ("0",) * number)])
+        one.runner.run(plan)
+        one.lose_pages(sequence_id)
+        one.tokens[sequence_id] = []
+        one.compute(*one.prompt_slices(sequence_id))
+        assert one.tokens[sequence_id] == one_small.reference_answer(number, 1)
+        one.end(sequence_id)

@@ -15,8 +15,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from keepsight.runner.sample_tokens import SampledToken, SamplingState, filter_logits, sample_tokens
+from keepsight.runner.sample_tokens import SamplingState, filter_logits, sample_tokens
 from keepsight.sampling_params import SamplingParams
+from keepsight.scheduling.step_plan import SampledToken
 
 CPU = torch.device("cpu")
 VOCAB_SIZE = 50
@@ -105,11 +106,11 @@ def test_before_min_tokens_nothing_can_end_the_answer() -> None:
     assert [sample_tokens(logits, [waiting])[0].token_id for _ in range(3)] == [2, 2, 7]
 
 
-def test_ignore_eos_ignores_eos_but_not_the_callers_own_stop_tokens() -> None:
-    assert state().ends_with(7)
-    ignoring = state(ignore_eos=True, stop_token_ids=[11])
-    assert not ignoring.ends_with(7)
-    assert ignoring.ends_with(11)
+def test_min_tokens_bans_no_ends_that_are_ignored_but_the_callers_own_stop_tokens() -> None:
+    logits = torch.zeros(1, VOCAB_SIZE)
+    logits[0, 7], logits[0, 11] = 10.0, 20.0
+    ignoring = state(temperature=0, min_tokens=1, ignore_eos=True, stop_token_ids=[11])
+    assert sample_tokens(logits, [ignoring])[0].token_id == 7
 
 
 def test_a_seed_gives_the_same_tokens_whatever_the_batch() -> None:

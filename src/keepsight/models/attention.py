@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from keepsight.media import TokenSpan
+from keepsight.models.block_table import BlockTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +23,10 @@ class RequestSlice:
 
     start: int
     length: int
-    # The request's pages, in order; enough of them for start + length positions.
-    block_ids: tuple[int, ...]
-    # The request's pictures.  One may begin before the slice (its first keys are held already), none may end after it.
+    # Pages enough for start + length positions.
+    table: BlockTable
+    # The request's pictures, or those that overlap the slice.  One may begin before it (its first keys are held
+    # already), none may end after it.
     pictures: tuple[TokenSpan, ...] = ()
 
     @property
@@ -43,26 +45,18 @@ class LayerCache:
 class AttentionBatch:
     """Where the tokens of one step stand and where their keys and values live; made once, read by every layer."""
 
-    def __init__(self, slices: Sequence[RequestSlice], block_size: int, device: torch.device | str) -> None:
+    def __init__(self, slices: Sequence[RequestSlice], device: torch.device | str) -> None:
         self.slices = tuple(slices)
-        self.block_size = block_size
         self.device = torch.device(device)
         self.num_tokens = sum(piece.length for piece in slices)
-        positions = [torch.arange(piece.start, piece.end) for piece in slices]
-        slots = [self._find_slots(index, piece.start, piece.end) for index, piece in enumerate(slices)]
-        self.positions = torch.cat(positions).to(self.device)  # [tokens]
-        self.slots = torch.cat(slots).to(self.device)  # [tokens]
-
-    def context_slots(self, index: int, begin: int, end: int) -> Tensor:
-        """The slots of positions [begin, end) of request `index`."""
-        return self._find_slots(index, begin, end).to(self.device)
-
-    def _find_slots(self, index: int, begin: int, end: int) -> Tensor:
-        size = self.block_size
-        first_block = begin // size
-        blocks = torch.tensor(self.slices[index].block_ids[first_block : (end - 1) // size + 1])
-        slots = (blocks[:, None] * size + torch.arange(size)).flatten()
-        return slots[begin - first_block * size : end - first_block * size]
+        if self.num_tokens == len(slices):
+            positions = torch.tensor([piece.start for piece in slices])
+            slots = torch.tensor([piece.table.slot(piece.start) for piece in slices])
+        else:
+            positions = torch.cat([torch.arange(piece.start, piece.end) for piece in slices])
+            slots = torch.cat([piece.table.slots(piece.start, piece.end) for piece in slices])
+        self.positions = positions.to(self.device)  # [tokens]
+        self.slots = slots.to(self.device)  # [tokens]
 
     @functools.cached_property
     def _picture_ends(self) -> list[Tensor]:
@@ -144,7 +138,7 @@ class ReferenceAttention:
         for index, queries in enumerate(torch.split(query, [piece.length for piece in batch.slices])):
             begin, end = batch.visible(index, window)
             num_keys = int(end.max())
-            slots = batch.context_slots(index, 0, num_keys)
+            slots = batch.slices[index].table.slots(0, num_keys)
             positions = torch.arange(num_keys)
             mask = (positions >= begin[:, None]) & (positions < end[:, None])
             outputs.append(

@@ -4,7 +4,7 @@ Parameters are made empty on their final device and filled by `load_weights`; no
 `WeightSlot` may be a view of a larger parameter: that is how separate checkpoint tensors become one fused product.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -113,6 +113,14 @@ class RMSNorm(nn.Module):
 
     def slots(self) -> Iterator[WeightSlot]:
         yield slot("weight", self.scale, one_plus)
+
+
+def run_to_end(parts: Generator[None, None, Tensor]) -> Tensor:
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
 
 
 def one_plus(weight: Tensor) -> Tensor:

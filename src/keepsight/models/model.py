@@ -1,6 +1,6 @@
 """What the runner asks of a model, whichever it is."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,6 +8,9 @@ from torch import Tensor, nn
 
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache
 from keepsight.models.layers import Placement
+
+# Called after each decoder layer, with its number and its output [tokens, hidden].
+LayerWatcher = Callable[[int, Tensor], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +37,21 @@ class Model(Protocol):
         """Normalised pixels [pictures, height, width, 3] -> embeddings [pictures, tokens, hidden]"""
         ...
 
+    def encode_in_parts(self, pixels: Tensor) -> Generator[None, None, Tensor]:
+        """The same, laid aside at every `yield`: each part takes a small and much the same part of the time."""
+        ...
+
     def embed_tokens(self, token_ids: Tensor) -> Tensor:
         """[tokens] -> [tokens, hidden]"""
         ...
 
     def compute(
-        self, embeddings: Tensor, attention: Attention, caches: Sequence[LayerCache], batch: AttentionBatch
+        self,
+        embeddings: Tensor,
+        attention: Attention,
+        caches: Sequence[LayerCache],
+        batch: AttentionBatch,
+        watch_layer: LayerWatcher | None = None,
     ) -> Tensor:
         """[tokens, hidden] -> hidden states [tokens, hidden]; the tokens' keys and values stay in the caches."""
         ...

@@ -4,7 +4,6 @@ Queries are cut into groups of rows, so that a long prompt never pays for the ke
 Nothing is copied where pages happen to lie in a row, or where a request is computed from its first token on.
 """
 
-import itertools
 from dataclasses import dataclass
 
 import torch
@@ -91,12 +90,9 @@ def _row_group(request: int, first: int, begins: Tensor, ends: Tensor, device: t
 
 def _slot_index(batch: AttentionBatch, group: _RowGroup) -> slice | Tensor:
     """A slice where the pages lie in a row: reading through it copies nothing."""
-    size = batch.block_size
-    blocks = batch.slices[group.request].block_ids[group.begin // size : (group.end - 1) // size + 1]
-    if all(right == left + 1 for left, right in itertools.pairwise(blocks)):
-        start = blocks[0] * size + group.begin % size
-        return slice(start, start + group.end - group.begin)
-    return batch.context_slots(group.request, group.begin, group.end)
+    table = batch.slices[group.request].table
+    runs = table.runs(group.begin, group.end, max_runs=1)
+    return table.slots(group.begin, group.end) if runs is None else runs[0]
 
 
 def _attend_fused(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:

@@ -1,6 +1,9 @@
-"""Pictures to embeddings: normalise on the device, run the encoder, a bounded number of pictures at a time."""
+"""Media items to embeddings, as work that can be laid aside between its parts.
 
-from collections.abc import Sequence
+Items of one shape are encoded together, a bounded number at a time.  What is wrong with one of them fails its own key.
+"""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -8,17 +11,44 @@ from torch import Tensor
 
 from keepsight.models.model import Model
 from keepsight.requests import Pixels
+from keepsight.runner.encoder_output_store import EncoderOutputStore
 from keepsight.runner.normalize_pixels import PixelNormalizer
+from keepsight.scheduling.step_plan import Encoding, StepResult
 
-# Four pictures of the published models: enough to fill a machine, little enough memory to forget about.
-MAX_PATCHES_PER_RUN = 16_384
+# One picture of the published models fills a CPU, four fill a GPU and take little enough of its memory to forget about.
+MAX_PATCHES_TOGETHER = {"cpu": 4096, "cuda": 16_384}
 
 
-def encode_media(model: Model, normalizer: PixelNormalizer, pixels: Sequence[Pixels]) -> list[Tensor]:
-    """One [tokens, hidden] for each picture."""
-    pictures_per_run = max(1, MAX_PATCHES_PER_RUN // model.shape.patches_per_image)
-    embeddings: list[Tensor] = []
-    for first in range(0, len(pixels), pictures_per_run):
-        batch = torch.from_numpy(np.stack(pixels[first : first + pictures_per_run])).to(model.place.device)
-        embeddings.extend(model.encode_images(normalizer(batch)))
-    return embeddings
+def group_encodings(
+    encodings: Sequence[Encoding], held: Mapping[str, Pixels], model: Model
+) -> Iterator[tuple[Encoding, ...]]:
+    """Batches of equal shape, in the order in which they were asked for; an item without pixels is alone."""
+    max_patches = MAX_PATCHES_TOGETHER[model.place.device.type]
+    together = max(1, max_patches // max(1, model.shape.patches_per_image))
+    by_shape: dict[object, list[Encoding]] = {}
+    for each in encodings:
+        pixels = held.get(each.media_hash)
+        by_shape.setdefault(each.encoder_key if pixels is None else pixels.shape, []).append(each)
+    for group in by_shape.values():
+        yield from (tuple(group[first : first + together]) for first in range(0, len(group), together))
+
+
+def encode_media(
+    model: Model, normalizer: PixelNormalizer | None, pixels: Sequence[Pixels]
+) -> Generator[None, None, Tensor]:
+    """Pixels of one shape -> [pictures, tokens, hidden]"""
+    assert normalizer is not None, "a model that takes no pictures was given one"
+    batch = torch.from_numpy(np.stack(pixels)).to(model.place.device)
+    return (yield from model.encode_in_parts(normalizer(batch)))
+
+
+def keep_embeddings(encodings: Sequence[Encoding], embeddings: Tensor, store: EncoderOutputStore) -> StepResult:
+    """`embeddings` [pictures, tokens, hidden] under their keys, but for those that would not fill their spans."""
+    encoded, failed = [], {}
+    for encoding, own in zip(encodings, embeddings, strict=True):
+        if len(own) == encoding.num_tokens:
+            store.put(encoding.encoder_key, own)
+            encoded.append(encoding.encoder_key)
+        else:
+            failed[encoding.encoder_key] = f"the encoder made {len(own)} embeddings for {encoding.num_tokens} tokens"
+    return StepResult(encoded=encoded, failed_encodings=failed)

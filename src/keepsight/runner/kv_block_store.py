@@ -20,9 +20,3 @@ class KvBlockStore:
             )
             for _ in range(shape.num_layers)
         ]
-
-    def copy_block(self, source: int, target: int) -> None:
-        size = self.block_size
-        for layer in self.layers:
-            for tensor in (layer.keys, layer.values):
-                tensor[target * size : (target + 1) * size] = tensor[source * size : (source + 1) * size]

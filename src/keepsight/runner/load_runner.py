@@ -1,12 +1,17 @@
-"""From a configuration to a runner that is ready: where to compute, in which precision, with which model."""
+"""From a configuration to a runner that is ready: where to compute, in which precision, with which model.
+
+The model comes first: the engine's configuration follows from its shape.
+"""
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from keepsight.config import Config
+from keepsight.engine_config import EngineConfig
 from keepsight.errors import InvalidArgumentError
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.models.layers import Placement
@@ -21,16 +26,38 @@ MIN_PARAMETERS_TO_SHARE = 8_000_000
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def load_runner(
-    config: Config, image_config: ImageProcessorConfig | None, end_ids: frozenset[int], max_model_len: int
-) -> ModelRunner:
-    place = choose_place(config)
-    model = load_model(Path(config.directory), place)
+def load_model_for(config: Config) -> Model:
+    """Also settles how many threads compute it."""
+    model = load_model(Path(config.directory), choose_place(config))
     _limit_threads(model)
+    return model
+
+
+def load_runner(
+    model: Model,
+    image_config: ImageProcessorConfig | None,
+    engine_config: EngineConfig,
+    end_ids: frozenset[int],
+    on_finished: Callable[[], None],
+    *,
+    encoder_share: float = 0.5,
+    embeddings_device: str | None = None,
+) -> ModelRunner:
+    """`embeddings_device`: where embeddings are kept, None with the model."""
     normalizer = None
     if image_config is not None and model.shape.tokens_per_image:
-        normalizer = PixelNormalizer(image_config, place.device, place.dtype)
-    return ModelRunner(model, normalizer, end_ids, max_model_len)
+        normalizer = PixelNormalizer(image_config, model.place.device, model.place.dtype)
+    pages = engine_config.kv_cache
+    return ModelRunner(
+        model,
+        normalizer,
+        pages.num_blocks,
+        pages.block_size,
+        on_finished,
+        encoder_share,
+        end_ids=end_ids,
+        embeddings_device=None if embeddings_device is None else torch.device(embeddings_device),
+    )
 
 
 def choose_place(config: Config) -> Placement:

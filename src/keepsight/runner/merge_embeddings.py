@@ -1,15 +1,14 @@
-"""Puts the embeddings of pictures where the prompt holds their tokens."""
+"""Puts the embeddings of media over those of the tokens that hold their places."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from torch import Tensor
 
-from keepsight.media import MediaItem
+from keepsight.runner.gather_embeddings import MediaRows
 
 
-def merge_embeddings(embeddings: Tensor, media: Sequence[MediaItem], encoded: Sequence[Tensor]) -> Tensor:
-    """`embeddings` [tokens, hidden] of a whole prompt, changed in place."""
-    for item, tokens in zip(media, encoded, strict=True):
-        assert len(tokens) == item.span.length, (len(tokens), item)
-        embeddings[item.span.start : item.span.end] = tokens
+def merge_embeddings(embeddings: Tensor, media: Iterable[MediaRows]) -> Tensor:
+    """`embeddings` [tokens, hidden] of a whole batch, changed in place."""
+    for first, rows in media:
+        embeddings[first : first + len(rows)] = rows
     return embeddings

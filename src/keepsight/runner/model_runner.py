@@ -1,115 +1,165 @@
-"""Runs one request from its prompt to its last token.
+"""Does what the plan of a step says: encode, gather, merge, decode, sample.  Decides nothing.
 
-Pages are handed out here as long as there is no scheduler: the choices of one request share the whole pages of its
-prompt and nothing outlives the request.
+What a plan has `now` is computed before `run` returns; what it has to `encode` or `beside` is begun on another thread
+and reported by the run that finds it finished.  A failure concerns the sequences or the media that were computed
+together, never the runner.
 """
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+import itertools
+import logging
+from collections.abc import Callable, Generator, Sequence
 
 import torch
 from torch import Tensor
 
-from keepsight.models.attention import AttentionBatch, RequestSlice
 from keepsight.models.model import Model
 from keepsight.models.paged_attention import PagedAttention
-from keepsight.requests import EngineRequest, FinishReason, TokenOutput
-from keepsight.runner.encode_media import encode_media
+from keepsight.requests import Pixels
+from keepsight.runner.encode_media import encode_media, group_encodings, keep_embeddings
+from keepsight.runner.encoder_output_store import EncoderOutputStore
 from keepsight.runner.kv_block_store import KvBlockStore
 from keepsight.runner.merge_embeddings import merge_embeddings
 from keepsight.runner.normalize_pixels import PixelNormalizer
-from keepsight.runner.sample_tokens import SampledToken, SamplingState, sample_tokens
+from keepsight.runner.run_beside import BesideThread
+from keepsight.runner.sample_tokens import sample_tokens
+from keepsight.runner.sequence_table import SequenceTable
+from keepsight.runner.share_device import share_device
+from keepsight.runner.step_inputs import StepInputs, make_step_inputs
+from keepsight.scheduling.step_plan import Computed, Encoding, SampledToken, Slice, StepPlan, StepResult
 
-BLOCK_SIZE = 16
-
-
-@dataclass(slots=True)
-class _Choice:
-    """One of a request's answers while it grows."""
-
-    index: int
-    sampling: SamplingState
-    block_ids: tuple[int, ...]
-    token_ids: list[int] = field(default_factory=list)
+logger = logging.getLogger(__name__)
+Job = Generator[None, None, StepResult]
 
 
 class ModelRunner:
     def __init__(
-        self, model: Model, normalizer: PixelNormalizer | None, end_ids: frozenset[int], max_model_len: int
+        self,
+        model: Model,
+        normalizer: PixelNormalizer | None,
+        num_blocks: int,
+        block_size: int,
+        # Called on any thread: something that ran beside can be reported by the next run.
+        on_finished: Callable[[], None],
+        encoder_share: float = 0.5,
+        *,
+        # What no answer may end with before its `min_tokens`.
+        end_ids: frozenset[int] = frozenset(),
+        embeddings_device: torch.device | None = None,
     ) -> None:
-        self.model, self.normalizer, self.end_ids, self.max_model_len = model, normalizer, end_ids, max_model_len
-        self.attention = PagedAttention()
+        device = model.place.device
+        self.model, self.normalizer = model, normalizer
+        self.blocks = KvBlockStore(model.shape, num_blocks, block_size, model.place)
+        self.embeddings = EncoderOutputStore(embeddings_device or device)
+        self.sequences = SequenceTable(block_size, end_ids, device)
+        self._pixels: dict[str, Pixels] = {}
+        self._share = share_device(device, encoder_share)
+        # An attention remembers the plan of the batch that it works on, so each thread has its own.
+        self._attention, self._attention_beside = PagedAttention(), PagedAttention()
+        self._beside: BesideThread[StepResult] = BesideThread(self._share.beside, self._share.before_part, on_finished)
 
-    def generate(self, request: EngineRequest) -> Generator[TokenOutput, None, None]:
-        """The tokens of all choices as they are sampled; closing the iterator abandons the request."""
-        choices, store = self._lay_out(request)
-        logits = self._compute_prompt(request, store, choices)
-        while choices:
-            sampled = self._sample(logits.expand(len(choices), -1), choices)
-            outputs = [self._output(choice, token, request) for choice, token in zip(choices, sampled, strict=True)]
-            yield from outputs
-            choices = [choice for choice, output in zip(choices, outputs, strict=True) if output.finish_reason is None]
-            if choices:
-                logits = self._compute_next(request, store, choices)
-
-    def _lay_out(self, request: EngineRequest) -> tuple[list[_Choice], KvBlockStore]:
-        """Pages for the prompt's whole blocks come first and are shared; then come each choice's own."""
-        num_shared = len(request.token_ids) // BLOCK_SIZE
-        num_own = -(-self._max_length(request) // BLOCK_SIZE) - num_shared
-        params = request.sampling_params
-        store = KvBlockStore(self.model.shape, num_shared + params.n * num_own, BLOCK_SIZE, self.model.place)
-        shared = tuple(range(num_shared))
-        device = self.model.place.device
-        choices = []
-        for index in range(params.n):
-            first_own = num_shared + index * num_own
-            sampling = SamplingState(params, request.token_ids, self.end_ids, index, device)
-            choices.append(_Choice(index, sampling, shared + tuple(range(first_own, first_own + num_own))))
-        return choices, store
-
-    def _max_length(self, request: EngineRequest) -> int:
-        max_tokens = request.sampling_params.max_tokens
-        if max_tokens is None:
-            return self.max_model_len
-        return min(self.max_model_len, len(request.token_ids) + max_tokens)
+    def hold_pixels(self, media_hash: str, pixels: Pixels) -> None:
+        self._pixels[media_hash] = pixels
 
     @torch.inference_mode()
-    def _compute_prompt(self, request: EngineRequest, store: KvBlockStore, choices: Sequence[_Choice]) -> Tensor:
-        """Logits [1, vocabulary] of the first token, which all choices draw from."""
-        model, first = self.model, choices[0]
-        length = len(request.token_ids)
-        embeddings = model.embed_tokens(torch.tensor(request.token_ids, device=model.place.device))
-        if request.media:
-            assert self.normalizer is not None
-            merge_embeddings(embeddings, request.media, encode_media(model, self.normalizer, request.pixels))
-        spans = tuple(item.span for item in request.media)
-        batch = AttentionBatch([RequestSlice(0, length, first.block_ids, spans)], BLOCK_SIZE, model.place.device)
-        hidden = model.compute(embeddings, self.attention, store.layers, batch)
-        if length % BLOCK_SIZE:
-            for other in choices[1:]:
-                store.copy_block(first.block_ids[length // BLOCK_SIZE], other.block_ids[length // BLOCK_SIZE])
-        return model.logits(hidden[-1:])
+    def run(self, plan: StepPlan) -> StepResult:
+        self._forget(plan)
+        for new in plan.new:
+            self.sequences.remember(new)
+        for encodings in group_encodings(plan.encode, self._pixels, self.model):
+            self._beside.begin(self._encode(encodings, [self._pixels.get(each.media_hash) for each in encodings]))
+        results = [self._begin_beside(plan.beside), self._compute_now(plan.now)]
+        return _merge((*results, *self._beside.take_finished()))
 
-    @torch.inference_mode()
-    def _compute_next(self, request: EngineRequest, store: KvBlockStore, choices: Sequence[_Choice]) -> Tensor:
-        """Logits [choices, vocabulary]."""
+    def close(self) -> None:
+        self._beside.close()
+
+    def _forget(self, plan: StepPlan) -> None:
+        self.sequences.forget(plan.ended)
+        for key in plan.evicted:
+            self.embeddings.drop(key)
+        for media_hash in plan.unneeded_pixels:
+            self._pixels.pop(media_hash, None)
+
+    def _encode(self, encodings: Sequence[Encoding], pixels: Sequence[Pixels | None]) -> Job:
+        try:
+            held = [each for each in pixels if each is not None]
+            assert len(held) == len(pixels), f"no pixels of {encodings[0].media_hash}"
+            embeddings = yield from encode_media(self.model, self.normalizer, held)
+            result = keep_embeddings(encodings, embeddings, self.embeddings)
+            self._share.finish_part()
+        except Exception as error:
+            logger.exception("encoding failed")
+            return StepResult(failed_encodings={each.encoder_key: str(error) for each in encodings})
+        return result
+
+    def _begin_beside(self, slices: Sequence[Slice]) -> StepResult:
+        """Laid out here, in the order of the plans; only computed beside."""
+        if not slices:
+            return StepResult()
+        try:
+            inputs = self._make_inputs(slices)
+        except Exception as error:
+            return _failure(slices, error)
+        self._beside.begin(self._compute_beside(inputs), is_urgent=True)
+        return StepResult()
+
+    def _compute_beside(self, inputs: StepInputs) -> Job:
+        yield from ()
+        try:
+            result = self._compute(inputs, self._attention_beside, self._share.before_part)
+            self._share.finish_part()
+        except Exception as error:
+            return _failure(inputs.slices, error)
+        return result
+
+    def _compute_now(self, slices: Sequence[Slice]) -> StepResult:
+        if not slices:
+            return StepResult()
+        try:
+            with self._share.foreground(beside_works=self._beside.has_work):
+                return self._compute(self._make_inputs(slices), self._attention)
+        except Exception as error:
+            return _failure(slices, error)
+
+    def _make_inputs(self, slices: Sequence[Slice]) -> StepInputs:
+        return make_step_inputs(slices, self.sequences, self.embeddings, self.model.place.device)
+
+    def _compute(
+        self, inputs: StepInputs, attention: PagedAttention, between_layers: Callable[[], None] | None = None
+    ) -> StepResult:
         model = self.model
-        slices = [
-            RequestSlice(len(request.token_ids) + len(choice.token_ids) - 1, 1, choice.block_ids) for choice in choices
-        ]
-        batch = AttentionBatch(slices, BLOCK_SIZE, model.place.device)
-        last_ids = torch.tensor([choice.token_ids[-1] for choice in choices], device=model.place.device)
-        return model.logits(model.compute(model.embed_tokens(last_ids), self.attention, store.layers, batch))
+        embeddings = merge_embeddings(model.embed_tokens(inputs.token_ids), inputs.media)
+        watch = None if between_layers is None else lambda *_: between_layers()
+        hidden = model.compute(embeddings, attention, self.blocks.layers, inputs.batch, watch)
+        tokens = iter(self._sample(hidden, inputs))
+        return StepResult(
+            computed=[
+                Computed(piece.sequence_id, piece.end, next(tokens) if piece.samples else None)
+                for piece in inputs.slices
+            ]
+        )
 
-    @torch.inference_mode()
-    def _sample(self, logits: Tensor, choices: Sequence[_Choice]) -> list[SampledToken]:
-        return sample_tokens(logits, [choice.sampling for choice in choices])
+    def _sample(self, hidden: Tensor, inputs: StepInputs) -> list[SampledToken]:
+        """One token for each slice that samples, added to its sequence."""
+        if not inputs.sampled_rows:
+            return []
+        sequences = [each for each, piece in zip(inputs.sequences, inputs.slices, strict=True) if piece.samples]
+        rows = hidden if len(sequences) == len(hidden) else hidden[inputs.sampled_rows]
+        tokens = sample_tokens(self.model.logits(rows), [each.sampling for each in sequences])
+        for sequence, token in zip(sequences, tokens, strict=True):
+            sequence.token_ids.append(token.token_id)
+        return tokens
 
-    def _output(self, choice: _Choice, token: SampledToken, request: EngineRequest) -> TokenOutput:
-        choice.token_ids.append(token.token_id)
-        finish_reason: FinishReason | None = None
-        if choice.sampling.ends_with(token.token_id):
-            finish_reason = "stop"
-        elif len(request.token_ids) + len(choice.token_ids) >= self._max_length(request):
-            finish_reason = "length"
-        return TokenOutput(choice.index, token.token_id, token.logprobs, finish_reason)
+
+def _failure(slices: Sequence[Slice], error: Exception) -> StepResult:
+    logger.error("a batch failed", exc_info=error)
+    return StepResult(failed_sequences={piece.sequence_id: str(error) for piece in slices})
+
+
+def _merge(results: Sequence[StepResult]) -> StepResult:
+    return StepResult(
+        computed=list(itertools.chain.from_iterable(each.computed for each in results)),
+        encoded=list(itertools.chain.from_iterable(each.encoded for each in results)),
+        failed_encodings={key: text for each in results for key, text in each.failed_encodings.items()},
+        failed_sequences={key: text for each in results for key, text in each.failed_sequences.items()},
+    )

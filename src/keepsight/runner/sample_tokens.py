@@ -6,13 +6,13 @@ order of the steps is vLLM's: bans, bias, penalties, temperature, min-p, top-k, 
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from keepsight.requests import TokenLogprob
 from keepsight.sampling_params import SamplingParams
+from keepsight.scheduling.step_plan import SampledToken
 
 NEVER = float("-inf")
 
@@ -24,32 +24,24 @@ class SamplingState:
         self, params: SamplingParams, prompt: Sequence[int], end_ids: frozenset[int], choice: int, device: torch.device
     ) -> None:
         self.params = params
+        # Not to be sampled before `min_tokens`; whether a token ends the answer is decided elsewhere.
         self.end_ids = (frozenset() if params.ignore_eos else end_ids) | set(params.stop_token_ids)
         self.prompt_ids = frozenset(prompt)
         self.output_counts: Counter[int] = Counter()
+        self.num_tokens = 0
+        self.is_penalized = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1)
         self.generator = torch.Generator(device)
         if params.seed is None:
             self.generator.seed()
         else:
             self.generator.manual_seed((params.seed + choice) % 2**64)
 
-    @property
-    def num_tokens(self) -> int:
-        return self.output_counts.total()
-
-    def ends_with(self, token_id: int) -> bool:
-        return token_id in self.end_ids
-
     def edits_logits(self) -> bool:
-        params = self.params
-        is_penalized = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1
-        return bool(self.num_tokens < params.min_tokens or params.logit_bias or is_penalized)
+        return bool(self.is_penalized or self.num_tokens < self.params.min_tokens or self.params.logit_bias)
 
-
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    token_id: int
-    logprobs: tuple[TokenLogprob, ...] | None
+    def note(self, token_id: int) -> None:
+        self.output_counts[token_id] += 1
+        self.num_tokens += 1
 
 
 def sample_tokens(logits: Tensor, states: Sequence[SamplingState]) -> list[SampledToken]:
@@ -62,7 +54,7 @@ def sample_tokens(logits: Tensor, states: Sequence[SamplingState]) -> list[Sampl
         chosen[rows] = _draw(edited[rows], [states[row] for row in rows])
     token_ids = chosen.tolist()
     for token_id, state in zip(token_ids, states, strict=True):
-        state.output_counts[token_id] += 1
+        state.note(token_id)
     logprobs = _logprobs(raw, token_ids, states)
     return [SampledToken(*pair) for pair in zip(token_ids, logprobs, strict=True)]
 

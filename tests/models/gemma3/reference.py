@@ -10,6 +10,7 @@ from torch import Tensor
 
 from keepsight.media import TokenSpan
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache, RequestSlice
+from keepsight.models.block_table import BlockTable
 from keepsight.models.gemma3.model import Gemma3
 
 VOCAB_SIZE = 300
@@ -170,8 +171,9 @@ def make_caches(model: Gemma3, num_blocks: int) -> list[LayerCache]:
 
 def whole_prompt_batch(prompt: Prompt, device: torch.device | str = "cpu") -> AttentionBatch:
     num_blocks = -(-len(prompt.token_ids) // BLOCK_SIZE)
-    piece = RequestSlice(0, len(prompt.token_ids), tuple(range(num_blocks)), tuple(prompt.spans))
-    return AttentionBatch([piece], BLOCK_SIZE, device)
+    table = BlockTable(BLOCK_SIZE, range(num_blocks), device)
+    piece = RequestSlice(0, len(prompt.token_ids), table, tuple(prompt.spans))
+    return AttentionBatch([piece], device)
 
 
 def merged_embeddings(model: Gemma3, prompt: Prompt) -> Tensor:
@@ -188,7 +190,7 @@ def run_model(model: Gemma3, prompt: Prompt, attention: Attention) -> tuple[list
     """Every decoder layer's output, and the logits of all positions."""
     layers: list[Tensor] = []
     batch = whole_prompt_batch(prompt, model.decoder.embedding.device)
-    caches = make_caches(model, len(batch.slices[0].block_ids))
+    caches = make_caches(model, len(batch.slices[0].table.block_ids))
     hidden = model.compute(
         merged_embeddings(model, prompt), attention, caches, batch, lambda _, output: layers.append(output.clone())
     )

@@ -3,7 +3,7 @@
 Knows positions and pages only through `AttentionBatch`; which tokens see which is decided there.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,9 @@ from keepsight.models.layers import (
     slot,
     under,
 )
+from keepsight.models.model import LayerWatcher
 
 Angles = tuple[Tensor, Tensor]  # cosines and sines, each [tokens, 1, head_dim / 2]
-LayerWatcher = Callable[[int, Tensor], None]
 
 
 class RotaryTable:

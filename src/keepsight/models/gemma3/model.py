@@ -4,7 +4,7 @@
 call them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache
 from keepsight.models.gemma3.config import Gemma3Config
-from keepsight.models.gemma3.decoder import Decoder, LayerWatcher
+from keepsight.models.gemma3.decoder import Decoder
 from keepsight.models.gemma3.vision_tower import Projector, VisionTower
 from keepsight.models.gemma3.weight_names import canonical_name, is_never_read
-from keepsight.models.layers import Linear, Placement, WeightSlot, under
+from keepsight.models.layers import Linear, Placement, WeightSlot, run_to_end, under
 from keepsight.models.load_weights import load_weights
-from keepsight.models.model import ModelShape
+from keepsight.models.model import LayerWatcher, ModelShape
 
 
 class Gemma3(nn.Module):
@@ -44,9 +44,13 @@ class Gemma3(nn.Module):
         return model
 
     def encode_images(self, pixels: Tensor) -> Tensor:
+        return run_to_end(self.encode_in_parts(pixels))
+
+    def encode_in_parts(self, pixels: Tensor) -> Generator[None, None, Tensor]:
         assert self.tower is not None, "a text-only model was given pictures"
         assert self.projector is not None
-        return self.projector(self.tower(pixels))  # type: ignore[no-any-return]
+        patches = yield from self.tower.in_parts(pixels)
+        return self.projector(patches)  # type: ignore[no-any-return]
 
     def embed_tokens(self, token_ids: Tensor) -> Tensor:
         # The published picture token lies outside the embedding table of some text-only conversions.

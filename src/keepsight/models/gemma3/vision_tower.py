@@ -1,9 +1,11 @@
 """Gemma 3's eye: the SigLIP encoder, and the projector that pools its patches into the decoder's embeddings.
 
-Takes normalised pixels, channels last.  Knows nothing of prompts; pictures of a batch do not see each other.
+Takes normalised pixels, channels last.  Knows nothing of prompts; pictures of a batch do not see each other.  Every
+`yield` is a place where the work may be laid aside.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -18,11 +20,13 @@ from keepsight.models.layers import (
     RMSNorm,
     WeightSlot,
     empty_parameter,
+    run_to_end,
     slot,
     under,
 )
 
 ROWS_PER_CPU_GROUP = 1024
+HEADS_PER_CPU_PART = 2
 FLOATS_PER_VECTOR = 16
 
 
@@ -69,23 +73,46 @@ class VisionLayer(nn.Module):
         self.up = Linear(place, size, {"fc1": config.intermediate_size}, bias=True)
         self.down = Linear(place, config.intermediate_size, {"fc2": size}, bias=True)
 
-    def forward(self, hidden: Tensor) -> None:
-        """Changes `hidden` [pictures, patches, hidden] in place."""
-        attended = self._attend(self.qkv(self.norm1(hidden)))
-        groups = (_groups_that_stay_in_cache(tensor.flatten(0, 1)) for tensor in (hidden, attended))
-        for rows, attended_rows in zip(*groups, strict=True):
-            rows.add_(self.out(attended_rows))
+    def forward(self, hidden: Tensor, heads: Tensor) -> Iterator[None]:
+        """Changes `hidden` [pictures, patches, hidden] in place; `heads` is room for queries, keys and values."""
+        groups = _row_groups(hidden)
+        for group in groups:
+            self._write_heads(hidden[group], heads[:, *group])
+            yield
+        attended = torch.empty_like(hidden)
+        yield from self._attend(heads, attended)
+        for group in groups:
+            rows = hidden[group]
+            rows.add_(self.out(attended[group]))
             rows.add_(self.down(self.up.then_activate(self.norm2(rows), self.activation)))
+            yield
 
-    def _attend(self, qkv: Tensor) -> Tensor:
-        pictures, patches, _ = qkv.shape
-        split = qkv.view(pictures, patches, 3, self.num_heads, self.head_dim)
-        heads = split.permute(2, 0, 3, 1, 4)  # [3, pictures, heads, patches, head_dim]
-        if heads.device.type == "cpu":
-            heads = _laid_out_for_cpu(heads)
-        query, key, value = heads.unbind(0)
-        output = F.scaled_dot_product_attention(query, key, value, scale=self.head_dim**-0.5)
-        return output[..., : self.head_dim].transpose(1, 2).flatten(2)
+    def make_heads(self, hidden: Tensor) -> Tensor:
+        """On a CPU each head has zeros up to whole vectors: torch's kernel takes 15 % less time so."""
+        width = self.head_dim
+        if hidden.device.type == "cpu":
+            width = -(-width // FLOATS_PER_VECTOR) * FLOATS_PER_VECTOR
+        pictures, patches, _ = hidden.shape
+        by_head = hidden.new_zeros(3, pictures, self.num_heads, patches, width)
+        return by_head.transpose(2, 3)  # [3, pictures, patches, heads, width], each head's rows together in memory
+
+    def _write_heads(self, rows: Tensor, heads: Tensor) -> None:
+        qkv = self.qkv(self.norm1(rows)).view(*rows.shape[:-1], 3, self.num_heads, self.head_dim)
+        heads[..., : self.head_dim] = qkv.movedim(-3, 0)
+
+    def _attend(self, heads: Tensor, attended: Tensor) -> Iterator[None]:
+        """A few heads at a time where they take long: a CPU's cores all work on one head anyway."""
+        query, key, value = heads.transpose(2, 3).unbind(0)  # each [pictures, heads, patches, width]
+        outputs = attended.view(*attended.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2)
+        is_long = heads.device.type == "cpu" and query.shape[2] > ROWS_PER_CPU_GROUP
+        together = HEADS_PER_CPU_PART if is_long else self.num_heads
+        for first in range(0, self.num_heads, together):
+            part = slice(first, first + together)
+            output = F.scaled_dot_product_attention(
+                query[:, part], key[:, part], value[:, part], scale=self.head_dim**-0.5
+            )
+            outputs[:, part] = output[..., : self.head_dim]
+            yield
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from under("layer_norm1.", self.norm1.slots())
@@ -96,18 +123,19 @@ class VisionLayer(nn.Module):
         yield from under("mlp.", self.down.slots())
 
 
-def _laid_out_for_cpu(heads: Tensor) -> Tensor:
-    """Each head's rows together in memory, and zeros up to whole vectors: torch's kernel takes 15 % less so."""
-    width = -(-heads.shape[-1] // FLOATS_PER_VECTOR) * FLOATS_PER_VECTOR
-    padded = heads.new_empty(*heads.shape[:-1], width)
-    padded[..., : heads.shape[-1]] = heads
-    padded[..., heads.shape[-1] :] = 0
-    return padded
+def _row_groups(hidden: Tensor) -> list[tuple[slice, slice]]:
+    """Pictures and patches: on a CPU the wide inner rows of more would leave its cache between two products."""
+    pictures, patches, _ = hidden.shape
+    if hidden.device.type != "cpu":
+        return [(slice(None), slice(None))]
+    if patches <= ROWS_PER_CPU_GROUP:
+        return [(each, slice(None)) for each in _chunks(pictures, ROWS_PER_CPU_GROUP // patches)]
+    rows = _chunks(patches, ROWS_PER_CPU_GROUP)
+    return [(slice(picture, picture + 1), each) for picture in range(pictures) for each in rows]
 
 
-def _groups_that_stay_in_cache(rows: Tensor) -> Sequence[Tensor]:
-    """On a CPU the wide inner rows of a whole picture would travel to memory and back between two products."""
-    return torch.split(rows, ROWS_PER_CPU_GROUP) if rows.device.type == "cpu" else (rows,)
+def _chunks(count: int, size: int) -> list[slice]:
+    return [slice(first, min(first + size, count)) for first in range(0, count, size)]
 
 
 class VisionTower(nn.Module):
@@ -119,9 +147,14 @@ class VisionTower(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[pictures, height, width, 3] -> [pictures, patches, hidden]"""
+        return run_to_end(self.in_parts(pixels))
+
+    def in_parts(self, pixels: Tensor) -> Generator[None, None, Tensor]:
         hidden = self.embedding(pixels)
-        for layer in self.layers:
-            layer(hidden)
+        layers = cast("list[VisionLayer]", list(self.layers))
+        heads = layers[0].make_heads(hidden) if layers else hidden
+        for layer in layers:
+            yield from layer(hidden, heads)
         return self.norm(hidden)  # type: ignore[no-any-return]
 
     def slots(self) -> Iterator[WeightSlot]:

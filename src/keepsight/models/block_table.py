@@ -1,0 +1,65 @@
+"""The pages of one sequence in their order, and where in the store each of its positions lies.
+
+Knows nothing of keys and values, nor of who else uses a page.  Whatever is asked of it takes time in proportion to what
+changed or to the answer, never to the length of the sequence.
+"""
+
+import itertools
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_FIRST_CAPACITY = 256
+
+
+class BlockTable:
+    def __init__(self, block_size: int, block_ids: Sequence[int] = (), device: torch.device | str = "cpu") -> None:
+        self.block_size = block_size
+        self.block_ids: list[int] = []
+        # Blocks whose page does not follow that of the block before, ascending.
+        self._breaks: list[int] = []
+        self._slots = torch.empty(_FIRST_CAPACITY, dtype=torch.int64, device=device)  # of each position
+        self.replace_from(0, block_ids)
+
+    def replace_from(self, first_block: int, block_ids: Sequence[int]) -> None:
+        """table[first_block:] = block_ids"""
+        assert first_block <= len(self.block_ids), (first_block, len(self.block_ids))
+        if first_block == len(self.block_ids) and not block_ids:
+            return
+        del self.block_ids[first_block:]
+        del self._breaks[bisect_left(self._breaks, first_block) :]
+        self.block_ids.extend(block_ids)
+        pages = self.block_ids
+        self._breaks.extend(
+            block for block in range(max(1, first_block), len(pages)) if pages[block] != pages[block - 1] + 1
+        )
+        self._write_slots(first_block, block_ids)
+
+    def _write_slots(self, first_block: int, block_ids: Sequence[int]) -> None:
+        size, end = self.block_size, len(self.block_ids) * self.block_size
+        if end > len(self._slots):
+            grown = self._slots.new_empty(max(end, 2 * len(self._slots)))
+            grown[: len(self._slots)] = self._slots
+            self._slots = grown
+        pages = torch.tensor(block_ids, dtype=torch.int64)[:, None] * size + torch.arange(size)
+        self._slots[first_block * size : end] = pages.flatten()
+
+    def slot(self, position: int) -> int:
+        return self.block_ids[position // self.block_size] * self.block_size + position % self.block_size
+
+    def slots(self, begin: int, end: int) -> Tensor:
+        """Those of positions [begin, end)."""
+        assert end <= len(self.block_ids) * self.block_size, (end, self.block_ids)
+        return self._slots[begin:end]
+
+    def runs(self, begin: int, end: int, max_runs: int) -> list[slice] | None:
+        """The slots of positions [begin, end) as ranges that can be read in place; None if they are more than that."""
+        size = self.block_size
+        first, last = bisect_right(self._breaks, begin // size), bisect_right(self._breaks, (end - 1) // size)
+        if last - first >= max_runs:
+            return None
+        edges = (begin, *(block * size for block in self._breaks[first:last]), end)
+        starts = ((self.slot(left), right - left) for left, right in itertools.pairwise(edges))
+        return [slice(start, start + length) for start, length in starts]

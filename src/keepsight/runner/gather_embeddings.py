@@ -1,0 +1,37 @@
+"""For a slice of a sequence: which rows of which embeddings stand in it.
+
+A slice may begin inside a picture, whose first keys were found in the prefix cache.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torch import Tensor
+
+from keepsight.media import MediaItem
+from keepsight.runner.encoder_output_store import EncoderOutputStore
+from keepsight.runner.sequence_table import Sequence
+
+
+class MediaRows(NamedTuple):
+    """Embeddings [count, hidden] of the rows [first, first + count) of a batch."""
+
+    first: int
+    embeddings: Tensor
+
+
+def gather_embeddings(
+    sequence: Sequence, start: int, end: int, first_row: int, store: EncoderOutputStore
+) -> Iterator[MediaRows]:
+    """Of the positions [start, end), the first of which is the batch's `first_row`."""
+    for item, key in zip(sequence.request.media, sequence.encoder_keys, strict=True):
+        first, last = max(start, item.span.start), min(end, item.span.end)
+        if first < last:
+            embeddings = _embeddings_of(item, key, store)
+            yield MediaRows(first_row + first - start, embeddings[first - item.span.start : last - item.span.start])
+
+
+def _embeddings_of(item: MediaItem, key: str, store: EncoderOutputStore) -> Tensor:
+    embeddings = store.get(key)
+    assert len(embeddings) == item.span.length, (key, len(embeddings), item)
+    return embeddings

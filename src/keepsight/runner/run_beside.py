@@ -1,0 +1,72 @@
+"""A thread that works beside the one that answers streams: jobs in parts, so that an urgent one never waits long.
+
+A job is a generator; each of its `yield`s is a place where another may be taken up.  Knows nothing of what jobs
+compute.  Every job that was begun is reported once, in the order of their ends, unless the thread is closed before.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+Job = Generator[None, None, T]
+
+
+class BesideThread(Generic[T]):
+    def __init__(
+        self,
+        # Around the thread's whole life.
+        surroundings: Callable[[], AbstractContextManager[object]],
+        # Before each part of a job.
+        before_part: Callable[[], None],
+        # After each job's end, when its result can be taken.
+        on_finished: Callable[[], None],
+    ) -> None:
+        self._surroundings, self._before_part, self._on_finished = surroundings, before_part, on_finished
+        self._urgent: deque[Job[T]] = deque()
+        self._patient: deque[Job[T]] = deque()
+        self._finished: deque[T] = deque()
+        self._is_closing = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name="beside", daemon=True)
+        self._thread.start()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._urgent or self._patient)
+
+    def begin(self, job: Job[T], *, is_urgent: bool = False) -> None:
+        with self._changed:
+            (self._urgent if is_urgent else self._patient).append(job)
+            self._changed.notify()
+
+    def take_finished(self) -> Iterator[T]:
+        while self._finished:
+            yield self._finished.popleft()
+
+    def close(self) -> None:
+        """Waits for the part under way; nothing after it is begun."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _work(self) -> None:
+        with self._surroundings():
+            while (queue := self._wait_for_work()) is not None:
+                self._before_part()
+                try:
+                    next(queue[0])
+                except StopIteration as end:
+                    queue.popleft()
+                    self._finished.append(end.value)
+                    self._on_finished()
+
+    def _wait_for_work(self) -> deque[Job[T]] | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closing or self.has_work)
+            if self._is_closing:
+                return None
+            return self._urgent or self._patient

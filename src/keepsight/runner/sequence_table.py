@@ -1,0 +1,55 @@
+"""What the runner remembers of each sequence from its first plan to its end: tokens, pages, how it is sampled.
+
+A sequence that loses its pages stays here with its tokens and its generator, so that it goes on as if nothing had been.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from keepsight.models.block_table import BlockTable
+from keepsight.requests import EngineRequest
+from keepsight.runner.sample_tokens import SamplingState
+from keepsight.scheduling.step_plan import NewSequence, SequenceId, Slice
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    request: EngineRequest
+    encoder_keys: tuple[str, ...]
+    token_ids: list[int]  # prompt and answer
+    table: BlockTable
+    sampling: SamplingState
+    # Where the last media item ends: all that is computed after it is text.
+    media_end: int
+
+
+class SequenceTable:
+    def __init__(self, block_size: int, end_ids: frozenset[int], device: torch.device) -> None:
+        self._block_size, self._end_ids, self._device = block_size, end_ids, device
+        self._sequences: dict[SequenceId, Sequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def remember(self, new: NewSequence) -> None:
+        request = new.request
+        self._sequences[new.sequence_id] = Sequence(
+            request,
+            new.encoder_keys,
+            list(request.token_ids),
+            BlockTable(self._block_size, device=self._device),
+            SamplingState(request.sampling_params, request.token_ids, self._end_ids, new.sequence_id[1], self._device),
+            max((item.span.end for item in request.media), default=0),
+        )
+
+    def forget(self, sequence_ids: Iterable[SequenceId]) -> None:
+        for sequence_id in sequence_ids:
+            self._sequences.pop(sequence_id, None)
+
+    def lay_out(self, piece: Slice) -> Sequence:
+        """The slice's sequence, with the pages that the slice brings."""
+        sequence = self._sequences[piece.sequence_id]
+        sequence.table.replace_from(piece.first_block, piece.new_block_ids)
+        return sequence

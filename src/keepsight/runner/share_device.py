@@ -1,0 +1,100 @@
+"""How two threads compute at the same time on one device: which part of it each may take.
+
+On a CPU two teams of threads that together outnumber the cores stand still in each other's barriers, so while both
+compute each has its own cores; who computes alone has all.  On a GPU each has a stream, that of the answers first.
+Whatever a thread reports, its device has finished it: nothing is handed over half done.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+import torch
+
+# The pause between two steps of a stream of answers is shorter than this.
+LINGER_SECONDS = 0.02
+
+
+class DeviceShare(Protocol):
+    def foreground(self, *, beside_works: bool) -> AbstractContextManager[None]:
+        """Around one step."""
+        ...
+
+    def beside(self) -> AbstractContextManager[None]:
+        """Around the other thread's life."""
+        ...
+
+    def before_part(self) -> None:
+        """On the other thread, between two parts of its work."""
+        ...
+
+    def finish_part(self) -> None:
+        """On the other thread: returns when the device has done what it was given."""
+        ...
+
+
+def share_device(device: torch.device, beside_share: float) -> DeviceShare:
+    return CudaShare(device) if device.type == "cuda" else CpuShare(torch.get_num_threads(), beside_share)
+
+
+class CpuShare:
+    def __init__(self, num_threads: int, beside_share: float) -> None:
+        self.all = num_threads
+        self.of_beside = min(max(1, round(num_threads * beside_share)), max(1, num_threads - 1))
+        self.of_foreground = max(1, num_threads - self.of_beside)
+        self._is_in_step = False
+        self._last_step_ended = -LINGER_SECONDS
+
+    @contextmanager
+    def foreground(self, *, beside_works: bool) -> Iterator[None]:
+        self._is_in_step = True
+        _use_threads(self.of_foreground if beside_works else self.all)
+        try:
+            yield
+        finally:
+            self._last_step_ended = time.monotonic()
+            self._is_in_step = False
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        with torch.inference_mode():
+            yield
+
+    def before_part(self) -> None:
+        is_shared = self._is_in_step or time.monotonic() - self._last_step_ended < LINGER_SECONDS
+        _use_threads(self.of_beside if is_shared else self.all)
+
+    def finish_part(self) -> None:
+        pass
+
+
+def _use_threads(count: int) -> None:
+    # What OpenMP is told concerns the calling thread alone.
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
+
+
+class CudaShare:
+    def __init__(self, device: torch.device) -> None:
+        torch.cuda.synchronize(device)
+        self._foreground = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self._beside = torch.cuda.Stream(device, priority=0)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def foreground(self, *, beside_works: bool) -> Iterator[None]:
+        with torch.cuda.stream(self._foreground):
+            yield
+            self._foreground.synchronize()
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        with torch.inference_mode(), torch.cuda.stream(self._beside):
+            yield
+
+    def before_part(self) -> None:
+        # What was begun runs ahead of its thread: an urgent job would wait for all of it.
+        self._beside.synchronize()
+
+    def finish_part(self) -> None:
+        self._beside.synchronize()

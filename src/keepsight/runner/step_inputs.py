@@ -1,0 +1,56 @@
+"""The slices of one batch as tensors: what the model reads, and which rows the sampler wants."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from keepsight.media import TokenSpan
+from keepsight.models.attention import AttentionBatch, RequestSlice
+from keepsight.runner import sequence_table
+from keepsight.runner.encoder_output_store import EncoderOutputStore
+from keepsight.runner.gather_embeddings import MediaRows, gather_embeddings
+from keepsight.runner.sequence_table import SequenceTable
+from keepsight.scheduling.step_plan import Slice
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    slices: Sequence[Slice]
+    sequences: Sequence[sequence_table.Sequence]  # of each slice
+    token_ids: Tensor  # [tokens]
+    media: Sequence[MediaRows]
+    batch: AttentionBatch
+    # Of each slice that samples, its last row.
+    sampled_rows: Sequence[int]
+
+
+def make_step_inputs(
+    slices: Sequence[Slice], table: SequenceTable, store: EncoderOutputStore, device: torch.device
+) -> StepInputs:
+    sequences: list[sequence_table.Sequence] = []
+    token_ids: list[int] = []
+    sampled_rows: list[int] = []
+    media: list[MediaRows] = []
+    pieces: list[RequestSlice] = []
+    for piece in slices:
+        sequence = table.lay_out(piece)
+        assert piece.end <= len(sequence.token_ids), (piece, len(sequence.token_ids))
+        if piece.start < sequence.media_end:
+            media.extend(gather_embeddings(sequence, piece.start, piece.end, len(token_ids), store))
+        pieces.append(_request_slice(piece, sequence))
+        token_ids.extend(sequence.token_ids[piece.start : piece.end])
+        sequences.append(sequence)
+        if piece.samples:
+            sampled_rows.append(len(token_ids) - 1)
+    batch = AttentionBatch(pieces, device)
+    return StepInputs(slices, sequences, torch.tensor(token_ids).to(device), media, batch, sampled_rows)
+
+
+def _request_slice(piece: Slice, sequence: sequence_table.Sequence) -> RequestSlice:
+    if piece.start >= sequence.media_end:
+        return RequestSlice(piece.start, piece.length, sequence.table)
+    span = TokenSpan(piece.start, piece.length)
+    pictures = tuple(item.span for item in sequence.request.media if item.span.overlaps(span))
+    return RequestSlice(piece.start, piece.length, sequence.table, pictures)
