@@ -118,6 +118,12 @@ def test_forgotten_hashes_are_not_found_and_those_in_use_stay_in_use() -> None:
     pool.check_invariants()
 
 
+def test_forgotten_blocks_are_taken_in_a_row_again() -> None:
+    pool = idle_pool(3, 1, 2, 0)
+    pool.forget_hashes()
+    assert take(pool, 2) == [0, 1]
+
+
 def test_using_what_was_evicted_since_it_was_found_is_a_bug() -> None:
     pool = idle_pool(0)
     take(pool, 1)
