@@ -1,8 +1,8 @@
 """Everything that Keepsight raises on purpose.
 
-A caller's mistake (`InvalidArgumentError`: it names the field, the server answers 4xx), a request that the engine gave up
-(`RequestFailedError`), and a checkpoint that cannot be served (`CheckpointError`: it names the file).  `assert` is for our
-own bugs, never for these.
+A caller's mistake (`InvalidArgumentError`: it names the field, the server answers 4xx), a request that the engine gave
+up (`RequestFailedError`), and a checkpoint that cannot be served (`CheckpointError`: it names the file).  `assert` is
+for our own bugs, never for these.
 """
 
 from collections.abc import Sequence

@@ -36,7 +36,7 @@ class FakeEngine:
     is_endless: bool = False
     # Set once the first token may come.
     is_ready: asyncio.Event | None = None
-    num_cached_tokens: tuple[int, ...] = (0, 0)
+    num_cached_tokens: dict[int, int] = field(default_factory=dict)
     requests: list[EngineRequest] = field(default_factory=list)
     stopped: list[tuple[str, int]] = field(default_factory=list)
     num_abandoned: int = 0
@@ -74,7 +74,7 @@ class FakeEngine:
                 entries = (TokenLogprob(token_id, -0.5, 1), *(TokenLogprob(20 + n, -9.0, n) for n in range(logprobs)))
             is_last = index == len(ids) - 1
             reason: FinishReason | None = "length" if is_last and self.end == "length" else None
-            cached = self.num_cached_tokens[choice]
+            cached = self.num_cached_tokens.get(choice, 0)
             yield TokenOutput(request.request_id, choice, token_id, entries, reason, num_cached_tokens=cached)
         if self.end == "stop":
             yield TokenOutput(request.request_id, choice, 6, entries, "stop")
@@ -224,7 +224,7 @@ def test_a_choice_that_the_engine_ended_is_not_stopped_once_more(client: Client,
 def test_usage_tells_how_much_of_the_prompt_was_cached_for_the_luckiest_choice(
     client: Client, engine: FakeEngine
 ) -> None:
-    engine.num_cached_tokens = (3, 8)
+    engine.num_cached_tokens = {0: 8, 1: 3}
     assert client.chat(n=2).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 8
     *_, last = client.stream(n=2, stream_options={"include_usage": True})
     assert last["usage"]["prompt_tokens_details"]["cached_tokens"] == 8

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -256,7 +257,7 @@ def test_pixels_that_were_delivered_are_not_kept(pool: MediaPool, studio: Studio
         delivered.set()
 
     prepared: Any = FakePrepared("first", studio)
-    pool.make(prepared, ["a"], deliver, pytest.fail)
+    pool.make(prepared, ["a"], deliver, lambda error: pytest.fail(str(error)))
     assert delivered.wait(SOON)
     assert Asker(pool, studio, "second").ask("b").await_heard(1) == ["b"]  # so the only thread is done with the first
     gc.collect()
@@ -284,7 +285,8 @@ def test_after_closing_nobody_hears_of_anything_and_nothing_is_begun(studio: Stu
         studio.await_begun()
         closing = threading.Thread(target=pool.close)
         closing.start()
-        closing.join(0.05)
+        while pool._waiters:
+            time.sleep(0.001)
         assert closing.is_alive(), "it waits for what has begun"
         studio.door.set()
         closing.join(SOON)
