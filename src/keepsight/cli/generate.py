@@ -29,8 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
     from keepsight.sampling_params import SamplingParams
 
     params = SamplingParams(temperature=arguments.temperature, max_tokens=arguments.max_tokens, seed=arguments.seed)
-    llm = LLM.from_config(config)
-    print(llm.chat([{"role": "user", "content": content}], params)[0].outputs[0].text)
+    with LLM.from_config(config) as llm:
+        print(llm.chat([{"role": "user", "content": content}], params)[0].outputs[0].text)
     return 0
 
 

@@ -1,37 +1,106 @@
-"""The flags that every command with a model shares; their names are `Config`'s."""
+"""The flags that every command with a model shares: `Config`'s names and defaults, with what they mean."""
 
 import argparse
+import dataclasses
 import json
+from typing import Any
 
-from keepsight.config import DEVICES, DTYPES, IMAGE_BACKENDS, Config
+from keepsight.config import BLOCK_SIZES, CACHE_DEVICES, DEVICES, DTYPES, IMAGE_BACKENDS, Config
 from keepsight.errors import InvalidArgumentError
+
+DEFAULTS = Config()
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="precision (default: float32 on a CPU)")
-    parser.add_argument("--device", choices=DEVICES, default="auto", help="where to compute (default: a GPU, if any)")
-    parser.add_argument("--max-model-len", type=int, help="longest prompt and answer together, in tokens")
-    parser.add_argument(
-        "--image-backend",
-        choices=IMAGE_BACKENDS,
-        default="torchvision",
-        help="which image processor of transformers the pixels equal (default: torchvision)",
-    )
-    parser.add_argument(
-        "--mm-processor-kwargs", metavar="JSON", default="{}", help="""e.g. '{"do_pan_and_scan": true}'"""
-    )
+    _add_model(parser.add_argument_group("model"))
+    _add_batch(parser.add_argument_group("what one step computes"))
+    _add_kv_cache(parser.add_argument_group("keys and values, and the prefix cache"))
+    _add_pictures(parser.add_argument_group("pictures, and the encoder cache"))
 
 
 def config_from(arguments: argparse.Namespace) -> Config:
+    options = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(Config)}
     try:
-        processor_kwargs = json.loads(arguments.mm_processor_kwargs)
+        options["mm_processor_kwargs"] = json.loads(arguments.mm_processor_kwargs)
     except ValueError as error:
         raise InvalidArgumentError("--mm-processor-kwargs", f"is not JSON: {error}") from error
-    return Config.from_options(
-        model=arguments.model,
-        dtype=arguments.dtype,
-        device=arguments.device,
-        max_model_len=arguments.max_model_len,
-        image_backend=arguments.image_backend,
-        mm_processor_kwargs=processor_kwargs,
+    return Config.from_options(**options)
+
+
+def _add(group: Any, name: str, help_text: str, **options: Any) -> None:
+    """A flag whose default is the option's, which its help tells."""
+    default = getattr(DEFAULTS, name)
+    options.setdefault("default", default)
+    if default and default != "auto":
+        help_text = f"{help_text} (default: {default})"
+    # argparse would read a percent sign as a format.
+    group.add_argument(f"--{name.replace('_', '-')}", help=help_text.replace("%", "%%"), **options)
+
+
+def _add_model(group: Any) -> None:
+    _add(group, "dtype", "precision (default: float32 on a CPU)", choices=DTYPES)
+    _add(group, "device", "where to compute (default: a GPU, if any)", choices=DEVICES)
+    _add(
+        group,
+        "max_model_len",
+        "longest prompt and answer together, in tokens (default: the checkpoint's, or what fits)",
+        type=int,
     )
+
+
+def _add_batch(group: Any) -> None:
+    _add(
+        group,
+        "max_num_batched_tokens",
+        "tokens of all requests in one step (default: 2048 on a CPU, 8192 on a GPU, or more where a picture needs it)",
+        type=int,
+    )
+    _add(group, "max_num_seqs", "sequences in one step (default: 256, or fewer if the tokens are few)", type=int)
+    _add(
+        group,
+        "max_prompt_tokens_beside_streams",
+        "while answers stream, so many tokens of prompts join their steps, longer prompts are computed beside them "
+        "(default: 32 on a CPU, all on a GPU)",
+        type=int,
+    )
+
+
+def _add_kv_cache(group: Any) -> None:
+    _add(group, "block_size", "positions in one page", type=int, choices=BLOCK_SIZES)
+    _add(
+        group,
+        "enable_prefix_caching",
+        "keep the keys and values of prompts for later ones that begin alike",
+        action=argparse.BooleanOptionalAction,
+    )
+    _add(group, "kv_cache_memory_bytes", "memory of all pages (default: what the machine has room for)", type=int)
+    _add(group, "num_gpu_blocks_override", "number of pages, instead of their memory; on a CPU too", type=int)
+    _add(group, "gpu_memory_utilization", "part of a GPU's memory to use, weights included", type=float)
+
+
+def _add_pictures(group: Any) -> None:
+    _add(group, "image_backend", "the image processor of transformers that pixels equal", choices=IMAGE_BACKENDS)
+    _add(group, "mm_processor_kwargs", """e.g. '{"do_pan_and_scan": true}'""", metavar="JSON", default="{}")
+    _add(
+        group,
+        "encoder_cache_gb",
+        "GiB of embeddings kept for later requests, 0 for none (default: 512 pictures, at most 5 % of the memory)",
+        type=float,
+    )
+    _add(group, "encoder_cache_size", "the same, as a number of embeddings", type=int)
+    _add(group, "max_mm_cache_bytes", "the same, in bytes", type=int)
+    _add(group, "mm_cache_device", "where embeddings are kept (default: where the model is)", choices=CACHE_DEVICES)
+    _add(
+        group,
+        "max_num_encoder_input_tokens",
+        "embeddings whose pictures are encoded at the same time (default: as many as a step has tokens)",
+        type=int,
+    )
+    _add(
+        group,
+        "disable_chunked_mm_input",
+        "compute each picture in one step; Gemma 3's always are",
+        action="store_true",
+    )
+    _add(group, "encoder_share", "part of the machine that encoding takes while answers stream", type=float)
+    _add(group, "media_workers", "threads that decode and resize pictures (default: one for each core)", type=int)

@@ -30,17 +30,16 @@ def run(arguments: argparse.Namespace) -> int:
 
     import uvicorn
 
-    from keepsight.engine.in_process_engine import InProcessEngine
     from keepsight.frontend.app import create_app
     from keepsight.llm import LLM
 
-    llm = LLM.from_config(config)
-    name = arguments.served_model_name or config.model_name
-    app = create_app(llm.preparer, InProcessEngine(llm.runner), name)
-    # uvicorn answers what runs, then raises the signal that ended it once more: to be asked to end is no failure.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    logger.info("%s is served on %s after %.1f s", name, _url(listener), time.monotonic() - started)
-    uvicorn.Server(uvicorn.Config(app, log_config=None)).run(sockets=[listener])
+    with LLM.from_config(config) as llm:
+        name = arguments.served_model_name or config.model_name
+        app = create_app(llm.preparer, llm.engine, name)
+        # uvicorn answers what runs, then raises the signal that ended it once more: to be asked to end is no failure.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        logger.info("%s is served on %s after %.1f s", name, _url(listener), time.monotonic() - started)
+        uvicorn.Server(uvicorn.Config(app, log_config=None)).run(sockets=[listener])
     return 0
 
 
