@@ -29,6 +29,7 @@ from keepsight.media import Geometry
 from keepsight.requests import EngineRequest
 from keepsight.sampling_params import SamplingParams
 from tests.drawn import ask, by_object, by_url, draw, to_data_url, to_png
+from tests.frontend.sample_pictures import encode
 
 PARAMS = SamplingParams()
 SOFT_TOKEN_ID = 909
@@ -194,7 +195,8 @@ def test_a_picture_and_its_crops_are_decoded_once(preparer: RequestPreparer, dec
 def test_a_crop_s_pixels_keep_no_others_in_memory(preparer: RequestPreparer) -> None:
     """One of exactly the model's size passes without being resized."""
     options = CROPPED | {"pan_and_scan_min_crop_size": 50}
-    prepared = preparer.prepare_chat(ask(by_object(Image.new("RGB", (112, 224))), "What?"), PARAMS, options)
+    photo = encode(Image.linear_gradient("L").resize((112, 224)).convert("RGB"), "JPEG")
+    prepared = preparer.prepare_text("<start_of_image>", [photo], PARAMS, options)
     whole, upper, lower = hashes_of(prepared)
     assert len({whole, upper, lower}) == 3
     for pixels in prepared.pixels_of([whole, upper, lower]).values():
