@@ -1,150 +1,437 @@
-"""One request at a time, whoever asks and whoever leaves.  No model: a runner that waits when it is told to."""
+"""Whoever asks, leaves or fails, on whatever thread: the others are answered as if alone, and nothing is left behind.
+
+The scheduler is the real one; a runner of hashes stands for the model, so that one wrong page changes an answer.
+"""
 
 import asyncio
+import random
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
 
-from keepsight.engine.in_process_engine import InProcessEngine
-from keepsight.requests import EngineRequest, TokenOutput
-from keepsight.runner.model_runner import ModelRunner
-from keepsight.sampling_params import SamplingParams
+from keepsight.engine.in_process_engine import InProcessEngine, Outputs
+from keepsight.engine.inbox import Inbox
+from keepsight.errors import PictureError, RequestFailedError
+from keepsight.frontend.media_pool import MediaPool
+from keepsight.frontend.prepare_request import PreparedRequest
+from keepsight.requests import EngineRequest, Pixels
+from keepsight.scheduling.scheduler import Scheduler
+from keepsight.scheduling.step_plan import StepPlan, StepResult
+from keepsight.testing import FakeRunner, answer_alone, pixels_like
+from tests.scheduling.drive import END_IDS, make_config, make_request
 
-WAIT_SECONDS = 10
-
-
-def request(name: str, num_tokens: int = 3) -> EngineRequest:
-    return EngineRequest(name, (1,), (), (), SamplingParams(max_tokens=num_tokens))
+SOON = 20  # seconds, for what takes milliseconds
+ENDLESS: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
 
 
 @dataclass
-class FakeRunner:
-    """Its tokens count up; `blocks` makes every step wait until `step` is set."""
+class Prepared:
+    """`bad` cannot be decoded; `studio` notes what is made, and waits until it may."""
 
-    story: list[str] = field(default_factory=list)
-    threads: set[int] = field(default_factory=set)
-    may_step: threading.Event = field(default_factory=threading.Event)
-    in_step: threading.Event = field(default_factory=threading.Event)
-    fails: bool = False
+    engine_request: EngineRequest
+    studio: "Studio"
 
-    def __post_init__(self) -> None:
+    def group_by_picture(self, media_hashes: Collection[str]) -> list[tuple[str, ...]]:
+        return [(each,) for each in sorted(media_hashes)]
+
+    def pixels_of(self, media_hashes: Collection[str]) -> dict[str, Pixels]:
+        return {each: self.studio.make(each) for each in media_hashes}
+
+    def as_own(self, error: Exception, _media_hash: str) -> Exception:
+        return error
+
+
+@dataclass
+class Studio:
+    made: list[str] = field(default_factory=list)
+    may_make: threading.Event = field(default_factory=threading.Event)
+
+    def make(self, media_hash: str) -> Pixels:
+        self.made.append(media_hash)
+        assert self.may_make.wait(SOON)
+        if media_hash.startswith("bad"):
+            raise PictureError("image", f"{media_hash} is no picture")
+        return pixels_like(media_hash)
+
+
+class Runner(FakeRunner):
+    """Each step waits until it may; what it has beside is finished, and told, some time after the step."""
+
+    def __init__(self, inbox: Inbox, is_done: Callable[[], bool] | None = None) -> None:
+        super().__init__(64, 4, is_done)
+        self.inbox = inbox
+        self.may_step, self.in_step = threading.Event(), threading.Event()
         self.may_step.set()
+        self.steps_one_by_one = False
+        self.error: Exception | None = None
+        self.is_closed = False
 
-    def generate(self, request: EngineRequest) -> Generator[TokenOutput, None, None]:
-        self._note(f"{request.request_id} starts")
-        try:
-            for number in range(request.sampling_params.max_tokens or 0):
-                self.in_step.set()
-                assert self.may_step.wait(WAIT_SECONDS)
-                if self.fails:
-                    raise RuntimeError("out of memory")
-                yield TokenOutput(0, number)
-        finally:
-            self._note(f"{request.request_id} ends")
+    def run(self, plan: StepPlan) -> StepResult:
+        if not plan.is_empty:
+            self.in_step.set()
+            assert self.may_step.wait(SOON)
+            if self.steps_one_by_one:
+                self.may_step.clear()
+        if self.error is not None:
+            raise self.error
+        result = super().run(plan)
+        if self._beside:
+            threading.Timer(0.0005, self.inbox.wake).start()
+        return result
 
-    def _note(self, line: str) -> None:
-        self.story.append(line)
-        self.threads.add(threading.get_ident())
-
-
-@pytest.fixture
-def runner() -> FakeRunner:
-    return FakeRunner()
+    def close(self) -> None:
+        self.is_closed = True
 
 
-def make_engine(runner: FakeRunner) -> InProcessEngine:
-    return InProcessEngine(cast(ModelRunner, runner))
+class Bench:
+    def __init__(self, is_done: Callable[[], bool] | None = None, **config: Any) -> None:
+        inbox = Inbox()
+        self.config = make_config(**config)
+        self.scheduler, self.runner, self.studio = Scheduler(self.config, END_IDS), Runner(inbox, is_done), Studio()
+        self.studio.may_make.set()
+        self.pool = MediaPool(2)
+        self.engine = InProcessEngine(self.scheduler, self.runner, inbox, self.pool)
+        self._asked: dict[str, EngineRequest] = {}
+
+    def prepare(self, request_id: str, *parts: int | str, **options: Any) -> PreparedRequest:
+        request = make_request(request_id, *parts, **options)
+        self._asked[request_id] = request
+        return cast(PreparedRequest, Prepared(request, self.studio))
+
+    def alone(self, request_id: str, choice: int = 0) -> list[int]:
+        return answer_alone(self._asked[request_id], choice, END_IDS, self.config.scheduler.max_model_len)
+
+    async def answer(self, request_id: str, *parts: int | str, **options: Any) -> list[int]:
+        return [token.token_id async for token in self.engine.generate(self.prepare(request_id, *parts, **options))]
+
+    def check_nothing_is_left(self) -> None:
+        """Once it is closed: the scheduler is the engine's thread's own before."""
+        assert self.runner.is_closed
+        assert not self.engine._callers
+        assert not self.pool._waiters
 
 
-async def token_ids(engine: InProcessEngine, asked: EngineRequest) -> list[int]:
-    return [token.token_id async for token in engine.generate(asked)]
+@contextmanager
+def bench(**options: Any) -> Iterator[Bench]:
+    made = Bench(**options)
+    try:
+        yield made
+    finally:
+        made.runner.may_step.set()
+        made.studio.may_make.set()
+        made.engine.close()
+    made.check_nothing_is_left()
 
 
 def run(story: Any) -> None:
-    asyncio.run(asyncio.wait_for(story, WAIT_SECONDS))
+    asyncio.run(asyncio.wait_for(story, SOON))
 
 
-def test_requests_at_once_are_all_answered_one_after_the_other(runner: FakeRunner) -> None:
-    async def story() -> None:
-        engine = make_engine(runner)
-        answers = await asyncio.gather(*(token_ids(engine, request(name, 4)) for name in "abc"))
-        assert answers == [[0, 1, 2, 3]] * 3
-
-    run(story())
-    assert runner.story == ["a starts", "a ends", "b starts", "b ends", "c starts", "c ends"]
-    assert len(runner.threads) == 1
-    assert threading.get_ident() not in runner.threads
+async def until(is_so: Callable[[], object]) -> None:
+    while not is_so():
+        await asyncio.sleep(0.001)
 
 
-def test_the_event_loop_turns_while_a_step_is_computed(runner: FakeRunner) -> None:
-    async def story() -> None:
-        runner.may_step.clear()
-        running = asyncio.ensure_future(token_ids(make_engine(runner), request("a")))
-        while not runner.in_step.is_set():
-            await asyncio.sleep(0)
-        runner.may_step.set()  # nobody could, were the loop waiting for the step
-        assert await running == [0, 1, 2]
-
-    run(story())
+def settle(made: Bench) -> None:
+    """Returns when the engine has read all that it was told, and holds nothing any more."""
+    run(until(lambda: not made.scheduler.has_requests and made.runner.num_sequences == 0))
 
 
-def test_a_client_that_leaves_between_two_tokens_frees_the_engine(runner: FakeRunner) -> None:
-    async def story() -> None:
-        engine = make_engine(runner)
-        tokens = engine.generate(request("a", 1000))
-        assert (await anext(tokens)).token_id == 0
+def test_requests_at_once_are_all_answered_as_if_alone() -> None:
+    async def story(made: Bench) -> None:
+        answers = await asyncio.gather(
+            made.answer("a", 5, "cat", 3), made.answer("b", 5, "cat", 4), made.answer("c", 20, n=1)
+        )
+        assert list(answers) == [made.alone(name) for name in "abc"]
+
+    with bench() as made:
+        run(story(made))
+        assert made.studio.made == ["cat"]
+        settle(made)
+
+
+def test_the_event_loop_turns_while_a_step_is_computed() -> None:
+    async def story(made: Bench) -> None:
+        made.runner.may_step.clear()
+        running = asyncio.ensure_future(made.answer("a", 5))
+        await until(made.runner.in_step.is_set)
+        made.runner.may_step.set()  # nobody could, were the loop waiting for the step
+        assert await running == made.alone("a")
+
+    with bench() as made:
+        run(story(made))
+
+
+def test_a_client_that_leaves_between_two_tokens_frees_the_engine() -> None:
+    async def story(made: Bench) -> None:
+        tokens = made.engine.generate(made.prepare("a", 5, **ENDLESS))
+        assert (await anext(tokens)).token_id == made.alone("a")[0]
         await tokens.aclose()
-        assert await token_ids(engine, request("b")) == [0, 1, 2]
+        assert await made.answer("b", 5) == made.alone("b")
 
-    run(story())
-    assert runner.story == ["a starts", "a ends", "b starts", "b ends"]
-    assert len(runner.threads) == 1
+    with bench() as made:
+        run(story(made))
+        settle(made)
+        assert made.runner.num_computed_tokens < 200
 
 
-def test_a_client_that_leaves_in_the_middle_of_a_step_frees_the_engine_after_it(runner: FakeRunner) -> None:
-    async def story() -> None:
-        engine = make_engine(runner)
-        runner.may_step.clear()
-        leaving = asyncio.ensure_future(token_ids(engine, request("a", 1000)))
-        while not runner.in_step.is_set():
-            await asyncio.sleep(0.001)
+def test_a_client_that_leaves_in_the_middle_of_a_step_frees_the_engine_after_it() -> None:
+    async def story(made: Bench) -> None:
+        made.runner.may_step.clear()
+        leaving = asyncio.ensure_future(made.answer("a", 5, **ENDLESS))
+        await until(made.runner.in_step.is_set)
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaving
-        staying = asyncio.ensure_future(token_ids(engine, request("b")))
-        await asyncio.sleep(0.01)
-        assert runner.story == ["a starts"]
-        runner.may_step.set()
-        assert await staying == [0, 1, 2]
+        made.runner.may_step.set()
+        assert await made.answer("b", 5) == made.alone("b")
 
-    run(story())
-    assert runner.story == ["a starts", "a ends", "b starts", "b ends"]
+    with bench() as made:
+        run(story(made))
+        settle(made)
 
 
-def test_a_client_that_leaves_while_it_waits_for_its_turn_is_forgotten(runner: FakeRunner) -> None:
-    async def story() -> None:
-        engine = make_engine(runner)
-        runner.may_step.clear()
-        first, leaving, last = (asyncio.ensure_future(token_ids(engine, request(name))) for name in "abc")
-        await asyncio.sleep(0.01)
+def test_a_client_that_leaves_while_its_picture_is_made_keeps_nobody_waiting() -> None:
+    async def story(made: Bench) -> None:
+        made.studio.may_make.clear()
+        leaving, staying = (asyncio.ensure_future(made.answer(name, 5, "cat", 3)) for name in "ab")
+        await until(lambda: made.studio.made)
         leaving.cancel()
-        runner.may_step.set()
-        assert (await first, await last) == ([0, 1, 2], [0, 1, 2])
+        made.studio.may_make.set()
+        assert await staying == made.alone("b")
 
-    run(story())
-    assert runner.story == ["a starts", "a ends", "c starts", "c ends"]
+    with bench() as made:
+        run(story(made))
+        settle(made)
 
 
-def test_a_step_that_fails_is_its_own_request_s_failure(runner: FakeRunner) -> None:
-    async def story() -> None:
-        engine = make_engine(runner)
-        runner.fails = True
-        with pytest.raises(RuntimeError, match="out of memory"):
-            await token_ids(engine, request("a"))
-        runner.fails = False
-        assert await token_ids(engine, request("b")) == [0, 1, 2]
+def test_a_picture_that_cannot_be_decoded_fails_its_requests_and_no_other() -> None:
+    async def story(made: Bench) -> None:
+        asked = [made.answer("a", 5, "bad", 3), made.answer("b", "bad", 9), made.answer("c", 5, "cat", 3)]
+        first, second, third = await asyncio.gather(*asked, return_exceptions=True)
+        assert isinstance(first, PictureError)
+        assert isinstance(second, PictureError)
+        assert third == made.alone("c")
 
-    run(story())
+    with bench() as made:
+        run(story(made))
+        settle(made)
+
+
+def test_two_bad_pictures_of_one_request_fail_it_once() -> None:
+    with bench() as made:
+        heard: list[Outputs] = []
+        made.engine.submit(made.prepare("a", "bad1", "bad2", 3), heard.append)
+        run(until(lambda: heard))
+        settle(made)
+        [[error]] = heard
+        assert isinstance(error, PictureError)
+
+
+def test_an_embedding_that_cannot_be_made_fails_its_request() -> None:
+    async def story(made: Bench) -> None:
+        made.runner.bad_media.add("cat")
+        with pytest.raises(RequestFailedError, match="a bad picture") as caught:
+            await made.answer("a", "cat", 3)
+        assert caught.value.status == 500
+        assert await made.answer("b", "dog", 3) == made.alone("b")
+
+    with bench() as made:
+        run(story(made))
+
+
+def test_a_request_that_can_never_run_is_refused_with_the_numbers() -> None:
+    async def story(made: Bench) -> None:
+        with pytest.raises(RequestFailedError, match="the prompt has 300 tokens") as caught:
+            await made.answer("a", 300)
+        assert caught.value.status == 400
+        assert await made.answer("b", 5) == made.alone("b")
+
+    with bench() as made:
+        run(story(made))
+
+
+def test_an_engine_that_fails_answers_everybody_now_and_later() -> None:
+    async def story(made: Bench) -> None:
+        made.runner.may_step.clear()
+        running = [asyncio.ensure_future(made.answer(name, 5, **ENDLESS)) for name in "ab"]
+        await until(made.runner.in_step.is_set)
+        made.runner.error = RuntimeError("out of luck")
+        made.runner.may_step.set()
+        for answer in running:
+            with pytest.raises(RequestFailedError, match="the engine failed: RuntimeError: out of luck"):
+                await answer
+        with pytest.raises(RequestFailedError, match="out of luck"):
+            await made.answer("c", 5)
+        with pytest.raises(RequestFailedError, match="out of luck"):
+            made.engine.submit(made.prepare("d", 5), lambda outputs: None)
+
+    with bench() as made:
+        run(story(made))
+
+
+def test_closing_fails_what_runs_and_refuses_what_comes_and_may_be_done_twice() -> None:
+    async def story(made: Bench) -> None:
+        made.runner.may_step.clear()
+        running = asyncio.ensure_future(made.answer("a", 5, **ENDLESS))
+        await until(made.runner.in_step.is_set)
+        closing = asyncio.ensure_future(asyncio.to_thread(made.engine.close))
+        await until(lambda: made.engine._inbox.is_closed)
+        made.runner.may_step.set()
+        await closing
+        for answer in (running, made.answer("b", 5)):
+            with pytest.raises(RequestFailedError, match="the engine was closed"):
+                await answer
+
+    with bench() as made:
+        run(story(made))
+        assert not made.engine._thread.is_alive()
+
+
+def test_a_choice_that_is_stopped_ends_and_the_others_go_on() -> None:
+    async def story(made: Bench) -> None:
+        asked = made.prepare("a", 5, n=2, temperature=1, max_tokens=6, ignore_eos=True)
+        heard: dict[int, list[int]] = {0: [], 1: []}
+        async for token in made.engine.generate(asked):
+            heard[token.choice].append(token.token_id)
+            if token.choice == 0:
+                made.engine.stop_choice("a", 0)
+                made.runner.steps_one_by_one = False
+            made.runner.may_step.set()
+        assert heard[1] == made.alone("a", 1)
+        # A step may have begun before the engine heard of it.
+        assert heard[0] in (made.alone("a", 0)[:1], made.alone("a", 0)[:2])
+
+    with bench() as made:
+        made.runner.steps_one_by_one = True
+        run(story(made))
+        settle(made)
+
+
+def test_an_answer_ends_when_its_last_choice_is_stopped() -> None:
+    async def story(made: Bench) -> None:
+        async for token in made.engine.generate(made.prepare("a", 5, **ENDLESS)):
+            made.engine.stop_choice("a", token.choice)
+            made.engine.stop_choice("a", token.choice)
+        made.engine.stop_choice("a", 0)
+
+    with bench() as made:
+        run(story(made))
+        settle(made)
+        assert made.runner.num_computed_tokens < 200
+
+
+def test_what_a_step_has_for_an_event_loop_wakes_it_once() -> None:
+    async def story(made: Bench) -> None:
+        event_loop: Any = asyncio.get_running_loop()
+        cross, crossings = event_loop.call_soon_threadsafe, list[object]()
+
+        def count(callback: Any, *arguments: Any) -> Any:
+            crossings.append(arguments)
+            return cross(callback, *arguments)
+
+        made.runner.may_step.clear()
+        event_loop.call_soon_threadsafe = count
+        running = [asyncio.ensure_future(made.answer(name, 5, max_tokens=30, ignore_eos=True)) for name in "abcd"]
+        await until(lambda: made.runner.in_step.is_set() and len(made.engine._callers) == 4)
+        made.runner.may_step.set()
+        await asyncio.gather(*running)
+        # The first may have a step of its own.
+        assert len(crossings) <= 31
+
+    with bench() as made:
+        run(story(made))
+
+
+def test_an_event_loop_that_is_gone_does_not_harm_the_engine() -> None:
+    async def begin(made: Bench) -> Any:
+        tokens = made.engine.generate(made.prepare("a", 5, **ENDLESS))
+        await anext(tokens)
+        made.runner.may_step.clear()
+        return tokens
+
+    with bench() as made:
+        event_loop = asyncio.new_event_loop()
+        tokens = event_loop.run_until_complete(begin(made))
+        event_loop.close()
+        made.runner.may_step.set()
+        run(made.answer("b", 5))
+        settle(made)
+        del tokens
+
+
+def test_resetting_a_cache_is_for_those_who_come_after() -> None:
+    async def cached(made: Bench, name: str) -> int:
+        async for token in made.engine.generate(made.prepare(name, 20, "cat", 9)):
+            return token.num_cached_tokens
+        raise AssertionError("no answer")
+
+    async def story(made: Bench) -> None:
+        assert await cached(made, "a") == 0
+        assert await cached(made, "b") == 32
+        made.engine.reset_caches(prefix=True)
+        assert await cached(made, "c") == 0
+        assert made.runner.encoded == ["cat"]
+        made.engine.reset_caches(prefix=True, encoder=True)
+        assert await cached(made, "d") == 0
+        assert made.runner.encoded == ["cat", "cat"]
+
+    with bench() as made:
+        run(story(made))
+
+
+def test_a_submitted_request_is_heard_of_on_another_thread_until_it_ends() -> None:
+    with bench() as made:
+        heard: list[Any] = []
+        ended = threading.Event()
+
+        def hear(outputs: Outputs) -> None:
+            assert threading.current_thread() is not threading.main_thread()
+            heard.extend(outputs)
+            if heard[-1].finish_reason:
+                ended.set()
+
+        made.engine.submit(made.prepare("a", 5, "cat", 3), hear)
+        assert ended.wait(SOON)
+        assert [token.token_id for token in heard] == made.alone("a")
+        assert not made.engine.leave("a")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_many_who_come_and_go_at_random_are_answered_as_if_alone(seed: int) -> None:
+    """With little room, work beside the steps that ends when it likes, and bad pictures."""
+    chance = random.Random(seed)
+    choices: list[int | str] = [3, 9, 17, "cat", "dog", "owl", "fox", "bad"]
+
+    async def ask(made: Bench, name: str) -> None:
+        await asyncio.sleep(chance.random() * 0.2)
+        parts = [chance.choice(choices) for _ in range(chance.randint(1, 4))]
+        asked = made.prepare(name, 2, *parts, 1, n=chance.randint(1, 3), temperature=1, max_tokens=12)
+        stays, heard = chance.random() < 0.7, dict[int, list[int]]()
+        try:
+            async for token in (tokens := made.engine.generate(asked)):
+                heard.setdefault(token.choice, []).append(token.token_id)
+                if not stays and chance.random() < 0.3:
+                    await tokens.aclose()
+                    break
+        except PictureError:
+            assert "bad" in parts
+            return
+        assert "bad" not in parts
+        for choice, token_ids in heard.items():
+            expected = made.alone(name, choice)
+            assert token_ids == (expected if stays else expected[: len(token_ids)])
+
+    async def story(made: Bench) -> None:
+        await asyncio.gather(*(ask(made, str(number)) for number in range(60)))
+
+    options = {"num_blocks": 40, "num_pictures": 2, "max_num_seqs": 5, "max_prompt_tokens_beside_streams": 4}
+    with bench(is_done=lambda: chance.random() < 0.5, **options) as made:
+        run(story(made))
+        settle(made)
+        made.scheduler.check_invariants()
+        assert made.runner.num_held_pixels == 0

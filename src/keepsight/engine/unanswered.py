@@ -31,6 +31,10 @@ class Unanswered:
             self._end(output.request_id, output.choice)
 
     def _end(self, request_id: str, choice: int | None) -> None:
-        left = self._choices.pop(request_id, set()) - {choice}
-        if left and choice is not None:
-            self._choices[request_id] = left
+        left = self._choices.get(request_id)
+        if left is None:
+            return
+        if choice is not None:
+            left.discard(choice)
+        if choice is None or not left:
+            del self._choices[request_id]

@@ -1,0 +1,214 @@
+"""The order of a step, when the loop sleeps, and that everybody is answered however it ends.  Nothing is computed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+import pytest
+
+from keepsight.engine.engine_loop import EngineLoop
+from keepsight.engine.inbox import Inbox
+from keepsight.requests import (
+    AbortRequest,
+    EngineRequest,
+    FromEngine,
+    MediaArrived,
+    MediaNeeded,
+    Pixels,
+    RequestFailed,
+    ResetCaches,
+    ToEngine,
+    TokenOutput,
+)
+from keepsight.scheduling.scheduler import Scheduler
+from keepsight.scheduling.step_plan import Slice, StepPlan, StepResult
+from keepsight.testing import pixels_like
+from tests.scheduling.drive import make_request
+
+T = TypeVar("T")
+WORK = StepPlan(now=[Slice(("a", 0), 0, 1, 0, (), False)])
+BEGINS = StepPlan(beside=[Slice(("a", 0), 0, 1, 0, (), False)])
+FINISHED = StepResult(encoded=["x"])
+
+
+class ClosingInbox(Inbox):
+    """Notes when the loop would sleep, and ends it instead where that would be for ever."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[bool] = []
+
+    def take(self, *, waits: bool) -> list[ToEngine]:
+        self.waits.append(waits)
+        if waits and not self._messages and not self._is_awake:
+            self.close()
+        return super().take(waits=waits)
+
+
+@dataclass
+class Parts:
+    """Scheduler, runner and receiver in one: all note what they are asked, and say what a test told them to."""
+
+    plans: list[StepPlan | Exception] = field(default_factory=list)
+    results: list[StepResult | Exception] = field(default_factory=list)
+    outputs: list[list[FromEngine] | Exception] = field(default_factory=list)
+    needed: list[MediaNeeded] = field(default_factory=list)
+    refused: set[str] = field(default_factory=set)
+    wanted: set[str] = field(default_factory=set)
+    story: list[Any] = field(default_factory=list)
+    sent: list[FromEngine] = field(default_factory=list)
+
+    def add(self, request: EngineRequest) -> RequestFailed | None:
+        self.story.append(("add", request.request_id))
+        is_refused = request.request_id in self.refused
+        return RequestFailed(request.request_id, "too long", is_refusal=True) if is_refused else None
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        self.story.append(("abort", request_id, choice))
+
+    def media_arrived(self, media_hash: str) -> bool:
+        return media_hash in self.wanted
+
+    def reset(self, *, prefix: bool, encoder: bool) -> None:
+        self.story.append(("reset", prefix, encoder))
+
+    def schedule(self) -> StepPlan:
+        self.story.append("schedule")
+        return _next(self.plans, StepPlan())
+
+    def take_media_needed(self) -> list[MediaNeeded]:
+        needed, self.needed = self.needed, []
+        return needed
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[FromEngine]:
+        self.story.append("update")
+        return _next(self.outputs, [])
+
+    def hold_pixels(self, media_hash: str, pixels: Pixels) -> None:
+        self.story.append(("hold", media_hash))
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self.story.append("run")
+        return _next(self.results, StepResult())
+
+    def close(self) -> None:
+        self.story.append("close")
+
+    def send(self, outputs: Sequence[FromEngine]) -> None:
+        self.story.append("send")
+        self.sent += outputs
+
+
+def _next(told: list[T | Exception], otherwise: T) -> T:
+    value = told.pop(0) if told else otherwise
+    if isinstance(value, Exception):
+        raise value
+    return value
+
+
+def make_loop(parts: Parts, *received: ToEngine) -> tuple[EngineLoop, ClosingInbox]:
+    inbox = ClosingInbox()
+    for message in received:
+        inbox.try_put(message)
+    return EngineLoop(cast(Scheduler, parts), parts, inbox, parts.send), inbox
+
+
+def token(request_id: str, finish_reason: Any = None) -> TokenOutput:
+    return TokenOutput(request_id, 0, 5, finish_reason=finish_reason)
+
+
+def test_a_step_receives_schedules_runs_updates_and_sends() -> None:
+    parts = Parts(plans=[WORK], outputs=[[token("a")]])
+    loop, _ = make_loop(parts, make_request("a", 3))
+    loop.step()
+    assert parts.story == [("add", "a"), "schedule", "run", "update", "send"]
+    assert parts.sent == [token("a")]
+
+
+def test_missing_media_are_asked_for_before_the_step_is_computed() -> None:
+    parts = Parts(plans=[WORK], needed=[MediaNeeded("a", ("x",))])
+    loop, _ = make_loop(parts, make_request("a", 3))
+    loop.step()
+    assert parts.story == [("add", "a"), "schedule", "send", "run", "update"]
+    assert parts.sent == [MediaNeeded("a", ("x",))]
+
+
+def test_every_message_reaches_the_one_it_is_for() -> None:
+    parts = Parts(wanted={"x"}, refused={"b"})
+    arrived = [MediaArrived(media_hash, pixels_like(media_hash)) for media_hash in ("x", "unwanted")]
+    loop, _ = make_loop(
+        parts,
+        make_request("b", 3),
+        *arrived,
+        AbortRequest("a"),
+        AbortRequest("a", 2),
+        ResetCaches(prefix=True),
+        ResetCaches(encoder=True),
+    )
+    loop.step()
+    assert parts.story[:7] == [
+        ("add", "b"),
+        "send",
+        ("hold", "x"),
+        ("abort", "a", None),
+        ("abort", "a", 2),
+        ("reset", True, False),
+        ("reset", False, True),
+    ]
+    assert parts.sent == [RequestFailed("b", "too long", is_refusal=True)]
+
+
+@pytest.mark.parametrize(
+    ("plans", "results", "waits"),
+    [
+        ([], [], [True]),
+        ([WORK, WORK], [], [True, False, False]),
+        # Work that was begun may be finished, or may have made room, by the next step.
+        ([BEGINS], [], [True, False]),
+        ([StepPlan(), StepPlan()], [FINISHED], [True, False]),
+        # Telling the runner what ended begins nothing.
+        ([StepPlan(ended=[("a", 0)])], [], [True]),
+    ],
+)
+def test_it_sleeps_when_nothing_was_begun_and_nothing_was_heard(
+    plans: list[StepPlan | Exception], results: list[StepResult | Exception], waits: list[bool]
+) -> None:
+    parts = Parts(plans=plans, results=results)
+    loop, inbox = make_loop(parts, AbortRequest("a"))
+    loop.run()
+    assert inbox.waits[: len(waits)] == waits
+    assert inbox.waits[len(waits) :] == [True, False]  # asleep, and what is read at the end
+
+
+def test_an_empty_plan_is_carried_out_too() -> None:
+    parts = Parts()
+    loop, _ = make_loop(parts, AbortRequest("a"))
+    loop.step()
+    assert parts.story[1:] == ["schedule", "run", "update"]
+
+
+@pytest.mark.parametrize("place", ["plans", "results", "outputs"])
+def test_a_failure_of_ours_ends_the_loop_and_everybody_is_told(place: str, caplog: pytest.LogCaptureFixture) -> None:
+    parts = Parts(plans=[WORK, WORK], outputs=[[token("a", "stop"), token("b")]])
+    values = {"plans": WORK, "results": StepResult(), "outputs": [token("a", "stop"), token("b")]}
+    setattr(parts, place, [values[place], RuntimeError("out of luck")])
+    loop, inbox = make_loop(parts, make_request("a", 3), make_request("b", 3))
+    loop.run()
+    reason = "the engine failed: RuntimeError: out of luck"
+    assert parts.sent == [token("a", "stop"), token("b"), RequestFailed("b", reason)]
+    assert parts.story[-2:] == ["send", "close"]
+    assert loop.reason_of_end == reason
+    assert not inbox.try_put(make_request("c", 3))
+    assert "out of luck" in caplog.text
+
+
+def test_closing_tells_those_who_run_and_those_who_were_not_yet_read() -> None:
+    parts = Parts(plans=[WORK])
+    loop, inbox = make_loop(parts, make_request("a", 3))
+    loop.step()
+    inbox.try_put(make_request("b", 3))
+    inbox.close()
+    loop.run()
+    reason = "the engine was closed"
+    assert parts.sent == [RequestFailed("a", reason), RequestFailed("b", reason)]
+    assert parts.story[-1] == "close"
