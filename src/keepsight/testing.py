@@ -100,12 +100,15 @@ class FakeRunner:
         self.bad_requests: set[str] = set()
 
     def hold_pixels(self, media_hash: str, pixels: Pixels) -> None:
-        assert media_hash not in self._pixels, media_hash
         self._pixels[media_hash] = pixels
 
     @property
     def num_held_pixels(self) -> int:
         return len(self._pixels)
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._beside)
 
     @property
     def num_sequences(self) -> int:

@@ -36,9 +36,7 @@ def make_config(
     }
     return EngineConfig(
         scheduler=SchedulerConfig(**settings),
-        kv_cache=KvCacheConfig(
-            num_blocks=num_blocks, block_size=block_size, enable_prefix_caching=caches_prefixes
-        ),
+        kv_cache=KvCacheConfig(num_blocks=num_blocks, block_size=block_size, enable_prefix_caching=caches_prefixes),
         encoder_cache=EncoderCacheConfig(
             max_bytes=num_pictures * TOKENS_PER_PICTURE * 8, bytes_per_embedding=8, is_shared=shares_embeddings
         ),
@@ -100,16 +98,19 @@ class Drive:
 
     def step(self) -> StepPlan:
         plan = self.scheduler.schedule()
+        result = self.runner.run(plan)
+        for output in self.scheduler.update(plan, result):
+            self._note(output)
+        self._ask_frontend()
+        self.scheduler.check_invariants()
+        return plan
+
+    def _ask_frontend(self) -> None:
         for needed in self.scheduler.take_media_needed():
             self.needed += [(needed.request_id, media_hash) for media_hash in needed.media_hashes]
             if self.delivers:
                 for media_hash in needed.media_hashes:
                     self.deliver(media_hash)
-        result = self.runner.run(plan)
-        for output in self.scheduler.update(plan, result):
-            self._note(output)
-        self.scheduler.check_invariants()
-        return plan
 
     def _note(self, output: TokenOutput | RequestFailed) -> None:
         if isinstance(output, RequestFailed):
@@ -145,6 +146,9 @@ class Drive:
             assert token_ids == (alone if is_whole else alone[: len(token_ids)]), request_id
 
     def expect_nothing_left(self) -> None:
+        self.step()
+        while self.runner.is_busy:
+            self.step()
         self.step()
         assert not self.scheduler.has_requests
         assert self.runner.num_sequences == 0

@@ -62,6 +62,11 @@ class EncoderCacheManager:
         entry = self._entries.get(key)
         return entry is not None and entry.is_ready
 
+    def can_find(self, key: str) -> bool:
+        """Whether `try_use` would succeed."""
+        entry = self._entries.get(key)
+        return entry is not None and entry.is_findable
+
     def users_of(self, sequence_id: SequenceId) -> tuple[EncoderUser, ...]:
         """What the sequence uses, in the order of its items."""
         return tuple((sequence_id, item) for item in sorted(self._held.get(sequence_id, ())))

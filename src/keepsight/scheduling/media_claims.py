@@ -11,7 +11,7 @@ from keepsight.engine_config import EngineConfig
 from keepsight.requests import MediaNeeded
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
 from keepsight.scheduling.request_state import ParkedFor, RequestState
-from keepsight.scheduling.step_plan import Encoding
+from keepsight.scheduling.step_plan import Encoding, SequenceId
 
 # Frees embeddings claimed by a request that may wait; False when there is none to take from.
 TakeFromLater = Callable[[RequestState], bool]
@@ -24,7 +24,8 @@ class MediaClaims:
         self._num_encoding = 0
         self._encodings: dict[str, Encoding] = {}
         self._to_begin: list[Encoding] = []
-        # Media of live sequences: nothing else is ever asked for or kept.
+        self._states: dict[SequenceId, RequestState] = {}
+        # Media of these sequences: nothing else is ever asked for or kept.
         self._live: Counter[str] = Counter()
         self._pixels: set[str] = set()
         self._unneeded_pixels: list[str] = []
@@ -33,10 +34,12 @@ class MediaClaims:
         self._needed: dict[str, list[str]] = {}
 
     def add(self, state: RequestState) -> None:
+        self._states[state.sequence_id] = state
         self._live.update(item.media_hash for item in state.media)
 
     def remove(self, state: RequestState) -> None:
         self.drop(state)
+        del self._states[state.sequence_id]
         for item in state.media:
             media_hash = item.media_hash
             self._live[media_hash] -= 1
@@ -88,7 +91,7 @@ class MediaClaims:
 
     def _ask_for_pixels(self, state: RequestState, index: int) -> None:
         media_hash, key = state.media[index].media_hash, state.encoder_keys[index]
-        if media_hash in self._pixels or key in self._encodings or self.encoder_cache.is_ready(key):
+        if media_hash in self._pixels or self.encoder_cache.can_find(key):
             return
         askers = self._askers.setdefault(media_hash, set())
         request_id = state.request.request_id
@@ -116,6 +119,8 @@ class MediaClaims:
         if media_hash not in self._live or media_hash in self._pixels:
             return None
         self._pixels.add(media_hash)
+        if media_hash in self._unneeded_pixels:
+            self._unneeded_pixels.remove(media_hash)
         return self._askers.pop(media_hash, set())
 
     def finish(self, encoder_key: str) -> None:
@@ -125,7 +130,10 @@ class MediaClaims:
     def fail(self, encoder_key: str) -> set[str]:
         """Ids of the requests that counted on it."""
         self._end_encoding(encoder_key)
-        return {sequence_id[0] for sequence_id, _ in self.encoder_cache.fail(encoder_key)}
+        users = self.encoder_cache.fail(encoder_key)
+        for sequence_id, index in users:
+            self._states[sequence_id].claimed_items.remove(index)
+        return {request_id for (request_id, _), _ in users}
 
     def _end_encoding(self, encoder_key: str) -> None:
         encoding = self._encodings.pop(encoder_key)
@@ -151,12 +159,15 @@ class MediaClaims:
         needed, self._needed = self._needed, {}
         return [MediaNeeded(request_id, tuple(hashes)) for request_id, hashes in needed.items()]
 
-    def check_invariants(self, states: Iterable[RequestState]) -> None:
-        live = list(states)
+    def check_invariants(self) -> None:
+        live = self._states.values()
         assert self._live == Counter(item.media_hash for state in live for item in state.media)
         assert self._num_encoding == sum(each.num_tokens for each in self._encodings.values())
         assert self._pixels <= self._live.keys() | {each.media_hash for each in self._encodings.values()}
+        for state in live:
+            users = {(state.sequence_id, index) for index in state.claimed_items}
+            assert users == set(self.encoder_cache.users_of(state.sequence_id)), state.sequence_id
         for media_hash, askers in self._askers.items():
             assert media_hash not in self._pixels, media_hash
-            assert all(asker in live for asker in askers), media_hash
+            assert all(self._states[asker.sequence_id] is asker for asker in askers), media_hash
         self.encoder_cache.check_invariants()

@@ -416,7 +416,9 @@ class Scheduler:
 
     def _fail_sequence(self, sequence_id: SequenceId, message: str, outputs: list[TokenOutput | RequestFailed]) -> None:
         if (state := self._states.get(sequence_id)) is None:
-            self._bury(self._leaving.pop(sequence_id))
+            # It left meanwhile, or with another choice that failed in this very step.
+            if left := self._leaving.pop(sequence_id, None):
+                self._bury(left)
             return
         state.is_under_way = False
         self._fail_request(sequence_id[0], message, outputs)
@@ -469,4 +471,4 @@ class Scheduler:
             assert state.num_computed <= num_positions, state.sequence_id
             assert not state.is_under_way or state.status in (Status.RUNNING, Status.FINISHED)
         self.kv_cache.check_invariants()
-        self.media.check_invariants(live)
+        self.media.check_invariants()

@@ -1,0 +1,136 @@
+"""Whatever arrives, leaves, fails or runs short: every answer is the one that is given without caches."""
+
+import random
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from keepsight.requests import EngineRequest
+from tests.scheduling.drive import Drive, adapter, make_config, make_request
+from tests.scheduling.long_run import thorough
+
+PICTURES = ("cat", "dog", "owl", "elk")
+PARTS = st.lists(st.one_of(st.integers(1, 9), st.sampled_from(PICTURES)), min_size=1, max_size=7)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> Any:
+    """From ample to as tight as is allowed."""
+    max_num_seqs = draw(st.integers(1, 6))
+    block_size = draw(st.sampled_from([1, 2, 4, 8]))
+    num_positions = draw(st.sampled_from([60, 80, 160, 400]))
+    return make_config(
+        block_size=block_size,
+        num_blocks=num_positions // block_size,
+        max_model_len=num_positions // block_size * block_size,
+        caches_prefixes=draw(st.booleans()),
+        num_pictures=draw(st.integers(1, 5)),
+        shares_embeddings=draw(st.booleans()),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=5 + max_num_seqs + draw(st.integers(0, 60)),
+        max_num_encoder_input_tokens=6 * draw(st.integers(1, 4)),
+        max_prompt_tokens_beside_streams=draw(st.sampled_from([None, 1, 4, 16])),
+    )
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(config=configs(), seed=st.integers(0, 2**32), pace=st.sampled_from([0.1, 0.5, 1.0]))
+    def start(self, config: Any, seed: int, pace: float) -> None:
+        chance = random.Random(seed)
+        self.drive = Drive(config, is_done=lambda: chance.random() < pace, delivers=False)
+        self.aborted: set[tuple[str, int]] = set()
+        self.num_requests = 0
+
+    def _add(self, request: EngineRequest) -> None:
+        self.num_requests += 1
+        longest = self.drive.config.scheduler.max_model_len
+        refusal = self.drive.add(request)
+        assert (refusal is not None) == (len(request.token_ids) >= longest)
+
+    @rule(
+        parts=PARTS,
+        max_tokens=st.integers(1, 12),
+        n=st.integers(1, 3),
+        priority=st.integers(-1, 1),
+        cache_salt=st.sampled_from([None, "x", "y"]),
+        glasses=st.sampled_from([None, adapter("1"), adapter("2"), adapter("2", changes_encoder=True)]),
+    )
+    def add(self, parts: list[int | str], max_tokens: int, n: int, **options: Any) -> None:
+        options["adapter"] = options.pop("glasses")
+        # As the frontend names them: a salt is part of a picture's name.
+        salted = [f"{part}/{options['cache_salt']}" if isinstance(part, str) else part for part in parts]
+        self._add(make_request(str(self.num_requests), *salted, max_tokens=max_tokens, n=n, **options))
+
+    @precondition(lambda self: self.drive.requests)
+    @rule(data=st.data(), more=PARTS)
+    def go_on_with_a_conversation(self, data: st.DataObject, more: list[int | str]) -> None:
+        """The prompt and the answer of an earlier request, and a new question: what chat clients send."""
+        earlier = data.draw(st.sampled_from(sorted(self.drive.requests)))
+        request = self.drive.requests[earlier]
+        added = make_request(str(self.num_requests), *(part for part in more if isinstance(part, int)), 2)
+        said = self.drive.tokens.get((earlier, 0), [])
+        self._add(
+            EngineRequest(
+                added.request_id,
+                (*request.token_ids, *said, *added.token_ids),
+                request.media,
+                added.sampling_params,
+                cache_salt=request.cache_salt,
+                adapter=request.adapter,
+            )
+        )
+
+    @precondition(lambda self: self.drive.needed)
+    @rule(data=st.data())
+    def deliver_pixels(self, data: st.DataObject) -> None:
+        _, media_hash = self.drive.needed.pop(data.draw(st.integers(0, len(self.drive.needed) - 1)))
+        self.drive.deliver(media_hash)
+
+    @precondition(lambda self: self.drive.requests)
+    @rule(data=st.data(), only=st.sampled_from([None, 0, 1]))
+    def abort(self, data: st.DataObject, only: int | None) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.drive.requests)))
+        self.drive.scheduler.abort(request_id, only)
+        num_choices = self.drive.requests[request_id].sampling_params.n
+        self.aborted |= {(request_id, each) for each in range(num_choices) if only in (None, each)}
+
+    @rule(prefix=st.booleans(), encoder=st.booleans())
+    def reset(self, prefix: bool, encoder: bool) -> None:
+        self.drive.scheduler.reset(prefix=prefix, encoder=encoder)
+
+    @rule(media_hash=st.sampled_from(PICTURES))
+    def spoil_a_picture(self, media_hash: str) -> None:
+        self.drive.runner.bad_media ^= {f"{media_hash}/y"}
+
+    @precondition(lambda self: self.num_requests)
+    @rule(data=st.data())
+    def spoil_a_request(self, data: st.DataObject) -> None:
+        self.drive.runner.bad_requests |= {str(data.draw(st.integers(0, self.num_requests - 1)))}
+
+    @rule(num_steps=st.integers(1, 5))
+    def step(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.drive.step()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "drive"):
+            return
+        drive = self.drive
+        drive.delivers = True
+        for _, media_hash in drive.needed:
+            drive.deliver(media_hash)
+        drive.run(max_steps=5000)
+        drive.expect_right_answers()
+        drive.expect_nothing_left()
+        for request_id, request in drive.requests.items():
+            for choice in range(request.sampling_params.n):
+                ends = [
+                    (request_id, choice) in drive.finished,
+                    request_id in drive.failed or (request_id, choice) in self.aborted,
+                ]
+                assert any(ends), f"{request_id}/{choice} was never answered"
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = thorough(60, num_steps=30)
