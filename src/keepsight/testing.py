@@ -114,6 +114,9 @@ class FakeRunner:
     def num_sequences(self) -> int:
         return len(self._sequences)
 
+    def set_pace(self, is_done: Callable[[], bool]) -> None:
+        self._is_done = is_done
+
     def close(self) -> None:
         pass
 

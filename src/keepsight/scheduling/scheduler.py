@@ -56,6 +56,7 @@ class Scheduler:
         self._leaving: dict[SequenceId, RequestState] = {}
         self._ended: list[SequenceId] = []
         self._num_beside = 0
+        self.num_preemptions = 0
         self._arrivals = itertools.count()
 
     # What comes in --------------------------------------------------------------------------------------------
@@ -340,6 +341,7 @@ class Scheduler:
         self.kv_cache.release(state.sequence_id)
         self.media.drop(state)
         state.begin_again()
+        self.num_preemptions += 1
         if state.status is Status.RUNNING:
             self._running.remove(state)
             state.change_to(Status.WAITING)

@@ -1,0 +1,355 @@
+"""What is computed when, and for whom: the scheduler's decisions, read off its plans."""
+
+import pytest
+
+from keepsight.engine_config import EngineConfig
+from keepsight.requests import ResetCaches
+from keepsight.scheduling.step_plan import StepPlan
+from tests.scheduling.drive import Drive, adapter, make_config, make_request, with_text
+
+
+def lengths(plans: list[StepPlan]) -> list[list[int]]:
+    return [[piece.length for piece in plan.now] for plan in plans]
+
+
+# The four flows of the published cases ------------------------------------------------------------------------
+
+
+def test_the_first_request_misses_everywhere() -> None:
+    drive = Drive(make_config())
+    drive.run(make_request("first", 8, "cat", 6))
+    assert drive.needed == [("first", "cat")]
+    assert drive.runner.encoded == ["cat"]
+    assert drive.cached["first", 0] == 0
+    drive.expect_right_answers()
+
+
+def test_the_same_picture_and_prompt_hit_everywhere() -> None:
+    drive = Drive(make_config())
+    drive.run(make_request("first", 8, "cat", 6))
+    drive.run(make_request("again", 8, "cat", 6))
+    # 20 tokens; the last block of 4 holds the one token that must be computed.
+    assert drive.cached["again", 0] == 16
+    assert drive.needed == [("first", "cat")]
+    assert drive.runner.encoded == ["cat"]
+    assert drive.tokens["again", 0] == drive.tokens["first", 0]
+
+
+def test_the_same_picture_with_another_prompt_hits_the_encoder_and_the_common_prefix() -> None:
+    drive = Drive(make_config())
+    drive.run(make_request("first", 8, "cat", 6))
+    drive.run(make_request("other_end", 8, "cat", 2, max_tokens=3))
+    drive.run(with_text(make_request("other_beginning", 8, "cat", 6), [9] * 14))
+    # Up to the picture's last whole block; its remaining two tokens come from the embeddings that are held.
+    assert drive.cached["other_end", 0] == 12
+    assert drive.cached["other_beginning", 0] == 0
+    assert drive.runner.encoded == ["cat"]
+    drive.expect_right_answers()
+
+
+def test_another_picture_with_the_same_text_shares_nothing_after_it() -> None:
+    drive = Drive(make_config())
+    drive.run(make_request("first", 9, "cat", 6))
+    drive.run(make_request("other", 9, "dog", 6))
+    assert drive.cached["other", 0] == 8
+    assert drive.runner.encoded == ["cat", "dog"]
+    drive.expect_right_answers()
+
+
+# What makes prefixes differ -----------------------------------------------------------------------------------
+
+
+def test_two_pictures_in_another_order_are_another_prompt() -> None:
+    drive = Drive(make_config())
+    drive.run(make_request("ab", 4, "cat", "dog", 4), make_request("ba", 4, "dog", "cat", 4))
+    assert drive.cached["ba", 0] == 4
+    assert sorted(drive.runner.encoded) == ["cat", "dog"]
+    drive.expect_right_answers()
+
+
+@pytest.mark.parametrize("text_before", range(1, 17))
+def test_a_hit_may_end_inside_a_picture_wherever_it_begins(text_before: int) -> None:
+    drive = Drive(make_config(block_size=8))
+    drive.run(make_request("first", text_before, "cat", 5))
+    drive.run(make_request("again", text_before, "cat", 1))
+    num_tokens = text_before + 7
+    assert drive.cached["again", 0] == (num_tokens - 1) // 8 * 8
+    drive.expect_right_answers()
+
+
+def test_a_salt_or_another_version_of_an_adapter_shares_nothing() -> None:
+    drive = Drive(make_config())
+    drive.run(make_request("plain", 12, "cat", 6))
+    drive.run(make_request("salted", 12, "cat", 6, cache_salt="mine"))
+    drive.run(make_request("v1", 12, "cat", 6, adapter=adapter("1")))
+    drive.run(make_request("v2", 12, "cat", 6, adapter=adapter("2")))
+    drive.run(make_request("v2 again", 12, "cat", 6, adapter=adapter("2")))
+    assert [drive.cached[name, 0] for name in ("salted", "v1", "v2")] == [0, 0, 0]
+    assert drive.cached["v2 again", 0] == 20
+    # Its embeddings do not depend on an adapter of the language model alone.
+    assert drive.runner.encoded == ["cat"]
+    drive.run(make_request("sees otherwise", 12, "cat", 6, adapter=adapter("3", changes_encoder=True)))
+    assert drive.runner.encoded == ["cat", "cat"]
+    drive.expect_right_answers()
+
+
+def test_media_wholly_inside_the_hit_need_neither_pixels_nor_embeddings() -> None:
+    drive = Drive(make_config(num_pictures=1))
+    drive.run(make_request("first", 4, "cat", 6))
+    drive.run(make_request("evicts", 2, "dog", 2))
+    drive.run(make_request("again", 4, "cat", 6))
+    assert drive.runner.encoded == ["cat", "dog"]
+    assert ("again", "cat") not in drive.needed
+    drive.expect_right_answers()
+
+
+def test_without_prefix_caching_everything_is_computed_and_nothing_encoded_twice() -> None:
+    drive = Drive(make_config(caches_prefixes=False))
+    drive.run(make_request("first", 8, "cat", 6))
+    drive.run(make_request("again", 8, "cat", 6))
+    assert drive.cached["again", 0] == 0
+    assert drive.runner.num_computed_tokens == 2 * (20 + 4)
+    assert drive.runner.encoded == ["cat"]
+
+
+def test_what_is_reset_is_computed_again() -> None:
+    drive = Drive(make_config())
+    for name, reset in {"a": ResetCaches(), "b": ResetCaches(prefix=True), "c": ResetCaches(True, True)}.items():
+        drive.scheduler.reset(prefix=reset.prefix, encoder=reset.encoder)
+        drive.run(make_request(name, 8, "cat", 6))
+    assert [drive.cached[name, 0] for name in "abc"] == [0, 0, 0]
+    assert drive.runner.encoded == ["cat", "cat"]
+
+
+# Encoding -----------------------------------------------------------------------------------------------------
+
+
+def test_a_picture_that_many_want_at_once_is_encoded_once() -> None:
+    drive = Drive(make_config())
+    drive.run(*(make_request(name, 3 + index, "cat", 4, "cat") for index, name in enumerate("abcd")))
+    assert drive.runner.encoded == ["cat"]
+    drive.expect_right_answers()
+
+
+def test_a_picture_larger_than_the_encoder_cache_is_served_and_not_kept() -> None:
+    config = make_config()
+    small = EngineConfig(
+        scheduler=config.scheduler,
+        kv_cache=config.kv_cache,
+        encoder_cache=type(config.encoder_cache)(max_bytes=40, bytes_per_embedding=8),
+    )
+    drive = Drive(small)
+    drive.run(make_request("a", 3, "cat", 4), make_request("b", 2, "dog", 1, "cat", 3))
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
+    assert drive.runner.embeddings == {}
+
+
+def test_pictures_of_one_request_are_encoded_together_as_far_as_the_budget_goes() -> None:
+    drive = Drive(make_config(max_num_encoder_input_tokens=12))
+    plans = drive.run(make_request("a", 3, "cat", 3, "dog", 3, "owl", 3))
+    assert [[each.media_hash for each in plan.encode] for plan in plans if plan.encode] == [["cat", "dog"], ["owl"]]
+
+
+def test_all_missing_pixels_are_asked_for_at_once() -> None:
+    drive = Drive(make_config(num_pictures=1), delivers=False)
+    drive.add(make_request("a", 3, "cat", 3, "dog", 3, "cat"))
+    drive.step()
+    assert drive.needed == [("a", "cat"), ("a", "dog")]
+
+
+def test_who_waits_for_media_or_for_the_encoder_holds_nobody_back() -> None:
+    drive = Drive(make_config(max_num_seqs=1, num_pictures=1), delivers=False, is_done=lambda: False)
+    drive.add(make_request("waits for pixels", 3, "cat", 3))
+    drive.step()
+    drive.add(make_request("waits for the encoder", 3, "dog", 3))
+    drive.step()
+    drive.deliver("dog")
+    drive.step()
+    drive.add(make_request("text", 3))
+    for _ in range(5):
+        drive.step()
+    assert drive.finished == {("text", 0): "length"}
+
+
+def test_embeddings_are_released_with_the_last_position_that_reads_them() -> None:
+    drive = Drive(make_config(num_pictures=1, max_num_batched_tokens=13))
+    drive.run(make_request("a", 4, "cat", 4, "dog", 4, "owl", 4))
+    assert drive.runner.encoded == ["cat", "dog", "owl"]
+    drive.expect_right_answers()
+
+
+def test_a_picture_that_cannot_be_encoded_fails_its_request_and_no_other() -> None:
+    drive = Drive(make_config())
+    drive.runner.bad_media = {"cat"}
+    drive.run(make_request("bad", 3, "cat", 3, n=2), make_request("good", 3, "dog", 3))
+    assert drive.failed.keys() == {"bad"}
+    assert drive.failed["bad"].message == "a bad picture"
+    assert drive.finished == {("good", 0): "length"}
+    drive.expect_nothing_left()
+
+
+# Budgets ------------------------------------------------------------------------------------------------------
+
+
+def test_a_picture_is_computed_whole() -> None:
+    drive = Drive(make_config(max_num_batched_tokens=6, max_num_seqs=1, max_prompt_tokens_beside_streams=None))
+    plans = drive.run(make_request("a", 4, "cat", 2, max_tokens=1))
+    assert lengths(plans) == [[], [4], [6], [2]]  # the first only encodes
+
+
+def test_a_long_prompt_is_computed_in_chunks_beside_what_runs() -> None:
+    drive = Drive(make_config(max_num_batched_tokens=9, max_num_seqs=3))
+    plans = drive.run(make_request("short", 2, max_tokens=4), make_request("long", 20, max_tokens=1))
+    assert lengths(plans) == [[2, 7], [1, 8], [1, 5], [1]]
+    drive.expect_right_answers()
+
+
+def test_no_more_sequences_run_than_allowed() -> None:
+    drive = Drive(make_config(max_num_seqs=2))
+    plans = drive.run(*(make_request(str(index), 3) for index in range(7)))
+    assert max(len(plan.now) for plan in plans) == 2
+    assert len(drive.finished) == 7
+
+
+def test_those_of_smaller_priority_number_go_first() -> None:
+    drive = Drive(make_config(max_num_seqs=1))
+    plans = drive.run(make_request("late", 3, priority=1), make_request("soon", 4), make_request("now", 5, priority=-1))
+    order = [piece.sequence_id[0] for plan in plans for piece in plan.now if piece.start == 0]
+    assert order == ["now", "soon", "late"]
+
+
+def test_who_runs_out_of_pages_takes_them_from_the_last_and_both_answers_stay_right() -> None:
+    drive = Drive(make_config(num_blocks=8, caches_prefixes=False))
+    drive.run(make_request("first", 9, max_tokens=12), make_request("last", 8, max_tokens=12))
+    assert drive.scheduler.num_preemptions > 0
+    assert len(drive.finished) == 2
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
+
+
+def test_the_choices_of_a_request_share_the_whole_blocks_of_its_prompt() -> None:
+    drive = Drive(make_config())
+    drive.run(make_request("a", 10, "cat", 6, n=3, max_tokens=4))
+    assert [drive.cached["a", choice] for choice in range(3)] == [0, 20, 20]
+    assert len({tuple(drive.tokens["a", choice]) for choice in range(3)}) == 3
+    drive.expect_right_answers()
+
+
+# The lane beside the streams ----------------------------------------------------------------------------------
+
+
+def beside_drive() -> Drive:
+    """One stream runs; what lies beside it takes as long as `is_done` says."""
+    drive = Drive(make_config(max_prompt_tokens_beside_streams=4))
+    drive.add(make_request("stream", 3, max_tokens=40, ignore_eos=True))
+    drive.step()
+    drive.is_done = lambda: False
+    drive.runner.set_pace(drive.is_done)
+    return drive
+
+
+def test_a_long_prompt_runs_beside_the_streams_and_a_short_one_joins_them() -> None:
+    drive = beside_drive()
+    drive.add(make_request("long", 20))
+    drive.add(make_request("short", 4))
+    plan = drive.step()
+    assert [(piece.sequence_id[0], piece.length) for piece in plan.beside] == [("long", 20)]
+    assert [(piece.sequence_id[0], piece.length) for piece in plan.now] == [("stream", 1), ("short", 4)]
+    for _ in range(3):
+        plan = drive.step()
+        assert [piece.sequence_id[0] for piece in plan.now] == ["stream", "short"]
+    drive.runner.set_pace(lambda: True)
+    drive.run()
+    drive.expect_right_answers()
+
+
+def test_without_streams_every_prompt_is_computed_at_once() -> None:
+    drive = Drive(make_config(max_prompt_tokens_beside_streams=4))
+    plans = drive.run(make_request("a", 30, max_tokens=1), with_text(make_request("b", 20, max_tokens=1), [9] * 20))
+    assert lengths(plans) == [[30, 20]]
+
+
+def test_a_prompt_whose_lane_is_taken_waits_and_holds_nobody_back() -> None:
+    drive = beside_drive()
+    drive.add(make_request("long", 20))
+    drive.step()
+    drive.add(make_request("longer", 30))
+    drive.add(make_request("short", 2, max_tokens=2))
+    for _ in range(3):
+        plan = drive.step()
+        assert not plan.beside
+    assert ("short", 0) in drive.finished
+    drive.runner.set_pace(lambda: True)
+    drive.run()
+    drive.expect_right_answers()
+
+
+def test_who_is_aborted_while_under_way_keeps_its_pages_until_the_work_is_done() -> None:
+    drive = beside_drive()
+    drive.add(make_request("long", 20))
+    drive.step()
+    num_free = drive.scheduler.kv_cache.num_free_blocks
+    drive.scheduler.abort("long")
+    drive.step()
+    assert drive.scheduler.kv_cache.num_free_blocks <= num_free
+    drive.runner.set_pace(lambda: True)
+    drive.run()
+    drive.expect_nothing_left()
+    # Its work was not for nothing.
+    drive.run(make_request("again", 20, max_tokens=1))
+    assert drive.cached["again", 0] == 16
+
+
+# Ends ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_ends_at_an_end_token_at_max_tokens_or_where_the_context_ends() -> None:
+    drive = Drive(make_config(num_blocks=10))
+    drive.run(
+        make_request("few", 5, max_tokens=3, ignore_eos=True),
+        make_request("context", 30, max_tokens=None, ignore_eos=True),
+        make_request("stop", 5, max_tokens=30, ignore_eos=True),
+    )
+    assert drive.finished == {("few", 0): "length", ("context", 0): "length", ("stop", 0): "length"}
+    assert len(drive.tokens["context", 0]) == 10
+    stop_id = drive.tokens["stop", 0][4]
+    drive.run(make_request("stopped", 5, max_tokens=30, ignore_eos=True, stop_token_ids=[stop_id]))
+    drive.expect_right_answers()
+    assert drive.finished["stopped", 0] == "stop"
+
+
+def test_a_request_that_can_never_run_is_refused_with_the_numbers() -> None:
+    drive = Drive(make_config(num_blocks=10))
+    refusal = drive.add(make_request("long", 40))
+    assert refusal is not None
+    assert refusal.is_refusal
+    assert "40" in refusal.message
+    drive.add(make_request("twice", 3))
+    assert drive.add(make_request("twice", 3)) is not None
+
+
+@pytest.mark.parametrize("num_steps", range(6))
+def test_a_request_may_be_aborted_at_any_moment(num_steps: int) -> None:
+    drive = Drive(make_config(max_num_batched_tokens=14), is_done=iter([True, False] * 50).__next__)
+    drive.add(make_request("a", 10, "cat", 5, n=2))
+    drive.add(make_request("b", 12, "cat", 3))
+    for _ in range(num_steps):
+        drive.step()
+    drive.scheduler.abort("a")
+    drive.scheduler.abort("never heard of")
+    drive.run()
+    assert ("b", 0) in drive.finished
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
+
+
+def test_a_choice_may_be_ended_alone() -> None:
+    drive = Drive(make_config())
+    drive.add(make_request("a", 6, n=3, max_tokens=6, ignore_eos=True))
+    drive.step()
+    drive.step()
+    drive.scheduler.abort("a", 1)
+    drive.run()
+    assert drive.finished.keys() == {("a", 0), ("a", 2)}
+    drive.expect_right_answers()
