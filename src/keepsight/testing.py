@@ -130,7 +130,7 @@ class FakeRunner:
             self._beside.append(list(plan.beside))
         for piece in (*plan.beside, *plan.now):
             table = self._sequences[piece.sequence_id].block_ids
-            table[piece.first_block :] = piece.new_block_ids or table[piece.first_block :]
+            table[piece.first_block :] = piece.new_block_ids
         work: list[list[Slice] | Encoding] = [list(plan.now)]
         while self._beside and self._is_done():
             work.append(self._beside.popleft())

@@ -129,7 +129,7 @@ class Drive:
         """Until all are answered; the plans that did something."""
         for request in requests:
             assert self.add(request) is None
-        plans = []
+        plans: list[StepPlan] = []
         for _ in range(max_steps):
             if not self.scheduler.has_requests:
                 return plans

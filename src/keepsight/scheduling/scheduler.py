@@ -177,8 +177,9 @@ class Scheduler:
         start = state.num_computed
         if state.is_stream:
             end = start + 1
-            if start < self.kv_cache.num_blocks_of(state.sequence_id) * self._block_size:
-                step.now.append(Slice(state.sequence_id, start, 1, 0, (), True))
+            num_blocks = self.kv_cache.num_blocks_of(state.sequence_id)
+            if start < num_blocks * self._block_size:
+                step.now.append(Slice(state.sequence_id, start, 1, num_blocks, (), True))
                 return
             lane: list[Slice] | None = step.now
         else:
