@@ -1,0 +1,314 @@
+"""No cache and no schedule ever changes an answer: greedy tokens equal transformers' own, which it gives to each alone.
+
+Random workloads on random small models (arrivals, shared prefixes, repeated and permuted pictures, conversations that
+go on, aborts, budgets as tight as allowed, preemption, caches on and off), and the demo checkpoint under many settings.
+"""
+
+import random
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepsight import LLM, SamplingParams
+from keepsight.demo import checkpoint_path
+from keepsight.engine_config import EncoderCacheConfig, EngineConfig, KvCacheConfig, SchedulerConfig
+from keepsight.media import Geometry, MediaItem, TokenSpan
+from keepsight.requests import EngineRequest, RequestFailed
+from keepsight.runner.model_runner import ModelRunner
+from keepsight.scheduling.scheduler import Scheduler
+from tests.drawn import ask, draw
+from tests.models.gemma3 import reference as ref
+from tests.runner.small_model import WAIT_SECONDS, SmallModel
+from tests.scheduling.long_run import thorough
+
+NUM_TOKENS = 6
+# Greedy choices closer than this may fall either way in another order of additions.
+TIE = 1e-3
+TEXTS = {"a": [5, 17, 31, 8, 90], "b": [5, 17, 31, 60, 61, 62, 63, 64, 65], "c": [7] * 3}
+# Pictures are digits; "again" is a prompt followed by its answer and another text, as chat clients send them.
+PROMPTS = (
+    "a",
+    "a0a",
+    "a0b",
+    "a1a",
+    "b01c",
+    "b10c",
+    "b00c",
+    "c012a",
+    "c012b",
+    "bb0",
+    "0a",
+    "c3bab3a",
+    "a0a again",
+    "b01c again",
+)
+
+
+@dataclass(frozen=True)
+class Reference:
+    token_ids: list[int]
+    # How many of them are no tie.
+    num_certain: int
+
+
+class Judge:
+    """A small model, the prompts, and what transformers answers to each."""
+
+    def __init__(self, seed: int, directory: Path) -> None:
+        self.small = SmallModel(seed, directory)
+        self.tokens_per_picture = self.small.arguments["mm_tokens_per_image"]
+        self._answers: dict[str, Reference] = {}
+
+    def prompt(self, name: str) -> tuple[list[int], list[tuple[int, TokenSpan]]]:
+        """Its token ids; its pictures and their spans."""
+        first, _, again = name.partition(" ")
+        token_ids, pictures = [2], []
+        for part in first:
+            if part.isdigit():
+                token_ids.append(ref.BOI_TOKEN)
+                pictures.append((int(part), TokenSpan(len(token_ids), self.tokens_per_picture)))
+                token_ids += [ref.IMAGE_TOKEN] * self.tokens_per_picture + [ref.EOI_TOKEN]
+            else:
+                token_ids += TEXTS[part]
+        if again:
+            token_ids += self.answer(first).token_ids + TEXTS["c"]
+        return token_ids, pictures
+
+    def request(self, request_id: str, name: str, **options: Any) -> EngineRequest:
+        token_ids, pictures = self.prompt(name)
+        size = self.small.size
+        media = tuple(MediaItem(str(picture), span, Geometry(size, size)) for picture, span in pictures)
+        params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+        return EngineRequest(request_id, tuple(token_ids), media, params, **options)
+
+    def answer(self, name: str) -> Reference:
+        if name not in self._answers:
+            self._answers[name] = self._ask(*self.prompt(name))
+        return self._answers[name]
+
+    def _ask(self, token_ids: list[int], pictures: list[tuple[int, TokenSpan]]) -> Reference:
+        pixels = torch.zeros(0)
+        if pictures:
+            stacked = torch.from_numpy(np.stack([self.small.pixels(picture) for picture, _ in pictures]))
+            pixels = self.small.normalizer(stacked).permute(0, 3, 1, 2)
+        inputs = ref.reference_inputs(ref.Prompt(token_ids, [span for _, span in pictures], pixels))
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        output = self.small.reference.generate(
+            **inputs, max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0,
+            output_logits=True, return_dict_in_generate=True,
+        )  # fmt: skip
+        best = torch.cat(output.logits).topk(2).values
+        ties = (best[:, 0] - best[:, 1] < TIE).tolist()
+        answer = output.sequences[0, len(token_ids) :].tolist()
+        return Reference(answer, ties.index(True) if True in ties else NUM_TOKENS)
+
+
+@pytest.fixture(scope="module", params=[0, 5, 8, 12], ids=lambda seed: f"config{seed}")
+def judge(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Judge:
+    return Judge(request.param, tmp_path_factory.mktemp("checkpoint"))
+
+
+@dataclass(frozen=True)
+class Settings:
+    block_size: int
+    num_spare_blocks: int
+    caches_prefixes: bool
+    num_pictures: int
+    shares_embeddings: bool
+    max_num_seqs: int
+    num_spare_tokens: int
+    num_encodings: int
+    joining: int | None
+
+
+SETTINGS = st.builds(
+    Settings,
+    block_size=st.sampled_from([1, 4, 16]),
+    num_spare_blocks=st.sampled_from([0, 3, 200]),
+    caches_prefixes=st.booleans(),
+    num_pictures=st.integers(1, 6),
+    shares_embeddings=st.booleans(),
+    max_num_seqs=st.sampled_from([1, 2, 5, 16]),
+    num_spare_tokens=st.sampled_from([0, 7, 300]),
+    num_encodings=st.integers(1, 4),
+    joining=st.sampled_from([None, 1, 8]),
+)
+
+
+def engine_config(settings: Settings, tokens_per_picture: int, longest: int) -> EngineConfig:
+    num_blocks = -(-longest // settings.block_size) + settings.num_spare_blocks
+    return EngineConfig(
+        scheduler=SchedulerConfig(
+            max_num_batched_tokens=tokens_per_picture + settings.max_num_seqs - 1 + settings.num_spare_tokens,
+            max_num_seqs=settings.max_num_seqs,
+            max_model_len=longest,
+            max_num_encoder_input_tokens=tokens_per_picture * settings.num_encodings,
+            max_prompt_tokens_beside_streams=settings.joining,
+            tokens_per_item=tokens_per_picture,
+        ),
+        kv_cache=KvCacheConfig(
+            num_blocks=num_blocks, block_size=settings.block_size, enable_prefix_caching=settings.caches_prefixes
+        ),
+        encoder_cache=EncoderCacheConfig(
+            max_bytes=settings.num_pictures * tokens_per_picture,
+            bytes_per_embedding=1,
+            is_shared=settings.shares_embeddings,
+        ),
+    )
+
+
+class Engine:
+    """Scheduler and runner, stepped by hand; messages come between the steps."""
+
+    def __init__(self, judge: Judge, config: EngineConfig) -> None:
+        self.judge, self.scheduler = judge, Scheduler(config, frozenset())
+        small, kv_cache = judge.small, config.kv_cache
+        self.finished = threading.Semaphore(0)
+        self.runner = ModelRunner(
+            small.model, small.normalizer, kv_cache.num_blocks, kv_cache.block_size, self.finished.release
+        )
+        self.needed: list[str] = []
+        self.tokens: dict[str, list[int]] = {}
+
+    def step(self) -> None:
+        plan = self.scheduler.schedule()
+        self.needed += [each for needed in self.scheduler.take_media_needed() for each in needed.media_hashes]
+        result = self.runner.run(plan)
+        for output in self.scheduler.update(plan, result):
+            assert not isinstance(output, RequestFailed), output.message
+            self.tokens[output.request_id].append(output.token_id)
+        if plan.is_empty and result.is_empty and not self.needed and self.scheduler.has_requests:
+            assert self.finished.acquire(timeout=WAIT_SECONDS)
+
+    def deliver(self, media_hash: str) -> None:
+        if self.scheduler.media_arrived(media_hash):
+            self.runner.hold_pixels(media_hash, self.judge.small.pixels(int(media_hash)))
+
+
+def run_workload(judge: Judge, engine: Engine, names: list[str], chance: random.Random) -> set[str]:
+    """Requests come, pixels come late, some callers leave; the ids of those that left."""
+    left: set[str] = set()
+    waiting = list(enumerate(names))
+    while waiting or engine.scheduler.has_requests:
+        if waiting and (chance.random() < 0.4 or not engine.scheduler.has_requests):
+            number, name = waiting.pop(0)
+            engine.tokens[str(number)] = []
+            assert engine.scheduler.add(judge.request(str(number), name, priority=chance.choice([0, 0, 1]))) is None
+        elif engine.needed and chance.random() < 0.7:
+            engine.deliver(engine.needed.pop(chance.randrange(len(engine.needed))))
+        elif chance.random() < 0.03:
+            number = chance.randrange(len(names))
+            engine.scheduler.abort(str(number))
+            left.add(str(number))
+        else:
+            engine.step()
+    return left
+
+
+@thorough(12)
+@given(settings=SETTINGS, names=st.lists(st.sampled_from(PROMPTS), min_size=2, max_size=9), seed=st.integers(0, 2**32))
+def test_every_answer_is_the_one_that_transformers_gives_alone(
+    judge: Judge, settings: Settings, names: list[str], seed: int
+) -> None:
+    longest = max(len(judge.prompt(name)[0]) for name in names) + NUM_TOKENS
+    engine = Engine(judge, engine_config(settings, judge.tokens_per_picture, longest))
+    left = run_workload(judge, engine, names, random.Random(seed))
+    engine.runner.close()
+    engine.scheduler.check_invariants()
+    for number, name in enumerate(names):
+        ours, theirs = engine.tokens[str(number)], judge.answer(name)
+        assert len(ours) == NUM_TOKENS or str(number) in left, name
+        num_compared = min(len(ours), theirs.num_certain)
+        assert ours[:num_compared] == theirs.token_ids[:num_compared], name
+
+
+def test_few_of_the_judge_s_tokens_are_ties(judge: Judge) -> None:
+    certain = [judge.answer(name).num_certain for name in PROMPTS]
+    assert sum(certain) > 0.8 * NUM_TOKENS * len(PROMPTS)
+
+
+# The demo checkpoint ------------------------------------------------------------------------------------------
+
+
+def conversations() -> list[list[dict[str, Any]]]:
+    """Pictures shared, repeated and permuted; questions shared; a conversation that goes on."""
+    cat, dog, owl = ({"type": "image", "image": draw(seed).picture} for seed in (1, 2, 3))
+    what, how_many = "What is in the picture?", "How many shapes are there?"
+    first = ask(cat, what)
+    return [
+        first,
+        ask(cat, what),
+        ask(cat, how_many),
+        ask(dog, what),
+        ask(cat, dog, "What is in the second picture?"),
+        ask(dog, cat, "What is in the second picture?"),
+        ask(cat, dog, owl, "What is in the first picture?"),
+        ask(owl, owl, "What is in the second picture?"),
+        [*first, {"role": "assistant", "content": [{"type": "text", "text": "A shape."}]}, *ask("Where is it?")],
+        ask("Hello!"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def demo_answers() -> list[list[int]]:
+    from transformers import AutoProcessor, Gemma3ForConditionalGeneration
+
+    model: Any = Gemma3ForConditionalGeneration.from_pretrained(checkpoint_path(), dtype=torch.float32)
+    from_pretrained: Any = AutoProcessor.from_pretrained
+    processor = from_pretrained(checkpoint_path(), backend="pil")
+    answers = []
+    for messages in conversations():
+        inputs = processor.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
+        )
+        output = model.generate(**inputs, max_new_tokens=24, do_sample=False)
+        answers.append(output[0, inputs["input_ids"].shape[1] :].tolist())
+    return answers
+
+
+DEMO_SETTINGS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "no prefix cache": {"enable_prefix_caching": False},
+    "no shared embeddings": {"encoder_cache_gb": 0},
+    "no cache at all": {"enable_prefix_caching": False, "encoder_cache_gb": 0},
+    "room for one picture": {"encoder_cache_size": 16},
+    "one sequence": {"max_num_seqs": 1},
+    "small chunks": {"max_num_batched_tokens": 19, "max_num_seqs": 4, "max_num_encoder_input_tokens": 16},
+    "few pages": {"num_gpu_blocks_override": 8, "max_model_len": 128, "max_num_seqs": 8},
+    "small blocks": {"block_size": 8},
+    "long lane": {"max_prompt_tokens_beside_streams": 1},
+}
+
+
+@pytest.fixture(params=DEMO_SETTINGS, scope="module")
+def demo(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    with LLM(device="cpu", dtype="float32", image_backend="pil", **DEMO_SETTINGS[request.param]) as llm:
+        yield llm
+
+
+def test_the_demo_answers_as_transformers_does_whatever_the_settings(demo: LLM, demo_answers: list[list[int]]) -> None:
+    params = SamplingParams(temperature=0, max_tokens=24)
+    for _ in range(2):  # what the first round left in the caches serves the second
+        outputs = demo.chat(conversations(), params, use_tqdm=False)
+        assert [list(output.outputs[0].token_ids) for output in outputs] == demo_answers
+
+
+def test_what_is_asked_again_is_found(demo_answers: list[list[int]]) -> None:
+    with LLM(device="cpu", image_backend="pil") as llm:
+        params = SamplingParams(temperature=0, max_tokens=24)
+        llm.chat(conversations()[0], params)
+        [again] = llm.chat(conversations()[0], params)
+        assert again.num_cached_tokens >= 16
+        llm.reset_prefix_cache()
+        llm.reset_encoder_cache()
+        [anew] = llm.chat(conversations()[0], params)
+        assert anew.num_cached_tokens == 0
+        assert list(anew.outputs[0].token_ids) == demo_answers[0]
