@@ -100,7 +100,7 @@ def test_a_slice_that_ends_inside_a_picture_is_our_own_bug() -> None:
 
 def test_rows_pay_only_for_the_keys_they_can_see() -> None:
     batch = AttentionBatch([RequestSlice(0, 64, pages(*range(4)))], "cpu")
-    groups = plan_rows(batch, window=8, rows_per_group=16)
+    groups = plan_rows(batch, 0, 0, window=8, rows_per_group=16)
     assert [(group.begin, group.end) for group in groups] == [(0, 16), (9, 32), (25, 48), (41, 64)]
 
 

@@ -4,7 +4,6 @@ Knows nothing of keys and values, nor of who else uses a page.  Whatever is aske
 changed or to the answer, never to the length of the sequence.
 """
 
-import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
@@ -54,12 +53,10 @@ class BlockTable:
         assert end <= len(self.block_ids) * self.block_size, (end, self.block_ids)
         return self._slots[begin:end]
 
-    def runs(self, begin: int, end: int, max_runs: int) -> list[slice] | None:
-        """The slots of positions [begin, end) as ranges that can be read in place; None if they are more than that."""
-        size = self.block_size
-        first, last = bisect_right(self._breaks, begin // size), bisect_right(self._breaks, (end - 1) // size)
-        if last - first >= max_runs:
+    def run(self, begin: int, end: int) -> slice | None:
+        """The slots of positions [begin, end) where they lie in a row and can be read in place."""
+        first, last = begin // self.block_size, (end - 1) // self.block_size
+        if bisect_right(self._breaks, first) < bisect_right(self._breaks, last):
             return None
-        edges = (begin, *(block * size for block in self._breaks[first:last]), end)
-        starts = ((self.slot(left), right - left) for left, right in itertools.pairwise(edges))
-        return [slice(start, start + length) for start, length in starts]
+        start = self.slot(begin)
+        return slice(start, start + end - begin)

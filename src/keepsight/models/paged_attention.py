@@ -1,39 +1,38 @@
 """The fast attention: torch's fused kernels over just the keys that a group of queries can see.
 
-Queries are cut into groups of rows, so that a long prompt never pays for the keys its window or causality hides.
-Nothing is copied where pages happen to lie in a row, or where a request is computed from its first token on.
+Long slices are cut into groups of rows, so that a prompt never pays for the keys its window or causality hides.  Slices
+of one token read their keys where they lie, each in turn; where copying the keys of all of them into one block costs
+less than their turns (short contexts on a CPU, any on a GPU) they are attended to together.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from keepsight.models.attention import AttentionBatch, LayerCache, attend_plainly, write_cache
 
 # Large enough for the kernels to run at full rate, small enough to skip most of what causality hides.
 ROWS_PER_GROUP = 512
+# Of one sequence's keys and values: on a CPU copying more takes longer than a call of its own.
+MAX_BYTES_TO_COPY = 128 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class _RowGroup:
-    """Rows [first, first + count) of the batch, and the keys [begin, end) of their request that they see."""
+class _Part(Protocol):
+    """Some rows of the batch: reads their keys and values, writes their outputs [rows, heads, head_dim]."""
 
-    request: int
-    first: int
-    count: int
-    begin: int
-    end: int
-    # [count, end - begin]: True where seen; None where every row sees every key.
-    mask: Tensor | None
+    def attend(self, query: Tensor, cache: LayerCache, output: Tensor, scale: float, softcap: float | None) -> None: ...
 
 
 class PagedAttention:
     def __init__(self) -> None:
         # All layers of one window share the plan of a step; it is dropped with the next step's batch.
         self._planned_for: AttentionBatch | None = None
-        self._plans: dict[int | None, list[_RowGroup]] = {}
+        self._plans: dict[int | None, Sequence[_Part]] = {}
 
     def __call__(
         self,
@@ -48,51 +47,171 @@ class PagedAttention:
         softcap: float | None,
     ) -> Tensor:
         write_cache(key, value, cache, batch)
-        output = torch.empty_like(query)
-        for group in self._plan(batch, window):
-            rows = slice(group.first, group.first + group.count)
-            slots = _slot_index(batch, group)
-            keys, values = cache.keys[slots], cache.values[slots]
-            if softcap is None:
-                output[rows] = _attend_fused(query[rows], keys, values, group.mask, scale)
-            else:
-                output[rows] = attend_plainly(query[rows], keys, values, group.mask, scale, softcap)
-        return output
-
-    def _plan(self, batch: AttentionBatch, window: int | None) -> list[_RowGroup]:
         if self._planned_for is not batch:
             self._planned_for, self._plans = batch, {}
         if window not in self._plans:
-            self._plans[window] = plan_rows(batch, window)
-        return self._plans[window]
+            max_copied = 0 if softcap is not None else _max_keys_to_copy(cache)
+            self._plans[window] = plan(batch, window, max_copied, query.dtype)
+        output = torch.empty_like(query)
+        for part in self._plans[window]:
+            part.attend(query, cache, output, scale, softcap)
+        return output
 
 
-def plan_rows(batch: AttentionBatch, window: int | None, rows_per_group: int = ROWS_PER_GROUP) -> list[_RowGroup]:
-    groups = []
-    first = 0
+def _max_keys_to_copy(cache: LayerCache) -> int:
+    if cache.keys.device.type != "cpu":
+        return cache.keys.shape[0]
+    return MAX_BYTES_TO_COPY // (2 * cache.keys[0].nbytes)
+
+
+def plan(batch: AttentionBatch, window: int | None, max_copied: int, dtype: torch.dtype) -> list[_Part]:
+    parts: list[_Part] = []
+    together: list[_Token] = []
+    row = 0
     for index, piece in enumerate(batch.slices):
-        begins, ends = batch.visible(index, window)
-        for offset in range(0, piece.length, rows_per_group):
-            begin, end = begins[offset : offset + rows_per_group], ends[offset : offset + rows_per_group]
-            groups.append(_row_group(index, first + offset, begin, end, batch.device))
-        first += piece.length
+        if piece.length > 1:
+            parts.extend(plan_rows(batch, index, row, window))
+        else:
+            token = _token(batch, index, row, window)
+            (together if token.end - token.begin <= max_copied else parts).append(token)
+        row += piece.length
+    if len(together) > 1:
+        return [*parts, _tokens_together(together, batch, dtype)]
+    return [*parts, *together]
+
+
+# One token ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    """One row, which sees all of the keys [begin, end) of its request: no mask."""
+
+    index: int
+    row: int
+    begin: int
+    end: int
+    slots: slice | Tensor
+
+    def attend(self, query: Tensor, cache: LayerCache, output: Tensor, scale: float, softcap: float | None) -> None:
+        rows = slice(self.row, self.row + 1)
+        keys, values = cache.keys[self.slots], cache.values[self.slots]
+        if softcap is None:
+            attended = F.scaled_dot_product_attention(
+                _heads_as_queries(query[rows], keys.shape[1]),
+                keys.transpose(0, 1)[None],
+                values.transpose(0, 1)[None],
+                scale=scale,
+            )
+            output[rows] = attended.view(1, *query.shape[1:])
+        else:
+            output[rows] = attend_plainly(query[rows], keys, values, None, scale, softcap)
+
+
+def _token(batch: AttentionBatch, index: int, row: int, window: int | None) -> _Token:
+    piece = batch.slices[index]
+    begin = 0 if window is None else max(0, piece.end - window)
+    # Of a picture of one token, too, nothing lies behind the token.
+    assert all(span.end <= piece.end for span in piece.pictures), piece
+    return _Token(index, row, begin, piece.end, _slot_index(batch, index, begin, piece.end))
+
+
+def _heads_as_queries(query: Tensor, num_kv_heads: int) -> Tensor:
+    """[rows, heads, head_dim] -> [rows, kv_heads, group, head_dim]: what shares a key head reads it once."""
+    rows, num_heads, head_dim = query.shape
+    return query.reshape(rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """Rows of one token each, their keys copied side by side and padded to the longest."""
+
+    rows: slice | Tensor
+    slots: Tensor  # [rows, keys]
+    mask: Tensor | None  # [rows, 1, 1, keys]: 0 where seen, else minus infinity
+
+    def attend(self, query: Tensor, cache: LayerCache, output: Tensor, scale: float, softcap: float | None) -> None:
+        num_kv_heads = cache.keys.shape[1]
+        flat = self.slots.flatten()
+        keys, values = (
+            tensor.index_select(0, flat).view(*self.slots.shape, num_kv_heads, -1).transpose(1, 2)
+            for tensor in (cache.keys, cache.values)
+        )
+        attended = F.scaled_dot_product_attention(
+            _heads_as_queries(query[self.rows], num_kv_heads), keys, values, attn_mask=self.mask, scale=scale
+        )
+        output[self.rows] = attended.reshape(-1, *query.shape[1:])
+
+
+def _tokens_together(tokens: Sequence[_Token], batch: AttentionBatch, dtype: torch.dtype) -> _Tokens:
+    slots = pad_sequence(
+        [batch.slices[each.index].table.slots(each.begin, each.end) for each in tokens],
+        batch_first=True,
+        padding_value=-1,
+    )
+    mask = None
+    if min(each.end - each.begin for each in tokens) < slots.shape[1]:
+        is_padding = slots < 0
+        # Whatever is read, masked or not, must have been written: any NaN would spread.
+        slots = torch.where(is_padding, slots[:, :1], slots)
+        mask = torch.zeros(slots.shape, dtype=dtype, device=slots.device).masked_fill_(is_padding, float("-inf"))
+        mask = mask[:, None, None]
+    rows: slice | Tensor = slice(tokens[0].row, tokens[-1].row + 1)
+    if tokens[-1].row - tokens[0].row + 1 != len(tokens):
+        rows = torch.tensor([each.row for each in tokens], device=slots.device)
+    return _Tokens(rows, slots, mask)
+
+
+# Several tokens -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _RowGroup:
+    """Rows [first, first + count) of the batch, and the keys [begin, end) of their request that they see."""
+
+    first: int
+    count: int
+    begin: int
+    end: int
+    slots: slice | Tensor
+    # [count, end - begin]: True where seen; None where every row sees every key.
+    mask: Tensor | None
+
+    def attend(self, query: Tensor, cache: LayerCache, output: Tensor, scale: float, softcap: float | None) -> None:
+        rows = slice(self.first, self.first + self.count)
+        keys, values = cache.keys[self.slots], cache.values[self.slots]
+        if softcap is None:
+            output[rows] = _attend_fused(query[rows], keys, values, self.mask, scale)
+        else:
+            output[rows] = attend_plainly(query[rows], keys, values, self.mask, scale, softcap)
+
+
+def plan_rows(
+    batch: AttentionBatch, index: int, first_row: int, window: int | None, rows_per_group: int = ROWS_PER_GROUP
+) -> list[_RowGroup]:
+    """Of one slice, whose first token is the batch's `first_row`."""
+    begins, ends = batch.visible(index, window)
+    groups = []
+    for offset in range(0, len(begins), rows_per_group):
+        own = slice(offset, offset + rows_per_group)
+        groups.append(_row_group(batch, index, first_row + offset, begins[own], ends[own]))
     return groups
 
 
-def _row_group(request: int, first: int, begins: Tensor, ends: Tensor, device: torch.device) -> _RowGroup:
+def _row_group(batch: AttentionBatch, index: int, first: int, begins: Tensor, ends: Tensor) -> _RowGroup:
     begin, end = int(begins.min()), int(ends.max())
     mask = None
     if int(begins.max()) > begin or int(ends.min()) < end:
         keys = torch.arange(begin, end)
-        mask = ((keys >= begins[:, None]) & (keys < ends[:, None])).to(device)
-    return _RowGroup(request, first, len(begins), begin, end, mask)
+        mask = ((keys >= begins[:, None]) & (keys < ends[:, None])).to(batch.device)
+    return _RowGroup(first, len(begins), begin, end, _slot_index(batch, index, begin, end), mask)
 
 
-def _slot_index(batch: AttentionBatch, group: _RowGroup) -> slice | Tensor:
+def _slot_index(batch: AttentionBatch, index: int, begin: int, end: int) -> slice | Tensor:
     """A slice where the pages lie in a row: reading through it copies nothing."""
-    table = batch.slices[group.request].table
-    runs = table.runs(group.begin, group.end, max_runs=1)
-    return table.slots(group.begin, group.end) if runs is None else runs[0]
+    table = batch.slices[index].table
+    run = table.run(begin, end)
+    return table.slots(begin, end) if run is None else run
 
 
 def _attend_fused(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -100,7 +219,7 @@ def _attend_fused(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | No
     num_kv_heads = keys.shape[1]
     group = num_heads // num_kv_heads
     # A key head serves `group` query heads: as a batch dimension with stride 0 it is shared, not repeated.
-    grouped = query.view(num_queries, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
+    grouped = query.reshape(num_queries, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
     shared = (num_kv_heads, group, keys.shape[0], head_dim)
     output = F.scaled_dot_product_attention(
         grouped,

@@ -3,6 +3,7 @@
 Knows positions and pages only through `AttentionBatch`; which tokens see which is decided there.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -15,15 +16,16 @@ from keepsight.models.layers import (
     Linear,
     Placement,
     RMSNorm,
+    RootMeanSquare,
     WeightSlot,
     empty_parameter,
-    one_plus,
     slot,
     under,
 )
 from keepsight.models.model import LayerWatcher
 
-Angles = tuple[Tensor, Tensor]  # cosines and sines, each [tokens, 1, head_dim / 2]
+# Cosines, and sines that are negative in their first half, each [tokens, 1, head_dim].
+Angles = tuple[Tensor, Tensor]
 
 
 class RotaryTable:
@@ -36,13 +38,15 @@ class RotaryTable:
 
     def angles(self, positions: Tensor) -> Angles:
         angles = (positions[:, None].float() * self.frequencies)[:, None]
-        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+        cos, sin = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def rotate(heads: Tensor, angles: Angles) -> Tensor:
+    """Changes `heads` in place: the first half of each head is one coordinate of its pairs, the second the other."""
     cos, sin = angles
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
+    return heads.mul_(cos).addcmul_(swapped, sin)
 
 
 class SelfAttention(nn.Module):
@@ -58,6 +62,7 @@ class SelfAttention(nn.Module):
         self.qkv = Linear(place, config.hidden_size, outputs, bias=bias)
         self.out = Linear(place, config.num_heads * dim, {"o_proj": config.hidden_size}, bias=bias)
         exact = Placement(place.device, torch.float32)
+        self.rms = RootMeanSquare(place, dim, config.rms_norm_eps)
         self.query_scale = empty_parameter(exact, dim)
         self.key_scale = empty_parameter(exact, dim)
 
@@ -66,7 +71,7 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         config = self.config
         heads = self.qkv(hidden).view(-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
-        rotated = rotate(self._normalize(heads[:, : -config.num_kv_heads]), angles)
+        rotated = rotate(self.rms.divide(heads[:, : -config.num_kv_heads], self._scales), angles)
         query, key = torch.split(rotated, [config.num_heads, config.num_kv_heads], dim=1)
         output = attention(
             query,
@@ -80,19 +85,18 @@ class SelfAttention(nn.Module):
         )
         return self.out(output.flatten(1))  # type: ignore[no-any-return]
 
-    def _normalize(self, heads: Tensor) -> Tensor:
-        """Queries and keys differ only in their scale, so both are normalised in one go."""
+    @functools.cached_property
+    def _scales(self) -> Tensor:
+        """[heads + kv_heads, head_dim]: queries and keys differ only in their scale and are normalised in one go."""
         config = self.config
-        normed = nn.functional.rms_norm(heads.float(), (config.head_dim,), eps=config.rms_norm_eps)
-        normed[:, : config.num_heads] *= self.query_scale
-        normed[:, config.num_heads :] *= self.key_scale
-        return normed.to(heads.dtype)
+        rows = (self.query_scale.expand(config.num_heads, -1), self.key_scale.expand(config.num_kv_heads, -1))
+        return torch.cat(rows)
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from self.qkv.slots()
         yield from self.out.slots()
-        yield slot("q_norm.weight", self.query_scale, one_plus)
-        yield slot("k_norm.weight", self.key_scale, one_plus)
+        yield slot("q_norm.weight", self.query_scale, self.rms.convert)
+        yield slot("k_norm.weight", self.key_scale, self.rms.convert)
 
 
 class FeedForward(nn.Module):
@@ -129,8 +133,8 @@ class DecoderLayer(nn.Module):
         self, hidden: Tensor, angles: Angles, attention: Attention, cache: LayerCache, batch: AttentionBatch
     ) -> Tensor:
         attended = self.attention(self.before_attention(hidden), angles, attention, cache, batch)
-        hidden = hidden + self.after_attention(attended)
-        return hidden.add_(self.after_feed_forward(self.feed_forward(self.before_feed_forward(hidden))))
+        hidden = self.after_attention.add_to(hidden, attended)
+        return self.after_feed_forward.add_to(hidden, self.feed_forward(self.before_feed_forward(hidden)))
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from under("input_layernorm.", self.before_attention.slots())
