@@ -140,14 +140,15 @@ class _Answer:
         self.request, self._tokenizer = prepared.engine_request, tokenizer
         self._assembler = AnswerAssembler(tokenizer, self.request.sampling_params)
         self._pieces: list[list[AnswerPiece]] = [[] for _ in range(self.request.sampling_params.n)]
-        self._num_cached_tokens = 0
+        # Of the choice that found least: the others find what that one has just computed.
+        self._num_cached_tokens = len(self.request.token_ids)
 
     @property
     def is_finished(self) -> bool:
         return self._assembler.is_finished
 
     def push(self, token: TokenOutput) -> AnswerPiece | None:
-        self._num_cached_tokens = max(self._num_cached_tokens, token.num_cached_tokens)
+        self._num_cached_tokens = min(self._num_cached_tokens, token.num_cached_tokens)
         piece = self._assembler.push(token)
         if piece is not None:
             self._pieces[piece.choice].append(piece)

@@ -221,13 +221,13 @@ def test_a_choice_that_the_engine_ended_is_not_stopped_once_more(client: Client,
     assert {request_id for request_id, _ in engine.stopped} == {engine.requests[0].request_id}
 
 
-def test_usage_tells_how_much_of_the_prompt_was_cached_for_the_luckiest_choice(
+def test_usage_tells_how_much_of_the_prompt_was_cached_before_its_own_choices(
     client: Client, engine: FakeEngine
 ) -> None:
-    engine.num_cached_tokens = {0: 8, 1: 3}
-    assert client.chat(n=2).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 8
+    engine.num_cached_tokens = {0: 3, 1: 8}
+    assert client.chat(n=2).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 3
     *_, last = client.stream(n=2, stream_options={"include_usage": True})
-    assert last["usage"]["prompt_tokens_details"]["cached_tokens"] == 8
+    assert last["usage"]["prompt_tokens_details"]["cached_tokens"] == 3
 
 
 def test_a_stream_is_chunks_of_one_answer(client: Client) -> None:

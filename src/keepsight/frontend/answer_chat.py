@@ -40,7 +40,8 @@ class ChatAnswer:
         self._request = prepared.engine_request
         self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         self._num_tokens = 0
-        self._num_cached_tokens = 0
+        # Of the choice that found least: the others find what that one has just computed.
+        self._num_cached_tokens = len(prepared.engine_request.token_ids)
 
     async def whole(self, engine: EngineClient) -> ChatCompletion:
         choices: list[list[AnswerPiece]] = [[] for _ in range(self._request.sampling_params.n)]
@@ -90,7 +91,7 @@ class ChatAnswer:
             async for token in tokens:
                 if piece := assembler.push(token):
                     self._num_tokens += 1
-                    self._num_cached_tokens = max(self._num_cached_tokens, token.num_cached_tokens)
+                    self._num_cached_tokens = min(self._num_cached_tokens, token.num_cached_tokens)
                     if piece.ends_before_engine:
                         engine.stop_choice(self._request.request_id, piece.choice)
                     yield piece
