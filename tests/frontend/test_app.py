@@ -77,7 +77,7 @@ class FakeEngine:
             cached = self.num_cached_tokens.get(choice, 0)
             yield TokenOutput(request.request_id, choice, token_id, entries, reason, num_cached_tokens=cached)
         if self.end == "stop":
-            yield TokenOutput(request.request_id, choice, 6, entries, "stop")
+            yield TokenOutput(request.request_id, choice, 6, entries, "stop", cached)
 
 
 @pytest.fixture(scope="module")
