@@ -38,6 +38,7 @@ class BesideThread(Generic[T]):
         return bool(self._urgent or self._patient)
 
     def begin(self, job: Job[T], *, is_urgent: bool = False) -> None:
+        assert self._thread.is_alive(), "closed, or dead of a fault of our own"
         with self._changed:
             (self._urgent if is_urgent else self._patient).append(job)
             self._changed.notify()

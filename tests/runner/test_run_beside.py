@@ -1,0 +1,93 @@
+"""Jobs in parts: an urgent one waits for a part at most, each is reported once, closing waits for a part at most."""
+
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from keepsight.runner.run_beside import BesideThread
+
+WAIT_SECONDS = 10
+
+
+class Story:
+    """What the thread did, part by part; it waits before each part until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self.finished = threading.Semaphore(0)
+        self.may_go_on = threading.Semaphore(0)
+        self.waits = threading.Semaphore(0)
+        self.thread: BesideThread[str] = BesideThread(self.surroundings, self.before_part, self.finished.release)
+
+    @contextmanager
+    def surroundings(self) -> Iterator[None]:
+        self.parts.append("in")
+        yield
+        self.parts.append("out")
+
+    def before_part(self) -> None:
+        self.waits.release()
+        assert self.may_go_on.acquire(timeout=WAIT_SECONDS)
+
+    def job(self, name: str, num_parts: int) -> Generator[None, None, str]:
+        for part in range(num_parts):
+            self.parts.append(f"{name}{part}")
+            if part < num_parts - 1:
+                yield
+        return name
+
+    def go_on(self, num_parts: int) -> None:
+        for _ in range(num_parts):
+            self.may_go_on.release()
+
+    def await_finished(self, count: int = 1) -> None:
+        for _ in range(count):
+            assert self.finished.acquire(timeout=WAIT_SECONDS)
+
+
+@pytest.fixture
+def story() -> Iterator[Story]:
+    story = Story()
+    yield story
+    story.go_on(100)
+    story.thread.close()
+
+
+def test_an_urgent_job_is_taken_up_between_two_parts_of_a_patient_one(story: Story) -> None:
+    story.thread.begin(story.job("patient", 3))
+    assert story.waits.acquire(timeout=WAIT_SECONDS)  # the thread has chosen the patient job
+    story.thread.begin(story.job("urgent", 1), is_urgent=True)
+    story.go_on(4)
+    story.await_finished(2)
+    assert story.parts == ["in", "patient0", "urgent0", "patient1", "patient2"]
+    assert list(story.thread.take_finished()) == ["urgent", "patient"]
+
+
+def test_every_job_is_reported_once_in_the_order_of_their_ends(story: Story) -> None:
+    for name in "abc":
+        story.thread.begin(story.job(name, 2))
+    assert story.thread.has_work
+    story.go_on(6)
+    story.await_finished(3)
+    assert list(story.thread.take_finished()) == ["a", "b", "c"]
+    assert not list(story.thread.take_finished())
+    assert not story.thread.has_work
+
+
+def test_closing_waits_for_the_part_under_way_and_begins_no_other(story: Story) -> None:
+    story.thread.begin(story.job("long", 1000))
+    assert story.waits.acquire(timeout=WAIT_SECONDS)
+    closing = threading.Thread(target=story.thread.close)
+    closing.start()
+    closing.join(0.05)
+    assert closing.is_alive()
+    story.go_on(1)
+    closing.join(WAIT_SECONDS)
+    assert story.parts == ["in", "long0", "out"]
+
+
+def test_a_thread_without_work_can_be_closed_at_once(story: Story) -> None:
+    story.thread.close()
+    assert story.parts == ["in", "out"]

@@ -1,0 +1,79 @@
+"""Who computes alone has all cores; together they never take more than there are."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from keepsight.runner import share_device
+from keepsight.runner.share_device import CpuShare
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 8, 64])
+@pytest.mark.parametrize("beside_share", [0.01, 0.3, 0.5, 0.99])
+def test_both_have_a_thread_and_together_no_more_than_there_are(num_threads: int, beside_share: float) -> None:
+    share = CpuShare(num_threads, beside_share)
+    assert min(share.of_foreground, share.of_beside) >= 1
+    assert share.of_foreground + share.of_beside == max(2, num_threads)
+
+
+def test_the_parts_follow_the_share() -> None:
+    share = CpuShare(16, 0.25)
+    assert (share.of_foreground, share.of_beside) == (12, 4)
+
+
+class Observed:
+    """The threads that each lane was given, each on a thread of its own so that the test's own are untouched."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.share = CpuShare(8, 0.25)
+        self.now = 100.0
+        monkeypatch.setattr("time.monotonic", lambda: self.now)
+
+    def beside(self) -> int:
+        counts: list[int] = []
+
+        def look() -> None:
+            self.share.before_part()
+            counts.append(torch.get_num_threads())
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        return counts[0]
+
+    def foreground(self, *, beside_works: bool) -> tuple[int, int]:
+        """Its own, and what the other lane gets meanwhile."""
+        counts: list[int] = []
+
+        def look() -> None:
+            with self.share.foreground(beside_works=beside_works):
+                counts.extend((torch.get_num_threads(), self.beside()))
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        return counts[0], counts[1]
+
+
+@pytest.fixture
+def observed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Observed]:
+    yield Observed(monkeypatch)
+    # Threads that others start begin with what was said last, on whichever thread.
+    torch.set_num_threads(torch.get_num_threads())
+
+
+def test_a_step_alone_has_all_threads_and_beside_others_its_own(observed: Observed) -> None:
+    before = torch.get_num_threads()
+    assert observed.foreground(beside_works=False)[0] == 8
+    assert observed.foreground(beside_works=True) == (6, 2)
+    assert torch.get_num_threads() == before
+
+
+def test_what_runs_beside_has_all_threads_once_no_step_has_followed_for_a_while(observed: Observed) -> None:
+    assert observed.beside() == 8
+    observed.foreground(beside_works=True)
+    assert observed.beside() == 2
+    observed.now += 2 * share_device.LINGER_SECONDS
+    assert observed.beside() == 8
