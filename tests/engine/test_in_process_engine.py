@@ -144,13 +144,26 @@ def settle(made: Bench) -> None:
 def test_requests_at_once_are_all_answered_as_if_alone() -> None:
     async def story(made: Bench) -> None:
         answers = await asyncio.gather(
-            made.answer("a", 5, "cat", 3), made.answer("b", 5, "cat", 4), made.answer("c", 20, n=1)
+            made.answer("a", 5, "cat", 3), made.answer("b", 5, "dog", 4), made.answer("c", 20)
         )
         assert list(answers) == [made.alone(name) for name in "abc"]
 
     with bench() as made:
         run(story(made))
-        assert made.studio.made == ["cat"]
+        settle(made)
+
+
+def test_a_picture_that_two_requests_wait_for_is_made_and_encoded_once() -> None:
+    async def story(made: Bench) -> None:
+        made.studio.may_make.clear()
+        running = [asyncio.ensure_future(made.answer(name, 5, "cat", 3)) for name in "ab"]
+        await until(lambda: len(made.pool._waiters.get("cat", ())) == 2)
+        made.studio.may_make.set()
+        assert [await answer for answer in running] == [made.alone("a"), made.alone("b")]
+        assert (made.studio.made, made.runner.encoded) == (["cat"], ["cat"])
+
+    with bench() as made:
+        run(story(made))
         settle(made)
 
 
@@ -171,12 +184,15 @@ def test_a_client_that_leaves_between_two_tokens_frees_the_engine() -> None:
         tokens = made.engine.generate(made.prepare("a", 5, **ENDLESS))
         assert (await anext(tokens)).token_id == made.alone("a")[0]
         await tokens.aclose()
-        assert await made.answer("b", 5) == made.alone("b")
+        made.runner.steps_one_by_one = False
+        made.runner.may_step.set()
 
     with bench() as made:
+        made.runner.steps_one_by_one = True
         run(story(made))
         settle(made)
-        assert made.runner.num_computed_tokens < 200
+        # A step may have begun before the engine heard of it.
+        assert made.runner.num_computed_tokens in (5, 6)
 
 
 def test_a_client_that_leaves_in_the_middle_of_a_step_frees_the_engine_after_it() -> None:
@@ -318,11 +334,14 @@ def test_an_answer_ends_when_its_last_choice_is_stopped() -> None:
             made.engine.stop_choice("a", token.choice)
             made.engine.stop_choice("a", token.choice)
         made.engine.stop_choice("a", 0)
+        made.runner.steps_one_by_one = False
+        made.runner.may_step.set()
 
     with bench() as made:
+        made.runner.steps_one_by_one = True
         run(story(made))
         settle(made)
-        assert made.runner.num_computed_tokens < 200
+        assert made.runner.num_computed_tokens in (5, 6)
 
 
 def test_what_a_step_has_for_an_event_loop_wakes_it_once() -> None:

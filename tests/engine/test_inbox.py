@@ -79,5 +79,5 @@ def test_many_threads_lose_nothing() -> None:
     taken: list[str] = []
     while len(taken) < 1200:
         taken += [message.request_id for message in inbox.take(waits=True) if isinstance(message, AbortRequest)]
-    for thread, own in enumerate(names):
-        assert [each for each in taken if each.startswith(f"{thread}.")] == own
+    for number, own in enumerate(names):
+        assert [each for each in taken if each.startswith(f"{number}.")] == own
