@@ -48,6 +48,31 @@ def test_an_unknown_option_is_refused_with_what_may_have_been_meant(name: str, h
         ("max_model_len", True, "an integer of at least 1, not True"),
         ("max_model_len", 1.5, "an integer of at least 1, not 1.5"),
         ("max_model_len", "1k", "an integer of at least 1, not '1k'"),
+        ("max_num_batched_tokens", 0, "an integer of at least 1, not 0"),
+        ("max_num_seqs", -1, "an integer of at least 1, not -1"),
+        ("max_num_seqs", 2.0, "an integer of at least 1, not 2.0"),
+        ("max_prompt_tokens_beside_streams", -1, "an integer of at least 0, not -1"),
+        ("block_size", 24, "must be one of 8, 16, 32, 64, 128, not 24"),
+        ("block_size", 16.0, "must be one of 8, 16, 32, 64, 128, not 16.0"),
+        ("block_size", None, "must be one of 8, 16, 32, 64, 128, not None"),
+        ("enable_prefix_caching", 1, "must be True or False, not 1"),
+        ("disable_chunked_mm_input", None, "must be True or False, not None"),
+        ("num_gpu_blocks_override", 0, "an integer of at least 1, not 0"),
+        ("kv_cache_memory_bytes", 1e9, "an integer of at least 1, not 1000000000.0"),
+        ("gpu_memory_utilization", 0, "a number above 0 and at most 1, not 0"),
+        ("gpu_memory_utilization", 90, "a number above 0 and at most 1, not 90"),
+        ("gpu_memory_utilization", True, "a number above 0 and at most 1, not True"),
+        ("encoder_cache_gb", -1, "a number of at least 0, not -1"),
+        ("encoder_cache_gb", float("nan"), "a number of at least 0, not nan"),
+        ("encoder_cache_gb", float("inf"), "a number of at least 0, not inf"),
+        ("encoder_cache_size", -1, "an integer of at least 0, not -1"),
+        ("max_mm_cache_bytes", "4g", "an integer of at least 0, not '4g'"),
+        ("mm_cache_device", "cuda", "must be one of auto, cpu, gpu, not 'cuda'"),
+        ("max_num_encoder_input_tokens", 0, "an integer of at least 1, not 0"),
+        ("encoder_share", 0, "a number above 0 and below 1, not 0"),
+        ("encoder_share", 1, "a number above 0 and below 1, not 1"),
+        ("encoder_share", "half", "a number above 0 and below 1, not 'half'"),
+        ("media_workers", 0, "an integer of at least 1, not 0"),
         ("mm_processor_kwargs", None, "must be a dict, not None"),
         ("mm_processor_kwargs", [1], "must be a dict"),
     ],
@@ -56,3 +81,26 @@ def test_a_value_out_of_range_is_refused_with_its_name(name: str, value: Any, me
     with pytest.raises(InvalidArgumentError, match=message) as caught:
         Config.from_options(**{name: value})
     assert caught.value.field == name
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("num_gpu_blocks_override", "kv_cache_memory_bytes"),
+        ("encoder_cache_gb", "encoder_cache_size"),
+        ("encoder_cache_gb", "max_mm_cache_bytes"),
+        ("encoder_cache_size", "max_mm_cache_bytes"),
+    ],
+)
+def test_one_thing_is_said_in_one_way(first: str, second: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"says the same as {first} in another unit") as caught:
+        Config.from_options(**{second: 1, first: 1})
+    assert caught.value.field == second
+
+
+def test_nothing_is_an_amount_too() -> None:
+    """0 is said, None is not."""
+    config = Config(encoder_cache_gb=0)
+    assert (config.encoder_cache_gb, config.encoder_cache_size) == (0, None)
+    with pytest.raises(InvalidArgumentError, match="says the same"):
+        Config(encoder_cache_gb=0, encoder_cache_size=0)

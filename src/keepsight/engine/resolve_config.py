@@ -53,6 +53,8 @@ class Machine:
 
 
 def resolve_config(config: Config, size: ModelSize, machine: Machine) -> EngineConfig:
+    if config.mm_cache_device == "gpu" and machine.device == "cpu":
+        raise InvalidArgumentError("mm_cache_device", "gpu was asked for, but the model is on the CPU")
     max_num_seqs, max_num_batched_tokens = _choose_batch(config, size, machine)
     encoder_tokens = config.max_num_encoder_input_tokens or _derive(
         "max_num_encoder_input_tokens", max_num_batched_tokens, "as many as a step computes"
@@ -152,8 +154,6 @@ def _derive_encoder_bytes(config: Config, size: ModelSize, machine: Machine, one
 
 def _lies_on_device(config: Config, machine: Machine) -> bool:
     """Whether the embeddings lie beside the model."""
-    if config.mm_cache_device == "gpu" and machine.device == "cpu":
-        raise InvalidArgumentError("mm_cache_device", "gpu was asked for, but the model is on the CPU")
     return config.mm_cache_device != "cpu" or machine.device == "cpu"
 
 

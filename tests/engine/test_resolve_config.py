@@ -1,0 +1,215 @@
+"""What follows from what was asked for, from the model and from the machine; what cannot be is refused."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from keepsight.config import Config
+from keepsight.engine.resolve_config import GIB, Machine, ModelSize, resolve_config
+from keepsight.engine_config import EngineConfig
+from keepsight.errors import InvalidArgumentError
+
+# Gemma 3 4b: 34 layers of 4 heads of 256, in float32 on a CPU and in bfloat16 on a GPU.
+CPU = Machine(device="cpu", total_bytes=64 * GIB, available_bytes=32 * GIB, available_host_bytes=32 * GIB)
+CUDA = Machine(device="cuda", total_bytes=80 * GIB, available_bytes=70 * GIB, available_host_bytes=200 * GIB)
+KV_BYTES = 34 * 4 * 256 * 2 * 4
+SIZE = ModelSize(max_model_len=131_072, tokens_per_item=256, bytes_per_position=KV_BYTES, bytes_per_embedding=10_240)
+CUDA_SIZE = ModelSize(
+    max_model_len=131_072, tokens_per_item=256, bytes_per_position=KV_BYTES // 2, bytes_per_embedding=5120
+)
+TEXT_ONLY = ModelSize(max_model_len=2048, tokens_per_item=0, bytes_per_position=1024, bytes_per_embedding=512)
+TINY = ModelSize(max_model_len=2048, tokens_per_item=16, bytes_per_position=1024, bytes_per_embedding=512)
+
+
+def resolve(size: ModelSize = SIZE, machine: Machine = CPU, **options: Any) -> EngineConfig:
+    return resolve_config(Config(**options), size, machine)
+
+
+# One step -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "machine", "num_seqs", "num_tokens"),
+    [
+        ({}, CPU, 256, 2048),
+        ({}, CUDA, 256, 8192),
+        ({"max_num_seqs": 4000}, CPU, 4000, 4255),
+        ({"max_num_seqs": 1, "max_num_batched_tokens": 256}, CPU, 1, 256),
+        ({"max_num_batched_tokens": 300}, CPU, 45, 300),
+        ({"max_num_batched_tokens": 256}, CPU, 1, 256),
+        ({"max_num_batched_tokens": 9000}, CPU, 256, 9000),
+    ],
+)
+def test_sequences_and_tokens_of_a_step_follow_from_each_other(
+    options: dict[str, Any], machine: Machine, num_seqs: int, num_tokens: int
+) -> None:
+    scheduler = resolve(machine=machine, **options).scheduler
+    assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens) == (num_seqs, num_tokens)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_num_batched_tokens": 255}, r"must be at least 256 \+ 0 = 256"),
+        ({"max_num_batched_tokens": 300, "max_num_seqs": 46}, r"must be at least 256 \+ 45 = 301"),
+    ],
+)
+def test_a_step_too_small_for_a_picture_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        resolve(**options)
+
+
+def test_prompts_are_computed_beside_streams_on_a_cpu() -> None:
+    assert resolve().scheduler.max_prompt_tokens_beside_streams == 32
+    assert resolve(CUDA_SIZE, CUDA).scheduler.max_prompt_tokens_beside_streams is None
+    assert resolve(CUDA_SIZE, CUDA, max_prompt_tokens_beside_streams=0).scheduler.max_prompt_tokens_beside_streams == 0
+
+
+def test_as_much_is_encoded_as_computed_unless_told_otherwise() -> None:
+    assert resolve().scheduler.max_num_encoder_input_tokens == 2048
+    assert resolve(max_num_encoder_input_tokens=256).scheduler.max_num_encoder_input_tokens == 256
+    with pytest.raises(InvalidArgumentError, match="max_num_encoder_input_tokens: is 255"):
+        resolve(max_num_encoder_input_tokens=255)
+
+
+# Embeddings ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "max_bytes"),
+    [
+        ({"encoder_cache_gb": 1.5}, GIB * 3 // 2),
+        ({"encoder_cache_size": 1000}, 10_240_000),
+        ({"max_mm_cache_bytes": 12_345_678}, 12_345_678),
+    ],
+)
+def test_the_encoder_cache_is_as_large_as_asked_in_any_unit(options: dict[str, Any], max_bytes: int) -> None:
+    cache = resolve(**options).encoder_cache
+    assert (cache.max_bytes, cache.is_shared, cache.bytes_per_embedding) == (max_bytes, True, 10_240)
+
+
+@pytest.mark.parametrize("name", ["encoder_cache_gb", "encoder_cache_size", "max_mm_cache_bytes"])
+def test_nothing_asked_for_is_room_for_one_step_that_nobody_shares(name: str) -> None:
+    nothing: dict[str, Any] = {name: 0}
+    cache = resolve(**nothing).encoder_cache
+    assert (cache.max_bytes, cache.is_shared) == (2048 * 10_240, False)
+
+
+def test_by_default_it_holds_512_pictures_or_a_twentieth_of_the_memory() -> None:
+    def max_bytes(available: int, **options: Any) -> int:
+        machine = Machine(device="cuda", total_bytes=80 * GIB, available_bytes=available, available_host_bytes=10 * GIB)
+        return resolve(CUDA_SIZE, machine, num_gpu_blocks_override=10_000, **options).encoder_cache.max_bytes
+
+    assert max_bytes(70 * GIB) == 512 * 256 * 5120
+    assert max_bytes(4 * GIB) == 4 * GIB // 20
+    assert max_bytes(70 * GIB, mm_cache_device="cpu") == 10 * GIB // 20
+    assert max_bytes(10 * 2**20) == 8192 * 5120, "never less than one step encodes"
+
+
+def test_a_gpu_that_is_not_there_holds_no_embeddings() -> None:
+    with pytest.raises(InvalidArgumentError, match="mm_cache_device: gpu was asked for"):
+        resolve(mm_cache_device="gpu", encoder_cache_gb=1)
+    assert resolve(CUDA_SIZE, CUDA, mm_cache_device="gpu").encoder_cache.is_shared
+
+
+def test_a_model_that_reads_text_only_needs_no_room_for_embeddings() -> None:
+    config = resolve(TEXT_ONLY)
+    assert (config.encoder_cache.max_bytes, config.scheduler.tokens_per_item) == (0, 0)
+
+
+# Keys and values ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "num_blocks"),
+    [
+        ({"num_gpu_blocks_override": 77, "max_model_len": 77 * 16}, 77),
+        ({"kv_cache_memory_bytes": KV_BYTES * 16 * 10 + 5}, 10),
+        ({"kv_cache_memory_bytes": KV_BYTES * 32 * 10, "block_size": 32}, 10),
+        ({}, 4 * GIB // (KV_BYTES * 16)),
+    ],
+)
+def test_pages_on_a_cpu(options: dict[str, Any], num_blocks: int) -> None:
+    assert resolve(**options).kv_cache.num_blocks == num_blocks
+
+
+def test_pages_take_at_most_a_quarter_of_what_a_small_machine_has_left() -> None:
+    small = Machine(device="cpu", total_bytes=8 * GIB, available_bytes=4 * GIB, available_host_bytes=4 * GIB)
+    assert resolve(machine=small).kv_cache.num_blocks == GIB // (KV_BYTES * 16)
+
+
+def test_there_are_never_more_pages_than_all_sequences_could_fill() -> None:
+    assert resolve(TINY).kv_cache.num_blocks == 256 * 128
+    assert resolve(TINY, max_num_seqs=3, block_size=64).kv_cache.num_blocks == 3 * 32
+    assert resolve(TINY, num_gpu_blocks_override=99_999).kv_cache.num_blocks == 99_999
+
+
+def test_pages_on_a_gpu_take_what_weights_embeddings_and_a_reserve_leave() -> None:
+    bytes_per_page, embeddings = KV_BYTES // 2 * 16, 512 * 256 * 5120
+    left = 72 * GIB - 10 * GIB - 2 * GIB
+    assert resolve(CUDA_SIZE, CUDA).kv_cache.num_blocks == (left - embeddings) // bytes_per_page
+    assert resolve(CUDA_SIZE, CUDA, mm_cache_device="cpu").kv_cache.num_blocks == left // bytes_per_page
+    half = resolve(CUDA_SIZE, CUDA, gpu_memory_utilization=0.5, mm_cache_device="cpu")
+    assert half.kv_cache.num_blocks == 28 * GIB // bytes_per_page
+
+
+def test_memory_without_room_for_a_page_is_refused_by_what_the_user_can_change() -> None:
+    with pytest.raises(InvalidArgumentError, match="gpu_memory_utilization: 0 bytes are left for keys and values"):
+        resolve(CUDA_SIZE, CUDA, gpu_memory_utilization=0.1)
+    with pytest.raises(InvalidArgumentError, match=f"kv_cache_memory_bytes: 99 bytes .* takes {KV_BYTES * 16}"):
+        resolve(kv_cache_memory_bytes=99)
+
+
+def test_the_context_shrinks_to_the_pages_unless_it_was_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        config = resolve(TINY, num_gpu_blocks_override=100)
+    assert config.scheduler.max_model_len == 1600
+    assert "max_model_len is 1600: what the 100 pages hold, fewer than the 2048 of the checkpoint" in caplog.text
+    asked = ModelSize(max_model_len=1601, tokens_per_item=16, bytes_per_position=1024, bytes_per_embedding=512)
+    with pytest.raises(InvalidArgumentError, match="max_model_len: is 1601, but the 100 pages of 16 "):
+        resolve(asked, num_gpu_blocks_override=100, max_model_len=1601)
+
+
+def test_prefix_caching_and_page_size_are_passed_on() -> None:
+    kv_cache = resolve(TINY, enable_prefix_caching=False, block_size=128).kv_cache
+    assert (kv_cache.enable_prefix_caching, kv_cache.block_size) == (False, 128)
+    assert resolve(TINY).kv_cache.enable_prefix_caching
+
+
+def test_a_picture_is_computed_whole_whatever_is_asked(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert not resolve(disable_chunked_mm_input=True).scheduler.cuts_pictures
+    assert "disable_chunked_mm_input changes nothing" in caplog.text
+    assert not resolve(disable_chunked_mm_input=False).scheduler.cuts_pictures
+
+
+def test_every_value_that_was_derived_is_logged_with_its_reason_and_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO):
+        resolve()
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.split(" is ")[0] for line in lines] == [
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "max_num_encoder_input_tokens",
+        "max_mm_cache_bytes",
+        "num_blocks",
+        "max_model_len",
+        "max_prompt_tokens_beside_streams",
+    ]
+    assert all(len(line.split(": ")[1]) > 5 for line in lines)
+    caplog.clear()
+    asked: dict[str, Any] = {
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 300,
+        "max_num_encoder_input_tokens": 256,
+        "max_mm_cache_bytes": 10_000_000,
+        "num_gpu_blocks_override": 9,
+        "max_model_len": 100,
+        "max_prompt_tokens_beside_streams": 1,
+    }
+    with caplog.at_level(logging.INFO):
+        resolve(**asked)
+    assert not caplog.records
