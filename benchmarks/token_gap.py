@@ -1,0 +1,266 @@
+"""How evenly answers stream while new pictures keep arriving, against the same streams with nothing beside them.
+
+    PYTHONPATH=. python benchmarks/token_gap.py --model FOLDER [--vllm-python PYTHON] [--encoder-shares 0.25 0.5 0.75]
+
+Some texts are answered without end; then pictures never seen before come one after the other, each asked about as soon
+as the one before is answered.  A gap is the time between two tokens of one stream, as its reader sees it.  Keepsight's
+engine is asked in this process (and, as `keepsight serve`, through its server), vLLM through `vllm serve`.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.peers import MAX_MODEL_LEN, peer_environment
+from benchmarks.workload import Request, photograph, say, to_messages
+
+STREAM_TOKENS, START_UP_SECONDS = 6000, 600
+NUM_WARM_UP_PICTURES, WARM_UP_GAPS, SETTLING_SECONDS = 2, 20, 0.5
+# Yields at each token of the answer.
+Ask = Callable[[list[dict[str, Any]], int], AsyncIterator[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    start: float
+    end: float
+
+    @property
+    def ms(self) -> float:
+        return (self.end - self.start) * 1e3
+
+
+@dataclass(slots=True)
+class Findings:
+    idle: list[Gap] = field(default_factory=list)
+    busy: list[Gap] = field(default_factory=list)
+    # Of the pictures' answers, ms: with no streams, and beside them.
+    first_token_alone: list[float] = field(default_factory=list)
+    first_token: list[float] = field(default_factory=list)
+
+
+# Engines ------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def keepsight_in_process(model: Path, encoder_share: float) -> AsyncIterator[Ask]:
+    from keepsight.llm import LLM
+    from keepsight.sampling_params import SamplingParams
+
+    with LLM(model, max_model_len=MAX_MODEL_LEN, dtype="float32", encoder_share=encoder_share) as llm:
+
+        async def ask(messages: list[dict[str, Any]], max_tokens: int) -> AsyncIterator[None]:
+            params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+            prepared = await asyncio.to_thread(llm.preparer.prepare_chat, messages, params)
+            async with aclosing(llm.engine.generate(prepared)) as tokens:
+                async for _ in tokens:
+                    yield
+
+        yield ask
+
+
+@asynccontextmanager
+async def server(command: Sequence[str], model: Path) -> AsyncIterator[Ask]:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    options = ["--served-model-name", "model", "--port", str(port), "--max-model-len", str(MAX_MODEL_LEN)]
+    with running([*command, "serve", str(model.resolve()), *options, "--dtype", "float32"]) as process:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=None) as client:
+            await wait_until_ready(client, process)
+
+            async def ask(messages: list[dict[str, Any]], max_tokens: int) -> AsyncIterator[None]:
+                body = {
+                    "model": "model", "messages": messages, "stream": True,
+                    "temperature": 0, "max_tokens": max_tokens, "ignore_eos": True,
+                }  # fmt: skip
+                async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+                    if response.is_error:
+                        raise SystemExit(f"refused: {await response.aread()!r}")
+                    async for line in response.aiter_lines():
+                        if line.startswith("data: {") and is_token(json.loads(line[6:])):
+                            yield
+
+            yield ask
+
+
+def is_token(chunk: dict[str, Any]) -> bool:
+    """The first chunk of an answer may bring the role alone."""
+    return any(choice["delta"].get("content") or choice.get("finish_reason") is not None for choice in chunk["choices"])
+
+
+@contextmanager
+def running(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, env=peer_environment(), stdout=log, stderr=log)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+            process.kill()
+
+
+async def wait_until_ready(client: httpx.AsyncClient, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(START_UP_SECONDS):
+        with suppress(httpx.TransportError):
+            if (await client.get("/health")).is_success:
+                return
+        if process.poll() is not None:
+            break
+        await asyncio.sleep(1)
+    raise SystemExit(f"the server did not start: {process.args!r}")
+
+
+# Readers ------------------------------------------------------------------------------------------------------
+
+
+async def read_along(ask: Ask, request: Request, gaps: list[Gap]) -> None:
+    """Until it is cancelled; an answer that comes to its end is asked for again."""
+    while True:
+        last = None
+        async for _ in ask(to_messages(request, ()), STREAM_TOKENS):
+            now = time.perf_counter()
+            if last is not None:
+                gaps.append(Gap(last, now))
+            last = now
+
+
+class Visitor:
+    """Asks about new pictures, one after the other.  They are made before: this process is the reader's, too."""
+
+    def __init__(self, ask: Ask, num_pictures: int, num_tokens: int, seed: int) -> None:
+        self._ask, self._num_tokens = ask, num_tokens
+        rng = random.Random(seed)
+        self._waiting = [
+            to_messages([0, say(rng, 20)], [photograph(seed * 1000 + number)]) for number in range(num_pictures)
+        ]
+
+    async def visit(self, num_pictures: int) -> list[float]:
+        """The time to the first token of each, ms."""
+        return [await self._time_next() for _ in range(num_pictures)]
+
+    async def _time_next(self) -> float:
+        messages, started = self._waiting.pop(), time.perf_counter()
+        arrivals = [time.perf_counter() async for _ in self._ask(messages, self._num_tokens)]
+        assert 0 < len(arrivals) <= self._num_tokens, len(arrivals)
+        return (arrivals[0] - started) * 1e3
+
+
+class Streams:
+    """Texts that are answered without end, and the gaps between their tokens."""
+
+    def __init__(self, ask: Ask, num_streams: int, seed: int) -> None:
+        rng = random.Random(seed)
+        self._gaps: list[list[Gap]] = [[] for _ in range(num_streams)]
+        self._readers = [asyncio.create_task(read_along(ask, [say(rng, 40)], gaps)) for gaps in self._gaps]
+
+    async def run_in(self) -> None:
+        while min(map(len, self._gaps)) < WARM_UP_GAPS:
+            await asyncio.sleep(0.1)
+            for reader in self._readers:
+                if reader.done():
+                    reader.result()
+
+    def gaps_since(self, started: float) -> list[Gap]:
+        """Those that are over; one that began before counts."""
+        return [gap for gaps in self._gaps for gap in gaps if gap.end > started]
+
+    async def end(self) -> None:
+        for reader in self._readers:
+            reader.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+
+
+async def measure(ask: Ask, arguments: argparse.Namespace) -> Findings:
+    num_pictures = NUM_WARM_UP_PICTURES + arguments.alone + 1 + arguments.pictures
+    visitor = Visitor(ask, num_pictures, arguments.picture_tokens, arguments.seed)
+    found = Findings()
+    await visitor.visit(NUM_WARM_UP_PICTURES)
+    found.first_token_alone = await visitor.visit(arguments.alone)
+    streams = Streams(ask, arguments.streams, arguments.seed)
+    await streams.run_in()
+    await visitor.visit(1)
+
+    async def measure_idle() -> None:
+        await asyncio.sleep(SETTLING_SECONDS)
+        started = time.perf_counter()
+        await asyncio.sleep(arguments.idle_seconds)
+        found.idle += streams.gaps_since(started)
+
+    await measure_idle()
+    started = time.perf_counter()
+    found.first_token = await visitor.visit(arguments.pictures)
+    found.busy = streams.gaps_since(started)
+    await measure_idle()  # before and after: a longer answer has slower tokens
+    await streams.end()
+    return found
+
+
+def describe(values: Sequence[float]) -> str:
+    ordered = sorted(values)
+    p99 = ordered[int(len(ordered) * 0.99)]
+    return f"median {statistics.median(ordered):8.1f}  p99 {p99:8.1f}  longest {ordered[-1]:8.1f} ms  ({len(ordered)})"
+
+
+def report(name: str, found: Findings) -> None:
+    idle, busy = [gap.ms for gap in found.idle], [gap.ms for gap in found.busy]
+    limit = 2 * statistics.median(idle) + 20
+    print(f"{name}\n    gaps, idle                    {describe(idle)}")
+    print(f"    gaps, pictures arriving       {describe(busy)}")
+    late = sum(gap > limit for gap in busy) / len(busy)
+    print(f"    longest, over the median idle {max(busy) / statistics.median(idle):8.1f}", end="; ")
+    print(f"above twice that and 20 ms ({limit:.1f}): {late:.2%} of the gaps")
+    print(f"    first token, no streams       {describe(found.first_token_alone)}")
+    print(f"    first token, beside streams   {describe(found.first_token)}", flush=True)
+
+
+async def run(arguments: argparse.Namespace) -> None:
+    model = arguments.model
+    if "keepsight" in arguments.engines:
+        for share in arguments.encoder_shares:
+            async with keepsight_in_process(model, share) as ask:
+                report(f"keepsight, encoder_share {share}", await measure(ask, arguments))
+    commands = {"keepsight-serve": [sys.executable, "-m", "keepsight"], "vllm": [arguments.vllm_python, "-m", "vllm"]}
+    for name, command in commands.items():
+        if name in arguments.engines and command[0] is not None:
+            async with server(command, model) as ask:
+                report(name, await measure(ask, arguments))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="a Gemma 3 checkpoint")
+    parser.add_argument("--vllm-python", help="the interpreter of an environment that has vLLM; without it, no vLLM")
+    parser.add_argument("--engines", nargs="+", default=["keepsight", "keepsight-serve", "vllm"])
+    parser.add_argument("--encoder-shares", type=float, nargs="+", default=[0.5], help="of Keepsight in this process")
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--pictures", type=int, default=8)
+    parser.add_argument("--picture-tokens", type=int, default=4, help="of each answer about a picture")
+    parser.add_argument("--alone", type=int, default=3, help="pictures to measure before the streams begin")
+    parser.add_argument("--idle-seconds", type=float, default=5, help="twice: before and after the pictures")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    print(
+        f"{arguments.model.name}: {arguments.streams} streams, {arguments.pictures} pictures of 1024x1024 one after "
+        f"the other, answers of {arguments.picture_tokens} tokens, seed {arguments.seed}"
+    )
+    asyncio.run(run(arguments))
+
+
+if __name__ == "__main__":
+    main()

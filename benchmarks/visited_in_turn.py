@@ -1,0 +1,61 @@
+"""Twelve pictures visited in turn, twice: the second round should find every one of them encoded.
+
+    PYTHONPATH=. python benchmarks/visited_in_turn.py --model FOLDER [--vllm-python PYTHON] [--pictures 12]
+
+One request at a time, one token of answer, so its time is the time to first token; default settings.  New words stand
+before the picture at every visit, so nothing but its embeddings can be used again.  Keepsight's encodings are counted
+in its plans; vLLM does not tell, its times do.
+"""
+
+import argparse
+import random
+import statistics
+import sys
+from pathlib import Path
+
+from benchmarks.peers import BatchResult, measure
+from benchmarks.workload import Request, Workload, photograph, say
+
+
+def make_workload(num_pictures: int, num_rounds: int, seed: int) -> Workload:
+    rng = random.Random(seed)
+    warm_up: list[list[Request]] = [[[say(rng, 40), num_pictures]], [[say(rng, 40), num_pictures]]]
+    visits: list[list[Request]] = [
+        [[say(rng, 40), number]] for _ in range(num_rounds) for number in range(num_pictures)
+    ]
+    pictures = [photograph(seed * 1000 + number) for number in range(num_pictures + 1)]
+    return Workload([*warm_up, *visits], pictures, max_tokens=1)
+
+
+def report(name: str, results: list[BatchResult], num_pictures: int) -> None:
+    rounds = [results[start : start + num_pictures] for start in range(2, len(results), num_pictures)]
+    for number, visits in enumerate(rounds):
+        times = sorted(visit.seconds * 1e3 for visit in visits)
+        counts = [visit.num_encoded for visit in visits if visit.num_encoded is not None]
+        encoded = f"{sum(counts)} of {num_pictures} encoded" if counts else "encodings not told"
+        median = statistics.median(times)
+        print(
+            f"{name:10s} round {number + 1}: first token median {median:7.1f} ms, longest {times[-1]:7.1f}; {encoded}"
+        )
+    first, second = (statistics.median(visit.seconds for visit in visits) for visits in rounds[:2])
+    print(f"{name:10s} round 2 / round 1: {second / first:.3f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="a Gemma 3 checkpoint")
+    parser.add_argument("--vllm-python", help="the interpreter of an environment that has vLLM; without it, no vLLM")
+    parser.add_argument("--engines", nargs="+", choices=["keepsight", "vllm"], default=["keepsight", "vllm"])
+    parser.add_argument("--pictures", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    workload = make_workload(arguments.pictures, num_rounds=2, seed=arguments.seed)
+    print(f"{arguments.model.name}: {arguments.pictures} pictures of 1024x1024 in turn, twice, seed {arguments.seed}")
+    pythons = {"keepsight": sys.executable, "vllm": arguments.vllm_python}
+    for name in arguments.engines:
+        if pythons[name] is not None:
+            report(name, measure(name, pythons[name], arguments.model, workload), arguments.pictures)
+
+
+if __name__ == "__main__":
+    main()

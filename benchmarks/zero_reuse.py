@@ -1,0 +1,98 @@
+"""What the caches cost where nothing is ever asked for twice: throughput with them on and off, in turn.
+
+    PYTHONPATH=. python benchmarks/zero_reuse.py --model FOLDER [--rounds 5]
+
+Two engines in one process, of which one computes at a time; both get the same requests, no picture and no text of which
+came before.  Off means `enable_prefix_caching=False, encoder_cache_gb=0`.  Who begins changes with every round.
+"""
+
+import argparse
+import random
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.workload import photograph, say, to_messages
+from keepsight.llm import LLM
+from keepsight.sampling_params import SamplingParams
+
+OFF = {"enable_prefix_caching": False, "encoder_cache_gb": 0}
+Conversation = list[dict[str, Any]]
+
+
+@dataclass(slots=True)
+class Times:
+    """Seconds of each round, on the clock and of all processors together."""
+
+    wall: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
+
+
+class NewRequests:
+    """Each of them once."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng, self._next_picture = random.Random(seed), seed * 1000
+
+    def take(self, num_requests: int, num_words: int, has_picture: bool) -> list[Conversation]:
+        return [self._make(num_words, has_picture) for _ in range(num_requests)]
+
+    def _make(self, num_words: int, has_picture: bool) -> Conversation:
+        if not has_picture:
+            return to_messages([say(self._rng, num_words)], ())
+        self._next_picture += 1
+        return to_messages([0, say(self._rng, num_words)], [photograph(self._next_picture)])
+
+
+def answer(llm: LLM, conversations: list[Conversation], max_tokens: int, times: Times) -> list[tuple[int, ...]]:
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    wall, processor = time.perf_counter(), time.process_time()
+    outputs = llm.chat(conversations, params, use_tqdm=False)
+    times.wall.append(time.perf_counter() - wall)
+    times.processor.append(time.process_time() - processor)
+    assert all(len(output.outputs[0].token_ids) == max_tokens for output in outputs)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def compare(engines: dict[str, LLM], new: NewRequests, has_picture: bool, arguments: argparse.Namespace) -> None:
+    times = {name: Times() for name in engines}
+    num_requests, num_words = (arguments.requests, 40) if has_picture else (4 * arguments.requests, 400)
+    for number in range(-1, arguments.rounds):
+        conversations = new.take(num_requests, num_words, has_picture)
+        order = list(engines) if number % 2 else list(reversed(engines))
+        answers = [answer(engines[name], conversations, arguments.tokens, times[name]) for name in order]
+        assert answers[0] == answers[1], "a cache changed an answer"
+    what = "one picture and 40 words" if has_picture else "400 words"
+    print(f"{num_requests} requests of {what}, {arguments.tokens} tokens an answer, {arguments.rounds} rounds:")
+    report(times, num_requests)
+
+
+def report(times: dict[str, Times], num_requests: int) -> None:
+    for name, of_engine in times.items():
+        rate = num_requests / statistics.median(of_engine.wall[1:])  # the first round warms up
+        print(f"    caches {name:4s} {rate:7.2f} requests/s")
+    on, off = times["on"], times["off"]
+    for name, pairs in {"time": (on.wall, off.wall), "processor time": (on.processor, off.processor)}.items():
+        ratios = sorted(a / b for a, b in zip(pairs[0][1:], pairs[1][1:], strict=True))
+        spread = f"{ratios[0]:.3f} to {ratios[-1]:.3f}"
+        print(f"    {name}, on / off: {statistics.median(ratios):.3f}, median of the rounds' ratios, {spread}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="a Gemma 3 checkpoint (default: the demo)")
+    parser.add_argument("--requests", type=int, default=16, help="with a picture, a round; four times as many without")
+    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    new = NewRequests(arguments.seed)
+    with LLM(arguments.model) as on, LLM(arguments.model, **OFF) as off:
+        for has_picture in (True, False):
+            compare({"on": on, "off": off}, new, has_picture, arguments)
+
+
+if __name__ == "__main__":
+    main()
