@@ -83,7 +83,7 @@ def test_the_longest_sequence_fits_into_the_pages() -> None:
         scheduler=scheduler(), kv_cache=KvCacheConfig(num_blocks=64, block_size=16), encoder_cache=encoder_cache
     )
     assert fits.kv_cache.num_slots == fits.scheduler.max_model_len == 1024
-    with pytest.raises(InvalidArgumentError, match="max_model_len: is 1024, but the 63 pages .* hold 1008"):
+    with pytest.raises(InvalidArgumentError, match=r"max_model_len: is 1024, but the 63 pages .* hold 1008"):
         EngineConfig(
             scheduler=scheduler(), kv_cache=KvCacheConfig(num_blocks=63, block_size=16), encoder_cache=encoder_cache
         )

@@ -1,6 +1,9 @@
 """`LLM` from PIL pictures and OpenAI's messages to answers; transformers' processor and generate() are the judges."""
 
+import gc
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,9 @@ import torch
 from PIL import Image
 
 from keepsight import LLM, SamplingParams
-from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.errors import InvalidArgumentError, RequestFailedError, UnreadablePictureError, UnsupportedFieldError
 from keepsight.outputs import RequestOutput
+from keepsight.scheduling.step_plan import StepPlan, StepResult
 from tests.drawn import Drawn, ask, by_object, by_url, draw, list_question, to_png
 from tests.random_checkpoint import make_checkpoint
 
@@ -155,8 +159,13 @@ def test_a_picture_is_the_same_however_it_is_sent(llm: LLM, drawn: Drawn) -> Non
         {"type": "image", "image": drawn.picture},
     ]
     params = SamplingParams(temperature=0, max_tokens=8, logprobs=0)
-    outputs = llm.chat([ask(way, "What is this?") for way in ways], params, use_tqdm=False)
-    assert len({repr((output.prompt_token_ids, output.outputs)) for output in outputs}) == 1
+    first, *others = llm.chat([ask(way, "What is this?") for way in ways], params, use_tqdm=False)
+    for other in others:
+        assert other.prompt_token_ids == first.prompt_token_ids
+        assert text_of(other) == text_of(first)
+        # Not to the last bit: what is computed together with what is a matter of when they came.
+        expected = pytest.approx(first.outputs[0].cumulative_logprob, abs=1e-4)
+        assert other.outputs[0].cumulative_logprob == expected
 
 
 def test_generate_takes_a_prompt_with_markers_and_its_pictures(llm: LLM, drawn: Drawn) -> None:
@@ -287,14 +296,137 @@ def test_an_answer_ends_where_the_context_does(drawn: Drawn) -> None:
     assert output.outputs[0].finish_reason == "length"
 
 
-def test_only_several_prompts_show_their_progress(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_several_prompts_show_their_progress(
+    llm: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     params = SamplingParams(max_tokens=1)
+    llm.generate(["a", "b"], params)
+    monkeypatch.delenv("TQDM_DISABLE")
     llm.generate("a", params)
     llm.generate(["a"], params)
     llm.generate(["a", "b"], params, use_tqdm=False)
     assert capsys.readouterr().err == ""
     llm.generate(["a", "b"], params)
     assert "2/2" in capsys.readouterr().err
+
+
+# The engine behind it -----------------------------------------------------------------------------------------
+
+
+def kinds_of_prompts(drawn: Drawn) -> list[list[dict[str, Any]]]:
+    """Prompts that share beginnings and pictures in every way."""
+    picture, other = by_object(drawn.picture), by_object(draw(8).picture)
+    texts = [question.text for question in drawn.questions[:3]]
+    return [
+        *(ask(picture, text) for text in texts),
+        ask("Look:", picture, texts[0]),
+        ask(picture, other, "What is the second picture?"),
+        ask(other, picture, "What is the second picture?"),
+        ask(picture, "and the same again", picture, texts[0]),
+        ask("Hello!"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"enable_prefix_caching": False, "encoder_cache_gb": 0, "max_num_seqs": 1},
+        {"max_num_batched_tokens": 19, "max_num_seqs": 3},
+        {"num_gpu_blocks_override": 16, "block_size": 8, "encoder_cache_size": 16},
+        {"max_prompt_tokens_beside_streams": 0, "block_size": 128, "mm_cache_device": "cpu"},
+    ],
+    ids=["no cache, one by one", "tiny steps", "little room", "prompts beside streams"],
+)
+def test_no_size_of_cache_or_step_changes_an_answer(llm: LLM, drawn: Drawn, options: dict[str, Any]) -> None:
+    prompts = kinds_of_prompts(drawn)
+    expected = [text_of(llm.chat(prompt, GREEDY)[0]) for prompt in prompts]
+    with LLM(device="cpu", **options) as other:
+        for _ in range(2):
+            outputs = other.chat([*prompts, *prompts], GREEDY, use_tqdm=False)
+            assert list(map(text_of, outputs)) == expected * 2
+
+
+def test_what_an_earlier_prompt_left_in_the_prefix_cache_is_counted(llm: LLM, drawn: Drawn) -> None:
+    messages = ask(by_object(drawn.picture), "What was counted?")
+    llm.reset_prefix_cache()
+    first, second = (llm.chat(messages, GREEDY)[0] for _ in range(2))
+    assert first.num_cached_tokens == 0
+    assert second.num_cached_tokens == (len(first.prompt_token_ids) - 1) // 16 * 16
+    assert second.outputs == first.outputs
+    llm.reset_prefix_cache()
+    llm.reset_encoder_cache()
+    third = llm.chat(messages, GREEDY)[0]
+    assert (third.num_cached_tokens, text_of(third)) == (0, text_of(first))
+
+
+def test_a_salt_keeps_prompts_apart(llm: LLM) -> None:
+    def num_cached(salt: str) -> int:
+        prompt = {"prompt": "One two three four five six seven eight nine ten " * 4, "cache_salt": salt}
+        return llm.generate(prompt, SamplingParams(max_tokens=1))[0].num_cached_tokens
+
+    assert [num_cached(salt) > 0 for salt in ("a", "b", "a", "b")] == [False, False, True, True]
+
+
+def test_the_smallest_priority_goes_first_and_answers_keep_their_order(drawn: Drawn) -> None:
+    finished: list[str] = []
+    with LLM(device="cpu", max_num_seqs=1) as llm:
+        hold = threading.Event()
+        run = llm.engine._loop._runner.run
+
+        def run_when_all_are_there(plan: StepPlan) -> StepResult:
+            assert hold.wait(20)
+            finished.extend(request_id for request_id, _ in plan.ended)
+            return run(plan)
+
+        llm.engine._loop._runner.run = run_when_all_are_there  # type: ignore[method-assign]
+        threading.Timer(0.2, hold.set).start()
+        params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+        outputs = llm.generate(["a", "b", "c", "d"], params, use_tqdm=False, priority=[0, 3, 2, 1])
+        llm.generate("the end", params)
+    first, *others = (output.request_id for output in outputs)
+    # The first may have begun before the others came.
+    assert finished[:4] == [first, *others[::-1]]
+
+
+def test_calls_from_several_threads_share_the_engine(llm: LLM, drawn: Drawn) -> None:
+    questions = drawn.questions[:4]
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(llm.chat, ask(by_object(drawn.picture), each.text), GREEDY) for each in questions]
+        assert [text_of(each.result()[0]) for each in asked] == [each.answer for each in questions]
+
+
+def test_a_prompt_that_is_refused_abandons_those_before_it(llm: LLM) -> None:
+    endless = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+    with pytest.raises(InvalidArgumentError, match="prompt: must be a string"):
+        llm.generate(["a", {"prompt": "b"}, {"prompt": 5}], endless, use_tqdm=False)
+    assert not llm.engine._callers
+
+
+def test_a_picture_that_ends_too_early_is_refused_as_if_it_were_looked_at_first(llm: LLM, drawn: Drawn) -> None:
+    cut = to_png(drawn.picture)[:-2000]
+    with pytest.raises(UnreadablePictureError) as caught:
+        llm.chat([ask("Hello!"), ask({"type": "image_pil", "image_pil": cut}, "What is this?")], GREEDY)
+    assert caught.value.field == "messages[0].content[0].image_pil"
+    assert not llm.engine._callers
+
+
+def test_closing_ends_its_threads_and_later_calls_say_so() -> None:
+    before = threading.active_count()
+    with LLM(device="cpu") as llm:
+        assert llm.generate("Hello", SamplingParams(max_tokens=1))
+        assert threading.active_count() > before
+    assert threading.active_count() == before
+    llm.close()
+    with pytest.raises(RequestFailedError, match="the engine was closed"):
+        llm.generate("Hello")
+
+
+def test_one_that_is_forgotten_is_closed() -> None:
+    before = threading.active_count()
+    llm = LLM(device="cpu")
+    del llm
+    gc.collect()
+    assert threading.active_count() == before
 
 
 # Mistakes of a caller -----------------------------------------------------------------------------------------
@@ -306,6 +438,8 @@ def test_only_several_prompts_show_their_progress(llm: LLM, capsys: pytest.Captu
         ({"dtyp": "float32"}, "dtyp: is no option; did you mean 'dtype'"),
         ({"dtype": "int4"}, "dtype: must be one of auto, float32, bfloat16, not 'int4'"),
         ({"max_model_len": 4096}, "max_model_len: 4096 exceeds the 2048 positions"),
+        ({"max_num_batched_tokens": 15}, r"max_num_batched_tokens: is 15, but must be at least 16 \+ 0 = 16"),
+        ({"max_model_len": 65, "num_gpu_blocks_override": 4}, "max_model_len: is 65, but the 4 pages of 16"),
         ({"mm_processor_kwargs": {"do_resize": False}}, "mm_processor_kwargs.do_resize: cannot be changed"),
     ],
 )
@@ -354,6 +488,12 @@ def test_sampling_parameters_of_another_number_or_type_are_refused(llm: LLM, par
         llm.generate(["a", "b"], params, use_tqdm=False)
 
 
+@pytest.mark.parametrize("priority", [[1], 5, [1, "2"], [1, True]])
+def test_priorities_of_another_number_or_type_are_refused(llm: LLM, priority: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="priority: must be"):
+        llm.generate(["a", "b"], SamplingParams(max_tokens=1), use_tqdm=False, priority=priority)
+
+
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
@@ -382,9 +522,12 @@ def test_a_request_that_is_refused_leaves_the_model_able_to_answer(llm: LLM, dra
     assert text_of(output) == drawn.questions[0].answer
 
 
-def test_a_checkpoint_may_be_named_by_a_string_and_is_what_config_says(tmp_path: Path) -> None:
+def test_a_checkpoint_may_be_named_by_a_string_and_is_what_config_says(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     make_checkpoint(tmp_path, 0, ties_embeddings=True)
-    llm = LLM(str(tmp_path), dtype="bfloat16", device="cpu")
+    with caplog.at_level("INFO"):
+        llm = LLM(str(tmp_path), dtype="bfloat16", device="cpu")
     assert llm.config.model_name == str(tmp_path)
-    assert llm.runner.model.place.dtype == torch.bfloat16
+    assert "computing on cpu in bfloat16" in caplog.text
     assert len(llm.generate("Hi", SamplingParams(max_tokens=2, ignore_eos=True))[0].outputs[0].token_ids) == 2

@@ -47,6 +47,8 @@ def test_every_command_explains_its_options_without_torch(name: str) -> None:
         (["serve", "--prot", "5"], "unrecognized arguments: --prot"),
         (["serve", "--port", "many"], "invalid int value: 'many'"),
         (["serve", "--dtype", "int4"], "invalid choice: 'int4'"),
+        (["serve", "--block-size", "24"], "invalid choice: 24 (choose from 8, 16, 32, 64, 128)"),
+        (["serve", "--max-num-seqs", "all"], "invalid int value: 'all'"),
         (["demo-picture"], "required: -o"),
     ],
 )
@@ -66,6 +68,15 @@ def test_a_command_line_that_makes_no_sense_exits_with_2(
         (["serve", "--mm-processor-kwargs", "{"], "keepsight serve: --mm-processor-kwargs: is not JSON"),
         (["serve", "--mm-processor-kwargs", "[]"], "keepsight serve: mm_processor_kwargs: must be a dict, not []"),
         (["serve", "--max-model-len", "0"], "keepsight serve: max_model_len: must be an integer of at least 1, not 0"),
+        (["serve", "--encoder-share", "2"], "keepsight serve: encoder_share: must be a number above 0 and below 1"),
+        (
+            ["serve", "--encoder-cache-gb", "1", "--encoder-cache-size", "1"],
+            "keepsight serve: encoder_cache_size: says the same as encoder_cache_gb in another unit",
+        ),
+        (
+            ["generate", "Hi", "--device", "cpu", "--max-num-batched-tokens", "9"],
+            "keepsight generate: max_num_batched_tokens: is 9, but must be at least 16 + 0 = 16",
+        ),
         (["serve", "--port", "0", "no/such/model"], "keepsight serve: no/such/model: no such folder"),
         (["generate", "Hi", "--model", "no/such"], "keepsight generate: no/such: no such folder"),
         (["demo-picture", "-o", "x.png", "--things", "9"], "keepsight demo-picture: --things: must be from 1 to 4"),

@@ -1,0 +1,59 @@
+"""The flags are `Config`'s options: all of them, with its defaults."""
+
+import argparse
+import dataclasses
+from typing import Any
+
+import pytest
+
+from keepsight.cli.model_arguments import add_model_arguments, config_from
+from keepsight.config import Config
+
+
+def parse(*arguments: str) -> Config:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model")
+    add_model_arguments(parser)
+    return config_from(parser.parse_args(arguments))
+
+
+def test_without_flags_it_is_the_default_configuration() -> None:
+    assert parse() == Config()
+
+
+SAID: dict[str, tuple[tuple[str, ...], Any]] = {
+    "model": (("--model", "somewhere"), "somewhere"),
+    "dtype": (("--dtype", "bfloat16"), "bfloat16"),
+    "device": (("--device", "cpu"), "cpu"),
+    "max_model_len": (("--max-model-len", "100"), 100),
+    "image_backend": (("--image-backend", "pil"), "pil"),
+    "mm_processor_kwargs": (("--mm-processor-kwargs", '{"do_pan_and_scan": true}'), {"do_pan_and_scan": True}),
+    "max_num_batched_tokens": (("--max-num-batched-tokens", "999"), 999),
+    "max_num_seqs": (("--max-num-seqs", "9"), 9),
+    "max_prompt_tokens_beside_streams": (("--max-prompt-tokens-beside-streams", "0"), 0),
+    "block_size": (("--block-size", "32"), 32),
+    "enable_prefix_caching": (("--no-enable-prefix-caching",), False),
+    "num_gpu_blocks_override": (("--num-gpu-blocks-override", "50"), 50),
+    "kv_cache_memory_bytes": (("--kv-cache-memory-bytes", "5000000"), 5_000_000),
+    "gpu_memory_utilization": (("--gpu-memory-utilization", "0.5"), 0.5),
+    "encoder_cache_gb": (("--encoder-cache-gb", "0"), 0.0),
+    "encoder_cache_size": (("--encoder-cache-size", "4096"), 4096),
+    "max_mm_cache_bytes": (("--max-mm-cache-bytes", "1000"), 1000),
+    "mm_cache_device": (("--mm-cache-device", "cpu"), "cpu"),
+    "max_num_encoder_input_tokens": (("--max-num-encoder-input-tokens", "512"), 512),
+    "disable_chunked_mm_input": (("--disable-chunked-mm-input",), True),
+    "encoder_share": (("--encoder-share", "0.25"), 0.25),
+    "media_workers": (("--media-workers", "3"), 3),
+}
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Config)])
+def test_every_option_has_its_flag(name: str) -> None:
+    arguments, value = SAID[name]
+    expected: dict[str, Any] = {name: value}
+    assert parse(*arguments) == Config(**expected)
+    assert parse(*arguments) != Config()
+
+
+def test_prefix_caching_may_be_asked_for_by_name() -> None:
+    assert parse("--enable-prefix-caching").enable_prefix_caching
