@@ -2,8 +2,8 @@
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -124,13 +124,13 @@ class LLM:
     def _run_all(self, requests: Iterable[PreparedRequest], num_requests: int, use_tqdm: bool) -> list[RequestOutput]:
         """Each is computed from when it is prepared, beside the preparing of those after it."""
         shows_progress = use_tqdm and num_requests > 1 and os.environ.get("TQDM_DISABLE", "") in ("", "0")
-        with tqdm(total=num_requests, desc="Requests", unit="request", disable=not shows_progress) as bar:
-            running = _RunningRequests(self.engine, self.preparer.tokenizer, bar.update)
-            with closing(running):
-                for request in requests:
-                    running.submit(request)
-                    running.read_what_came()
-                return running.finish()
+        # None rather than a disabled one, which would start a thread all the same.
+        bar = tqdm(total=num_requests, desc="Requests", unit="request", disable=False) if shows_progress else None
+        with bar or nullcontext(), closing(_RunningRequests(self.engine, self.preparer.tokenizer, bar)) as running:
+            for request in requests:
+                running.submit(request)
+                running.read_what_came()
+            return running.finish()
 
 
 class _Answer:
@@ -167,8 +167,8 @@ class _Answer:
 class _RunningRequests:
     """The requests of one call.  Closing it abandons those that have not ended."""
 
-    def __init__(self, engine: InProcessEngine, tokenizer: Tokenizer, note_finished: Callable[[], object]) -> None:
-        self._engine, self._tokenizer, self._note_finished = engine, tokenizer, note_finished
+    def __init__(self, engine: InProcessEngine, tokenizer: Tokenizer, bar: tqdm | None) -> None:
+        self._engine, self._tokenizer, self._bar = engine, tokenizer, bar
         self._answers: list[_Answer] = []
         self._unfinished: dict[str, _Answer] = {}
         self._arrived: SimpleQueue[tuple[_Answer, Outputs]] = SimpleQueue()
@@ -207,7 +207,8 @@ class _RunningRequests:
                 self._engine.stop_choice(answer.request.request_id, piece.choice)
         if answer.is_finished:
             del self._unfinished[answer.request.request_id]
-            self._note_finished()
+            if self._bar is not None:
+                self._bar.update()
 
 
 def _list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
