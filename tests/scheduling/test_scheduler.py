@@ -158,6 +158,22 @@ def test_all_missing_pixels_are_asked_for_at_once() -> None:
     assert drive.needed == [("a", "cat"), ("a", "dog")]
 
 
+def test_pixels_that_many_want_are_asked_of_one_and_of_the_next_when_it_leaves() -> None:
+    drive = Drive(make_config(), delivers=False)
+    for name in "abc":
+        drive.add(with_text(make_request(name, 3, "cat", 3, n=2), [20 + ord(name) % 5] * 6))
+    drive.step()
+    assert drive.needed == [("a", "cat")]
+    drive.scheduler.abort("b")
+    drive.scheduler.abort("a")
+    drive.step()
+    assert drive.needed == [("a", "cat"), ("c", "cat")]
+    drive.deliver("cat")
+    drive.run()
+    assert drive.finished.keys() == {("c", 0), ("c", 1)}
+    drive.expect_right_answers()
+
+
 def test_who_waits_for_media_or_for_the_encoder_holds_nobody_back() -> None:
     drive = Drive(make_config(max_num_seqs=1, num_pictures=1), delivers=False, is_done=lambda: False)
     drive.add(make_request("waits for pixels", 3, "cat", 3))

@@ -29,8 +29,8 @@ class MediaClaims:
         self._live: Counter[str] = Counter()
         self._pixels: set[str] = set()
         self._unneeded_pixels: list[str] = []
-        # Hash -> who asked for its pixels and has not got them.
-        self._askers: dict[str, set[RequestState]] = {}
+        # Hash -> who waits for its pixels; the first one's request was asked for them.
+        self._askers: dict[str, list[RequestState]] = {}
         self._needed: dict[str, list[str]] = {}
 
     def add(self, state: RequestState) -> None:
@@ -43,10 +43,9 @@ class MediaClaims:
         for item in state.media:
             media_hash = item.media_hash
             self._live[media_hash] -= 1
-            self._askers.get(media_hash, set()).discard(state)
+            self._stop_asking(state, media_hash)
             if not self._live[media_hash]:
                 del self._live[media_hash]
-                self._askers.pop(media_hash, None)
                 self._drop_pixels(media_hash)
 
     def is_ready(self, state: RequestState, index: int) -> bool:
@@ -93,11 +92,26 @@ class MediaClaims:
         media_hash, key = state.media[index].media_hash, state.encoder_keys[index]
         if media_hash in self._pixels or self.encoder_cache.can_find(key):
             return
-        askers = self._askers.setdefault(media_hash, set())
-        request_id = state.request.request_id
-        if all(asker.request.request_id != request_id for asker in askers):
-            self._needed.setdefault(request_id, []).append(media_hash)
-        askers.add(state)
+        askers = self._askers.setdefault(media_hash, [])
+        if not askers:
+            self._ask(state, media_hash)
+        if state not in askers:
+            askers.append(state)
+
+    def _ask(self, state: RequestState, media_hash: str) -> None:
+        self._needed.setdefault(state.request.request_id, []).append(media_hash)
+
+    def _stop_asking(self, state: RequestState, media_hash: str) -> None:
+        """If it was the one who was asked, the next is asked instead."""
+        askers = self._askers.get(media_hash, [])
+        if state not in askers:
+            return
+        was_asked = askers[0].request
+        askers.remove(state)
+        if not askers:
+            del self._askers[media_hash]
+        elif askers[0].request is not was_asked:
+            self._ask(askers[0], media_hash)
 
     def release_before(self, state: RequestState, first_item: int) -> bool:
         """Items that are wholly computed need their embeddings no more.  Whether there were any."""
@@ -121,7 +135,7 @@ class MediaClaims:
         self._pixels.add(media_hash)
         if media_hash in self._unneeded_pixels:
             self._unneeded_pixels.remove(media_hash)
-        return self._askers.pop(media_hash, set())
+        return self._askers.pop(media_hash, [])
 
     def finish(self, encoder_key: str) -> None:
         self._end_encoding(encoder_key)
@@ -168,6 +182,7 @@ class MediaClaims:
             users = {(state.sequence_id, index) for index in state.claimed_items}
             assert users == set(self.encoder_cache.users_of(state.sequence_id)), state.sequence_id
         for media_hash, askers in self._askers.items():
+            assert askers, media_hash
             assert media_hash not in self._pixels, media_hash
             assert all(self._states[asker.sequence_id] is asker for asker in askers), media_hash
         self.encoder_cache.check_invariants()
