@@ -1,6 +1,7 @@
 """The fast attention gives what the plain one gives, for any batch, pages and pictures; and nothing else is read."""
 
 import random
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keepsight.media import TokenSpan
+from keepsight.models import paged_attention
 from keepsight.models.attention import AttentionBatch, LayerCache, ReferenceAttention, RequestSlice
 from keepsight.models.block_table import BlockTable
 from keepsight.models.paged_attention import PagedAttention, plan_rows
@@ -55,9 +57,10 @@ def random_cache(kv_heads: int, block_size: int, generator: torch.Generator) -> 
     heads=st.sampled_from([(1, 1), (4, 1), (4, 2), (3, 3)]),
     window=st.sampled_from([None, 1, 3, 17, 10_000]),
     softcap=st.sampled_from([None, None, 2.0]),
+    max_bytes=st.sampled_from([0, 2000, 10**6]),
 )
 def test_fast_attention_equals_the_plain_one(
-    seed: int, block_size: int, heads: tuple[int, int], window: int | None, softcap: float | None
+    seed: int, block_size: int, heads: tuple[int, int], window: int | None, softcap: float | None, max_bytes: int
 ) -> None:
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     num_heads, kv_heads = heads
@@ -67,7 +70,8 @@ def test_fast_attention_equals_the_plain_one(
     cache = random_cache(kv_heads, block_size, generator)
     copy = LayerCache(cache.keys.clone(), cache.values.clone())
     plain = ReferenceAttention()(query, key, value, cache, batch, scale=0.3, window=window, softcap=softcap)
-    fast = PagedAttention()(query, key, value, copy, batch, scale=0.3, window=window, softcap=softcap)
+    with patch.object(paged_attention, "MAX_BYTES_TO_COPY", max_bytes):
+        fast = PagedAttention()(query, key, value, copy, batch, scale=0.3, window=window, softcap=softcap)
     torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
     assert torch.equal(cache.keys, copy.keys)
     assert torch.equal(cache.values, copy.values)

@@ -26,6 +26,7 @@ class EncoderOutputStore:
         return held
 
     def get(self, key: str) -> Tensor:
+        assert key in self._entries, f"no embeddings are held under {key}"
         return self._entries[key]
 
     def get_or_put(self, key: str, compute: Callable[[], Tensor]) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from keepsight.media import MediaItem
 from keepsight.runner.encoder_output_store import EncoderOutputStore
-from keepsight.runner.sequence_table import Sequence
+from keepsight.runner.sequence_table import RunningSequence
 
 
 class MediaRows(NamedTuple):
@@ -21,7 +21,7 @@ class MediaRows(NamedTuple):
 
 
 def gather_embeddings(
-    sequence: Sequence, start: int, end: int, first_row: int, store: EncoderOutputStore
+    sequence: RunningSequence, start: int, end: int, first_row: int, store: EncoderOutputStore
 ) -> Iterator[MediaRows]:
     """Of the positions [start, end), the first of which is the batch's `first_row`."""
     for item, key in zip(sequence.request.media, sequence.encoder_keys, strict=True):

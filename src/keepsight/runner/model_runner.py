@@ -89,7 +89,7 @@ class ModelRunner:
             self._share.finish_part()
         except Exception as error:
             logger.exception("encoding failed")
-            return StepResult(failed_encodings={each.encoder_key: str(error) for each in encodings})
+            return StepResult(failed_encodings={each.encoder_key: _describe(error) for each in encodings})
         return result
 
     def _begin_beside(self, slices: Sequence[Slice]) -> StepResult:
@@ -97,7 +97,8 @@ class ModelRunner:
         if not slices:
             return StepResult()
         try:
-            inputs = self._make_inputs(slices)
+            with self._share.handing_over():
+                inputs = self._make_inputs(slices)
         except Exception as error:
             return _failure(slices, error)
         self._beside.begin(self._compute_beside(inputs), is_urgent=True)
@@ -153,7 +154,11 @@ class ModelRunner:
 
 def _failure(slices: Sequence[Slice], error: Exception) -> StepResult:
     logger.error("a batch failed", exc_info=error)
-    return StepResult(failed_sequences={piece.sequence_id: str(error) for piece in slices})
+    return StepResult(failed_sequences={piece.sequence_id: _describe(error) for piece in slices})
+
+
+def _describe(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 def _merge(results: Sequence[StepResult]) -> StepResult:

@@ -15,7 +15,7 @@ from keepsight.scheduling.step_plan import NewSequence, SequenceId, Slice
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class RunningSequence:
     request: EngineRequest
     encoder_keys: tuple[str, ...]
     token_ids: list[int]  # prompt and answer
@@ -28,14 +28,14 @@ class Sequence:
 class SequenceTable:
     def __init__(self, block_size: int, end_ids: frozenset[int], device: torch.device) -> None:
         self._block_size, self._end_ids, self._device = block_size, end_ids, device
-        self._sequences: dict[SequenceId, Sequence] = {}
+        self._sequences: dict[SequenceId, RunningSequence] = {}
 
     def __len__(self) -> int:
         return len(self._sequences)
 
     def remember(self, new: NewSequence) -> None:
         request = new.request
-        self._sequences[new.sequence_id] = Sequence(
+        self._sequences[new.sequence_id] = RunningSequence(
             request,
             new.encoder_keys,
             list(request.token_ids),
@@ -48,7 +48,7 @@ class SequenceTable:
         for sequence_id in sequence_ids:
             self._sequences.pop(sequence_id, None)
 
-    def lay_out(self, piece: Slice) -> Sequence:
+    def lay_out(self, piece: Slice) -> RunningSequence:
         """The slice's sequence, with the pages that the slice brings."""
         sequence = self._sequences[piece.sequence_id]
         sequence.table.replace_from(piece.first_block, piece.new_block_ids)

@@ -7,7 +7,7 @@ Whatever a thread reports, its device has finished it: nothing is handed over ha
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
@@ -19,6 +19,10 @@ LINGER_SECONDS = 0.02
 class DeviceShare(Protocol):
     def foreground(self, *, beside_works: bool) -> AbstractContextManager[None]:
         """Around one step."""
+        ...
+
+    def handing_over(self) -> AbstractContextManager[None]:
+        """Around what is made on this thread to be read on the other."""
         ...
 
     def beside(self) -> AbstractContextManager[None]:
@@ -56,6 +60,9 @@ class CpuShare:
             self._last_step_ended = time.monotonic()
             self._is_in_step = False
 
+    def handing_over(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     @contextmanager
     def beside(self) -> Iterator[None]:
         with torch.inference_mode():
@@ -86,6 +93,9 @@ class CudaShare:
         with torch.cuda.stream(self._foreground):
             yield
             self._foreground.synchronize()
+
+    def handing_over(self) -> AbstractContextManager[None]:
+        return self.foreground(beside_works=True)
 
     @contextmanager
     def beside(self) -> Iterator[None]:

@@ -8,17 +8,16 @@ from torch import Tensor
 
 from keepsight.media import TokenSpan
 from keepsight.models.attention import AttentionBatch, RequestSlice
-from keepsight.runner import sequence_table
 from keepsight.runner.encoder_output_store import EncoderOutputStore
 from keepsight.runner.gather_embeddings import MediaRows, gather_embeddings
-from keepsight.runner.sequence_table import SequenceTable
+from keepsight.runner.sequence_table import RunningSequence, SequenceTable
 from keepsight.scheduling.step_plan import Slice
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     slices: Sequence[Slice]
-    sequences: Sequence[sequence_table.Sequence]  # of each slice
+    sequences: Sequence[RunningSequence]  # of each slice
     token_ids: Tensor  # [tokens]
     media: Sequence[MediaRows]
     batch: AttentionBatch
@@ -29,7 +28,7 @@ class StepInputs:
 def make_step_inputs(
     slices: Sequence[Slice], table: SequenceTable, store: EncoderOutputStore, device: torch.device
 ) -> StepInputs:
-    sequences: list[sequence_table.Sequence] = []
+    sequences: list[RunningSequence] = []
     token_ids: list[int] = []
     sampled_rows: list[int] = []
     media: list[MediaRows] = []
@@ -48,7 +47,7 @@ def make_step_inputs(
     return StepInputs(slices, sequences, torch.tensor(token_ids).to(device), media, batch, sampled_rows)
 
 
-def _request_slice(piece: Slice, sequence: sequence_table.Sequence) -> RequestSlice:
+def _request_slice(piece: Slice, sequence: RunningSequence) -> RequestSlice:
     if piece.start >= sequence.media_end:
         return RequestSlice(piece.start, piece.length, sequence.table)
     span = TokenSpan(piece.start, piece.length)
