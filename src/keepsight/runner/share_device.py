@@ -39,7 +39,30 @@ class DeviceShare(Protocol):
 
 
 def share_device(device: torch.device, beside_share: float) -> DeviceShare:
-    return CudaShare(device) if device.type == "cuda" else CpuShare(torch.get_num_threads(), beside_share)
+    if device.type == "cuda":
+        return CudaShare(device, beside_share)
+    return CpuShare(torch.get_num_threads(), beside_share)
+
+
+class _Foreground:
+    """Whether anybody computes in the foreground, or did a moment ago."""
+
+    def __init__(self) -> None:
+        self._is_in_step = False
+        self._last_step_ended = -LINGER_SECONDS
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        self._is_in_step = True
+        try:
+            yield
+        finally:
+            self._last_step_ended = time.monotonic()
+            self._is_in_step = False
+
+    @property
+    def is_active(self) -> bool:
+        return self._is_in_step or time.monotonic() - self._last_step_ended < LINGER_SECONDS
 
 
 class CpuShare:
@@ -47,18 +70,13 @@ class CpuShare:
         self.all = num_threads
         self.of_beside = min(max(1, round(num_threads * beside_share)), max(1, num_threads - 1))
         self.of_foreground = max(1, num_threads - self.of_beside)
-        self._is_in_step = False
-        self._last_step_ended = -LINGER_SECONDS
+        self._foreground = _Foreground()
 
     @contextmanager
     def foreground(self, *, beside_works: bool) -> Iterator[None]:
-        self._is_in_step = True
-        _use_threads(self.of_foreground if beside_works else self.all)
-        try:
+        with self._foreground.step():
+            _use_threads(self.of_foreground if beside_works else self.all)
             yield
-        finally:
-            self._last_step_ended = time.monotonic()
-            self._is_in_step = False
 
     def handing_over(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -69,8 +87,7 @@ class CpuShare:
             yield
 
     def before_part(self) -> None:
-        is_shared = self._is_in_step or time.monotonic() - self._last_step_ended < LINGER_SECONDS
-        _use_threads(self.of_beside if is_shared else self.all)
+        _use_threads(self.of_beside if self._foreground.is_active else self.all)
 
     def finish_part(self) -> None:
         pass
@@ -83,28 +100,39 @@ def _use_threads(count: int) -> None:
 
 
 class CudaShare:
-    def __init__(self, device: torch.device) -> None:
+    """Beside running answers, each part is followed by a pause in proportion to it."""
+
+    def __init__(self, device: torch.device, beside_share: float) -> None:
         torch.cuda.synchronize(device)
-        self._foreground = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        self._beside = torch.cuda.Stream(device, priority=0)  # type: ignore[no-untyped-call]
+        self._pause_per_second = (1 - beside_share) / beside_share
+        self._foreground = _Foreground()
+        self._stream_now = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self._stream_beside = torch.cuda.Stream(device, priority=0)  # type: ignore[no-untyped-call]
+        self._part_began: float | None = None
 
     @contextmanager
     def foreground(self, *, beside_works: bool) -> Iterator[None]:
-        with torch.cuda.stream(self._foreground):
+        with self._foreground.step(), self.handing_over():
             yield
-            self._foreground.synchronize()
 
-    def handing_over(self) -> AbstractContextManager[None]:
-        return self.foreground(beside_works=True)
+    @contextmanager
+    def handing_over(self) -> Iterator[None]:
+        with torch.cuda.stream(self._stream_now):
+            yield
+            self._stream_now.synchronize()
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        with torch.inference_mode(), torch.cuda.stream(self._beside):
+        with torch.inference_mode(), torch.cuda.stream(self._stream_beside):
             yield
 
     def before_part(self) -> None:
         # What was begun runs ahead of its thread: an urgent job would wait for all of it.
-        self._beside.synchronize()
+        self._stream_beside.synchronize()
+        if self._part_began is not None and self._foreground.is_active:
+            time.sleep((time.monotonic() - self._part_began) * self._pause_per_second)
+        self._part_began = time.monotonic()
 
     def finish_part(self) -> None:
-        self._beside.synchronize()
+        self._stream_beside.synchronize()
+        self._part_began = None
