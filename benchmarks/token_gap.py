@@ -9,29 +9,22 @@ engine is asked in this process (and, as `keepsight serve`, through its server),
 
 import argparse
 import asyncio
-import json
 import random
-import socket
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from benchmarks.peers import MAX_MODEL_LEN, peer_environment
+from benchmarks.peers import MAX_MODEL_LEN
+from benchmarks.servers import SERVERS, Ask, serve
 from benchmarks.workload import Request, photograph, say, to_messages
 
-STREAM_TOKENS, START_UP_SECONDS = 6000, 600
+ENGINES = ("keepsight", *SERVERS)
+STREAM_TOKENS = 6000
 NUM_WARM_UP_PICTURES, WARM_UP_GAPS, SETTLING_SECONDS = 2, 20, 0.5
-# Yields at each token of the answer.
-Ask = Callable[[list[dict[str, Any]], int], AsyncIterator[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,59 +64,6 @@ async def keepsight_in_process(model: Path, encoder_share: float) -> AsyncIterat
                     yield
 
         yield ask
-
-
-@asynccontextmanager
-async def server(command: Sequence[str], model: Path) -> AsyncIterator[Ask]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    options = ["--served-model-name", "model", "--port", str(port), "--max-model-len", str(MAX_MODEL_LEN)]
-    with running([*command, "serve", str(model.resolve()), *options, "--dtype", "float32"]) as process:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=None) as client:
-            await wait_until_ready(client, process)
-
-            async def ask(messages: list[dict[str, Any]], max_tokens: int) -> AsyncIterator[None]:
-                body = {
-                    "model": "model", "messages": messages, "stream": True,
-                    "temperature": 0, "max_tokens": max_tokens, "ignore_eos": True,
-                }  # fmt: skip
-                async with client.stream("POST", "/v1/chat/completions", json=body) as response:
-                    if response.is_error:
-                        raise SystemExit(f"refused: {await response.aread()!r}")
-                    async for line in response.aiter_lines():
-                        if line.startswith("data: {") and is_token(json.loads(line[6:])):
-                            yield
-
-            yield ask
-
-
-def is_token(chunk: dict[str, Any]) -> bool:
-    """The first chunk of an answer may bring the role alone."""
-    return any(choice["delta"].get("content") or choice.get("finish_reason") is not None for choice in chunk["choices"])
-
-
-@contextmanager
-def running(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, env=peer_environment(), stdout=log, stderr=log)
-        try:
-            yield process
-        finally:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(30)
-            process.kill()
-
-
-async def wait_until_ready(client: httpx.AsyncClient, process: subprocess.Popen[bytes]) -> None:
-    for _ in range(START_UP_SECONDS):
-        with suppress(httpx.TransportError):
-            if (await client.get("/health")).is_success:
-                return
-        if process.poll() is not None:
-            break
-        await asyncio.sleep(1)
-    raise SystemExit(f"the server did not start: {process.args!r}")
 
 
 # Readers ------------------------------------------------------------------------------------------------------
@@ -235,10 +175,9 @@ async def run(arguments: argparse.Namespace) -> None:
         for share in arguments.encoder_shares:
             async with keepsight_in_process(model, share) as ask:
                 report(f"keepsight, encoder_share {share}", await measure(ask, arguments))
-    commands = {"keepsight-serve": [sys.executable, "-m", "keepsight"], "vllm": [arguments.vllm_python, "-m", "vllm"]}
-    for name, command in commands.items():
-        if name in arguments.engines and command[0] is not None:
-            async with server(command, model) as ask:
+    for name in [name for name in arguments.engines if name in SERVERS]:
+        if name != "vllm-serve" or arguments.vllm_python:
+            async with serve(name, model, arguments.vllm_python) as ask:
                 report(name, await measure(ask, arguments))
 
 
@@ -246,7 +185,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="a Gemma 3 checkpoint")
     parser.add_argument("--vllm-python", help="the interpreter of an environment that has vLLM; without it, no vLLM")
-    parser.add_argument("--engines", nargs="+", default=["keepsight", "keepsight-serve", "vllm"])
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
     parser.add_argument("--encoder-shares", type=float, nargs="+", default=[0.5], help="of Keepsight in this process")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--pictures", type=int, default=8)
