@@ -127,6 +127,7 @@ class Settings:
     num_spare_tokens: int
     num_encodings: int
     joining: int | None
+    streams_wait: bool
 
 
 SETTINGS = st.builds(
@@ -140,6 +141,7 @@ SETTINGS = st.builds(
     num_spare_tokens=st.sampled_from([0, 7, 300]),
     num_encodings=st.integers(1, 4),
     joining=st.sampled_from([None, 1, 8]),
+    streams_wait=st.booleans(),
 )
 
 
@@ -152,6 +154,7 @@ def engine_config(settings: Settings, tokens_per_picture: int, longest: int) -> 
             max_model_len=longest,
             max_num_encoder_input_tokens=tokens_per_picture * settings.num_encodings,
             max_prompt_tokens_beside_streams=settings.joining,
+            streams_wait_for_encodings=settings.streams_wait,
             tokens_per_item=tokens_per_picture,
         ),
         kv_cache=KvCacheConfig(
@@ -284,7 +287,8 @@ DEMO_SETTINGS: dict[str, dict[str, Any]] = {
     "small chunks": {"max_num_batched_tokens": 19, "max_num_seqs": 4, "max_num_encoder_input_tokens": 16},
     "few pages": {"num_gpu_blocks_override": 8, "max_model_len": 128, "max_num_seqs": 8},
     "small blocks": {"block_size": 8},
-    "long lane": {"max_prompt_tokens_beside_streams": 1},
+    "interactive": {"performance_mode": "interactivity"},
+    "long lane": {"performance_mode": "interactivity", "max_prompt_tokens_beside_streams": 1},
 }
 
 

@@ -17,6 +17,8 @@ from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 
 DTYPES = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
+# As vLLM's: each answer's own pace, or the most answers in all.
+PERFORMANCE_MODES = ("interactivity", "throughput")
 IMAGE_BACKENDS = ("torchvision", "pil")
 CACHE_DEVICES = ("auto", "cpu", "gpu")
 BLOCK_SIZES = (8, 16, 32, 64, 128)
@@ -60,6 +62,8 @@ class Config:
     max_num_seqs: int | None = None
     # While answers stream, so many tokens of prompts join their batch; longer prompts are computed beside it.
     max_prompt_tokens_beside_streams: int | None = None
+    # `LLM`, whose answers nobody reads while they grow, is for throughput unless told otherwise.
+    performance_mode: str = "interactivity"
 
     block_size: int = 16
     enable_prefix_caching: bool = True
@@ -89,6 +93,7 @@ class Config:
             raise InvalidArgumentError("model", f"must be a path, not {self.model!r}")
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("device", self.device, DEVICES)
+        _check_choice("performance_mode", self.performance_mode, PERFORMANCE_MODES)
         _check_choice("image_backend", self.image_backend, IMAGE_BACKENDS)
         _check_choice("mm_cache_device", self.mm_cache_device, CACHE_DEVICES)
         _check_choice("block_size", self.block_size, BLOCK_SIZES)

@@ -35,7 +35,7 @@ class LLM:
     """
 
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
-        self._load(Config.from_options(model=model, **options))
+        self._load(Config.from_options(**{"model": model, "performance_mode": "throughput", **options}))
 
     @classmethod
     def from_config(cls, config: Config) -> Self:

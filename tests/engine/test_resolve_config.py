@@ -63,6 +63,7 @@ def test_a_step_too_small_for_a_picture_is_refused(options: dict[str, Any], mess
 def test_prompts_are_computed_beside_streams_on_a_cpu() -> None:
     assert resolve().scheduler.max_prompt_tokens_beside_streams == 32
     assert resolve(CUDA_SIZE, CUDA).scheduler.max_prompt_tokens_beside_streams is None
+    assert resolve(performance_mode="throughput").scheduler.max_prompt_tokens_beside_streams is None
     assert resolve(CUDA_SIZE, CUDA, max_prompt_tokens_beside_streams=0).scheduler.max_prompt_tokens_beside_streams == 0
 
 

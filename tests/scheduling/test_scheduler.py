@@ -317,6 +317,31 @@ def test_who_is_aborted_while_under_way_keeps_its_pages_until_the_work_is_done()
     assert drive.cached["again", 0] == 16
 
 
+def test_for_throughput_answers_pause_while_pictures_are_encoded() -> None:
+    drive = Drive(make_config(streams_wait_for_encodings=True))
+    drive.add(make_request("text", 3, max_tokens=4, ignore_eos=True))
+    drive.step()
+    drive.runner.set_pace(lambda: False)
+    drive.add(make_request("picture", 3, "cat", 3, max_tokens=4, ignore_eos=True))
+    drive.step()
+    for _ in range(4):
+        drive.step()
+    assert len(drive.tokens["text", 0]) < 4
+    drive.runner.set_pace(lambda: True)
+    plans = drive.run()
+    assert max(len(plan.now) for plan in plans) == 2
+    drive.expect_right_answers()
+
+
+def test_answers_that_fill_all_seats_do_not_pause() -> None:
+    drive = Drive(make_config(streams_wait_for_encodings=True, max_num_seqs=1), is_done=lambda: False)
+    drive.add(make_request("text", 3, max_tokens=4))
+    drive.add(make_request("picture", 3, "cat", 3))
+    for _ in range(6):
+        drive.step()
+    assert ("text", 0) in drive.finished
+
+
 # Ends ---------------------------------------------------------------------------------------------------------
 
 

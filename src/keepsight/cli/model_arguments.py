@@ -5,7 +5,7 @@ import dataclasses
 import json
 from typing import Any
 
-from keepsight.config import BLOCK_SIZES, CACHE_DEVICES, DEVICES, DTYPES, IMAGE_BACKENDS, Config
+from keepsight.config import BLOCK_SIZES, CACHE_DEVICES, DEVICES, DTYPES, IMAGE_BACKENDS, PERFORMANCE_MODES, Config
 from keepsight.errors import InvalidArgumentError
 
 DEFAULTS = Config()
@@ -62,6 +62,12 @@ def _add_batch(group: Any) -> None:
         "while answers stream, so many tokens of prompts join their steps, longer prompts are computed beside them "
         "(default: 32 on a CPU, all on a GPU)",
         type=int,
+    )
+    _add(
+        group,
+        "performance_mode",
+        "each answer's own pace, or the most answers in all: then answers pause while pictures are encoded",
+        choices=PERFORMANCE_MODES,
     )
 
 

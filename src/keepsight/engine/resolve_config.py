@@ -74,6 +74,7 @@ def resolve_config(config: Config, size: ModelSize, machine: Machine) -> EngineC
             max_model_len=config.max_model_len or _fit_model_len(size, kv_cache),
             max_num_encoder_input_tokens=encoder_tokens,
             max_prompt_tokens_beside_streams=_choose_prompt_tokens_beside_streams(config, machine),
+            streams_wait_for_encodings=config.performance_mode == "throughput",
             tokens_per_item=size.tokens_per_item,
         ),
         kv_cache=kv_cache,
@@ -108,8 +109,10 @@ def _choose_batch(config: Config, size: ModelSize, machine: Machine) -> tuple[in
 def _choose_prompt_tokens_beside_streams(config: Config, machine: Machine) -> int | None:
     if config.max_prompt_tokens_beside_streams is not None:
         return config.max_prompt_tokens_beside_streams
-    chosen = DEFAULT_PROMPT_TOKENS_BESIDE_STREAMS[machine.device]
-    logger.info("max_prompt_tokens_beside_streams is %s: the default on %s", chosen, machine.device)
+    chosen, reason = DEFAULT_PROMPT_TOKENS_BESIDE_STREAMS[machine.device], f"the default on {machine.device}"
+    if config.performance_mode == "throughput":
+        chosen, reason = None, "for throughput, all prompts join the answers"
+    logger.info("max_prompt_tokens_beside_streams is %s: %s", chosen, reason)
     return chosen
 
 

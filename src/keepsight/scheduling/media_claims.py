@@ -48,6 +48,10 @@ class MediaClaims:
                 del self._live[media_hash]
                 self._drop_pixels(media_hash)
 
+    @property
+    def is_encoding(self) -> bool:
+        return bool(self._encodings)
+
     def is_ready(self, state: RequestState, index: int) -> bool:
         return index in state.claimed_items and self.encoder_cache.is_ready(state.encoder_keys[index])
 

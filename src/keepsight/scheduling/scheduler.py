@@ -19,6 +19,8 @@ from keepsight.scheduling.media_claims import MediaClaims
 from keepsight.scheduling.request_state import ParkedFor, RequestState, Status
 from keepsight.scheduling.step_plan import Computed, NewSequence, SequenceId, Slice, StepPlan, StepResult
 
+# Streams wait for encodings only while others can still be seated, and while pages are at hand for them.
+MAX_USAGE_WHILE_STREAMS_WAIT = 0.8
 # A shorter piece of text before a picture that is not ready is not worth a step of its own.
 MIN_TEXT_BEFORE_MEDIA = 32
 _by_order = attrgetter("order")
@@ -29,6 +31,7 @@ class _Step:
     """The plan of a step while it grows, and what is left of its budgets."""
 
     has_streams: bool
+    streams_wait: bool
     # For tokens of prompts; streams have theirs already.
     now_tokens_left: int
     # Of these, for prompts that join running streams.
@@ -166,9 +169,19 @@ class Scheduler:
             self._unpark_all(ParkedFor.LANE)
         return _Step(
             has_streams=num_streams > 0 and joining is not None,
+            streams_wait=self._streams_wait(),
             now_tokens_left=config.max_num_batched_tokens - num_streams,
             joining_tokens_left=joining or 0,
             beside_tokens_left=config.max_num_batched_tokens if lane_is_free else 0,
+        )
+
+    def _streams_wait(self) -> bool:
+        """Nobody reads along: a token for many sequences at once costs little more than for few."""
+        return (
+            self.config.streams_wait_for_encodings
+            and self.media.is_encoding
+            and len(self._running) < self.config.max_num_seqs
+            and self.kv_cache.usage < MAX_USAGE_WHILE_STREAMS_WAIT
         )
 
     # Running sequences ----------------------------------------------------------------------------------------
@@ -176,6 +189,8 @@ class Scheduler:
     def _continue(self, state: RequestState, step: _Step) -> None:
         start = state.num_computed
         if state.is_stream:
+            if step.streams_wait:
+                return
             end = start + 1
             num_blocks = self.kv_cache.num_blocks_of(state.sequence_id)
             if start < num_blocks * self._block_size:
