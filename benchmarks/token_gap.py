@@ -54,7 +54,8 @@ async def keepsight_in_process(model: Path, encoder_share: float) -> AsyncIterat
     from keepsight.llm import LLM
     from keepsight.sampling_params import SamplingParams
 
-    with LLM(model, max_model_len=MAX_MODEL_LEN, dtype="float32", encoder_share=encoder_share) as llm:
+    options = {"encoder_share": encoder_share, "performance_mode": "interactivity"}
+    with LLM(model, max_model_len=MAX_MODEL_LEN, dtype="float32", **options) as llm:
 
         async def ask(messages: list[dict[str, Any]], max_tokens: int) -> AsyncIterator[None]:
             params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)

@@ -1,6 +1,7 @@
 """`keepsight serve`: the model loaded, then OpenAI's API on a port."""
 
 import argparse
+import gc
 import logging
 import signal
 import socket
@@ -34,6 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
     from keepsight.llm import LLM
 
     with LLM.from_config(config) as llm:
+        # All that was loaded stays: looking through it for garbage would stop every stream for some 60 ms.
+        gc.freeze()
         name = arguments.served_model_name or config.model_name
         app = create_app(llm.preparer, llm.engine, name)
         # uvicorn answers what runs, then raises the signal that ended it once more: to be asked to end is no failure.

@@ -19,6 +19,9 @@ from keepsight.scheduling.media_claims import MediaClaims
 from keepsight.scheduling.request_state import ParkedFor, RequestState, Status
 from keepsight.scheduling.step_plan import Computed, NewSequence, SequenceId, Slice, StepPlan, StepResult
 
+# Pages for so many tokens of an answer are taken at once while most are free: what lies in a row is read without copying.
+TOKENS_AHEAD = 128
+MAX_USAGE_TO_TAKE_AHEAD = 0.5
 # Streams wait for encodings only while others can still be seated, and while pages are at hand for them.
 MAX_USAGE_WHILE_STREAMS_WAIT = 0.8
 # A shorter piece of text before a picture that is not ready is not worth a step of its own.
@@ -332,6 +335,10 @@ class Scheduler:
     # Taking back ----------------------------------------------------------------------------------------------
 
     def _extend(self, state: RequestState, end: int, hit: PrefixHit | None = None) -> tuple[int, ...] | None:
+        if end == state.num_tokens and self.kv_cache.usage < MAX_USAGE_TO_TAKE_AHEAD:
+            ahead = min(end + TOKENS_AHEAD, state.max_length)
+            if (added := self.kv_cache.try_extend(state.sequence_id, ahead, hit)) is not None:
+                return added
         while (added := self.kv_cache.try_extend(state.sequence_id, end, hit)) is None:
             if not self._take_pages_from_later(state):
                 return None
