@@ -57,6 +57,16 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 
+def can_fuse(activation: Activation, hidden: Tensor) -> bool:
+    is_float_on_cpu = hidden.device.type == "cpu" and hidden.dtype == torch.float32
+    return _HAS_ONEDNN and activation is _gelu_tanh and is_float_on_cpu
+
+
+def linear_gelu(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """What torch's compiler emits: bias and GELU while the product is still in the cache."""
+    return torch.ops.mkldnn._linear_pointwise(hidden, weight, bias, "gelu", [], "tanh")  # type: ignore[no-any-return]
+
+
 class Linear(nn.Module):
     """One matrix product for one or several named projections of the same input, stacked."""
 
@@ -71,9 +81,8 @@ class Linear(nn.Module):
         return F.linear(hidden, self.weight, self.bias)
 
     def then_activate(self, hidden: Tensor, activation: Activation) -> Tensor:
-        if activation is _gelu_tanh and (hidden.device.type, hidden.dtype) == ("cpu", torch.float32) and _HAS_ONEDNN:
-            # What torch's compiler emits: bias and GELU while the product is still in the cache, 4 % of an encoder.
-            return torch.ops.mkldnn._linear_pointwise(hidden, self.weight, self.bias, "gelu", [], "tanh")  # type: ignore[no-any-return]
+        if can_fuse(activation, hidden):
+            return linear_gelu(hidden, self.weight, self.bias)
         return activation(self(hidden))
 
     def slots(self) -> Iterator[WeightSlot]:

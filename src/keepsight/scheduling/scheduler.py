@@ -19,7 +19,7 @@ from keepsight.scheduling.media_claims import MediaClaims
 from keepsight.scheduling.request_state import ParkedFor, RequestState, Status
 from keepsight.scheduling.step_plan import Computed, NewSequence, SequenceId, Slice, StepPlan, StepResult
 
-# Pages for so many tokens of an answer are taken at once while most are free: what lies in a row is read without copying.
+# Pages for so many tokens of an answer are taken at once while most are free: what lies in a row is read in place.
 TOKENS_AHEAD = 128
 MAX_USAGE_TO_TAKE_AHEAD = 0.5
 # Streams wait for encodings only while others can still be seated, and while pages are at hand for them.
