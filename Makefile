@@ -41,6 +41,7 @@ check: install-test
 bench: install-test
 	PYTHONPATH=. $(BIN)/python benchmarks/preprocess.py
 	PYTHONPATH=. $(BIN)/python benchmarks/cold_time.py
+	PYTHONPATH=. $(BIN)/python benchmarks/scheduler_cost.py
 
 clean:
 	rm -rf $(VENV) build dist
