@@ -5,18 +5,17 @@ choice) and taken back in its reverse, so the first sequence of that order alway
 """
 
 import itertools
-from bisect import insort
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from operator import attrgetter
 
 from keepsight.engine_config import EngineConfig, SchedulerConfig
 from keepsight.requests import EngineRequest, MediaNeeded, RequestFailed, TokenOutput
-from keepsight.scheduling.block_hash import BlockHasher
-from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager, encoder_key
+from keepsight.scheduling.admit_request import make_states, why_never
+from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
 from keepsight.scheduling.kv_cache_manager import KvCacheManager, PrefixHit
+from keepsight.scheduling.lineup import Lineup, last_of
 from keepsight.scheduling.media_claims import MediaClaims
 from keepsight.scheduling.request_state import ParkedFor, RequestState, Status
+from keepsight.scheduling.step_draft import Piece, StepDraft
 from keepsight.scheduling.step_plan import Computed, NewSequence, SequenceId, Slice, StepPlan, StepResult
 
 # Pages for so many tokens of an answer are taken at once while most are free: what lies in a row is read in place.
@@ -26,38 +25,19 @@ MAX_USAGE_TO_TAKE_AHEAD = 0.5
 MAX_USAGE_WHILE_STREAMS_WAIT = 0.8
 # A shorter piece of text before a picture that is not ready is not worth a step of its own.
 MIN_TEXT_BEFORE_MEDIA = 32
-_by_order = attrgetter("order")
-
-
-@dataclass(slots=True)
-class _Step:
-    """The plan of a step while it grows, and what is left of its budgets."""
-
-    has_streams: bool
-    streams_wait: bool
-    # For tokens of prompts; streams have theirs already.
-    now_tokens_left: int
-    # Of these, for prompts that join running streams.
-    joining_tokens_left: int
-    beside_tokens_left: int
-    now: list[Slice] = field(default_factory=list)
-    beside: list[Slice] = field(default_factory=list)
-    new: list[NewSequence] = field(default_factory=list)
 
 
 class Scheduler:
     def __init__(self, config: EngineConfig, end_ids: frozenset[int]) -> None:
         self.config: SchedulerConfig = config.scheduler
-        self._shares_embeddings = config.encoder_cache.is_shared
+        self._engine_config = config
         self._block_size = config.kv_cache.block_size
         self._end_ids = end_ids
         self.kv_cache = KvCacheManager(config.kv_cache)
         self.media = MediaClaims(config, EncoderCacheManager(config.encoder_cache))
         self._states: dict[SequenceId, RequestState] = {}
         self._choices: dict[str, list[RequestState]] = {}  # live ones of each request
-        self._waiting: list[RequestState] = []  # both in order
-        self._running: list[RequestState] = []
-        self._parked: set[RequestState] = set()
+        self._lineup = Lineup()
         # Finished while a slice of theirs was under way: they keep their pages until it is done.
         self._leaving: dict[SequenceId, RequestState] = {}
         self._ended: list[SequenceId] = []
@@ -69,50 +49,19 @@ class Scheduler:
 
     def add(self, request: EngineRequest) -> RequestFailed | None:
         """The refusal of a request that could never run, or whose id is taken."""
-        if refusal := self._why_never(request):
-            return RequestFailed(request.request_id, refusal, is_refusal=True)
-        arrival = next(self._arrivals)
-        choices = [self._make_state(request, choice, arrival) for choice in range(request.sampling_params.n)]
-        self._choices[request.request_id] = choices
-        for state in choices:
+        request_id = request.request_id
+        refusal = why_never(request, self.config)
+        if request_id in self._choices or any(leaving[0] == request_id for leaving in self._leaving):
+            refusal = f"a request with the id {request_id!r} is running"
+        if refusal is not None:
+            return RequestFailed(request_id, refusal, is_refusal=True)
+        states = make_states(request, next(self._arrivals), self._engine_config, self._end_ids)
+        self._choices[request_id] = states
+        for state in states:
             self._states[state.sequence_id] = state
             self.media.add(state)
-            insort(self._waiting, state, key=_by_order)
+            self._lineup.add(state)
         return None
-
-    def _why_never(self, request: EngineRequest) -> str | None:
-        config, num_tokens = self.config, len(request.token_ids)
-        if request.request_id in self._choices or any(sid[0] == request.request_id for sid in self._leaving):
-            return f"a request with the id {request.request_id!r} is running"
-        if num_tokens >= config.max_model_len:
-            return f"the prompt has {num_tokens} tokens; with one of answer, {config.max_model_len} is the most"
-        longest = max((item.span.length for item in request.media), default=0)
-        budgets = {"max_num_encoder_input_tokens": config.max_num_encoder_input_tokens}
-        if not config.cuts_pictures:
-            budgets["max_num_batched_tokens"] = config.max_num_batched_tokens
-        for name, budget in budgets.items():
-            if longest > budget:
-                return f"its largest media item has {longest} tokens; {name} is {budget}"
-        return None
-
-    def _make_state(self, request: EngineRequest, choice: int, arrival: int) -> RequestState:
-        params, num_tokens = request.sampling_params, len(request.token_ids)
-        max_length = self.config.max_model_len
-        if params.max_tokens is not None:
-            max_length = min(max_length, num_tokens + params.max_tokens)
-        keys = [encoder_key(item, request.adapter) for item in request.media]
-        if not self._shares_embeddings:
-            keys = [f"{key}@{request.request_id}/{choice}/{index}" for index, key in enumerate(keys)]
-        return RequestState(
-            request=request,
-            sequence_id=(request.request_id, choice),
-            order=(request.priority, arrival, choice),
-            max_length=max_length,
-            end_ids=(frozenset() if params.ignore_eos else self._end_ids) | frozenset(params.stop_token_ids),
-            hasher=BlockHasher(request, self._block_size),
-            encoder_keys=tuple(keys),
-            num_tokens=num_tokens,
-        )
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """Forgets a request or one of its choices, at any moment; unknown ones have ended already."""
@@ -125,7 +74,7 @@ class Scheduler:
         askers = self.media.arrived(media_hash)
         for state in askers or ():
             if state.parked_for is ParkedFor.PIXELS:
-                self._unpark(state)
+                self._lineup.unpark(state)
         return askers is not None
 
     def reset(self, *, prefix: bool, encoder: bool) -> None:
@@ -144,38 +93,38 @@ class Scheduler:
         return self.media.take_needed()
 
     def schedule(self) -> StepPlan:
-        step = self._begin_step()
+        draft = self._begin_step()
         # Pages are only taken back while the running ones are considered and from those that do not run, so a
         # sequence that found a prefix in this step never finds it gone.
-        for state in tuple(self._running):
+        for state in tuple(self._lineup.running):
             if state.status is Status.RUNNING and not state.is_under_way:
-                self._continue(state, step)
-        self._start_waiting(step)
-        self._num_beside += len(step.beside)
+                self._continue(state, draft)
+        self._start_waiting(draft)
+        self._num_beside += len(draft.beside)
         ended, self._ended = self._ended, []
         return StepPlan(
             ended=ended,
             evicted=self.media.encoder_cache.take_evicted(),
             unneeded_pixels=self.media.take_unneeded_pixels(),
-            new=step.new,
+            new=draft.new,
             encode=self.media.take_encodings(),
-            beside=step.beside,
-            now=step.now,
+            beside=draft.beside,
+            now=draft.now,
         )
 
-    def _begin_step(self) -> _Step:
+    def _begin_step(self) -> StepDraft:
         config = self.config
-        num_streams = sum(state.is_stream for state in self._running)
-        joining = config.max_prompt_tokens_beside_streams
+        num_streams = sum(state.is_stream for state in self._lineup.running)
+        max_joining = config.max_prompt_tokens_beside_streams
         lane_is_free = not self._num_beside
         if lane_is_free or not num_streams:
-            self._unpark_all(ParkedFor.LANE)
-        return _Step(
-            has_streams=num_streams > 0 and joining is not None,
-            streams_wait=self._streams_wait(),
+            self._lineup.unpark_all(ParkedFor.LANE)
+        return StepDraft(
             now_tokens_left=config.max_num_batched_tokens - num_streams,
-            joining_tokens_left=joining or 0,
+            joining_tokens_left=max_joining if num_streams else None,
+            max_joining_tokens=max_joining or 0,
             beside_tokens_left=config.max_num_batched_tokens if lane_is_free else 0,
+            streams_wait=self._streams_wait(),
         )
 
     def _streams_wait(self) -> bool:
@@ -183,75 +132,72 @@ class Scheduler:
         return (
             self.config.streams_wait_for_encodings
             and self.media.is_encoding
-            and len(self._running) < self.config.max_num_seqs
+            and len(self._lineup.running) < self.config.max_num_seqs
             and self.kv_cache.usage < MAX_USAGE_WHILE_STREAMS_WAIT
         )
 
     # Running sequences ----------------------------------------------------------------------------------------
 
-    def _continue(self, state: RequestState, step: _Step) -> None:
-        start = state.num_computed
+    def _continue(self, state: RequestState, draft: StepDraft) -> None:
         if state.is_stream:
-            if step.streams_wait:
-                return
-            end = start + 1
-            num_blocks = self.kv_cache.num_blocks_of(state.sequence_id)
-            if start < num_blocks * self._block_size:
-                step.now.append(Slice(state.sequence_id, start, 1, num_blocks, (), True))
-                return
-            lane: list[Slice] | None = step.now
-        else:
-            lacks = self.media.claim(state, state.next_item, self._take_embeddings_from_later)
-            ready_end = self._ready_end(state, start)
-            if not self._is_worth_a_step(state, start, ready_end):
-                self._park(state, self._reason(state, ready_end, lacks))
-                return
-            lane, end = self._choose_lane(state, start, ready_end, step)
-        if lane is None or end == start:
+            if not draft.streams_wait:
+                self._continue_stream(state, draft)
+            return
+        piece = self._next_piece(state, state.num_computed, draft)
+        if piece is None or piece.end == state.num_computed:
             return
         first_block = self.kv_cache.num_blocks_of(state.sequence_id)
-        added = self._extend(state, end)
-        if added is not None:
-            self._plan_slice(state, end, first_block, added, lane, step)
-        elif not self._is_page_holder_under_way():
-            # All pages are with sequences before this one; they may need what it holds.
+        added = self._extend(state, piece.end)
+        if added is None:
+            self._give_way(state)
+        else:
+            self._plan_prompt(state, piece, first_block, added, draft)
+
+    def _continue_stream(self, state: RequestState, draft: StepDraft) -> None:
+        start, num_blocks = state.num_computed, self.kv_cache.num_blocks_of(state.sequence_id)
+        added: tuple[int, ...] | None = ()
+        if start == num_blocks * self._block_size:
+            added = self._extend(state, start + 1)
+        if added is None:
+            self._give_way(state)
+        else:
+            draft.now.append(Slice(state.sequence_id, start, 1, num_blocks, added, True))
+
+    def _give_way(self, state: RequestState) -> None:
+        """All pages are with sequences before this one, which may need what it holds; or soon free again."""
+        is_holder_under_way = self._leaving or any(each.is_under_way for each in self._lineup.running)
+        if not is_holder_under_way:
             self._preempt(state)
 
     # Waiting sequences ----------------------------------------------------------------------------------------
 
-    def _start_waiting(self, step: _Step) -> None:
-        index = 0
-        while index < len(self._waiting) and len(self._running) < self.config.max_num_seqs:
-            state = self._waiting[index]
-            if not self._try_start(state, step):
+    def _start_waiting(self, draft: StepDraft) -> None:
+        index, waiting, running = 0, self._lineup.waiting, self._lineup.running
+        while index < len(waiting) and len(running) < self.config.max_num_seqs:
+            state = waiting[index]
+            if not self._try_start(state, draft):
                 break
             if state.status is Status.WAITING:
                 index += 1
 
-    def _try_start(self, state: RequestState, step: _Step) -> bool:
+    def _try_start(self, state: RequestState, draft: StepDraft) -> bool:
         """Whether those behind it may have their turn."""
         hit = self._find_prefix(state)
         if hit is not None and hit.is_being_computed:
-            self._park(state, ParkedFor.PREFIX)
+            self._lineup.park(state, ParkedFor.PREFIX)
             return True
         start = state.num_computed if hit is None else hit.num_tokens
-        lacks = self.media.claim(state, state.first_item_after(start), self._take_embeddings_from_later)
-        ready_end = self._ready_end(state, start)
-        if not self._is_worth_a_step(state, start, ready_end):
-            self._park(state, self._reason(state, ready_end, lacks))
+        piece = self._next_piece(state, start, draft)
+        if piece is None:
             return True
-        lane, end = self._choose_lane(state, start, ready_end, step)
-        if lane is None:
-            self._park(state, ParkedFor.LANE)
-            return True
-        if end == start:
-            return step.now_tokens_left > 0
+        if piece.end == start:
+            return draft.now_tokens_left > 0
         first_block = 0 if hit is not None else self.kv_cache.num_blocks_of(state.sequence_id)
-        added = self._extend(state, end, hit)
+        added = self._extend(state, piece.end, hit)
         if added is None:
             return False
         self._seat(state, hit)
-        self._plan_slice(state, end, first_block, added, lane, step)
+        self._plan_prompt(state, piece, first_block, added, draft)
         return True
 
     def _find_prefix(self, state: RequestState) -> PrefixHit | None:
@@ -266,11 +212,23 @@ class Scheduler:
             if not (state.num_sampled or state.num_preemptions):
                 state.num_cached_tokens = hit.num_tokens
                 self.kv_cache.count(hit, state.num_tokens)
-        self._waiting.remove(state)
-        state.change_to(Status.RUNNING)
-        insort(self._running, state, key=_by_order)
+        self._lineup.seat(state)
 
     # How much of a sequence -----------------------------------------------------------------------------------
+
+    def _next_piece(self, state: RequestState, start: int, draft: StepDraft) -> Piece | None:
+        """Of a prompt that is computed up to `start`; None: it was parked."""
+        lacks = self.media.claim(state, state.first_item_after(start), self._take_embeddings_from_later)
+        ready_end = self._ready_end(state, start)
+        if not self._is_worth_a_step(state, start, ready_end):
+            self._lineup.park(state, self._reason(state, ready_end, lacks))
+            return None
+        joins = draft.joins(ready_end - start)
+        if not joins and not draft.beside_tokens_left:
+            self._lineup.park(state, ParkedFor.LANE)
+            return None
+        end = min(ready_end, start + draft.tokens_left(joins=joins))
+        return Piece(self._whole_items_end(state, start, end), joins)
 
     def _ready_end(self, state: RequestState, start: int) -> int:
         """Up to where the embeddings are held."""
@@ -293,44 +251,23 @@ class Scheduler:
         is_being_encoded = first_unready in state.claimed_items
         return ParkedFor.ENCODER if is_being_encoded or lacks is None else lacks
 
-    def _choose_lane(
-        self, state: RequestState, start: int, ready_end: int, step: _Step
-    ) -> tuple[list[Slice] | None, int]:
-        """The lane that a prompt's next piece belongs into, and the piece's end; None: its lane is taken."""
-        length = ready_end - start
-        joins = not step.has_streams or length <= (self.config.max_prompt_tokens_beside_streams or 0)
-        if joins:
-            left = step.now_tokens_left
-            if step.has_streams:
-                left = min(left, step.joining_tokens_left)
-            end = self._whole_items_end(state, start, min(ready_end, start + left))
-            return step.now, end
-        if step.beside_tokens_left == 0:
-            return None, start
-        return step.beside, self._whole_items_end(state, start, min(ready_end, start + step.beside_tokens_left))
-
     def _whole_items_end(self, state: RequestState, start: int, end: int) -> int:
         if self.config.cuts_pictures:
             return end
         cut = next((item.span for item in state.media if item.span.is_cut_by(end)), None)
         return end if cut is None else max(start, cut.start)
 
-    def _plan_slice(
-        self, state: RequestState, end: int, first_block: int, added: tuple[int, ...], lane: list[Slice], step: _Step
+    def _plan_prompt(
+        self, state: RequestState, piece: Piece, first_block: int, added: tuple[int, ...], draft: StepDraft
     ) -> None:
-        start = state.num_computed
-        piece = Slice(state.sequence_id, start, end - start, first_block, added, end == state.num_tokens)
-        lane.append(piece)
-        state.is_under_way = True
+        start, end = state.num_computed, piece.end
         if not state.is_known_to_runner:
             state.is_known_to_runner = True
-            step.new.append(NewSequence(state.sequence_id, state.request, state.encoder_keys))
-        if lane is step.beside:
-            step.beside_tokens_left -= piece.length
-        elif not state.is_stream:
-            step.now_tokens_left -= piece.length
-            step.joining_tokens_left -= piece.length
-        self.kv_cache.announce(state.sequence_id, state.hasher.hashes, piece.end)
+            draft.new.append(NewSequence(state.sequence_id, state.request, state.encoder_keys))
+        state.is_under_way = not piece.joins
+        prompt = Slice(state.sequence_id, start, end - start, first_block, added, end == state.num_tokens)
+        draft.add_prompt(prompt, joins=piece.joins)
+        self.kv_cache.announce(state.sequence_id, state.hasher.hashes, end)
 
     # Taking back ----------------------------------------------------------------------------------------------
 
@@ -346,18 +283,17 @@ class Scheduler:
 
     def _take_pages_from_later(self, state: RequestState) -> bool:
         """A running sequence takes from all behind it, one that waits only from those that do not run."""
-        holders = [*self._parked, *self._waiting]
-        if state.status is Status.RUNNING:
-            holders += self._running
-        victims = [
+        holders = itertools.chain(
+            self._lineup.unseated(), self._lineup.running if state.status is Status.RUNNING else ()
+        )
+        victim = last_of(
             each
             for each in holders
             if each.order > state.order and not each.is_under_way and self.kv_cache.num_blocks_of(each.sequence_id)
-        ]
-        if not victims:
-            return False
-        self._preempt(max(victims, key=_by_order))
-        return True
+        )
+        if victim is not None:
+            self._preempt(victim)
+        return victim is not None
 
     def _preempt(self, state: RequestState) -> None:
         """Its pages and embeddings go back; what of them nobody takes it finds again."""
@@ -366,35 +302,15 @@ class Scheduler:
         state.begin_again()
         self.num_preemptions += 1
         if state.status is Status.RUNNING:
-            self._running.remove(state)
-            state.change_to(Status.WAITING)
-            insort(self._waiting, state, key=_by_order)
-        self._unpark_all(ParkedFor.ENCODER)
-
-    def _is_page_holder_under_way(self) -> bool:
-        return bool(self._leaving) or any(state.is_under_way for state in self._running)
+            self._lineup.unseat(state)
+        self._lineup.unpark_all(ParkedFor.ENCODER)
 
     def _take_embeddings_from_later(self, state: RequestState) -> bool:
         """From one that waits or is parked behind `state`: what runs gives them back by itself."""
-        victims = [each for each in (*self._parked, *self._waiting) if each.claimed_items and each.order > state.order]
-        if not victims:
-            return False
-        self.media.drop(max(victims, key=_by_order))
-        return True
-
-    def _park(self, state: RequestState, reason: ParkedFor) -> None:
-        (self._running if state.status is Status.RUNNING else self._waiting).remove(state)
-        state.change_to(Status.PARKED, reason)
-        self._parked.add(state)
-
-    def _unpark(self, state: RequestState) -> None:
-        self._parked.remove(state)
-        state.change_to(Status.WAITING)
-        insort(self._waiting, state, key=_by_order)
-
-    def _unpark_all(self, reason: ParkedFor) -> None:
-        for state in [state for state in self._parked if state.parked_for is reason]:
-            self._unpark(state)
+        victim = last_of(each for each in self._lineup.unseated() if each.claimed_items and each.order > state.order)
+        if victim is not None:
+            self.media.drop(victim)
+        return victim is not None
 
     # What the runner did --------------------------------------------------------------------------------------
 
@@ -411,7 +327,7 @@ class Scheduler:
             for request_id in sorted(self.media.fail(key)):
                 self._fail_request(request_id, message, outputs)
         if result.encoded or result.failed_encodings:
-            self._unpark_all(ParkedFor.ENCODER)
+            self._lineup.unpark_all(ParkedFor.ENCODER)
         return outputs
 
     def _advance(self, computed: Computed, outputs: list[TokenOutput | RequestFailed]) -> None:
@@ -435,9 +351,9 @@ class Scheduler:
 
     def _publish(self, state: RequestState) -> None:
         self.kv_cache.publish(state.sequence_id, state.hasher.hashes, state.num_computed)
-        self._unpark_all(ParkedFor.PREFIX)
+        self._lineup.unpark_all(ParkedFor.PREFIX)
         if self.media.release_before(state, state.next_item):
-            self._unpark_all(ParkedFor.ENCODER)
+            self._lineup.unpark_all(ParkedFor.ENCODER)
 
     def _fail_sequence(self, sequence_id: SequenceId, message: str, outputs: list[TokenOutput | RequestFailed]) -> None:
         if (state := self._states.get(sequence_id)) is None:
@@ -454,11 +370,7 @@ class Scheduler:
             outputs.append(RequestFailed(request_id, message))
 
     def _finish(self, state: RequestState) -> None:
-        if state.status is Status.PARKED:
-            self._parked.remove(state)
-        else:
-            (self._running if state.status is Status.RUNNING else self._waiting).remove(state)
-        state.change_to(Status.FINISHED)
+        self._lineup.finish(state)
         del self._states[state.sequence_id]
         choices = self._choices[state.request.request_id]
         choices.remove(state)
@@ -474,18 +386,15 @@ class Scheduler:
         self.media.remove(state)
         if state.is_known_to_runner:
             self._ended.append(state.sequence_id)
-        self._unpark_all(ParkedFor.ENCODER)
-        self._unpark_all(ParkedFor.PREFIX)
+        self._lineup.unpark_all(ParkedFor.ENCODER)
+        self._lineup.unpark_all(ParkedFor.PREFIX)
 
     # For tests ------------------------------------------------------------------------------------------------
 
     def check_invariants(self) -> None:
-        for line, status in ((self._waiting, Status.WAITING), (self._running, Status.RUNNING)):
-            assert line == sorted(line, key=_by_order)
-            assert all(state.status is status for state in line)
-        assert all(state.status is Status.PARKED for state in self._parked)
-        assert len(self._states) == len(self._waiting) + len(self._running) + len(self._parked)
-        assert len(self._running) <= self.config.max_num_seqs
+        self._lineup.check_invariants()
+        assert len(self._states) == len(self._lineup)
+        assert len(self._lineup.running) <= self.config.max_num_seqs
         assert sum(map(len, self._choices.values())) == len(self._states)
         self._check_holdings(itertools.chain(self._states.values(), self._leaving.values()))
 

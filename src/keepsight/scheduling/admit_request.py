@@ -1,0 +1,52 @@
+"""From a request that arrives to the sequences that the scheduler keeps, or to why it can never run."""
+
+from keepsight.engine_config import EngineConfig, SchedulerConfig
+from keepsight.requests import EngineRequest
+from keepsight.scheduling.block_hash import BlockHasher
+from keepsight.scheduling.encoder_cache_manager import encoder_key
+from keepsight.scheduling.request_state import RequestState
+
+
+def why_never(request: EngineRequest, config: SchedulerConfig) -> str | None:
+    """What exceeds a limit, with the numbers; None: it can run."""
+    num_tokens = len(request.token_ids)
+    if num_tokens >= config.max_model_len:
+        return f"the prompt has {num_tokens} tokens; with one of answer, {config.max_model_len} is the most"
+    longest = max((item.span.length for item in request.media), default=0)
+    budgets = {"max_num_encoder_input_tokens": config.max_num_encoder_input_tokens}
+    if not config.cuts_pictures:
+        budgets["max_num_batched_tokens"] = config.max_num_batched_tokens
+    for name, budget in budgets.items():
+        if longest > budget:
+            return f"its largest media item has {longest} tokens; {name} is {budget}"
+    return None
+
+
+def make_states(
+    request: EngineRequest, arrival: int, config: EngineConfig, end_ids: frozenset[int]
+) -> list[RequestState]:
+    """One for each choice."""
+    params, num_tokens = request.sampling_params, len(request.token_ids)
+    max_length = config.scheduler.max_model_len
+    if params.max_tokens is not None:
+        max_length = min(max_length, num_tokens + params.max_tokens)
+    return [
+        RequestState(
+            request=request,
+            sequence_id=(request.request_id, choice),
+            order=(request.priority, arrival, choice),
+            max_length=max_length,
+            end_ids=(frozenset() if params.ignore_eos else end_ids) | frozenset(params.stop_token_ids),
+            hasher=BlockHasher(request, config.kv_cache.block_size),
+            encoder_keys=_encoder_keys(request, choice, is_shared=config.encoder_cache.is_shared),
+            num_tokens=num_tokens,
+        )
+        for choice in range(params.n)
+    ]
+
+
+def _encoder_keys(request: EngineRequest, choice: int, *, is_shared: bool) -> tuple[str, ...]:
+    keys = [encoder_key(item, request.adapter) for item in request.media]
+    if not is_shared:
+        keys = [f"{key}@{request.request_id}/{choice}/{index}" for index, key in enumerate(keys)]
+    return tuple(keys)

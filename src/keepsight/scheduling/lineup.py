@@ -1,0 +1,75 @@
+"""Where each live sequence stands: in line for a seat, seated, or parked until what it waits for has come.
+
+Keeps them in their order and changes their status; why they move is decided elsewhere.
+"""
+
+from bisect import insort
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
+
+from keepsight.scheduling.request_state import ParkedFor, RequestState, Status
+
+by_order = attrgetter("order")
+
+
+class Lineup:
+    def __init__(self) -> None:
+        self.waiting: list[RequestState] = []  # both in order
+        self.running: list[RequestState] = []
+        self.parked: set[RequestState] = set()
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.running) + len(self.parked)
+
+    def add(self, state: RequestState) -> None:
+        insort(self.waiting, state, key=by_order)
+
+    def seat(self, state: RequestState) -> None:
+        self.waiting.remove(state)
+        state.change_to(Status.RUNNING)
+        insort(self.running, state, key=by_order)
+
+    def unseat(self, state: RequestState) -> None:
+        """Back into the line."""
+        self.running.remove(state)
+        state.change_to(Status.WAITING)
+        self.add(state)
+
+    def park(self, state: RequestState, reason: ParkedFor) -> None:
+        self._take_out(state)
+        state.change_to(Status.PARKED, reason)
+        self.parked.add(state)
+
+    def unpark(self, state: RequestState) -> None:
+        self.parked.remove(state)
+        state.change_to(Status.WAITING)
+        self.add(state)
+
+    def unpark_all(self, reason: ParkedFor) -> None:
+        for state in [state for state in self.parked if state.parked_for is reason]:
+            self.unpark(state)
+
+    def finish(self, state: RequestState) -> None:
+        self._take_out(state)
+        state.change_to(Status.FINISHED)
+
+    def _take_out(self, state: RequestState) -> None:
+        if state.status is Status.PARKED:
+            self.parked.remove(state)
+        else:
+            (self.running if state.status is Status.RUNNING else self.waiting).remove(state)
+
+    def unseated(self) -> Iterator[RequestState]:
+        yield from self.parked
+        yield from self.waiting
+
+    def check_invariants(self) -> None:
+        for line, status in ((self.waiting, Status.WAITING), (self.running, Status.RUNNING)):
+            assert line == sorted(line, key=by_order)
+            assert all(state.status is status for state in line)
+        assert all(state.status is Status.PARKED for state in self.parked)
+
+
+def last_of(states: Iterable[RequestState]) -> RequestState | None:
+    """The one from whom things are taken back first."""
+    return max(states, key=by_order, default=None)

@@ -1,0 +1,48 @@
+"""The plan of a step while it grows: its two lanes, and what is left of their budgets."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from keepsight.scheduling.step_plan import NewSequence, Slice
+
+
+class Piece(NamedTuple):
+    """What of a prompt is to be computed next: up to `end`, in the lane `now` (it joins) or `beside`."""
+
+    end: int
+    joins: bool
+
+
+@dataclass(slots=True)
+class StepDraft:
+    # What tokens of prompts may take of `now`; streams have theirs already.
+    now_tokens_left: int
+    # Of these, prompts that join running streams; None: nobody streams, or all may join.
+    joining_tokens_left: int | None
+    max_joining_tokens: int
+    beside_tokens_left: int
+    streams_wait: bool
+    now: list[Slice] = field(default_factory=list)
+    beside: list[Slice] = field(default_factory=list)
+    new: list[NewSequence] = field(default_factory=list)
+
+    def joins(self, length: int) -> bool:
+        """Whether a prompt with so much left to compute belongs into `now`."""
+        return self.joining_tokens_left is None or length <= self.max_joining_tokens
+
+    def tokens_left(self, *, joins: bool) -> int:
+        if not joins:
+            return self.beside_tokens_left
+        if self.joining_tokens_left is None:
+            return self.now_tokens_left
+        return min(self.now_tokens_left, self.joining_tokens_left)
+
+    def add_prompt(self, prompt: Slice, *, joins: bool) -> None:
+        if not joins:
+            self.beside.append(prompt)
+            self.beside_tokens_left -= prompt.length
+            return
+        self.now.append(prompt)
+        self.now_tokens_left -= prompt.length
+        if self.joining_tokens_left is not None:
+            self.joining_tokens_left -= prompt.length
