@@ -3,7 +3,7 @@
     PYTHONPATH=. python benchmarks/zero_reuse.py --model FOLDER [--rounds 5]
 
 Two engines in one process, of which one computes at a time; both get the same requests, no picture and no text of which
-came before.  Off means `enable_prefix_caching=False, encoder_cache_gb=0`.  Who begins changes with every round.
+came before.  Off means no prefix caching, and two caches of size 0.  Who begins changes with every round.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from benchmarks.workload import photograph, say, to_messages
 from keepsight.llm import LLM
 from keepsight.sampling_params import SamplingParams
 
-OFF = {"enable_prefix_caching": False, "encoder_cache_gb": 0}
+OFF = {"enable_prefix_caching": False, "encoder_cache_gb": 0, "mm_processor_cache_gb": 0}
 Conversation = list[dict[str, Any]]
 
 

@@ -359,6 +359,30 @@ def test_what_an_earlier_prompt_left_in_the_prefix_cache_is_counted(llm: LLM, dr
     assert (third.num_cached_tokens, text_of(third)) == (0, text_of(first))
 
 
+def test_a_picture_whose_embeddings_went_is_not_decoded_again(drawn: Drawn) -> None:
+    options: dict[str, Any] = {"device": "cpu", "enable_prefix_caching": False, "encoder_cache_size": 16}
+    in_turn = [by_url(picture) for picture in [drawn.picture, draw(8).picture] * 3]
+    answers, num_decoded = [], []
+    for gigabytes in (4, 0):
+        with LLM(mm_processor_cache_gb=gigabytes, **options) as llm:
+            answers.append([text_of(llm.chat(ask(each, "What is this?"), GREEDY)[0]) for each in in_turn])
+            num_decoded.append(llm.engine._media_pool.num_decoded)
+    assert answers[0] == answers[1]
+    assert num_decoded == [2, 6]
+
+
+def test_after_a_reset_of_the_processor_cache_a_picture_is_decoded_again(drawn: Drawn) -> None:
+    with LLM(device="cpu", enable_prefix_caching=False) as llm:
+        for _ in range(2):
+            llm.reset_encoder_cache()
+            llm.chat(ask(by_object(drawn.picture), "What is this?"), GREEDY)
+        assert llm.engine._media_pool.num_preprocessed == 1
+        llm.reset_encoder_cache()
+        llm.reset_mm_cache()
+        llm.chat(ask(by_object(drawn.picture), "What is this?"), GREEDY)
+        assert llm.engine._media_pool.num_preprocessed == 2
+
+
 def test_a_salt_keeps_prompts_apart(llm: LLM) -> None:
     def num_cached(salt: str) -> int:
         prompt = {"prompt": "One two three four five six seven eight nine ten " * 4, "cache_salt": salt}

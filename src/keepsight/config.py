@@ -84,6 +84,8 @@ class Config:
     disable_chunked_mm_input: bool = False
     # The part of the machine that encoding may take while answers stream.
     encoder_share: float = 0.5
+    # The processor cache in GiB of pixels; 0: none is kept for other requests.
+    mm_processor_cache_gb: float = 4
     # Threads that decode and resize pictures; None: one for each core.
     media_workers: int | None = None
 
@@ -114,7 +116,8 @@ class Config:
         )
         _check_number("encoder_share", self.encoder_share, lambda part: 0 < part < 1, "above 0 and below 1")
         if self.encoder_cache_gb is not None:
-            _check_number("encoder_cache_gb", self.encoder_cache_gb, lambda size: 0 <= size < math.inf, "of at least 0")
+            _check_size("encoder_cache_gb", self.encoder_cache_gb)
+        _check_size("mm_processor_cache_gb", self.mm_processor_cache_gb)
 
     @classmethod
     def from_options(cls, **options: Any) -> Self:
@@ -149,6 +152,10 @@ def _check_integer(name: str, value: object, least: int) -> None:
 def _check_number(name: str, value: object, holds: Callable[[float], bool], described: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
         raise InvalidArgumentError(name, f"must be a number {described}, not {value!r}")
+
+
+def _check_size(name: str, value: object) -> None:
+    _check_number(name, value, lambda size: 0 <= size < math.inf, "of at least 0")
 
 
 def _check_is_said_once(options: Mapping[str, object]) -> None:

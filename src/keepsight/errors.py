@@ -1,8 +1,8 @@
 """Everything that Keepsight raises on purpose.
 
 A caller's mistake (`InvalidArgumentError`: it names the field, the server answers 4xx), a request that the engine gave
-up (`RequestFailedError`), and a checkpoint that cannot be served (`CheckpointError`: it names the file).  `assert` is
-for our own bugs, never for these.
+up (`RequestFailedError`), a cache without room (`EverythingPinnedError`), and a checkpoint that cannot be served
+(`CheckpointError`: it names the file).  `assert` is for our own bugs, never for these.
 """
 
 from collections.abc import Sequence
@@ -101,6 +101,13 @@ class RequestFailedError(KeepsightError):
     @property
     def code(self) -> str | None:
         return "cannot_fit" if self.is_refusal else None
+
+
+class EverythingPinnedError(KeepsightError):
+    """A cache has no room for an item that would fit: what would have to go is pinned."""
+
+    def __init__(self, num_bytes: int, max_bytes: int, num_pinned_bytes: int) -> None:
+        super().__init__(f"no room for {num_bytes} bytes: of the cache's {max_bytes}, {num_pinned_bytes} are pinned")
 
 
 class CheckpointError(KeepsightError):

@@ -70,6 +70,10 @@ class LLM:
         """Later requests find no embeddings of earlier ones."""
         self.engine.reset_caches(encoder=True)
 
+    def reset_mm_cache(self) -> None:
+        """Later requests find no pixels that were made before."""
+        self.engine.reset_caches(processor=True)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],

@@ -44,6 +44,7 @@ SAID: dict[str, tuple[tuple[str, ...], Any]] = {
     "max_num_encoder_input_tokens": (("--max-num-encoder-input-tokens", "512"), 512),
     "disable_chunked_mm_input": (("--disable-chunked-mm-input",), True),
     "encoder_share": (("--encoder-share", "0.25"), 0.25),
+    "mm_processor_cache_gb": (("--mm-processor-cache-gb", "0.5"), 0.5),
     "media_workers": (("--media-workers", "3"), 3),
 }
 

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from keepsight.frontend.media_pool import MediaPool
+from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.requests import Pixels
 
 SOON = 20  # seconds, for what takes milliseconds
+BYTES = 3  # of one picture here
 
 
 @dataclass
@@ -43,6 +45,7 @@ class Studio:
 @dataclass(frozen=True)
 class _EngineRequest:
     request_id: str
+    media: tuple[MediaItem, ...]
 
 
 @dataclass
@@ -51,10 +54,13 @@ class FakePrepared:
 
     request_id: str
     studio: Studio
+    # Whatever of it may be asked for.
+    media_hashes: tuple[str, ...] = ()
 
     @property
     def engine_request(self) -> _EngineRequest:
-        return _EngineRequest(self.request_id)
+        media = (MediaItem(each, TokenSpan(0, 1), Geometry(1, 1)) for each in self.media_hashes)
+        return _EngineRequest(self.request_id, tuple(media))
 
     def group_by_picture(self, media_hashes: Collection[str]) -> list[tuple[str, ...]]:
         pictures = dict.fromkeys(each[0] for each in media_hashes)
@@ -65,6 +71,10 @@ class FakePrepared:
 
     def as_own(self, error: Exception, media_hash: str) -> Exception:
         return type(error)(f"{self.request_id} {media_hash}: {error}")
+
+
+def break_down(*_: object) -> None:
+    raise RuntimeError("its loop is closed")
 
 
 class Asker:
@@ -104,8 +114,8 @@ def studio() -> Iterator[Studio]:
 
 
 @contextmanager
-def open_pool(studio: Studio, num_workers: int) -> Iterator[MediaPool]:
-    pool = MediaPool(num_workers)
+def open_pool(studio: Studio, num_workers: int = 1, max_cache_bytes: int = 0) -> Iterator[MediaPool]:
+    pool = MediaPool(num_workers, max_cache_bytes)
     try:
         yield pool
     finally:
@@ -138,7 +148,7 @@ def test_what_is_asked_for_by_many_at_once_is_made_once_and_given_to_each(ask: A
     assert studio.made == [("a",), ("b",)]
 
 
-def test_what_was_delivered_is_made_anew_for_those_who_come_later(ask: Ask, studio: Studio) -> None:
+def test_without_a_cache_what_was_delivered_is_made_anew_for_those_who_come_later(ask: Ask, studio: Studio) -> None:
     studio.door.set()
     for number in range(3):
         assert ask(str(number), "a").await_heard(1) == ["a"]
@@ -247,7 +257,7 @@ def test_as_many_pictures_are_made_at_a_time_as_there_are_workers(studio: Studio
         assert asker.await_heard(4) == ["a", "b", "c", "d"]
 
 
-def test_pixels_that_were_delivered_are_not_kept(pool: MediaPool, studio: Studio) -> None:
+def test_without_a_cache_pixels_that_were_delivered_are_not_kept(pool: MediaPool, studio: Studio) -> None:
     studio.door.set()
     delivered = threading.Event()
     pixels: list[weakref.ref[Pixels]] = []
@@ -267,9 +277,6 @@ def test_pixels_that_were_delivered_are_not_kept(pool: MediaPool, studio: Studio
 def test_one_who_cannot_be_told_does_not_keep_the_others_from_it(
     pool: MediaPool, studio: Studio, ask: Ask, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def break_down(*_: object) -> None:
-        raise RuntimeError("its loop is closed")
-
     prepared: Any = FakePrepared("broken", studio)
     pool.make(prepared, ["a"], break_down, break_down)
     other = ask("other", "a")
@@ -295,10 +302,11 @@ def test_after_closing_nobody_hears_of_anything_and_nothing_is_begun(studio: Stu
     assert studio.made == [("a",)]
 
 
-def test_many_threads_that_ask_and_leave_all_get_what_they_stay_for(studio: Studio) -> None:
+@pytest.mark.parametrize("num_kept", [0, 2, 100])
+def test_many_threads_that_ask_and_leave_all_get_what_they_stay_for(studio: Studio, num_kept: int) -> None:
     studio.door.set()
     names = [f"{picture}{part}" for picture in "abc" for part in ("", "/1")]
-    with open_pool(studio, num_workers=4) as pool:
+    with open_pool(studio, num_workers=4, max_cache_bytes=num_kept * BYTES) as pool:
 
         def come_and_go(number: int) -> None:
             for turn in range(100):
@@ -321,3 +329,120 @@ def test_many_threads_that_ask_and_leave_all_get_what_they_stay_for(studio: Stud
         for thread in threads:
             thread.join(3 * SOON)
         assert not failures
+        if num_kept == 100:
+            assert pool.num_preprocessed == len(names)
+
+
+# What is kept -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_held_is_given_without_being_made_again(studio: Studio) -> None:
+    studio.door.set()
+    with open_pool(studio, max_cache_bytes=2 * BYTES) as pool:
+        for number in range(3):
+            assert Asker(pool, studio, str(number)).ask("a", "a/1").await_heard(2) == ["a", "a/1"]
+        assert studio.made == [("a", "a/1")]
+        assert (pool.num_decoded, pool.num_preprocessed) == (1, 2)
+
+
+def test_what_is_held_is_given_while_every_worker_is_busy(studio: Studio) -> None:
+    with open_pool(studio, max_cache_bytes=9 * BYTES) as pool:
+        studio.door.set()
+        Asker(pool, studio, "first").ask("a").await_heard(1)
+        studio.door.clear()
+        second = Asker(pool, studio, "second").ask("b", "a", "c")
+        assert second.heard == ["a"]
+        studio.door.set()
+        assert second.await_heard(3) == ["a", "b", "c"]
+        assert studio.made == [("a",), ("b",), ("c",)]
+
+
+def test_none_of_a_request_is_evicted_by_its_siblings(studio: Studio) -> None:
+    studio.door.set()
+    with open_pool(studio, max_cache_bytes=2 * BYTES) as pool:
+        Asker(pool, studio, "first").ask("a").await_heard(1)
+        Asker(pool, studio, "second").ask("x").await_heard(1)
+        both = Asker(pool, studio, "both")
+        both.prepared.media_hashes = ("a", "b")
+        both.ask("b").await_heard(1)
+        both.ask("a").await_heard(2)
+        assert studio.made == [("a",), ("x",), ("b",)]
+
+
+def test_no_more_is_held_than_there_is_room_for_and_the_oldest_goes(studio: Studio) -> None:
+    studio.door.set()
+    with open_pool(studio, max_cache_bytes=2 * BYTES + 1) as pool:
+        for number, name in enumerate("abcbca"):
+            Asker(pool, studio, str(number)).ask(name).await_heard(1)
+        assert studio.made == [("a",), ("b",), ("c",), ("a",)]
+
+
+def test_what_is_larger_than_the_cache_is_given_and_not_kept(studio: Studio) -> None:
+    studio.door.set()
+    with open_pool(studio, max_cache_bytes=BYTES - 1) as pool:
+        for number in range(2):
+            assert Asker(pool, studio, str(number)).ask("a").await_heard(1) == ["a"]
+        assert studio.made == [("a",)] * 2
+
+
+def test_a_failure_is_never_kept(studio: Studio) -> None:
+    studio.door.set()
+    studio.error = ValueError("damaged")
+    with open_pool(studio, max_cache_bytes=9 * BYTES) as pool:
+        assert isinstance(Asker(pool, studio, "first").ask("a").await_heard(1)[0], ValueError)
+        assert (pool.num_decoded, pool.num_preprocessed) == (0, 0)
+        studio.error = None
+        assert Asker(pool, studio, "second").ask("a").await_heard(1) == ["a"]
+
+
+def test_what_is_made_for_nobody_any_more_is_kept_for_the_next(studio: Studio) -> None:
+    with open_pool(studio, max_cache_bytes=9 * BYTES) as pool:
+        leaving = Asker(pool, studio, "leaving").ask("a")
+        studio.await_begun()
+        leaving.forget()
+        studio.door.set()
+        Asker(pool, studio, "other").ask("b").await_heard(1)  # so the only thread is done with the first
+        assert Asker(pool, studio, "next").ask("a").await_heard(1) == ["a"]
+        assert studio.made == [("a",), ("b",)]
+
+
+def test_after_a_reset_it_is_made_anew(studio: Studio) -> None:
+    studio.door.set()
+    with open_pool(studio, max_cache_bytes=9 * BYTES) as pool:
+        Asker(pool, studio, "first").ask("a").await_heard(1)
+        pool.reset_cache()
+        Asker(pool, studio, "second").ask("a").await_heard(1)
+        assert studio.made == [("a",)] * 2
+
+
+def test_a_view_is_kept_without_what_it_was_cut_from(studio: Studio) -> None:
+    large = np.zeros((100, 100, 3), np.uint8)
+    delivered: list[Pixels] = []
+    with open_pool(studio, max_cache_bytes=BYTES) as pool:
+        prepared: Any = FakePrepared("first", studio)
+        prepared.pixels_of = lambda _: {"a": large[:1, :1]}
+        heard = threading.Semaphore(0)
+
+        def deliver(_media_hash: str, pixels: Pixels) -> None:
+            delivered.append(pixels)
+            heard.release()
+
+        for _ in range(2):
+            pool.make(prepared, ["a"], deliver, break_down)
+            assert heard.acquire(timeout=SOON)
+    first, second = delivered
+    assert first is second
+    assert not np.shares_memory(first, large)
+    assert not first.flags.writeable
+
+
+def test_a_pool_that_is_closed_holds_nothing(studio: Studio) -> None:
+    studio.door.set()
+    kept: list[weakref.ref[Pixels]] = []
+    with open_pool(studio, max_cache_bytes=9 * BYTES) as pool:
+        Asker(pool, studio, "first").ask("a").await_heard(1)
+        prepared: Any = FakePrepared("second", studio)
+        pool.make(prepared, ["a"], lambda _, pixels: kept.append(weakref.ref(pixels)), break_down)
+        assert kept[0]() is not None
+    gc.collect()
+    assert kept[0]() is None

@@ -15,7 +15,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     _add_model(parser.add_argument_group("model"))
     _add_batch(parser.add_argument_group("what one step computes"))
     _add_kv_cache(parser.add_argument_group("keys and values, and the prefix cache"))
-    _add_pictures(parser.add_argument_group("pictures, and the encoder cache"))
+    _add_pictures(parser.add_argument_group("pictures, the encoder cache and the processor cache"))
 
 
 def config_from(arguments: argparse.Namespace) -> Config:
@@ -109,4 +109,10 @@ def _add_pictures(group: Any) -> None:
         action="store_true",
     )
     _add(group, "encoder_share", "part of the machine that encoding takes while answers stream", type=float)
+    _add(
+        group,
+        "mm_processor_cache_gb",
+        "GiB of decoded and resized pictures kept for later requests, 0: none",
+        type=float,
+    )
     _add(group, "media_workers", "threads that decode and resize pictures (default: one for each core)", type=int)

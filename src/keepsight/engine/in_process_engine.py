@@ -83,8 +83,10 @@ class InProcessEngine:
             self._inbox.try_put(AbortRequest(request_id, choice))
             self._note_end(caller, choice)
 
-    def reset_caches(self, *, prefix: bool = False, encoder: bool = False) -> None:
+    def reset_caches(self, *, prefix: bool = False, encoder: bool = False, processor: bool = False) -> None:
         """For requests that come after it."""
+        if processor:
+            self._media_pool.reset_cache()
         self._inbox.try_put(ResetCaches(prefix, encoder))
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ from keepsight.config import Config
 from keepsight.engine.in_process_engine import InProcessEngine
 from keepsight.engine.inbox import Inbox
 from keepsight.engine.measure_machine import count_cores, measure_machine
-from keepsight.engine.resolve_config import ModelSize, resolve_config
+from keepsight.engine.resolve_config import GIB, ModelSize, resolve_config
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.models.model import Model
@@ -30,7 +30,7 @@ def start_engine(config: Config, preparer: RequestPreparer) -> InProcessEngine:
         encoder_share=config.encoder_share,
         embeddings_device="cpu" if config.mm_cache_device == "cpu" else None,
     )
-    media_pool = MediaPool(config.media_workers or count_cores())
+    media_pool = MediaPool(config.media_workers or count_cores(), int(config.mm_processor_cache_gb * GIB))
     return InProcessEngine(Scheduler(engine_config, end_ids), runner, inbox, media_pool)
 
 

@@ -1,0 +1,134 @@
+"""Values by name within a number of bytes, the least recently used going first.
+
+Knows neither what it holds nor threads: whoever shares one locks it.  A key names one value for ever, so putting it
+again only renews its place.  Invariant: the bytes are those of what is held, and never more than `max_bytes`.
+"""
+
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from keepsight.errors import EverythingPinnedError
+
+logger = logging.getLogger(__name__)
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStat:
+    hits: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry(Generic[V]):
+    value: V
+    num_bytes: int
+
+
+class LruCache(Generic[K, V]):
+    def __init__(self, max_bytes: int, size_of: Callable[[V], int]) -> None:
+        """`size_of` counts all that would be freed if the value went."""
+        self._max_bytes, self._size_of = max_bytes, size_of
+        # The least recently used first.
+        self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()
+        self._pins: Counter[K] = Counter()
+        self.num_bytes = 0
+        self._num_pinned_bytes = 0
+        self._hits = self._total = 0
+        self._told = CacheStat(0, 0)
+        self._has_warned = False
+
+    # Looking --------------------------------------------------------------------------------------------------
+
+    def is_cached(self, key: K) -> bool:
+        return key in self._entries
+
+    def get_and_update(self, key: K) -> V | None:
+        """Counts as a use, found or not."""
+        self._total += 1
+        if not self.touch(key):
+            return None
+        self._hits += 1
+        return self._entries[key].value
+
+    def touch(self, key: K) -> bool:
+        """Makes it the most recently used, uncounted; False if it is not held."""
+        if key not in self._entries:
+            return False
+        self._entries.move_to_end(key)
+        return True
+
+    def stat(self, *, delta: bool = False) -> CacheStat:
+        """Of all uses, or of those since the last delta was told."""
+        now = CacheStat(self._hits, self._total)
+        if not delta:
+            return now
+        before, self._told = self._told, now
+        return CacheStat(now.hits - before.hits, now.total - before.total)
+
+    # Coming and going -----------------------------------------------------------------------------------------
+
+    def put_if_fits(self, key: K, value: V) -> bool:
+        """False if it is larger than the whole cache.  Raises EverythingPinnedError if nothing may go for it."""
+        if self.touch(key):
+            return True
+        num_bytes = self._size_of(value)
+        if num_bytes > self._max_bytes:
+            self._warn_once(num_bytes)
+            return False
+        self._make_room(num_bytes)
+        self._entries[key] = _Entry(value, num_bytes)
+        self.num_bytes += num_bytes
+        return True
+
+    def pin(self, key: K) -> None:
+        """It stays until it was unpinned as often; raises KeyError if it is not held."""
+        entry = self._entries[key]
+        if key not in self._pins:
+            self._num_pinned_bytes += entry.num_bytes
+        self._pins[key] += 1
+
+    def unpin(self, key: K) -> None:
+        """Raises KeyError if it is not pinned."""
+        if key not in self._pins:
+            raise KeyError(key)
+        self._pins[key] -= 1
+        if not self._pins[key]:
+            del self._pins[key]
+            self._num_pinned_bytes -= self._entries[key].num_bytes
+
+    def clear(self) -> None:
+        """What is pinned stays."""
+        for key in self._entries.keys() - self._pins.keys():
+            self._drop(key)
+
+    def _make_room(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes - self._num_pinned_bytes:
+            raise EverythingPinnedError(num_bytes, self._max_bytes, self._num_pinned_bytes)
+        while num_bytes > self._max_bytes - self.num_bytes:
+            self._drop(next(key for key in self._entries if key not in self._pins))
+
+    def _drop(self, key: K) -> None:
+        self.num_bytes -= self._entries.pop(key).num_bytes
+
+    def _warn_once(self, num_bytes: int) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "an item of %d bytes exceeds the cache of %d: such items are served, but not kept",
+                num_bytes,
+                self._max_bytes,
+            )
+
+    def check_invariants(self) -> None:
+        assert self._pins.keys() <= self._entries.keys()
+        assert all(self._pins.values())
+        assert self.num_bytes == sum(self._size_of(entry.value) for entry in self._entries.values())
+        assert self._num_pinned_bytes == sum(self._entries[key].num_bytes for key in self._pins)
+        assert self._num_pinned_bytes <= self.num_bytes <= self._max_bytes
+        assert 0 <= self._told.hits <= self._hits <= self._total

@@ -1,0 +1,205 @@
+"""What goes when room is needed, and what never does: one by one, then against a model that keeps a plain list."""
+
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from keepsight.errors import EverythingPinnedError
+from keepsight.frontend.lru_cache import CacheStat, LruCache
+from tests.scheduling.long_run import thorough
+
+MAX_BYTES = 10
+
+
+def cache_of(*words: str) -> LruCache[str, str]:
+    """A word is its own value, as large as it is long."""
+    cache = LruCache[str, str](MAX_BYTES, len)
+    for word in words:
+        assert cache.put_if_fits(word, word)
+    return cache
+
+
+def held(cache: LruCache[str, Any], *words: str) -> list[str]:
+    return [word for word in words if cache.is_cached(word)]
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    cache = cache_of("aaaa", "bbbb")
+    assert cache.get_and_update("aaaa") == "aaaa"
+    assert cache.put_if_fits("cccc", "cccc")
+    assert held(cache, "aaaa", "bbbb", "cccc") == ["aaaa", "cccc"]
+
+
+def test_no_more_goes_than_must() -> None:
+    cache = cache_of("aaaa", "bbb", "ccc")
+    assert cache.put_if_fits("d", "d")
+    assert held(cache, "aaaa", "bbb", "ccc", "d") == ["bbb", "ccc", "d"]
+    assert cache.num_bytes == 7
+
+
+def test_asking_whether_it_is_cached_changes_neither_order_nor_count() -> None:
+    cache = cache_of("aaaa", "bbbb")
+    assert cache.is_cached("aaaa")
+    assert cache.stat() == CacheStat(0, 0)
+    assert cache.put_if_fits("cccc", "cccc")
+    assert not cache.is_cached("aaaa")
+
+
+def test_touching_changes_the_order_alone() -> None:
+    cache = cache_of("aaaa", "bbbb")
+    assert cache.touch("aaaa")
+    assert not cache.touch("zzzz")
+    assert cache.stat() == CacheStat(0, 0)
+    assert cache.put_if_fits("cccc", "cccc")
+    assert held(cache, "aaaa", "bbbb") == ["aaaa"]
+
+
+def test_what_is_larger_than_the_cache_drives_nothing_out_and_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cache = cache_of("aaaa", "bbbb")
+    with caplog.at_level(logging.WARNING):
+        for letter in "xyz":
+            assert not cache.put_if_fits(letter, letter * 11)
+    assert held(cache, "aaaa", "bbbb", "x") == ["aaaa", "bbbb"]
+    assert len(caplog.records) == 1
+    assert cache.put_if_fits("x", "x" * 10)
+
+
+def test_what_is_pinned_stays_until_it_was_unpinned_as_often() -> None:
+    cache = cache_of("aaaa", "bbbb")
+    cache.pin("aaaa")
+    cache.pin("aaaa")
+    cache.unpin("aaaa")
+    assert cache.put_if_fits("cccc", "cccc")
+    assert held(cache, "aaaa", "bbbb", "cccc") == ["aaaa", "cccc"]
+    cache.clear()
+    assert held(cache, "aaaa", "cccc") == ["aaaa"]
+    cache.unpin("aaaa")
+    cache.clear()
+    assert cache.num_bytes == 0
+
+
+def test_where_everything_is_pinned_the_error_has_the_numbers_and_nothing_goes() -> None:
+    cache = cache_of("aaaa", "bb", "ccc")
+    cache.pin("aaaa")
+    cache.pin("ccc")
+    with pytest.raises(EverythingPinnedError, match="no room for 4 bytes: of the cache's 10, 7 are pinned"):
+        cache.put_if_fits("dddd", "dddd")
+    assert held(cache, "aaaa", "bb", "ccc") == ["aaaa", "bb", "ccc"]
+
+
+def test_only_what_is_held_can_be_pinned_and_only_what_is_pinned_unpinned() -> None:
+    cache = cache_of("aaaa")
+    with pytest.raises(KeyError, match="zzzz"):
+        cache.pin("zzzz")
+    with pytest.raises(KeyError, match="aaaa"):
+        cache.unpin("aaaa")
+    cache.check_invariants()
+
+
+def test_a_delta_is_told_once_and_the_whole_again_and_again() -> None:
+    cache = cache_of("aaaa")
+    for word in ("aaaa", "zzzz", "aaaa"):
+        cache.get_and_update(word)
+    assert cache.stat(delta=True) == CacheStat(2, 3)
+    assert cache.stat(delta=True) == CacheStat(0, 0)
+    cache.get_and_update("zzzz")
+    assert cache.stat() == CacheStat(2, 4)
+    assert cache.stat(delta=True) == CacheStat(0, 1)
+
+
+KEYS = st.sampled_from("abcdefgh")
+
+
+class CacheAgainstAList(RuleBasedStateMachine):
+    """The model: keys and sizes in a list, the least recently used first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = LruCache[str, bytes](MAX_BYTES, len)
+        self.model: list[tuple[str, bytes]] = []
+        self.pins: list[str] = []
+        self.asked: list[bool] = []
+        self.told = 0
+
+    def find(self, key: str) -> bytes | None:
+        return dict(self.model).get(key)
+
+    def renew(self, key: str) -> None:
+        self.model.sort(key=lambda entry: entry[0] == key)
+
+    @rule(key=KEYS)
+    def get(self, key: str) -> None:
+        assert self.cache.get_and_update(key) == self.find(key)
+        self.asked.append(self.find(key) is not None)
+        self.renew(key)
+
+    @rule(key=KEYS)
+    def touch(self, key: str) -> None:
+        assert self.cache.touch(key) == (self.find(key) is not None)
+        self.renew(key)
+
+    @rule(key=KEYS, size=st.integers(0, MAX_BYTES + 2))
+    def put(self, key: str, size: int) -> None:
+        if self.find(key) is not None:
+            assert self.cache.put_if_fits(key, bytes(size))
+            self.renew(key)
+            return
+        staying = [(each, value) for each, value in self.model if each in self.pins]
+        leaving = [entry for entry in self.model if entry not in staying]
+        if size > MAX_BYTES:
+            assert not self.cache.put_if_fits(key, bytes(size))
+        elif total(staying) + size > MAX_BYTES:
+            with pytest.raises(EverythingPinnedError):
+                self.cache.put_if_fits(key, bytes(size))
+        else:
+            while total(staying + leaving) + size > MAX_BYTES:
+                leaving.pop(0)
+            assert self.cache.put_if_fits(key, bytes(size))
+            self.model = [entry for entry in self.model if entry in staying + leaving]
+            self.model.append((key, bytes(size)))
+
+    @rule(key=KEYS)
+    def pin(self, key: str) -> None:
+        if self.find(key) is None:
+            with pytest.raises(KeyError):
+                self.cache.pin(key)
+        else:
+            self.cache.pin(key)
+            self.pins.append(key)
+
+    @precondition(lambda self: self.pins)
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(self.pins))
+        self.pins.remove(key)
+        self.cache.unpin(key)
+
+    @rule()
+    def clear(self) -> None:
+        self.cache.clear()
+        self.model = [(key, value) for key, value in self.model if key in self.pins]
+
+    @rule()
+    def tell_delta(self) -> None:
+        news, self.told = self.asked[self.told :], len(self.asked)
+        assert self.cache.stat(delta=True) == CacheStat(sum(news), len(news))
+
+    @invariant()
+    def the_same_is_held(self) -> None:
+        self.cache.check_invariants()
+        assert held(self.cache, *"abcdefgh") == sorted(key for key, _ in self.model)
+        assert self.cache.num_bytes == total(self.model)
+        assert self.cache.stat() == CacheStat(sum(self.asked), len(self.asked))
+
+
+def total(entries: list[tuple[str, bytes]]) -> int:
+    return sum(len(value) for _, value in entries)
+
+
+def test_it_holds_what_a_plain_list_would() -> None:
+    run_state_machine_as_test(CacheAgainstAList, settings=thorough(60))
