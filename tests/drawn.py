@@ -52,7 +52,7 @@ def by_url(picture: Image.Image) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": to_data_url(to_png(picture))}}
 
 
-def by_object(picture: Image.Image) -> dict[str, Any]:
+def by_object(picture: object) -> dict[str, Any]:
     return {"type": "image_pil", "image_pil": picture}
 
 

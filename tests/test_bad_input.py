@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -169,6 +170,11 @@ BAD_PICTURES: dict[str, tuple[object, type[PictureError], str]] = {
     "16-bit PNG": (encode(Image.new("I;16", (4, 4)), "PNG"), UnsupportedPictureError, "mode I;16"),
     "16-bit": (Image.new("I;16", (4, 4)), UnsupportedPictureError, "mode I;16"),
     "float": (Image.new("F", (4, 4)), UnsupportedPictureError, "mode F"),
+    "array of floats": (np.zeros((4, 4, 3), np.float32), UnsupportedPictureError, r"float32 .* allowed are uint8"),
+    "tensor of floats": (torch.zeros(3, 4, 4), UnsupportedPictureError, r"float32 .* allowed are uint8"),
+    "large array": (
+        np.broadcast_to(np.uint8(0), (10_000, 7_000)), PictureTooLargeError, "7000 x 10000 pixels are 70000000"
+    ),
     "too large": (
         encode(Image.new("1", (10_000, 10_000)), "PNG"), PictureTooLargeError, "10000 x 10000 pixels are 100000000"
     ),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from keepsight.config import Config
+from keepsight.config import HASHER_VARIABLE, Config, resolve_hasher_algorithm
 from keepsight.demo import checkpoint_path
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 
@@ -44,6 +44,8 @@ def test_an_unknown_option_is_refused_with_what_may_have_been_meant(name: str, h
         ("dtype", ["auto"], "must be one of"),
         ("device", "tpu", "must be one of auto, cpu, cuda"),
         ("image_backend", "opencv", "must be one of torchvision, pil"),
+        ("mm_hasher_algorithm", "md5", "must be one of blake3, sha256, sha512, not 'md5'"),
+        ("mm_hasher_algorithm", "", "must be one of"),
         ("max_model_len", 0, "an integer of at least 1, not 0"),
         ("max_model_len", True, "an integer of at least 1, not True"),
         ("max_model_len", 1.5, "an integer of at least 1, not 1.5"),
@@ -83,6 +85,17 @@ def test_a_value_out_of_range_is_refused_with_its_name(name: str, value: Any, me
     with pytest.raises(InvalidArgumentError, match=message) as caught:
         Config.from_options(**{name: value})
     assert caught.value.field == name
+
+
+@pytest.mark.parametrize("value", ["md5", "SHA256", "sha256 "])
+def test_an_unknown_hasher_in_the_environment_is_refused_by_its_variable(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HASHER_VARIABLE, value)
+    with pytest.raises(InvalidArgumentError, match="must be one of blake3, sha256, sha512") as caught:
+        resolve_hasher_algorithm(None)
+    assert caught.value.field == "KEEPSIGHT_MM_HASHER_ALGORITHM"
+    assert resolve_hasher_algorithm("blake3") == "blake3"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ caches) is derived where it is used and logged there with its reason.
 """
 
 import dataclasses
+import logging
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -15,11 +17,17 @@ from typing import Any, Self
 from keepsight import demo
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 
+logger = logging.getLogger(__name__)
+
 DTYPES = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
 # As vLLM's: each answer's own pace, or the most answers in all.
 PERFORMANCE_MODES = ("interactivity", "throughput")
 IMAGE_BACKENDS = ("torchvision", "pil")
+# The first is the default.
+HASHER_ALGORITHMS = ("blake3", "sha256", "sha512")
+# Read where no option says it: a site that allows only certified algorithms sets it once for all.
+HASHER_VARIABLE = "KEEPSIGHT_MM_HASHER_ALGORITHM"
 CACHE_DEVICES = ("auto", "cpu", "gpu")
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 
@@ -56,6 +64,8 @@ class Config:
     image_backend: str = "torchvision"
     # Defaults of the image processor, as a request may give them too.
     mm_processor_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # What names pictures; None: as KEEPSIGHT_MM_HASHER_ALGORITHM says, else blake3.
+    mm_hasher_algorithm: str | None = None
 
     # Of one step: tokens, and sequences that they belong to.
     max_num_batched_tokens: int | None = None
@@ -97,6 +107,8 @@ class Config:
         _check_choice("device", self.device, DEVICES)
         _check_choice("performance_mode", self.performance_mode, PERFORMANCE_MODES)
         _check_choice("image_backend", self.image_backend, IMAGE_BACKENDS)
+        if self.mm_hasher_algorithm is not None:
+            _check_choice("mm_hasher_algorithm", self.mm_hasher_algorithm, HASHER_ALGORITHMS)
         _check_choice("mm_cache_device", self.mm_cache_device, CACHE_DEVICES)
         _check_choice("block_size", self.block_size, BLOCK_SIZES)
         if not isinstance(self.mm_processor_kwargs, dict):
@@ -136,6 +148,18 @@ class Config:
     @property
     def model_name(self) -> str:
         return "keepsight-demo" if self.model is None else str(self.model)
+
+
+def resolve_hasher_algorithm(configured: str | None) -> str:
+    """What the configuration says, else the environment, else the default."""
+    if configured is not None:
+        return configured
+    found = os.environ.get(HASHER_VARIABLE)
+    if not found:
+        return HASHER_ALGORITHMS[0]
+    _check_choice(HASHER_VARIABLE, found, HASHER_ALGORITHMS)
+    logger.info("pictures are named by %s: %s says so", found, HASHER_VARIABLE)
+    return found
 
 
 def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:

@@ -99,7 +99,10 @@ class LLM:
         mm_processor_kwargs: dict[str, Any] | None = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """One conversation or several, in OpenAI's form; pictures as `image_url`, or `image_pil` with a PIL image."""
+        """One conversation or several, in OpenAI's form; pictures as `image_url`.
+
+        Or as `image_pil` with a PIL image, a numpy array or a torch tensor.
+        """
         conversations: Sequence[Any] = messages if _are_conversations(messages) else [messages]
         requests = (
             self.preparer.prepare_chat(conversation, params, mm_processor_kwargs, priority=place)

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from keepsight.frontend.open_picture import PictureSource
+
 SIZES = (
     *((1, 1), (1, 2), (2, 1), (1, 97), (97, 1), (3, 500), (500, 3), (1, 3000)),
     *((7, 11), (53, 37), (37, 53), (127, 131), (211, 89), (300, 20), (401, 311)),
@@ -21,7 +23,7 @@ ORIENTATION = 0x0112
 @dataclass(frozen=True)
 class Case:
     name: str
-    source: bytes | Image.Image
+    source: PictureSource
     # Fields of ImageProcessorConfig that differ from BASE.
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -89,7 +91,7 @@ CROPPING = {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 20}
 
 
 def all_cases() -> tuple[Case, ...]:
-    return (*_encoded(), *_from_pil(), *_under_other_options())
+    return (*_encoded(), *_from_pil(), *_from_arrays(), *_under_other_options())
 
 
 def _encoded() -> Iterator[Case]:
@@ -107,6 +109,27 @@ def _from_pil() -> Iterator[Case]:
     palette = random_picture("P", (61, 43))
     palette.info["transparency"] = 3
     yield Case("PIL P transparent", palette)
+
+
+def _from_arrays() -> Iterator[Case]:
+    # Of the last three, both the first and the last axis could be the channels.
+    shapes = (
+        (43, 61, 3),
+        (3, 43, 61),
+        (1, 43, 61),
+        (43, 61, 1),
+        (37, 53, 3),
+        (3, 37, 53),
+        (3, 9, 3),
+        (1, 9, 3),
+        (3, 9, 4),
+    )
+    for shape in shapes:
+        array = np.random.default_rng(sum(shape)).integers(0, 256, shape, dtype=np.uint8)
+        yield Case(f"array {shape}", array)
+    wide = np.random.default_rng(0).integers(0, 256, (3, 64, 200), dtype=np.uint8)
+    yield Case("array pan and scan", wide, CROPPING)
+    yield Case("array pan and scan, not contiguous", np.moveaxis(wide, 0, -1).repeat(2, 1)[:, ::2], CROPPING)
 
 
 def _under_other_options() -> Iterator[Case]:

@@ -1,23 +1,38 @@
 """Values that differ have names that differ, and so have pictures whose embeddings could differ."""
 
 import dataclasses
+import hashlib
 import io
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from keepsight.config import HASHER_ALGORITHMS
+from keepsight.frontend import hash_media
 from keepsight.frontend.decode_picture import decode_picture
 from keepsight.frontend.hash_media import MediaHasher, hash_content, hash_values
+from keepsight.frontend.open_picture import PictureSource
+from keepsight.frontend.picture_array import try_freeze_array
 from keepsight.frontend.read_header import MODES
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import CropBox
 from tests.drawn import draw, to_png
 
 CONFIG = ImageProcessorConfig()
+
+
+def name_values(**parts: object) -> str:
+    return hash_values("blake3", **parts)
+
+
+def name_content(source: PictureSource) -> str:
+    return hash_content(source, "blake3")
+
 
 # Values ---------------------------------------------------------------------------------------------------------
 
@@ -60,18 +75,18 @@ def reshaped(value: Any) -> Any:
 
 @given(values, values)
 def test_two_values_have_one_hash_exactly_if_they_are_the_same(left: Any, right: Any) -> None:
-    assert (hash_values(value=left) == hash_values(value=right)) == (canonical(left) == canonical(right))
+    assert (name_values(value=left) == name_values(value=right)) == (canonical(left) == canonical(right))
 
 
 @given(values)
 def test_the_order_of_dicts_and_the_kind_of_sequence_do_not_matter_at_any_depth(value: Any) -> None:
-    assert hash_values(value=value) == hash_values(value=reshaped(value))
+    assert name_values(value=value) == name_values(value=reshaped(value))
 
 
 @given(st.lists(values, min_size=2, max_size=6))
 def test_where_a_value_ends_and_the_next_begins_matters(parts: list[Any]) -> None:
     split_early, split_late = [parts[:1], parts[1:]], [parts[:-1], parts[-1:]]
-    assert (hash_values(value=split_early) == hash_values(value=split_late)) == (len(parts) == 2)
+    assert (name_values(value=split_early) == name_values(value=split_late)) == (len(parts) == 2)
 
 
 def test_values_that_look_alike_have_hashes_of_their_own() -> None:
@@ -82,22 +97,36 @@ def test_values_that_look_alike_have_hashes_of_their_own() -> None:
         *(2**63, -(2**63), 2**64, 2**64 + 1, 2**640, -(2**640)),
         *({"a": {"b": 1, "c": 2}}, {"a": {"b": 2, "c": 1}}, {"a": {"b": 1}, "c": 2}),
     ]
-    assert len({hash_values(value=each) for each in alike}) == len(alike)
+    assert len({name_values(value=each) for each in alike}) == len(alike)
 
 
 def test_the_name_of_a_value_is_a_part_of_it_and_the_order_of_names_is_not() -> None:
-    assert hash_values(a=1, b=2) == hash_values(b=2, a=1) != hash_values(a=2, b=1)
-    assert hash_values() != hash_values(a=None)
+    assert name_values(a=1, b=2) == name_values(b=2, a=1) != name_values(a=2, b=1)
+    assert name_values() != name_values(a=None)
 
 
 @pytest.mark.parametrize("value", [object(), {1}, np.int64(1), np.zeros(2), 1j])
 def test_what_has_no_framing_of_its_own_is_never_hashed_by_chance(value: Any) -> None:
     with pytest.raises(TypeError, match=type(value).__name__):
-        hash_values(value=[value])
+        name_values(value=[value])
 
 
 def test_a_hash_is_blake3_in_hex_and_the_same_in_every_process() -> None:
-    assert hash_values(a=[1, "x", None]) == "4ae7721ae7e5f15426ec83c620743e42f3addfa00bc5cd473d91fdd5be92f511"
+    assert name_values(a=[1, "x", None]) == "4ae7721ae7e5f15426ec83c620743e42f3addfa00bc5cd473d91fdd5be92f511"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "digest"),
+    [
+        ("sha256", "2ee0e50a48a5c8eb0b4ad85e3126f4375b26658f812fece86dc3bcda561f65c7"),
+        (
+            "sha512",
+            "7e03bd3ada898edbd165a81543a242865330b1553482a92d7b0814207367f0b028715ca202b25da5af1fa261b72254cf7c0dbff396f96207c2fa11778faff996",
+        ),
+    ],
+)
+def test_other_algorithms_are_the_standard_ones_and_whole(algorithm: str, digest: str) -> None:
+    assert hash_values(algorithm, a=[1, "x", None]) == digest
 
 
 # Content --------------------------------------------------------------------------------------------------------
@@ -106,18 +135,18 @@ def test_a_hash_is_blake3_in_hex_and_the_same_in_every_process() -> None:
 def test_bytes_are_named_by_every_one_of_them() -> None:
     png = to_png(draw(1).picture)
     others = [png[:-1], png + b"\0", png[:50] + bytes([png[50] ^ 1]) + png[51:], b""]
-    assert len({hash_content(each) for each in (png, *others)}) == 5
-    assert hash_content(png) == hash_content(bytes(bytearray(png)))
+    assert len({name_content(each) for each in (png, *others)}) == 5
+    assert name_content(png) == name_content(bytes(bytearray(png)))
 
 
 def test_a_pil_image_is_named_by_what_it_shows_wherever_it_comes_from() -> None:
     picture = draw(1).picture
     opened = Image.open(io.BytesIO(to_png(picture)))
     opened.info["comment"] = "of no consequence"
-    assert hash_content(opened) == hash_content(picture) == hash_content(picture.copy())
+    assert name_content(opened) == name_content(picture) == name_content(picture.copy())
     changed = picture.copy()
     changed.putpixel((3, 3), (1, 2, 3))
-    assert hash_content(changed) != hash_content(picture)
+    assert name_content(changed) != name_content(picture)
 
 
 def test_the_same_pixels_of_another_mode_or_size_are_another_picture() -> None:
@@ -129,12 +158,12 @@ def test_the_same_pixels_of_another_mode_or_size_are_another_picture() -> None:
         *((mode, (16, 10)) for mode in ("YCbCr", "LAB", "HSV")),
         *((mode, (24, 10)) for mode in ("LA", "La", "PA")),
     ]
-    names = {hash_content(Image.frombytes(mode, size, pixels)) for mode, size in shapes}
+    names = {name_content(Image.frombytes(mode, size, pixels)) for mode, size in shapes}
     assert len(names) == len(shapes)
 
 
 def test_every_mode_that_is_served_has_a_name() -> None:
-    assert len({hash_content(Image.new(mode, (3, 5))) for mode in MODES}) == len(MODES)
+    assert len({name_content(Image.new(mode, (3, 5))) for mode in MODES}) == len(MODES)
 
 
 def palette_picture() -> Image.Image:
@@ -150,24 +179,53 @@ def test_a_palette_and_its_transparency_are_a_part_of_a_picture() -> None:
     variants[3].info["transparency"] = 1
     variants[4].info["transparency"] = 2
     variants[5].info["transparency"] = bytes([255, 7])
-    assert len({hash_content(each) for each in variants}) == 6
-    assert hash_content(palette_picture()) == hash_content(variants[0])
+    assert len({name_content(each) for each in variants}) == 6
+    assert name_content(palette_picture()) == name_content(variants[0])
 
 
 def test_a_transparent_colour_that_changes_the_pixels_changes_the_name() -> None:
     plain, transparent = Image.new("RGB", (2, 2), (9, 8, 7)), Image.new("RGB", (2, 2), (9, 8, 7))
     transparent.info["transparency"] = (9, 8, 7)
     assert not np.array_equal(decode_picture(plain), decode_picture(transparent))
-    assert hash_content(plain) != hash_content(transparent)
+    assert name_content(plain) != name_content(transparent)
+
+
+def frozen(source: object) -> PictureSource:
+    array = try_freeze_array(source, "picture")
+    assert array is not None
+    return array
+
+
+def test_an_array_is_named_by_its_shape_and_data_and_not_by_how_it_lies_in_memory() -> None:
+    array = np.arange(10 * 12 * 3, dtype=np.uint8).reshape(10, 12, 3)
+    tensor = torch.from_numpy(array)
+    same = [
+        array.copy(order="F"),
+        np.repeat(array, 2, axis=1)[:, ::2],
+        array[::-1].copy()[::-1],
+        tensor,
+        tensor.permute(1, 0, 2).contiguous().permute(1, 0, 2),
+        torch.nn.functional.pad(tensor, (1, 1, 2, 2))[:, 2:-2, 1:-1],
+    ]
+    assert {name_content(frozen(each)) for each in same} == {name_content(frozen(array))}
+    shapes = [(10, 12, 3), (12, 10, 3), (3, 10, 12), (3, 12, 10), (10, 36), (1, 10, 36), (10, 36, 1)]
+    others = [frozen(array.reshape(shape)) for shape in shapes] + [frozen(array ^ 1), array.tobytes()]
+    others.append(Image.fromarray(array))
+    assert len({name_content(each) for each in others}) == len(others)
 
 
 # Items ----------------------------------------------------------------------------------------------------------
 
 
 def name_of(
-    *, model: str = "a", config: ImageProcessorConfig = CONFIG, salt: str | None = None, crop: CropBox | None = None
+    *,
+    model: str = "a",
+    config: ImageProcessorConfig = CONFIG,
+    salt: str | None = None,
+    crop: CropBox | None = None,
+    algorithm: str = "blake3",
 ) -> str:
-    [name] = MediaHasher(model, config, salt).hash_parts(b"content", [crop])
+    [name] = MediaHasher(model, config, salt, algorithm).hash_parts(b"content", [crop])
     return name
 
 
@@ -200,4 +258,16 @@ def test_the_model_the_salt_and_the_crop_are_a_part_of_the_name() -> None:
 
 def test_the_parts_of_a_picture_are_named_in_their_order() -> None:
     crops = [None, CropBox(0, 0, 2, 3), CropBox(2, 0, 2, 3)]
-    assert list(MediaHasher("a", CONFIG, None).hash_parts(b"content", crops)) == [name_of(crop=crop) for crop in crops]
+    assert list(MediaHasher("a", CONFIG, None, "blake3").hash_parts(b"content", crops)) == [
+        name_of(crop=crop) for crop in crops
+    ]
+
+
+def test_an_algorithm_s_names_are_its_whole_digests() -> None:
+    assert [len(name_of(algorithm=each)) for each in HASHER_ALGORITHMS] == [64, 64, 128]
+
+
+def test_the_algorithm_is_a_part_of_what_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for each in HASHER_ALGORITHMS:
+        monkeypatch.setitem(hash_media._HASHERS, each, hashlib.sha256)
+    assert len({name_of(algorithm=each) for each in HASHER_ALGORITHMS}) == len(HASHER_ALGORITHMS)

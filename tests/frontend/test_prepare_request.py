@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from keepsight.config import Config
+from keepsight.config import HASHER_ALGORITHMS, Config
 from keepsight.demo import checkpoint_path
 from keepsight.errors import (
     CheckpointError,
@@ -26,7 +27,7 @@ from keepsight.frontend.decode_picture import decode_picture
 from keepsight.frontend.open_picture import PictureSource
 from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
 from keepsight.media import Geometry
-from keepsight.requests import EngineRequest
+from keepsight.requests import EngineRequest, Pixels
 from keepsight.sampling_params import SamplingParams
 from tests.drawn import ask, by_object, by_url, draw, to_data_url, to_png
 from tests.frontend.sample_pictures import encode
@@ -111,7 +112,7 @@ def test_a_prompt_that_is_too_long_is_refused_before_any_content_is_hashed(monke
     preparer = RequestPreparer.from_config(Config(max_model_len=50))
     hashed: list[PictureSource] = []
 
-    def note(source: PictureSource) -> str:
+    def note(source: PictureSource, _algorithm: str) -> str:
         hashed.append(source)
         return "a hash"
 
@@ -231,6 +232,45 @@ def test_the_whole_of_a_cropped_picture_is_the_picture_that_is_not_cropped(prepa
     whole, left, right = hashes_of(preparer.prepare_chat(messages, PARAMS, CROPPED))
     assert whole == alone
     assert len({whole, left, right}) == 3
+
+
+def test_an_array_that_is_changed_afterwards_changes_nothing(preparer: RequestPreparer) -> None:
+    array = np.asarray(draw(3).picture).copy()
+    for source in (array, torch.from_numpy(array.copy())):
+        expected = preparer.prepare_chat(ask(by_object(source), "What?"), PARAMS)
+        pixels = expected.pixels_of(hashes_of(expected))
+        prepared = preparer.prepare_chat(ask(by_object(source), "What?"), PARAMS)
+        source[:] = 0
+        found = prepared.pixels_of(hashes_of(prepared))
+        assert found.keys() == pixels.keys()
+        assert all(np.array_equal(found[each], pixels[each]) for each in pixels)
+        assert any(each.any() for each in found.values())
+        later = preparer.prepare_chat(ask(by_object(source), "What?"), PARAMS)
+        assert hashes_of(later) != hashes_of(expected)
+
+
+def test_a_picture_has_the_pixels_of_its_array(preparer: RequestPreparer) -> None:
+    picture = draw(3).picture
+    array = np.asarray(picture)
+    made: list[Pixels] = []
+    for source in (picture, array, np.moveaxis(array, -1, 0), torch.from_numpy(array.copy())):
+        prepared = preparer.prepare_text("<start_of_image>", [source], PARAMS)
+        made += prepared.pixels_of(hashes_of(prepared)).values()
+    assert len(made) == 4
+    assert all(np.array_equal(made[0], each) for each in made)
+
+
+def test_the_algorithm_of_the_names_is_the_option_s_else_the_environment_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    def name_under(option: str | None, variable: str) -> str:
+        monkeypatch.setenv("KEEPSIGHT_MM_HASHER_ALGORITHM", variable)
+        preparer = RequestPreparer.from_config(Config(mm_hasher_algorithm=option))
+        return hashes_of(preparer.prepare_chat(ask(by_url(draw(1).picture)), PARAMS))[0]
+
+    names = {each: name_under(each, "") for each in HASHER_ALGORITHMS}
+    assert len(set(names.values())) == len(names)
+    assert name_under(None, "") == names["blake3"]
+    assert name_under(None, "sha256") == names["sha256"]
+    assert name_under("sha512", "sha256") == names["sha512"]
 
 
 def test_another_salt_backend_or_model_is_another_picture(preparer: RequestPreparer, tmp_path: Path) -> None:

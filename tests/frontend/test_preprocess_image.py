@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from keepsight.frontend.decode_picture import decode_picture
+from keepsight.frontend.fetch_media import fetch_media
 from keepsight.frontend.pan_and_scan import plan_crops
 from keepsight.frontend.preprocess_image import preprocess_image, resize_pixels
 from keepsight.frontend.read_header import read_header
@@ -53,8 +54,9 @@ def torchvision_pixels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Map
 def our_pixels(case: Case, backend: Backend) -> Floats:
     """float32 [1 + crops, 3, height, width], as the reference lays them out."""
     config = config_of(case, backend)
-    crops = plan_crops(read_header(case.source, "picture").geometry, config)
-    prepared = preprocess_image(decode_picture(case.source, "picture"), (None, *crops), config)
+    source = fetch_media(case.source, "picture")
+    crops = plan_crops(read_header(source, "picture").geometry, config)
+    prepared = preprocess_image(decode_picture(source, "picture"), (None, *crops), config)
     normalized = PixelNormalizer(config, "cpu", torch.float32)(torch.from_numpy(np.stack(prepared)))
     return normalized.permute(0, 3, 1, 2).contiguous().numpy()
 

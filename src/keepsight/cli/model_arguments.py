@@ -5,7 +5,16 @@ import dataclasses
 import json
 from typing import Any
 
-from keepsight.config import BLOCK_SIZES, CACHE_DEVICES, DEVICES, DTYPES, IMAGE_BACKENDS, PERFORMANCE_MODES, Config
+from keepsight.config import (
+    BLOCK_SIZES,
+    CACHE_DEVICES,
+    DEVICES,
+    DTYPES,
+    HASHER_ALGORITHMS,
+    IMAGE_BACKENDS,
+    PERFORMANCE_MODES,
+    Config,
+)
 from keepsight.errors import InvalidArgumentError
 
 DEFAULTS = Config()
@@ -87,6 +96,12 @@ def _add_kv_cache(group: Any) -> None:
 def _add_pictures(group: Any) -> None:
     _add(group, "image_backend", "the image processor of transformers that pixels equal", choices=IMAGE_BACKENDS)
     _add(group, "mm_processor_kwargs", """e.g. '{"do_pan_and_scan": true}'""", metavar="JSON", default="{}")
+    _add(
+        group,
+        "mm_hasher_algorithm",
+        "what names pictures (default: KEEPSIGHT_MM_HASHER_ALGORITHM, else blake3)",
+        choices=HASHER_ALGORITHMS,
+    )
     _add(
         group,
         "encoder_cache_gb",

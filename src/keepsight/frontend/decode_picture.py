@@ -1,4 +1,4 @@
-"""From the bytes of a picture (or a PIL image) to its pixels, upright and in RGB: what the reference makes of the same.
+"""From a picture (its bytes, a PIL image or an array) to its pixels, upright and in RGB, as the reference makes them.
 
 What `read_header` refuses is refused here too.  The reference for bytes is transformers' `load_image` (upright, then
 `convert("RGB")`) followed by its image processor; for a PIL image, that image passed to the processor as it is.  What
@@ -20,7 +20,7 @@ CMYK, YCbCr, LAB   Pillow's conversion to RGB, colour     the same
 I, I;16, F         refused: the reference clips to white  refused
 =================  =====================================  ===========================================
 
-Of a PIL image with several frames the current one is taken.
+Of a PIL image with several frames the current one is taken.  An array is taken as it is, grey in three channels.
 """
 
 import logging
@@ -31,6 +31,7 @@ from PIL import Image, ImageFile
 
 from keepsight.errors import UnreadablePictureError
 from keepsight.frontend.open_picture import PictureSource, open_picture, orientation_of, refusing_damage
+from keepsight.frontend.picture_array import view_as_rgb
 from keepsight.frontend.png_chunks import is_plain_png
 from keepsight.frontend.read_header import DEFAULT_MAX_PIXELS, read_header
 from keepsight.media import Geometry
@@ -54,6 +55,8 @@ MAX_PACKED_PIXELS = 2_000_000
 def decode_picture(source: PictureSource, field: str = "image", max_pixels: int = DEFAULT_MAX_PIXELS) -> Pixels:
     """uint8 [height, width, 3]; its pixels lie 3 or 4 bytes apart, whichever takes least work to get."""
     header = read_header(source, field, max_pixels)
+    if isinstance(source, np.ndarray):
+        return np.ascontiguousarray(view_as_rgb(source))
     if isinstance(source, Image.Image):
         with refusing_damage(field, None):
             return _padded_pixels(_to_rgb(source))

@@ -7,6 +7,7 @@ from PIL import Image
 
 from keepsight.errors import InvalidArgumentError, UnreadablePictureError, UnsupportedFieldError
 from keepsight.frontend.open_picture import PictureSource
+from keepsight.frontend.picture_array import try_freeze_array
 
 
 def fetch_media(source: object, field: str) -> PictureSource:
@@ -16,7 +17,11 @@ def fetch_media(source: object, field: str) -> PictureSource:
         return bytes(source)
     if isinstance(source, Image.Image):
         return source
-    raise InvalidArgumentError(field, f"must be a URL, bytes or a PIL image, not {type(source).__name__}")
+    array = try_freeze_array(source, field)
+    if array is None:
+        kinds = "a URL, bytes, a PIL image, an array or a tensor"
+        raise InvalidArgumentError(field, f"must be {kinds}, not {type(source).__name__}")
+    return array
 
 
 def _read_url(url: str, field: str) -> bytes:

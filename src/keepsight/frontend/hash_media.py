@@ -5,9 +5,12 @@ back: every value is tagged by its kind and framed by its length, so that values
 """
 
 import dataclasses
+import hashlib
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
+import numpy as np
 from blake3 import blake3
 
 from keepsight.frontend.open_picture import PictureSource
@@ -15,20 +18,35 @@ from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import CropBox
 
 
-def hash_values(**parts: object) -> str:
+class _Hasher(Protocol):
+    def update(self, chunk: bytes, /) -> object: ...
+    def hexdigest(self) -> str: ...
+
+
+_HASHERS: dict[str, Callable[[], _Hasher]] = {
+    "blake3": blake3,
+    "sha256": hashlib.sha256,
+    "sha512": hashlib.sha512,
+}
+
+
+def hash_values(algorithm: str, /, **parts: object) -> str:
     """Of None, bool, int, float, str, bytes, and lists, tuples and dicts of these; lists are tuples."""
-    hasher = blake3()
+    hasher = _HASHERS[algorithm]()
     for chunk in _frame(parts):
         hasher.update(chunk)
     return hasher.hexdigest()
 
 
-def hash_content(source: PictureSource) -> str:
-    """Of the bytes as they were received, or of all that decoding a PIL image looks at."""
+def hash_content(source: PictureSource, algorithm: str) -> str:
+    """Of the bytes as they were received, or of all that decoding a PIL image or an array looks at."""
     if isinstance(source, bytes):
-        return hash_values(received=source)
+        return hash_values(algorithm, received=source)
+    if isinstance(source, np.ndarray):
+        return hash_values(algorithm, dtype=str(source.dtype), shape=source.shape, data=source.tobytes())
     pixels, palette = source.tobytes(), source.getpalette("RGBA")
     return hash_values(
+        algorithm,
         mode=source.mode,
         size=source.size,
         pixels=pixels,
@@ -40,8 +58,11 @@ def hash_content(source: PictureSource) -> str:
 class MediaHasher:
     """Names the pictures of one request, and their crops."""
 
-    def __init__(self, model_id: str, config: ImageProcessorConfig, cache_salt: str | None) -> None:
+    def __init__(self, model_id: str, config: ImageProcessorConfig, cache_salt: str | None, algorithm: str) -> None:
+        self._algorithm = algorithm
         self._shared_parts = {
+            # Two algorithms whose names are equally long must not meet in them.
+            "algorithm": algorithm,
             "model": model_id,
             "processor": _options_of_all(config),
             "cache_salt": cache_salt,
@@ -50,10 +71,10 @@ class MediaHasher:
 
     def hash_parts(self, source: PictureSource, crops: Iterable[CropBox | None]) -> Iterator[str]:
         """One for each crop of a picture; None is the whole."""
-        content = hash_content(source)
+        content = hash_content(source, self._algorithm)
         for crop in crops:
             box = None if crop is None else dataclasses.astuple(crop)
-            yield hash_values(content=content, crop=box, **self._shared_parts)
+            yield hash_values(self._algorithm, content=content, crop=box, **self._shared_parts)
 
 
 def _options_of_all(config: ImageProcessorConfig) -> dict[str, object]:

@@ -24,9 +24,10 @@ from PIL import (
 )
 
 from keepsight.errors import KeepsightError, PictureTooLargeError, UnreadablePictureError
+from keepsight.frontend.picture_array import PictureArray
 from keepsight.frontend.png_chunks import with_metadata_first
 
-PictureSource = bytes | Image.Image
+PictureSource = bytes | Image.Image | PictureArray
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "AVIF", "BMP", "TIFF", "JPEG2000", "PPM")
 

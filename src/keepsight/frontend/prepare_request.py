@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keepsight.config import Config
+from keepsight.config import Config, resolve_hasher_algorithm
 from keepsight.errors import (
     CheckpointError,
     InvalidArgumentError,
@@ -135,12 +135,13 @@ class RequestPreparer:
         image_config: ImageProcessorConfig | None,
         limits: ModelLimits,
         model_id: str,
+        hasher_algorithm: str,
     ) -> None:
         self.tokenizer, self.template = tokenizer, template
         self.expander = PromptExpander(tokenizer, image_format)
         self.image_config, self.max_model_len = image_config, limits.max_model_len
         self._image_token_ids = frozenset() if image_format is None else image_format.token_ids
-        self._model_id = model_id
+        self._model_id, self._hasher_algorithm = model_id, hasher_algorithm
         self._vocab_size = min(tokenizer.vocab_size, limits.vocab_size)
         self._request_numbers = itertools.count()
 
@@ -157,7 +158,8 @@ class RequestPreparer:
             image_config = load_image_config(directory, config.image_backend, config.mm_processor_kwargs)
         template = ChatTemplate.from_checkpoint(directory, tokenizer.special_tokens)
         limits = ModelLimits.from_checkpoint(directory, config.max_model_len)
-        return cls(tokenizer, template, image_format, image_config, limits, str(directory.resolve()))
+        algorithm = resolve_hasher_algorithm(config.mm_hasher_algorithm)
+        return cls(tokenizer, template, image_format, image_config, limits, str(directory.resolve()), algorithm)
 
     def prepare_chat(
         self,
@@ -221,7 +223,7 @@ class RequestPreparer:
         self._check_fits(expanded, field)
         named: Sequence[_NamedPicture] = ()
         if config is not None:
-            hasher = MediaHasher(self._model_id, config, terms.cache_salt)
+            hasher = MediaHasher(self._model_id, config, terms.cache_salt, self._hasher_algorithm)
             named = [_NamedPicture(picture, config, _name_parts(picture, hasher)) for picture in pictures]
         return PreparedRequest(self._finish(expanded, named, terms), tuple(named))
 

@@ -6,10 +6,12 @@ a preview or a depth map behind them, of which the first is taken), pixels deepe
 
 from dataclasses import dataclass
 
+import numpy as np
 from PIL import ExifTags, Image, ImageFile, TiffImagePlugin
 
 from keepsight.errors import PictureTooLargeError, UnreadablePictureError, UnsupportedPictureError
 from keepsight.frontend.open_picture import PictureSource, open_picture, orientation_of, refusing_damage
+from keepsight.frontend.picture_array import view_as_rgb
 from keepsight.media import Geometry
 
 DEFAULT_MAX_PIXELS = 64_000_000
@@ -21,7 +23,7 @@ class PictureHeader:
     """What is known of a picture before it is decoded; its geometry is that of the decoded pixels."""
 
     geometry: Geometry
-    format: str | None  # None for a PIL image that was made, not read
+    format: str | None  # None for what was made, not read: some PIL images, all arrays
     mode: str  # of the file, before the conversion to RGB
 
 
@@ -29,6 +31,9 @@ def read_header(source: PictureSource, field: str, max_pixels: int = DEFAULT_MAX
     """Refuses what cannot be served, as far as the header tells; `field` is what the caller calls the picture."""
     if isinstance(source, Image.Image):
         header = PictureHeader(Geometry(*source.size), source.format, source.mode)
+    elif isinstance(source, np.ndarray):
+        height, width, _ = view_as_rgb(source).shape
+        header = PictureHeader(Geometry(width, height), None, "RGB")
     else:
         with refusing_damage(field, len(source)):
             header = _parse_header(source, field, max_pixels)

@@ -1,0 +1,62 @@
+"""Pictures that are numpy arrays or torch tensors of this process: which are taken, and how their axes are read.
+
+Tensors are known by their methods only: this file does without torch.  What `try_freeze_array` gives belongs to nobody
+else and never changes, so its name stays true.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from keepsight.errors import UnsupportedPictureError
+from keepsight.requests import Pixels
+
+PictureArray = npt.NDArray[np.uint8]  # of the caller's shape
+
+ALLOWED = "uint8 [height, width, 3], [3, height, width] or, for grey, [height, width] or 1 channel in the place of 3"
+# The reference takes a first axis of these lengths for the channels, whatever the last one is.
+_CHANNEL_COUNTS = (1, 3, 4)
+
+
+def try_freeze_array(source: object, field: str) -> PictureArray | None:
+    """A contiguous, read-only copy; None of what is neither array nor tensor."""
+    if not isinstance(source, np.ndarray) and not _is_tensor(source):
+        return None
+    described: Any = source
+    _check_kind(str(described.dtype).removeprefix("torch."), tuple(described.shape), field)
+    frozen = np.array(source if isinstance(source, np.ndarray) else _to_numpy(source, field), order="C")
+    frozen.flags.writeable = False
+    return frozen
+
+
+def view_as_rgb(array: PictureArray) -> Pixels:
+    """[height, width, 3], nothing copied."""
+    rows = _with_channels_last(array)
+    return np.broadcast_to(rows, (*rows.shape[:2], 3))
+
+
+def _with_channels_last(array: PictureArray) -> PictureArray:
+    if array.ndim == 2:
+        return array[..., np.newaxis]
+    return np.moveaxis(array, 0, -1) if array.shape[0] in _CHANNEL_COUNTS else array
+
+
+def _check_kind(dtype: str, shape: tuple[int, ...], field: str) -> None:
+    channels = 1
+    if len(shape) == 3:
+        channels = shape[0] if shape[0] in _CHANNEL_COUNTS else shape[2]
+    if dtype != "uint8" or len(shape) not in (2, 3) or channels not in (1, 3):
+        raise UnsupportedPictureError(field, f"an array of {dtype} {list(shape)} is not taken; allowed are {ALLOWED}")
+
+
+def _is_tensor(source: object) -> bool:
+    return all(hasattr(source, name) for name in ("detach", "cpu", "numpy", "dtype", "shape"))
+
+
+def _to_numpy(tensor: Any, field: str) -> PictureArray:
+    try:
+        array: PictureArray = tensor.detach().cpu().numpy()
+    except (RuntimeError, TypeError) as error:  # sparse, or on the meta device
+        raise UnsupportedPictureError(field, f"a tensor without dense data: {error}") from error
+    return array
