@@ -249,6 +249,16 @@ def test_an_array_that_is_changed_afterwards_changes_nothing(preparer: RequestPr
         assert hashes_of(later) != hashes_of(expected)
 
 
+def test_a_pil_image_that_is_changed_afterwards_changes_nothing(preparer: RequestPreparer) -> None:
+    image = draw(3).picture.copy()
+    expected = preparer.prepare_chat(ask(by_object(image.copy()), "What?"), PARAMS)
+    prepared = preparer.prepare_chat(ask(by_object(image), "What?"), PARAMS)
+    image.paste((0, 0, 0), (0, 0, *image.size))
+    assert hashes_of(prepared) == hashes_of(expected)
+    [pixels], [found] = (each.pixels_of(hashes_of(each)).values() for each in (expected, prepared))
+    assert np.array_equal(found, pixels)
+
+
 def test_a_picture_has_the_pixels_of_its_array(preparer: RequestPreparer) -> None:
     picture = draw(3).picture
     array = np.asarray(picture)

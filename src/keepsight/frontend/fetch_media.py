@@ -6,7 +6,7 @@ from urllib.parse import unquote_to_bytes
 from PIL import Image
 
 from keepsight.errors import InvalidArgumentError, UnreadablePictureError, UnsupportedFieldError
-from keepsight.frontend.open_picture import PictureSource
+from keepsight.frontend.open_picture import PictureSource, refusing_damage
 from keepsight.frontend.picture_array import try_freeze_array
 
 
@@ -22,6 +22,14 @@ def fetch_media(source: object, field: str) -> PictureSource:
         kinds = "a URL, bytes, a PIL image, an array or a tensor"
         raise InvalidArgumentError(field, f"must be {kinds}, not {type(source).__name__}")
     return array
+
+
+def freeze(source: PictureSource, field: str) -> PictureSource:
+    """What the caller changes afterwards must not end up under the name of what it was."""
+    if not isinstance(source, Image.Image):
+        return source
+    with refusing_damage(field, None):
+        return source.copy()
 
 
 def _read_url(url: str, field: str) -> bytes:

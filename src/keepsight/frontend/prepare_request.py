@@ -20,7 +20,7 @@ from keepsight.errors import (
 )
 from keepsight.frontend.decode_picture import decode_picture
 from keepsight.frontend.expand_prompt import ExpandedPrompt, ImagePromptFormat, PromptExpander
-from keepsight.frontend.fetch_media import fetch_media
+from keepsight.frontend.fetch_media import fetch_media, freeze
 from keepsight.frontend.hash_media import MediaHasher
 from keepsight.frontend.model_limits import ModelLimits, load_image_config
 from keepsight.frontend.open_picture import PictureSource, refusing_damage
@@ -269,7 +269,7 @@ class RequestPreparer:
 def _look_at(part: PicturePart, config: ImageProcessorConfig) -> _Picture:
     source = fetch_media(part.source, part.field)
     geometry = read_header(source, part.field).geometry
-    return _Picture(source, part.field, geometry, plan_crops(geometry, config))
+    return _Picture(freeze(source, part.field), part.field, geometry, plan_crops(geometry, config))
 
 
 def _name_parts(picture: _Picture, hasher: MediaHasher) -> dict[str, CropBox | None]:
