@@ -152,30 +152,34 @@ class FakeRunner:
         self._sequences[new.sequence_id] = _Sequence(request, keys, list(request.token_ids))
 
     def _carry_out(self, work: Iterable[list[Slice] | Encoding]) -> StepResult:
-        result = StepResult([], [], {}, {})
+        computed, failed_sequences = list[Computed](), dict[SequenceId, str]()
+        encoded, failed_encodings = list[str](), dict[str, str]()
         for each in work:
-            if isinstance(each, Encoding):
-                self._carry_out_encoding(each, result)
+            if isinstance(each, list):
+                self._carry_out_slices(each, computed, failed_sequences)
+            elif self._try_encode(each):
+                encoded.append(each.encoder_key)
             else:
-                self._carry_out_slices(each, result)
-        return result
+                failed_encodings[each.encoder_key] = "a bad picture"
+        return StepResult(computed, encoded, failed_encodings, failed_sequences)
 
-    def _carry_out_encoding(self, encoding: Encoding, result: StepResult) -> None:
+    def _try_encode(self, encoding: Encoding) -> bool:
         assert encoding.encoder_key not in self.embeddings, "encoded twice"
         pixels = self._pixels[encoding.media_hash]
         if encoding.media_hash in self.bad_media:
-            result.failed_encodings[encoding.encoder_key] = "a bad picture"  # type: ignore[index]
-            return
+            return False
         self.encoded.append(encoding.media_hash)
         self.embeddings[encoding.encoder_key] = _embeddings(pixels)
-        result.encoded.append(encoding.encoder_key)  # type: ignore[attr-defined]
+        return True
 
-    def _carry_out_slices(self, slices: Sequence[Slice], result: StepResult) -> None:
+    def _carry_out_slices(
+        self, slices: Sequence[Slice], computed: list[Computed], failed: dict[SequenceId, str]
+    ) -> None:
         for piece in slices:
             if piece.sequence_id[0] in self.bad_requests:
-                result.failed_sequences[piece.sequence_id] = "a bad request"  # type: ignore[index]
+                failed[piece.sequence_id] = "a bad request"
             else:
-                result.computed.append(self._compute(piece))  # type: ignore[attr-defined]
+                computed.append(self._compute(piece))
 
     def _compute(self, piece: Slice) -> Computed:
         sequence = self._sequences[piece.sequence_id]

@@ -28,6 +28,7 @@ def freeze(source: PictureSource, field: str) -> PictureSource:
     """What the caller changes afterwards must not end up under the name of what it was."""
     if not isinstance(source, Image.Image):
         return source
+    # Its content may still lie in the file that it was opened from.
     with refusing_damage(field, None):
         return source.copy()
 

@@ -23,7 +23,7 @@ from keepsight.frontend.expand_prompt import ExpandedPrompt, ImagePromptFormat, 
 from keepsight.frontend.fetch_media import fetch_media, freeze
 from keepsight.frontend.hash_media import MediaHasher
 from keepsight.frontend.model_limits import ModelLimits, load_image_config
-from keepsight.frontend.open_picture import PictureSource, refusing_damage
+from keepsight.frontend.open_picture import PictureSource
 from keepsight.frontend.pan_and_scan import plan_crops
 from keepsight.frontend.preprocess_image import preprocess_image
 from keepsight.frontend.read_header import read_header
@@ -273,10 +273,8 @@ def _look_at(part: PicturePart, config: ImageProcessorConfig) -> _Picture:
 
 
 def _name_parts(picture: _Picture, hasher: MediaHasher) -> dict[str, CropBox | None]:
-    # The content of a PIL image may lie in a file that it was opened from.
-    with refusing_damage(picture.field, None):
-        parts = (None, *picture.crops)
-        return dict(zip(hasher.hash_parts(picture.source, parts), parts, strict=True))
+    parts = (None, *picture.crops)
+    return dict(zip(hasher.hash_parts(picture.source, parts), parts, strict=True))
 
 
 def _check_overrides(overrides: dict[str, Any]) -> None:

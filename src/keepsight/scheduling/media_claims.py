@@ -121,16 +121,13 @@ class MediaClaims:
         """Items that are wholly computed need their embeddings no more.  Whether there were any."""
         passed = [index for index in state.claimed_items if index < first_item]
         for index in passed:
-            self._release(state, index)
+            state.claimed_items.remove(index)
+            self.encoder_cache.release((state.sequence_id, index))
         return bool(passed)
 
     def drop(self, state: RequestState) -> None:
-        for index in tuple(state.claimed_items):
-            self._release(state, index)
-
-    def _release(self, state: RequestState, index: int) -> None:
-        state.claimed_items.remove(index)
-        self.encoder_cache.release((state.sequence_id, index))
+        state.claimed_items.clear()
+        self.encoder_cache.release_all(state.sequence_id)
 
     def arrived(self, media_hash: str) -> Iterable[RequestState] | None:
         """Who waited for it; None when nobody lives that could use it."""
