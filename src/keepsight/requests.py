@@ -1,7 +1,7 @@
 """What crosses between frontend and engine: plain values, no tensors of a device, no process.
 
-A request carries the hash and the geometry of its media, never their pixels: the engine asks for those that it lacks,
-with `MediaNeeded`, and gets them as `MediaArrived`.
+A request carries the hash and the geometry of its media, never their pixels: they come by themselves (`coming_media`),
+or the engine asks for those that it lacks, with `MediaNeeded`; either way as `MediaArrived`.
 """
 
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from keepsight.media import MediaItem
 from keepsight.sampling_params import SamplingParams
 
 Pixels = npt.NDArray[np.uint8]  # [height, width, 3]
+Shape = tuple[int, int, int]
 # "stop" when a token ended the answer by itself; stop strings are the frontend's business.
 FinishReason = Literal["stop", "length"]
 
@@ -43,6 +44,8 @@ class EngineRequest:
     # Requests share caches only with those of the same salt.
     cache_salt: str | None = None
     adapter: Adapter | None = None
+    # Hashes of media whose pixels are being made already: the engine need not ask for them.
+    coming_media: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +57,33 @@ class AbortRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class RingPlace:
+    """Pixels that lie in a shared-memory ring."""
+
+    ring_id: str
+    entry_id: int
+    offset: int
+    num_bytes: int
+    shape: Shape
+    # Of this entry, and not to be guessed: another one's at the same place has another.
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPixels:
+    """Pixels that lie in the shared store under their media hash."""
+
+    shape: Shape
+
+
+# The pixels themselves, or where they can be read.
+CarriedPixels = Pixels | RingPlace | StoredPixels
+
+
+@dataclass(frozen=True, slots=True)
 class MediaArrived:
     media_hash: str
-    pixels: Pixels
+    pixels: CarriedPixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +92,8 @@ class ResetCaches:
 
     prefix: bool = False
     encoder: bool = False
+    # Pixels, as far as the engine keeps any.
+    processor: bool = False
 
 
 ToEngine = EngineRequest | AbortRequest | MediaArrived | ResetCaches
@@ -97,6 +126,22 @@ class TokenOutput:
 class MediaNeeded:
     request_id: str
     media_hashes: tuple[str, ...]
+    # Where they were said to lie they were not: send the pixels themselves.
+    inline: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MediaHeld:
+    """A hint for every frontend: something made of each of these is in a cache of the engine's now."""
+
+    media_hashes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MediaDropped:
+    """A hint for every frontend: nothing made of any of these is in a cache of the engine's any more."""
+
+    media_hashes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,4 +154,4 @@ class RequestFailed:
     is_refusal: bool = False
 
 
-FromEngine = TokenOutput | MediaNeeded | RequestFailed
+FromEngine = TokenOutput | MediaNeeded | MediaHeld | MediaDropped | RequestFailed

@@ -8,6 +8,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from keepsight.engine.inbox import Inbox
 from keepsight.engine.unanswered import Unanswered
 from keepsight.requests import (
@@ -79,6 +81,7 @@ class EngineLoop:
             case AbortRequest(request_id, choice):
                 self._scheduler.abort(request_id, choice)
             case MediaArrived(media_hash, pixels):
+                assert isinstance(pixels, np.ndarray), "not in hand"
                 if self._scheduler.media_arrived(media_hash):
                     self._runner.hold_pixels(media_hash, pixels)
             case ResetCaches(prefix, encoder):
