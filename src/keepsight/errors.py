@@ -103,6 +103,18 @@ class RequestFailedError(KeepsightError):
         return "cannot_fit" if self.is_refusal else None
 
 
+class EngineLostError(RequestFailedError):
+    """The engine ended with the request unanswered, or there is none: worth trying again."""
+
+    @property
+    def status(self) -> int:
+        return 503
+
+    @property
+    def code(self) -> str | None:
+        return "engine_lost"
+
+
 class EverythingPinnedError(KeepsightError):
     """A cache has no room for an item that would fit: what would have to go is pinned."""
 

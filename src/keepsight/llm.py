@@ -13,10 +13,11 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from keepsight.config import Config
-from keepsight.engine.in_process_engine import InProcessEngine, Outputs
+from keepsight.engine.in_process_engine import InProcessEngine
 from keepsight.engine.start_engine import start_engine
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
+from keepsight.frontend.engine_client import Outputs
 from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
 from keepsight.frontend.tokenizer import Tokenizer
 from keepsight.outputs import CompletionOutput, Logprob, RequestOutput

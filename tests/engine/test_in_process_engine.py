@@ -13,9 +13,10 @@ from typing import Any, cast
 
 import pytest
 
-from keepsight.engine.in_process_engine import InProcessEngine, Outputs
+from keepsight.engine.in_process_engine import InProcessEngine
 from keepsight.engine.inbox import Inbox
 from keepsight.errors import PictureError, RequestFailedError
+from keepsight.frontend.engine_client import Outputs
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepare_request import PreparedRequest
 from keepsight.requests import EngineRequest, Pixels
@@ -34,6 +35,10 @@ class Prepared:
 
     engine_request: EngineRequest
     studio: "Studio"
+
+    @property
+    def makeable_media(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(item.media_hash for item in self.engine_request.media))
 
     def group_by_picture(self, media_hashes: Collection[str]) -> list[tuple[str, ...]]:
         return [(each,) for each in sorted(media_hashes)]

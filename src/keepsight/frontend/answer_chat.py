@@ -5,9 +5,11 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Protocol
 
 import msgspec
 
+from keepsight.errors import EngineLostError
 from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
 from keepsight.frontend.chat_request import ChatRequest
 from keepsight.frontend.chat_response import (
@@ -23,13 +25,22 @@ from keepsight.frontend.chat_response import (
     TopLogprob,
     Usage,
 )
-from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.prepare_request import PreparedRequest
 from keepsight.frontend.tokenizer import Tokenizer
 from keepsight.requests import TokenOutput
 
 logger = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
+# Of an answer that is told whole: so many engines may end before it is given up.
+MAX_ATTEMPTS = 3
+
+
+class Engine(Protocol):
+    """What an answer needs of an `EngineClient`."""
+
+    def generate(self, prepared: PreparedRequest) -> AsyncGenerator[TokenOutput, None]: ...
+
+    def stop_choice(self, request_id: str, choice: int) -> None: ...
 
 
 class ChatAnswer:
@@ -43,11 +54,8 @@ class ChatAnswer:
         # Of the choice that found least: the others find what that one has just computed.
         self._num_cached_tokens = len(prepared.engine_request.token_ids)
 
-    async def whole(self, engine: EngineClient) -> ChatCompletion:
-        choices: list[list[AnswerPiece]] = [[] for _ in range(self._request.sampling_params.n)]
-        async with aclosing(self._pieces(engine)) as pieces:
-            async for piece in pieces:
-                choices[piece.choice].append(piece)
+    async def whole(self, engine: Engine) -> ChatCompletion:
+        choices = await self._gather(engine)
         return ChatCompletion(
             id=self._id,
             created=self._created,
@@ -56,7 +64,23 @@ class ChatAnswer:
             usage=self._usage(),
         )
 
-    async def events(self, engine: EngineClient) -> AsyncGenerator[bytes, None]:
+    async def _gather(self, engine: Engine) -> list[list[AnswerPiece]]:
+        """All pieces of each choice.  Nobody has seen any of them yet, so a new engine may begin anew."""
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            choices: list[list[AnswerPiece]] = [[] for _ in range(self._request.sampling_params.n)]
+            self._num_tokens = 0
+            try:
+                async with aclosing(self._pieces(engine)) as pieces:
+                    async for piece in pieces:
+                        choices[piece.choice].append(piece)
+            except EngineLostError:
+                if attempt == MAX_ATTEMPTS:
+                    raise
+            else:
+                break
+        return choices
+
+    async def events(self, engine: Engine) -> AsyncGenerator[bytes, None]:
         """The first comes with the first token: what fails before is raised.  What fails later is an event too."""
         has_begun = False
         try:
@@ -71,7 +95,7 @@ class ChatAnswer:
             yield b"data: " + _encode(ErrorResponse.of(error)) + b"\n\n"
         yield b"data: [DONE]\n\n"
 
-    async def _chunks(self, engine: EngineClient) -> AsyncGenerator[bytes, None]:
+    async def _chunks(self, engine: Engine) -> AsyncGenerator[bytes, None]:
         has_begun = False
         async with aclosing(self._pieces(engine)) as pieces:
             async for piece in pieces:
@@ -85,7 +109,7 @@ class ChatAnswer:
         if self._asked.includes_usage:
             yield self._event(usage=self._usage())
 
-    async def _pieces(self, engine: EngineClient) -> AsyncGenerator[AnswerPiece, None]:
+    async def _pieces(self, engine: Engine) -> AsyncGenerator[AnswerPiece, None]:
         assembler = AnswerAssembler(self._tokenizer, self._request.sampling_params)
         async with aclosing(engine.generate(self._prepared)) as tokens:
             async for token in tokens:

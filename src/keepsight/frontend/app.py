@@ -18,10 +18,9 @@ from starlette.types import Receive, Scope, Send
 
 from keepsight import __version__
 from keepsight.errors import BodyTooLargeError, InvalidArgumentError, ModelNotFoundError, RequestFailedError
-from keepsight.frontend.answer_chat import ChatAnswer
+from keepsight.frontend.answer_chat import ChatAnswer, Engine
 from keepsight.frontend.chat_request import ChatRequest, parse_chat_request
 from keepsight.frontend.chat_response import SERVER_FAILED, ErrorDetail, ErrorResponse, ModelCard, ModelList
-from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
 
 logger = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ class _EventStream(StreamingResponse):
 
 
 class Api:
-    def __init__(self, preparer: RequestPreparer, engine: EngineClient, model_name: str) -> None:
+    def __init__(self, preparer: RequestPreparer, engine: Engine, model_name: str) -> None:
         self._preparer, self._engine, self._model_name = preparer, engine, model_name
         self._card = ModelCard(id=model_name, created=int(time.time()), max_model_len=preparer.max_model_len)
 
@@ -85,7 +84,7 @@ class Api:
             raise ModelNotFoundError("model", f"{name!r} is not served here, {self._model_name!r} is")
 
 
-def create_app(preparer: RequestPreparer, engine: EngineClient, model_name: str) -> Starlette:
+def create_app(preparer: RequestPreparer, engine: Engine, model_name: str) -> Starlette:
     api = Api(preparer, engine, model_name)
     return Starlette(
         routes=[

@@ -1,20 +1,255 @@
-"""What the frontend needs of an engine, wherever it runs."""
+"""The frontend's end of an engine, wherever that runs: who waits for what, and the media that it lacks.
 
-from collections.abc import AsyncGenerator
-from typing import Protocol
+Hands outputs to whoever asked, on an event loop or on the thread that brings them.  What it believes an engine to hold
+is a hint: a wrong one costs a round trip.  Each request is in `_callers` until the last is heard of it or its caller
+leaves; whoever takes it out tells the others.
+"""
 
+import asyncio
+import dataclasses
+import threading
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from functools import partial
+
+from keepsight.errors import EngineLostError, RequestFailedError
+from keepsight.frontend.media_hints import MediaHints
+from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepare_request import PreparedRequest
-from keepsight.requests import TokenOutput
+from keepsight.requests import (
+    AbortRequest,
+    CarriedPixels,
+    FromEngine,
+    MediaArrived,
+    MediaDropped,
+    MediaHeld,
+    MediaNeeded,
+    RequestFailed,
+    ResetCaches,
+    ToEngine,
+    TokenOutput,
+)
+
+# A request that was with so many engines when they ended is not given to another.
+MAX_LOST_ENGINES = 2
+# What a caller hears: tokens as they come; an exception is the last.
+Outputs = list[TokenOutput | Exception]
+OnOutputs = Callable[[Outputs], None]
+# False: nobody will read it.
+Send = Callable[[ToEngine], bool]
 
 
-class EngineClient(Protocol):
-    def generate(self, prepared: PreparedRequest) -> AsyncGenerator[TokenOutput, None]:
+class _Caller:
+    def __init__(
+        self, prepared: PreparedRequest, on_outputs: OnOutputs, event_loop: asyncio.AbstractEventLoop | None
+    ) -> None:
+        self.prepared, self.on_outputs, self.event_loop = prepared, on_outputs, event_loop
+        self.request_id = prepared.engine_request.request_id
+        self.unfinished = set(range(prepared.engine_request.sampling_params.n))
+        self.has_begun = False
+        self.num_lost_engines = 0
+
+
+class EngineClient:
+    def __init__(self, media_pool: MediaPool) -> None:
+        self._media_pool = media_pool
+        self._hints = MediaHints()
+        # Over which engine there is, and who asks it; never held while others are called back.
+        self._lock = threading.RLock()
+        self._callers: dict[str, _Caller] = {}
+        self._send: Send | None = None
+        self._reason_of_end: str | None = None
+        # Requests that were given to a second engine.
+        self.num_resent = 0
+
+    # The engine -----------------------------------------------------------------------------------------------
+
+    @property
+    def is_connected(self) -> bool:
+        return self._send is not None
+
+    def connect(self, send: Send) -> None:
+        """An engine is ready: it is given what waits.  `send` is called from many threads and must not wait."""
+        with self._lock:
+            self._hints.clear()
+            self._send = send
+            waiting = list(self._callers.values())
+            self.num_resent += sum(caller.num_lost_engines > 0 for caller in waiting)
+            making = [(caller, self._send_request(caller)) for caller in waiting]
+        for caller, coming in making:
+            self._make_media(caller, coming)
+
+    def disconnect(self, reason: str) -> None:
+        """The engine is gone, and nothing more is received from it.  Who has heard nothing yet waits for the next."""
+        with self._lock:
+            if self._send is None:
+                return
+            self._send = None
+            for caller in self._callers.values():
+                caller.num_lost_engines += 1
+                self._media_pool.forget(caller.request_id)
+            lost = [
+                caller
+                for caller in self._callers.values()
+                if caller.has_begun or caller.num_lost_engines >= MAX_LOST_ENGINES
+            ]
+        self._fail(lost, EngineLostError(reason))
+
+    def give_up(self, reason: str) -> None:
+        """No engine will come any more."""
+        with self._lock:
+            self._reason_of_end = self._reason_of_end or reason
+            self._send = None
+            callers = list(self._callers.values())
+        self._fail(callers, EngineLostError(self._reason_of_end))
+
+    def receive(self, outputs: Sequence[FromEngine]) -> None:
+        heard: dict[str, Outputs] = defaultdict(list)
+        for output in outputs:
+            match output:
+                case TokenOutput():
+                    heard[output.request_id].append(output)
+                case RequestFailed(request_id, message, is_refusal):
+                    heard[request_id].append(RequestFailedError(message, is_refusal=is_refusal))
+                case MediaNeeded(request_id, media_hashes, inline):
+                    if caller := self._callers.get(request_id):
+                        self._make_media(caller, media_hashes, inline=inline)
+                case MediaHeld(media_hashes):
+                    self._hints.note_held(media_hashes)
+                case MediaDropped(media_hashes):
+                    self._hints.note_dropped(media_hashes)
+        callers = ((self._callers.get(request_id), its) for request_id, its in heard.items())
+        self._deliver([(caller, its) for caller, its in callers if caller is not None])
+
+    # For callers ----------------------------------------------------------------------------------------------
+
+    async def generate(self, prepared: PreparedRequest) -> AsyncGenerator[TokenOutput, None]:
         """Closing the generator abandons the request.
 
         Raises what making its pixels raised (before the first token), and RequestFailedError.
         """
-        ...
+        arrived: asyncio.Queue[Outputs] = asyncio.Queue()
+        caller = _Caller(prepared, arrived.put_nowait, asyncio.get_running_loop())
+        self._admit(caller)
+        try:
+            while caller.unfinished or not arrived.empty():
+                for output in await arrived.get():
+                    if isinstance(output, Exception):
+                        raise output
+                    yield output
+        finally:
+            self.leave(caller.request_id)
+
+    def submit(self, prepared: PreparedRequest, on_outputs: OnOutputs) -> None:
+        """`on_outputs` is called on the thread that brings them, and must not keep it."""
+        self._admit(_Caller(prepared, on_outputs, None))
+
+    def leave(self, request_id: str) -> bool:
+        """Nothing more of this request is wanted.  False once it has ended: there was nothing to leave."""
+        was_running = self._take_out(request_id)
+        if was_running:
+            self._try_send(AbortRequest(request_id))
+        return was_running
 
     def stop_choice(self, request_id: str, choice: int) -> None:
         """No more tokens of this choice are needed; nothing happens if it has ended."""
-        ...
+        caller = self._callers.get(request_id)
+        if caller is not None and choice in caller.unfinished:
+            self._try_send(AbortRequest(request_id, choice))
+            self._note_end(caller, choice)
+
+    def reset_caches(self, *, prefix: bool = False, encoder: bool = False, processor: bool = False) -> None:
+        """For requests that come after it."""
+        if processor:
+            self._media_pool.reset_cache()
+        self._try_send(ResetCaches(prefix, encoder, processor))
+
+    def close(self) -> None:
+        """What still runs fails.  May be called more than once, and from any thread."""
+        self.give_up("the engine was closed")
+        self._media_pool.close()
+
+    # Between callers and engine -------------------------------------------------------------------------------
+
+    def _admit(self, caller: _Caller) -> None:
+        with self._lock:
+            if self._reason_of_end is not None:
+                raise EngineLostError(self._reason_of_end)
+            self._callers[caller.request_id] = caller
+            coming = self._send_request(caller)
+        self._make_media(caller, coming)
+
+    def _send_request(self, caller: _Caller) -> Sequence[str]:
+        """The media that the engine was told are coming.  Without an engine, the next one is given all that waits."""
+        if self._send is None:
+            return ()
+        request = caller.prepared.engine_request
+        coming = self._hints.promise(request.request_id, caller.prepared.makeable_media)
+        self._send(dataclasses.replace(request, coming_media=coming))
+        return coming
+
+    def _try_send(self, message: ToEngine) -> None:
+        if (send := self._send) is not None:
+            send(message)
+
+    def _deliver(self, deliveries: Sequence[tuple[_Caller, Outputs]]) -> None:
+        """All that is for one event loop crosses over to it in one go: waking it costs more than a token."""
+        by_event_loop = defaultdict(list)
+        for caller, outputs in deliveries:
+            caller.has_begun = True
+            by_event_loop[caller.event_loop].append((caller, outputs))
+        for event_loop, its in by_event_loop.items():
+            if event_loop is None:
+                self._hand_out(its)
+            else:
+                self._cross_to(event_loop, its)
+
+    def _cross_to(self, event_loop: asyncio.AbstractEventLoop, deliveries: Sequence[tuple[_Caller, Outputs]]) -> None:
+        try:
+            event_loop.call_soon_threadsafe(self._hand_out, deliveries)
+        except RuntimeError:  # it was closed, and none of its callers left before
+            for caller, _ in deliveries:
+                self.leave(caller.request_id)
+
+    def _hand_out(self, deliveries: Sequence[tuple[_Caller, Outputs]]) -> None:
+        for caller, outputs in deliveries:
+            for output in outputs:
+                if isinstance(output, Exception):
+                    self._note_end(caller, *caller.unfinished)
+                elif output.finish_reason is not None:
+                    self._note_end(caller, output.choice)
+            caller.on_outputs(outputs)
+
+    def _note_end(self, caller: _Caller, *choices: int) -> None:
+        caller.unfinished.difference_update(choices)
+        if not caller.unfinished:
+            self._take_out(caller.request_id)
+
+    def _take_out(self, request_id: str) -> bool:
+        with self._lock:
+            if self._callers.pop(request_id, None) is None:
+                return False
+        self._media_pool.forget(request_id)
+        self._hints.forget(request_id)
+        return True
+
+    def _fail(self, callers: Iterable[_Caller], error: Exception) -> None:
+        self._deliver([(caller, [error]) for caller in callers if self._take_out(caller.request_id)])
+
+    # Media ----------------------------------------------------------------------------------------------------
+
+    def _make_media(self, caller: _Caller, media_hashes: Sequence[str], *, inline: bool = False) -> None:
+        if not media_hashes:
+            return
+        fail = partial(self._fail_media, caller)
+        self._media_pool.make(caller.prepared, media_hashes, self._take_pixels, fail, inline=inline)
+        if caller.request_id not in self._callers:  # it left meanwhile, when there was nothing yet to forget
+            self._media_pool.forget(caller.request_id)
+
+    def _take_pixels(self, media_hash: str, pixels: CarriedPixels) -> None:
+        self._try_send(MediaArrived(media_hash, pixels))
+
+    def _fail_media(self, caller: _Caller, error: Exception) -> None:
+        """Its media cannot be made: the engine would wait for it for ever."""
+        if self.leave(caller.request_id):
+            self._deliver([(caller, [error])])

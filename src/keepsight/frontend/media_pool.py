@@ -52,6 +52,8 @@ class MediaPool:
         media_hashes: Collection[str],
         deliver: Callable[[str, Pixels], None],
         fail: Callable[[Exception], None],
+        *,
+        inline: bool = False,
     ) -> None:
         """Calls `deliver` once for each hash; or `fail`, once, and gives up the others.
 

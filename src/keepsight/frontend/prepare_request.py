@@ -18,14 +18,13 @@ from keepsight.errors import (
     PromptTooLongError,
     ReservedTokenError,
 )
-from keepsight.frontend.decode_picture import decode_picture
 from keepsight.frontend.expand_prompt import ExpandedPrompt, ImagePromptFormat, PromptExpander
 from keepsight.frontend.fetch_media import fetch_media, freeze
 from keepsight.frontend.hash_media import MediaHasher
+from keepsight.frontend.make_pixels import MakePixels, PictureJob
 from keepsight.frontend.model_limits import ModelLimits, load_image_config
 from keepsight.frontend.open_picture import PictureSource
 from keepsight.frontend.pan_and_scan import plan_crops
-from keepsight.frontend.preprocess_image import preprocess_image
 from keepsight.frontend.read_header import read_header
 from keepsight.frontend.read_messages import PicturePart
 from keepsight.frontend.render_prompt import ChatTemplate
@@ -68,10 +67,9 @@ class _NamedPicture:
         for media_hash, crop in self.parts.items():
             yield media_hash, self.picture.geometry if crop is None else Geometry(crop.width, crop.height)
 
-    def make_pixels(self, media_hashes: Sequence[str]) -> dict[str, Pixels]:
-        rgb = decode_picture(self.picture.source, self.picture.field)
-        parts = [self.parts[media_hash] for media_hash in media_hashes]
-        return dict(zip(media_hashes, preprocess_image(rgb, parts, self.config), strict=True))
+    def job(self, media_hashes: Sequence[str]) -> PictureJob:
+        parts = {media_hash: self.parts[media_hash] for media_hash in media_hashes}
+        return PictureJob(self.picture.source, self.picture.field, parts, self.config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +79,16 @@ class PreparedRequest:
     engine_request: EngineRequest
     _pictures: tuple[_NamedPicture, ...] = ()
 
-    def pixels_of(self, media_hashes: Collection[str]) -> dict[str, Pixels]:
+    @property
+    def makeable_media(self) -> tuple[str, ...]:
+        """Hashes of what `pixels_of` can be asked for, each once."""
+        return tuple(dict.fromkeys(media_hash for picture in self._pictures for media_hash in picture.parts))
+
+    def pixels_of(self, media_hashes: Collection[str], make: MakePixels = PictureJob.run) -> dict[str, Pixels]:
         """A picture is decoded once, whatever is asked for of it; raises PictureError if it cannot be."""
         made: dict[str, Pixels] = {}
         for group in self.group_by_picture(media_hashes):
-            made |= self._picture_of(group[0]).make_pixels(group)
+            made |= make(self._picture_of(group[0]).job(group))
         return made
 
     def group_by_picture(self, media_hashes: Collection[str]) -> list[tuple[str, ...]]:

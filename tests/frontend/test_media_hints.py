@@ -1,0 +1,81 @@
+"""What is promised is what nothing is known of, once, and never too much of it."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from keepsight.frontend.media_hints import MediaHints
+
+
+def test_what_the_engine_knows_nothing_of_is_promised_once() -> None:
+    hints = MediaHints()
+    assert hints.promise("1", ["a", "b"]) == ("a", "b")
+    assert hints.promise("2", ["b", "c"]) == ("c",)
+
+
+def test_what_the_engine_holds_is_not_promised_until_it_drops_it() -> None:
+    hints = MediaHints()
+    hints.note_held(["a"])
+    assert hints.promise("1", ["a"]) == ()
+    hints.note_dropped(["a"])
+    assert hints.promise("1", ["a"]) == ("a",)
+
+
+def test_a_request_that_ended_promises_nothing_any_more() -> None:
+    hints = MediaHints()
+    hints.promise("1", ["a"])
+    hints.forget("1")
+    assert hints.promise("2", ["a"]) == ("a",)
+
+
+def test_what_was_promised_and_came_makes_room_for_other_promises() -> None:
+    hints = MediaHints(max_promises=2)
+    assert hints.promise("1", ["a", "b", "c"]) == ("a", "b")
+    hints.note_held(["a"])
+    assert hints.promise("2", ["a", "c", "d"]) == ("c",)
+
+
+def test_of_another_engine_nothing_is_known() -> None:
+    hints = MediaHints()
+    hints.note_held(["a"])
+    hints.promise("1", ["b"])
+    hints.clear()
+    assert hints.promise("1", ["a", "b"]) == ("a", "b")
+
+
+NAMES = st.lists(st.sampled_from("abcdef"), max_size=4)
+REQUESTS = st.sampled_from("123")
+
+
+class AnyHistory(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hints = MediaHints(max_promises=3, max_held=4)
+        self.promised: dict[str, str] = {}
+
+    @rule(request_id=REQUESTS, names=NAMES)
+    def promise(self, request_id: str, names: list[str]) -> None:
+        for name in self.hints.promise(request_id, names):
+            assert name not in self.promised, "promised twice"
+            self.promised[name] = request_id
+
+    @rule(names=NAMES)
+    def hold(self, names: list[str]) -> None:
+        self.hints.note_held(names)
+        for name in names:
+            self.promised.pop(name, None)
+
+    @rule(names=NAMES)
+    def drop(self, names: list[str]) -> None:
+        self.hints.note_dropped(names)
+
+    @rule(request_id=REQUESTS)
+    def forget(self, request_id: str) -> None:
+        self.hints.forget(request_id)
+        self.promised = {name: each for name, each in self.promised.items() if each != request_id}
+
+    @invariant()
+    def holds(self) -> None:
+        self.hints.check_invariants()
+
+
+TestAnyHistory = AnyHistory.TestCase
