@@ -1,0 +1,140 @@
+"""Who may remove which folder, and when: with processes that are really killed."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from keepsight.ipc import run_directory
+from keepsight.ipc.run_directory import PREFIX, SHARED_MEMORY, RunDirectory, clean_dead
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from keepsight.ipc.run_directory import RunDirectory
+directory = RunDirectory.create(Path(sys.argv[1]))
+(directory.path / "socket").write_text("x")
+print(directory.path, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A process that made a run directory, and the directory."""
+    with subprocess.Popen([sys.executable, "-c", OWNER, tmp_path], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        yield process, Path(process.stdout.readline().strip())
+        process.kill()
+
+
+def test_it_is_open_to_its_user_alone_and_gone_once_closed(tmp_path: Path) -> None:
+    with RunDirectory.create(tmp_path) as directory:
+        assert directory.path.parent == tmp_path
+        assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
+        assert directory.num_free_bytes > 0
+        (directory.path / "deep").mkdir()
+        (directory.path / "deep" / "file").write_text("x")
+    assert not directory.path.exists()
+    directory.close()
+
+
+def test_it_lies_in_shared_memory_where_there_is_some() -> None:
+    if not os.access(SHARED_MEMORY, os.W_OK):
+        pytest.skip("no /dev/shm")
+    with RunDirectory.create() as directory:
+        assert directory.is_shared_memory
+        assert RunDirectory(directory.path).is_shared_memory
+
+
+def test_without_shared_memory_it_lies_in_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with RunDirectory.create(tmp_path / "missing") as directory:
+        assert directory.path.parent == tmp_path
+        assert not directory.is_shared_memory
+    assert "missing" in caplog.text
+
+
+def test_who_only_opened_it_leaves_it_there(tmp_path: Path) -> None:
+    with RunDirectory.create(tmp_path) as directory:
+        RunDirectory(directory.path).close()
+        assert directory.path.exists()
+
+
+def test_a_living_server_s_is_left_alone_and_a_killed_one_s_removed(
+    tmp_path: Path, owner: tuple[subprocess.Popen[str], Path]
+) -> None:
+    process, path = owner
+    clean_dead([tmp_path])
+    assert (path / "socket").exists()
+    process.send_signal(signal.SIGKILL)
+    process.wait(20)
+    with RunDirectory.create(tmp_path) as directory:
+        assert list(tmp_path.iterdir()) == [directory.path]
+
+
+def test_a_forked_child_neither_removes_it_nor_lets_it_go(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path)
+    child = os.fork()
+    if not child:
+        directory.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    clean_dead([tmp_path])
+    assert directory.path.exists()
+    directory.close()
+
+
+def test_what_only_looks_like_one_is_left_alone(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (tmp_path / f"{PREFIX}link").symlink_to(kept)
+    (tmp_path / f"{PREFIX}file").write_text("x")
+    clean_dead([tmp_path])
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_another_user_s_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / f"{PREFIX}theirs").mkdir()
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    clean_dead([tmp_path])
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_one_that_is_removed_before_it_is_locked_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = run_directory._try_lock
+    disturbed: list[Path] = []
+
+    def try_lock(path: Path) -> int | None:
+        if not disturbed:
+            disturbed.append(path)
+            monkeypatch.setattr(run_directory, "_try_lock", real)
+            clean_dead([tmp_path])
+        return real(path)
+
+    monkeypatch.setattr(run_directory, "_try_lock", try_lock)
+    with RunDirectory.create(tmp_path) as directory:
+        assert disturbed
+        assert disturbed != [directory.path]
+        assert directory.path.exists()
+
+
+def test_servers_that_start_at_once_leave_each_other_s_alone(tmp_path: Path) -> None:
+    made: list[RunDirectory] = []
+    threads = [threading.Thread(target=lambda: made.append(RunDirectory.create(tmp_path))) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(directory.path for directory in made) == sorted(tmp_path.iterdir())
+    assert len(made) == 20
+    for directory in made:
+        directory.close()
