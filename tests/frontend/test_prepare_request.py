@@ -22,7 +22,7 @@ from keepsight.errors import (
     PromptTooLongError,
     UnreadablePictureError,
 )
-from keepsight.frontend import hash_media, prepare_request
+from keepsight.frontend import hash_media, make_pixels
 from keepsight.frontend.decode_picture import decode_picture
 from keepsight.frontend.open_picture import PictureSource
 from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
@@ -51,7 +51,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         fields.append(field)
         return decode_picture(source, field)
 
-    monkeypatch.setattr(prepare_request, "decode_picture", note)
+    monkeypatch.setattr(make_pixels, "decode_picture", note)
     return fields
 
 

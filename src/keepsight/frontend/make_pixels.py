@@ -1,0 +1,34 @@
+"""One picture's work: decoded once, and made into the pixels of each of its parts that is wanted.
+
+Knows nothing of requests, threads or processes: a job is a value, and whoever has one may run it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from keepsight.frontend.decode_picture import decode_picture
+from keepsight.frontend.open_picture import PictureSource
+from keepsight.image_processor_config import ImageProcessorConfig
+from keepsight.media import CropBox
+from keepsight.requests import Pixels
+
+
+@dataclass(frozen=True, slots=True)
+class PictureJob:
+    source: PictureSource
+    # What the caller calls the picture.
+    field: str
+    # By media hash; None is the whole.
+    parts: Mapping[str, CropBox | None]
+    config: ImageProcessorConfig
+
+    def run(self) -> dict[str, Pixels]:
+        """Raises PictureError if the picture cannot be decoded."""
+        # Imported when needed: a frontend that leaves this to other processes does without torch.
+        from keepsight.frontend.preprocess_image import preprocess_image
+
+        rgb = decode_picture(self.source, self.field)
+        return dict(zip(self.parts, preprocess_image(rgb, tuple(self.parts.values()), self.config), strict=True))
+
+
+MakePixels = Callable[[PictureJob], dict[str, Pixels]]
