@@ -115,6 +115,14 @@ class EngineLostError(RequestFailedError):
         return "engine_lost"
 
 
+class WireError(KeepsightError):
+    """A message between two processes that nobody here wrote, or that cannot be written."""
+
+
+class HandshakeError(KeepsightError):
+    """Frontend and engine did not come together: refused, or out of time."""
+
+
 class EverythingPinnedError(KeepsightError):
     """A cache has no room for an item that would fit: what would have to go is pinned."""
 

@@ -1,0 +1,253 @@
+"""Messages between frontend and engine as frames of bytes, and back.
+
+A message is one byte that says its kind, one msgpack body, and for pixels one frame that is sent and read where it
+lies.  Knows nothing of sockets.  What arrives was perhaps not written here: decoding gives a message that encodes to
+the very same bytes, or raises WireError.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby, pairwise
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from keepsight.errors import InvalidArgumentError, WireError
+from keepsight.requests import (
+    AbortRequest,
+    EngineRequest,
+    FromEngine,
+    MediaArrived,
+    MediaDropped,
+    MediaHeld,
+    MediaNeeded,
+    Pixels,
+    RequestFailed,
+    ResetCaches,
+    RingPlace,
+    Shape,
+    StoredPixels,
+    ToEngine,
+    TokenOutput,
+)
+from keepsight.sampling_params import MAX_CHOICES, MAX_COUNT
+
+Frame = bytes | memoryview
+T = TypeVar("T")
+
+MAX_BODY_BYTES = 64 * 2**20
+MAX_PIXEL_BYTES = 256 * 2**20
+MAX_SIDE = 2**16
+MAX_PRIORITY = 2**63 - 1
+
+REQUEST, ABORT, RESET, PIXELS, RING_PLACE, STORED_PIXELS, OUTPUTS = b"Q", b"A", b"C", b"P", b"R", b"S", b"O"
+
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def encode_to_engine(message: ToEngine) -> list[Frame]:
+    """A view of the pixels is among the frames: they must not change before these are sent."""
+    match message:
+        case EngineRequest():
+            return [REQUEST, _pack(message)]
+        case AbortRequest():
+            return [ABORT, _pack(message)]
+        case ResetCaches():
+            return [RESET, _pack(message)]
+        case MediaArrived(media_hash, RingPlace() as place):
+            return [RING_PLACE, _pack((media_hash, place))]
+        case MediaArrived(media_hash, StoredPixels() as stored):
+            return [STORED_PIXELS, _pack((media_hash, stored))]
+        case MediaArrived(media_hash, pixels):
+            assert isinstance(pixels, np.ndarray)
+            return [PIXELS, _pack((media_hash, pixels.shape)), _view(pixels)]
+
+
+def decode_to_engine(frames: Sequence[Frame]) -> ToEngine:
+    """Pixels are a read-only view of their frame."""
+    kind, body, payload = _open(frames, num_payloads=1 if frames and frames[0] == PIXELS else 0)
+    with _refusing_what_does_not_fit():
+        read = _READERS.get(kind)
+        _check(read is not None, f"{kind!r} is no kind of message to an engine")
+        assert read is not None
+        message = read(body, payload)
+        _check_is_own_form([kind, body], encode_to_engine(message))
+    return message
+
+
+def encode_from_engine(outputs: Sequence[FromEngine]) -> list[Frame]:
+    """All of a step's outputs as one message; their order is kept."""
+    runs = [list(run) for _, run in groupby(outputs, type)]
+    try:
+        return [OUTPUTS, _pack_runs(runs)]
+    except WireError:  # an error's message may hold what no encoding can write; nobody's tokens shall suffer by it
+        return [OUTPUTS, _pack_runs([[_as_writable(output) for output in run] for run in runs])]
+
+
+def decode_from_engine(frames: Sequence[Frame]) -> list[FromEngine]:
+    kind, body, _ = _open(frames, num_payloads=0)
+    with _refusing_what_does_not_fit():
+        _check(kind == OUTPUTS, f"{kind!r} is no kind of message from an engine")
+        outputs = [output for code, run in _RUNS.decode(body) for output in _read_run(code, run)]
+        _check_is_own_form([kind, body], encode_from_engine(outputs))
+    return outputs
+
+
+def try_read_request_id(frames: Sequence[Frame]) -> str | None:
+    """Whose request it is that could not be read."""
+    try:
+        return _NAMED.decode(frames[1]).request_id if frames[0] == REQUEST else None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, IndexError):
+        return None
+
+
+# Reading ------------------------------------------------------------------------------------------------------
+
+
+class _Named(msgspec.Struct):
+    request_id: str
+
+
+_NAMED = msgspec.msgpack.Decoder(_Named)
+
+
+def _open(frames: Sequence[Frame], num_payloads: int) -> tuple[bytes, bytes, list[Frame]]:
+    _check(len(frames) == 2 + num_payloads, f"a message of {len(frames)} frames")
+    kind, body, *payload = frames
+    _check(len(kind) == 1, "a kind is one byte")
+    _check(len(body) <= MAX_BODY_BYTES, f"a body of {len(body)} bytes; at most {MAX_BODY_BYTES} are read")
+    return bytes(kind), bytes(body), payload
+
+
+def _reader_of(
+    type_: type[T], check: Callable[[T], None], to_message: Callable[[T, list[Frame]], ToEngine]
+) -> Callable[[bytes, list[Frame]], ToEngine]:
+    decoder = msgspec.msgpack.Decoder(type_)
+
+    def read(body: bytes, payload: list[Frame]) -> ToEngine:
+        value = decoder.decode(body)
+        check(value)
+        return to_message(value, payload)
+
+    return read
+
+
+def _check_request(request: EngineRequest) -> None:
+    token_ids, media = request.token_ids, request.media
+    _check(request.request_id != "", "a request without an id")
+    _check(len(token_ids) > 0, "a prompt without tokens")
+    _check(min(token_ids) >= 0 and max(token_ids) <= MAX_COUNT, "a token id out of range")
+    _check(abs(request.priority) <= MAX_PRIORITY, "a priority out of range")
+    for item in media:
+        span, geometry = item.span, item.geometry
+        _check(span.start >= 0 < span.length and span.end <= len(token_ids), "a span outside of the prompt")
+        _check(0 < geometry.width <= MAX_COUNT and 0 < geometry.height <= MAX_COUNT, "a geometry out of range")
+    _check(all(a.span.end <= b.span.start for a, b in pairwise(media)), "spans out of order")
+    _check({item.media_hash for item in media}.issuperset(request.coming_media), "media to come of another request")
+
+
+def _check_abort(abort: AbortRequest) -> None:
+    _check(abort.choice is None or 0 <= abort.choice < MAX_CHOICES, "a choice out of range")
+
+
+def _check_ring_place(named: tuple[str, RingPlace]) -> None:
+    place = named[1]
+    _check_shape(place.shape)
+    _check(min(place.entry_id, place.offset, place.num_bytes) >= 0, "a place in no ring")
+
+
+def _check_shape(shape: Sequence[int]) -> None:
+    _check(len(shape) == 3, "pixels have three dimensions")
+    height, width, num_channels = shape
+    _check(0 < height <= MAX_SIDE and 0 < width <= MAX_SIDE and num_channels == 3, f"no shape of pixels: {shape}")
+    _check(height * width * 3 <= MAX_PIXEL_BYTES, f"pixels of {height * width * 3} bytes; at most {MAX_PIXEL_BYTES}")
+
+
+def _frame_to_pixels(frame: Frame, shape: Shape) -> Pixels:
+    pixels = np.frombuffer(frame, np.uint8)
+    _check(pixels.size == shape[0] * shape[1] * shape[2], f"{pixels.size} bytes of pixels of the shape {shape}")
+    pixels.flags.writeable = False
+    return pixels.reshape(shape)
+
+
+_READERS: dict[bytes, Callable[[bytes, list[Frame]], ToEngine]] = {
+    REQUEST: _reader_of(EngineRequest, _check_request, lambda request, _: request),
+    ABORT: _reader_of(AbortRequest, _check_abort, lambda abort, _: abort),
+    RESET: _reader_of(ResetCaches, lambda _: None, lambda reset, _: reset),
+    RING_PLACE: _reader_of(tuple[str, RingPlace], _check_ring_place, lambda named, _: MediaArrived(*named)),
+    STORED_PIXELS: _reader_of(
+        tuple[str, StoredPixels], lambda named: _check_shape(named[1].shape), lambda named, _: MediaArrived(*named)
+    ),
+    PIXELS: _reader_of(
+        tuple[str, Shape],
+        lambda named: _check_shape(named[1]),
+        lambda named, payload: MediaArrived(named[0], _frame_to_pixels(payload[0], named[1])),
+    ),
+}
+
+# From the engine: runs of outputs of one type, each with the type's place in this list.
+_OUTPUT_TYPES: tuple[type[FromEngine], ...] = (TokenOutput, MediaNeeded, MediaHeld, MediaDropped, RequestFailed)
+_RUNS = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]])
+_RUN_READERS = [msgspec.msgpack.Decoder(list[type_]) for type_ in _OUTPUT_TYPES]  # type: ignore[valid-type]
+
+
+def _read_run(code: int, run: msgspec.Raw) -> list[FromEngine]:
+    _check(0 <= code < len(_RUN_READERS), f"{code} is no type of output")
+    outputs: list[FromEngine] = _RUN_READERS[code].decode(run)
+    for output in outputs:
+        if isinstance(output, TokenOutput):
+            _check_token(output)
+    return outputs
+
+
+def _check_token(output: TokenOutput) -> None:
+    _check(min(output.token_id, output.num_cached_tokens) >= 0, "a token out of range")
+    _check(0 <= output.choice < MAX_CHOICES, "a choice out of range")
+    _check(all(min(each.token_id, each.rank) >= 0 for each in output.logprobs or ()), "a log probability out of range")
+
+
+@contextmanager
+def _refusing_what_does_not_fit() -> Iterator[None]:
+    """What decoding raises, and what our own types say to values that they were not made for."""
+    try:
+        yield
+    except (msgspec.MsgspecError, UnicodeDecodeError, InvalidArgumentError, AssertionError, RecursionError) as error:
+        raise WireError(str(error)) from error
+
+
+def _check(is_right: bool, fault: str) -> None:
+    if not is_right:
+        raise WireError(fault)
+
+
+def _check_is_own_form(got: list[bytes], expected: list[Frame]) -> None:
+    """One rule for surplus, missing, repeated and misordered fields, and for numbers written in another way."""
+    _check(got == expected[:2], "not in the form in which it would be written here")
+
+
+# Writing ------------------------------------------------------------------------------------------------------
+
+
+def _pack(value: Any) -> bytes:
+    try:
+        return _ENCODER.encode(value)
+    except UnicodeEncodeError as error:
+        raise WireError(f"half of a surrogate pair is no text: {error.object[:80]!r}") from error
+
+
+def _pack_runs(runs: list[list[FromEngine]]) -> bytes:
+    return _pack([(_OUTPUT_TYPES.index(type(run[0])), msgspec.Raw(_pack(run))) for run in runs])
+
+
+def _as_writable(output: FromEngine) -> FromEngine:
+    if not isinstance(output, RequestFailed):
+        return output
+    message = output.message.encode("utf-8", "backslashreplace").decode()
+    return RequestFailed(output.request_id, message, output.is_refusal)
+
+
+def _view(pixels: Pixels) -> memoryview:
+    _check(pixels.dtype == np.uint8, f"pixels of {pixels.dtype}")
+    _check_shape(pixels.shape)
+    return np.ascontiguousarray(pixels).data.cast("B")

@@ -1,0 +1,91 @@
+"""What a frontend and an engine say to each other before anything else.
+
+    frontend: Hello     engine: Welcome, or Refused
+
+The first two frames of a Hello and the whole of a Refused have one form for ever, so that two versions of this program
+can still say why they do not fit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+import keepsight
+from keepsight.errors import HandshakeError, WireError
+from keepsight.ipc.codec import Frame
+
+# Goes up with every change of what codec.py writes, the message types within it included.
+PROTOCOL_VERSION = 1
+HELLO, WELCOME, REFUSED = b"H", b"W", b"X"
+MAX_GREETING_BYTES = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    frontend_id: str
+    package_version: str = keepsight.__version__
+    protocol_version: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """What a frontend must know of the engine."""
+
+    engine_id: str
+    max_model_len: int
+    # Where the engine looks for pixels: the name of a mode of the processor cache.
+    pixel_mode: str
+    package_version: str = keepsight.__version__
+    protocol_version: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """You are not, or no longer, connected."""
+
+    reason: str
+
+
+G = TypeVar("G", Hello, Welcome)
+
+
+def encode_hello(hello: Hello) -> list[Frame]:
+    return [HELLO, b"%d" % hello.protocol_version, msgspec.msgpack.encode(hello)]
+
+
+def encode_welcome(welcome: Welcome) -> list[Frame]:
+    return [WELCOME, b"%d" % welcome.protocol_version, msgspec.msgpack.encode(welcome)]
+
+
+def encode_refused(refused: Refused) -> list[Frame]:
+    return [REFUSED, refused.reason.encode("utf-8", "backslashreplace")]
+
+
+def decode_hello(frames: Sequence[Frame]) -> Hello:
+    """Raises HandshakeError on another version, WireError on what is no greeting."""
+    hello = _decode_greeting(frames, Hello)
+    if not hello.frontend_id:
+        raise WireError("a frontend without a name")
+    return hello
+
+
+def decode_answer(frames: Sequence[Frame]) -> Welcome:
+    """The engine's to a Hello.  Raises HandshakeError if that is a refusal."""
+    if len(frames) == 2 and frames[0] == REFUSED:
+        raise HandshakeError(bytes(frames[1]).decode("utf-8", "replace"))
+    return _decode_greeting(frames, Welcome)
+
+
+def _decode_greeting(frames: Sequence[Frame], type_: type[G]) -> G:
+    if len(frames) != 3 or frames[0] != (HELLO if type_ is Hello else WELCOME) or len(frames[2]) > MAX_GREETING_BYTES:
+        raise WireError("no greeting")
+    version = bytes(frames[1][:20])
+    if version != b"%d" % PROTOCOL_VERSION:
+        its = version.decode("ascii", "backslashreplace")
+        raise HandshakeError(f"the other process speaks version {its} of the protocol, this one {PROTOCOL_VERSION}")
+    try:
+        return msgspec.msgpack.decode(frames[2], type=type_)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"no greeting: {error}") from error
