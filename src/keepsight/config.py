@@ -30,6 +30,7 @@ HASHER_ALGORITHMS = ("blake3", "sha256", "sha512")
 HASHER_VARIABLE = "KEEPSIGHT_MM_HASHER_ALGORITHM"
 CACHE_DEVICES = ("auto", "cpu", "gpu")
 BLOCK_SIZES = (8, 16, 32, 64, 128)
+PROCESSOR_CACHE_TYPES = ("lru", "shm", "shared")
 
 # The least that each may be; None may always be said of those that have it as their default.
 _LEAST_INTEGERS = {
@@ -96,6 +97,9 @@ class Config:
     encoder_share: float = 0.5
     # The processor cache in GiB of pixels; 0: none is kept for other requests.
     mm_processor_cache_gb: float = 4
+    # Where they lie; None: what is fastest here.  MiB of the largest picture that the ring of `shm` takes.
+    mm_processor_cache_type: str | None = None
+    mm_shm_cache_max_object_size_mb: float = 128
     # Threads that decode and resize pictures; None: one for each core.
     media_workers: int | None = None
 
@@ -111,6 +115,7 @@ class Config:
             _check_choice("mm_hasher_algorithm", self.mm_hasher_algorithm, HASHER_ALGORITHMS)
         _check_choice("mm_cache_device", self.mm_cache_device, CACHE_DEVICES)
         _check_choice("block_size", self.block_size, BLOCK_SIZES)
+        _check_processor_cache_type(self.mm_processor_cache_type)
         if not isinstance(self.mm_processor_kwargs, dict):
             raise InvalidArgumentError("mm_processor_kwargs", f"must be a dict, not {self.mm_processor_kwargs!r}")
         self._check_numbers()
@@ -130,6 +135,12 @@ class Config:
         if self.encoder_cache_gb is not None:
             _check_size("encoder_cache_gb", self.encoder_cache_gb)
         _check_size("mm_processor_cache_gb", self.mm_processor_cache_gb)
+        _check_number(
+            "mm_shm_cache_max_object_size_mb",
+            self.mm_shm_cache_max_object_size_mb,
+            lambda size: 0 < size < math.inf,
+            "above 0",
+        )
 
     @classmethod
     def from_options(cls, **options: Any) -> Self:
@@ -166,6 +177,14 @@ def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None
     # 16.0 and True equal integers, but are no sizes.
     if value not in choices or type(value) is not type(choices[0]):
         raise InvalidArgumentError(name, f"must be one of {', '.join(map(str, choices))}, not {value!r}")
+
+
+def _check_processor_cache_type(value: object) -> None:
+    name = "mm_processor_cache_type"
+    if value == "processor_only":
+        raise InvalidArgumentError(name, "processor_only is what lru and shm become where they cannot be: say nothing")
+    if value is not None:
+        _check_choice(name, value, PROCESSOR_CACHE_TYPES)
 
 
 def _check_integer(name: str, value: object, least: int) -> None:

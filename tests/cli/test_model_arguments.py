@@ -46,6 +46,8 @@ SAID: dict[str, tuple[tuple[str, ...], Any]] = {
     "disable_chunked_mm_input": (("--disable-chunked-mm-input",), True),
     "encoder_share": (("--encoder-share", "0.25"), 0.25),
     "mm_processor_cache_gb": (("--mm-processor-cache-gb", "0.5"), 0.5),
+    "mm_processor_cache_type": (("--mm-processor-cache-type", "shm"), "shm"),
+    "mm_shm_cache_max_object_size_mb": (("--mm-shm-cache-max-object-size-mb", "64"), 64.0),
     "media_workers": (("--media-workers", "3"), 3),
 }
 

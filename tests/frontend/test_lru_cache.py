@@ -120,11 +120,12 @@ class CacheAgainstAList(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = LruCache[str, bytes](MAX_BYTES, len)
+        self.dropped: list[str] = []
+        self.cache = LruCache[str, bytes](MAX_BYTES, len, on_drop=self.dropped.append)
         self.model: list[tuple[str, bytes]] = []
         self.pins: list[str] = []
         self.asked: list[bool] = []
-        self.told = 0
+        self.told = self.num_put = 0
 
     def find(self, key: str) -> bytes | None:
         return dict(self.model).get(key)
@@ -160,6 +161,7 @@ class CacheAgainstAList(RuleBasedStateMachine):
             while total(staying + leaving) + size > MAX_BYTES:
                 leaving.pop(0)
             assert self.cache.put_if_fits(key, bytes(size))
+            self.num_put += 1
             self.model = [entry for entry in self.model if entry in staying + leaving]
             self.model.append((key, bytes(size)))
 
@@ -179,6 +181,11 @@ class CacheAgainstAList(RuleBasedStateMachine):
         self.pins.remove(key)
         self.cache.unpin(key)
 
+    @rule(key=KEYS)
+    def drop(self, key: str) -> None:
+        self.cache.drop(key)
+        self.model = [entry for entry in self.model if entry[0] != key or key in self.pins]
+
     @rule()
     def clear(self) -> None:
         self.cache.clear()
@@ -194,6 +201,7 @@ class CacheAgainstAList(RuleBasedStateMachine):
         self.cache.check_invariants()
         assert held(self.cache, *"abcdefgh") == sorted(key for key, _ in self.model)
         assert self.cache.num_bytes == total(self.model)
+        assert len(self.dropped) == self.num_put - len(self.model)
         assert self.cache.stat() == CacheStat(sum(self.asked), len(self.asked))
 
 

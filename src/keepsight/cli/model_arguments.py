@@ -13,6 +13,7 @@ from keepsight.config import (
     HASHER_ALGORITHMS,
     IMAGE_BACKENDS,
     PERFORMANCE_MODES,
+    PROCESSOR_CACHE_TYPES,
     Config,
 )
 from keepsight.errors import InvalidArgumentError
@@ -130,4 +131,12 @@ def _add_pictures(group: Any) -> None:
         "GiB of decoded and resized pictures kept for later requests, 0: none",
         type=float,
     )
+    _add(
+        group,
+        "mm_processor_cache_type",
+        "where they are kept: in the engine, in a ring of shared memory, or in files of shared memory that all "
+        "processes read (default: shared, or lru where there is no shared memory)",
+        choices=PROCESSOR_CACHE_TYPES,
+    )
+    _add(group, "mm_shm_cache_max_object_size_mb", "MiB of the largest picture that the ring takes", type=float)
     _add(group, "media_workers", "threads that decode and resize pictures (default: one for each core)", type=int)

@@ -31,9 +31,11 @@ class _Entry(Generic[V]):
 
 
 class LruCache(Generic[K, V]):
-    def __init__(self, max_bytes: int, size_of: Callable[[V], int]) -> None:
-        """`size_of` counts all that would be freed if the value went."""
-        self._max_bytes, self._size_of = max_bytes, size_of
+    def __init__(
+        self, max_bytes: int, size_of: Callable[[V], int], on_drop: Callable[[K], object] = lambda _: None
+    ) -> None:
+        """`size_of` counts all that would be freed if the value went; `on_drop` is told which did."""
+        self._max_bytes, self._size_of, self._on_drop = max_bytes, size_of, on_drop
         # The least recently used first.
         self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()
         self._pins: Counter[K] = Counter()
@@ -102,6 +104,11 @@ class LruCache(Generic[K, V]):
             del self._pins[key]
             self._num_pinned_bytes -= self._entries[key].num_bytes
 
+    def drop(self, key: K) -> None:
+        """Unless it is pinned, or not held."""
+        if key in self._entries and key not in self._pins:
+            self._drop(key)
+
     def clear(self) -> None:
         """What is pinned stays."""
         for key in self._entries.keys() - self._pins.keys():
@@ -115,6 +122,7 @@ class LruCache(Generic[K, V]):
 
     def _drop(self, key: K) -> None:
         self.num_bytes -= self._entries.pop(key).num_bytes
+        self._on_drop(key)
 
     def _warn_once(self, num_bytes: int) -> None:
         if not self._has_warned:

@@ -1,0 +1,96 @@
+"""The engine's side of where pixels are kept: finds those it need not ask for, and reads what arrives.
+
+Knows neither requests nor the schedule; used by the engine's loop alone.  What a frontend says of a place is believed
+only if what lies there proves it: a stale or forged handle gives None, never other pixels.
+"""
+
+from typing import Protocol
+
+import numpy as np
+
+from keepsight.config import Config
+from keepsight.frontend.lru_cache import LruCache
+from keepsight.frontend.pixel_cache import as_kept, held_bytes
+from keepsight.ipc.pixel_mode import PixelMode, cache_bytes
+from keepsight.ipc.run_directory import RunDirectory
+from keepsight.requests import MediaArrived, Pixels
+
+
+class PixelSource(Protocol):
+    def find(self, media_hash: str) -> Pixels | None:
+        """What need not be asked for."""
+
+    def receive(self, message: MediaArrived) -> Pixels | None:
+        """None: they are not where they were said to lie."""
+
+    def take_changes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What `find` would give and did not, and the reverse, since this was last asked."""
+
+    def clear(self) -> None:
+        """Of what is kept here."""
+
+    def close(self) -> None: ...
+
+
+def open_pixel_source(mode: PixelMode, config: Config, run_directory: RunDirectory | None = None) -> PixelSource:
+    if mode == "lru":
+        return KeptPixels(cache_bytes(config))
+    return InlineSource()
+
+
+class InlineSource:
+    """Of `none` and `processor_only`: pixels come with their messages."""
+
+    def find(self, media_hash: str) -> Pixels | None:
+        return None
+
+    def receive(self, message: MediaArrived) -> Pixels | None:
+        return message.pixels if isinstance(message.pixels, np.ndarray) else None
+
+    def take_changes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return (), ()
+
+    def clear(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class KeptPixels(InlineSource):
+    """Of `lru`: what has arrived is kept here."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._cache = LruCache[str, Pixels](max_bytes, held_bytes, on_drop=self._note_dropped)
+        # Whether it is held now, of each that came or went.
+        self._changes: dict[str, bool] = {}
+
+    def find(self, media_hash: str) -> Pixels | None:
+        return self._cache.get_and_update(media_hash)
+
+    def receive(self, message: MediaArrived) -> Pixels | None:
+        pixels = super().receive(message)
+        if pixels is None or self._cache.is_cached(message.media_hash):
+            return pixels
+        kept = as_kept(pixels)
+        if self._cache.put_if_fits(message.media_hash, kept):
+            self._changes[message.media_hash] = True
+        return kept
+
+    def take_changes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        changes, self._changes = self._changes, {}
+        held = tuple(media_hash for media_hash, is_held in changes.items() if is_held)
+        return held, tuple(media_hash for media_hash, is_held in changes.items() if not is_held)
+
+    def clear(self) -> None:
+        self._cache.clear()
+
+    def close(self) -> None:
+        self._cache.clear()
+
+    def _note_dropped(self, media_hash: str) -> None:
+        self._changes[media_hash] = False
+
+    def check_invariants(self) -> None:
+        self._cache.check_invariants()
+        assert all(is_held == self._cache.is_cached(media_hash) for media_hash, is_held in self._changes.items())

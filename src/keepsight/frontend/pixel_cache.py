@@ -1,0 +1,143 @@
+"""What the frontend keeps of the pixels that it made, and what of them it sends to the engine: one class for each mode.
+
+Knows neither how pixels are made nor who asks.  A cache never fails for want of room: then the pixels themselves are
+sent.  Invariant: what `put` or `get_and_update` returns, sent to the engine's `PixelSource` of the same mode, gives the
+pixels that were put, or is recognised there as stale.
+"""
+
+import logging
+import threading
+from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import numpy as np
+
+from keepsight.config import Config
+from keepsight.frontend.lru_cache import LruCache
+from keepsight.ipc.pixel_mode import PixelMode, cache_bytes
+from keepsight.ipc.run_directory import RunDirectory
+from keepsight.requests import CarriedPixels, Pixels
+
+logger = logging.getLogger(__name__)
+
+
+class PixelCache(Protocol):
+    """Shared by threads."""
+
+    def touch(self, media_hash: str) -> None:
+        """It goes later, where the order counts; never found or not found by this."""
+
+    def get_and_update(self, media_hash: str) -> CarriedPixels | None:
+        """What can be sent at once."""
+
+    def put(self, media_hash: str, pixels: Pixels) -> CarriedPixels:
+        """Keeps it if it can; returns what to send."""
+
+    def read(self, media_hash: str) -> Pixels | None: ...
+
+    def making(self, media_hashes: Collection[str]) -> AbstractContextManager[None]:
+        """Whoever makes these elsewhere is waited for; then `get_and_update` may find them."""
+
+    def drop(self, media_hash: str) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def check_invariants(self) -> None: ...
+
+
+def open_pixel_cache(mode: PixelMode, config: Config, run_directory: RunDirectory | None = None) -> PixelCache:
+    if mode in ("none", "lru"):
+        return NoCache()
+    return LocalCache(cache_bytes(config))
+
+
+class NoCache:
+    """Of `none`, and of `lru`, where the engine keeps them."""
+
+    def touch(self, media_hash: str) -> None:
+        pass
+
+    def get_and_update(self, media_hash: str) -> Pixels | None:
+        return None
+
+    def put(self, media_hash: str, pixels: Pixels) -> Pixels:
+        return pixels
+
+    def read(self, media_hash: str) -> Pixels | None:
+        return None
+
+    def making(self, media_hashes: Collection[str]) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def drop(self, media_hash: str) -> None:
+        pass
+
+    def clear(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def check_invariants(self) -> None:
+        pass
+
+
+class LocalCache:
+    """Of `processor_only`: in this process."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._lock = threading.Lock()
+        self._cache = LruCache[str, Pixels](max_bytes, held_bytes)
+
+    def touch(self, media_hash: str) -> None:
+        with self._lock:
+            self._cache.touch(media_hash)
+
+    def get_and_update(self, media_hash: str) -> Pixels | None:
+        with self._lock:
+            return self._cache.get_and_update(media_hash)
+
+    def put(self, media_hash: str, pixels: Pixels) -> Pixels:
+        kept = as_kept(pixels)
+        with self._lock:
+            self._cache.put_if_fits(media_hash, kept)
+        return kept
+
+    def read(self, media_hash: str) -> Pixels | None:
+        return self.get_and_update(media_hash)
+
+    def making(self, media_hashes: Collection[str]) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def drop(self, media_hash: str) -> None:
+        with self._lock:
+            self._cache.drop(media_hash)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._cache.clear()
+
+    def close(self) -> None:
+        self.clear()
+
+    def check_invariants(self) -> None:
+        with self._lock:
+            self._cache.check_invariants()
+
+
+def as_kept(pixels: Pixels) -> Pixels:
+    """Never to change; and holding no more memory than its own, as a view of more would do, uncounted."""
+    kept = pixels if held_bytes(pixels) == pixels.nbytes else pixels.copy()
+    kept.flags.writeable = False
+    return kept
+
+
+def held_bytes(pixels: Pixels) -> int:
+    """What would be freed if it went: a view holds all of what it looks at."""
+    holder = pixels
+    while isinstance(holder.base, np.ndarray):
+        holder = holder.base
+    return holder.nbytes

@@ -1,0 +1,60 @@
+"""Where pixels are kept, and so how they get from the frontends to the engine: chosen once, for both sides.
+
+Knows what was asked for and what the machine has; the two sides (`pixel_cache`, `pixel_source`) know how.
+"""
+
+import logging
+from typing import Literal
+
+from keepsight.config import Config
+from keepsight.ipc.run_directory import RunDirectory
+
+logger = logging.getLogger(__name__)
+
+GIB = 1 << 30
+
+# none: nowhere.  processor_only: in each frontend.  lru: in the engine.  shm: in a ring that the one frontend writes.
+# shared: in files that all processes read.
+PixelMode = Literal["none", "processor_only", "lru", "shm", "shared"]
+
+
+def choose_mode(
+    config: Config,
+    num_frontends: int,
+    is_text_only: bool = False,
+    run_directory: RunDirectory | None = None,
+    num_engines: int = 1,
+) -> PixelMode:
+    """`num_engines` counts those that the same frontends choose among."""
+    if is_text_only or cache_bytes(config) == 0:
+        return "none"
+    is_one_to_one = num_frontends == num_engines == 1
+    asked, unusable = config.mm_processor_cache_type, _why_unusable(config, run_directory)
+    if asked == "shared" or asked is None:
+        if unusable is None:
+            return "shared"
+    elif not is_one_to_one:
+        logger.warning("processor cache: %s needs one frontend and one engine; each frontend keeps its own", asked)
+        return "processor_only"
+    elif asked == "shm" and unusable is None:
+        return "shm"
+    mode: PixelMode = "lru" if is_one_to_one else "processor_only"
+    if asked != mode:
+        level = logging.INFO if asked is None else logging.WARNING
+        logger.log(level, "processor cache: %s instead of %s: %s", mode, asked or "shared", unusable)
+    return mode
+
+
+def cache_bytes(config: Config) -> int:
+    return int(config.mm_processor_cache_gb * GIB)
+
+
+def _why_unusable(config: Config, run_directory: RunDirectory | None) -> str | None:
+    """Whether pixels can lie in the run directory: None if so."""
+    if run_directory is None:
+        return "all is in one process"
+    if not run_directory.is_shared_memory:
+        return "there is no shared memory"
+    if run_directory.num_free_bytes < cache_bytes(config):
+        return f"shared memory has {run_directory.num_free_bytes} bytes free, of {cache_bytes(config)}"
+    return None

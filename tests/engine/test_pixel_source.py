@@ -1,0 +1,93 @@
+"""The engine's side alone: what it refuses, what it keeps, and what it says of that."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from keepsight.config import Config
+from keepsight.engine.pixel_source import KeptPixels, PixelSource, open_pixel_source
+from keepsight.ipc.pixel_mode import PixelMode
+from keepsight.ipc.run_directory import RunDirectory
+from keepsight.requests import MediaArrived, RingPlace, StoredPixels
+from tests.frontend.test_pixel_cache import MAX_BYTES, MODES, name_of, picture
+
+NOWHERE: tuple[RingPlace | StoredPixels, ...] = (
+    RingPlace("0" * 16, 1, 64, 12288, (64, 64, 3), bytes(16)),
+    RingPlace("../../etc/passwd", 1, 64, 12288, (64, 64, 3), b""),
+    StoredPixels((64, 64, 3)),
+)
+
+
+@pytest.fixture
+def source(request: pytest.FixtureRequest) -> Iterator[PixelSource]:
+    mode: PixelMode = request.param
+    with RunDirectory.create() as directory:
+        source = open_pixel_source(mode, Config(mm_processor_cache_gb=MAX_BYTES / (1 << 30)), directory)
+        yield source
+        source.close()
+
+
+@pytest.mark.parametrize("source", MODES, indirect=True)
+def test_what_lies_nowhere_is_refused_and_what_comes_inline_is_not(source: PixelSource) -> None:
+    for number, place in enumerate(NOWHERE):
+        assert source.receive(MediaArrived(name_of(number), place)) is None
+        assert source.receive(MediaArrived("../name", place)) is None
+        arrived = source.receive(MediaArrived(name_of(number), picture(number)))
+        assert arrived is not None
+        assert np.array_equal(arrived, picture(number))
+
+
+@pytest.mark.parametrize("source", ["none", "processor_only", "shm"], indirect=True)
+def test_without_a_store_of_its_own_it_finds_nothing_and_has_no_changes(source: PixelSource) -> None:
+    source.receive(MediaArrived(name_of(1), picture(1)))
+    assert source.find(name_of(1)) is None
+    assert source.take_changes() == ((), ())
+    source.clear()
+
+
+def kept(*numbers: int) -> KeptPixels:
+    """Room for four."""
+    source = KeptPixels(4 * picture(0).nbytes)
+    for number in numbers:
+        source.receive(MediaArrived(name_of(number), picture(number)))
+    source.check_invariants()
+    return source
+
+
+def names(*numbers: int) -> tuple[str, ...]:
+    return tuple(map(name_of, numbers))
+
+
+def test_lru_keeps_what_arrived_and_tells_it_once() -> None:
+    source = kept(1, 2)
+    found = source.find(name_of(1))
+    assert found is not None
+    assert np.array_equal(found, picture(1))
+    assert not found.flags.writeable
+    assert source.take_changes() == (names(1, 2), ())
+    source.receive(MediaArrived(name_of(1), picture(1)))
+    assert source.take_changes() == ((), ())
+
+
+def test_lru_drops_what_was_found_longest_ago_and_tells_it() -> None:
+    source = kept(1, 2, 3, 4)
+    source.take_changes()
+    source.find(name_of(1))
+    source.receive(MediaArrived(name_of(5), picture(5)))
+    source.check_invariants()
+    assert source.take_changes() == (names(5), names(2))
+    assert source.find(name_of(1)) is not None
+    assert source.find(name_of(2)) is None
+
+
+def test_lru_tells_only_how_it_ended_of_what_came_and_went() -> None:
+    source = kept(1)
+    source.clear()
+    source.check_invariants()
+    assert source.take_changes() == ((), names(1))
+    source = kept(1)
+    source.take_changes()
+    source.clear()
+    source.receive(MediaArrived(name_of(1), picture(1)))
+    assert source.take_changes() == (names(1), ())

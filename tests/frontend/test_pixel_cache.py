@@ -1,0 +1,243 @@
+"""One contract for all modes: what was put comes out on the engine's side bit for bit, or is recognised as stale."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+import pytest
+
+from keepsight.config import Config
+from keepsight.engine.pixel_source import PixelSource, open_pixel_source
+from keepsight.frontend.pixel_cache import PixelCache, open_pixel_cache
+from keepsight.ipc.pixel_mode import PixelMode
+from keepsight.ipc.run_directory import RunDirectory
+from keepsight.requests import CarriedPixels, MediaArrived, Pixels
+
+MODES: tuple[PixelMode, ...] = ("none", "processor_only", "lru", "shm", "shared")
+# Those whose frontend can send again what it once made.
+KEEPING: tuple[PixelMode, ...] = ("processor_only", "shm", "shared")
+# Those where what was used last goes last.
+BY_USE: tuple[PixelMode, ...] = ("processor_only", "shared")
+MAX_BYTES = 1 << 20
+SHAPE = (64, 64, 3)  # of which MAX_BYTES holds 64 in files of whole pages, more elsewhere
+
+
+def name_of(number: int) -> str:
+    return blake2b(str(number).encode(), digest_size=32).hexdigest()
+
+
+def picture(number: int, shape: tuple[int, int, int] = SHAPE) -> Pixels:
+    return np.random.default_rng(number).integers(0, 256, shape, np.uint8)
+
+
+@dataclass
+class Sides:
+    mode: PixelMode
+    cache: PixelCache
+    source: PixelSource
+
+    def put(self, number: int) -> CarriedPixels:
+        return self.cache.put(name_of(number), picture(number))
+
+    def send(self, number: int, carried: CarriedPixels) -> Pixels | None:
+        return self.source.receive(MediaArrived(name_of(number), carried))
+
+    def arrives(self, number: int, carried: CarriedPixels) -> bool:
+        got = self.send(number, carried)
+        return got is not None and np.array_equal(got, picture(number))
+
+    def is_kept(self, number: int) -> bool:
+        return self.cache.read(name_of(number)) is not None
+
+
+@pytest.fixture
+def sides(request: pytest.FixtureRequest) -> Iterator[Sides]:
+    with RunDirectory.create() as directory:
+        config = Config(mm_processor_cache_gb=MAX_BYTES / (1 << 30))
+        sides = Sides(
+            request.param,
+            open_pixel_cache(request.param, config, directory),
+            open_pixel_source(request.param, config, directory),
+        )
+        yield sides
+        sides.cache.check_invariants()
+        sides.cache.close()
+        sides.source.close()
+
+
+def of(*modes: PixelMode) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("sides", modes, indirect=True)
+
+
+@of(*MODES)
+def test_what_is_put_arrives_bit_for_bit(sides: Sides) -> None:
+    assert all(sides.arrives(number, sides.put(number)) for number in range(20))
+
+
+@of(*MODES)
+def test_what_was_never_put_is_a_miss(sides: Sides) -> None:
+    sides.put(1)
+    assert sides.cache.get_and_update(name_of(2)) is None
+    assert sides.cache.read(name_of(2)) is None
+    sides.cache.touch(name_of(2))
+    sides.cache.drop(name_of(2))
+
+
+@of(*KEEPING)
+def test_what_was_put_is_found_and_arrives_again(sides: Sides) -> None:
+    for number in range(3):
+        sides.put(number)
+    for number in (2, 0, 1, 1):
+        carried = sides.cache.get_and_update(name_of(number))
+        assert carried is not None
+        assert sides.arrives(number, carried)
+        read = sides.cache.read(name_of(number))
+        assert read is not None
+        assert np.array_equal(read, picture(number))
+
+
+@of("none", "lru")
+def test_a_frontend_that_keeps_nothing_finds_nothing(sides: Sides) -> None:
+    sides.put(1)
+    assert sides.cache.get_and_update(name_of(1)) is None
+    assert not sides.is_kept(1)
+
+
+@of(*KEEPING)
+def test_a_known_one_is_put_again_without_room(sides: Sides) -> None:
+    for _ in range(200):
+        assert sides.arrives(1, sides.put(1))
+        assert sides.arrives(2, sides.put(2))
+    assert sides.is_kept(1)
+    assert sides.is_kept(2)
+
+
+@of(*MODES)
+def test_one_larger_than_the_cache_is_carried_and_warned_of_once(
+    sides: Sides, caplog: pytest.LogCaptureFixture
+) -> None:
+    large = picture(1, (1024, 1024, 3))
+    sides.put(2)
+    for number in (1, 3):
+        arrived = sides.send(number, sides.cache.put(name_of(number), large))
+        assert arrived is not None
+        assert np.array_equal(arrived, large)
+        assert not sides.is_kept(number)
+    assert sides.is_kept(2) == (sides.mode in KEEPING)
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == (sides.mode != "none")
+
+
+@of(*KEEPING)
+def test_dropped_and_cleared_ones_are_gone(sides: Sides) -> None:
+    for number in range(4):
+        sides.put(number)
+    sides.cache.drop(name_of(1))
+    assert [number for number in range(4) if sides.is_kept(number)] == [0, 2, 3]
+    sides.cache.check_invariants()
+    sides.cache.clear()
+    assert not any(map(sides.is_kept, range(4)))
+    sides.cache.check_invariants()
+    assert sides.arrives(1, sides.put(1))
+    assert sides.is_kept(1)
+
+
+@of(*MODES)
+def test_a_place_that_was_given_up_is_recognised(sides: Sides) -> None:
+    carried = [(number, sides.put(number)) for number in range(3)]
+    sides.cache.clear()
+    for number, each in carried:
+        is_inline = isinstance(each, np.ndarray)
+        assert (sides.send(number, each) is None) == (not is_inline)
+
+
+@of("shm", "shared")
+def test_places_hold_what_they_held_or_nothing_whatever_came_after(sides: Sides) -> None:
+    carried = {number: sides.put(number) for number in range(300)}
+    outcomes = {number: sides.send(number, each) for number, each in carried.items()}
+    assert outcomes[0] is None
+    assert outcomes[299] is not None
+    for number, outcome in outcomes.items():
+        assert outcome is None or np.array_equal(outcome, picture(number))
+
+
+@of(*KEEPING)
+def test_the_oldest_goes_when_room_is_needed(sides: Sides) -> None:
+    for number in range(200):
+        sides.put(number)
+        sides.cache.check_invariants()
+    kept = [number for number in range(200) if sides.is_kept(number)]
+    assert 60 <= len(kept) <= 85
+    assert kept == list(range(200))[-len(kept) :]
+
+
+@of(*BY_USE)
+@pytest.mark.parametrize("use", [PixelCache.touch, PixelCache.get_and_update, PixelCache.read])
+def test_use_protects_from_siblings(sides: Sides, use: Callable[[PixelCache, str], object]) -> None:
+    for number in range(50):
+        sides.put(number)
+    getattr(sides.cache, use.__name__)(name_of(0))
+    for number in range(50, 110):
+        sides.put(number)
+    assert sides.is_kept(0)
+    assert not sides.is_kept(1)
+
+
+@of(*MODES)
+def test_what_arrived_is_never_changed_by_anyone(sides: Sides) -> None:
+    arrived = [(number, sides.send(number, sides.put(number))) for number in range(3)]
+    sides.cache.clear()
+    for number in range(100, 300):
+        sides.put(number)
+    for number, pixels in arrived:
+        assert pixels is not None
+        assert np.array_equal(pixels, picture(number))
+
+
+@of("processor_only", "lru")
+def test_a_view_is_kept_without_what_it_was_cut_from(sides: Sides) -> None:
+    whole = picture(1, (512, 512, 3))
+    carried = sides.cache.put(name_of(1), whole[:64, :64])
+    arrived = sides.send(1, carried)
+    assert arrived is not None
+    assert arrived.base is None
+    assert np.array_equal(arrived, whole[:64, :64])
+
+
+@of(*MODES)
+def test_slices_are_carried_as_what_they_show(sides: Sides) -> None:
+    whole = picture(1, (100, 90, 3))
+    for number, view in enumerate((whole[::2, ::-1], whole.transpose(1, 0, 2), whole[5:6])):
+        expected = view.copy()
+        arrived = sides.send(number, sides.cache.put(name_of(number), view))
+        assert arrived is not None
+        assert np.array_equal(arrived, expected)
+
+
+@of(*MODES)
+def test_twenty_threads_at_once_get_what_they_ask_for(sides: Sides) -> None:
+    failures: list[object] = []
+
+    def use(seed: int) -> None:
+        try:
+            for number in np.random.default_rng(seed).integers(0, 120, 60).tolist():
+                carried = sides.cache.get_and_update(name_of(number))
+                if carried is None:
+                    carried = sides.put(number)
+                read = sides.cache.read(name_of(number))
+                if read is not None and not np.array_equal(read, picture(number)):
+                    failures.append(number)
+                if number % 40 == 0:
+                    sides.cache.drop(name_of(number))
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=use, args=(seed,)) for seed in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+    assert sides.arrives(1, sides.put(1))

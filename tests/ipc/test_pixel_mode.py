@@ -1,0 +1,79 @@
+"""Which mode is chosen, and that a choice other than what was asked for is said."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from keepsight.config import Config
+from keepsight.ipc.pixel_mode import choose_mode
+from keepsight.ipc.run_directory import RunDirectory
+
+
+class Folder(RunDirectory):
+    """One with so much room, in shared memory or not."""
+
+    def __init__(self, num_free_bytes: int = 8 << 30, is_shared_memory: bool = True) -> None:
+        super().__init__(Path("/nowhere"))
+        self._free, self._is_shared_memory = num_free_bytes, is_shared_memory
+
+    @property
+    def is_shared_memory(self) -> bool:
+        return self._is_shared_memory
+
+    @property
+    def num_free_bytes(self) -> int:
+        return self._free
+
+
+@pytest.mark.parametrize("asked", ["lru", "shm", "shared", None])
+@pytest.mark.parametrize(("gigabytes", "is_text_only"), [(0, False), (4, True)])
+def test_nothing_is_kept_with_size_zero_or_without_pictures(
+    asked: str | None, gigabytes: int, is_text_only: bool
+) -> None:
+    config = Config(mm_processor_cache_type=asked, mm_processor_cache_gb=gigabytes)
+    assert choose_mode(config, 1, is_text_only, Folder()) == "none"
+
+
+@pytest.mark.parametrize(("asked", "chosen"), [("lru", "lru"), ("shm", "shm"), ("shared", "shared"), (None, "shared")])
+def test_one_frontend_gets_what_was_asked_for(asked: str | None, chosen: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert choose_mode(Config(mm_processor_cache_type=asked), 1, run_directory=Folder()) == chosen
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(("num_frontends", "num_engines"), [(2, 1), (1, 2), (3, 3)])
+def test_what_needs_one_frontend_and_one_engine_falls_back_and_says_so(
+    num_frontends: int, num_engines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    for asked in ("lru", "shm"):
+        caplog.clear()
+        config = Config(mm_processor_cache_type=asked)
+        chosen = choose_mode(config, num_frontends, run_directory=Folder(), num_engines=num_engines)
+        assert chosen == "processor_only"
+        assert f"{asked} needs one frontend and one engine" in caplog.text
+
+
+@pytest.mark.parametrize("asked", ["shared", None])
+def test_shared_needs_no_fallback(asked: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    config = Config(mm_processor_cache_type=asked)
+    assert choose_mode(config, 4, run_directory=Folder(), num_engines=2) == "shared"
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("asked", ["shm", "shared", None])
+@pytest.mark.parametrize(
+    ("folder", "reason"),
+    [
+        (None, "all is in one process"),
+        (Folder(is_shared_memory=False), "no shared memory"),
+        (Folder(num_free_bytes=64 << 20), "67108864 bytes free"),
+    ],
+)
+def test_without_usable_shared_memory_it_falls_back_and_says_why(
+    asked: str | None, folder: RunDirectory | None, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    config = Config(mm_processor_cache_type=asked)
+    assert choose_mode(config, 1, run_directory=folder) == "lru"
+    assert reason in caplog.text
+    assert choose_mode(config, 2, run_directory=folder) == "processor_only"
