@@ -123,6 +123,10 @@ class HandshakeError(KeepsightError):
     """Frontend and engine did not come together: refused, or out of time."""
 
 
+class ServerStartError(KeepsightError):
+    """One of the server's processes cannot start as it was told to; the message is that process's own."""
+
+
 class EverythingPinnedError(KeepsightError):
     """A cache has no room for an item that would fit: what would have to go is pinned."""
 

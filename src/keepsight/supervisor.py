@@ -1,0 +1,348 @@
+"""Starts the processes of one server, watches them, restarts those that die, and ends them in order.
+
+Knows nothing of models, requests or HTTP: it holds the socket that frontends accept on, and tells each process what
+becomes of the others.  It sleeps until a signal or a message comes.  Invariant: `_children` are the processes that were
+started and not yet reaped, and when `run` ends there are none.
+"""
+
+import enum
+import logging
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from keepsight.errors import ServerStartError
+from keepsight.ipc.control import (
+    Drain,
+    EngineLost,
+    EngineReady,
+    Failed,
+    FromProcess,
+    FrontendLost,
+    GiveUp,
+    Ready,
+    StartEngine,
+    StartFrontend,
+    SupervisorEnd,
+    ToProcess,
+)
+
+logger = logging.getLogger(__name__)
+# -P: a file in the folder that one happens to be in must not pass for a module.
+ENGINE = (sys.executable, "-P", "-m", "keepsight.engine.engine_process")
+FRONTEND = (sys.executable, "-P", "-m", "keepsight.frontend.frontend_process")
+# So many times in a row may the start of an engine, or of a frontend, fail once the server has run.
+MAX_FAILED_STARTS = 3
+# For answers that say that there will be none, and for an engine with nothing to do any more.
+GOODBYE_SECONDS = 5.0
+# A process that ends by a signal, as shells count it.
+INTERRUPTED = 128 + signal.SIGINT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    # Of `Config`.
+    options: dict[str, Any]
+    model_name: str
+    run_directory: Path
+    num_frontends: int = 1
+    # For answers that run when the server is asked to end.
+    shutdown_seconds: float = 30.0
+
+
+class _Stage(enum.IntEnum):
+    """Of a server's life; it never goes back."""
+
+    STARTING = 0
+    SERVING = 1
+    DRAINING = 2
+    GIVING_UP = 3
+    KILLING = 4
+
+
+class _Child:
+    def __init__(self, kind: str, number: int, command: Sequence[str], pass_fds: Sequence[int] = ()) -> None:
+        """In a session of its own: Ctrl-C reaches the supervisor alone."""
+        self.kind, self.name, self.is_ready = kind, f"{kind}-{number}", False
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(command, stdin=theirs.fileno(), pass_fds=pass_fds, start_new_session=True)
+        self.control = SupervisorEnd(ours)
+
+    def __str__(self) -> str:
+        return f"{self.name} (pid {self.process.pid})"
+
+    def tell_end(self) -> str:
+        status = self.process.returncode
+        if status < 0:
+            return f"{self} was killed by {_name_signal(-status)}"
+        return f"{self} ended with status {status}"
+
+
+class Supervisor:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        listener: socket.socket,
+        engine_command: Sequence[str] = ENGINE,
+        frontend_command: Sequence[str] = FRONTEND,
+    ) -> None:
+        """`listener` is closed when the server begins to end."""
+        self._settings, self._listener = settings, listener
+        self._commands = {"engine": engine_command, "frontend": frontend_command}
+        self._children: list[_Child] = []
+        self._num_started: Counter[str] = Counter()
+        self._num_failed_starts: Counter[str] = Counter()
+        self._selector = selectors.DefaultSelector()
+        self._stage, self._deadline = _Stage.STARTING, float("inf")
+        # Of this process, once it is known.
+        self._status: int | None = None
+        self._started_at = time.monotonic()
+
+    def run(self) -> int:
+        """The exit status.  In the main thread, as signals come there.
+
+        Raises ServerStartError if the first start fails by the user's mistake.
+        """
+        with _signals() as signals, self._selector:
+            self._selector.register(signals, selectors.EVENT_READ, partial(self._heed_signals, signals))
+            try:
+                self._start_engine()
+                for _ in range(self._settings.num_frontends):
+                    self._start_frontend()
+                while self._children:
+                    self._wait()
+            finally:
+                self._kill(*self._children)
+        assert self._status is not None, "ended unasked"
+        return self._status
+
+    def _wait(self) -> None:
+        timeout = None if self._deadline == float("inf") else max(0.0, self._deadline - time.monotonic())
+        for key, _ in self._selector.select(timeout):
+            key.data()
+        if time.monotonic() >= self._deadline:
+            self._enter(_Stage(min(self._stage + 1, _Stage.KILLING)))
+
+    # Starting -------------------------------------------------------------------------------------------------
+
+    def _start_engine(self) -> None:
+        engine = self._start("engine")
+        self._tell(
+            engine,
+            StartEngine(
+                options=self._settings.options,
+                run_directory=str(self._settings.run_directory),
+                endpoint=self._endpoint_of(engine),
+                num_frontends=self._settings.num_frontends,
+            ),
+        )
+
+    def _start_frontend(self) -> None:
+        frontend = self._start("frontend", self._listener.fileno())
+        self._tell(
+            frontend,
+            StartFrontend(
+                options=self._settings.options,
+                run_directory=str(self._settings.run_directory),
+                frontend_id=frontend.name,
+                num_frontends=self._settings.num_frontends,
+                model_name=self._settings.model_name,
+                listener_fd=self._listener.fileno(),
+            ),
+        )
+        for engine in self._of_kind("engine"):
+            if engine.is_ready:
+                self._tell(frontend, EngineReady(self._endpoint_of(engine)))
+
+    def _start(self, kind: str, *pass_fds: int) -> _Child:
+        self._num_started[kind] += 1
+        child = _Child(kind, self._num_started[kind], self._commands[kind], pass_fds)
+        self._children.append(child)
+        self._selector.register(child.control.connection, selectors.EVENT_READ, partial(self._hear, child))
+        return child
+
+    def _endpoint_of(self, engine: _Child) -> str:
+        """A new one for each: nobody can mistake an engine for the one before."""
+        return f"ipc://{self._settings.run_directory / engine.name}"
+
+    # Watching -------------------------------------------------------------------------------------------------
+
+    def _hear(self, child: _Child) -> None:
+        if child not in self._children:  # it was reaped a moment ago, in the same round
+            return
+        messages, is_open = child.control.take()
+        for message in messages:
+            self._act_on(child, message)
+        if not is_open:
+            self._stop_hearing(child)
+
+    def _act_on(self, child: _Child, message: FromProcess) -> None:
+        match message:
+            case Ready():
+                self._note_ready(child)
+            case Failed(reason):
+                if self._stage is _Stage.STARTING:
+                    raise ServerStartError(reason)
+                logger.error("%s failed: %s", child, reason)
+
+    def _note_ready(self, child: _Child) -> None:
+        child.is_ready = True
+        self._num_failed_starts[child.kind] = 0
+        if child.kind == "engine":
+            self._tell_all("frontend", EngineReady(self._endpoint_of(child)))
+        if self._stage is _Stage.SERVING:
+            logger.info("%s is ready", child)
+        elif self._stage is _Stage.STARTING and all(each.is_ready for each in self._children):
+            self._stage, seconds = _Stage.SERVING, time.monotonic() - self._started_at
+            logger.info("%s is served on %s after %.1f s", self._settings.model_name, _url(self._listener), seconds)
+
+    def _reap(self) -> None:
+        for child in tuple(self._children):
+            if child.process.poll() is not None:
+                self._hear(child)  # its last words
+                self._bury(child)
+                self._act_on_death(child)
+
+    def _act_on_death(self, child: _Child) -> None:
+        if self._stage is _Stage.STARTING:
+            logger.error("%s before it was ready", child.tell_end())
+            self._end(status=1, stage=_Stage.KILLING)
+        elif self._stage is _Stage.SERVING:
+            self._replace(child)
+        else:
+            self._go_on_ending(child)
+
+    def _replace(self, child: _Child) -> None:
+        if not child.is_ready:
+            self._num_failed_starts[child.kind] += 1
+        if self._num_failed_starts[child.kind] >= MAX_FAILED_STARTS:
+            logger.error("%s; its start failed %d times: giving up", child.tell_end(), MAX_FAILED_STARTS)
+            self._end(status=1, stage=_Stage.GIVING_UP)
+            return
+        logger.error("%s; another is started", child.tell_end())
+        if child.kind == "engine":
+            self._tell_all("frontend", EngineLost(f"the engine was lost: {child.tell_end()}"))
+            self._start_engine()
+        else:
+            self._tell_all("engine", FrontendLost(child.name))
+            self._start_frontend()
+
+    # Ending ---------------------------------------------------------------------------------------------------
+
+    def _heed_signals(self, signals: socket.socket) -> None:
+        for number in signals.recv(4096):
+            if number == signal.SIGCHLD:
+                self._reap()
+            else:
+                self._heed_request_to_end(number)
+
+    def _heed_request_to_end(self, number: int) -> None:
+        """The first lets answers finish, the next tells them that they will not, the next waits for nobody."""
+        status = INTERRUPTED if number == signal.SIGINT else 0
+        if self._stage is _Stage.STARTING:
+            self._end(status, _Stage.KILLING)
+        else:
+            self._end(status, _Stage(min(max(self._stage + 1, _Stage.DRAINING), _Stage.KILLING)))
+
+    def _end(self, status: int, stage: _Stage) -> None:
+        if self._status is None:
+            self._status = status
+            # With the frontends' own it is the last: nobody waits in a line that is not served.
+            self._listener.close()
+        self._enter(stage)
+
+    def _enter(self, stage: _Stage) -> None:
+        self._stage = stage
+        match stage:
+            case _Stage.DRAINING:
+                seconds = self._settings.shutdown_seconds
+                logger.info("ending: answers that run have %g s to finish", seconds)
+                self._tell_all("frontend", Drain())
+                self._deadline = time.monotonic() + seconds
+            case _Stage.GIVING_UP:
+                self._tell_all("frontend", GiveUp("the server is ending"), Drain())
+                self._deadline = time.monotonic() + GOODBYE_SECONDS
+            case _Stage.KILLING:
+                self._kill(*self._children)
+                self._deadline = float("inf")
+
+    def _go_on_ending(self, child: _Child) -> None:
+        if child.process.returncode:
+            logger.error("%s while the server was ending", child.tell_end())
+        if not self._of_kind("frontend"):
+            self._tell_all("engine", Drain())
+            self._stage, self._deadline = _Stage.GIVING_UP, time.monotonic() + GOODBYE_SECONDS
+        elif not self._of_kind("engine"):
+            self._enter(_Stage.GIVING_UP)
+
+    def _kill(self, *children: _Child) -> None:
+        for child in children:
+            child.process.kill()
+        for child in children:
+            child.process.wait()
+            self._bury(child)
+
+    # Children -------------------------------------------------------------------------------------------------
+
+    def _bury(self, child: _Child) -> None:
+        self._children.remove(child)
+        self._stop_hearing(child)
+        child.control.close()
+
+    def _stop_hearing(self, child: _Child) -> None:
+        if child.control.connection.fileno() in self._selector.get_map():
+            self._selector.unregister(child.control.connection)
+
+    def _tell(self, child: _Child, message: ToProcess) -> None:
+        if not child.control.try_tell(message):
+            # Dead, as we shall hear, or stuck: in either case of no more use.
+            child.process.kill()
+
+    def _tell_all(self, kind: str, *messages: ToProcess) -> None:
+        for child in self._of_kind(kind):
+            for message in messages:
+                self._tell(child, message)
+
+    def _of_kind(self, kind: str) -> list[_Child]:
+        return [child for child in self._children if child.kind == kind]
+
+
+@contextmanager
+def _signals() -> Iterator[socket.socket]:
+    """The numbers of those that concern a supervisor, a byte each, to be waited for together with all else."""
+    numbers = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
+    ours, wakeup = socket.socketpair()
+    with ours, wakeup:
+        ours.setblocking(False)
+        wakeup.setblocking(False)
+        handlers = {number: signal.signal(number, lambda *_: None) for number in numbers}
+        before = signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
+        try:
+            yield ours
+        finally:
+            signal.set_wakeup_fd(before)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+def _name_signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"

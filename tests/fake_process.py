@@ -1,0 +1,42 @@
+"""Plays a process of a server: tells a test all that it hears, and does what the test says.
+
+`python fake_process.py SOCKET`; each line to the test is `[pid, message]`, each from it `"ready"`, `["fail", MESSAGE]`
+or an exit status.
+"""
+
+import json
+import os
+import socket
+import sys
+
+import msgspec
+
+from keepsight.ipc.control import Failed, ProcessEnd, Ready, StartFrontend, ToProcess
+
+
+def play(path: str) -> None:
+    control = ProcessEnd.of_standard_input()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+
+        def report(message: ToProcess) -> None:
+            line = json.dumps([os.getpid(), msgspec.to_builtins(message)]) + "\n"
+            connection.sendall(line.encode())
+
+        start = control.receive()
+        if isinstance(start, StartFrontend):
+            os.close(start.listener_fd)
+        report(start)
+        control.listen(report)
+        for line in connection.makefile():
+            match json.loads(line):
+                case "ready":
+                    control.tell(Ready())
+                case ["fail", message]:
+                    control.tell(Failed(message))
+                case status:
+                    os._exit(status)
+
+
+if __name__ == "__main__":
+    play(sys.argv[1])

@@ -1,0 +1,311 @@
+"""A real supervisor over processes that only play their part (`fake_process.py`)."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FAKE = Path(__file__).parent / "fake_process.py"
+PATIENCE = 20  # seconds
+SUPERVISE = """
+import logging, socket, sys
+from pathlib import Path
+from keepsight.cli.main import main
+from keepsight.errors import ServerStartError
+from keepsight.ipc.control import LOG_FORMAT
+from keepsight.supervisor import ServerSettings, Supervisor
+
+logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+path, num_frontends, shutdown_seconds, *command = sys.argv[1:]
+settings = ServerSettings(
+    options={"model": "some/model"}, model_name="mine", run_directory=Path(path),
+    num_frontends=int(num_frontends), shutdown_seconds=float(shutdown_seconds),
+)
+with socket.create_server(("127.0.0.1", 0)) as listener:
+    try:
+        status = Supervisor(settings, listener, command, command).run()
+    except ServerStartError as error:
+        status = str(error)
+heavy = {"torch", "numpy", "starlette", "uvicorn", "zmq"} & set(sys.modules)
+assert not heavy, heavy
+sys.exit(status)
+"""
+
+
+class Actor:
+    """A process of the server, as the test sees it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(PATIENCE)
+        self._connection, self._lines = connection, connection.makefile()
+        self.pid, self.start = json.loads(self._lines.readline())
+        self.kind = {"StartEngine": "engine", "StartFrontend": "frontend"}[self.start["type"]]
+
+    def hear(self) -> Any:
+        pid, message = json.loads(self._lines.readline())
+        assert pid == self.pid
+        return message
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        with suppress(ConnectionResetError):
+            for _ in self._lines:
+                pass
+
+    def do(self, order: object) -> None:
+        self._connection.sendall(json.dumps(order).encode() + b"\n")
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        os.kill(self.pid, number)
+
+
+class Stage:
+    def __init__(self, path: Path) -> None:
+        self.path, self.log_path = path, path / "log"
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(path / "stage"))
+        self._socket.listen()
+        self._socket.settimeout(PATIENCE)
+        self._actors: list[Actor] = []
+        self._supervisor: subprocess.Popen[bytes] | None = None
+
+    def start(self, num_frontends: int = 1, shutdown_seconds: float = 60) -> list[Actor]:
+        """The engine, then the frontends."""
+        arguments = map(str, (self.path, num_frontends, shutdown_seconds, sys.executable, FAKE, self.path / "stage"))
+        with self.log_path.open("w") as log:
+            self._supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISE, *arguments], stderr=log)
+        return sorted((self.next() for _ in range(1 + num_frontends)), key=lambda actor: actor.kind)
+
+    def start_serving(self, num_frontends: int = 1, shutdown_seconds: float = 60) -> list[Actor]:
+        actors = self.start(num_frontends, shutdown_seconds)
+        actors[0].do("ready")
+        for frontend in actors[1:]:
+            assert frontend.hear()["type"] == "EngineReady"
+            frontend.do("ready")
+        self.wait_for_log(r"mine is served on http://127\.0\.0\.1:\d+/v1 after")
+        return actors
+
+    def next(self) -> Actor:
+        connection, _ = self._socket.accept()
+        self._actors.append(Actor(connection))
+        return self._actors[-1]
+
+    def send_signal(self, number: signal.Signals) -> None:
+        assert self._supervisor is not None
+        self._supervisor.send_signal(number)
+
+    def wait(self) -> int:
+        assert self._supervisor is not None
+        return self._supervisor.wait(PATIENCE)
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def wait_for_log(self, pattern: str) -> "re.Match[str]":
+        assert self._supervisor is not None
+        for _ in range(PATIENCE * 50):
+            if found := re.search(pattern, self.log):
+                return found
+            try:
+                self._supervisor.wait(0.02)
+            except subprocess.TimeoutExpired:
+                continue
+            break
+        raise AssertionError(self.log)
+
+    def close(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.kill()
+            self._supervisor.wait()
+        for actor in self._actors:
+            actor.wait()
+        self._socket.close()
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+    yield stage
+    stage.close()
+
+
+def kinds(messages: Sequence[Any]) -> list[str]:
+    return [message["type"] for message in messages]
+
+
+def test_all_processes_start_at_once_and_are_told_what_they_need(stage: Stage) -> None:
+    engine, *frontends = stage.start(num_frontends=2)
+    assert engine.start["options"] == {"model": "some/model"}
+    assert engine.start["endpoint"] == f"ipc://{stage.path}/engine-1"
+    assert {frontend.start["frontend_id"] for frontend in frontends} == {"frontend-1", "frontend-2"}
+    assert all(frontend.start["model_name"] == "mine" for frontend in frontends)
+
+
+def test_frontends_learn_where_the_engine_is_and_the_server_is_announced_when_all_are_ready(stage: Stage) -> None:
+    engine, first, second = stage.start(num_frontends=2)
+    engine.do("ready")
+    for frontend in (first, second):
+        assert frontend.hear() == {"type": "EngineReady", "endpoint": engine.start["endpoint"]}
+    first.do("ready")
+    assert "is served" not in stage.log
+    second.do("ready")
+    stage.wait_for_log("mine is served on")
+
+
+def test_a_lost_engine_is_replaced_and_the_frontends_are_told(stage: Stage) -> None:
+    engine, frontend = stage.start_serving()
+    engine.kill()
+    lost = frontend.hear()
+    assert lost["type"] == "EngineLost"
+    assert lost["reason"] == f"the engine was lost: engine-1 (pid {engine.pid}) was killed by SIGKILL"
+    successor = stage.next()
+    assert successor.start["endpoint"] == f"ipc://{stage.path}/engine-2"
+    successor.do("ready")
+    assert frontend.hear() == {"type": "EngineReady", "endpoint": successor.start["endpoint"]}
+    stage.wait_for_log(rf"engine-1 \(pid {engine.pid}\) was killed by SIGKILL; another is started")
+    stage.wait_for_log(rf"engine-2 \(pid {successor.pid}\) is ready")
+
+
+def test_a_lost_frontend_is_replaced_under_another_name_and_the_engine_is_told(stage: Stage) -> None:
+    engine, frontend = stage.start_serving()
+    frontend.do(3)
+    assert engine.hear() == {"type": "FrontendLost", "frontend_id": "frontend-1"}
+    successor = stage.next()
+    assert successor.start["frontend_id"] == "frontend-2"
+    assert successor.hear() == {"type": "EngineReady", "endpoint": engine.start["endpoint"]}
+    stage.wait_for_log(rf"frontend-1 \(pid {frontend.pid}\) ended with status 3; another is started")
+
+
+def test_a_frontend_that_starts_while_there_is_no_engine_is_told_when_there_is_one(stage: Stage) -> None:
+    engine, frontend = stage.start_serving()
+    engine.kill()
+    assert frontend.hear()["type"] == "EngineLost"
+    new_engine = stage.next()
+    frontend.kill()
+    new_frontend = stage.next()
+    new_engine.do("ready")
+    assert new_frontend.hear() == {"type": "EngineReady", "endpoint": new_engine.start["endpoint"]}
+
+
+def test_starts_that_fail_again_and_again_end_the_server(stage: Stage) -> None:
+    engine, frontend = stage.start_serving()
+    engine.kill()
+    for message in ("out of memory", "out of memory", "out of memory"):
+        assert frontend.hear()["type"] == "EngineLost"
+        successor = stage.next()
+        successor.do(["fail", message])
+        successor.do(2)
+    assert kinds([frontend.hear(), frontend.hear()]) == ["GiveUp", "Drain"]
+    frontend.do(0)
+    assert stage.wait() == 1
+    stage.wait_for_log(r"engine-4 \(pid \d+\) failed: out of memory")
+    stage.wait_for_log(r"engine-4 \(pid \d+\) ended with status 2; its start failed 3 times: giving up")
+
+
+def test_a_start_that_succeeds_makes_failures_before_it_good(stage: Stage) -> None:
+    engine, frontend = stage.start_serving()
+    engine.kill()
+    for has_luck in (False, False, True, False, False, True):
+        assert frontend.hear()["type"] == "EngineLost"
+        successor = stage.next()
+        if has_luck:
+            successor.do("ready")
+            assert frontend.hear()["type"] == "EngineReady"
+        successor.kill()
+    assert frontend.hear()["type"] == "EngineLost"
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_first_start_that_fails_is_told_in_the_process_s_own_words_and_not_tried_again(
+    stage: Stage, index: int
+) -> None:
+    actors = stage.start()
+    actors[index].do(["fail", "no/such/model: no such folder"])
+    assert stage.wait() == 1  # what sys.exit makes of a text; the command makes 2 of it
+    assert stage.log == "no/such/model: no such folder\n"
+    for actor in actors:
+        actor.wait()
+
+
+def test_a_first_start_that_crashes_is_not_tried_again(stage: Stage) -> None:
+    engine, frontend = stage.start()
+    engine.kill(signal.SIGSEGV)
+    assert stage.wait() == 1
+    frontend.wait()
+    assert f"engine-1 (pid {engine.pid}) was killed by SIGSEGV before it was ready" in stage.log
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_lets_frontends_finish_and_then_the_engine(stage: Stage, number: signal.Signals, status: int) -> None:
+    engine, frontend = stage.start_serving()
+    stage.send_signal(number)
+    assert frontend.hear()["type"] == "Drain"
+    with pytest.raises(ConnectionRefusedError):  # the supervisor has closed the port, as the frontend has
+        socket.create_connection(("127.0.0.1", int(stage.wait_for_log(r":(\d+)/v1")[1])), timeout=PATIENCE)
+    frontend.do(0)
+    assert engine.hear()["type"] == "Drain"
+    engine.do(0)
+    assert stage.wait() == status
+    assert "ERROR" not in stage.log
+
+
+def test_a_second_signal_gives_the_answers_up_and_a_third_kills(stage: Stage) -> None:
+    engine, frontend = stage.start_serving()
+    stage.send_signal(signal.SIGTERM)
+    assert frontend.hear()["type"] == "Drain"
+    stage.send_signal(signal.SIGTERM)
+    assert kinds([frontend.hear(), frontend.hear()]) == ["GiveUp", "Drain"]
+    stage.send_signal(signal.SIGTERM)
+    frontend.wait()
+    engine.wait()
+    assert stage.wait() == 0
+
+
+def test_answers_that_outlast_the_time_to_end_are_given_up(stage: Stage) -> None:
+    engine, frontend = stage.start_serving(shutdown_seconds=0)
+    stage.send_signal(signal.SIGTERM)
+    assert kinds([frontend.hear() for _ in range(3)]) == ["Drain", "GiveUp", "Drain"]
+    frontend.do(0)
+    assert engine.hear()["type"] == "Drain"
+    engine.do(0)
+    assert stage.wait() == 0
+
+
+def test_an_engine_that_dies_while_answers_finish_is_not_replaced(stage: Stage) -> None:
+    engine, frontend = stage.start_serving()
+    stage.send_signal(signal.SIGTERM)
+    assert frontend.hear()["type"] == "Drain"
+    engine.kill()
+    assert frontend.hear()["type"] == "GiveUp"
+    frontend.do(0)
+    assert stage.wait() == 0
+
+
+def test_a_signal_during_the_start_ends_it(stage: Stage) -> None:
+    actors = stage.start()
+    stage.send_signal(signal.SIGTERM)
+    assert stage.wait() == 0
+    for actor in actors:
+        actor.wait()
+
+
+def test_nothing_outlives_a_supervisor_that_is_killed(stage: Stage) -> None:
+    actors = stage.start_serving(num_frontends=2)
+    stage.send_signal(signal.SIGKILL)
+    for actor in actors:
+        actor.wait()
+
+
+def test_ctrl_c_reaches_the_supervisor_alone(stage: Stage) -> None:
+    actors = stage.start_serving()
+    assert {os.getsid(actor.pid) for actor in actors} == {actor.pid for actor in actors}
