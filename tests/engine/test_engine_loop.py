@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import pytest
 
 from keepsight.engine.engine_loop import EngineLoop
@@ -13,10 +14,13 @@ from keepsight.requests import (
     EngineRequest,
     FromEngine,
     MediaArrived,
+    MediaDropped,
+    MediaHeld,
     MediaNeeded,
     Pixels,
     RequestFailed,
     ResetCaches,
+    StoredPixels,
     ToEngine,
     TokenOutput,
 )
@@ -55,6 +59,8 @@ class Parts:
     needed: list[MediaNeeded] = field(default_factory=list)
     refused: set[str] = field(default_factory=set)
     wanted: set[str] = field(default_factory=set)
+    waiting: dict[str, str] = field(default_factory=dict)  # media hash -> the request that waits for it
+    hints: list[MediaHeld | MediaDropped] = field(default_factory=list)
     story: list[Any] = field(default_factory=list)
     sent: list[FromEngine] = field(default_factory=list)
 
@@ -68,6 +74,18 @@ class Parts:
 
     def media_arrived(self, media_hash: str) -> bool:
         return media_hash in self.wanted
+
+    def media_lost(self, media_hash: str) -> MediaNeeded | None:
+        request_id = self.waiting.get(media_hash)
+        return None if request_id is None else MediaNeeded(request_id, (media_hash,), inline=True)
+
+    def note_kept_pixels(self, kept: Sequence[str], dropped: Sequence[str]) -> None:
+        if kept or dropped:
+            self.story.append(("kept", kept, dropped))
+
+    def take_hints(self) -> list[MediaHeld | MediaDropped]:
+        hints, self.hints = self.hints, []
+        return hints
 
     def reset(self, *, prefix: bool, encoder: bool) -> None:
         self.story.append(("reset", prefix, encoder))
@@ -99,6 +117,33 @@ class Parts:
         self.sent += outputs
 
 
+@dataclass
+class Source:
+    """Finds what a test put there; whatever is no array is stale."""
+
+    found: dict[str, Pixels] = field(default_factory=dict)
+    changes: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    received: list[str] = field(default_factory=list)
+    is_closed: bool = False
+
+    def find(self, media_hash: str) -> Pixels | None:
+        return self.found.get(media_hash)
+
+    def receive(self, message: MediaArrived) -> Pixels | None:
+        self.received.append(message.media_hash)
+        return message.pixels if isinstance(message.pixels, np.ndarray) else None
+
+    def take_changes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        changes, self.changes = self.changes, ((), ())
+        return changes
+
+    def clear(self) -> None:
+        self.found.clear()
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
 def _next(told: list[T | Exception], otherwise: T) -> T:
     value = told.pop(0) if told else otherwise
     if isinstance(value, Exception):
@@ -106,11 +151,11 @@ def _next(told: list[T | Exception], otherwise: T) -> T:
     return value
 
 
-def make_loop(parts: Parts, *received: ToEngine) -> tuple[EngineLoop, ClosingInbox]:
+def make_loop(parts: Parts, *received: ToEngine, source: Source | None = None) -> tuple[EngineLoop, ClosingInbox]:
     inbox = ClosingInbox()
     for message in received:
         inbox.try_put(message)
-    return EngineLoop(cast(Scheduler, parts), parts, inbox, parts.send), inbox
+    return EngineLoop(cast(Scheduler, parts), parts, inbox, parts.send, source), inbox
 
 
 def token(request_id: str, finish_reason: Any = None) -> TokenOutput:
@@ -156,6 +201,69 @@ def test_every_message_reaches_the_one_it_is_for() -> None:
         ("reset", False, True),
     ]
     assert parts.sent == [RequestFailed("b", "too long", is_refusal=True)]
+
+
+def test_what_the_source_finds_is_not_asked_for_but_arrives_with_the_next_step() -> None:
+    parts = Parts(needed=[MediaNeeded("a", ("x", "y")), MediaNeeded("b", ("z",))], wanted={"x", "z"})
+    source = Source(found={each: pixels_like(each) for each in ("x", "z")})
+    loop, inbox = make_loop(parts, make_request("a", 3), source=source)
+    loop.step()
+    assert parts.sent == [MediaNeeded("a", ("y",))]
+    assert ("hold", "x") not in parts.story  # the plan of this step may still drop pixels of that name
+    loop.step()
+    assert parts.story[-5:] == [("hold", "x"), ("hold", "z"), "schedule", "run", "update"]
+    assert not inbox.is_closed, "the loop would have slept on what it found"
+
+
+def test_a_stale_handle_is_answered_by_asking_for_the_pixels_themselves_if_anybody_waits() -> None:
+    parts = Parts(waiting={"x": "a"}, wanted={"x", "y"})
+    handles = [MediaArrived(media_hash, StoredPixels((4, 4, 3))) for media_hash in ("x", "y")]
+    loop, _ = make_loop(parts, *handles, source=Source())
+    loop.step()
+    assert parts.sent == [MediaNeeded("a", ("x",), inline=True)]
+    assert not any(event[0] == "hold" for event in parts.story)
+
+
+def test_without_a_cache_of_pixels_whatever_is_no_pixels_is_stale() -> None:
+    parts = Parts(waiting={"x": "a"}, wanted={"x", "y"})
+    loop, _ = make_loop(
+        parts, MediaArrived("x", StoredPixels((4, 4, 3))), MediaArrived("y", pixels_like("y")), ResetCaches(False)
+    )
+    loop.step()
+    assert parts.sent == [MediaNeeded("a", ("x",), inline=True)]
+    assert ("hold", "y") in parts.story
+
+
+def test_the_source_hears_of_pixels_that_nobody_wants_any_more() -> None:
+    source = Source()
+    loop, _ = make_loop(Parts(), MediaArrived("unwanted", pixels_like("unwanted")), source=source)
+    loop.step()
+    assert source.received == ["unwanted"]
+
+
+def test_a_reset_of_the_processor_cache_clears_the_source_and_only_that_does() -> None:
+    parts, source = Parts(), Source(found={"x": pixels_like("x")})
+    loop, inbox = make_loop(parts, ResetCaches(prefix=True, encoder=True), source=source)
+    loop.step()
+    assert source.found
+    inbox.try_put(ResetCaches(processor=True))
+    loop.step()
+    assert not source.found
+
+
+def test_hints_follow_the_answers_of_their_step() -> None:
+    parts = Parts(plans=[WORK], outputs=[[token("a")]], hints=[MediaHeld(("x",)), MediaDropped(("y",))])
+    loop, _ = make_loop(parts, make_request("a", 3), source=Source(changes=(("x",), ("y",))))
+    loop.step()
+    assert parts.sent == [token("a"), MediaHeld(("x",)), MediaDropped(("y",))]
+    assert parts.story[-3:] == ["update", ("kept", ("x",), ("y",)), "send"]
+
+
+def test_the_source_is_closed_with_the_loop() -> None:
+    source = Source()
+    loop, _ = make_loop(Parts(), source=source)
+    loop.run()
+    assert source.is_closed
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,23 @@
 """The loop around the decisions: receive, schedule, run, update, send.
 
-Knows neither who asks nor how anything is computed.  However it ends, everybody who is owed an answer gets one; and
-with nothing to compute it sleeps until a message or the runner wakes it.
+Knows neither who asks, nor where pixels are kept, nor how anything is computed.  However it ends, everybody who is owed
+an answer gets one; and with nothing to compute it sleeps until a message or the runner wakes it.
 """
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
-import numpy as np
-
 from keepsight.engine.inbox import Inbox
+from keepsight.engine.pixel_source import InlineSource, PixelSource
 from keepsight.engine.unanswered import Unanswered
 from keepsight.requests import (
     AbortRequest,
     EngineRequest,
     FromEngine,
     MediaArrived,
+    MediaNeeded,
     Pixels,
     RequestFailed,
     ResetCaches,
@@ -40,9 +41,15 @@ class Runner(Protocol):
 
 class EngineLoop:
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, inbox: Inbox, send: Callable[[Sequence[FromEngine]], None]
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        inbox: Inbox,
+        send: Callable[[Sequence[FromEngine]], None],
+        source: PixelSource | None = None,
     ) -> None:
         self._scheduler, self._runner, self._inbox, self._send_on = scheduler, runner, inbox, send
+        self._source = source or InlineSource()
         self._unanswered = Unanswered()
         self._is_idle = True
         # Once it has ended: why no later request will be answered.
@@ -64,7 +71,7 @@ class EngineLoop:
         plan = self._schedule()
         result = self._runner.run(plan)
         outputs = self._scheduler.update(plan, result)
-        self._send(outputs)
+        self._send([*outputs, *self._take_hints()])
         # With nothing begun and nothing heard, the next plan would be as empty.
         self._is_idle = plan.is_empty and result.is_empty
 
@@ -80,18 +87,40 @@ class EngineLoop:
                     self._send([refusal])
             case AbortRequest(request_id, choice):
                 self._scheduler.abort(request_id, choice)
-            case MediaArrived(media_hash, pixels):
-                assert isinstance(pixels, np.ndarray), "not in hand"
-                if self._scheduler.media_arrived(media_hash):
-                    self._runner.hold_pixels(media_hash, pixels)
-            case ResetCaches(prefix, encoder):
+            case MediaArrived():
+                self._take_pixels(message)
+            case ResetCaches(prefix, encoder, processor):
                 self._scheduler.reset(prefix=prefix, encoder=encoder)
+                if processor:
+                    self._source.clear()
+
+    def _take_pixels(self, message: MediaArrived) -> None:
+        # Also what nobody wants any more: where it lies can be reused, and it may be kept for others.
+        pixels = self._source.receive(message)
+        if pixels is None:
+            if needed := self._scheduler.media_lost(message.media_hash):
+                self._send([needed])
+        elif self._scheduler.media_arrived(message.media_hash):
+            self._runner.hold_pixels(message.media_hash, pixels)
 
     def _schedule(self) -> StepPlan:
         """What is missing is asked for before the step is computed: it is made meanwhile."""
         plan = self._scheduler.schedule()
-        self._send(self._scheduler.take_media_needed())
+        missing = [self._find_pixels(needed) for needed in self._scheduler.take_media_needed()]
+        self._send([needed for needed in missing if needed.media_hashes])
         return plan
+
+    def _find_pixels(self, needed: MediaNeeded) -> MediaNeeded:
+        """What of it must be asked for.  What is found arrives with the next step, as this one is planned already."""
+        found = {media_hash: self._source.find(media_hash) for media_hash in needed.media_hashes}
+        for media_hash, pixels in found.items():
+            if pixels is not None:
+                self._inbox.try_put(MediaArrived(media_hash, pixels))
+        return replace(needed, media_hashes=tuple(each for each, pixels in found.items() if pixels is None))
+
+    def _take_hints(self) -> Sequence[FromEngine]:
+        self._scheduler.note_kept_pixels(*self._source.take_changes())
+        return self._scheduler.take_hints()
 
     def _send(self, outputs: Sequence[FromEngine]) -> None:
         for output in outputs:
@@ -107,3 +136,4 @@ class EngineLoop:
             self._unanswered.note_asked(message)
         self._send([RequestFailed(request_id, reason) for request_id in self._unanswered])
         self._runner.close()
+        self._source.close()

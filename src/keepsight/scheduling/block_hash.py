@@ -7,7 +7,7 @@ mean equal keys and values.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from blake3 import blake3
 
@@ -37,6 +37,11 @@ def _extra_keys_by_block(request: EngineRequest, block_size: int) -> dict[int, l
     return keys
 
 
+def _media_by_block(extra_keys: Mapping[int, Iterable[ExtraKey]]) -> dict[int, tuple[str, ...]]:
+    media = {block: tuple(str(key[1]) for key in keys if key[0] == "mm") for block, keys in extra_keys.items()}
+    return {block: media_hashes for block, media_hashes in media.items() if media_hashes}
+
+
 def _encode(key: ExtraKey) -> bytes:
     """Length-framed, and tagged by kind: no two keys, and no two rows of keys, encode alike."""
     return b"(%d:%b" % (len(key), b"".join(_encode_part(part) for part in key))
@@ -55,9 +60,10 @@ class BlockHasher:
 
     def __init__(self, request: EngineRequest, block_size: int) -> None:
         self.hashes: list[bytes] = []
-        self._extra = {
-            block: b"".join(map(_encode, keys)) for block, keys in _extra_keys_by_block(request, block_size).items()
-        }
+        extra_keys = _extra_keys_by_block(request, block_size)
+        self._extra = {block: b"".join(map(_encode, keys)) for block, keys in extra_keys.items()}
+        # Media hashes by block, where there are any.
+        self.media = _media_by_block(extra_keys)
         self._block_size = block_size
         self._parent = blake3(b"keepsight block of %d tokens" % block_size).digest()
         self._tail = array("I")

@@ -2,22 +2,28 @@
 
 A block is *in use* (it has users), *idle* (nobody uses it, but it can be found until it is evicted) or *free* (nothing
 worth finding lies in it).  Knows nothing of sequences or of what a hash means.  Its invariant: a block is in exactly
-one of the three, and a hash names at most one block.
+one of the three, a hash names at most one block, and `holdings` counts the media of each block that can be found.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
+from itertools import chain
+
+from keepsight.scheduling.holdings import Holdings
 
 
 class BlockPool:
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, holdings: Holdings | None = None) -> None:
         assert num_blocks > 0, num_blocks
         self.num_blocks = num_blocks
         self.num_evicted = 0
+        self._holdings = holdings or Holdings()
         self._num_users = [0] * num_blocks
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
+        # Of blocks that can be found, those in which media lie.
+        self._media_of: dict[int, tuple[str, ...]] = {}
         # A heap: neighbours are taken together, and what lies in a row can be read without copying.
         self._free = list(range(num_blocks))
         # Least recently released first.
@@ -61,15 +67,19 @@ class BlockPool:
         assert block_hash is not None, block_id
         del self._block_of[block_hash]
         self._hash_of[block_id] = None
+        if block_id in self._media_of:
+            self._drop_media(block_id)
         self.num_evicted += 1
         return block_id
 
-    def publish(self, block_id: int, block_hash: bytes) -> None:
+    def publish(self, block_id: int, block_hash: bytes, media_hashes: tuple[str, ...] = ()) -> None:
         """Can be found from now on, unless another block with the same content already can."""
         assert self.is_in_use(block_id), block_id
         assert self._hash_of[block_id] in (None, block_hash), block_id
         if self._block_of.setdefault(block_hash, block_id) == block_id:
             self._hash_of[block_id] = block_hash
+            if media_hashes and block_id not in self._media_of:
+                self._keep_media(block_id, media_hashes)
 
     def release(self, block_ids: Iterable[int]) -> None:
         """One user less of each; those that lost their last are evicted in this order."""
@@ -86,10 +96,25 @@ class BlockPool:
     def forget_hashes(self) -> None:
         """Nothing is found any more; what is in use stays in use."""
         self._block_of.clear()
+        for block_id in tuple(self._media_of):
+            self._drop_media(block_id)
         self._hash_of = [None] * self.num_blocks
         self._free += self._idle
         self._idle.clear()
         heapify(self._free)
+
+    def _keep_media(self, block_id: int, media_hashes: tuple[str, ...]) -> None:
+        self._media_of[block_id] = media_hashes
+        for media_hash in media_hashes:
+            self._holdings.add(media_hash)
+
+    def _drop_media(self, block_id: int) -> None:
+        for media_hash in self._media_of.pop(block_id):
+            self._holdings.remove(media_hash)
+
+    def held_media(self) -> Iterator[str]:
+        """For recounts: once for each block in which it can be found."""
+        return chain.from_iterable(self._media_of.values())
 
     def check_invariants(self) -> None:
         in_use = {block_id for block_id, num_users in enumerate(self._num_users) if num_users}
@@ -101,3 +126,4 @@ class BlockPool:
         assert len(hashed) == len(self._block_of)
         assert self._idle.keys() <= hashed.keys()
         assert hashed.keys().isdisjoint(self._free)
+        assert self._media_of.keys() <= hashed.keys()

@@ -8,11 +8,13 @@ entry is evicted whole and never while it is in use or being encoded, and what i
 import json
 import logging
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from keepsight.engine_config import EncoderCacheConfig
 from keepsight.media import MediaItem
 from keepsight.requests import Adapter
+from keepsight.scheduling.holdings import Holdings
 from keepsight.scheduling.step_plan import SequenceId
 
 logger = logging.getLogger(__name__)
@@ -30,6 +32,7 @@ def encoder_key(item: MediaItem, adapter: Adapter | None) -> str:
 
 @dataclass(slots=True)
 class _Entry:
+    media_hash: str
     num_bytes: int
     users: set[EncoderUser] = field(default_factory=set)
     is_ready: bool = False
@@ -40,12 +43,14 @@ class _Entry:
 
 
 class EncoderCacheManager:
-    def __init__(self, config: EncoderCacheConfig) -> None:
+    def __init__(self, config: EncoderCacheConfig, holdings: Holdings | None = None) -> None:
         self.num_bytes = 0  # without what is held outside the budget
         self.num_queries = 0
         self.num_hits = 0
         self.num_evictions = 0
         self._config = config
+        # Counts the entries that newcomers find.
+        self._holdings = holdings or Holdings()
         self._entries: dict[str, _Entry] = {}
         # Least recently released first.
         self._idle: OrderedDict[str, _Entry] = OrderedDict()
@@ -89,18 +94,23 @@ class EncoderCacheManager:
         self.num_hits += 1
         return True
 
-    def try_begin(self, user: EncoderUser, key: str, num_embeddings: int) -> bool:
-        """Makes room for what will be encoded, and uses it; False, and nothing is changed, if there can be none now."""
+    def try_begin(self, user: EncoderUser, key: str, num_embeddings: int, media_hash: str | None = None) -> bool:
+        """Makes room for what will be encoded, and uses it; False, and nothing is changed, if there can be none now.
+
+        `media_hash` is what it is made of, where the key is another.
+        """
         forgotten = self._entries.get(key)
         if forgotten is not None:
             # The runner knows embeddings by their key alone, so the newcomer waits until its namesake is dropped.
             assert not forgotten.is_findable, f"{key} is held already"
             return False
-        entry = _Entry(num_embeddings * self._config.bytes_per_embedding)
+        entry = _Entry(media_hash or key, num_embeddings * self._config.bytes_per_embedding)
         entry.is_oversized = entry.num_bytes > self._config.max_bytes
         if not (self._can_hold_oversized(entry) if entry.is_oversized else self._try_make_room(entry.num_bytes)):
             return False
         self._entries[key] = entry
+        if self._config.is_shared:
+            self._holdings.add(entry.media_hash)
         self.num_bytes += 0 if entry.is_oversized else entry.num_bytes
         self._add_user(user, key, entry)
         self.num_queries += 1
@@ -189,7 +199,12 @@ class EncoderCacheManager:
         while self._idle:
             self._drop_idle(next(iter(self._idle)))
         for entry in self._entries.values():
-            entry.is_findable = False
+            self._hide(entry)
+
+    def _hide(self, entry: _Entry) -> None:
+        if entry.is_findable and self._config.is_shared:
+            self._holdings.remove(entry.media_hash)
+        entry.is_findable = False
 
     def _drop_idle(self, key: str) -> None:
         self._num_idle_bytes -= self._idle.pop(key).num_bytes
@@ -201,12 +216,17 @@ class EncoderCacheManager:
 
     def _remove(self, key: str) -> None:
         entry = self._entries.pop(key)
+        self._hide(entry)
         self.num_bytes -= 0 if entry.is_oversized else entry.num_bytes
 
     def take_evicted(self) -> tuple[str, ...]:
         """What the runner is to drop, each told once.  A key may be begun again in the same plan: dropped first."""
         evicted, self._evicted = tuple(self._evicted), []
         return evicted
+
+    def held_media(self) -> Iterator[str]:
+        """For recounts: once for each entry that newcomers find."""
+        return (each.media_hash for each in self._entries.values() if each.is_findable and self._config.is_shared)
 
     def check_invariants(self) -> None:
         in_budget = {key: entry for key, entry in self._entries.items() if not entry.is_oversized}

@@ -5,12 +5,13 @@ a block can be found only once its keys and values are computed, and a refused r
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from keepsight.engine_config import KvCacheConfig
 from keepsight.scheduling.block_pool import BlockPool
+from keepsight.scheduling.holdings import Holdings
 from keepsight.scheduling.step_plan import SequenceId
 
 
@@ -24,6 +25,9 @@ class PrefixHit(NamedTuple):
 
 
 NO_HIT = PrefixHit()
+# Which media lie in a sequence's first, second ... block, where there are any.
+MediaOfBlocks = Mapping[int, tuple[str, ...]]
+NO_MEDIA: MediaOfBlocks = {}
 
 
 @dataclass(slots=True)
@@ -38,12 +42,12 @@ class _Table:
 
 
 class KvCacheManager:
-    def __init__(self, config: KvCacheConfig) -> None:
+    def __init__(self, config: KvCacheConfig, holdings: Holdings | None = None) -> None:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self._block_size = config.block_size
         self._is_caching = config.enable_prefix_caching
-        self._pool = BlockPool(config.num_blocks)
+        self._pool = BlockPool(config.num_blocks, holdings)
         self._tables: dict[SequenceId, _Table] = {}
         # By how many slices under way.
         self._announced: Counter[bytes] = Counter()
@@ -97,7 +101,9 @@ class KvCacheManager:
             table.announced = tuple(hashes[table.num_published : num_full])
             self._announced.update(table.announced)
 
-    def publish(self, sequence_id: SequenceId, hashes: Sequence[bytes], end: int) -> None:
+    def publish(
+        self, sequence_id: SequenceId, hashes: Sequence[bytes], end: int, media: MediaOfBlocks = NO_MEDIA
+    ) -> None:
         """The slice is computed up to `end`: its full blocks can be found from now on."""
         self.withdraw(sequence_id)
         table = self._tables[sequence_id]
@@ -105,7 +111,7 @@ class KvCacheManager:
         if table.may_publish and num_full > table.num_published:
             assert num_full <= min(len(hashes), len(table.block_ids)), (sequence_id, end)
             for index in range(table.num_published, num_full):
-                self._pool.publish(table.block_ids[index], hashes[index])
+                self._pool.publish(table.block_ids[index], hashes[index], media.get(index, ()))
             table.num_published = num_full
 
     def withdraw(self, sequence_id: SequenceId) -> None:
@@ -170,6 +176,10 @@ class KvCacheManager:
         table = self._tables.pop(sequence_id, None)
         if table is not None:
             self._pool.release(reversed(table.block_ids))
+
+    def held_media(self) -> Iterator[str]:
+        """For recounts: once for each block in which it can be found."""
+        return self._pool.held_media()
 
     def check_invariants(self) -> None:
         self._pool.check_invariants()

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from keepsight.engine_config import EngineConfig
-from keepsight.requests import MediaNeeded
+from keepsight.requests import EngineRequest, MediaNeeded
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
 from keepsight.scheduling.request_state import ParkedFor, RequestState
 from keepsight.scheduling.step_plan import Encoding, SequenceId
@@ -29,24 +29,38 @@ class MediaClaims:
         self._live: Counter[str] = Counter()
         self._pixels: set[str] = set()
         self._unneeded_pixels: list[str] = []
-        # Hash -> who waits for its pixels; the first one's request was asked for them.
+        # Hash -> who waits for its pixels.
         self._askers: dict[str, list[RequestState]] = {}
+        # Hash -> ids of the requests that were asked for its pixels or promised them.  As long as there is one, nobody
+        # else is asked.
+        self._makers: dict[str, set[str]] = {}
+        self._num_choices: Counter[str] = Counter()  # by request id
         self._needed: dict[str, list[str]] = {}
 
     def add(self, state: RequestState) -> None:
         self._states[state.sequence_id] = state
+        self._num_choices[state.request.request_id] += 1
         self._live.update(item.media_hash for item in state.media)
+        self._note_promises(state.request)
 
     def remove(self, state: RequestState) -> None:
         self.drop(state)
         del self._states[state.sequence_id]
         for item in state.media:
-            media_hash = item.media_hash
-            self._live[media_hash] -= 1
-            self._stop_asking(state, media_hash)
-            if not self._live[media_hash]:
-                del self._live[media_hash]
-                self._drop_pixels(media_hash)
+            self._live[item.media_hash] -= 1
+            self._stop_waiting(state, item.media_hash)
+            if not self._live[item.media_hash]:
+                del self._live[item.media_hash]
+                self._drop_pixels(item.media_hash)
+        self._num_choices[state.request.request_id] -= 1
+        if not self._num_choices[state.request.request_id]:
+            self._remove_maker(state.request)
+
+    def _note_promises(self, request: EngineRequest) -> None:
+        own = {item.media_hash for item in request.media}
+        # Of what is here already nothing more need come.
+        for media_hash in own.intersection(request.coming_media) - self._pixels:
+            self._makers.setdefault(media_hash, set()).add(request.request_id)
 
     @property
     def is_encoding(self) -> bool:
@@ -80,7 +94,7 @@ class MediaClaims:
                 return ParkedFor.PIXELS
             if self._num_encoding and self._num_encoding + item.span.length > self._max_encoding:
                 return ParkedFor.ENCODER
-            while not self.encoder_cache.try_begin(user, key, item.span.length):
+            while not self.encoder_cache.try_begin(user, key, item.span.length, item.media_hash):
                 if not take_from_later(state):
                     return ParkedFor.ENCODER
             self._begin(Encoding(key, item.media_hash, item.span.length))
@@ -97,25 +111,38 @@ class MediaClaims:
         if media_hash in self._pixels or self.encoder_cache.can_find(key):
             return
         askers = self._askers.setdefault(media_hash, [])
-        if not askers:
-            self._ask(state, media_hash)
         if state not in askers:
             askers.append(state)
+        if media_hash not in self._makers:
+            self._ask_first(media_hash)
 
-    def _ask(self, state: RequestState, media_hash: str) -> None:
-        self._needed.setdefault(state.request.request_id, []).append(media_hash)
+    def _ask_first(self, media_hash: str) -> None:
+        request_id = self._make_first_maker(media_hash)
+        self._needed.setdefault(request_id, []).append(media_hash)
 
-    def _stop_asking(self, state: RequestState, media_hash: str) -> None:
-        """If it was the one who was asked, the next is asked instead."""
+    def _make_first_maker(self, media_hash: str) -> str:
+        """The id of the request that has waited longest."""
+        request_id = self._askers[media_hash][0].request.request_id
+        self._makers[media_hash] = {request_id}
+        return request_id
+
+    def _stop_waiting(self, state: RequestState, media_hash: str) -> None:
         askers = self._askers.get(media_hash, [])
-        if state not in askers:
-            return
-        was_asked = askers[0].request
-        askers.remove(state)
-        if not askers:
-            del self._askers[media_hash]
-        elif askers[0].request is not was_asked:
-            self._ask(askers[0], media_hash)
+        if state in askers:
+            askers.remove(state)
+            if not askers:
+                del self._askers[media_hash]
+
+    def _remove_maker(self, request: EngineRequest) -> None:
+        """It left: where it was the only one, the next that waits is asked instead."""
+        del self._num_choices[request.request_id]
+        for media_hash in dict.fromkeys(item.media_hash for item in request.media):
+            makers = self._makers.get(media_hash, set())
+            makers.discard(request.request_id)
+            if media_hash in self._makers and not makers:
+                del self._makers[media_hash]
+                if media_hash in self._askers:
+                    self._ask_first(media_hash)
 
     def release_before(self, state: RequestState, first_item: int) -> bool:
         """Items that are wholly computed need their embeddings no more.  Whether there were any."""
@@ -130,13 +157,24 @@ class MediaClaims:
         self.encoder_cache.release_all(state.sequence_id)
 
     def arrived(self, media_hash: str) -> Iterable[RequestState] | None:
-        """Who waited for it; None when nobody lives that could use it."""
+        """Who waited for it; None when nobody lives that could use it.
+
+        All promises of it count as kept: one frontend may have sent it for all of its requests.
+        """
+        self._makers.pop(media_hash, None)
         if media_hash not in self._live or media_hash in self._pixels:
             return None
         self._pixels.add(media_hash)
         if media_hash in self._unneeded_pixels:
             self._unneeded_pixels.remove(media_hash)
         return self._askers.pop(media_hash, [])
+
+    def lost(self, media_hash: str) -> MediaNeeded | None:
+        """Its pixels were not where they were said to lie.  If anybody waits for them, who is to send them."""
+        self._makers.pop(media_hash, None)
+        if media_hash not in self._askers:
+            return None
+        return MediaNeeded(self._make_first_maker(media_hash), (media_hash,), inline=True)
 
     def finish(self, encoder_key: str) -> None:
         self._end_encoding(encoder_key)
@@ -186,4 +224,10 @@ class MediaClaims:
             assert askers, media_hash
             assert media_hash not in self._pixels, media_hash
             assert all(self._states[asker.sequence_id] is asker for asker in askers), media_hash
+            assert media_hash in self._makers, f"nobody makes {media_hash}"
+        assert self._num_choices == Counter(state.request.request_id for state in live)
+        for media_hash, makers in self._makers.items():
+            assert makers, media_hash
+            assert media_hash not in self._pixels, media_hash
+            assert makers <= self._num_choices.keys(), media_hash
         self.encoder_cache.check_invariants()

@@ -8,9 +8,10 @@ import itertools
 from collections.abc import Iterable
 
 from keepsight.engine_config import EngineConfig, SchedulerConfig
-from keepsight.requests import EngineRequest, MediaNeeded, RequestFailed, TokenOutput
+from keepsight.requests import EngineRequest, MediaDropped, MediaHeld, MediaNeeded, RequestFailed, TokenOutput
 from keepsight.scheduling.admit_request import make_states, why_never
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
+from keepsight.scheduling.holdings import Holdings
 from keepsight.scheduling.kv_cache_manager import KvCacheManager, PrefixHit
 from keepsight.scheduling.lineup import Lineup, last_of
 from keepsight.scheduling.media_claims import MediaClaims
@@ -33,8 +34,11 @@ class Scheduler:
         self._engine_config = config
         self._block_size = config.kv_cache.block_size
         self._end_ids = end_ids
-        self.kv_cache = KvCacheManager(config.kv_cache)
-        self.media = MediaClaims(config, EncoderCacheManager(config.encoder_cache))
+        self.holdings = Holdings()
+        self.kv_cache = KvCacheManager(config.kv_cache, self.holdings)
+        self.media = MediaClaims(config, EncoderCacheManager(config.encoder_cache, self.holdings))
+        # Media whose pixels lie in a cache of the engine's.
+        self._kept_pixels: set[str] = set()
         self._states: dict[SequenceId, RequestState] = {}
         self._choices: dict[str, list[RequestState]] = {}  # live ones of each request
         self._lineup = Lineup()
@@ -77,6 +81,19 @@ class Scheduler:
                 self._lineup.unpark(state)
         return askers is not None
 
+    def media_lost(self, media_hash: str) -> MediaNeeded | None:
+        """Its pixels were not where they were said to lie.  If anybody waits for them, who is to send them."""
+        return self.media.lost(media_hash)
+
+    def note_kept_pixels(self, kept: Iterable[str], dropped: Iterable[str]) -> None:
+        """What a cache of pixels beside the scheduler keeps now, and keeps no more."""
+        for media_hash in self._kept_pixels.intersection(dropped):
+            self._kept_pixels.remove(media_hash)
+            self.holdings.remove(media_hash)
+        for media_hash in set(kept) - self._kept_pixels:
+            self._kept_pixels.add(media_hash)
+            self.holdings.add(media_hash)
+
     def reset(self, *, prefix: bool, encoder: bool) -> None:
         if prefix:
             self.kv_cache.forget_prefixes()
@@ -91,6 +108,10 @@ class Scheduler:
 
     def take_media_needed(self) -> list[MediaNeeded]:
         return self.media.take_needed()
+
+    def take_hints(self) -> list[MediaHeld | MediaDropped]:
+        """Of what media something is held now that was not when they were last taken, or the other way round."""
+        return self.holdings.take_changes()
 
     def schedule(self) -> StepPlan:
         draft = self._begin_step()
@@ -334,7 +355,7 @@ class Scheduler:
         state = self._states.get(computed.sequence_id)
         if state is None:
             state = self._leaving.pop(computed.sequence_id)
-            self.kv_cache.publish(state.sequence_id, state.hasher.hashes, computed.end)
+            self.kv_cache.publish(state.sequence_id, state.hasher.hashes, computed.end, state.hasher.media)
             self._bury(state)
             return
         was_stream = state.is_stream
@@ -350,7 +371,7 @@ class Scheduler:
             self._finish(state)
 
     def _publish(self, state: RequestState) -> None:
-        self.kv_cache.publish(state.sequence_id, state.hasher.hashes, state.num_computed)
+        self.kv_cache.publish(state.sequence_id, state.hasher.hashes, state.num_computed, state.hasher.media)
         self._lineup.unpark_all(ParkedFor.PREFIX)
         if self.media.release_before(state, state.next_item):
             self._lineup.unpark_all(ParkedFor.ENCODER)
@@ -396,9 +417,11 @@ class Scheduler:
         assert len(self._states) == len(self._lineup)
         assert len(self._lineup.running) <= self.config.max_num_seqs
         assert sum(map(len, self._choices.values())) == len(self._states)
-        self._check_holdings(itertools.chain(self._states.values(), self._leaving.values()))
+        self._check_managers(itertools.chain(self._states.values(), self._leaving.values()))
+        held_media = (self.kv_cache.held_media(), self.media.encoder_cache.held_media(), self._kept_pixels)
+        self.holdings.check_invariants(itertools.chain(*held_media))
 
-    def _check_holdings(self, states: Iterable[RequestState]) -> None:
+    def _check_managers(self, states: Iterable[RequestState]) -> None:
         live = list(states)
         for state in live:
             num_positions = self.kv_cache.num_blocks_of(state.sequence_id) * self._block_size

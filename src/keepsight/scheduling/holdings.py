@@ -1,0 +1,53 @@
+"""Of which media items the engine holds something, in whatever cache.
+
+Counts what can be found, not what it is: embeddings, blocks of keys and values, pixels.  Its invariant: what was held
+when changes were last taken, changed by those since, is what is held now.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from keepsight.requests import MediaDropped, MediaHeld
+
+
+class Holdings:
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        # Those that were not held before and are now, or the other way round, in the order of their change.
+        self._changed: dict[str, None] = {}
+
+    def __contains__(self, media_hash: str) -> bool:
+        return media_hash in self._counts
+
+    def add(self, media_hash: str) -> None:
+        if media_hash not in self._counts:
+            self._flip(media_hash)
+        self._counts[media_hash] += 1
+
+    def remove(self, media_hash: str) -> None:
+        assert media_hash in self._counts, f"nothing of {media_hash} is held"
+        self._counts[media_hash] -= 1
+        if not self._counts[media_hash]:
+            del self._counts[media_hash]
+            self._flip(media_hash)
+
+    def _flip(self, media_hash: str) -> None:
+        """There and back again is no change."""
+        if media_hash in self._changed:
+            del self._changed[media_hash]
+        else:
+            self._changed[media_hash] = None
+
+    def take_changes(self) -> list[MediaHeld | MediaDropped]:
+        """Since they were last taken."""
+        if not self._changed:
+            return []
+        changed, self._changed = self._changed, {}
+        held = tuple(each for each in changed if each in self._counts)
+        dropped = tuple(each for each in changed if each not in self._counts)
+        return ([MediaHeld(held)] if held else []) + ([MediaDropped(dropped)] if dropped else [])
+
+    def check_invariants(self, media_hashes: Iterable[str]) -> None:
+        """Given a recount: the media item of each thing that can be found."""
+        assert self._counts == Counter(media_hashes)
+        assert all(count > 0 for count in self._counts.values())
