@@ -45,7 +45,7 @@ _LEAST_INTEGERS = {
     "max_num_encoder_input_tokens": 1,
     "media_workers": 1,
 }
-_SWITCHES = ("enable_prefix_caching", "disable_chunked_mm_input")
+_SWITCHES = ("enable_prefix_caching", "disable_chunked_mm_input", "trust_exif_image_id")
 # Different ways to say one thing: at most one of each line.
 ONE_OF = (
     ("num_gpu_blocks_override", "kv_cache_memory_bytes"),
@@ -67,6 +67,8 @@ class Config:
     mm_processor_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     # What names pictures; None: as KEEPSIGHT_MM_HASHER_ALGORITHM says, else blake3.
     mm_hasher_algorithm: str | None = None
+    # Whether the UUID in a picture's own metadata stands for its content.
+    trust_exif_image_id: bool = False
 
     # Of one step: tokens, and sequences that they belong to.
     max_num_batched_tokens: int | None = None
@@ -100,6 +102,8 @@ class Config:
     # Where they lie; None: what is fastest here.  MiB of the largest picture that the ring of `shm` takes.
     mm_processor_cache_type: str | None = None
     mm_shm_cache_max_object_size_mb: float = 128
+    # So many of the processor cache's hits, 0 to 1, are made again and compared bit for bit.
+    verify_hits: float = 0.0
     # Threads that decode and resize pictures; None: one for each core.
     media_workers: int | None = None
 
@@ -132,6 +136,7 @@ class Config:
             "gpu_memory_utilization", self.gpu_memory_utilization, lambda part: 0 < part <= 1, "above 0 and at most 1"
         )
         _check_number("encoder_share", self.encoder_share, lambda part: 0 < part < 1, "above 0 and below 1")
+        _check_number("verify_hits", self.verify_hits, lambda part: 0 <= part <= 1, "from 0 to 1")
         if self.encoder_cache_gb is not None:
             _check_size("encoder_cache_gb", self.encoder_cache_gb)
         _check_size("mm_processor_cache_gb", self.mm_processor_cache_gb)

@@ -17,6 +17,7 @@ from keepsight.engine.in_process_engine import InProcessEngine
 from keepsight.engine.inbox import Inbox
 from keepsight.errors import PictureError, RequestFailedError
 from keepsight.frontend.engine_client import Outputs
+from keepsight.frontend.make_pixels import MakePixels, PictureJob
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepare_request import PreparedRequest
 from keepsight.requests import EngineRequest, Pixels
@@ -43,7 +44,7 @@ class Prepared:
     def group_by_picture(self, media_hashes: Collection[str]) -> list[tuple[str, ...]]:
         return [(each,) for each in sorted(media_hashes)]
 
-    def pixels_of(self, media_hashes: Collection[str]) -> dict[str, Pixels]:
+    def pixels_of(self, media_hashes: Collection[str], _make: MakePixels = PictureJob.run) -> dict[str, Pixels]:
         return {each: self.studio.make(each) for each in media_hashes}
 
     def as_own(self, error: Exception, _media_hash: str) -> Exception:

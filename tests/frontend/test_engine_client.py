@@ -10,6 +10,7 @@ import pytest
 
 from keepsight.errors import EngineLostError, PictureError
 from keepsight.frontend.engine_client import EngineClient, Outputs
+from keepsight.frontend.make_pixels import MakePixels, PictureJob
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepare_request import PreparedRequest
 from keepsight.media import Geometry, MediaItem, TokenSpan
@@ -44,7 +45,7 @@ class Prepared:
     def group_by_picture(self, media_hashes: Collection[str]) -> list[tuple[str, ...]]:
         return [(each,) for each in media_hashes]
 
-    def pixels_of(self, media_hashes: Collection[str]) -> dict[str, Pixels]:
+    def pixels_of(self, media_hashes: Collection[str], _make: MakePixels = PictureJob.run) -> dict[str, Pixels]:
         self.made += media_hashes
         if any(each.startswith("bad") for each in media_hashes):
             raise PictureError("image", "no picture")

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from keepsight.frontend.make_pixels import MakePixels, PictureJob
 from keepsight.frontend.media_pool import MediaPool
+from keepsight.frontend.pixel_cache import LocalCache, NoCache
 from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.requests import Pixels
 
@@ -66,7 +68,7 @@ class FakePrepared:
         pictures = dict.fromkeys(each[0] for each in media_hashes)
         return [tuple(each for each in media_hashes if each[0] == picture) for picture in pictures]
 
-    def pixels_of(self, media_hashes: Collection[str]) -> dict[str, Pixels]:
+    def pixels_of(self, media_hashes: Collection[str], _make: MakePixels = PictureJob.run) -> dict[str, Pixels]:
         return self.studio.work(media_hashes)
 
     def as_own(self, error: Exception, media_hash: str) -> Exception:
@@ -114,8 +116,11 @@ def studio() -> Iterator[Studio]:
 
 
 @contextmanager
-def open_pool(studio: Studio, num_workers: int = 1, max_cache_bytes: int = 0) -> Iterator[MediaPool]:
-    pool = MediaPool(num_workers, max_cache_bytes)
+def open_pool(
+    studio: Studio, num_workers: int = 1, max_cache_bytes: int = 0, verify_hits: float = 0
+) -> Iterator[MediaPool]:
+    cache = LocalCache(max_cache_bytes) if max_cache_bytes else NoCache()
+    pool = MediaPool(num_workers, cache, verify_hits=verify_hits)
     try:
         yield pool
     finally:
@@ -262,7 +267,7 @@ def test_without_a_cache_pixels_that_were_delivered_are_not_kept(pool: MediaPool
     delivered = threading.Event()
     pixels: list[weakref.ref[Pixels]] = []
 
-    def deliver(_media_hash: str, array: Pixels) -> None:
+    def deliver(_media_hash: str, array: Any) -> None:
         pixels.append(weakref.ref(array))
         delivered.set()
 
@@ -420,10 +425,10 @@ def test_a_view_is_kept_without_what_it_was_cut_from(studio: Studio) -> None:
     delivered: list[Pixels] = []
     with open_pool(studio, max_cache_bytes=BYTES) as pool:
         prepared: Any = FakePrepared("first", studio)
-        prepared.pixels_of = lambda _: {"a": large[:1, :1]}
+        prepared.pixels_of = lambda *_: {"a": large[:1, :1]}
         heard = threading.Semaphore(0)
 
-        def deliver(_media_hash: str, pixels: Pixels) -> None:
+        def deliver(_media_hash: str, pixels: Any) -> None:
             delivered.append(pixels)
             heard.release()
 
@@ -438,7 +443,7 @@ def test_a_view_is_kept_without_what_it_was_cut_from(studio: Studio) -> None:
 
 def test_a_pool_that_is_closed_holds_nothing(studio: Studio) -> None:
     studio.door.set()
-    kept: list[weakref.ref[Pixels]] = []
+    kept: list[weakref.ref[Any]] = []
     with open_pool(studio, max_cache_bytes=9 * BYTES) as pool:
         Asker(pool, studio, "first").ask("a").await_heard(1)
         prepared: Any = FakePrepared("second", studio)
@@ -446,3 +451,64 @@ def test_a_pool_that_is_closed_holds_nothing(studio: Studio) -> None:
         assert kept[0]() is not None
     gc.collect()
     assert kept[0]() is None
+
+
+def test_a_checked_hit_is_made_again_and_served_as_it_was_made(studio: Studio) -> None:
+    studio.door.set()
+    with open_pool(studio, max_cache_bytes=9 * BYTES, verify_hits=1) as pool:
+        for number in range(3):
+            assert Asker(pool, studio, str(number)).ask("a").await_heard(1) == ["a"]
+        assert studio.made == [("a",)] * 3
+        assert (pool.num_verified, pool.num_mismatched) == (2, 0)
+
+
+def test_a_hit_that_proves_wrong_is_dropped_and_told_loudly(studio: Studio, caplog: pytest.LogCaptureFixture) -> None:
+    cache, delivered, heard = LocalCache(9 * BYTES), list[Any](), threading.Semaphore(0)
+    cache.put("a", np.ones((1, 1, 3), np.uint8))
+    studio.door.set()
+
+    def deliver(_media_hash: str, pixels: object) -> None:
+        delivered.append(pixels)
+        heard.release()
+
+    pool = MediaPool(1, cache, verify_hits=1)
+    prepared: Any = FakePrepared("first", studio)
+    pool.make(prepared, ["a"], deliver, break_down)
+    assert heard.acquire(timeout=SOON)
+    held = cache.read("a")
+    pool.close()
+    assert pool.num_mismatched == 1
+    assert held is not None
+    assert not held.any()
+    assert not delivered[0].any()
+    assert "OTHER PIXELS under a" in caplog.text
+
+
+def test_who_wants_the_pixels_themselves_gets_no_place_where_they_lie(studio: Studio) -> None:
+    class Places(LocalCache):
+        def put(self, media_hash: str, pixels: Pixels) -> Any:
+            super().put(media_hash, pixels)
+            return f"place of {media_hash}"
+
+        def get_and_update(self, media_hash: str) -> Any:
+            return None if self.read(media_hash) is None else f"place of {media_hash}"
+
+        def read(self, media_hash: str) -> Pixels | None:
+            return super().get_and_update(media_hash)
+
+    delivered, heard = list[Any](), threading.Semaphore(0)
+
+    def deliver(_media_hash: str, pixels: object) -> None:
+        delivered.append(pixels)
+        heard.release()
+
+    studio.door.set()
+    pool = MediaPool(1, Places(9 * BYTES))
+    for number, inline in enumerate((False, False, True)):
+        prepared: Any = FakePrepared(str(number), studio)
+        pool.make(prepared, ["a"], deliver, break_down, inline=inline)
+        assert heard.acquire(timeout=SOON)
+    pool.close()
+    assert delivered[:2] == ["place of a"] * 2
+    assert isinstance(delivered[2], np.ndarray)
+    assert studio.made == [("a",)]

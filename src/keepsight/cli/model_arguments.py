@@ -105,6 +105,12 @@ def _add_pictures(group: Any) -> None:
     )
     _add(
         group,
+        "trust_exif_image_id",
+        "take two pictures of one size whose EXIF ImageID is one UUID for the same picture, unseen",
+        action="store_true",
+    )
+    _add(
+        group,
         "encoder_cache_gb",
         "GiB of embeddings kept for later requests, 0 for none (default: 512 pictures, at most 5 % of the memory)",
         type=float,
@@ -139,4 +145,5 @@ def _add_pictures(group: Any) -> None:
         choices=PROCESSOR_CACHE_TYPES,
     )
     _add(group, "mm_shm_cache_max_object_size_mb", "MiB of the largest picture that the ring takes", type=float)
+    _add(group, "verify_hits", "part of the processor cache's hits to make again and compare, 0 to 1", type=float)
     _add(group, "media_workers", "threads that decode and resize pictures (default: one for each core)", type=int)

@@ -6,9 +6,11 @@ from keepsight.config import Config
 from keepsight.engine.in_process_engine import InProcessEngine
 from keepsight.engine.inbox import Inbox
 from keepsight.engine.measure_machine import count_cores, measure_machine
-from keepsight.engine.resolve_config import GIB, ModelSize, resolve_config
+from keepsight.engine.resolve_config import ModelSize, resolve_config
 from keepsight.frontend.media_pool import MediaPool
+from keepsight.frontend.pixel_cache import open_pixel_cache
 from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.ipc.pixel_mode import cache_bytes
 from keepsight.models.model import Model
 from keepsight.runner.load_runner import load_model_for, load_runner
 from keepsight.scheduling.scheduler import Scheduler
@@ -30,7 +32,11 @@ def start_engine(config: Config, preparer: RequestPreparer) -> InProcessEngine:
         encoder_share=config.encoder_share,
         embeddings_device="cpu" if config.mm_cache_device == "cpu" else None,
     )
-    media_pool = MediaPool(config.media_workers or count_cores(), int(config.mm_processor_cache_gb * GIB))
+    media_pool = MediaPool(
+        config.media_workers or count_cores(),
+        open_pixel_cache("processor_only" if cache_bytes(config) else "none", config),
+        verify_hits=config.verify_hits,
+    )
     return InProcessEngine(Scheduler(engine_config, end_ids), runner, inbox, media_pool)
 
 

@@ -1,20 +1,23 @@
-"""Threads that make pixels, each media hash once for all who wait for it; and the cache of what they made.
+"""Threads that have pixels made, each media hash once for all who wait for it, and kept for those who come later.
 
-Knows neither engine nor event loop: callers hand in what is to be called.  Without a cache it holds no pixels once they
-are delivered.  Invariant: a hash has waiters (perhaps none any more) exactly while it is queued or being made, what is
-queued has at least one, and what is held has none.
+Knows neither engine nor event loop: callers hand in what is to be called.  Invariant: a hash has waiters (perhaps none
+any more) exactly while it is queued or being made, and what is queued has at least one.
 """
 
 import logging
+import random
 import threading
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from keepsight.frontend.lru_cache import LruCache
+import numpy as np
+
+from keepsight.frontend.make_pixels import MakePixels, PictureJob
+from keepsight.frontend.pixel_cache import NoCache, PixelCache
 from keepsight.frontend.prepare_request import PreparedRequest
-from keepsight.requests import Pixels
+from keepsight.requests import CarriedPixels, Pixels
 
 logger = logging.getLogger(__name__)
 
@@ -22,8 +25,10 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class _Waiter:
     prepared: PreparedRequest
-    deliver: Callable[[str, Pixels], None]
+    deliver: Callable[[str, CarriedPixels], None]
     fail: Callable[[Exception], None]
+    # Wants the pixels themselves, not the place where they lie.
+    inline: bool
 
 
 @dataclass(slots=True)
@@ -32,25 +37,35 @@ class _Job:
 
     prepared: PreparedRequest
     media_hashes: Collection[str]
+    # What is held is not good enough: it is made again to be compared, or cannot be read.
+    is_anew: bool
 
 
 class MediaPool:
-    def __init__(self, num_workers: int, max_cache_bytes: int = 0) -> None:
-        """Of pixels that are kept for later requests; 0: none are."""
+    def __init__(
+        self,
+        num_workers: int,
+        cache: PixelCache | None = None,
+        make_pixels: MakePixels = PictureJob.run,
+        verify_hits: float = 0.0,
+    ) -> None:
+        """So many of the hits, 0 to 1, are made again and compared."""
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="media")
         self._lock = threading.Lock()
         self._queue: deque[_Job] = deque()
         # By media hash, then by request.
         self._waiters: dict[str, dict[str, _Waiter]] = {}
-        self._cache = LruCache[str, Pixels](max_cache_bytes, _size_of) if max_cache_bytes else None
+        self._cache = cache or NoCache()
+        self._make_pixels, self._verify_hits = make_pixels, verify_hits
         # Work really done.
         self.num_decoded = self.num_preprocessed = 0
+        self.num_verified = self.num_mismatched = 0
 
     def make(
         self,
         prepared: PreparedRequest,
         media_hashes: Collection[str],
-        deliver: Callable[[str, Pixels], None],
+        deliver: Callable[[str, CarriedPixels], None],
         fail: Callable[[Exception], None],
         *,
         inline: bool = False,
@@ -60,20 +75,26 @@ class MediaPool:
         What is held is delivered before this returns, all else from a thread of the pool's own.
         """
         request_id = prepared.engine_request.request_id
-        waiter = _Waiter(prepared, deliver, fail)
+        waiter = _Waiter(prepared, deliver, fail, inline)
+        # All of the request's, or what is made of it first would evict what it asks for next.
+        for item in prepared.engine_request.media:
+            self._cache.touch(item.media_hash)
         with self._lock:
-            held = self._find_held(prepared, media_hashes)
-            missing = [media_hash for media_hash in media_hashes if media_hash not in held]
+            held = self._find_held(media_hashes, inline=inline)
+            checked = {media_hash for media_hash in held if self._is_checked()}
+            missing = [each for each in media_hashes if each not in held or each in checked]
             new = [media_hash for media_hash in missing if media_hash not in self._waiters]
             for media_hash in missing:
                 self._waiters.setdefault(media_hash, {})[request_id] = waiter
-            jobs = [_Job(prepared, group) for group in prepared.group_by_picture(new)]
+            groups = prepared.group_by_picture(new)
+            jobs = [_Job(prepared, group, inline or not checked.isdisjoint(group)) for group in groups]
             self._queue += jobs
         for _ in jobs:
             # Not the job itself: one that is cancelled must not lie in the executor, with all its bytes.
             self._threads.submit(self._run_next)
         for media_hash, pixels in held.items():
-            _call(deliver, media_hash, pixels)
+            if media_hash not in checked:
+                _call(deliver, media_hash, pixels)
 
     def forget(self, request_id: str) -> None:
         """What nobody else waits for and has not begun will not be made."""
@@ -82,9 +103,7 @@ class MediaPool:
 
     def reset_cache(self) -> None:
         """What is in the making is kept all the same once it is made."""
-        with self._lock:
-            if self._cache is not None:
-                self._cache.clear()
+        self._cache.clear()
 
     def close(self) -> None:
         """Nothing more is delivered or held; returns when what had begun has ended."""
@@ -92,25 +111,22 @@ class MediaPool:
             self._queue.clear()
             self._waiters.clear()
         self._threads.shutdown()
-        self.reset_cache()
+        self._cache.close()
 
     def check_invariants(self) -> None:
         with self._lock:
             for job in self._queue:
                 assert job.media_hashes
                 assert all(self._waiters[media_hash] for media_hash in job.media_hashes)
-            if self._cache is not None:
-                self._cache.check_invariants()
-                assert not any(map(self._cache.is_cached, self._waiters))
+        self._cache.check_invariants()
 
-    def _find_held(self, prepared: PreparedRequest, media_hashes: Collection[str]) -> dict[str, Pixels]:
-        if self._cache is None:
-            return {}
-        # All of the request's, or what is made of it first would evict what it asks for next.
-        for item in prepared.engine_request.media:
-            self._cache.touch(item.media_hash)
-        found = {media_hash: self._cache.get_and_update(media_hash) for media_hash in dict.fromkeys(media_hashes)}
+    def _find_held(self, media_hashes: Collection[str], *, inline: bool) -> dict[str, CarriedPixels]:
+        find: Callable[[str], CarriedPixels | None] = self._cache.read if inline else self._cache.get_and_update
+        found = {media_hash: find(media_hash) for media_hash in dict.fromkeys(media_hashes)}
         return {media_hash: pixels for media_hash, pixels in found.items() if pixels is not None}
+
+    def _is_checked(self) -> bool:
+        return self._verify_hits > 0 and random.random() < self._verify_hits
 
     def _drop_waiter(self, request_id: str) -> None:
         for waiters in self._waiters.values():
@@ -128,11 +144,41 @@ class MediaPool:
                 return
             job = self._queue.popleft()
         try:
-            made = job.prepared.pixels_of(job.media_hashes)
+            with self._cache.making(job.media_hashes):
+                carried, made = self._carry_out(job)
         except Exception as error:
             self._fail(job, error)
         else:
-            self._deliver(made)
+            self._deliver(carried, made)
+
+    def _carry_out(self, job: _Job) -> tuple[dict[str, CarriedPixels], dict[str, Pixels]]:
+        """What can be sent, and the pixels of those that had to be made for it."""
+        # Another frontend may just have made them.
+        held = {} if job.is_anew else self._find_held(job.media_hashes, inline=False)
+        made: dict[str, Pixels] = {}
+        if missing := [media_hash for media_hash in job.media_hashes if media_hash not in held]:
+            made = job.prepared.pixels_of(missing, self._make_pixels)
+            with self._lock:
+                self.num_decoded += 1
+                self.num_preprocessed += len(made)
+        return held | {media_hash: self._keep(media_hash, pixels) for media_hash, pixels in made.items()}, made
+
+    def _keep(self, media_hash: str, pixels: Pixels) -> CarriedPixels:
+        if self._verify_hits:
+            self._compare(media_hash, pixels)
+        return self._cache.put(media_hash, pixels)
+
+    def _compare(self, media_hash: str, pixels: Pixels) -> None:
+        held = self._cache.read(media_hash)
+        if held is None:
+            return
+        is_equal = np.array_equal(held, pixels)
+        with self._lock:
+            self.num_verified += 1
+            self.num_mismatched += not is_equal
+        if not is_equal:
+            logger.error("the processor cache held OTHER PIXELS under %s than its picture gives: dropped", media_hash)
+            self._cache.drop(media_hash)
 
     def _fail(self, job: _Job, error: Exception) -> None:
         failed: dict[str, tuple[str, _Waiter]] = {}
@@ -145,32 +191,14 @@ class MediaPool:
         for media_hash, waiter in failed.values():
             _call(waiter.fail, waiter.prepared.as_own(error, media_hash))
 
-    def _deliver(self, made: dict[str, Pixels]) -> None:
-        """Held from the moment that nobody waits any more, so that nobody can come between and begin it anew."""
-        if self._cache is not None:
-            made = {media_hash: _as_kept(pixels) for media_hash, pixels in made.items()}
+    def _deliver(self, carried: Mapping[str, CarriedPixels], made: Mapping[str, Pixels]) -> None:
+        """Held already when nobody waits any more, so that nobody can come between and begin it anew."""
         with self._lock:
-            if self._cache is not None:
-                for media_hash, pixels in made.items():
-                    self._cache.put_if_fits(media_hash, pixels)
-            self.num_decoded += 1
-            self.num_preprocessed += len(made)
-            waiters = {media_hash: self._waiters.pop(media_hash, {}) for media_hash in made}
-        for media_hash, pixels in made.items():
+            waiters = {media_hash: self._waiters.pop(media_hash, {}) for media_hash in carried}
+        for media_hash, pixels in carried.items():
             for waiter in waiters[media_hash].values():
-                _call(waiter.deliver, media_hash, pixels)
-
-
-def _as_kept(pixels: Pixels) -> Pixels:
-    """Never to change; and its own memory, as a view would hold all that it was cut from, uncounted."""
-    owned = pixels if pixels.base is None else pixels.copy()
-    owned.flags.writeable = False
-    return owned
-
-
-def _size_of(pixels: Pixels) -> int:
-    assert pixels.base is None, "a view"
-    return pixels.nbytes
+                in_hand = made.get(media_hash, pixels) if waiter.inline else pixels
+                _call(waiter.deliver, media_hash, in_hand)
 
 
 def _call(callback: Callable[..., None], *arguments: object) -> None:
