@@ -6,8 +6,10 @@ from typing import Any
 
 from keepsight.engine_config import EncoderCacheConfig, EngineConfig, KvCacheConfig, SchedulerConfig
 from keepsight.media import Geometry, MediaItem, TokenSpan
-from keepsight.requests import Adapter, EngineRequest, RequestFailed, TokenOutput
+from keepsight.requests import Adapter, EngineRequest, MediaHeld, MediaNeeded, RequestFailed, TokenOutput
 from keepsight.sampling_params import SamplingParams
+from keepsight.scheduling.block_hash import BlockHasher, extra_keys
+from keepsight.scheduling.encoder_cache_manager import encoder_key
 from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import StepPlan
 from keepsight.testing import FakeRunner, answer_alone, pixels_like
@@ -53,7 +55,8 @@ def make_request(request_id: str, *parts: int | str, **options: Any) -> EngineRe
         else:
             media.append(MediaItem(part, TokenSpan(len(token_ids), TOKENS_PER_PICTURE), Geometry(4, 4)))
             token_ids += [1] * TOKENS_PER_PICTURE
-    outside = {name: options.pop(name) for name in ("priority", "cache_salt", "adapter") if name in options}
+    names = ("priority", "cache_salt", "adapter", "coming_media")
+    outside = {name: options.pop(name) for name in names if name in options}
     params = SamplingParams(**{"temperature": 0, "max_tokens": 5, **options})
     return EngineRequest(request_id, tuple(token_ids), tuple(media), params, **outside)
 
@@ -76,7 +79,11 @@ class Drive:
     finished: dict[tuple[str, int], str] = field(default_factory=dict)
     failed: dict[str, RequestFailed] = field(default_factory=dict)
     cached: dict[tuple[str, int], int] = field(default_factory=dict)
+    # What was asked for and what was promised: (request, media hash).
     needed: list[tuple[str, str]] = field(default_factory=list)
+    promised: list[tuple[str, str]] = field(default_factory=list)
+    # What a frontend believes the engine to hold something of, by its hints.
+    believed: set[str] = field(default_factory=set)
     requests: dict[str, EngineRequest] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -88,7 +95,11 @@ class Drive:
         refusal = self.scheduler.add(request)
         if refusal is None:
             self.requests[request.request_id] = request
+            self.promised += [(request.request_id, media_hash) for media_hash in request.coming_media]
         return refusal
+
+    def is_live(self, request_id: str) -> bool:
+        return request_id in self.scheduler._choices
 
     def deliver(self, media_hash: str) -> bool:
         is_wanted = self.scheduler.media_arrived(media_hash)
@@ -96,21 +107,53 @@ class Drive:
             self.runner.hold_pixels(media_hash, pixels_like(media_hash))
         return is_wanted
 
+    def lose(self, media_hash: str) -> MediaNeeded | None:
+        """A handle has come that leads nowhere."""
+        needed = self.scheduler.media_lost(media_hash)
+        if needed is not None:
+            assert needed.inline
+            assert self.is_live(needed.request_id)
+            assert needed.media_hashes == (media_hash,)
+            self.needed.append((needed.request_id, media_hash))
+        return needed
+
     def step(self) -> StepPlan:
+        if self.delivers:
+            self._keep_promises()
         plan = self.scheduler.schedule()
         result = self.runner.run(plan)
         for output in self.scheduler.update(plan, result):
             self._note(output)
         self._ask_frontend()
         self.scheduler.check_invariants()
+        self._believe()
         return plan
+
+    def _keep_promises(self) -> None:
+        promised, self.promised = self.promised, []
+        for request_id, media_hash in promised:
+            if self.is_live(request_id):
+                self.deliver(media_hash)
 
     def _ask_frontend(self) -> None:
         for needed in self.scheduler.take_media_needed():
+            assert not needed.inline
             self.needed += [(needed.request_id, media_hash) for media_hash in needed.media_hashes]
-            if self.delivers:
+            if self.delivers and self.is_live(needed.request_id):
                 for media_hash in needed.media_hashes:
                     self.deliver(media_hash)
+
+    def _believe(self) -> None:
+        for hint in self.scheduler.take_hints():
+            hashes = set(hint.media_hashes)
+            assert hashes, "a hint of nothing"
+            assert len(hashes) == len(hint.media_hashes)
+            if isinstance(hint, MediaHeld):
+                assert not hashes & self.believed, "told twice"
+                self.believed |= hashes
+            else:
+                assert hashes <= self.believed, "dropped before it was held"
+                self.believed -= hashes
 
     def _note(self, output: TokenOutput | RequestFailed) -> None:
         if isinstance(output, RequestFailed):
@@ -144,6 +187,25 @@ class Drive:
             alone = answer_alone(self.requests[request_id], choice, END_IDS, self.config.scheduler.max_model_len)
             is_whole = (request_id, choice) in self.finished
             assert token_ids == (alone if is_whole else alone[: len(token_ids)]), request_id
+
+    def found_media(self) -> set[str]:
+        """Looked for by the names of blocks and embeddings: all of which a newcomer would find something."""
+        pool, encoder_cache = self.scheduler.kv_cache._pool, self.scheduler.media.encoder_cache
+        found = set[str]()
+        for request in self.requests.values():
+            if self.config.encoder_cache.is_shared:
+                keys = {item.media_hash: encoder_key(item, request.adapter) for item in request.media}
+                found |= {media_hash for media_hash, key in keys.items() if encoder_cache.can_find(key)}
+            for choice in range(request.sampling_params.n):
+                hasher = BlockHasher(request, self.config.kv_cache.block_size)
+                hasher.extend(self.tokens.get((request.request_id, choice), ()))
+                for index, block_hash in enumerate(hasher.hashes):
+                    if pool.find(block_hash) is not None:
+                        keys_of_block = extra_keys(
+                            request, index * self.config.kv_cache.block_size, self.config.kv_cache.block_size
+                        )
+                        found |= {str(key[1]) for key in keys_of_block if key[0] == "mm"}
+        return found
 
     def expect_nothing_left(self) -> None:
         self.step()

@@ -42,6 +42,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.drive = Drive(config, is_done=lambda: chance.random() < pace, delivers=False)
         self.aborted: set[tuple[str, int]] = set()
         self.num_requests = 0
+        self.kept: set[str] = set()
 
     def _add(self, request: EngineRequest) -> None:
         self.num_requests += 1
@@ -56,11 +57,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         cache_salt=st.sampled_from([None, "x", "y"]),
         glasses=st.sampled_from([None, adapter("1"), adapter("2"), adapter("2", changes_encoder=True)]),
+        promised=st.sets(st.sampled_from(PICTURES)),
     )
-    def add(self, parts: list[int | str], max_tokens: int, n: int, **options: Any) -> None:
+    def add(self, parts: list[int | str], max_tokens: int, n: int, promised: set[str], **options: Any) -> None:
         options["adapter"] = options.pop("glasses")
         # As the frontend names them: a salt is part of a picture's name.
         salted = [f"{part}/{options['cache_salt']}" if isinstance(part, str) else part for part in parts]
+        options["coming_media"] = tuple(f"{part}/{options['cache_salt']}" for part in sorted(promised & set(parts)))
         self._add(make_request(str(self.num_requests), *salted, max_tokens=max_tokens, n=n, **options))
 
     @precondition(lambda self: self.drive.requests)
@@ -87,6 +90,35 @@ class SchedulerMachine(RuleBasedStateMachine):
     def deliver_pixels(self, data: st.DataObject) -> None:
         _, media_hash = self.drive.needed.pop(data.draw(st.integers(0, len(self.drive.needed) - 1)))
         self.drive.deliver(media_hash)
+
+    @precondition(lambda self: self.drive.promised)
+    @rule(data=st.data())
+    def keep_a_promise(self, data: st.DataObject) -> None:
+        _, media_hash = self.drive.promised.pop(data.draw(st.integers(0, len(self.drive.promised) - 1)))
+        self.drive.deliver(media_hash)
+
+    @precondition(lambda self: self.drive.needed or self.drive.promised)
+    @rule(data=st.data())
+    def send_a_stale_handle(self, data: st.DataObject) -> None:
+        sent = self.drive.needed or self.drive.promised
+        _, media_hash = sent.pop(data.draw(st.integers(0, len(sent) - 1)))
+        self.drive.lose(media_hash)
+
+    @rule()
+    def forget_the_media_of_those_who_left(self) -> None:
+        drive = self.drive
+        drive.needed = [each for each in drive.needed if drive.is_live(each[0])]
+        drive.promised = [each for each in drive.promised if drive.is_live(each[0])]
+
+    @rule(kept=st.sets(st.sampled_from(PICTURES)), dropped=st.sets(st.sampled_from(PICTURES)))
+    def keep_pixels_beside(self, kept: set[str], dropped: set[str]) -> None:
+        self.drive.scheduler.note_kept_pixels(sorted(kept - dropped), sorted(dropped))
+        self.kept = (self.kept - dropped) | (kept - dropped)
+
+    @rule()
+    def expect_hints_that_are_exact(self) -> None:
+        self.drive.step()
+        assert self.drive.believed == self.drive.found_media() | self.kept
 
     @precondition(lambda self: self.drive.requests)
     @rule(data=st.data(), only=st.sampled_from([None, 0, 1]))
@@ -118,6 +150,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "drive"):
             return
         drive = self.drive
+        self.expect_hints_that_are_exact()
+        # Those who left send nothing more.
+        self.forget_the_media_of_those_who_left()
         drive.delivers = True
         for _, media_hash in drive.needed:
             drive.deliver(media_hash)
@@ -131,6 +166,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     request_id in drive.failed or (request_id, choice) in self.aborted,
                 ]
                 assert any(ends), f"{request_id}/{choice} was never answered"
+        self.expect_hints_that_are_exact()
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
