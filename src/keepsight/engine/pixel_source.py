@@ -4,6 +4,7 @@ Knows neither requests nor the schedule; used by the engine's loop alone.  What 
 only if what lies there proves it: a stale or forged handle gives None, never other pixels.
 """
 
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -13,7 +14,9 @@ from keepsight.frontend.lru_cache import LruCache
 from keepsight.frontend.pixel_cache import as_kept, held_bytes
 from keepsight.ipc.pixel_mode import PixelMode, cache_bytes
 from keepsight.ipc.run_directory import RunDirectory
-from keepsight.requests import MediaArrived, Pixels
+from keepsight.ipc.shared_store import SharedStore
+from keepsight.ipc.shm_ring import read_place
+from keepsight.requests import MediaArrived, Pixels, RingPlace, StoredPixels
 
 
 class PixelSource(Protocol):
@@ -35,6 +38,10 @@ class PixelSource(Protocol):
 def open_pixel_source(mode: PixelMode, config: Config, run_directory: RunDirectory | None = None) -> PixelSource:
     if mode == "lru":
         return KeptPixels(cache_bytes(config))
+    if mode in ("shm", "shared"):
+        assert run_directory is not None, mode
+        folder = run_directory.path
+        return RingSource(folder) if mode == "shm" else StoreSource(SharedStore(folder, cache_bytes(config)))
     return InlineSource()
 
 
@@ -94,3 +101,37 @@ class KeptPixels(InlineSource):
     def check_invariants(self) -> None:
         self._cache.check_invariants()
         assert all(is_held == self._cache.is_cached(media_hash) for media_hash, is_held in self._changes.items())
+
+
+class RingSource(InlineSource):
+    """Of `shm`: copies out of the frontend's ring, whichever it is by now."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def receive(self, message: MediaArrived) -> Pixels | None:
+        if isinstance(message.pixels, RingPlace):
+            return read_place(self._folder, message.pixels)
+        return super().receive(message)
+
+
+class StoreSource(InlineSource):
+    """Of `shared`: looks where any frontend may have put them, and reads them where they lie."""
+
+    def __init__(self, store: SharedStore) -> None:
+        self._store = store
+
+    def find(self, media_hash: str) -> Pixels | None:
+        return self._store.read(media_hash)
+
+    def receive(self, message: MediaArrived) -> Pixels | None:
+        if not isinstance(message.pixels, StoredPixels):
+            return super().receive(message)
+        pixels = self._store.read(message.media_hash)
+        return pixels if pixels is not None and pixels.shape == message.pixels.shape else None
+
+    def clear(self) -> None:
+        self._store.clear()
+
+    def close(self) -> None:
+        self._store.close()

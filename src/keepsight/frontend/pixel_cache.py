@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -17,9 +18,13 @@ from keepsight.config import Config
 from keepsight.frontend.lru_cache import LruCache
 from keepsight.ipc.pixel_mode import PixelMode, cache_bytes
 from keepsight.ipc.run_directory import RunDirectory
-from keepsight.requests import CarriedPixels, Pixels
+from keepsight.ipc.shared_store import SharedStore
+from keepsight.ipc.shm_ring import RingWriter
+from keepsight.requests import CarriedPixels, Pixels, RingPlace, Shape, StoredPixels
 
 logger = logging.getLogger(__name__)
+
+MIB = 1 << 20
 
 
 class PixelCache(Protocol):
@@ -51,7 +56,21 @@ class PixelCache(Protocol):
 def open_pixel_cache(mode: PixelMode, config: Config, run_directory: RunDirectory | None = None) -> PixelCache:
     if mode in ("none", "lru"):
         return NoCache()
+    if mode in ("shm", "shared"):
+        assert run_directory is not None, mode
+        try:
+            return _open_in_shared_memory(mode, config, run_directory.path)
+        except OSError as error:
+            # The engine takes pixels themselves in any mode.
+            logger.warning("processor cache: processor_only instead of %s, which cannot be made: %s", mode, error)
     return LocalCache(cache_bytes(config))
+
+
+def _open_in_shared_memory(mode: PixelMode, config: Config, folder: Path) -> PixelCache:
+    if mode == "shared":
+        return StoreCache(SharedStore(folder, cache_bytes(config)))
+    max_object_bytes = int(config.mm_shm_cache_max_object_size_mb * MIB)
+    return RingCache(RingWriter.create(folder, cache_bytes(config), max_object_bytes))
 
 
 class NoCache:
@@ -126,6 +145,85 @@ class LocalCache:
     def check_invariants(self) -> None:
         with self._lock:
             self._cache.check_invariants()
+
+
+class RingCache:
+    """Of `shm`: in the ring that this frontend writes, where order of use does not count."""
+
+    def __init__(self, ring: RingWriter) -> None:
+        self._ring = ring
+        self._has_warned = False
+
+    def touch(self, media_hash: str) -> None:
+        pass
+
+    def get_and_update(self, media_hash: str) -> RingPlace | None:
+        return self._ring.find(media_hash)
+
+    def put(self, media_hash: str, pixels: Pixels) -> CarriedPixels:
+        place = self._ring.put(media_hash, pixels)
+        if place is None and not self._has_warned:
+            self._has_warned = True
+            logger.warning("%d bytes found no room in the ring: such items are served, but not kept", pixels.nbytes)
+        return pixels if place is None else place
+
+    def read(self, media_hash: str) -> Pixels | None:
+        return self._ring.read(media_hash)
+
+    def making(self, media_hashes: Collection[str]) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def drop(self, media_hash: str) -> None:
+        self._ring.drop(media_hash)
+
+    def clear(self) -> None:
+        self._ring.clear()
+
+    def close(self) -> None:
+        self._ring.close()
+
+    def check_invariants(self) -> None:
+        self._ring.check_invariants()
+
+
+class StoreCache:
+    """Of `shared`: in the store that all processes of the server read and write."""
+
+    def __init__(self, store: SharedStore) -> None:
+        self._store = store
+
+    def touch(self, media_hash: str) -> None:
+        self._store.touch(media_hash)
+
+    def get_and_update(self, media_hash: str) -> StoredPixels | None:
+        pixels = self._store.read(media_hash)
+        return None if pixels is None else StoredPixels(shape_of(pixels))
+
+    def put(self, media_hash: str, pixels: Pixels) -> CarriedPixels:
+        return StoredPixels(shape_of(pixels)) if self._store.put(media_hash, pixels) else pixels
+
+    def read(self, media_hash: str) -> Pixels | None:
+        return self._store.read(media_hash)
+
+    def making(self, media_hashes: Collection[str]) -> AbstractContextManager[None]:
+        return self._store.making(media_hashes)
+
+    def drop(self, media_hash: str) -> None:
+        self._store.drop(media_hash)
+
+    def clear(self) -> None:
+        self._store.clear()
+
+    def close(self) -> None:
+        self._store.close()
+
+    def check_invariants(self) -> None:
+        self._store.check_invariants()
+
+
+def shape_of(pixels: Pixels) -> Shape:
+    height, width, depth = pixels.shape
+    return height, width, depth
 
 
 def as_kept(pixels: Pixels) -> Pixels:

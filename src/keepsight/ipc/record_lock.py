@@ -1,0 +1,65 @@
+"""Locks on single bytes of a file, between all that opened it: threads and processes alike.
+
+Each `os.open` is a holder of its own ("open file description" locks).  Invariant: the kernel lets go of what a dead
+process held, so nothing here outlives its holder, and no file is left behind.
+"""
+
+import fcntl
+import os
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# l_type, l_whence, l_start, l_len, l_pid of a struct flock.
+_FLOCK = struct.Struct("hhqqixxxx")
+_PAUSE_SECONDS = 0.0005
+
+
+@contextmanager
+def try_lock(
+    descriptor: int, start: int, length: int = 1, *, is_shared: bool = False, patience: float = 0
+) -> Iterator[bool]:
+    """Yields whether it is held, after so many seconds at most: a holder that was stopped must not stop others."""
+    is_held = _try_until(time.monotonic() + patience, descriptor, start, length, is_shared)
+    try:
+        yield is_held
+    finally:
+        if is_held:
+            _set(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, descriptor, start, length)
+
+
+@contextmanager
+def lock(descriptor: int, start: int, length: int = 1) -> Iterator[None]:
+    """Waits for as long as it takes."""
+    _set(fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, descriptor, start, length)
+    try:
+        yield
+    finally:
+        # Said, not left to closing: a forked child may have the file open too.
+        _set(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, descriptor, start, length)
+
+
+@contextmanager
+def opened(path: str | os.PathLike[str], flags: int) -> Iterator[int]:
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _try_until(deadline: float, descriptor: int, start: int, length: int, is_shared: bool) -> bool:
+    kind = fcntl.F_RDLCK if is_shared else fcntl.F_WRLCK
+    while True:
+        try:
+            _set(fcntl.F_OFD_SETLK, kind, descriptor, start, length)
+            return True
+        except (BlockingIOError, PermissionError):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _set(command: int, kind: int, descriptor: int, start: int, length: int) -> None:
+    fcntl.fcntl(descriptor, command, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))

@@ -1,0 +1,237 @@
+"""Pixels that all processes of one server share: a file for each in shared memory, the least recently used going first.
+
+Knows neither who makes them nor who asks.  A file has its name only once it is whole, is never changed, and is read
+where it lies: whoever looks at it keeps it, though it was evicted.  The ledger tells the number of bytes of all files;
+whoever adds or removes one does so under its lock.  Invariant: these bytes, as the file system counts them, never
+exceed `max_bytes`; if a process was killed before it had written what it did, the next one counts anew.
+"""
+
+import logging
+import math
+import mmap
+import os
+import re
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from keepsight.ipc.record_lock import lock, opened, try_lock
+from keepsight.ipc.unnamed_file import give_name, open_unnamed
+from keepsight.requests import Pixels
+
+logger = logging.getLogger(__name__)
+
+_MEDIA_HASH = re.compile(r"[0-9a-f]{32,128}")
+_HEADER = struct.Struct("<8s3I44x")  # magic, shape; the pixels begin aligned
+_MAGIC = b"KSPIXEL1"
+# Bytes of all files, and whether somebody is changing that.
+_LEDGER = struct.Struct("<QB")
+_PAGE = mmap.PAGESIZE
+# The ledger is locked for a millisecond: whoever holds it longer was stopped.
+_PATIENCE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    path: Path
+    last_use: int
+    num_bytes: int
+
+
+class SharedStore:
+    """Shared by threads and processes; each process has one, on the same folder and with the same budget."""
+
+    def __init__(self, directory: Path, max_bytes: int) -> None:
+        """Raises OSError if files cannot be made there."""
+        self._directory, self._max_bytes = directory / "pixels", max_bytes
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._claims = directory / "claims"
+        # Over the ledger's descriptor: threads of one process would share its lock.
+        self._lock = threading.Lock()
+        self._ledger = os.open(directory / "ledger", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # As of the last count; whatever is not here, or has been used since, is younger than all of these.
+        self._oldest: deque[_File] = deque()
+        self._warned: set[str] = set()
+
+    # Looking --------------------------------------------------------------------------------------------------
+
+    def touch(self, media_hash: str) -> bool:
+        """Makes it the most recently used; False if it is not held."""
+        if not _MEDIA_HASH.fullmatch(media_hash):
+            return False
+        # The kernel's own stamps are milliseconds apart.
+        now = time.monotonic_ns()
+        try:
+            os.utime(self._directory / media_hash, ns=(now, now))
+        except OSError:
+            return False
+        return True
+
+    def read(self, media_hash: str) -> Pixels | None:
+        """Where they lie, not to be changed.  Counts as a use."""
+        if not self.touch(media_hash):
+            return None
+        try:
+            pixels = _map(self._directory / media_hash)
+        except OSError:
+            # It was evicted just now, or there are too many maps.
+            return None
+        if pixels is None:
+            self.drop(media_hash)
+        return pixels
+
+    @property
+    def num_bytes(self) -> int:
+        return self._read_ledger()[0]
+
+    # Coming and going -----------------------------------------------------------------------------------------
+
+    def put(self, media_hash: str, pixels: Pixels) -> bool:
+        """Whether it is held now; False if there is no room for it, whatever goes."""
+        if not _MEDIA_HASH.fullmatch(media_hash):
+            return False
+        if self.touch(media_hash):
+            return True
+        num_bytes = -(-(_HEADER.size + pixels.nbytes) // _PAGE) * _PAGE
+        if num_bytes > self._max_bytes:
+            self._warn_once("an item of %d bytes exceeds the store of %d", num_bytes, self._max_bytes)
+            return False
+        try:
+            with self._changing() as is_held:
+                return is_held and self._add(media_hash, pixels, num_bytes)
+        except OSError as error:
+            self._warn_once("the store cannot be written: %s", error)
+            return False
+
+    def drop(self, media_hash: str) -> None:
+        if _MEDIA_HASH.fullmatch(media_hash):
+            with self._changing() as is_held:
+                if is_held:
+                    self._remove(self._directory / media_hash)
+
+    def clear(self) -> None:
+        with self._changing() as is_held:
+            if not is_held:
+                logger.warning("the store could not be cleared: another process holds its ledger")
+            for file in self._count() if is_held else ():
+                self._remove(file.path)
+
+    @contextmanager
+    def making(self, media_hashes: Collection[str]) -> Iterator[None]:
+        """Only one, in all processes, makes an item at a time: wait here, and look whether it is there by then."""
+        # A byte for each name, in a file that stays empty; always in one order, so that none waits for another.
+        places = sorted({int(media_hash[:15], 16) for media_hash in media_hashes if _MEDIA_HASH.fullmatch(media_hash)})
+        with ExitStack() as held:
+            claims = held.enter_context(opened(self._claims, os.O_RDWR | os.O_CREAT))
+            for place in places:
+                held.enter_context(lock(claims, place))
+            yield
+
+    def close(self) -> None:
+        with self._lock:
+            if self._ledger >= 0:
+                os.close(self._ledger)
+                self._ledger = -1
+
+    def check_invariants(self) -> None:
+        with self._changing() as is_held:
+            assert is_held
+            num_bytes = self.num_bytes
+            assert sum(file.num_bytes for file in self._count()) == num_bytes <= self._max_bytes
+
+    # Under the ledger's lock ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _changing(self) -> Iterator[bool]:
+        """Holds the ledger, unless somebody was stopped who does; what a dead one left undone is made good."""
+        with self._lock, try_lock(self._ledger, 0, patience=_PATIENCE_SECONDS) as is_held:
+            if not is_held:
+                yield False
+                return
+            num_bytes, was_changing = self._read_ledger()
+            if was_changing:
+                num_bytes = sum(file.num_bytes for file in self._count())
+            self._write_ledger(num_bytes, is_changing=True)
+            try:
+                yield True
+            finally:
+                self._write_ledger(self.num_bytes, is_changing=False)
+
+    def _add(self, media_hash: str, pixels: Pixels, num_bytes: int) -> bool:
+        while self.num_bytes + num_bytes > self._max_bytes:
+            self._evict_one()
+        descriptor = open_unnamed(self._directory)
+        try:
+            _write(descriptor, pixels)
+            give_name(descriptor, self._directory / media_hash)
+            self._write_ledger(self.num_bytes + os.fstat(descriptor).st_blocks * 512, is_changing=True)
+        except FileExistsError:
+            pass
+        finally:
+            os.close(descriptor)
+        return self.touch(media_hash)
+
+    def _evict_one(self) -> None:
+        if not self._oldest:
+            self._oldest = deque(sorted(self._count(), key=lambda file: file.last_use))
+            self._write_ledger(sum(file.num_bytes for file in self._oldest), is_changing=True)
+        if self._oldest:
+            file = self._oldest.popleft()
+            with suppress(FileNotFoundError):
+                if file.path.stat().st_mtime_ns == file.last_use:
+                    self._remove(file.path)
+
+    def _remove(self, path: Path) -> None:
+        with suppress(FileNotFoundError):
+            num_bytes = path.stat().st_blocks * 512
+            path.unlink()
+            self._write_ledger(max(0, self.num_bytes - num_bytes), is_changing=True)
+
+    def _count(self) -> list[_File]:
+        """All files that have a name."""
+        files = []
+        with os.scandir(self._directory) as entries:
+            for entry in entries:
+                # Readers take no lock; but only who holds this one removes.
+                found = entry.stat()
+                files.append(_File(Path(entry.path), found.st_mtime_ns, found.st_blocks * 512))
+        return files
+
+    def _read_ledger(self) -> tuple[int, bool]:
+        num_bytes, is_changing = _LEDGER.unpack(os.pread(self._ledger, _LEDGER.size, 0).ljust(_LEDGER.size, b"\0"))
+        return num_bytes, bool(is_changing)
+
+    def _write_ledger(self, num_bytes: int, *, is_changing: bool) -> None:
+        os.pwrite(self._ledger, _LEDGER.pack(num_bytes, is_changing), 0)
+
+    def _warn_once(self, message: str, *arguments: object) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            logger.warning(f"{message}: such items are served, but not kept", *arguments)
+
+
+def _write(descriptor: int, pixels: Pixels) -> None:
+    """By calls, not through a map: where memory runs out they fail, where a map would kill the process."""
+    payload = np.ascontiguousarray(pixels).data.cast("B")
+    written = os.write(descriptor, _HEADER.pack(_MAGIC, *pixels.shape))
+    while written < _HEADER.size + len(payload):
+        # Less than all of it where there is no more room; the next one fails.
+        written += os.write(descriptor, payload[written - _HEADER.size :])
+
+
+def _map(path: Path) -> Pixels | None:
+    """None if it is not what `_write` wrote."""
+    with opened(path, os.O_RDONLY) as descriptor:
+        if os.fstat(descriptor).st_size < _HEADER.size:
+            return None
+        content = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    magic, *shape = _HEADER.unpack_from(content)
+    pixels: Pixels = np.frombuffer(content, np.uint8, offset=_HEADER.size)
+    return pixels.reshape(shape) if magic == _MAGIC and pixels.size == math.prod(shape) else None

@@ -1,0 +1,286 @@
+"""A ring of pixels in one file of shared memory: written by one process, read by many, the oldest overwritten first.
+
+    file:   [magic][key] entries...          entry: [4-byte id][4-byte size] object, and so on at multiples of 64 bytes
+    object: [4-byte reference count][signature, shape] payload
+
+The writer alone knows which media lie where.  A reader is told the place, reads by copying, and makes sure afterwards
+that it was not overwritten meanwhile.  The count is of those who are reading right now, each of whom also holds a lock
+on the payload, which dies with it: so a count that a dead reader left is known for one, and nobody can block the ring.
+Invariants: the file's size never changes, and all of it is really there; a place gives the pixels that it was made for,
+or None.
+"""
+
+import fcntl
+import os
+import re
+import secrets
+import struct
+import threading
+from collections import deque
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+from hmac import compare_digest
+from itertools import pairwise
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from keepsight.ipc.record_lock import opened, try_lock
+from keepsight.ipc.unnamed_file import give_name, open_unnamed
+from keepsight.requests import Pixels, RingPlace
+
+_PREFIX = "ring-"
+_RING_ID = re.compile(r"[0-9a-f]{16}")
+_FILE = struct.Struct("<8s32s")
+_MAGIC = b"KSRING01"
+_ENTRY = struct.Struct("<II")
+_COUNT = struct.Struct("<I")
+_METADATA = struct.Struct("<16s3I")
+_UNIT = 64
+# Where an entry's payload begins, and the file's first entry.
+_HEADER_BYTES = _FIRST = _UNIT
+_LAST_ID = (1 << 32) - 1
+# A count is locked for microseconds: whoever holds it longer was stopped.
+_PATIENCE_SECONDS = 1.0
+
+assert _ENTRY.size + _COUNT.size + _METADATA.size <= _HEADER_BYTES
+assert _FILE.size <= _FIRST
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    media_hash: str
+    place: RingPlace
+    num_bytes: int
+
+    @property
+    def start(self) -> int:
+        return self.place.offset
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_bytes
+
+
+class RingWriter:
+    """Shared by threads."""
+
+    def __init__(self, directory: Path, ring_id: str, descriptor: int, key: bytes, max_object_bytes: int) -> None:
+        self._directory, self._ring_id, self._descriptor, self._key = directory, ring_id, descriptor, key
+        self._max_object_bytes = min(max_object_bytes, _LAST_ID - _HEADER_BYTES)
+        self.num_bytes = os.fstat(descriptor).st_size
+        self._lock = threading.Lock()
+        # The oldest first; those that were dropped keep their place until it is overwritten.
+        self._entries: deque[_Entry] = deque()
+        self._index: dict[str, _Entry] = {}
+        self._next_start, self._next_id = _FIRST, 1
+
+    @classmethod
+    def create(cls, directory: Path, max_bytes: int, max_object_bytes: int) -> Self:
+        """Raises OSError if there is not as much room.  Rings of dead writers are removed."""
+        remove_dead_rings(directory)
+        ring_id, key = secrets.token_hex(8), secrets.token_bytes(32)
+        descriptor = open_unnamed(directory)
+        try:
+            # Or a full /dev/shm would show only when something is written.
+            os.posix_fallocate(descriptor, 0, max(max_bytes, 2 * _UNIT) // _UNIT * _UNIT)
+            os.pwrite(descriptor, _FILE.pack(_MAGIC, key), 0)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            give_name(descriptor, _path_of(directory, ring_id))
+        except OSError:
+            os.close(descriptor)
+            raise
+        return cls(directory, ring_id, descriptor, key, max_object_bytes)
+
+    def find(self, media_hash: str) -> RingPlace | None:
+        with self._lock:
+            entry = self._index.get(media_hash)
+        return None if entry is None else entry.place
+
+    def read(self, media_hash: str) -> Pixels | None:
+        place = self.find(media_hash)
+        return None if place is None else read_place(self._directory, place)
+
+    def put(self, media_hash: str, pixels: Pixels) -> RingPlace | None:
+        """None: it is too large, or what would have to go for it is being read.  A known one stays where it is."""
+        with self._lock:
+            if known := self._index.get(media_hash):
+                return known.place
+            num_bytes = _HEADER_BYTES + -(-pixels.nbytes // _UNIT) * _UNIT
+            start = self._make_room(num_bytes) if self._may_hold(pixels.nbytes, num_bytes) else None
+            if start is None:
+                return None
+            entry = _Entry(media_hash, self._name_place(start, pixels), num_bytes)
+            self._write(entry.place, pixels)
+            self._entries.append(entry)
+            self._index[media_hash] = entry
+            self._next_start = entry.end
+            return entry.place
+
+    def drop(self, media_hash: str) -> None:
+        with self._lock:
+            if entry := self._index.pop(media_hash, None):
+                self._invalidate(entry)
+
+    def clear(self) -> None:
+        """Whoever is reading finds out afterwards."""
+        with self._lock:
+            for entry in self._entries:
+                self._invalidate(entry)
+            self._entries.clear()
+            self._index.clear()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._descriptor >= 0:
+                _path_of(self._directory, self._ring_id).unlink(missing_ok=True)
+                os.close(self._descriptor)
+                self._descriptor = -1
+            self._entries.clear()
+            self._index.clear()
+
+    def _may_hold(self, num_payload_bytes: int, num_bytes: int) -> bool:
+        fits = num_payload_bytes <= self._max_object_bytes and num_bytes <= self.num_bytes - _FIRST
+        return fits and num_payload_bytes > 0 and self._descriptor >= 0
+
+    def _make_room(self, num_bytes: int) -> int | None:
+        """Where so many bytes may be written; None if somebody reads there."""
+        start = self._next_start
+        if start + num_bytes > self.num_bytes:
+            # The rest of the file stays empty; what lies there is the oldest.
+            if not self._evict(start, self.num_bytes):
+                return None
+            start = _FIRST
+        return start if self._evict(start, start + num_bytes) else None
+
+    def _evict(self, start: int, end: int) -> bool:
+        """The oldest, while they lie there; False if one of them is being read."""
+        while self._entries and self._entries[0].start < end and start < self._entries[0].end:
+            if not self._try_take_back(self._entries[0]):
+                return False
+            entry = self._entries.popleft()
+            if self._index.get(entry.media_hash) is entry:
+                del self._index[entry.media_hash]
+        return True
+
+    def _try_take_back(self, entry: _Entry) -> bool:
+        with try_lock(self._descriptor, _count_offset(entry.place), _COUNT.size) as is_held:
+            if not is_held or self._is_being_read(entry.place):
+                return False
+            self._invalidate(entry)
+            return True
+
+    def _is_being_read(self, place: RingPlace) -> bool:
+        if _read_count(self._descriptor, place) == 0:
+            return False
+        with _payload_lock(self._descriptor, place, is_shared=False) as is_held:
+            return not is_held
+
+    def _invalidate(self, entry: _Entry) -> None:
+        os.pwrite(self._descriptor, bytes(_HEADER_BYTES), entry.start)
+
+    def _name_place(self, start: int, pixels: Pixels) -> RingPlace:
+        entry_id, self._next_id = self._next_id, self._next_id % _LAST_ID + 1
+        height, width, depth = pixels.shape
+        shape = (height, width, depth)
+        signature = _sign(self._key, self._ring_id, entry_id, start, pixels.nbytes, shape)
+        return RingPlace(self._ring_id, entry_id, start, pixels.nbytes, shape, signature)
+
+    def _write(self, place: RingPlace, pixels: Pixels) -> None:
+        header = _ENTRY.pack(place.entry_id, _HEADER_BYTES - _ENTRY.size + place.num_bytes)
+        header += _COUNT.pack(0) + _METADATA.pack(place.signature, *place.shape)
+        payload = np.ascontiguousarray(pixels).data.cast("B")
+        parts: list[bytes | memoryview] = [header.ljust(_HEADER_BYTES, b"\0"), payload]
+        written = os.pwritev(self._descriptor, parts, place.offset)
+        assert written == _HEADER_BYTES + place.num_bytes, "all of the file is there"
+
+    def check_invariants(self) -> None:
+        with self._lock:
+            starts = [entry.start for entry in self._entries]
+            assert sum(after < before for before, after in pairwise(starts)) <= 1, "they go round more than once"
+            by_start = sorted(self._entries, key=lambda entry: entry.start)
+            assert all(before.end <= after.start for before, after in pairwise(by_start))
+            for entry in by_start:
+                assert _FIRST <= entry.start < entry.end <= self.num_bytes
+                is_known = self._index.get(entry.media_hash) is entry
+                assert is_known == _lies_at(self._descriptor, entry.place)
+            assert all(self._index[entry.media_hash] in self._entries for entry in self._index.values())
+            assert self._descriptor < 0 or os.fstat(self._descriptor).st_blocks * 512 >= self.num_bytes
+
+
+def read_place(directory: Path, place: RingPlace) -> Pixels | None:
+    """A copy of what lies there; None if the place is stale or was never given out."""
+    if not _RING_ID.fullmatch(place.ring_id):
+        return None
+    try:
+        # A holder of locks of its own, for threads that read at once.
+        with opened(_path_of(directory, place.ring_id), os.O_RDWR) as descriptor:
+            return _read(descriptor, place) if _is_authentic(descriptor, place) else None
+    except OSError:
+        return None
+
+
+def remove_dead_rings(directory: Path) -> None:
+    """A ring is locked from the moment that it has a name, until its writer ends."""
+    for path in directory.glob(f"{_PREFIX}*"):
+        # Another may be faster, or it lives.
+        with suppress(FileNotFoundError, BlockingIOError), opened(path, os.O_RDWR) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+
+
+def _path_of(directory: Path, ring_id: str) -> Path:
+    return directory / f"{_PREFIX}{ring_id}"
+
+
+def _sign(key: bytes, *parts: object) -> bytes:
+    """Not to be had without the key; so pixels that look like an entry never become one."""
+    return blake2b(repr(parts).encode(), key=key, digest_size=16).digest()
+
+
+def _is_authentic(descriptor: int, place: RingPlace) -> bool:
+    magic, key = _FILE.unpack(os.pread(descriptor, _FILE.size, 0).ljust(_FILE.size, b"\0"))
+    parts = (place.ring_id, place.entry_id, place.offset, place.num_bytes, place.shape)
+    return magic == _MAGIC and compare_digest(place.signature, _sign(key, *parts))
+
+
+def _read(descriptor: int, place: RingPlace) -> Pixels | None:
+    with _payload_lock(descriptor, place, is_shared=True) as is_held:
+        if not is_held or not _change_count(descriptor, place, 1):
+            return None
+        pixels = np.empty(place.shape, np.uint8)
+        num_read = os.preadv(descriptor, [pixels.data.cast("B")], place.offset + _HEADER_BYTES)
+        is_whole = _change_count(descriptor, place, -1) and num_read == place.num_bytes
+        return pixels if is_whole else None
+
+
+def _change_count(descriptor: int, place: RingPlace, by: int) -> bool:
+    """False, and nothing is changed, if something else lies there."""
+    with try_lock(descriptor, _count_offset(place), _COUNT.size, patience=_PATIENCE_SECONDS) as is_held:
+        if not is_held or not _lies_at(descriptor, place):
+            return False
+        # A writer may have taken a reader for dead between its locks.
+        count = max(0, _read_count(descriptor, place) + by)
+        os.pwrite(descriptor, _COUNT.pack(count), _count_offset(place))
+        return True
+
+
+def _lies_at(descriptor: int, place: RingPlace) -> bool:
+    header = os.pread(descriptor, _HEADER_BYTES, place.offset)
+    entry_id, _ = _ENTRY.unpack_from(header)
+    signature = _METADATA.unpack_from(header, _ENTRY.size + _COUNT.size)[0]
+    return entry_id == place.entry_id and compare_digest(signature, place.signature)
+
+
+def _count_offset(place: RingPlace) -> int:
+    return place.offset + _ENTRY.size
+
+
+def _read_count(descriptor: int, place: RingPlace) -> int:
+    return int(_COUNT.unpack(os.pread(descriptor, _COUNT.size, _count_offset(place)))[0])
+
+
+def _payload_lock(descriptor: int, place: RingPlace, is_shared: bool) -> AbstractContextManager[bool]:
+    return try_lock(descriptor, place.offset + _HEADER_BYTES, place.num_bytes, is_shared=is_shared)
