@@ -27,7 +27,7 @@ from keepsight.supervisor import ServerSettings, Supervisor
 logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
 path, num_frontends, shutdown_seconds, *command = sys.argv[1:]
 settings = ServerSettings(
-    options={"model": "some/model"}, model_name="mine", run_directory=Path(path),
+    options={"model": "some/model"}, model_name="mine", run_directory=Path(path), pixel_mode="shared",
     num_frontends=int(num_frontends), shutdown_seconds=float(shutdown_seconds),
 )
 with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -36,6 +36,7 @@ from keepsight.ipc.control import (
     SupervisorEnd,
     ToProcess,
 )
+from keepsight.ipc.pixel_mode import PixelMode
 
 logger = logging.getLogger(__name__)
 # -P: a file in the folder that one happens to be in must not pass for a module.
@@ -55,6 +56,7 @@ class ServerSettings:
     options: dict[str, Any]
     model_name: str
     run_directory: Path
+    pixel_mode: PixelMode
     num_frontends: int = 1
     # For answers that run when the server is asked to end.
     shutdown_seconds: float = 30.0
@@ -143,8 +145,9 @@ class Supervisor:
             StartEngine(
                 options=self._settings.options,
                 run_directory=str(self._settings.run_directory),
+                pixel_mode=self._settings.pixel_mode,
+                engine_id=engine.name,
                 endpoint=self._endpoint_of(engine),
-                num_frontends=self._settings.num_frontends,
             ),
         )
 
@@ -155,8 +158,8 @@ class Supervisor:
             StartFrontend(
                 options=self._settings.options,
                 run_directory=str(self._settings.run_directory),
+                pixel_mode=self._settings.pixel_mode,
                 frontend_id=frontend.name,
-                num_frontends=self._settings.num_frontends,
                 model_name=self._settings.model_name,
                 listener_fd=self._listener.fileno(),
             ),
@@ -281,7 +284,11 @@ class Supervisor:
         if child.process.returncode:
             logger.error("%s while the server was ending", child.tell_end())
         if not self._of_kind("frontend"):
-            self._tell_all("engine", Drain())
+            for engine in self._of_kind("engine"):
+                if engine.is_ready:
+                    self._tell(engine, Drain())
+                else:
+                    engine.process.kill()
             self._stage, self._deadline = _Stage.GIVING_UP, time.monotonic() + GOODBYE_SECONDS
         elif not self._of_kind("engine"):
             self._enter(_Stage.GIVING_UP)

@@ -36,11 +36,6 @@ def measure_host_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> tuple
     return total, available
 
 
-def count_cores() -> int:
-    """Those that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _measure_whole_host(meminfo: Path) -> tuple[int, int]:
     if not meminfo.exists():  # not Linux
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

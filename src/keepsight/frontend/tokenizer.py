@@ -11,8 +11,9 @@ from typing import Any
 
 import tokenizers
 
+from keepsight.end_ids import read_end_ids
 from keepsight.errors import CheckpointConfigError, InvalidArgumentError
-from keepsight.json_fields import check_is_count, read_optional_json_object
+from keepsight.json_fields import read_optional_json_object
 
 # Each of these decodes a token without looking at its neighbours, except that ByteFallback joins a run of byte tokens.
 _STREAMABLE_DECODERS = frozenset({"Replace", "ByteFallback", "Fuse"})
@@ -155,22 +156,11 @@ def _get_token_text(value: object) -> str | None:
 def _read_eos_token_ids(
     directory: Path, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]
 ) -> frozenset[int]:
-    """As transformers' generate(): generation_config.json, else the model's config, else the tokenizer's `<eos>`."""
-    config_path, generation_path = directory / "config.json", directory / "generation_config.json"
-    config = read_optional_json_object(config_path)
-    text_config = config.get("text_config")
-    sources = [(generation_path, read_optional_json_object(generation_path)), (config_path, config)]
-    if isinstance(text_config, dict):
-        sources.append((config_path, text_config))
-    for path, values in sources:
-        if (value := values.get("eos_token_id")) is not None:
-            return frozenset(_check_eos(path, each) for each in (value if isinstance(value, list) else [value]))
+    """What the configuration says, else the tokenizer's `<eos>`."""
+    if (configured := read_end_ids(directory)) is not None:
+        return configured
     eos_token_id = backend.token_to_id(special_tokens.get("eos_token", ""))
     return frozenset() if eos_token_id is None else frozenset({eos_token_id})
-
-
-def _check_eos(path: Path, value: object) -> int:
-    return check_is_count(path, "eos_token_id", value)
 
 
 def _adds_bos(path: Path, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> bool:

@@ -9,12 +9,15 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import msgspec
 
 from keepsight.errors import KeepsightError
+from keepsight.ipc.pixel_mode import PixelMode
 
 logger = logging.getLogger(__name__)
 # All processes of a server write into one log.
@@ -37,16 +40,17 @@ class StartEngine(msgspec.Struct, frozen=True, tag=True):
     # Of `Config`.
     options: dict[str, Any]
     run_directory: str
-    # Where frontends will find it; also its name.
+    pixel_mode: PixelMode
+    engine_id: str
+    # Where frontends will find it.
     endpoint: str
-    num_frontends: int
 
 
 class StartFrontend(msgspec.Struct, frozen=True, tag=True):
     options: dict[str, Any]
     run_directory: str
+    pixel_mode: PixelMode
     frontend_id: str
-    num_frontends: int
     model_name: str
     # The socket to accept on.
     listener_fd: int
@@ -128,9 +132,12 @@ class SupervisorEnd:
 
 
 class ProcessEnd:
+    """From its making on the process ends when the supervisor is gone, whatever it is at."""
+
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._lines = connection.makefile("rb")
+        self._arrived = SimpleQueue[ToProcess]()
+        self._start_thread(self._read)
 
     @classmethod
     def of_standard_input(cls) -> "ProcessEnd":
@@ -141,17 +148,27 @@ class ProcessEnd:
         return cls(connection)
 
     def receive(self) -> ToProcess:
-        """Ends the process when the supervisor is gone."""
-        line = self._lines.readline()
-        if not line.endswith(b"\n"):
-            os._exit(ORPHANED)
-        return _to_process.decode(line)
+        return self._arrived.get()
 
     def listen(self, act: Callable[[ToProcess], None]) -> None:
         """On a thread, for the rest of the process's life."""
-        threading.Thread(target=self._listen, args=(act,), name="control", daemon=True).start()
+        self._start_thread(self._follow, act)
 
-    def _listen(self, act: Callable[[ToProcess], None]) -> None:
+    def tell(self, message: FromProcess) -> None:
+        with suppress(OSError):  # the supervisor is gone, and soon this process is
+            self._connection.sendall(msgspec.json.encode(message) + b"\n")
+
+    def _start_thread(self, target: Callable[..., None], *arguments: object) -> None:
+        threading.Thread(target=target, args=arguments, name="control", daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            for line in self._connection.makefile("rb"):
+                self._arrived.put(_to_process.decode(line))
+        finally:
+            os._exit(ORPHANED)
+
+    def _follow(self, act: Callable[[ToProcess], None]) -> None:
         while True:
             message = self.receive()
             try:
@@ -160,12 +177,6 @@ class ProcessEnd:
                 # Deaf to the next messages it would do harm; another process will do better.
                 logger.exception("%s could not be followed", message)
                 os._exit(1)
-
-    def tell(self, message: FromProcess) -> None:
-        try:
-            self._connection.sendall(msgspec.json.encode(message) + b"\n")
-        except OSError:
-            os._exit(ORPHANED)
 
 
 def run_process(main: Callable[[ProcessEnd], int]) -> int:

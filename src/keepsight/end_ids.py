@@ -1,0 +1,20 @@
+"""The tokens that end an answer, as far as the checkpoint's configuration names them: no tokenizer is needed for it."""
+
+from pathlib import Path
+
+from keepsight.json_fields import check_is_count, read_optional_json_object
+
+
+def read_end_ids(directory: Path) -> frozenset[int] | None:
+    """As transformers' generate(): generation_config.json, else the model's config; None where neither says it."""
+    config_path, generation_path = directory / "config.json", directory / "generation_config.json"
+    config = read_optional_json_object(config_path)
+    text_config = config.get("text_config")
+    sources = [(generation_path, read_optional_json_object(generation_path)), (config_path, config)]
+    if isinstance(text_config, dict):
+        sources.append((config_path, text_config))
+    for path, values in sources:
+        if (value := values.get("eos_token_id")) is not None:
+            listed = value if isinstance(value, list) else [value]
+            return frozenset(check_is_count(path, "eos_token_id", each) for each in listed)
+    return None

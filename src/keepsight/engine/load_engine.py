@@ -1,0 +1,80 @@
+"""The model loaded, the memory measured, the engine's configuration derived: all of an engine but its loop."""
+
+from dataclasses import dataclass
+
+import torch
+
+from keepsight.config import Config
+from keepsight.end_ids import read_end_ids
+from keepsight.engine.inbox import Inbox
+from keepsight.engine.measure_machine import measure_machine
+from keepsight.engine.resolve_config import ModelSize, resolve_config
+from keepsight.errors import CheckpointError
+from keepsight.frontend.model_limits import ModelLimits, load_image_config
+from keepsight.frontend.tokenizer import Tokenizer
+from keepsight.image_processor_config import ImageProcessorConfig
+from keepsight.json_fields import read_json_object
+from keepsight.models.model import Model
+from keepsight.runner.load_runner import load_model_for, load_runner
+from keepsight.runner.model_runner import ModelRunner
+from keepsight.scheduling.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    scheduler: Scheduler
+    runner: ModelRunner
+    # The one that the runner wakes.
+    inbox: Inbox
+    # What there is room for.
+    max_model_len: int
+    takes_pictures: bool
+
+
+def load_engine(
+    config: Config, max_model_len: int, image_config: ImageProcessorConfig | None, end_ids: frozenset[int]
+) -> LoadedEngine:
+    """`max_model_len` is the most that may be chosen."""
+    model = load_model_for(config)
+    engine_config = resolve_config(config, measure_model(model, max_model_len), measure_machine(model.place.device))
+    inbox = Inbox()
+    runner = load_runner(
+        model,
+        image_config,
+        engine_config,
+        end_ids,
+        inbox.wake,
+        encoder_share=config.encoder_share,
+        embeddings_device="cpu" if config.mm_cache_device == "cpu" else None,
+    )
+    scheduler = Scheduler(engine_config, end_ids)
+    takes_pictures = image_config is not None and model.shape.tokens_per_image > 0
+    return LoadedEngine(scheduler, runner, inbox, engine_config.scheduler.max_model_len, takes_pictures)
+
+
+def load_engine_alone(config: Config) -> LoadedEngine:
+    """Where no frontend has read the checkpoint in this process.  A tokenizer is loaded only if all else fails."""
+    directory = config.directory
+    if not directory.is_dir():
+        raise CheckpointError(directory, "no such folder")
+    limits = ModelLimits.from_checkpoint(directory, config.max_model_len)
+    image_config = None
+    if read_json_object(directory / "config.json").get("vision_config") is not None:
+        # Nothing that mm_processor_kwargs may change concerns an engine.
+        image_config = load_image_config(directory, config.image_backend, {})
+    end_ids = read_end_ids(directory)
+    if end_ids is None:
+        end_ids = Tokenizer.from_checkpoint(directory).eos_token_ids
+    return load_engine(config, limits.max_model_len, image_config, end_ids)
+
+
+def measure_model(model: Model, max_model_len: int) -> ModelSize:
+    shape = model.shape
+    # The model alone knows how wide its embeddings are.
+    embedding = model.embed_tokens(torch.zeros(1, dtype=torch.long, device=model.place.device))
+    return ModelSize(
+        max_model_len=max_model_len,
+        tokens_per_item=shape.tokens_per_image,
+        bytes_per_position=2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * model.place.dtype.itemsize,
+        bytes_per_embedding=embedding.nbytes,
+    )

@@ -1,0 +1,103 @@
+"""Which frontend asked for what, so that each hears of its own requests.
+
+Knows neither sockets nor what is computed.  Invariant: a request has a route from its arrival until the last is heard
+of it, its caller leaves, or its frontend is lost.
+"""
+
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Protocol
+
+from keepsight.engine.inbox import Inbox
+from keepsight.engine.unanswered import Unanswered
+from keepsight.requests import (
+    AbortRequest,
+    EngineRequest,
+    FromEngine,
+    MediaDropped,
+    MediaHeld,
+    ToEngine,
+)
+
+
+class Frontends(Protocol):
+    """None of them is ever waited for."""
+
+    def send(self, frontend_id: str, outputs: Sequence[FromEngine]) -> object: ...
+
+    def send_to_all(self, outputs: Sequence[FromEngine]) -> object: ...
+
+
+class OutputRouter:
+    """Between an inbox and the frontends; used from the threads of both."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._lock = threading.Lock()
+        self._routes: dict[str, str] = {}
+        self._unanswered = Unanswered()
+
+    def take(self, frontend_id: str, message: ToEngine) -> str | None:
+        """Why the engine will not see it: None if it will."""
+        with self._lock:
+            refusal = self._refuse(frontend_id, message)
+            if refusal is None:
+                # Before it is put: answers may come at once.
+                self._note_asked(frontend_id, message)
+        if refusal is None and not self._inbox.try_put(message):
+            return "the engine has ended"
+        return refusal
+
+    def send(self, outputs: Sequence[FromEngine], frontends: Frontends) -> None:
+        by_frontend: defaultdict[str, list[FromEngine]] = defaultdict(list)
+        hints: list[FromEngine] = []
+        with self._lock:
+            for output in outputs:
+                if isinstance(output, MediaHeld | MediaDropped):
+                    hints.append(output)
+                elif (frontend_id := self._routes.get(output.request_id)) is not None:
+                    by_frontend[frontend_id].append(output)
+                    self._note_answered(output.request_id, output)
+        for frontend_id, its in by_frontend.items():
+            frontends.send(frontend_id, its)
+        if hints:
+            frontends.send_to_all(hints)
+
+    def lose(self, frontend_id: str) -> None:
+        """With it everybody has gone who would read its requests' answers.  It may come again."""
+        with self._lock:
+            left = [request_id for request_id, its in self._routes.items() if its == frontend_id]
+            for request_id in left:
+                self._note_asked(frontend_id, AbortRequest(request_id))
+        for request_id in left:
+            self._inbox.try_put(AbortRequest(request_id))
+
+    def check_invariants(self) -> None:
+        with self._lock:
+            assert set(self._routes) == set(self._unanswered)
+
+    def _refuse(self, frontend_id: str, message: ToEngine) -> str | None:
+        """No frontend may touch another's requests."""
+        match message:
+            case EngineRequest(request_id) if request_id in self._routes:
+                return f"there is a request {request_id!r} already"
+            case AbortRequest(request_id) if self._routes.get(request_id) != frontend_id:
+                return f"there is no request {request_id!r}"
+        return None
+
+    def _note_asked(self, frontend_id: str, message: ToEngine) -> None:
+        self._unanswered.note_asked(message)
+        match message:
+            case EngineRequest(request_id):
+                self._routes[request_id] = frontend_id
+            case AbortRequest(request_id):
+                self._drop_ended(request_id)
+
+    def _note_answered(self, request_id: str, output: FromEngine) -> None:
+        self._unanswered.note_answered(output)
+        self._drop_ended(request_id)
+
+    def _drop_ended(self, request_id: str) -> None:
+        if request_id not in self._unanswered:
+            self._routes.pop(request_id, None)

@@ -1,0 +1,16 @@
+import os
+
+import pytest
+
+from keepsight.count_cores import count_cores
+
+
+def test_only_those_count_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {1, 4, 5}, raising=False)
+    assert count_cores() == 3
+
+
+def test_a_system_that_cannot_tell_counts_all_and_at_least_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert count_cores() == 1
