@@ -5,10 +5,12 @@ caches) is derived where it is used and logged there with its reason.
 """
 
 import dataclasses
+import ipaddress
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -32,6 +34,8 @@ CACHE_DEVICES = ("auto", "cpu", "gpu")
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 PROCESSOR_CACHE_TYPES = ("lru", "shm", "shared")
 
+MODALITIES = ("image", "video", "audio")
+
 # The least that each may be; None may always be said of those that have it as their default.
 _LEAST_INTEGERS = {
     "max_model_len": 1,
@@ -44,6 +48,10 @@ _LEAST_INTEGERS = {
     "max_mm_cache_bytes": 0,
     "max_num_encoder_input_tokens": 1,
     "media_workers": 1,
+    "max_image_pixels": 1,
+    "max_media_bytes": 1,
+    "max_request_media_bytes": 1,
+    "media_url_cache_bytes": 0,
 }
 _SWITCHES = ("enable_prefix_caching", "disable_chunked_mm_input", "trust_exif_image_id")
 # Different ways to say one thing: at most one of each line.
@@ -107,6 +115,19 @@ class Config:
     # Threads that decode and resize pictures; None: one for each core.
     media_workers: int | None = None
 
+    # What a request may bring: pictures, those of earlier turns too; pixels and bytes of one; bytes of all of them.
+    limit_mm_per_prompt: Mapping[str, int] = dataclasses.field(default_factory=lambda: {"image": 256})
+    max_image_pixels: int = 64_000_000
+    max_media_bytes: int = 64 * 2**20
+    max_request_media_bytes: int = 128 * 2**20
+    # Where it may lie: in a folder (None: no files), at these hosts (None: any that is public), in these networks too.
+    allowed_local_media_path: str | Path | None = None
+    allowed_media_domains: Sequence[str] | None = None
+    allowed_media_networks: Sequence[str] = ()
+    # Seconds that a request's downloads may take, and bytes of downloads that are kept for when they are named again.
+    media_fetch_timeout: float = 10
+    media_url_cache_bytes: int = 64 * 2**20
+
     def __post_init__(self) -> None:
         # An empty path would mean the folder that one happens to be in.
         if self.model is not None and (not isinstance(self.model, str | Path) or self.model == ""):
@@ -123,6 +144,7 @@ class Config:
         if not isinstance(self.mm_processor_kwargs, dict):
             raise InvalidArgumentError("mm_processor_kwargs", f"must be a dict, not {self.mm_processor_kwargs!r}")
         self._check_numbers()
+        self._check_media_sources()
         for names in ONE_OF:
             _check_is_said_once({name: getattr(self, name) for name in names})
 
@@ -146,6 +168,16 @@ class Config:
             lambda size: 0 < size < math.inf,
             "above 0",
         )
+
+    def _check_media_sources(self) -> None:
+        _check_limits("limit_mm_per_prompt", self.limit_mm_per_prompt)
+        _check_number("media_fetch_timeout", self.media_fetch_timeout, lambda s: 0 < s < math.inf, "of seconds above 0")
+        folder = self.allowed_local_media_path
+        if folder is not None and (not isinstance(folder, str | Path) or folder == "" or not Path(folder).is_dir()):
+            raise InvalidArgumentError("allowed_local_media_path", f"must be a folder that exists, not {folder!r}")
+        if self.allowed_media_domains is not None:
+            _check_each("allowed_media_domains", self.allowed_media_domains, _is_host, "a host such as a.example.org")
+        _check_each("allowed_media_networks", self.allowed_media_networks, _is_network, "a network such as 10.0.0.0/8")
 
     @classmethod
     def from_options(cls, **options: Any) -> Self:
@@ -204,6 +236,40 @@ def _check_number(name: str, value: object, holds: Callable[[float], bool], desc
 
 def _check_size(name: str, value: object) -> None:
     _check_number(name, value, lambda size: 0 <= size < math.inf, "of at least 0")
+
+
+def _check_limits(name: str, limits: object) -> None:
+    if not isinstance(limits, Mapping):
+        raise InvalidArgumentError(name, f"must be a mapping such as {{'image': 8}}, not {limits!r}")
+    for modality, limit in limits.items():
+        _check_choice(f"{name}'s modality", modality, MODALITIES)
+        if type(limit) is not int or limit < 0:
+            raise InvalidArgumentError(f"{name}.{modality}", f"must be an integer of at least 0, not {limit!r}")
+
+
+def _check_each(name: str, values: object, holds: Callable[[object], bool], described: str) -> None:
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise InvalidArgumentError(name, f"must be a list, not {values!r}")
+    for value in values:
+        if not holds(value):
+            raise InvalidArgumentError(name, f"{value!r} is not {described}")
+
+
+def _is_host(value: object) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        return re.fullmatch(r"[\w.-]+", value.encode("idna").decode()) is not None
+    except UnicodeError:
+        return False
+
+
+def _is_network(value: object) -> bool:
+    try:
+        ipaddress.ip_network(str(value))
+    except ValueError:
+        return False
+    return isinstance(value, str)
 
 
 def _check_is_said_once(options: Mapping[str, object]) -> None:

@@ -80,10 +80,49 @@ class PictureTooLargeError(PictureError):
     code = "picture_too_large"
 
 
+class MediaTooLargeError(PictureError):
+    """More bytes than one picture, or all of a request, may have."""
+
+    status = 413
+    code = "media_too_large"
+
+
+class MediaRefusedError(PictureError):
+    """A place that pictures must not come from: an address, a host, a file, a scheme."""
+
+    code = "media_refused"
+
+
+class MediaFetchError(PictureError):
+    """The place may be asked, but did not give the picture."""
+
+    code = "media_not_fetched"
+
+
+class MediaTimeoutError(MediaFetchError):
+    code = "media_timeout"
+
+
+class TooManyPicturesError(PictureError):
+    code = "too_many_pictures"
+
+
 class PictureCountError(PictureError):
     """Picture markers in the prompt and pictures in the request do not match."""
 
     code = "picture_count"
+
+
+class UnknownMediaError(PictureError):
+    """A uuid came without its picture, and nobody holds what is needed of it (any more)."""
+
+    code = "media_not_cached"
+
+
+class MediaConflictError(PictureError):
+    """A uuid came with another picture than the one that it named before."""
+
+    code = "media_uuid_conflict"
 
 
 class RequestFailedError(KeepsightError):

@@ -49,6 +49,15 @@ SAID: dict[str, tuple[tuple[str, ...], Any]] = {
     "mm_processor_cache_type": (("--mm-processor-cache-type", "shm"), "shm"),
     "mm_shm_cache_max_object_size_mb": (("--mm-shm-cache-max-object-size-mb", "64"), 64.0),
     "media_workers": (("--media-workers", "3"), 3),
+    "limit_mm_per_prompt": (("--limit-mm-per-prompt", '{"image": 8}'), {"image": 8}),
+    "max_image_pixels": (("--max-image-pixels", "1000"), 1000),
+    "max_media_bytes": (("--max-media-bytes", "1000"), 1000),
+    "max_request_media_bytes": (("--max-request-media-bytes", "1000"), 1000),
+    "allowed_local_media_path": (("--allowed-local-media-path", "/"), "/"),
+    "allowed_media_domains": (("--allowed-media-domains", "a.org", "b.org"), ["a.org", "b.org"]),
+    "allowed_media_networks": (("--allowed-media-networks", "10.0.0.0/8"), ["10.0.0.0/8"]),
+    "media_fetch_timeout": (("--media-fetch-timeout", "2.5"), 2.5),
+    "media_url_cache_bytes": (("--media-url-cache-bytes", "0"), 0),
 }
 
 
@@ -62,3 +71,14 @@ def test_every_option_has_its_flag(name: str) -> None:
 
 def test_prefix_caching_may_be_asked_for_by_name() -> None:
     assert parse("--enable-prefix-caching").enable_prefix_caching
+
+
+def test_limits_of_pictures_may_be_said_without_json() -> None:
+    assert parse("--limit-mm-per-prompt", "image=8, video=0").limit_mm_per_prompt == {"image": 8, "video": 0}
+
+
+@pytest.mark.parametrize("limits", ["8", "image", "image=many", '{"image": 8', ""])
+def test_limits_that_are_none_are_refused(limits: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--limit-mm-per-prompt", limits)
+    assert "is neither JSON" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from keepsight.config import (
@@ -26,6 +27,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     _add_batch(parser.add_argument_group("what one step computes"))
     _add_kv_cache(parser.add_argument_group("keys and values, and the prefix cache"))
     _add_pictures(parser.add_argument_group("pictures, the encoder cache and the processor cache"))
+    _add_media_sources(parser.add_argument_group("where pictures may come from, and how much of them"))
 
 
 def config_from(arguments: argparse.Namespace) -> Config:
@@ -147,3 +149,43 @@ def _add_pictures(group: Any) -> None:
     _add(group, "mm_shm_cache_max_object_size_mb", "MiB of the largest picture that the ring takes", type=float)
     _add(group, "verify_hits", "part of the processor cache's hits to make again and compare, 0 to 1", type=float)
     _add(group, "media_workers", "threads that decode and resize pictures (default: one for each core)", type=int)
+
+
+def _add_media_sources(group: Any) -> None:
+    _add(
+        group,
+        "limit_mm_per_prompt",
+        """pictures of one request, those of earlier turns too: '{"image": 8}' or image=8""",
+        metavar="LIMITS",
+        type=_read_limits,
+    )
+    _add(group, "max_image_pixels", "pixels of one picture, known before it is decoded", type=int)
+    _add(group, "max_media_bytes", "bytes of one picture, as it is sent or downloaded", type=int)
+    _add(group, "max_request_media_bytes", "bytes of all pictures of one request", type=int)
+    _add(group, "allowed_local_media_path", "folder that file: URLs may read from (default: none)", metavar="FOLDER")
+    _add(
+        group,
+        "allowed_media_domains",
+        "the only hosts that pictures are downloaded from (default: any public one)",
+        nargs="+",
+        metavar="HOST",
+    )
+    _add(
+        group,
+        "allowed_media_networks",
+        "networks that are not public but may be reached, such as 10.0.0.0/8 (default: none)",
+        nargs="+",
+        metavar="NETWORK",
+    )
+    _add(group, "media_fetch_timeout", "seconds that all downloads of one request may take", type=float)
+    _add(group, "media_url_cache_bytes", "bytes of downloads kept for when their URLs come again, 0: none", type=int)
+
+
+def _read_limits(text: str) -> Mapping[str, int]:
+    """JSON, or `image=8,video=0`."""
+    try:
+        if text.lstrip().startswith("{"):
+            return dict(json.loads(text))
+        return {name.strip(): int(limit) for name, _, limit in (each.partition("=") for each in text.split(","))}
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither JSON such as '{{\"image\": 8}}' nor image=8") from error

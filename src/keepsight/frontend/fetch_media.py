@@ -1,18 +1,20 @@
 """From where a caller says a picture is, to its bytes: `data:` URLs, raw bytes, and objects of this process."""
 
-import base64
-from urllib.parse import unquote_to_bytes
-
 from PIL import Image
 
-from keepsight.errors import InvalidArgumentError, UnreadablePictureError, UnsupportedFieldError
+from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.open_picture import PictureSource, refusing_damage
 from keepsight.frontend.picture_array import try_freeze_array
+from keepsight.frontend.read_data_url import read_data_url
+
+# Of what stands before the colon, the only part of a URL that is looked at here.
+_LONGEST_SCHEME = 20
 
 
-def fetch_media(source: object, field: str) -> PictureSource:
+def fetch_media(source: object, field: str, max_bytes: int | None = None) -> PictureSource:
+    """Of what is here already; `max_bytes` spares the decoding of what is too large."""
     if isinstance(source, str):
-        return _read_url(source, field)
+        return _read_url(source, field, max_bytes)
     if isinstance(source, bytes | bytearray | memoryview):
         return bytes(source)
     if isinstance(source, Image.Image):
@@ -33,19 +35,10 @@ def freeze(source: PictureSource, field: str) -> PictureSource:
         return source.copy()
 
 
-def _read_url(url: str, field: str) -> bytes:
-    scheme, colon, _ = url.partition(":")
-    scheme = scheme.lower()
+def _read_url(url: str, field: str, max_bytes: int | None) -> bytes:
+    scheme, colon, _ = url[:_LONGEST_SCHEME].partition(":")
     if not colon:
         raise InvalidArgumentError(field, f"{url[:20]!r} is no URL; send the picture as a data: URL")
-    if scheme != "data":
-        raise UnsupportedFieldError(field, f"{scheme[:20]}: URLs are not supported, send the picture as a data: URL")
-    head, comma, body = url.partition(",")
-    if not comma:
-        raise UnreadablePictureError(field, "the data: URL has no comma, so no content")
-    is_base64 = head.lower().endswith(";base64")
-    try:
-        return base64.b64decode(body, validate=True) if is_base64 else unquote_to_bytes(body)
-    except ValueError as error:  # binascii.Error, or characters that no URL has
-        kind = "base64" if is_base64 else "percent-encoded"
-        raise UnreadablePictureError(field, f"the data: URL is not {kind}: {error}") from error
+    if scheme.lower() != "data":
+        raise UnsupportedFieldError(field, f"{scheme.lower()}: URLs are not supported, send the picture as a data: URL")
+    return read_data_url(url, field, max_bytes)

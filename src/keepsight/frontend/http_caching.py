@@ -1,0 +1,76 @@
+"""What an origin says about keeping its answer: for how long it is fresh, and how to ask whether it still holds.
+
+Only what is said counts: an answer without max-age is asked about each time.  No credentials and no cookies are ever
+sent, and always the same headers, so `private` and `Vary` change nothing, except that `Vary: *` is never fresh.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Headers = Sequence[tuple[bytes, bytes]]  # names in any case
+# Longer ones are not worth keeping.
+MAX_VALIDATOR_LENGTH = 1024
+MAX_SECONDS = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class Freshness:
+    seconds: float
+    may_be_kept: bool = True
+
+    def at_most(self, other: "Freshness") -> "Freshness":
+        """Of a way of several answers."""
+        return Freshness(min(self.seconds, other.seconds), self.may_be_kept and other.may_be_kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Validators:
+    """How the origin recognises a version; they belong to the URL that gave them, not to one that led there."""
+
+    url: str
+    etag: str | None
+    last_modified: str | None
+
+    def as_headers(self) -> list[tuple[bytes, bytes]]:
+        named = ((b"If-None-Match", self.etag), (b"If-Modified-Since", self.last_modified))
+        return [(name, value.encode("latin-1")) for name, value in named if value is not None]
+
+
+def find_header(headers: Headers, name: str) -> str | None:
+    """All its lines, joined as RFC 9110 allows."""
+    wanted = name.encode()
+    lines = [value.decode("latin-1").strip() for key, value in headers if key.lower() == wanted]
+    return ", ".join(lines) if lines else None
+
+
+def read_validators(headers: Headers, url: str) -> Validators:
+    etag, last_modified = (_short(find_header(headers, name)) for name in ("etag", "last-modified"))
+    return Validators(url, etag, last_modified)
+
+
+def read_freshness(headers: Headers) -> Freshness:
+    directives = _read_directives(find_header(headers, "cache-control") or "")
+    may_be_kept = "no-store" not in directives
+    is_never_fresh = "no-cache" in directives or find_header(headers, "vary") == "*"
+    max_age = 0 if is_never_fresh else _read_seconds(directives.get("max-age"))
+    age = _read_seconds(find_header(headers, "age"))
+    return Freshness(max(0, max_age - age), may_be_kept)
+
+
+def _read_directives(text: str) -> dict[str, str]:
+    """The first of each name: a second could only contradict it."""
+    directives: dict[str, str] = {}
+    for each in text.split(","):
+        name, _, value = each.strip().partition("=")
+        directives.setdefault(name.strip().lower(), value.strip().strip('"'))
+    return directives
+
+
+def _read_seconds(text: str | None) -> int:
+    if text is None or not text.isascii() or not text.isdigit():
+        return 0
+    return MAX_SECONDS if len(text) > 10 else min(int(text), MAX_SECONDS)
+
+
+def _short(value: str | None) -> str | None:
+    return value if value is not None and len(value) <= MAX_VALIDATOR_LENGTH else None

@@ -1,0 +1,63 @@
+"""Pictures of this machine, by `file:` URLs: only from below one folder, wherever links and dots would lead."""
+
+import os
+import stat
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from keepsight.errors import MediaFetchError, MediaRefusedError, MediaTooLargeError
+
+# Not to wait for the writer of a pipe, not to follow a link that has just taken the place of what was checked.
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+
+
+class LocalFiles:
+    def __init__(self, folder: Path | str | None, max_bytes: int) -> None:
+        """None: no file may be read."""
+        self._folder = None if folder is None else Path(folder).resolve()
+        self._max_bytes = max_bytes
+
+    def read(self, url: str, field: str) -> bytes:
+        if self._folder is None:
+            message = "file: URLs are not allowed here: the server names no folder (--allowed-local-media-path)"
+            raise MediaRefusedError(field, message)
+        try:
+            path = self._find(_path_of(url, field), self._folder, field)
+            with os.fdopen(os.open(path, _FLAGS), "rb") as file:
+                self._check(path, os.fstat(file.fileno()), field)
+                return self._read_at_most(file.read(self._max_bytes + 1), field)
+        except (OSError, RuntimeError, ValueError) as error:  # links in a circle; characters that no path has
+            raise MediaFetchError(field, f"the file could not be read: {_reason(error)}") from error
+
+    def _find(self, path: str, folder: Path, field: str) -> Path:
+        found = Path(path).resolve()
+        if not found.is_relative_to(folder):
+            # The same for what is there and for what is not.
+            raise MediaRefusedError(field, "the file lies outside of the folder that pictures may come from")
+        return found
+
+    def _check(self, path: Path, opened: os.stat_result, field: str) -> None:
+        if not stat.S_ISREG(opened.st_mode):
+            raise MediaRefusedError(field, "is no regular file")
+        # A folder on the way may have become a link after it was checked.
+        if path.resolve() != path or not os.path.samestat(opened, path.stat()):
+            raise MediaRefusedError(field, "the file was exchanged while it was opened")
+
+    def _read_at_most(self, content: bytes, field: str) -> bytes:
+        if len(content) > self._max_bytes:
+            message = f"the file has more than the {self._max_bytes} bytes that a picture may have"
+            raise MediaTooLargeError(field, message)
+        return content
+
+
+def _path_of(url: str, field: str) -> str:
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise MediaRefusedError(field, "a file: URL must be file:///path, or file://localhost/path")
+    if parts.query or parts.fragment:
+        raise MediaRefusedError(field, "in a file: URL '?' and '#' must be percent-encoded")
+    return unquote(parts.path, errors="strict")
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror or "unknown" if isinstance(error, OSError) else "it has no path"
