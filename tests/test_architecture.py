@@ -19,6 +19,7 @@ SMALL_NOUNS = {
     "keepsight.outputs",
     "keepsight.requests",
     "keepsight.sampling_params",
+    "keepsight.structured_outputs",
 }
 # The one step of the frontend that may use torch, on the CPU.
 RESIZES_PIXELS = "frontend/preprocess_image.py"

@@ -29,6 +29,8 @@ def test_the_defaults_are_those_of_vllm() -> None:
         "min_tokens": 0,
         "logprobs": None,
         "logit_bias": None,
+        "allowed_token_ids": None,
+        "structured_outputs": None,
         "skip_special_tokens": True,
         "include_stop_str_in_output": False,
     }

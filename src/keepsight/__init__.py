@@ -6,12 +6,13 @@
 from typing import TYPE_CHECKING, Any
 
 from keepsight.sampling_params import SamplingParams
+from keepsight.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from keepsight.llm import LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "SamplingParams", "StructuredOutputsParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

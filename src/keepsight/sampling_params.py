@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.structured_outputs import StructuredOutputsParams
 
 MAX_CHOICES = 128  # OpenAI's limit: every choice is a sequence that the engine keeps
 MAX_LOGPROBS = 20
@@ -22,7 +23,6 @@ MAX_COUNT = 2**31 - 1
 # Names that vLLM's users know and that nothing here implements.
 _NOT_IMPLEMENTED = frozenset(
     {
-        "allowed_token_ids",
         "bad_words",
         "best_of",
         "detokenize",
@@ -34,7 +34,6 @@ _NOT_IMPLEMENTED = frozenset(
         "prompt_logprobs",
         "skip_reading_prefix_cache",
         "spaces_between_special_tokens",
-        "structured_outputs",
         "truncate_prompt_tokens",
     }
 )
@@ -108,6 +107,8 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None  # 0: of the sampled token alone
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    allowed_token_ids: Sequence[int] | None = None  # a tuple, once constructed
+    structured_outputs: StructuredOutputsParams | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
 
@@ -126,9 +127,19 @@ class SamplingParams:
         for name in _SWITCHES:
             _check_is_bool(name, getattr(self, name))
         self._set("stop", _to_stop_strings(self.stop))
-        self._set("stop_token_ids", _to_token_ids(self.stop_token_ids))
+        self._set("stop_token_ids", _to_token_ids("stop_token_ids", self.stop_token_ids))
+        self._set("allowed_token_ids", _to_token_ids("allowed_token_ids", self.allowed_token_ids) or None)
         self._set("logit_bias", _to_logit_bias(self.logit_bias))
+        self._check_structured_outputs()
         self._settle_special_values()
+
+    def _check_structured_outputs(self) -> None:
+        if self.structured_outputs is None:
+            return
+        if not isinstance(self.structured_outputs, StructuredOutputsParams):
+            _refuse("structured_outputs", self.structured_outputs, "StructuredOutputsParams")
+        if self.ignore_eos:
+            raise InvalidArgumentError("ignore_eos", "cannot go with structured outputs: what has its form has ended")
 
     def _settle_special_values(self) -> None:
         if 0 < self.temperature < MIN_TEMPERATURE:
@@ -192,11 +203,11 @@ def _to_stop_strings(stop: object) -> tuple[str, ...]:
     return strings
 
 
-def _to_token_ids(token_ids: object) -> tuple[int, ...]:
+def _to_token_ids(name: str, token_ids: object) -> tuple[int, ...]:
     if token_ids is None:
         return ()
-    values = _to_tuple("stop_token_ids", token_ids, "a list of token ids")
-    return tuple(_TOKEN_ID.accept(f"stop_token_ids[{index}]", value) for index, value in enumerate(values))
+    values = _to_tuple(name, token_ids, "a list of token ids")
+    return tuple(_TOKEN_ID.accept(f"{name}[{index}]", value) for index, value in enumerate(values))
 
 
 def _to_tuple(name: str, values: object, expected: str) -> tuple[Any, ...]:

@@ -46,6 +46,7 @@ def load_engine(
         inbox.wake,
         encoder_share=config.encoder_share,
         embeddings_device="cpu" if config.mm_cache_device == "cpu" else None,
+        tokenizer_path=config.directory / "tokenizer.json",
     )
     scheduler = Scheduler(engine_config, end_ids)
     takes_pictures = image_config is not None and model.shape.tokens_per_image > 0

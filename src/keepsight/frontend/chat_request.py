@@ -5,14 +5,23 @@ Ranges of sampling values belong to SamplingParams, the shape of messages to `re
 """
 
 import re
+from collections.abc import Mapping
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import msgspec
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.frontend.response_format import (
+    JsonSchema,
+    ResponseFormat,
+    StructuredOutputs,
+    read_structured_outputs,
+)
 from keepsight.sampling_params import SamplingParams
 
+NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.?(?P<at>.*)`)?", re.DOTALL)
 _AT_PATH = re.compile(r"(?P<message>.*) - at `\$\.?(?P<path>.*)`", re.DOTALL)
 
@@ -34,7 +43,6 @@ class _RefusedFields(msgspec.Struct, frozen=True, kw_only=True):
 
     add_generation_prompt: Any = None
     add_special_tokens: Any = None
-    allowed_token_ids: Any = None
     audio: Any = None
     bad_words: Any = None
     best_of: Any = None
@@ -45,10 +53,6 @@ class _RefusedFields(msgspec.Struct, frozen=True, kw_only=True):
     echo: Any = None
     function_call: Any = None
     functions: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
     length_penalty: Any = None
     logits_processors: Any = None
     modalities: Any = None
@@ -61,13 +65,11 @@ class _RefusedFields(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: Any = None
     reasoning_effort: Any = None
     request_id: Any = None
-    response_format: Any = None
     return_token_ids: Any = None
     return_tokens_as_token_ids: Any = None
     service_tier: Any = None
     spaces_between_special_tokens: Any = None
     store: Any = None
-    structured_outputs: Any = None
     tool_choice: Any = None
     tools: Any = None
     truncate_prompt_tokens: Any = None
@@ -80,7 +82,6 @@ class _RefusedFields(msgspec.Struct, frozen=True, kw_only=True):
 _NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
-    "allowed_token_ids": ([],),
     "bad_words": ([],),
     "best_of": (1,),
     "chat_template_kwargs": ({},),
@@ -93,7 +94,6 @@ _NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "logits_processors": ([],),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),  # says how tools are called, and there are none
-    "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "service_tier": ("auto", "default"),
@@ -133,9 +133,17 @@ class ChatRequest(_RefusedFields, frozen=True, kw_only=True, forbid_unknown_fiel
     repetition_penalty: float | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
+    allowed_token_ids: list[int] | None = None
     min_tokens: int | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
     # Whom caches are shared with, and who goes first (smaller).
     cache_salt: str | None = None
@@ -156,10 +164,14 @@ class ChatRequest(_RefusedFields, frozen=True, kw_only=True, forbid_unknown_fiel
         """None: as the server is configured."""
         return None if self.mm_processor_kwargs is None else self.mm_processor_kwargs.do_pan_and_scan
 
-    def to_sampling_params(self) -> SamplingParams:
-        """No `max_tokens` means as much as the context holds, as in vLLM's server."""
+    def to_sampling_params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
+        """`defaults`: where the request says nothing; no `max_tokens` at all is as much as the context holds."""
         asked = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
-        return SamplingParams(max_tokens=self._choose_max_tokens(), logprobs=self._choose_logprobs(), **asked)
+        guided = {name: getattr(self, name) for name in _GUIDED_FIELDS}
+        asked["structured_outputs"] = read_structured_outputs(self.response_format, self.structured_outputs, guided)
+        if (max_tokens := self._choose_max_tokens()) is not None:
+            asked["max_tokens"] = max_tokens
+        return SamplingParams(**{"max_tokens": None, **defaults, **asked, "logprobs": self._choose_logprobs()})
 
     def _choose_max_tokens(self) -> int | None:
         old, new = self.max_tokens, self.max_completion_tokens
@@ -189,11 +201,21 @@ _SAMPLING_FIELDS = (
     "repetition_penalty",
     "ignore_eos",
     "stop_token_ids",
+    "allowed_token_ids",
     "min_tokens",
     "include_stop_str_in_output",
     "skip_special_tokens",
 )
+_GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _DECODER = msgspec.json.Decoder(ChatRequest)
+# By their path in a body, as far as they have names of their own to mistake.
+_STRUCTS: dict[str, type[msgspec.Struct]] = {
+    "stream_options": StreamOptions,
+    "mm_processor_kwargs": MediaProcessorOptions,
+    "response_format": ResponseFormat,
+    "response_format.json_schema": JsonSchema,
+    "structured_outputs": StructuredOutputs,
+}
 
 
 def parse_chat_request(body: bytes) -> ChatRequest:
@@ -221,7 +243,7 @@ def _refuse_invalid(message: str) -> NoReturn:
 
 def _refuse_unknown(name: str, parent: str) -> NoReturn:
     name = name if len(name) <= 80 else name[:77] + "..."
-    known = {"": ChatRequest, "stream_options": StreamOptions}.get(parent, MediaProcessorOptions)
+    known = _STRUCTS.get(parent, ChatRequest)
     close = get_close_matches(name, known.__struct_fields__, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise UnsupportedFieldError(f"{parent}.{name}" if parent else name, f"is no field that this server knows{hint}")

@@ -42,6 +42,7 @@ def load_runner(
     *,
     encoder_share: float = 0.5,
     embeddings_device: str | None = None,
+    tokenizer_path: Path | None = None,
 ) -> ModelRunner:
     """`embeddings_device`: where embeddings are kept, None with the model."""
     normalizer = None
@@ -57,6 +58,7 @@ def load_runner(
         encoder_share,
         end_ids=end_ids,
         embeddings_device=None if embeddings_device is None else torch.device(embeddings_device),
+        tokenizer_path=tokenizer_path,
     )
 
 

@@ -8,6 +8,7 @@ together, never the runner.
 import itertools
 import logging
 from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from keepsight.models.paged_attention import PagedAttention
 from keepsight.requests import Pixels
 from keepsight.runner.encode_media import encode_media, group_encodings, keep_embeddings
 from keepsight.runner.encoder_output_store import EncoderOutputStore
+from keepsight.runner.guide_tokens import GuideMaker
 from keepsight.runner.kv_block_store import KvBlockStore
 from keepsight.runner.merge_embeddings import merge_embeddings
 from keepsight.runner.normalize_pixels import PixelNormalizer
@@ -45,12 +47,15 @@ class ModelRunner:
         # What no answer may end with before its `min_tokens`.
         end_ids: frozenset[int] = frozenset(),
         embeddings_device: torch.device | None = None,
+        # What grammars need to know of the vocabulary.
+        tokenizer_path: Path | None = None,
     ) -> None:
         device = model.place.device
         self.model, self.normalizer = model, normalizer
         self.blocks = KvBlockStore(model.shape, num_blocks, block_size, model.place)
         self.embeddings = EncoderOutputStore(embeddings_device or device)
-        self.sequences = SequenceTable(block_size, end_ids, device)
+        self._guides = GuideMaker(tokenizer_path, end_ids)
+        self.sequences = SequenceTable(block_size, end_ids, device, self._guides)
         self._pixels: dict[str, Pixels] = {}
         self._share = share_device(device, encoder_share)
         # An attention remembers the plan of the batch that it works on, so each thread has its own.
@@ -72,6 +77,7 @@ class ModelRunner:
 
     def close(self) -> None:
         self._beside.close()
+        self._guides.close()
 
     def _forget(self, plan: StepPlan) -> None:
         self.sequences.forget(plan.ended)
@@ -133,12 +139,12 @@ class ModelRunner:
         watch = None if between_layers is None else lambda *_: between_layers()
         hidden = model.compute(embeddings, attention, self.blocks.layers, inputs.batch, watch)
         tokens = iter(self._sample(hidden, inputs))
-        return StepResult(
-            computed=[
-                Computed(piece.sequence_id, piece.end, next(tokens) if piece.samples else None)
-                for piece in inputs.slices
-            ]
-        )
+        computed = [
+            Computed(piece.sequence_id, piece.end, next(tokens) if piece.samples else None) for piece in inputs.slices
+        ]
+        pairs = zip(inputs.sequences, inputs.slices, strict=True)
+        failed = {piece.sequence_id: fault for sequence, piece in pairs if (fault := sequence.sampling.fault)}
+        return StepResult([each for each in computed if each.sequence_id not in failed], failed_sequences=failed)
 
     def _sample(self, hidden: Tensor, inputs: StepInputs) -> list[SampledToken]:
         """One token for each slice that samples, added to its sequence."""

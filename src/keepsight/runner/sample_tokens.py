@@ -1,16 +1,17 @@
 """From logits to the next token of each sequence, for any mix of requests in one batch.
 
 Every sequence draws from its own generator, so that its tokens do not depend on who shares the batch with it.  The
-order of the steps is vLLM's: bans, bias, penalties, temperature, min-p, top-k, top-p, draw.
+order of the steps is vLLM's: grammar, bans, bias, penalties, temperature, min-p, top-k, top-p, draw.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
 from keepsight.requests import TokenLogprob
+from keepsight.runner.guide_tokens import Guide, forbid_tokens
 from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.step_plan import SampledToken
 
@@ -21,9 +22,15 @@ class SamplingState:
     """One sequence as the sampler sees it: what was asked for and what has been said so far."""
 
     def __init__(
-        self, params: SamplingParams, prompt: Sequence[int], end_ids: frozenset[int], choice: int, device: torch.device
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        end_ids: frozenset[int],
+        choice: int,
+        device: torch.device,
+        guide: Guide | None = None,
     ) -> None:
-        self.params = params
+        self.params, self.guide = params, guide
         # Not to be sampled before `min_tokens`; whether a token ends the answer is decided elsewhere.
         self.end_ids = (frozenset() if params.ignore_eos else end_ids) | set(params.stop_token_ids)
         self.prompt_ids = frozenset(prompt)
@@ -36,12 +43,21 @@ class SamplingState:
         else:
             self.generator.manual_seed((params.seed + choice) % 2**64)
 
+    @property
+    def fault(self) -> str | None:
+        """Why no token of this sequence is worth anything any more."""
+        return None if self.guide is None else self.guide.fault
+
     def edits_logits(self) -> bool:
-        return bool(self.is_penalized or self.num_tokens < self.params.min_tokens or self.params.logit_bias)
+        params = self.params
+        bans = self.num_tokens < params.min_tokens or params.allowed_token_ids is not None
+        return bool(self.guide or self.is_penalized or bans or params.logit_bias)
 
     def note(self, token_id: int) -> None:
         self.output_counts[token_id] += 1
         self.num_tokens += 1
+        if self.guide is not None:
+            self.guide.follow(token_id)
 
 
 def sample_tokens(logits: Tensor, states: Sequence[SamplingState]) -> list[SampledToken]:
@@ -64,6 +80,7 @@ def _edit(raw: Tensor, states: Sequence[SamplingState]) -> Tensor:
     if not rows:
         return raw
     edited = raw.clone()
+    forbid_tokens(edited, [state.guide for state in states])
     for row in rows:
         _edit_row(edited[row], states[row])
     return edited
@@ -72,8 +89,10 @@ def _edit(raw: Tensor, states: Sequence[SamplingState]) -> Tensor:
 def _edit_row(logits: Tensor, state: SamplingState) -> None:
     params = state.params
     vocab_size = logits.shape[0]
+    if params.allowed_token_ids is not None:
+        _ban(~_are_in(params.allowed_token_ids, logits), logits)
     if state.num_tokens < params.min_tokens:
-        logits[_ids(state.end_ids, logits)] = NEVER
+        _ban(_are_in(state.end_ids, logits), logits)
     for token_id, bias in (params.logit_bias or {}).items():
         if token_id < vocab_size:
             logits[token_id] += bias
@@ -88,7 +107,18 @@ def _edit_row(logits: Tensor, state: SamplingState) -> None:
         logits[said] -= params.presence_penalty + params.frequency_penalty * counts
 
 
-def _ids(token_ids: "frozenset[int] | Counter[int]", logits: Tensor) -> Tensor:
+def _ban(banned: Tensor, logits: Tensor) -> None:
+    """Unless nothing were left: where a grammar has come to its end, the end is all there is to say."""
+    if (logits.isfinite() & ~banned).any():
+        logits[banned] = NEVER
+
+
+def _are_in(token_ids: Collection[int], logits: Tensor) -> Tensor:
+    """For each token of the vocabulary."""
+    return torch.zeros_like(logits, dtype=torch.bool).index_fill_(0, _ids(token_ids, logits), True)
+
+
+def _ids(token_ids: Collection[int], logits: Tensor) -> Tensor:
     inside = sorted(token_id for token_id in token_ids if token_id < logits.shape[0])
     return torch.tensor(inside, dtype=torch.int64, device=logits.device)
 

@@ -10,6 +10,7 @@ import torch
 
 from keepsight.models.block_table import BlockTable
 from keepsight.requests import EngineRequest
+from keepsight.runner.guide_tokens import GuideMaker
 from keepsight.runner.sample_tokens import SamplingState
 from keepsight.scheduling.step_plan import NewSequence, SequenceId, Slice
 
@@ -26,8 +27,8 @@ class RunningSequence:
 
 
 class SequenceTable:
-    def __init__(self, block_size: int, end_ids: frozenset[int], device: torch.device) -> None:
-        self._block_size, self._end_ids, self._device = block_size, end_ids, device
+    def __init__(self, block_size: int, end_ids: frozenset[int], device: torch.device, guides: GuideMaker) -> None:
+        self._block_size, self._end_ids, self._device, self._guides = block_size, end_ids, device, guides
         self._sequences: dict[SequenceId, RunningSequence] = {}
 
     def __len__(self) -> int:
@@ -35,12 +36,15 @@ class SequenceTable:
 
     def remember(self, new: NewSequence) -> None:
         request = new.request
+        params = request.sampling_params
+        form = params.structured_outputs
+        guide = None if form is None else self._guides.begin(form.to_grammar())
         self._sequences[new.sequence_id] = RunningSequence(
             request,
             new.encoder_keys,
             list(request.token_ids),
             BlockTable(self._block_size, device=self._device),
-            SamplingState(request.sampling_params, request.token_ids, self._end_ids, new.sequence_id[1], self._device),
+            SamplingState(params, request.token_ids, self._end_ids, new.sequence_id[1], self._device, guide),
             max((item.span.end for item in request.media), default=0),
         )
 

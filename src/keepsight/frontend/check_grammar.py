@@ -1,0 +1,83 @@
+"""Refuses a schema or a grammar that cannot be compiled, before the engine hears of it.
+
+A few hundred characters can keep a compiler busy for hours (intersections of patterns), and nothing within the process
+could stop it.  So each unknown grammar is tried once in a process of its own, with an end to its time and its memory.
+The verdict is remembered.
+"""
+
+import importlib.util
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+
+from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.structured_outputs import StructuredOutputsParams
+
+MAX_SECONDS = 5
+MAX_REMEMBERED = 1024
+MAX_MESSAGE_CHARACTERS = 500
+_PROGRAM = f"""
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
+resource.setrlimit(resource.RLIMIT_CPU, ({MAX_SECONDS}, {MAX_SECONDS}))
+from llguidance import LLMatcher
+is_fault, messages = LLMatcher.validate_grammar_with_warnings(sys.stdin.read())
+sys.stdout.write(messages[0] if is_fault else "")
+"""
+
+
+def check_structured_outputs(asked: StructuredOutputsParams | None, field: str | None = None) -> None:
+    """`field`: the caller's name for it."""
+    if asked is None:
+        return
+    field = field or f"structured_outputs.{asked.field}"
+    if importlib.util.find_spec("llguidance") is None:
+        raise UnsupportedFieldError(field, "needs llguidance, which is not installed on this server")
+    if fault := _CHECKER.find_fault(asked.to_grammar()):
+        raise InvalidArgumentError(field, f"cannot be compiled: {fault}")
+
+
+class GrammarChecker:
+    def __init__(self, num_processes: int = 2) -> None:
+        # The least recently used first; an empty verdict is a good one.
+        self._verdicts: OrderedDict[str, str] = OrderedDict()
+        self._lock = threading.Lock()
+        self._turns = threading.Semaphore(num_processes)
+
+    def find_fault(self, grammar: str) -> str:
+        """Empty where there is none."""
+        if (known := self._recall(grammar)) is not None:
+            return known
+        with self._turns:
+            # Whoever was before us may have asked the same.
+            known = self._recall(grammar)
+            verdict = _try_to_compile(grammar) if known is None else known
+        with self._lock:
+            self._verdicts[grammar] = verdict
+            while len(self._verdicts) > MAX_REMEMBERED:
+                self._verdicts.popitem(last=False)
+        return verdict
+
+    def _recall(self, grammar: str) -> str | None:
+        with self._lock:
+            if grammar in self._verdicts:
+                self._verdicts.move_to_end(grammar)
+            return self._verdicts.get(grammar)
+
+
+_CHECKER = GrammarChecker()
+
+
+def _try_to_compile(grammar: str) -> str:
+    # -P: nothing is imported from the folder that one happens to be in.
+    command = [sys.executable, "-P", "-c", _PROGRAM]
+    try:
+        done = subprocess.run(
+            command, input=grammar, capture_output=True, text=True, encoding="utf-8", timeout=2 * MAX_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"it takes more than {MAX_SECONDS} seconds"
+    if done.returncode:
+        return f"it takes more than {MAX_SECONDS} seconds or 2 GiB of memory"
+    return done.stdout[:MAX_MESSAGE_CHARACTERS]

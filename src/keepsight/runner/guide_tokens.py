@@ -1,0 +1,117 @@
+"""Keeps answers to a grammar: which tokens each guided sequence may say next.
+
+A grammar is compiled on a thread of its own from when its sequence is made known, and waited for only with the first
+token.  A guide follows its own sequence and no other; what goes wrong with it is that sequence's fault alone, told by
+`fault`.  Knows nothing of how a token is chosen.  llguidance is imported with the first guided request.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+logger = logging.getLogger(__name__)
+MAX_COMPILED = 64
+
+
+class Guide:
+    """One sequence's place in its grammar."""
+
+    def __init__(self, compiled: "Future[LLMatcher]") -> None:
+        self._compiled = compiled
+        self._matcher: LLMatcher | None = None
+        self.fault: str | None = None
+
+    def mask(self) -> bytes | None:
+        """A bit for each token of the tokenizer, None if it has no say any more."""
+        matcher = self._find_matcher()
+        if matcher is None:
+            return None
+        mask: bytes = matcher.compute_bitmask()
+        self._note_fault(matcher)
+        return None if self.fault else mask
+
+    def follow(self, token_id: int) -> None:
+        """The end of an answer is no part of what the grammar describes, and the last that is heard of it."""
+        matcher = self._find_matcher()
+        if matcher is not None and not matcher.is_stopped():
+            matcher.consume_token(token_id)
+            self._note_fault(matcher)
+
+    def _find_matcher(self) -> "LLMatcher | None":
+        """Waits until the grammar is compiled."""
+        if self._matcher is None and self.fault is None:
+            try:
+                self._matcher = self._compiled.result().deep_copy()
+            except Exception as error:
+                logger.exception("no guide for this grammar")
+                self.fault = f"structured outputs: {error}"
+        return None if self.fault else self._matcher
+
+    def _note_fault(self, matcher: "LLMatcher") -> None:
+        if matcher.is_error():
+            self.fault = f"structured outputs: {matcher.get_error()}"
+
+
+class GuideMaker:
+    """Of one tokenizer; its grammars are compiled once and kept, the least recently used going first."""
+
+    def __init__(self, tokenizer_path: Path | None, end_ids: frozenset[int]) -> None:
+        self._path, self._end_ids = tokenizer_path, end_ids
+        self._thread: ThreadPoolExecutor | None = None
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+
+    def begin(self, grammar: str) -> Guide:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "guides")
+        if grammar not in self._compiled:
+            self._compiled[grammar] = self._thread.submit(self._compile, grammar)
+        self._compiled.move_to_end(grammar)
+        if len(self._compiled) > MAX_COMPILED:
+            self._compiled.popitem(last=False)
+        return Guide(self._compiled[grammar])
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+
+    def _compile(self, grammar: str) -> "LLMatcher":
+        from llguidance import LLMatcher, LLTokenizer
+
+        if self._path is None:
+            raise ValueError("this model has no tokenizer")
+        if self._tokenizer is None:
+            self._tokenizer = LLTokenizer(str(self._path), eos_token=sorted(self._end_ids) or None)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        if matcher.is_error():
+            raise ValueError(matcher.get_error())
+        return matcher
+
+
+def forbid_tokens(logits: Tensor, guides: Sequence[Guide | None]) -> None:
+    """`logits` [sequences, vocabulary]: what a row's guide rules out becomes minus infinity."""
+    masks = {row: mask for row, guide in enumerate(guides) if guide is not None and (mask := guide.mask()) is not None}
+    if not masks:
+        return
+    rows = torch.tensor(list(masks), device=logits.device)
+    allowed = _unpack(np.stack([np.frombuffer(mask, np.uint8) for mask in masks.values()]), logits)
+    logits[rows] = logits[rows].masked_fill(~allowed, float("-inf"))
+
+
+def _unpack(masks: npt.NDArray[np.uint8], logits: Tensor) -> Tensor:
+    """From bits to booleans [rows, vocabulary], on the device; a token that the tokenizer lacks is forbidden."""
+    packed = torch.from_numpy(masks).to(logits.device, non_blocking=True)
+    bits = (packed[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=logits.device)) & 1
+    allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
+    return torch.nn.functional.pad(allowed, (0, logits.shape[1] - allowed.shape[1]))

@@ -1,0 +1,119 @@
+"""What form an answer must have: vLLM's `StructuredOutputsParams`, its names.
+
+Plain values only, so it crosses between processes as it is; `to_grammar` is the one string that both sides compile.
+Whether a schema or a grammar means anything is not known here: `frontend/check_grammar.py` compiles it.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from keepsight.errors import InvalidArgumentError
+
+MAX_GRAMMAR_CHARACTERS = 64 * 2**10
+# Between the tokens of JSON.  Without an end to it, a model that is unsure goes on writing spaces until its last token.
+_WHITE_SPACE = r"[ \n\t]{0,24}"
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputsParams:
+    """One of these, and only one."""
+
+    json: str | dict[str, Any] | None = None  # a JSON schema; a string, once constructed
+    regex: str | None = None
+    choice: Sequence[str] | None = None  # a tuple, once constructed
+    grammar: str | None = None  # in the language of Lark, as llguidance reads it
+    json_object: bool | None = None  # any object
+
+    def __post_init__(self) -> None:
+        said = [each.name for each in fields(self) if getattr(self, each.name) not in (None, False)]
+        if len(said) != 1:
+            what = f"{said[1]} is given together with {said[0]}" if said else "nothing is asked for"
+            raise InvalidArgumentError(_FIELD, f"{what}: give one of {', '.join(each.name for each in fields(self))}")
+        [name] = said
+        object.__setattr__(self, name, _CHECKS[name](f"{_FIELD}.{name}", getattr(self, name)))
+        if len(self.to_grammar()) > MAX_GRAMMAR_CHARACTERS:
+            raise InvalidArgumentError(f"{_FIELD}.{name}", f"is longer than {MAX_GRAMMAR_CHARACTERS} characters")
+
+    @property
+    def field(self) -> str:
+        """The one that is given."""
+        return next(each.name for each in fields(self) if getattr(self, each.name) not in (None, False))
+
+    def to_grammar(self) -> str:
+        """In llguidance's own form."""
+        if self.regex is not None:
+            return _from_lark(f"start: /{_escape(self.regex)}/")
+        if self.choice is not None:
+            return _from_lark("start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in self.choice))
+        if self.grammar is not None:
+            return _from_lark(self.grammar)
+        schema = {"type": "object"} if self.json is None else json.loads(str(self.json))
+        return json.dumps(
+            {"grammars": [{"json_schema": {"x-guidance": {"whitespace_pattern": _WHITE_SPACE}} | schema}]}
+        )
+
+
+_FIELD = "structured_outputs"
+
+
+def _from_lark(grammar: str) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": grammar}]})
+
+
+def _escape(regex: str) -> str:
+    """As it is written between two slashes.  A backslash takes the character behind it along."""
+    escaped, is_behind_backslash = [], False
+    for character in regex:
+        escaped.append({"/": r"\/", "\n": r"\n"}.get(character, character) if not is_behind_backslash else character)
+        is_behind_backslash = character == "\\" and not is_behind_backslash
+    return "".join(escaped)
+
+
+def _check_schema(field: str, schema: object) -> str:
+    if isinstance(schema, Mapping):
+        try:
+            return json.dumps(dict(schema))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidArgumentError(field, f"cannot be written as JSON: {error}") from error
+    text = _check_text(field, schema)
+    try:
+        is_object = isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgumentError(field, f"is no JSON: {error}") from error
+    if not is_object:
+        raise InvalidArgumentError(field, "must be a JSON schema: an object")
+    return text
+
+
+def _check_text(field: str, text: object) -> str:
+    if not isinstance(text, str) or not text:
+        raise InvalidArgumentError(field, "must be a text that is not empty")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise InvalidArgumentError(field, "holds half of a surrogate pair")
+    return text
+
+
+def _check_choice(field: str, choice: object) -> tuple[str, ...]:
+    if isinstance(choice, str | Mapping) or not isinstance(choice, Iterable):
+        raise InvalidArgumentError(field, "must be a list of texts")
+    texts = tuple(_check_text(f"{field}[{index}]", each) for index, each in enumerate(choice))
+    if not texts:
+        raise InvalidArgumentError(field, "is empty")
+    return texts
+
+
+def _check_json_object(field: str, value: object) -> bool:
+    if value is not True:
+        raise InvalidArgumentError(field, "must be true or absent")
+    return True
+
+
+_CHECKS: dict[str, Any] = {
+    "json": _check_schema,
+    "regex": _check_text,
+    "choice": _check_choice,
+    "grammar": _check_text,
+    "json_object": _check_json_object,
+}
