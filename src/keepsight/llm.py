@@ -26,7 +26,9 @@ from keepsight.sampling_params import SamplingParams
 
 Prompt = str | Mapping[str, Any]
 Message = Mapping[str, Any]
-PROMPT_FIELDS = frozenset({"prompt", "prompt_token_ids", "multi_modal_data", "mm_processor_kwargs", "cache_salt"})
+PROMPT_FIELDS = frozenset(
+    {"prompt", "prompt_token_ids", "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "cache_salt"}
+)
 
 
 class LLM:
@@ -85,6 +87,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """A prompt is a text, or a mapping: `prompt` or `prompt_token_ids`, `multi_modal_data={"image": [...]}`.
 
+        `multi_modal_uuids={"image": [...]}` may name its pictures: what was sent under a uuid once may be None later.
         Those with the smallest `priority` go first.
         """
         listed = _list_prompts(prompts)
@@ -119,15 +122,16 @@ class LLM:
                 raise UnsupportedFieldError(
                     name, f"is no part of a prompt; known are {', '.join(sorted(PROMPT_FIELDS))}"
                 )
-        pictures, salt = _pictures_of(prompt), prompt.get("cache_salt")
+        pictures, uuids, salt = _pictures_of(prompt), _uuids_of(prompt), prompt.get("cache_salt")
         if "prompt_token_ids" in prompt:
-            if pictures:
+            if pictures or uuids:
                 raise UnsupportedFieldError("multi_modal_data", "needs the prompt as text, not as token ids")
             return self.preparer.prepare_tokens(prompt["prompt_token_ids"], params, salt, priority)
         text = prompt.get("prompt")
         if not isinstance(text, str):
             raise InvalidArgumentError("prompt", f"must be a string, not {text!r}")
-        return self.preparer.prepare_text(text, pictures, params, prompt.get("mm_processor_kwargs"), salt, priority)
+        overrides = prompt.get("mm_processor_kwargs")
+        return self.preparer.prepare_text(text, pictures, params, overrides, salt, priority, uuids)
 
     def _run_all(self, requests: Iterable[PreparedRequest], num_requests: int, use_tqdm: bool) -> list[RequestOutput]:
         """Each is computed from when it is prepared, beside the preparing of those after it."""
@@ -255,14 +259,23 @@ def _params_for_each(
 
 
 def _pictures_of(prompt: Mapping[str, Any]) -> Sequence[object]:
-    data = prompt.get("multi_modal_data") or {}
-    if not isinstance(data, Mapping):
-        raise InvalidArgumentError("multi_modal_data", f"must be a mapping such as {{'image': [...]}}, not {data!r}")
-    for modality in data:
-        if modality != "image":
-            raise UnsupportedFieldError(f"multi_modal_data.{modality}", "only image is supported")
-    pictures = data.get("image", ())
+    pictures = _read_images(prompt, "multi_modal_data", ())
     return pictures if isinstance(pictures, list | tuple) else [pictures]
+
+
+def _uuids_of(prompt: Mapping[str, Any]) -> Sequence[object] | None:
+    uuids = _read_images(prompt, "multi_modal_uuids", None)
+    return uuids if uuids is None or isinstance(uuids, list | tuple) else [uuids]
+
+
+def _read_images(prompt: Mapping[str, Any], field: str, default: object) -> object:
+    by_modality = prompt.get(field) or {}
+    if not isinstance(by_modality, Mapping):
+        raise InvalidArgumentError(field, f"must be a mapping such as {{'image': [...]}}, not {by_modality!r}")
+    for modality in by_modality:
+        if modality != "image":
+            raise UnsupportedFieldError(f"{field}.{modality}", "only image is supported")
+    return by_modality.get("image", default)
 
 
 def _completion(index: int, pieces: Sequence[AnswerPiece], tokenizer: Tokenizer) -> CompletionOutput:

@@ -50,6 +50,12 @@ class Prepared:
     def as_own(self, error: Exception, _media_hash: str) -> Exception:
         return error
 
+    def learn(self, _made: object) -> None:
+        pass
+
+    def find_unknown(self, _media_hashes: object) -> None:
+        return None
+
 
 @dataclass
 class Studio:

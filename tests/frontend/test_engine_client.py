@@ -57,6 +57,9 @@ class Prepared:
     def learn(self, _made: object) -> None:
         pass
 
+    def find_unknown(self, _media_hashes: object) -> None:
+        return None
+
 
 def prepared(request_id: str, *media: str) -> Prepared:
     items = tuple(

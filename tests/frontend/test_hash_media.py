@@ -20,10 +20,11 @@ from keepsight.frontend.open_picture import PictureSource
 from keepsight.frontend.picture_array import try_freeze_array
 from keepsight.frontend.read_header import MODES
 from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.media import CropBox
+from keepsight.media import CropBox, Geometry
 from tests.drawn import draw, to_png
 
 CONFIG = ImageProcessorConfig()
+GEOMETRY = Geometry(5, 7)
 
 
 def name_values(**parts: object) -> str:
@@ -224,8 +225,10 @@ def name_of(
     salt: str | None = None,
     crop: CropBox | None = None,
     algorithm: str = "blake3",
+    content: str = "content",
+    geometry: Geometry = GEOMETRY,
 ) -> str:
-    [name] = MediaHasher(model, config, salt, algorithm).hash_parts(b"content", [crop])
+    [name] = MediaHasher(model, config, salt, algorithm).hash_parts(content, geometry, [crop])
     return name
 
 
@@ -258,7 +261,7 @@ def test_the_model_the_salt_and_the_crop_are_a_part_of_the_name() -> None:
 
 def test_the_parts_of_a_picture_are_named_in_their_order() -> None:
     crops = [None, CropBox(0, 0, 2, 3), CropBox(2, 0, 2, 3)]
-    assert list(MediaHasher("a", CONFIG, None, "blake3").hash_parts(b"content", crops)) == [
+    assert list(MediaHasher("a", CONFIG, None, "blake3").hash_parts("content", GEOMETRY, crops)) == [
         name_of(crop=crop) for crop in crops
     ]
 

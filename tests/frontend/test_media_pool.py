@@ -4,7 +4,7 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,6 +58,9 @@ class FakePrepared:
     studio: Studio
     # Whatever of it may be asked for.
     media_hashes: tuple[str, ...] = ()
+    # Only the uuids of these came.
+    unknown: frozenset[str] = frozenset()
+    learned: list[str] = field(default_factory=list)
 
     @property
     def engine_request(self) -> _EngineRequest:
@@ -74,6 +77,12 @@ class FakePrepared:
     def as_own(self, error: Exception, media_hash: str) -> Exception:
         return type(error)(f"{self.request_id} {media_hash}: {error}")
 
+    def find_unknown(self, media_hashes: Collection[str]) -> LookupError | None:
+        return next((LookupError(each) for each in media_hashes if each in self.unknown), None)
+
+    def learn(self, made: Mapping[str, Pixels]) -> None:
+        self.learned += made
+
 
 def break_down(*_: object) -> None:
     raise RuntimeError("its loop is closed")
@@ -82,8 +91,8 @@ def break_down(*_: object) -> None:
 class Asker:
     """One request, and all that it hears."""
 
-    def __init__(self, pool: MediaPool, studio: Studio, request_id: str) -> None:
-        self.pool, self.prepared = pool, FakePrepared(request_id, studio)
+    def __init__(self, pool: MediaPool, studio: Studio, request_id: str, *unknown: str) -> None:
+        self.pool, self.prepared = pool, FakePrepared(request_id, studio, unknown=frozenset(unknown))
         self.heard: list[str | Exception] = []
         self._news = threading.Condition()
 
@@ -512,3 +521,51 @@ def test_who_wants_the_pixels_themselves_gets_no_place_where_they_lie(studio: St
     assert delivered[:2] == ["place of a"] * 2
     assert isinstance(delivered[2], np.ndarray)
     assert studio.made == [("a",)]
+
+
+# Pictures of which only the uuid came, and what pixels teach ------------------------------------------------------
+
+
+def test_who_sent_no_picture_is_refused_at_once_and_nobody_with_it(studio: Studio) -> None:
+    with open_pool(studio) as pool:
+        Asker(pool, studio, "busy").ask("z")
+        studio.await_begun()
+        without = Asker(pool, studio, "without", "a").ask("b", "a")
+        [refusal] = without.await_heard(1)
+        assert isinstance(refusal, LookupError)
+        having = Asker(pool, studio, "having").ask("a")
+        studio.door.set()
+        assert having.await_heard(1) == ["a"]
+        assert studio.made == [("z",), ("a",)]
+        assert len(without.heard) == 1
+
+
+def test_who_sent_no_picture_shares_what_is_held_or_being_made_of_another_s(studio: Studio) -> None:
+    with open_pool(studio, max_cache_bytes=9 * BYTES, verify_hits=1) as pool:
+        having = Asker(pool, studio, "having").ask("a")
+        studio.await_begun()
+        early = Asker(pool, studio, "early", "a").ask("a")
+        studio.door.set()
+        assert having.await_heard(1) == early.await_heard(1) == ["a"]
+        assert Asker(pool, studio, "late", "a").ask("a").await_heard(1) == ["a"]
+        # A hit that nobody can make again is not checked.
+        assert studio.made == [("a",)]
+
+
+def test_what_was_made_is_learned_before_anyone_has_it_and_what_was_held_is_not(studio: Studio) -> None:
+    studio.door.set()
+    with open_pool(studio, max_cache_bytes=9 * BYTES) as pool:
+        first, second = Asker(pool, studio, "first"), Asker(pool, studio, "second")
+        learned_when_heard: list[list[str]] = []
+        prepared: Any = first.prepared
+        told = threading.Event()
+
+        def deliver(_media_hash: str, _pixels: object) -> None:
+            learned_when_heard.append(list(first.prepared.learned))
+            told.set()
+
+        pool.make(prepared, ["a"], deliver, break_down)
+        assert told.wait(SOON)
+        assert learned_when_heard == [["a"]]
+        assert second.ask("a").await_heard(1) == ["a"]
+        assert second.prepared.learned == []

@@ -22,7 +22,7 @@ from keepsight.errors import (
     PromptTooLongError,
     UnreadablePictureError,
 )
-from keepsight.frontend import hash_media, make_pixels
+from keepsight.frontend import identify_picture, make_pixels
 from keepsight.frontend.decode_picture import decode_picture
 from keepsight.frontend.open_picture import PictureSource
 from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
@@ -116,7 +116,7 @@ def test_a_prompt_that_is_too_long_is_refused_before_any_content_is_hashed(monke
         hashed.append(source)
         return "a hash"
 
-    monkeypatch.setattr(hash_media, "hash_content", note)
+    monkeypatch.setattr(identify_picture, "hash_content", note)
     picture = by_url(draw(7).picture)
     with pytest.raises(PromptTooLongError, match=r"of them of 2 pictures; .* holds 50") as caught:
         preparer.prepare_chat(ask(picture, picture, "What are these two, if you please?"), PARAMS)

@@ -183,7 +183,7 @@ def test_a_wrong_message_is_refused_with_its_path(messages: Any, field: str, sai
         ({"role": "user", "content": "a", "colour": "red"}, "messages[0].colour"),
         (user({"type": "text", "text": "a", "cache_control": {}}), "messages[0].content[0].cache_control"),
         (user(PICTURE | {"image_url": {"url": "u", "detail": "low"}}), "messages[0].content[0].image_url.detail"),
-        (user(PICTURE | {"uuid": "1"}), "messages[0].content[0].uuid"),
+        (user(PICTURE | {"colour": "1"}), "messages[0].content[0].colour"),
     ],
 )  # fmt: skip
 def test_a_field_that_nobody_serves_is_refused_by_name(message: Any, field: str) -> None:

@@ -1,7 +1,8 @@
 """The media hash: one name for everything that the embeddings of a picture or crop depend on.
 
 Nothing is decoded for it, but for PIL images that somebody opened without loading them.  What is hashed could be read
-back: every value is tagged by its kind and framed by its length, so that values which differ have hashes that differ.
+back: every value is tagged by its kind and framed by its length, so that values which differ have hashes that differ,
+and content, uuids and EXIF's identities can never be taken for one another.
 """
 
 import dataclasses
@@ -9,17 +10,20 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
+from uuid import UUID
 
 import numpy as np
+import numpy.typing as npt
 from blake3 import blake3
 
 from keepsight.frontend.open_picture import PictureSource
 from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.media import CropBox
+from keepsight.media import CropBox, Geometry
+from keepsight.requests import Pixels
 
 
 class _Hasher(Protocol):
-    def update(self, chunk: bytes, /) -> object: ...
+    def update(self, chunk: bytes | memoryview, /) -> object: ...
     def hexdigest(self) -> str: ...
 
 
@@ -43,7 +47,7 @@ def hash_content(source: PictureSource, algorithm: str) -> str:
     if isinstance(source, bytes):
         return hash_values(algorithm, received=source)
     if isinstance(source, np.ndarray):
-        return hash_values(algorithm, dtype=str(source.dtype), shape=source.shape, data=source.tobytes())
+        return hash_values(algorithm, dtype=str(source.dtype), shape=source.shape, data=_bytes_of(source))
     pixels, palette = source.tobytes(), source.getpalette("RGBA")
     return hash_values(
         algorithm,
@@ -53,6 +57,16 @@ def hash_content(source: PictureSource, algorithm: str) -> str:
         palette=None if palette is None else bytes(palette),
         transparency=source.info.get("transparency"),
     )
+
+
+def hash_client_uuid(uuid: str, cache_salt: str | None, algorithm: str) -> str:
+    """In place of the content, because a caller says so.  No content and no other tenant's uuid is named so."""
+    return hash_values(algorithm, client_uuid=uuid, cache_salt=cache_salt)
+
+
+def hash_exif_image_id(image_id: UUID, algorithm: str) -> str:
+    """In place of the content, because the file says so."""
+    return hash_values(algorithm, exif_image_id=image_id.bytes)
 
 
 class MediaHasher:
@@ -69,12 +83,19 @@ class MediaHasher:
             "modality": "image",
         }
 
-    def hash_parts(self, source: PictureSource, crops: Iterable[CropBox | None]) -> Iterator[str]:
+    def hash_parts(self, content: str, geometry: Geometry, crops: Iterable[CropBox | None]) -> Iterator[str]:
         """One for each crop of a picture; None is the whole."""
-        content = hash_content(source, self._algorithm)
         for crop in crops:
-            box = None if crop is None else dataclasses.astuple(crop)
-            yield hash_values(self._algorithm, content=content, crop=box, **self._shared_parts)
+            yield self._hash_item(geometry, crop, content=content)
+
+    def hash_pixels(self, pixels: Pixels, geometry: Geometry, crop: CropBox | None) -> str:
+        """Equal for two items only if the model is shown the same and the engine is told the same of them."""
+        return self._hash_item(geometry, crop, shape=pixels.shape, pixels=_bytes_of(pixels))
+
+    def _hash_item(self, geometry: Geometry, crop: CropBox | None, **shown: object) -> str:
+        size = dataclasses.astuple(geometry)
+        box = None if crop is None else dataclasses.astuple(crop)
+        return hash_values(self._algorithm, geometry=size, crop=box, **shown, **self._shared_parts)
 
 
 def _options_of_all(config: ImageProcessorConfig) -> dict[str, object]:
@@ -83,9 +104,16 @@ def _options_of_all(config: ImageProcessorConfig) -> dict[str, object]:
     return {name: value for name, value in options.items() if "pan_and_scan" not in name}
 
 
-def _frame(value: object) -> Iterator[bytes]:
+def _bytes_of(array: npt.NDArray[np.generic]) -> memoryview:
+    """In the order of the shape; copied only if they do not lie so."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _frame(value: object) -> Iterator[bytes | memoryview]:
     """Large bytes pass through as they are."""
     match value:
+        case np.generic():  # some are Python's numbers and texts too, but not all
+            raise TypeError(f"a {type(value).__name__} has no media hash")
         case None:
             yield b"N"
         case bool():  # before int, which it is too
@@ -96,7 +124,7 @@ def _frame(value: object) -> Iterator[bytes]:
             yield from _frame_bytes(b"f", struct.pack("<d", value))
         case str():
             yield from _frame_bytes(b"s", value.encode("utf-8", "surrogatepass"))
-        case bytes():
+        case bytes() | memoryview():
             yield from _frame_bytes(b"b", value)
         case list() | tuple():
             yield _head(b"l", len(value))
@@ -112,8 +140,8 @@ def _frame(value: object) -> Iterator[bytes]:
             raise TypeError(f"a {type(value).__name__} has no media hash")
 
 
-def _frame_bytes(tag: bytes, content: bytes) -> Iterator[bytes]:
-    yield _head(tag, len(content))
+def _frame_bytes(tag: bytes, content: bytes | memoryview) -> Iterator[bytes | memoryview]:
+    yield _head(tag, memoryview(content).nbytes)
     yield content
 
 

@@ -81,14 +81,19 @@ class MediaPool:
             self._cache.touch(item.media_hash)
         with self._lock:
             held = self._find_held(media_hashes, inline=inline)
-            checked = {media_hash for media_hash in held if self._is_checked()}
+            checked = {each for each in held if self._is_checked() and prepared.find_unknown([each]) is None}
             missing = [each for each in media_hashes if each not in held or each in checked]
             new = [media_hash for media_hash in missing if media_hash not in self._waiters]
-            for media_hash in missing:
-                self._waiters.setdefault(media_hash, {})[request_id] = waiter
-            groups = prepared.group_by_picture(new)
-            jobs = [_Job(prepared, group, inline or not checked.isdisjoint(group)) for group in groups]
-            self._queue += jobs
+            # Not left to a job: whoever joined it meanwhile would be refused too, even one who sent the picture.
+            if (unknown := prepared.find_unknown(new)) is None:
+                for media_hash in missing:
+                    self._waiters.setdefault(media_hash, {})[request_id] = waiter
+                groups = prepared.group_by_picture(new)
+                jobs = [_Job(prepared, group, inline or not checked.isdisjoint(group)) for group in groups]
+                self._queue += jobs
+        if unknown is not None:
+            _call(fail, unknown)
+            return
         for _ in jobs:
             # Not the job itself: one that is cancelled must not lie in the executor, with all its bytes.
             self._threads.submit(self._run_next)
@@ -158,6 +163,7 @@ class MediaPool:
         made: dict[str, Pixels] = {}
         if missing := [media_hash for media_hash in job.media_hashes if media_hash not in held]:
             made = job.prepared.pixels_of(missing, self._make_pixels)
+            job.prepared.learn(made)
             with self._lock:
                 self.num_decoded += 1
                 self.num_preprocessed += len(made)

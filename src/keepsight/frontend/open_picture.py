@@ -61,9 +61,13 @@ def refusing_damage(field: str, num_bytes: int | None) -> Iterator[None]:
 
 def orientation_of(image: ImageFile.ImageFile, data: bytes) -> int:
     """1 (upright) to 8; the odd values, from 5 on, exchange width and height."""
-    # Not image.getexif(): that of a PNG decodes the picture, in case metadata follows the pixels.
-    value = Image.Image.getexif(_holder_of_metadata(image, data)).get(ExifTags.Base.Orientation, 1)
+    value = exif_of(image, data).get(ExifTags.Base.Orientation, 1)
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def exif_of(image: ImageFile.ImageFile, data: bytes) -> Image.Exif:
+    # Not image.getexif(): that of a PNG decodes the picture, in case metadata follows the pixels.
+    return Image.Image.getexif(_holder_of_metadata(image, data))
 
 
 def _holder_of_metadata(image: ImageFile.ImageFile, data: bytes) -> Image.Image:

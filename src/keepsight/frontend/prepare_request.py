@@ -5,7 +5,7 @@ asks for; whatever can be refused without them is refused before.
 """
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,20 +17,18 @@ from keepsight.errors import (
     PictureError,
     PromptTooLongError,
     ReservedTokenError,
+    UnknownMediaError,
 )
+from keepsight.frontend.check_grammar import check_structured_outputs
 from keepsight.frontend.expand_prompt import ExpandedPrompt, ImagePromptFormat, PromptExpander
-from keepsight.frontend.fetch_media import fetch_media, freeze
-from keepsight.frontend.hash_media import MediaHasher
+from keepsight.frontend.identify_picture import NamedPicture, PictureIdentifier, ask_for_picture
 from keepsight.frontend.make_pixels import MakePixels, PictureJob
 from keepsight.frontend.model_limits import ModelLimits, load_image_config
-from keepsight.frontend.open_picture import PictureSource
-from keepsight.frontend.pan_and_scan import plan_crops
-from keepsight.frontend.read_header import read_header
-from keepsight.frontend.read_messages import PicturePart
+from keepsight.frontend.read_messages import PicturePart, read_uuid
 from keepsight.frontend.render_prompt import ChatTemplate
 from keepsight.frontend.tokenizer import Tokenizer
 from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.media import CropBox, Geometry, MediaItem
+from keepsight.media import MediaItem
 from keepsight.requests import EngineRequest, Pixels
 from keepsight.sampling_params import SamplingParams
 
@@ -47,42 +45,28 @@ MAX_PRIORITY = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class _Picture:
-    """A picture that was looked at, but not decoded."""
-
-    source: PictureSource
-    field: str
-    geometry: Geometry
-    crops: tuple[CropBox, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _NamedPicture:
-    picture: _Picture
-    config: ImageProcessorConfig
-    # By media hash: the whole, then its crops.
-    parts: Mapping[str, CropBox | None]
-
-    def items(self) -> Iterator[tuple[str, Geometry]]:
-        for media_hash, crop in self.parts.items():
-            yield media_hash, self.picture.geometry if crop is None else Geometry(crop.width, crop.height)
-
-    def job(self, media_hashes: Sequence[str]) -> PictureJob:
-        parts = {media_hash: self.parts[media_hash] for media_hash in media_hashes}
-        return PictureJob(self.picture.source, self.picture.field, parts, self.config)
-
-
-@dataclass(frozen=True, slots=True)
 class PreparedRequest:
     """What the engine is told of a request, and the way to the pixels that it may ask for."""
 
     engine_request: EngineRequest
-    _pictures: tuple[_NamedPicture, ...] = ()
+    # Those of which only the uuid came last: one may come with another's.
+    _pictures: tuple[NamedPicture, ...] = ()
 
     @property
     def makeable_media(self) -> tuple[str, ...]:
         """Hashes of what `pixels_of` can be asked for, each once."""
-        return tuple(dict.fromkeys(media_hash for picture in self._pictures for media_hash in picture.parts))
+        sent = (named for named in self._pictures if named.picture.source is not None)
+        return tuple(dict.fromkeys(media_hash for named in sent for media_hash in named.parts))
+
+    def find_unknown(self, media_hashes: Collection[str]) -> UnknownMediaError | None:
+        """What `pixels_of` would raise of these, because only the uuid of one came."""
+        pictures = (self._picture_of(media_hash).picture for media_hash in media_hashes)
+        return next((ask_for_picture(each.field, each.uuid) for each in pictures if each.source is None), None)
+
+    def learn(self, made: Mapping[str, Pixels]) -> None:
+        """What these pixels show: which content is the same picture.  Takes a digest of each."""
+        for media_hash, pixels in made.items():
+            self._picture_of(media_hash).learn(media_hash, pixels)
 
     def pixels_of(self, media_hashes: Collection[str], make: MakePixels = PictureJob.run) -> dict[str, Pixels]:
         """A picture is decoded once, whatever is asked for of it; raises PictureError if it cannot be."""
@@ -107,7 +91,7 @@ class PreparedRequest:
             return error
         return type(error)(self._picture_of(media_hash).picture.field, error.message)
 
-    def _picture_of(self, media_hash: str) -> _NamedPicture:
+    def _picture_of(self, media_hash: str) -> NamedPicture:
         return next(picture for picture in self._pictures if media_hash in picture.parts)
 
 
@@ -121,10 +105,11 @@ class _Terms:
 
     def __post_init__(self) -> None:
         salt, priority = self.cache_salt, self.priority
-        if salt is not None and (not isinstance(salt, str) or not salt):
+        if salt is not None and (type(salt) is not str or not salt):
             raise InvalidArgumentError("cache_salt", f"must be a text that is not empty, not {salt!r}")
         if type(priority) is not int or abs(priority) > MAX_PRIORITY:
             raise InvalidArgumentError("priority", f"must be an integer of at most 63 bits, not {priority!r}")
+        check_structured_outputs(self.sampling_params.structured_outputs)
 
 
 class RequestPreparer:
@@ -137,15 +122,16 @@ class RequestPreparer:
         image_format: ImagePromptFormat | None,
         image_config: ImageProcessorConfig | None,
         limits: ModelLimits,
-        model_id: str,
-        hasher_algorithm: str,
+        identifier: PictureIdentifier,
     ) -> None:
         self.tokenizer, self.template = tokenizer, template
         self.expander = PromptExpander(tokenizer, image_format)
         self.image_config, self.max_model_len = image_config, limits.max_model_len
         self._image_token_ids = frozenset() if image_format is None else image_format.token_ids
-        self._model_id, self._hasher_algorithm = model_id, hasher_algorithm
+        self._identifier = identifier
         self._vocab_size = min(tokenizer.vocab_size, limits.vocab_size)
+        # Several frontends may ask one engine: each has its own.
+        self.request_prefix = ""
         self._request_numbers = itertools.count()
 
     @classmethod
@@ -162,7 +148,8 @@ class RequestPreparer:
         template = ChatTemplate.from_checkpoint(directory, tokenizer.special_tokens)
         limits = ModelLimits.from_checkpoint(directory, config.max_model_len)
         algorithm = resolve_hasher_algorithm(config.mm_hasher_algorithm)
-        return cls(tokenizer, template, image_format, image_config, limits, str(directory.resolve()), algorithm)
+        identifier = PictureIdentifier(str(directory.resolve()), algorithm, config.trust_exif_image_id)
+        return cls(tokenizer, template, image_format, image_config, limits, identifier)
 
     def prepare_chat(
         self,
@@ -184,9 +171,13 @@ class RequestPreparer:
         mm_processor_kwargs: dict[str, Any] | None = None,
         cache_salt: str | None = None,
         priority: int = 0,
+        uuids: Sequence[object] | None = None,
     ) -> PreparedRequest:
-        """A prompt written by the caller, with the checkpoint's own marker where each picture belongs."""
-        parts = [PicturePart(picture, f"multi_modal_data.image[{index}]") for index, picture in enumerate(pictures)]
+        """A prompt written by the caller, with the checkpoint's own marker where each picture belongs.
+
+        A picture of which `uuids` has one may be None.
+        """
+        parts = _as_parts(pictures, [None] * len(pictures) if uuids is None else uuids)
         # A caller who rendered a chat template has a <bos> already.
         bos = self.tokenizer.special_tokens.get("bos_token")
         add_bos = bos is None or not prompt.startswith(bos)
@@ -220,15 +211,16 @@ class RequestPreparer:
         add_bos: bool,
     ) -> PreparedRequest:
         config = self._image_config_for(parts, overrides, field)
-        pictures = [_look_at(part, config) for part in parts if config is not None]
+        salt = terms.cache_salt
+        pictures = [self._identifier.look_at(part, config, salt) for part in parts if config is not None]
         expanded = self.expander.expand(text, [len(picture.crops) for picture in pictures], add_bos, field)
         # Refused before any content is hashed.
         self._check_fits(expanded, field)
-        named: Sequence[_NamedPicture] = ()
+        named: Sequence[NamedPicture] = ()
         if config is not None:
-            hasher = MediaHasher(self._model_id, config, terms.cache_salt, self._hasher_algorithm)
-            named = [_NamedPicture(picture, config, _name_parts(picture, hasher)) for picture in pictures]
-        return PreparedRequest(self._finish(expanded, named, terms), tuple(named))
+            named = self._identifier.name(pictures, config, salt)
+        sent_first = sorted(named, key=lambda each: each.picture.source is None)
+        return PreparedRequest(self._finish(expanded, named, terms), tuple(sent_first))
 
     def _image_config_for(
         self, parts: Sequence[PicturePart], overrides: dict[str, Any] | None, field: str
@@ -257,10 +249,10 @@ class RequestPreparer:
             token = self.tokenizer.token(largest)
             raise ReservedTokenError(field, f"the text holds {token}, which is no token of this model")
 
-    def _finish(self, prompt: ExpandedPrompt, pictures: Sequence[_NamedPicture], terms: _Terms) -> EngineRequest:
+    def _finish(self, prompt: ExpandedPrompt, pictures: Sequence[NamedPicture], terms: _Terms) -> EngineRequest:
         items = [item for picture in pictures for item in picture.items()]
         return EngineRequest(
-            request_id=str(next(self._request_numbers)),
+            request_id=f"{self.request_prefix}{next(self._request_numbers)}",
             token_ids=prompt.token_ids,
             media=tuple(MediaItem(h, span, g) for (h, g), span in zip(items, prompt.spans, strict=True)),
             sampling_params=terms.sampling_params,
@@ -269,15 +261,14 @@ class RequestPreparer:
         )
 
 
-def _look_at(part: PicturePart, config: ImageProcessorConfig) -> _Picture:
-    source = fetch_media(part.source, part.field)
-    geometry = read_header(source, part.field).geometry
-    return _Picture(freeze(source, part.field), part.field, geometry, plan_crops(geometry, config))
-
-
-def _name_parts(picture: _Picture, hasher: MediaHasher) -> dict[str, CropBox | None]:
-    parts = (None, *picture.crops)
-    return dict(zip(hasher.hash_parts(picture.source, parts), parts, strict=True))
+def _as_parts(pictures: Sequence[object], uuids: Sequence[object]) -> list[PicturePart]:
+    field = "multi_modal_uuids.image"
+    if len(uuids) != len(pictures):
+        raise InvalidArgumentError(field, f"holds {len(uuids)} for {len(pictures)} pictures")
+    return [
+        PicturePart(picture, f"multi_modal_data.image[{index}]", read_uuid(uuid, f"{field}[{index}]"))
+        for index, (picture, uuid) in enumerate(zip(pictures, uuids, strict=True))
+    ]
 
 
 def _check_overrides(overrides: dict[str, Any]) -> None:

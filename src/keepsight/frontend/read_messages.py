@@ -14,6 +14,7 @@ Fields = Mapping[str, Any]
 
 # Clients send an assistant's earlier answer back whole; these fields of it say nothing when they are empty.
 _EMPTY_IN_ANSWERS = ("annotations", "audio", "function_call", "reasoning", "reasoning_content", "refusal", "tool_calls")
+MAX_UUID_LENGTH = 256
 _JSON_TYPES = (str, int, float, bool, type(None), Mapping, list, tuple)
 
 
@@ -21,8 +22,11 @@ _JSON_TYPES = (str, int, float, bool, type(None), Mapping, list, tuple)
 class PicturePart:
     """One picture of a conversation, not yet fetched or opened."""
 
-    source: object  # a URL if it is a string, else an object of this process: PIL image, array, bytes
+    # A URL if it is a string, else an object of this process: PIL image, array, bytes.  None only with a uuid: the
+    # picture that came with it before.
+    source: object
     field: str  # where the caller put it
+    uuid: str | None = None  # stands for the content, because the caller says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +76,14 @@ def _read_text(part: Fields, field: str, _pictures: list[PicturePart]) -> Fields
 
 
 def _read_image_url(part: Fields, field: str, pictures: list[PicturePart]) -> Fields:
-    _check_fields(part, field, {"type", "image_url"})
+    _check_fields(part, field, {"type", "image_url", "uuid"})
     image_url, url_field = part.get("image_url"), f"{field}.image_url"
-    if not isinstance(image_url, str):
+    uuid = read_uuid(part.get("uuid"), f"{field}.uuid")
+    if not isinstance(image_url, str) and not _is_left_out(image_url, uuid):
         image_url, url_field = _read_image_url_object(_check_is_object(image_url, url_field), url_field)
-    pictures.append(PicturePart(_check_is_url(image_url, url_field), url_field))
+    if not _is_left_out(image_url, uuid):
+        _check_is_url(image_url, url_field)
+    pictures.append(PicturePart(image_url, url_field, uuid))
     return {"type": "image"}
 
 
@@ -88,25 +95,39 @@ def _read_image_url_object(image_url: Fields, field: str) -> tuple[object, str]:
 
 
 def _read_image_pil(part: Fields, field: str, pictures: list[PicturePart]) -> Fields:
-    _check_fields(part, field, {"type", "image_pil"})
-    source = part.get("image_pil")
-    if isinstance(source, _JSON_TYPES):
+    _check_fields(part, field, {"type", "image_pil", "uuid"})
+    source, uuid = part.get("image_pil"), read_uuid(part.get("uuid"), f"{field}.uuid")
+    if isinstance(source, _JSON_TYPES) and not _is_left_out(source, uuid):
         _refuse(f"{field}.image_pil", source, "an image object, which only LLM.chat can be given")
-    pictures.append(PicturePart(source, f"{field}.image_pil"))
+    pictures.append(PicturePart(source, f"{field}.image_pil", uuid))
     return {"type": "image"}
 
 
 def _read_image(part: Fields, field: str, pictures: list[PicturePart]) -> Fields:
     """transformers' own form: `image` holds an object or a URL, or `url` a URL."""
-    _check_fields(part, field, {"type", "image", "url"})
+    _check_fields(part, field, {"type", "image", "url", "uuid"})
     name = "url" if part.get("image") is None and part.get("url") is not None else "image"
     if name == "image" and part.get("url") is not None:
         raise InvalidArgumentError(f"{field}.url", "must not be given together with image")
-    source = part.get(name)
-    if name == "url" or isinstance(source, _JSON_TYPES):
+    source, uuid = part.get(name), read_uuid(part.get("uuid"), f"{field}.uuid")
+    if name == "url" or (isinstance(source, _JSON_TYPES) and not _is_left_out(source, uuid)):
         _check_is_url(source, f"{field}.{name}")
-    pictures.append(PicturePart(source, f"{field}.{name}"))
+    pictures.append(PicturePart(source, f"{field}.{name}", uuid))
     return {"type": "image"}
+
+
+def _is_left_out(source: object, uuid: str | None) -> bool:
+    """The picture was sent with its uuid before."""
+    return source is None and uuid is not None
+
+
+def read_uuid(value: object, field: str) -> str | None:
+    """A client's own name for a picture; whatever text it likes, as long as it can be shown in one line."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_UUID_LENGTH or not value.isprintable():
+        _refuse(field, value, f"1 to {MAX_UUID_LENGTH} printable characters")
+    return str(value)
 
 
 _PART_READERS = {

@@ -1,0 +1,132 @@
+"""Which picture a caller means, before anything of it is decoded: its geometry, and its name in every cache.
+
+Its content names it, or in place of the content a *claim*: the uuid that its caller gave it, or its EXIF ImageID where
+that is trusted.  What is claimed is never proved, so invariant: a claimed name is nobody's alias and nobody is its.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from keepsight.errors import MediaConflictError, UnknownMediaError
+from keepsight.frontend.exif_image_id import read_image_id
+from keepsight.frontend.fetch_media import fetch_media, freeze
+from keepsight.frontend.hash_media import MediaHasher, hash_client_uuid, hash_content, hash_exif_image_id
+from keepsight.frontend.known_media import KnownMedia
+from keepsight.frontend.make_pixels import PictureJob
+from keepsight.frontend.open_picture import PictureSource
+from keepsight.frontend.pan_and_scan import plan_crops
+from keepsight.frontend.read_header import read_header
+from keepsight.frontend.read_messages import PicturePart
+from keepsight.image_processor_config import ImageProcessorConfig
+from keepsight.media import CropBox, Geometry
+from keepsight.requests import Pixels
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture that was looked at, but not decoded."""
+
+    # None: only its uuid came.
+    source: PictureSource | None
+    field: str
+    geometry: Geometry
+    crops: tuple[CropBox, ...]
+    uuid: str | None = None
+    # What stands for its content, if anything does.
+    claim: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPicture:
+    picture: Picture
+    # By media hash: the whole, then its crops.
+    parts: Mapping[str, CropBox | None]
+    _config: ImageProcessorConfig
+    _hasher: MediaHasher
+    _known: KnownMedia
+
+    def items(self) -> Iterator[tuple[str, Geometry]]:
+        for media_hash, crop in self.parts.items():
+            yield media_hash, self.picture.geometry if crop is None else Geometry(crop.width, crop.height)
+
+    def job(self, media_hashes: Sequence[str]) -> PictureJob:
+        """Raises UnknownMediaError if only its uuid came."""
+        if self.picture.source is None:
+            raise ask_for_picture(self.picture.field, self.picture.uuid)
+        parts = {media_hash: self.parts[media_hash] for media_hash in media_hashes}
+        return PictureJob(self.picture.source, self.picture.field, parts, self._config)
+
+    def learn(self, media_hash: str, pixels: Pixels) -> None:
+        """Other content that proves to have the same pixels goes by the same name from then on."""
+        if self.picture.claim is None:
+            pixel_hash = self._hasher.hash_pixels(pixels, self.picture.geometry, self.parts[media_hash])
+            self._known.learn_pixels(media_hash, pixel_hash)
+
+
+class PictureIdentifier:
+    """Shared by all requests; may be used from several threads."""
+
+    def __init__(self, model_id: str, algorithm: str, trusts_exif_image_id: bool = False) -> None:
+        self._model_id, self._algorithm = model_id, algorithm
+        self._trusts_exif_image_id = trusts_exif_image_id
+        self._known = KnownMedia()
+
+    def look_at(self, part: PicturePart, config: ImageProcessorConfig, cache_salt: str | None) -> Picture:
+        field, uuid, source = part.field, part.uuid, None
+        claim = None if uuid is None else hash_client_uuid(uuid, cache_salt, self._algorithm)
+        if claim is not None and part.source is None:
+            geometry = self._recall(part, claim)
+        else:
+            sent = fetch_media(part.source, field)
+            geometry = read_header(sent, field).geometry
+            if claim is None:
+                claim = self._claim_by_exif(sent, field)
+            else:
+                self._check_is_the_same(part, geometry, claim)
+            source = freeze(sent, field)
+        return Picture(source, field, geometry, plan_crops(geometry, config), uuid, claim)
+
+    def name(
+        self, pictures: Sequence[Picture], config: ImageProcessorConfig, cache_salt: str | None
+    ) -> tuple[NamedPicture, ...]:
+        hasher = MediaHasher(self._model_id, config, cache_salt, self._algorithm)
+        return tuple(
+            NamedPicture(picture, self._name_parts(picture, hasher), config, hasher, self._known)
+            for picture in pictures
+        )
+
+    def _name_parts(self, picture: Picture, hasher: MediaHasher) -> dict[str, CropBox | None]:
+        crops = (None, *picture.crops)
+        if picture.claim is not None:
+            names: Iterable[str] = hasher.hash_parts(picture.claim, picture.geometry, crops)
+        else:
+            assert picture.source is not None
+            content = hash_content(picture.source, self._algorithm)
+            names = map(self._known.canonical_name, hasher.hash_parts(content, picture.geometry, crops))
+        return dict(zip(names, crops, strict=True))
+
+    def _claim_by_exif(self, source: PictureSource, field: str) -> str | None:
+        image_id = read_image_id(source, field) if self._trusts_exif_image_id else None
+        return None if image_id is None else hash_exif_image_id(image_id, self._algorithm)
+
+    def _recall(self, part: PicturePart, claim: str) -> Geometry:
+        geometry = self._known.geometry_of(claim)
+        if geometry is None:
+            raise ask_for_picture(part.field, part.uuid)
+        return geometry
+
+    def _check_is_the_same(self, part: PicturePart, geometry: Geometry, claim: str) -> None:
+        """As far as a header can tell."""
+        known = self._known.remember_geometry(claim, geometry)
+        if known != geometry:
+            raise MediaConflictError(
+                part.field,
+                f"has {geometry.width} x {geometry.height} pixels, but the uuid {part.uuid!r} already names a picture "
+                f"of {known.width} x {known.height}; another picture needs another uuid",
+            )
+
+
+def ask_for_picture(field: str, uuid: str | None) -> UnknownMediaError:
+    return UnknownMediaError(
+        field, f"the picture of uuid {uuid!r} is not cached here (any more): send it with its uuid"
+    )
