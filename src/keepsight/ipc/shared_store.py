@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,9 +119,11 @@ class SharedStore:
     def clear(self) -> None:
         with self._changing() as is_held:
             if not is_held:
-                logger.warning("the store could not be cleared: another process holds its ledger")
-            for file in self._count() if is_held else ():
+                logger.warning("the store could not be cleared: it is closed, or another process holds its ledger")
+                return
+            for file in self._count():
                 self._remove(file.path)
+            self._write_ledger(0, is_changing=True)
 
     @contextmanager
     def making(self, media_hashes: Collection[str]) -> Iterator[None]:
@@ -151,7 +153,7 @@ class SharedStore:
     @contextmanager
     def _changing(self) -> Iterator[bool]:
         """Holds the ledger, unless somebody was stopped who does; what a dead one left undone is made good."""
-        with self._lock, try_lock(self._ledger, 0, patience=_PATIENCE_SECONDS) as is_held:
+        with self._lock, self._try_lock_ledger() as is_held:
             if not is_held:
                 yield False
                 return
@@ -163,6 +165,10 @@ class SharedStore:
                 yield True
             finally:
                 self._write_ledger(self.num_bytes, is_changing=False)
+
+    def _try_lock_ledger(self) -> AbstractContextManager[bool]:
+        is_closed = self._ledger < 0
+        return nullcontext(False) if is_closed else try_lock(self._ledger, 0, patience=_PATIENCE_SECONDS)
 
     def _add(self, media_hash: str, pixels: Pixels, num_bytes: int) -> bool:
         while self.num_bytes + num_bytes > self._max_bytes:
@@ -197,9 +203,8 @@ class SharedStore:
     def _count(self) -> list[_File]:
         """All files that have a name."""
         files = []
-        with os.scandir(self._directory) as entries:
+        with suppress(FileNotFoundError), os.scandir(self._directory) as entries:
             for entry in entries:
-                # Readers take no lock; but only who holds this one removes.
                 found = entry.stat()
                 files.append(_File(Path(entry.path), found.st_mtime_ns, found.st_blocks * 512))
         return files

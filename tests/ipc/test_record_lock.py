@@ -1,0 +1,98 @@
+"""Who keeps whom out: threads, processes, the dead and the forked."""
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from keepsight.ipc.record_lock import lock, opened, try_lock
+from tests.ipc.killed import kill, stopped_process
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[tuple[int, int]]:
+    """One file, opened twice."""
+    with opened(tmp_path / "file", os.O_RDWR | os.O_CREAT) as one, opened(tmp_path / "file", os.O_RDWR) as other:
+        yield one, other
+
+
+def test_one_holds_a_byte_at_a_time_and_others_hold_others(two: tuple[int, int]) -> None:
+    with try_lock(two[0], 5) as first, try_lock(two[1], 5) as second, try_lock(two[1], 6) as third:
+        assert (first, second, third) == (True, False, True)
+    with try_lock(two[1], 5) as again:
+        assert again
+
+
+def test_many_share_and_none_is_alone_meanwhile(two: tuple[int, int]) -> None:
+    with try_lock(two[0], 0, 9, is_shared=True) as first, try_lock(two[1], 0, 9, is_shared=True) as second:
+        assert first
+        assert second
+        with try_lock(two[1], 8) as alone:
+            assert not alone
+
+
+def test_one_that_was_not_held_is_not_let_go(two: tuple[int, int]) -> None:
+    with lock(two[0], 5):
+        with try_lock(two[1], 5) as is_held:
+            assert not is_held
+        with try_lock(two[1], 5) as is_held:
+            assert not is_held
+
+
+def test_patience_ends(two: tuple[int, int]) -> None:
+    with lock(two[0], 5), try_lock(two[1], 5, patience=0.01) as is_held:
+        assert not is_held
+
+
+def test_who_waits_gets_it_when_it_is_let_go(two: tuple[int, int]) -> None:
+    order: list[str] = []
+
+    def wait() -> None:
+        with lock(two[1], 5):
+            order.append("second")
+
+    thread = threading.Thread(target=wait)
+    with lock(two[0], 5):
+        thread.start()
+        order.append("first")
+    thread.join(20)
+    assert order == ["first", "second"]
+
+
+def test_an_error_lets_it_go(two: tuple[int, int]) -> None:
+    with pytest.raises(ZeroDivisionError), lock(two[0], 5):
+        _ = 1 / 0
+    with try_lock(two[1], 5) as is_held:
+        assert is_held
+
+
+def test_a_killed_process_lets_go(tmp_path: Path) -> None:
+    program = """
+from keepsight.ipc import record_lock
+stop_in(record_lock, "_set")
+with record_lock.opened(folder / "file", 0o102) as descriptor, record_lock.lock(descriptor, 5):
+    pass
+"""
+    with stopped_process(program, tmp_path) as process, opened(tmp_path / "file", os.O_RDWR) as descriptor:
+        with try_lock(descriptor, 5) as is_held:
+            assert not is_held
+        kill(process)
+        with try_lock(descriptor, 5) as is_held:
+            assert is_held
+
+
+def test_what_is_let_go_is_free_though_a_forked_child_has_the_file_open(two: tuple[int, int]) -> None:
+    read_end, write_end = os.pipe()
+    with lock(two[0], 5):
+        child = os.fork()
+        if not child:
+            os.close(write_end)
+            os.read(read_end, 1)
+            os._exit(0)
+    with try_lock(two[1], 5) as is_held:
+        assert is_held
+    os.close(write_end)
+    os.waitpid(child, 0)
+    os.close(read_end)

@@ -1,0 +1,459 @@
+"""The store gives what was put or nothing, within its budget, whoever else uses it and wherever they are killed."""
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from keepsight.ipc import shared_store
+from keepsight.ipc.record_lock import opened, try_lock
+from keepsight.ipc.run_directory import RunDirectory
+from keepsight.ipc.shared_store import SharedStore
+from keepsight.requests import Pixels
+from tests.ipc.killed import kill, stopped_process
+from tests.scheduling.long_run import thorough
+
+PAGE = 4096
+MAX_BYTES = 10 * PAGE
+
+
+def name_of(number: int) -> str:
+    return blake2b(str(number).encode(), digest_size=32).hexdigest()
+
+
+def picture(seed: int, num_pages: int = 1) -> Pixels:
+    """That takes so many pages."""
+    rows = (num_pages * PAGE - 64) // 60
+    return np.random.default_rng(seed).integers(0, 256, (rows, 20, 3), np.uint8)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with RunDirectory.create() as directory:
+        yield directory.path
+
+
+@pytest.fixture
+def store(folder: Path) -> Iterator[SharedStore]:
+    store = SharedStore(folder, MAX_BYTES)
+    yield store
+    store.check_invariants()
+    store.close()
+
+
+def put(store: SharedStore, *numbers: int) -> None:
+    for number in numbers:
+        assert store.put(name_of(number), picture(number))
+
+
+def held(store: SharedStore, count: int = 40) -> list[int]:
+    """Without using them."""
+    return [number for number in range(count) if (store._directory / name_of(number)).exists()]
+
+
+def test_it_is_read_where_it_lies_bit_for_bit_and_cannot_be_changed(store: SharedStore) -> None:
+    put(store, 1)
+    pixels = store.read(name_of(1))
+    assert pixels is not None
+    assert np.array_equal(pixels, picture(1))
+    assert not pixels.flags.owndata
+    assert not pixels.flags.writeable
+    with pytest.raises(ValueError):
+        pixels.flags.writeable = True
+
+
+def test_all_processes_see_what_one_has_put(store: SharedStore, folder: Path) -> None:
+    other = SharedStore(folder, MAX_BYTES)
+    put(store, 1)
+    put(other, 2)
+    assert held(store) == held(other) == [1, 2]
+    assert store.num_bytes == other.num_bytes == 2 * PAGE
+    other.clear()
+    assert store.read(name_of(1)) is None
+    assert store.num_bytes == 0
+    other.close()
+
+
+def test_the_least_recently_used_goes_first_whoever_used_it(store: SharedStore, folder: Path) -> None:
+    other = SharedStore(folder, MAX_BYTES)
+    put(store, *range(10))
+    other.touch(name_of(0))
+    store.read(name_of(1))
+    put(other, 2)
+    put(store, 10, 11)
+    put(other, 12)
+    assert held(store) == [0, 1, 2, 6, 7, 8, 9, 10, 11, 12]
+    other.touch(name_of(6))
+    put(store, 13, 14)
+    assert held(store) == [0, 1, 2, 6, 9, 10, 11, 12, 13, 14]
+    other.close()
+
+
+def test_readers_keep_what_they_hold(store: SharedStore) -> None:
+    put(store, 0)
+    pixels = store.read(name_of(0))
+    put(store, *range(1, 30))
+    assert held(store) == list(range(20, 30))
+    assert np.array_equal(pixels, picture(0))  # type: ignore[arg-type]
+
+
+def test_it_counts_what_the_file_system_takes(store: SharedStore) -> None:
+    assert store.put(name_of(1), np.zeros((1, 1, 3), np.uint8))
+    assert store.put(name_of(2), picture(2, 3))
+    assert store.put(name_of(3), np.zeros((PAGE - 63, 1, 1), np.uint8))
+    assert store.num_bytes == 6 * PAGE
+    store.drop(name_of(2))
+    store.drop(name_of(2))
+    assert store.num_bytes == 3 * PAGE
+
+
+def test_one_larger_than_the_store_is_refused_disturbs_nobody_and_is_warned_of_once(
+    store: SharedStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(store, 1)
+    for number in (2, 3):
+        assert not store.put(name_of(number), picture(number, 11))
+    assert store.put(name_of(4), picture(4, 10))
+    assert held(store) == [4]
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("name", ["", "../x", "A" * 64, "ledger", "a" * 31, "a" * 129, "a" * 63 + "/", "a" * 64 + "\n"])
+def test_only_media_hashes_are_names(store: SharedStore, folder: Path, name: str) -> None:
+    before = sorted(folder.rglob("*"))
+    assert not store.put(name, picture(1))
+    assert store.read(name) is None
+    assert not store.touch(name)
+    store.drop(name)
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("damage", ["empty", "short", "truncated", "longer", "garbage", "another shape"])
+def test_what_is_not_whole_is_a_miss_and_removed(store: SharedStore, damage: str) -> None:
+    put(store, 1, 2)
+    path = store._directory / name_of(1)
+    content = path.read_bytes()
+    damaged = {
+        "empty": b"",
+        "short": content[:40],
+        "truncated": content[:-1],
+        "longer": content + b"x",
+        "garbage": os.urandom(len(content)),
+        "another shape": content[:8] + b"\xff" * 12 + content[20:],
+    }
+    path.write_bytes(damaged[damage])
+    assert store.read(name_of(1)) is None
+    assert held(store) == [2]
+    store.clear()
+    assert store.num_bytes == 0
+    put(store, 1)
+    assert store.read(name_of(1)) is not None
+
+
+def test_a_folder_that_is_gone_or_full_means_that_nothing_is_kept(
+    store: SharedStore, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(store, 1)
+
+    def write(descriptor: int, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", write)
+    assert not store.put(name_of(2), picture(2))
+    assert not store.put(name_of(3), picture(3))
+    monkeypatch.undo()
+    assert "No space left" in caplog.text
+    assert len(caplog.records) == 1
+    assert held(store) == [1]
+    assert store.num_bytes == PAGE
+    (store._directory / name_of(1)).unlink()
+    store._directory.rmdir()
+    assert not store.put(name_of(2), picture(2))
+    assert store.read(name_of(1)) is None
+    store._directory.mkdir()
+    store.clear()
+
+
+def test_a_full_tmpfs_fails_a_put_halfway_and_leaves_nothing(
+    store: SharedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As write(2) does: less than was asked for, then ENOSPC."""
+    real, calls = os.write, []
+
+    def write(descriptor: int, content: Any) -> int:
+        calls.append(len(content))
+        if len(calls) == 3:
+            raise OSError(28, "No space left on device")
+        return real(descriptor, content[:1000])
+
+    monkeypatch.setattr(os, "write", write)
+    assert not store.put(name_of(1), picture(1))
+    assert len(calls) == 3
+    monkeypatch.undo()
+    assert held(store) == []
+    put(store, 1)
+
+
+def test_writing_in_pieces_writes_all(store: SharedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, content: real(descriptor, content[:1000]))
+    put(store, 1)
+    assert np.array_equal(store.read(name_of(1)), picture(1))  # type: ignore[arg-type]
+
+
+def test_after_closing_nothing_is_kept(folder: Path) -> None:
+    store = SharedStore(folder, MAX_BYTES)
+    store.close()
+    store.close()
+    assert not store.put(name_of(1), picture(1))
+    store.clear()
+
+
+# Processes that are killed or stopped -----------------------------------------------------------------------------
+
+WRITER = """
+import os
+from keepsight.ipc import shared_store
+store = shared_store.SharedStore(folder, 10 * 4096)
+for number in range(10):
+    assert store.put(f"{number:064x}", np.full((1300, 1, 3), number, np.uint8))
+stop_in({"os": os, "store": shared_store}[sys.argv[2]], sys.argv[3])
+store.put("a" * 64, np.full((2600, 1, 3), 7, np.uint8))
+"""
+STEPS = [
+    ("store", "open_unnamed"),
+    ("store", "_write"),
+    ("store", "give_name"),
+    ("os", "write"),
+    ("os", "pwrite"),
+    ("os", "link"),
+    ("os", "utime"),
+]
+
+
+@pytest.mark.parametrize(("module", "step"), STEPS)
+def test_whoever_is_killed_in_put_leaves_a_true_ledger_and_no_half_file(folder: Path, module: str, step: str) -> None:
+    with stopped_process(WRITER, folder, module, step) as writer:
+        kill(writer)
+    store = SharedStore(folder, MAX_BYTES)
+    store.check_invariants()
+    assert {path.name for path in folder.iterdir()} == {"pixels", "ledger"}
+    for number in range(10):
+        pixels = store.read(f"{number:064x}")
+        assert pixels is None or (pixels == number).all()
+    pixels = store.read("a" * 64)
+    assert pixels is None or (pixels.shape == (2600, 1, 3) and (pixels == 7).all())
+    put(store, 1)
+    store.close()
+
+
+def test_a_stopped_process_keeps_others_from_putting_only_for_their_patience(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shared_store, "_PATIENCE_SECONDS", 0.02)
+    with stopped_process(WRITER, folder, "store", "_write") as writer:
+        writer.send_signal(signal.SIGSTOP)
+        store = SharedStore(folder, MAX_BYTES)
+        assert not store.put(name_of(1), picture(1))
+        assert store.read(f"{5:064x}") is not None
+        store.clear()
+        assert "could not be cleared" in caplog.text
+        kill(writer)
+    put(store, 1)
+    store.check_invariants()
+    store.close()
+
+
+def test_the_next_start_removes_all_that_a_killed_server_had(tmp_path: Path) -> None:
+    program = """
+from keepsight.ipc import shared_store, shm_ring
+from keepsight.ipc.run_directory import RunDirectory
+directory = RunDirectory.create(folder)
+ring = shm_ring.RingWriter.create(directory.path, 65536, 20000)
+store = shared_store.SharedStore(directory.path, 1 << 20)
+store.put("a" * 64, np.zeros((50, 20, 3), np.uint8))
+stop_in(shared_store, "_write")
+store.put("b" * 64, np.zeros((50, 20, 3), np.uint8))
+"""
+    with stopped_process(program, tmp_path) as server:
+        assert len(list(tmp_path.rglob("*"))) == 5
+        kill(server)
+    with RunDirectory.create(tmp_path) as directory:
+        assert list(tmp_path.rglob("*")) == [directory.path]
+
+
+# One makes, others wait -------------------------------------------------------------------------------------------
+
+
+def test_of_many_who_want_the_same_one_makes_it(store: SharedStore, folder: Path) -> None:
+    made: list[int] = []
+    start = threading.Barrier(8)
+
+    def want() -> None:
+        mine = SharedStore(folder, MAX_BYTES)
+        start.wait(20)
+        for number in range(5):
+            with mine.making([name_of(number)]):
+                if mine.read(name_of(number)) is None:
+                    made.append(number)
+                    put(mine, number)
+        mine.close()
+
+    threads = [threading.Thread(target=want) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(made) == list(range(5))
+
+
+def test_those_who_want_several_in_another_order_never_wait_for_each_other(store: SharedStore) -> None:
+    done: list[int] = []
+
+    def want(numbers: list[int]) -> None:
+        for _ in range(200):
+            with store.making([name_of(number) for number in numbers]):
+                pass
+        done.append(1)
+
+    threads = [threading.Thread(target=want, args=(order,)) for order in ([1, 2, 3], [3, 2, 1], [2, 2, 1])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(done) == 3
+
+
+def is_being_made(folder: Path, media_hash: str) -> bool:
+    with opened(folder / "claims", os.O_RDWR) as claims, try_lock(claims, int(media_hash[:15], 16)) as is_free:
+        return not is_free
+
+
+def test_a_maker_that_is_killed_or_fails_lets_others_make_it(store: SharedStore, folder: Path) -> None:
+    program = f"""
+from keepsight.ipc import shared_store
+store = shared_store.SharedStore(folder, 1 << 20)
+with store.making(["{name_of(1)}"]):
+    stop_in(shared_store, "_write")
+    store.put("{name_of(1)}", np.zeros((50, 20, 3), np.uint8))
+"""
+    with stopped_process(program, folder) as maker:
+        assert is_being_made(folder, name_of(1))
+        assert not is_being_made(folder, name_of(2))
+        kill(maker)
+    with store.making([name_of(1)]):
+        assert is_being_made(folder, name_of(1))
+    with pytest.raises(ZeroDivisionError), store.making([name_of(1)]):
+        _ = 1 / 0
+    assert not is_being_made(folder, name_of(1))
+    assert (folder / "claims").stat().st_blocks == 0
+
+
+# Against a model --------------------------------------------------------------------------------------------------
+
+NUMBERS = st.integers(0, 9)
+WHO = st.integers(0, 2)
+
+
+class StoresAgainstAList(RuleBasedStateMachine):
+    """The model: names and pages in a list, the least recently used first; three processes' stores take turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = RunDirectory.create()
+        self.stores = [self.open() for _ in range(3)]
+        self.model: list[tuple[int, int]] = []
+
+    def open(self) -> SharedStore:
+        return SharedStore(self.directory.path, MAX_BYTES)
+
+    def renew(self, number: int) -> bool:
+        self.model.sort(key=lambda entry: entry[0] == number)
+        return number in dict(self.model)
+
+    @rule(who=WHO, number=NUMBERS)
+    def read(self, who: int, number: int) -> None:
+        pixels = self.stores[who].read(name_of(number))
+        assert (pixels is not None) == self.renew(number)
+        if pixels is not None:
+            assert np.array_equal(pixels, picture(number, dict(self.model)[number]))
+
+    @rule(who=WHO, number=NUMBERS)
+    def touch(self, who: int, number: int) -> None:
+        assert self.stores[who].touch(name_of(number)) == self.renew(number)
+
+    @rule(who=WHO, number=NUMBERS, num_pages=st.integers(1, 11))
+    def put(self, who: int, number: int, num_pages: int) -> None:
+        is_known = self.renew(number)
+        assert self.stores[who].put(name_of(number), picture(number, num_pages)) == (is_known or num_pages <= 10)
+        if not is_known and num_pages <= 10:
+            while sum(dict(self.model).values()) + num_pages > 10:
+                self.model.pop(0)
+            self.model.append((number, num_pages))
+
+    @rule(who=WHO, number=NUMBERS)
+    def drop(self, who: int, number: int) -> None:
+        self.stores[who].drop(name_of(number))
+        self.model = [entry for entry in self.model if entry[0] != number]
+
+    @rule(who=WHO)
+    def clear(self, who: int) -> None:
+        self.stores[who].clear()
+        self.model = []
+
+    @rule(who=WHO, is_counted=st.booleans())
+    def one_dies_in_the_middle(self, who: int, is_counted: bool) -> None:
+        """And had written a wrong number, or not yet the right one."""
+        self.stores[who]._write_ledger(self.stores[who].num_bytes + PAGE * is_counted, is_changing=True)
+        self.stores[who].close()
+        self.stores[who] = self.open()
+
+    @invariant()
+    def the_same_is_held(self) -> None:
+        self.stores[0].check_invariants()
+        assert held(self.stores[1]) == sorted(dict(self.model))
+
+    def teardown(self) -> None:
+        for store in self.stores:
+            store.close()
+        self.directory.close()
+
+
+def test_stores_hold_what_one_list_would() -> None:
+    run_state_machine_as_test(StoresAgainstAList, settings=thorough(30))
+
+
+def test_threads_and_processes_at_once_stay_within_the_budget(store: SharedStore, folder: Path) -> None:
+    failures: list[object] = []
+    over: list[int] = []
+
+    def use(seed: int) -> None:
+        mine = SharedStore(folder, MAX_BYTES) if seed % 2 else store
+        try:
+            for number in np.random.default_rng(seed).integers(0, 30, 80).tolist():
+                mine.put(name_of(number), picture(number))
+                pixels = mine.read(name_of(number))
+                if pixels is not None and not np.array_equal(pixels, picture(number)):
+                    failures.append(number)
+                if mine.num_bytes > MAX_BYTES:
+                    over.append(mine.num_bytes)
+        except Exception as error:
+            logging.exception("in a thread")
+            failures.append(error)
+
+    threads = [threading.Thread(target=use, args=(seed,)) for seed in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+    assert not over

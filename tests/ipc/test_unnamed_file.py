@@ -1,0 +1,25 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from keepsight.ipc.unnamed_file import give_name, open_unnamed
+
+
+def test_it_appears_whole_and_only_when_it_is_named(tmp_path: Path) -> None:
+    descriptor = open_unnamed(tmp_path)
+    os.write(descriptor, b"whole")
+    assert not list(tmp_path.iterdir())
+    give_name(descriptor, tmp_path / "name")
+    os.close(descriptor)
+    assert (tmp_path / "name").read_bytes() == b"whole"
+    assert (tmp_path / "name").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_name_that_is_taken_stays_what_it_was(tmp_path: Path) -> None:
+    (tmp_path / "name").write_bytes(b"first")
+    descriptor = open_unnamed(tmp_path)
+    with pytest.raises(FileExistsError):
+        give_name(descriptor, tmp_path / "name")
+    os.close(descriptor)
+    assert (tmp_path / "name").read_bytes() == b"first"
