@@ -206,3 +206,14 @@ def test_two_blocks_have_one_hash_exactly_if_all_that_they_depend_on_is_equal(
     for left_name, left_hash in zip(names(left), hashes(left, BLOCK), strict=True):
         for right_name, right_hash in zip(names(right), hashes(right, BLOCK), strict=True):
             assert (left_name == right_name) == (left_hash == right_hash)
+
+
+@thorough(200)
+@given(small_requests())
+def test_a_hasher_knows_which_media_lie_in_each_block(of: EngineRequest) -> None:
+    end = max([len(of.token_ids), *(item.span.end for item in of.media)])
+    expected = {
+        start // BLOCK: tuple(str(key[1]) for key in naive_keys(of, start) if key[0] == "mm")
+        for start in range(0, end, BLOCK)
+    }
+    assert BlockHasher(of, BLOCK).media == {block: media for block, media in expected.items() if media}

@@ -12,6 +12,7 @@ from hypothesis.stateful import (
 )
 
 from keepsight.scheduling.block_pool import BlockPool
+from keepsight.scheduling.holdings import Holdings
 from tests.scheduling.long_run import thorough
 
 
@@ -137,6 +138,36 @@ def test_releasing_what_nobody_uses_is_a_bug() -> None:
 
 
 NAMES = [b"a", b"b", b"c", b"d", b"e", b"f"]
+
+
+def test_media_are_held_while_any_block_in_which_they_lie_can_be_found() -> None:
+    holdings = Holdings()
+    pool = BlockPool(4, holdings)
+    first, second, third, text = take(pool, 4)
+    pool.publish(first, b"first", ("cat",))
+    pool.publish(first, b"first", ("cat",))  # again: counted once
+    pool.publish(second, b"second", ("cat", "dog"))
+    pool.publish(third, b"second", ("cat", "dog"))  # its twin can be found, it cannot
+    pool.publish(text, b"text")
+    holdings.check_invariants(["cat", "cat", "dog"])
+    pool.release([first, second, third, text])
+    holdings.check_invariants(["cat", "cat", "dog"])
+    take(pool, 3)
+    assert "cat" not in holdings
+    assert "dog" not in holdings
+    pool.check_invariants()
+
+
+def test_forgetting_ends_the_holding_of_what_is_in_use_too() -> None:
+    holdings = Holdings()
+    pool = BlockPool(2, holdings)
+    in_use, idle = take(pool, 2)
+    pool.publish(in_use, b"a", ("cat",))
+    pool.publish(idle, b"b", ("dog",))
+    pool.release([idle])
+    pool.forget_hashes()
+    holdings.check_invariants([])
+    pool.check_invariants()
 
 
 class PoolMachine(RuleBasedStateMachine):

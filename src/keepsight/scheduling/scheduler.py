@@ -87,12 +87,14 @@ class Scheduler:
 
     def note_kept_pixels(self, kept: Iterable[str], dropped: Iterable[str]) -> None:
         """What a cache of pixels beside the scheduler keeps now, and keeps no more."""
-        for media_hash in self._kept_pixels.intersection(dropped):
-            self._kept_pixels.remove(media_hash)
-            self.holdings.remove(media_hash)
-        for media_hash in set(kept) - self._kept_pixels:
-            self._kept_pixels.add(media_hash)
-            self.holdings.add(media_hash)
+        for media_hash in dropped:
+            if media_hash in self._kept_pixels:
+                self._kept_pixels.remove(media_hash)
+                self.holdings.remove(media_hash)
+        for media_hash in kept:
+            if media_hash not in self._kept_pixels:
+                self._kept_pixels.add(media_hash)
+                self.holdings.add(media_hash)
 
     def reset(self, *, prefix: bool, encoder: bool) -> None:
         if prefix:

@@ -1,0 +1,73 @@
+"""Changes as they are told: whoever follows them knows what is held, and hears nothing twice."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepsight.requests import MediaDropped, MediaHeld
+from keepsight.scheduling.holdings import Holdings
+from tests.scheduling.long_run import thorough
+
+
+def test_the_first_thing_made_of_a_picture_is_told_and_the_end_of_the_last() -> None:
+    holdings = Holdings()
+    holdings.add("cat")
+    assert holdings.take_changes() == [MediaHeld(("cat",))]
+    holdings.add("cat")
+    holdings.remove("cat")
+    assert holdings.take_changes() == []
+    assert "cat" in holdings
+    holdings.remove("cat")
+    assert holdings.take_changes() == [MediaDropped(("cat",))]
+    assert "cat" not in holdings
+
+
+def test_what_comes_and_goes_between_two_tellings_is_not_told() -> None:
+    holdings = Holdings()
+    holdings.add("cat")
+    holdings.remove("cat")
+    assert holdings.take_changes() == []
+    holdings.add("dog")
+    holdings.take_changes()
+    holdings.remove("dog")
+    holdings.add("dog")
+    assert holdings.take_changes() == []
+
+
+def test_all_changes_of_one_kind_are_one_message_in_their_order() -> None:
+    holdings = Holdings()
+    for media_hash in ("old", "older"):
+        holdings.add(media_hash)
+    holdings.take_changes()
+    for media_hash in ("new", "newer"):
+        holdings.add(media_hash)
+    for media_hash in ("older", "old"):
+        holdings.remove(media_hash)
+    assert holdings.take_changes() == [MediaHeld(("new", "newer")), MediaDropped(("older", "old"))]
+
+
+def test_what_is_not_held_cannot_be_removed() -> None:
+    with pytest.raises(AssertionError, match="nothing of cat is held"):
+        Holdings().remove("cat")
+
+
+@thorough(200)
+@given(st.lists(st.tuples(st.sampled_from(["add", "remove", "take"]), st.sampled_from("abc"))))
+def test_whoever_follows_the_changes_knows_what_is_held(events: list[tuple[str, str]]) -> None:
+    holdings, counts, believed = Holdings(), Counter[str](), set[str]()
+    for event, media_hash in [*events, ("take", "")]:
+        if event == "add":
+            holdings.add(media_hash)
+            counts[media_hash] += 1
+        elif event == "remove" and counts[media_hash]:
+            holdings.remove(media_hash)
+            counts[media_hash] -= 1
+        elif event == "take":
+            for change in holdings.take_changes():
+                told = set(change.media_hashes)
+                assert told.isdisjoint(believed) if isinstance(change, MediaHeld) else told <= believed
+                believed ^= told
+            assert believed == set(+counts)
+        holdings.check_invariants(counts.elements())

@@ -1,0 +1,239 @@
+"""Whose pixels are asked for, whose come unasked, and what becomes of those that nobody needs."""
+
+from typing import Any
+
+import pytest
+
+from keepsight.requests import EngineRequest, MediaNeeded
+from tests.scheduling.drive import Drive, make_config, make_request
+
+
+def quiet_drive(**config: Any) -> Drive:
+    """Its pixels are delivered by the tests."""
+    return Drive(make_config(**config), delivers=False)
+
+
+def promising(request_id: str, *parts: int | str, **options: Any) -> EngineRequest:
+    """All its pictures come unasked."""
+    coming = tuple(dict.fromkeys(part for part in parts if isinstance(part, str)))
+    return make_request(request_id, *parts, coming_media=coming, **options)
+
+
+def step_with(drive: Drive, *requests: EngineRequest) -> None:
+    for request in requests:
+        assert drive.add(request) is None
+    drive.step()
+
+
+def expect_all_answered(drive: Drive) -> None:
+    drive.run()
+    assert not drive.failed
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
+
+
+# Promises -----------------------------------------------------------------------------------------------------
+
+
+def test_what_was_promised_is_not_asked_for() -> None:
+    drive = quiet_drive()
+    step_with(drive, promising("a", 3, "cat", "dog", 2))
+    drive.deliver("cat")
+    drive.deliver("dog")
+    expect_all_answered(drive)
+    assert drive.needed == []
+
+
+def test_what_was_not_promised_is_asked_for_beside_it() -> None:
+    drive = quiet_drive()
+    step_with(drive, make_request("a", 3, "cat", "dog", 2, coming_media=("cat",)))
+    assert drive.needed == [("a", "dog")]
+
+
+def test_pixels_may_arrive_before_the_first_step_that_could_need_them() -> None:
+    drive = quiet_drive()
+    drive.add(promising("a", 3, "cat"))
+    assert drive.deliver("cat")
+    expect_all_answered(drive)
+    assert drive.needed == []
+
+
+def test_others_rely_on_a_promise_too_and_are_asked_when_it_goes() -> None:
+    drive = quiet_drive()
+    step_with(drive, promising("a", 3, "cat"), make_request("b", 4, "cat"), make_request("c", 5, "cat"))
+    assert drive.needed == []
+    drive.scheduler.abort("a")
+    drive.step()
+    assert drive.needed == [("b", "cat")]
+    drive.deliver("cat")
+    expect_all_answered(drive)
+
+
+def test_a_promise_goes_with_the_last_choice_and_not_before() -> None:
+    drive = quiet_drive()
+    step_with(drive, promising("a", 3, "cat", n=2), make_request("b", 4, "cat"))
+    drive.scheduler.abort("a", 0)
+    drive.step()
+    assert drive.needed == []
+    drive.scheduler.abort("a", 1)
+    drive.step()
+    assert drive.needed == [("b", "cat")]
+
+
+def test_all_choices_share_one_arrival() -> None:
+    drive = quiet_drive()
+    step_with(drive, promising("a", 3, "cat", 2, n=3))
+    drive.deliver("cat")
+    expect_all_answered(drive)
+    assert drive.runner.encoded == ["cat"]
+    assert drive.needed == []
+
+
+def test_of_two_who_promise_the_other_still_keeps_it_when_one_leaves() -> None:
+    drive = quiet_drive()
+    step_with(drive, promising("a", 3, "cat"), promising("b", 4, "cat"))
+    drive.scheduler.abort("a")
+    drive.step()
+    assert drive.needed == []
+    drive.deliver("cat")
+    expect_all_answered(drive)
+
+
+def test_of_two_who_promise_the_second_arrival_is_not_kept_beyond_its_request() -> None:
+    drive = quiet_drive()
+    step_with(drive, promising("a", 3, "cat"), promising("b", 4, "cat"))
+    assert drive.deliver("cat")
+    assert not drive.deliver("cat"), "they are here"
+    drive.step()  # encoded: the pixels go
+    drive.step()
+    drive.deliver("cat")
+    expect_all_answered(drive)
+    assert drive.runner.encoded == ["cat"]
+
+
+def test_a_promise_is_good_for_one_arrival() -> None:
+    """Used and dropped, and needed again: asked for as ever."""
+    drive = quiet_drive(shares_embeddings=False, caches_prefixes=False)
+    step_with(drive, promising("a", 3, "cat", 2, n=2, max_tokens=9))
+    drive.deliver("cat")
+    drive.step()
+    assert drive.runner.encoded == ["cat", "cat"]
+    step_with(drive, make_request("b", 3, "cat"))
+    assert drive.needed == [("b", "cat")]
+    drive.deliver("cat")
+    expect_all_answered(drive)
+
+
+def test_who_is_preempted_after_its_promised_picture_went_asks_for_it() -> None:
+    drive = quiet_drive(num_blocks=12, caches_prefixes=False, shares_embeddings=False)
+    step_with(drive, promising("b", 3, "cat", max_tokens=20, ignore_eos=True, priority=1))
+    drive.deliver("cat")
+    drive.step()
+    step_with(drive, make_request("a", 6, max_tokens=24, ignore_eos=True))
+    for _ in range(40):
+        drive.step()
+        if drive.needed:
+            break
+    assert drive.scheduler.num_preemptions
+    assert drive.needed == [("b", "cat")]
+    drive.deliver("cat")
+    expect_all_answered(drive)
+
+
+@pytest.mark.parametrize("resets_prefix", [False, True])
+def test_what_was_promised_in_vain_is_kept_to_the_end_of_its_request_at_most(resets_prefix: bool) -> None:
+    """The engine holds the prefix, or at least the embeddings; the frontend did not know."""
+    drive = quiet_drive()
+    step_with(drive, promising("a", 3, "cat", 9))
+    drive.deliver("cat")
+    drive.run()
+    drive.scheduler.reset(prefix=resets_prefix, encoder=False)
+    step_with(drive, promising("b", 3, "cat", 9))
+    drive.deliver("cat")
+    expect_all_answered(drive)
+    assert drive.runner.encoded == ["cat"]
+    assert drive.needed == []
+    assert not drive.deliver("cat"), "nobody is left"
+
+
+def test_pixels_that_arrive_after_their_promiser_left_are_refused() -> None:
+    drive = quiet_drive()
+    step_with(drive, promising("a", 3, "cat"))
+    drive.scheduler.abort("a")
+    assert not drive.deliver("cat")
+    drive.expect_nothing_left()
+
+
+def test_a_promise_of_what_is_here_is_not_relied_on() -> None:
+    """What is here may have been sent before the promise was given, and nothing more would come."""
+    drive = quiet_drive()
+    step_with(drive, make_request("a", 3, "dog", "cat"))
+    drive.deliver("cat")
+    drive.add(promising("b", 4, "cat", max_tokens=30, ignore_eos=True))
+    drive.deliver("dog")
+    while drive.runner.encoded != ["dog", "cat"]:
+        drive.step()
+    drive.scheduler.reset(prefix=True, encoder=True)
+    step_with(drive, make_request("c", 5, "cat"))
+    drive.step()  # until those who use them let the forgotten embeddings go
+    assert drive.needed[-1] == ("c", "cat")
+
+
+def test_a_promise_of_anything_but_its_own_media_is_nothing() -> None:
+    drive = quiet_drive()
+    step_with(drive, make_request("a", 3, coming_media=("cat",)), make_request("b", 4, "cat"))
+    assert drive.needed == [("b", "cat")]
+    drive.deliver("cat")
+    expect_all_answered(drive)
+
+
+# Asked once ---------------------------------------------------------------------------------------------------
+
+
+def test_a_request_is_not_asked_again_because_one_of_its_choices_left() -> None:
+    drive = quiet_drive()
+    step_with(drive, make_request("a", 3, "cat", n=2))
+    drive.scheduler.abort("a", 0)
+    drive.step()
+    assert drive.needed == [("a", "cat")]
+    drive.deliver("cat")
+    expect_all_answered(drive)
+
+
+# Handles that lead nowhere ------------------------------------------------------------------------------------
+
+
+def test_of_a_stale_handle_the_one_who_waited_longest_is_asked_for_the_pixels_themselves() -> None:
+    drive = quiet_drive()
+    step_with(drive, make_request("a", 3, "cat"), make_request("b", 4, "cat"))
+    assert drive.scheduler.media_lost("cat") == MediaNeeded("a", ("cat",), inline=True)
+    drive.step()
+    assert drive.needed == [("a", "cat")], "asked once more in vain"
+    drive.deliver("cat")
+    expect_all_answered(drive)
+
+
+def test_of_a_stale_handle_nobody_is_asked_who_does_not_wait_yet() -> None:
+    drive = quiet_drive()
+    drive.add(promising("a", 3, "cat"))
+    assert drive.scheduler.media_lost("cat") is None
+    drive.step()
+    assert drive.needed == [("a", "cat")], "the promise was used up"
+
+
+def test_a_stale_handle_after_all_have_left_is_nothing() -> None:
+    drive = quiet_drive()
+    step_with(drive, promising("a", 3, "cat"))
+    drive.scheduler.abort("a")
+    assert drive.scheduler.media_lost("cat") is None
+
+
+def test_if_the_one_who_was_asked_for_pixels_themselves_leaves_the_next_is_asked() -> None:
+    drive = quiet_drive()
+    step_with(drive, promising("a", 3, "cat"), make_request("b", 4, "cat"))
+    drive.lose("cat")
+    drive.scheduler.abort("a")
+    drive.step()
+    assert drive.needed == [("a", "cat"), ("b", "cat")]
+    drive.deliver("cat")
+    expect_all_answered(drive)
