@@ -79,12 +79,14 @@ def decode_answer(frames: Sequence[Frame]) -> Welcome:
 
 
 def _decode_greeting(frames: Sequence[Frame], type_: type[G]) -> G:
-    if len(frames) != 3 or frames[0] != (HELLO if type_ is Hello else WELCOME) or len(frames[2]) > MAX_GREETING_BYTES:
+    kind, speaker, listener = (HELLO, "frontend", "engine") if type_ is Hello else (WELCOME, "engine", "frontend")
+    if len(frames) < 2 or frames[0] != kind:
+        raise WireError("the handshake comes first")
+    if frames[1] != b"%d" % PROTOCOL_VERSION:
+        its = bytes(frames[1][:20]).decode("ascii", "backslashreplace")
+        raise HandshakeError(f"the {speaker} speaks version {its} of the protocol, the {listener} {PROTOCOL_VERSION}")
+    if len(frames) != 3 or len(frames[2]) > MAX_GREETING_BYTES:
         raise WireError("no greeting")
-    version = bytes(frames[1][:20])
-    if version != b"%d" % PROTOCOL_VERSION:
-        its = version.decode("ascii", "backslashreplace")
-        raise HandshakeError(f"the other process speaks version {its} of the protocol, this one {PROTOCOL_VERSION}")
     try:
         return msgspec.msgpack.decode(frames[2], type=type_)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

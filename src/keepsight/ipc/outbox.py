@@ -1,0 +1,74 @@
+"""What waits to be sent by the one thread that may, and the means to wake it.
+
+Knows nothing of sockets but that they can be waited for together with a file descriptor.  Its bytes have a bound, and
+whoever puts something in never waits.
+"""
+
+import os
+import threading
+from collections import deque
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Outbox(Generic[T]):
+    def __init__(self, max_bytes: int) -> None:
+        self._lock = threading.Lock()
+        self._waiting = deque[tuple[T, int]]()
+        self._max_bytes, self._num_bytes = max_bytes, 0
+        self._is_closed = self._is_freed = False
+        # Readable after a putting or the closing, until `note_awake`.
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def try_put(self, item: T, num_bytes: int) -> bool:
+        """Where nothing else waits it is taken, whatever its size."""
+        with self._lock:
+            if self._is_closed or (self._waiting and self._num_bytes + num_bytes > self._max_bytes):
+                return False
+            self._waiting.append((item, num_bytes))
+            self._num_bytes += num_bytes
+            os.eventfd_write(self.fd, 1)
+            return True
+
+    def close(self) -> None:
+        """Nothing is taken any more."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                os.eventfd_write(self.fd, 1)
+
+    def check_invariants(self) -> None:
+        with self._lock:
+            assert self._num_bytes == sum(num_bytes for _, num_bytes in self._waiting)
+            assert self._num_bytes <= self._max_bytes or len(self._waiting) == 1
+            assert self._is_closed or not self._is_freed
+
+    # For the one thread that sends ----------------------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._waiting
+
+    def first(self) -> T:
+        return self._waiting[0][0]
+
+    def remove_first(self) -> None:
+        with self._lock:
+            self._num_bytes -= self._waiting.popleft()[1]
+
+    def note_awake(self) -> None:
+        os.eventfd_read(self.fd)
+
+    def free(self) -> None:
+        """Nothing that waits will be sent."""
+        with self._lock:
+            if not self._is_freed:
+                self._is_closed = self._is_freed = True
+                self._waiting.clear()
+                self._num_bytes = 0
+                os.close(self.fd)

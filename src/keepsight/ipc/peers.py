@@ -1,0 +1,59 @@
+"""The frontends that an engine has welcomed, by each of the names that one has.
+
+Knows nothing of sockets.  The three names of a peer are known or unknown together.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a message came from: the socket's name of the connection, and the kernel's, which is used again later."""
+
+    routing_id: bytes
+    fd: int
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    frontend_id: str
+    source: Source
+    num_unreadable: int = 0
+
+
+class Peers:
+    def __init__(self) -> None:
+        self._by_routing_id: dict[bytes, Peer] = {}
+        self._by_frontend_id: dict[str, Peer] = {}
+        self._by_fd: dict[int, Peer] = {}
+
+    def all(self) -> list[Peer]:
+        return list(self._by_routing_id.values())
+
+    def from_source(self, source: Source) -> Peer | None:
+        return self._by_routing_id.get(source.routing_id)
+
+    def named(self, frontend_id: str) -> Peer | None:
+        return self._by_frontend_id.get(frontend_id)
+
+    def at_fd(self, fd: int) -> Peer | None:
+        return self._by_fd.get(fd)
+
+    def add(self, peer: Peer) -> None:
+        assert peer.source.fd not in self._by_fd, peer
+        assert peer.frontend_id not in self._by_frontend_id, peer
+        self._by_routing_id[peer.source.routing_id] = peer
+        self._by_frontend_id[peer.frontend_id] = peer
+        self._by_fd[peer.source.fd] = peer
+
+    def remove(self, peer: Peer) -> None:
+        del self._by_routing_id[peer.source.routing_id]
+        del self._by_frontend_id[peer.frontend_id]
+        del self._by_fd[peer.source.fd]
+
+    def check_invariants(self) -> None:
+        for routing_id, peer in self._by_routing_id.items():
+            assert peer.source.routing_id == routing_id
+            assert self._by_frontend_id[peer.frontend_id] is peer
+            assert self._by_fd[peer.source.fd] is peer
+        assert len(self._by_routing_id) == len(self._by_frontend_id) == len(self._by_fd)
