@@ -69,6 +69,8 @@ class Config:
     device: str = "auto"
     # None: what the checkpoint was trained for, or less if it would not fit.
     max_model_len: int | None = None
+    # How to sample where a request does not say: as the checkpoint wants it ("auto"), or a file or folder, or "none".
+    generation_config: str | Path = "auto"
     # Which of the reference's two image processors the pixels equal.
     image_backend: str = "torchvision"
     # Defaults of the image processor, as a request may give them too.
@@ -132,6 +134,10 @@ class Config:
         # An empty path would mean the folder that one happens to be in.
         if self.model is not None and (not isinstance(self.model, str | Path) or self.model == ""):
             raise InvalidArgumentError("model", f"must be a path, not {self.model!r}")
+        if not isinstance(self.generation_config, str | Path) or self.generation_config == "":
+            raise InvalidArgumentError(
+                "generation_config", f"must be auto, none or a path, not {self.generation_config!r}"
+            )
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("device", self.device, DEVICES)
         _check_choice("performance_mode", self.performance_mode, PERFORMANCE_MODES)

@@ -91,7 +91,7 @@ class LLM:
         Those with the smallest `priority` go first.
         """
         listed = _list_prompts(prompts)
-        asked = _zip_with_terms(listed, sampling_params, priority)
+        asked = _zip_with_terms(listed, self._or_defaults(sampling_params), priority)
         return self._run_all((self._prepare_prompt(*each) for each in asked), len(listed), use_tqdm)
 
     def chat(
@@ -110,9 +110,20 @@ class LLM:
         conversations: Sequence[Any] = messages if _are_conversations(messages) else [messages]
         requests = (
             self.preparer.prepare_chat(conversation, params, mm_processor_kwargs, priority=place)
-            for conversation, params, place in _zip_with_terms(conversations, sampling_params, priority)
+            for conversation, params, place in _zip_with_terms(
+                conversations, self._or_defaults(sampling_params), priority
+            )
         )
         return self._run_all(requests, len(conversations), use_tqdm)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What is taken where none are given: as the checkpoint wants it (`generation_config`)."""
+        return SamplingParams(**self.preparer.sampling_defaults)
+
+    def _or_defaults(
+        self, params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> SamplingParams | Sequence[SamplingParams]:
+        return self.get_default_sampling_params() if params is None else params
 
     def _prepare_prompt(self, prompt: Prompt, params: SamplingParams, priority: int) -> PreparedRequest:
         if isinstance(prompt, str):
@@ -237,7 +248,7 @@ def _are_conversations(messages: object) -> bool:
 
 def _zip_with_terms(
     prompts: Sequence[Any],
-    params: SamplingParams | Sequence[SamplingParams] | None,
+    params: SamplingParams | Sequence[SamplingParams],
     priority: Sequence[int] | None,
 ) -> list[tuple[Any, SamplingParams, int]]:
     if priority is not None and (not isinstance(priority, list | tuple) or len(priority) != len(prompts)):
@@ -246,11 +257,9 @@ def _zip_with_terms(
     return list(zip(prompts, _params_for_each(params, len(prompts)), places, strict=True))
 
 
-def _params_for_each(
-    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
-) -> Sequence[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * num_prompts
+def _params_for_each(params: SamplingParams | Sequence[SamplingParams], num_prompts: int) -> Sequence[SamplingParams]:
+    if isinstance(params, SamplingParams):
+        return [params] * num_prompts
     if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
         raise InvalidArgumentError("sampling_params", "must be SamplingParams, or a list of them")
     if len(params) != num_prompts:

@@ -26,6 +26,7 @@ SAID: dict[str, tuple[tuple[str, ...], Any]] = {
     "dtype": (("--dtype", "bfloat16"), "bfloat16"),
     "device": (("--device", "cpu"), "cpu"),
     "max_model_len": (("--max-model-len", "100"), 100),
+    "generation_config": (("--generation-config", "none"), "none"),
     "image_backend": (("--image-backend", "pil"), "pil"),
     "mm_processor_kwargs": (("--mm-processor-kwargs", '{"do_pan_and_scan": true}'), {"do_pan_and_scan": True}),
     "mm_hasher_algorithm": (("--mm-hasher-algorithm", "sha256"), "sha256"),

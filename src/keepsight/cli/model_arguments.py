@@ -58,6 +58,12 @@ def _add_model(group: Any) -> None:
         "longest prompt and answer together, in tokens (default: the checkpoint's, or what fits)",
         type=int,
     )
+    _add(
+        group,
+        "generation_config",
+        "how to sample where a request does not say: a path to a generation_config.json, or none "
+        "(default: auto, the checkpoint's)",
+    )
 
 
 def _add_batch(group: Any) -> None:

@@ -75,8 +75,9 @@ class Api:
         overrides: dict[str, Any] = {}
         if asked.do_pan_and_scan is not None:
             overrides["do_pan_and_scan"] = asked.do_pan_and_scan
+        params = asked.to_sampling_params(self._preparer.sampling_defaults)
         return self._preparer.prepare_chat(
-            asked.messages, asked.to_sampling_params(), overrides, asked.cache_salt, asked.priority or 0
+            asked.messages, params, overrides, asked.cache_salt, asked.priority or 0, asked.shown_tools
         )
 
     def _check_model(self, name: str | None) -> None:

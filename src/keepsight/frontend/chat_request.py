@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import msgspec
 
@@ -36,6 +36,18 @@ class MediaProcessorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=T
     """`mm_processor_kwargs`, as far as one request may choose them."""
 
     do_pan_and_scan: bool | None = None
+
+
+class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["function"]
+    function: Function
 
 
 class _RefusedFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,8 +82,6 @@ class _RefusedFields(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: Any = None
     spaces_between_special_tokens: Any = None
     store: Any = None
-    tool_choice: Any = None
-    tools: Any = None
     truncate_prompt_tokens: Any = None
     use_beam_search: Any = None
     verbosity: Any = None
@@ -93,14 +103,12 @@ _NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),  # says how tools are called, and there are none
+    "parallel_tool_calls": (True, False),  # calls are not told apart from text
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "service_tier": ("auto", "default"),
     "spaces_between_special_tokens": (True,),
     "store": (False,),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
 }
@@ -138,6 +146,10 @@ class ChatRequest(_RefusedFields, frozen=True, kw_only=True, forbid_unknown_fiel
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
 
+    # Shown to the model if its chat template has a place for them; what it makes of them is text like any other.
+    tools: list[Tool] | None = None
+    tool_choice: Any = None
+
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: str | dict[str, Any] | None = None
@@ -158,6 +170,12 @@ class ChatRequest(_RefusedFields, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def includes_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def shown_tools(self) -> list[dict[str, Any]]:
+        """As a chat template sees them.  Whoever wants none to be called had best not show any."""
+        shown = () if self.tool_choice == "none" else self.tools or ()
+        return [msgspec.to_builtins(each) for each in shown]
 
     @property
     def do_pan_and_scan(self) -> bool | None:
@@ -227,6 +245,8 @@ def parse_chat_request(body: bytes) -> ChatRequest:
         raise InvalidArgumentError("body", f"is not JSON that can be read: {error}") from error
     _check_refused_fields(request)
     _check_stream_options(request)
+    if request.tool_choice not in (None, "none", "auto"):
+        raise UnsupportedFieldError("tool_choice", "only 'none' and 'auto' are supported: no call is ever forced")
     return request
 
 

@@ -26,6 +26,7 @@ from keepsight.frontend.make_pixels import MakePixels, PictureJob
 from keepsight.frontend.model_limits import ModelLimits, load_image_config
 from keepsight.frontend.read_messages import PicturePart, read_uuid
 from keepsight.frontend.render_prompt import ChatTemplate
+from keepsight.frontend.sampling_defaults import read_sampling_defaults
 from keepsight.frontend.tokenizer import Tokenizer
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import MediaItem
@@ -123,9 +124,12 @@ class RequestPreparer:
         image_config: ImageProcessorConfig | None,
         limits: ModelLimits,
         identifier: PictureIdentifier,
+        sampling_defaults: Mapping[str, Any] | None = None,
     ) -> None:
         self.tokenizer, self.template = tokenizer, template
         self.expander = PromptExpander(tokenizer, image_format)
+        # What `SamplingParams` of those that say nothing are made of.
+        self.sampling_defaults = sampling_defaults or {}
         self.image_config, self.max_model_len = image_config, limits.max_model_len
         self._image_token_ids = frozenset() if image_format is None else image_format.token_ids
         self._identifier = identifier
@@ -149,7 +153,8 @@ class RequestPreparer:
         limits = ModelLimits.from_checkpoint(directory, config.max_model_len)
         algorithm = resolve_hasher_algorithm(config.mm_hasher_algorithm)
         identifier = PictureIdentifier(str(directory.resolve()), algorithm, config.trust_exif_image_id)
-        return cls(tokenizer, template, image_format, image_config, limits, identifier)
+        defaults = read_sampling_defaults(directory, config.generation_config)
+        return cls(tokenizer, template, image_format, image_config, limits, identifier, defaults)
 
     def prepare_chat(
         self,
@@ -158,9 +163,10 @@ class RequestPreparer:
         mm_processor_kwargs: dict[str, Any] | None = None,
         cache_salt: str | None = None,
         priority: int = 0,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> PreparedRequest:
         terms = _Terms(params, cache_salt, priority)
-        rendered = self.template.render(messages)
+        rendered = self.template.render(messages, tools=tools)
         return self._prepare(rendered.text, rendered.pictures, terms, mm_processor_kwargs, "messages", add_bos=False)
 
     def prepare_text(
@@ -249,8 +255,15 @@ class RequestPreparer:
             token = self.tokenizer.token(largest)
             raise ReservedTokenError(field, f"the text holds {token}, which is no token of this model")
 
+    def _check_allowed_tokens(self, params: SamplingParams) -> None:
+        for index, token_id in enumerate(params.allowed_token_ids or ()):
+            if token_id >= self._vocab_size:
+                known = f"this model's {self._vocab_size}"
+                raise InvalidArgumentError(f"allowed_token_ids[{index}]", f"{token_id} is no token of {known}")
+
     def _finish(self, prompt: ExpandedPrompt, pictures: Sequence[NamedPicture], terms: _Terms) -> EngineRequest:
         items = [item for picture in pictures for item in picture.items()]
+        self._check_allowed_tokens(terms.sampling_params)
         return EngineRequest(
             request_id=f"{self.request_prefix}{next(self._request_numbers)}",
             token_ids=prompt.token_ids,

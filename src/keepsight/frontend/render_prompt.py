@@ -5,7 +5,7 @@ grows without end is cut off.  Pictures stay what they are here: a marker in the
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,12 +14,13 @@ from typing import Any, NoReturn
 import jinja2
 import jinja2.exceptions
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
 
-from keepsight.errors import ChatTemplateError, CheckpointConfigError
+from keepsight.errors import ChatTemplateError, CheckpointConfigError, UnsupportedFieldError
 from keepsight.frontend.read_messages import PicturePart, TemplateMessage, read_messages
 from keepsight.json_fields import read_json_object, read_optional_json_object
 
@@ -41,6 +42,7 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = dict(special_tokens)
         self._template = None if source is None else _compile(source, path)
+        self._shows_tools = source is not None and "tools" in jinja2.meta.find_undeclared_variables(_parse(source))
 
     @classmethod
     def from_checkpoint(cls, directory: Path | str, special_tokens: Mapping[str, str]) -> "ChatTemplate":
@@ -48,18 +50,31 @@ class ChatTemplate:
         return cls(source, special_tokens, path)
 
     def render(
-        self, messages: object, add_generation_prompt: bool = True, max_characters: int = MAX_RENDERED_CHARACTERS
+        self,
+        messages: object,
+        add_generation_prompt: bool = True,
+        max_characters: int = MAX_RENDERED_CHARACTERS,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> RenderedPrompt:
+        if tools and not self._shows_tools:
+            raise UnsupportedFieldError("tools", "this model's chat template has no place for tools")
         conversation = read_messages(messages)
-        text = self._render_text(conversation.messages, add_generation_prompt, max_characters)
+        text = self._render_text(conversation.messages, tools, add_generation_prompt, max_characters)
         return RenderedPrompt(text, conversation.pictures)
 
-    def _render_text(self, messages: list[TemplateMessage], add_generation_prompt: bool, max_characters: int) -> str:
+    def _render_text(
+        self,
+        messages: list[TemplateMessage],
+        tools: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        max_characters: int,
+    ) -> str:
         if self._template is None:
             raise ChatTemplateError("messages", "this model has no chat template; send a plain prompt instead")
         pieces = self._template.generate(
             messages=self._name_roles(messages),
-            tools=None,
+            # Templates ask whether there are any, and with what `tojson` can write.
+            tools=list(tools) or None,
             documents=None,
             add_generation_prompt=add_generation_prompt,
             **self._special_tokens,
@@ -108,6 +123,17 @@ def _choose_source(path: Path, template: object) -> str:
 
 
 def _compile(source: str, path: Path | str) -> jinja2.Template:
+    try:
+        return _make_environment().from_string(source)
+    except (jinja2.TemplateError, RecursionError) as error:
+        raise CheckpointConfigError(path, f"the chat template does not compile: {_describe(error)}") from error
+
+
+def _parse(source: str) -> jinja2.nodes.Template:
+    return _make_environment().parse(source)
+
+
+def _make_environment() -> jinja2.Environment:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
     )
@@ -115,10 +141,7 @@ def _compile(source: str, path: Path | str) -> jinja2.Template:
     environment.globals.update(
         raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_make_dict, namespace=_Namespace
     )
-    try:
-        return environment.from_string(source)
-    except (jinja2.TemplateError, RecursionError) as error:
-        raise CheckpointConfigError(path, f"the chat template does not compile: {_describe(error)}") from error
+    return environment
 
 
 def _join_at_most(pieces: Iterator[str], max_characters: int) -> str:
