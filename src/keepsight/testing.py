@@ -1,4 +1,4 @@
-"""A runner without a model, for tests of everything around it, and the answers that it must give.
+"""A runner without a model, for tests of everything around it, the answers that it must give, and a channel to it.
 
 Its "model" is a hash: what a page holds at a position depends on every position before it and on the token or picture
 there, and the next token depends on all pages read.  So one wrong, stale or missing page changes the answer.
@@ -7,11 +7,14 @@ there, and the next token depends on all pages read.  So one wrong, stale or mis
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from threading import Lock
+from typing import Generic, TypeVar
 
 import numpy as np
 
+from keepsight.ipc.codec import decode_from_engine, decode_to_engine, encode_from_engine, encode_to_engine
 from keepsight.media import MediaItem, TokenSpan
-from keepsight.requests import EngineRequest, Pixels
+from keepsight.requests import EngineRequest, FromEngine, Pixels, ToEngine
 from keepsight.scheduling.step_plan import (
     Computed,
     Encoding,
@@ -22,6 +25,8 @@ from keepsight.scheduling.step_plan import (
     StepPlan,
     StepResult,
 )
+
+T = TypeVar("T")
 
 VOCAB_SIZE = 50
 
@@ -203,3 +208,58 @@ class FakeRunner:
 
     def _slot(self, sequence: _Sequence, position: int) -> int:
         return sequence.block_ids[position // self._block_size] * self._block_size + position % self._block_size
+
+
+class _Line(Generic[T]):
+    """Messages on their way; put from any thread."""
+
+    def __init__(self, fate: Callable[[T], int | None]) -> None:
+        self._fate, self._lock = fate, Lock()
+        self._messages: list[tuple[int, T]] = []
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def put(self, message: T) -> None:
+        delay = self._fate(message)
+        if delay is not None:
+            with self._lock:
+                self._messages.append((delay, message))
+
+    def take(self) -> list[T]:
+        with self._lock:
+            taken = [message for delay, message in self._messages if delay == 0]
+            self._messages = [(delay - 1, message) for delay, message in self._messages if delay]
+            return taken
+
+
+class MemoryChannel:
+    """Between frontends and an engine in one process: whatever crosses can be written and read, and may be disturbed.
+
+    `fate` says of each message to the engine how many deliveries it misses (others overtake it), or None: it is lost.
+    """
+
+    def __init__(self, fate: Callable[[ToEngine], int | None] = lambda _: 0) -> None:
+        self._to_engine = _Line[ToEngine](fate)
+        self._to_frontends = _Line[Sequence[FromEngine]](lambda _: 0)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (len(self._to_engine) or len(self._to_frontends))
+
+    def send_to_engine(self, message: ToEngine) -> bool:
+        self._to_engine.put(decode_to_engine([bytes(frame) for frame in encode_to_engine(message)]))
+        return True
+
+    def send_to_frontends(self, outputs: Sequence[FromEngine]) -> None:
+        self._to_frontends.put(decode_from_engine([bytes(frame) for frame in encode_from_engine(outputs)]))
+
+    def deliver_to_engine(self, put: Callable[[ToEngine], object]) -> None:
+        for message in self._to_engine.take():
+            put(message)
+
+    def deliver_to_frontends(self, *receivers: Callable[[Sequence[FromEngine]], object]) -> None:
+        """Everybody is given everything: what is for another is nothing to them."""
+        for outputs in self._to_frontends.take():
+            for receive in receivers:
+                receive(outputs)
