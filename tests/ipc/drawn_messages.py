@@ -1,0 +1,183 @@
+"""Any message that either side may send, drawn by hypothesis; and messages that a fault has spoilt."""
+
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from hypothesis import strategies as st
+
+from keepsight.ipc.codec import MAX_PRIORITY, Frame
+from keepsight.media import Geometry, MediaItem, TokenSpan
+from keepsight.requests import (
+    AbortRequest,
+    Adapter,
+    EngineRequest,
+    FromEngine,
+    MediaArrived,
+    MediaDropped,
+    MediaHeld,
+    MediaNeeded,
+    RequestFailed,
+    ResetCaches,
+    RingPlace,
+    StoredPixels,
+    ToEngine,
+    TokenLogprob,
+    TokenOutput,
+)
+from keepsight.sampling_params import MAX_CHOICES, MAX_COUNT, SamplingParams
+
+texts = st.text(max_size=12)
+names = st.text(min_size=1, max_size=12)
+token_ids = st.integers(0, MAX_COUNT)
+counts = st.integers(0, MAX_COUNT)
+shapes = st.tuples(st.integers(1, 9), st.integers(1, 9), st.just(3))
+
+sampling_params = st.builds(
+    SamplingParams,
+    n=st.integers(1, MAX_CHOICES),
+    temperature=st.floats(0, 1e300),
+    top_p=st.floats(0, 1, exclude_min=True),
+    top_k=st.integers(-1, MAX_COUNT),
+    min_p=st.floats(0, 1),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    repetition_penalty=st.floats(0, 1e300, exclude_min=True),
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+    stop=names | st.lists(names, max_size=3),
+    stop_token_ids=st.lists(token_ids, max_size=3),
+    ignore_eos=st.booleans(),
+    max_tokens=st.none() | st.integers(5, MAX_COUNT),
+    min_tokens=st.integers(0, 5),
+    logprobs=st.none() | st.integers(0, 20),
+    logit_bias=st.none() | st.dictionaries(token_ids, st.floats(-100, 100), max_size=3),
+    skip_special_tokens=st.booleans(),
+    include_stop_str_in_output=st.booleans(),
+)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> EngineRequest:
+    lengths = draw(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=4))
+    media, end = [], 0
+    for gap, length in lengths:
+        geometry = Geometry(draw(st.integers(1, MAX_COUNT)), draw(st.integers(1, MAX_COUNT)))
+        media.append(MediaItem(draw(texts), TokenSpan(end + gap, length), geometry, draw(texts)))
+        end += gap + length
+    hashes = [item.media_hash for item in media]
+    return EngineRequest(
+        request_id=draw(names),
+        token_ids=tuple(draw(st.lists(token_ids, min_size=max(1, end), max_size=end + 3))),
+        media=tuple(media),
+        sampling_params=draw(sampling_params),
+        priority=draw(st.integers(-MAX_PRIORITY, MAX_PRIORITY)),
+        cache_salt=draw(st.none() | texts),
+        adapter=draw(st.none() | st.builds(Adapter, texts, texts, st.booleans())),
+        coming_media=tuple(draw(st.lists(st.sampled_from(hashes), max_size=3))) if hashes else (),
+    )
+
+
+pixels = shapes.flatmap(
+    lambda shape: st.binary(min_size=shape[0] * shape[1] * 3, max_size=shape[0] * shape[1] * 3).map(
+        lambda content: np.frombuffer(content, np.uint8).reshape(shape)
+    )
+)
+ring_places = st.builds(RingPlace, texts, counts, counts, counts, shapes, st.binary(max_size=32))
+to_engine: st.SearchStrategy[ToEngine] = (
+    requests()
+    | st.builds(AbortRequest, texts, st.none() | st.integers(0, MAX_CHOICES - 1))
+    | st.builds(MediaArrived, texts, pixels | ring_places | st.builds(StoredPixels, shapes))
+    | st.builds(ResetCaches, st.booleans(), st.booleans(), st.booleans())
+)
+
+logprobs = st.builds(TokenLogprob, token_ids, st.floats(allow_nan=False), counts)
+hashes = st.lists(texts, max_size=3).map(tuple)
+outputs: st.SearchStrategy[list[FromEngine]] = st.lists(
+    st.builds(
+        TokenOutput,
+        texts,
+        st.integers(0, MAX_CHOICES - 1),
+        token_ids,
+        st.none() | st.lists(logprobs, max_size=3).map(tuple),
+        st.sampled_from((None, "stop", "length")),
+        counts,
+    )
+    | st.builds(MediaNeeded, texts, hashes, st.booleans())
+    | st.builds(MediaHeld, hashes)
+    | st.builds(MediaDropped, hashes)
+    | st.builds(RequestFailed, texts, texts, st.booleans()),
+    max_size=8,
+)
+
+
+def comparable(message: ToEngine) -> object:
+    """Arrays have no `==` that is true or false."""
+    if isinstance(message, MediaArrived) and isinstance(message.pixels, np.ndarray):
+        return message.media_hash, message.pixels.shape, message.pixels.tobytes()
+    return dataclasses.astuple(message), type(message)
+
+
+# Faults -------------------------------------------------------------------------------------------------------
+
+
+def _flip_bits(frames: list[bytes], rng: random.Random) -> None:
+    index = rng.randrange(len(frames))
+    spoilt = bytearray(frames[index])
+    for _ in range(rng.randint(1, 4) if spoilt else 0):
+        spoilt[rng.randrange(len(spoilt))] ^= 1 << rng.randrange(8)
+    frames[index] = bytes(spoilt)
+
+
+def _truncate(frames: list[bytes], rng: random.Random) -> None:
+    index = rng.randrange(len(frames))
+    frames[index] = frames[index][: rng.randint(0, len(frames[index]))]
+
+
+def _insert(frames: list[bytes], rng: random.Random) -> None:
+    index = rng.randrange(len(frames))
+    at = rng.randint(0, len(frames[index]))
+    frames[index] = frames[index][:at] + rng.randbytes(rng.randint(1, 4)) + frames[index][at:]
+
+
+def _swap_frames(frames: list[bytes], rng: random.Random) -> None:
+    first, second = rng.randrange(len(frames)), rng.randrange(len(frames))
+    frames[first], frames[second] = frames[second], frames[first]
+
+
+def _change_kind(frames: list[bytes], rng: random.Random) -> None:
+    frames[0] = rng.choice([b"Q", b"A", b"C", b"P", b"R", b"S", b"O", rng.randbytes(1)])
+
+
+def _add_frame(frames: list[bytes], rng: random.Random) -> None:
+    frames.insert(rng.randint(0, len(frames)), rng.randbytes(rng.randint(0, 8)))
+
+
+def _remove_frame(frames: list[bytes], rng: random.Random) -> None:
+    del frames[rng.randrange(len(frames))]
+
+
+def _make_up(frames: list[bytes], rng: random.Random) -> None:
+    frames[-1] = rng.randbytes(rng.randint(0, 64))
+
+
+FAULTS: tuple[Callable[[list[bytes], random.Random], None], ...] = (
+    _flip_bits,
+    _flip_bits,
+    _truncate,
+    _insert,
+    _swap_frames,
+    _change_kind,
+    _add_frame,
+    _remove_frame,
+    _make_up,
+)
+
+
+def spoil(frames: Sequence[Frame], rng: random.Random) -> list[bytes]:
+    """One fault, or several; none is sure to change anything."""
+    spoilt = [bytes(frame) for frame in frames]
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        if spoilt:
+            rng.choice(FAULTS)(spoilt, rng)
+    return spoilt

@@ -1,0 +1,243 @@
+"""What is written is read as it was; whatever else comes is refused in one way."""
+
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keepsight.errors import WireError
+from keepsight.ipc.codec import (
+    MAX_BODY_BYTES,
+    MAX_SIDE,
+    Frame,
+    decode_from_engine,
+    decode_to_engine,
+    encode_from_engine,
+    encode_to_engine,
+    try_read_request_id,
+)
+from keepsight.media import Geometry, MediaItem, TokenSpan
+from keepsight.requests import (
+    AbortRequest,
+    EngineRequest,
+    FromEngine,
+    MediaArrived,
+    MediaHeld,
+    RequestFailed,
+    RingPlace,
+    StoredPixels,
+    ToEngine,
+    TokenLogprob,
+    TokenOutput,
+)
+from keepsight.sampling_params import SamplingParams
+from tests.ipc.drawn_messages import comparable, outputs, spoil, to_engine
+
+ITEM = MediaItem("hash", TokenSpan(2, 3), Geometry(640, 480))
+REQUEST = EngineRequest("7", tuple(range(10)), (ITEM,), SamplingParams(), coming_media=("hash",))
+PIXELS = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
+
+
+def edited(message: ToEngine, *path: str | int, value: object) -> list[Frame]:
+    """The message as another program might write it."""
+    kind, body, *payload = encode_to_engine(message)
+    fields: Any = msgspec.msgpack.decode(body)
+    place = fields
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    return [kind, msgspec.msgpack.encode(fields), *payload]
+
+
+def assert_accepted_or_refused(frames: Sequence[Frame]) -> None:
+    """Accepted only if it is just what would be written here."""
+    try:
+        message = decode_to_engine(frames)
+    except WireError:
+        pass
+    else:
+        assert encode_to_engine(message) == list(frames)
+    try:
+        heard = decode_from_engine(frames)
+    except WireError:
+        pass
+    else:
+        assert encode_from_engine(heard) == list(frames)
+    assert isinstance(try_read_request_id(frames), str | None)
+
+
+class TestWhatIsWrittenIsRead:
+    @given(to_engine)
+    def test_to_the_engine(self, message: ToEngine) -> None:
+        assert comparable(decode_to_engine(encode_to_engine(message))) == comparable(message)
+
+    @given(outputs)
+    def test_from_the_engine_in_its_order(self, step: list[FromEngine]) -> None:
+        assert decode_from_engine(encode_from_engine(step)) == step
+
+    def test_pixels_are_neither_copied_when_written_nor_when_read(self) -> None:
+        frames = encode_to_engine(MediaArrived("hash", PIXELS))
+        assert np.shares_memory(np.frombuffer(frames[2], np.uint8), PIXELS)
+        arrived = decode_to_engine(frames)
+        assert isinstance(arrived, MediaArrived)
+        assert isinstance(arrived.pixels, np.ndarray)
+        assert np.shares_memory(arrived.pixels, PIXELS)
+        assert not arrived.pixels.flags.writeable
+
+    def test_pixels_that_do_not_lie_in_one_piece_arrive_as_they_look(self) -> None:
+        turned = PIXELS[::-1, ::2]
+        arrived = decode_to_engine(encode_to_engine(MediaArrived("hash", turned)))
+        assert comparable(arrived) == comparable(MediaArrived("hash", turned))
+
+    def test_a_log_probability_may_be_minus_infinity(self) -> None:
+        step: list[FromEngine] = [TokenOutput("7", 0, 1, (TokenLogprob(1, float("-inf"), 1),))]
+        assert decode_from_engine(encode_from_engine(step)) == step
+
+    def test_an_error_message_that_is_no_text_costs_nobody_else_s_tokens(self) -> None:
+        step: list[FromEngine] = [TokenOutput("7", 0, 1), RequestFailed("8", "no file \udcff")]
+        assert decode_from_engine(encode_from_engine(step)) == [step[0], RequestFailed("8", "no file \\udcff")]
+
+
+class TestWhatCannotBeWritten:
+    def test_half_a_surrogate_pair(self) -> None:
+        with pytest.raises(WireError, match="surrogate"):
+            encode_to_engine(replace(REQUEST, cache_salt="\ud800"))
+
+    @pytest.mark.parametrize("shape", [(0, 3, 3), (2, 3, 4), (2, 3), (MAX_SIDE + 1, 1, 3), (2**14, 2**14, 3)])
+    def test_pixels_that_the_other_side_would_refuse(self, shape: tuple[int, ...]) -> None:
+        with pytest.raises(WireError, match="pixels"):
+            encode_to_engine(MediaArrived("hash", np.broadcast_to(np.uint8(0), shape)))
+
+    def test_pixels_that_are_no_bytes(self) -> None:
+        with pytest.raises(WireError, match="float64"):
+            encode_to_engine(MediaArrived("hash", PIXELS.astype(np.float64)))
+
+
+WRONG: dict[str, list[Frame]] = {
+    "no frames": [],
+    "one frame": [b"Q"],
+    "no kind": [b"", b""],
+    "a long kind": [b"QQ", b""],
+    "an unknown kind": [b"?", msgspec.msgpack.encode({})],
+    "an output": encode_from_engine([MediaHeld(("a",))]),
+    "a surplus frame": [*encode_to_engine(REQUEST), b""],
+    "pixels without pixels": encode_to_engine(MediaArrived("hash", PIXELS))[:2],
+    "pixels with too few bytes": [*encode_to_engine(MediaArrived("hash", PIXELS))[:2], b"123"],
+    "pixels with a byte too many": [*encode_to_engine(MediaArrived("hash", PIXELS))[:2], bytes(19)],
+    "a huge body": [b"Q", bytes(MAX_BODY_BYTES + 1)],
+    "a list that claims to be long": [b"O", b"\xdd\xff\xff\xff\xff"],
+    "a deep nesting": [b"O", b"\x91" * 100_000],
+    "a surplus field": edited(REQUEST, "other", value=1),
+    "a surplus field within": edited(REQUEST, "media", 0, "span", "other", value=1),
+    "no request id": edited(REQUEST, "request_id", value=""),
+    "a request id that is a number": edited(REQUEST, "request_id", value=7),
+    "no tokens": edited(replace(REQUEST, media=(), coming_media=()), "token_ids", value=[]),
+    "a negative token": edited(REQUEST, "token_ids", 0, value=-1),
+    "a token of 64 bits": edited(REQUEST, "token_ids", 0, value=2**63),
+    "a token that is half a number": edited(REQUEST, "token_ids", 0, value=0.5),
+    "a priority of 64 bits": edited(REQUEST, "priority", value=2**64 - 1),
+    "a span that begins before the prompt": edited(REQUEST, "media", 0, "span", "start", value=-1),
+    "a span that ends after the prompt": edited(REQUEST, "media", 0, "span", "length", value=9),
+    "a span of nothing": edited(REQUEST, "media", 0, "span", "length", value=0),
+    "a picture without height": edited(REQUEST, "media", 0, "geometry", "height", value=0),
+    "media to come that it has not": edited(REQUEST, "coming_media", value=["other"]),
+    "spans that overlap": encode_to_engine(replace(REQUEST, media=(ITEM, replace(ITEM, span=TokenSpan(4, 1))))),
+    "spans out of order": encode_to_engine(replace(REQUEST, media=(ITEM, replace(ITEM, span=TokenSpan(0, 1))))),
+    "no choices": edited(REQUEST, "sampling_params", "n", value=0),
+    "absurdly many choices": edited(REQUEST, "sampling_params", "n", value=10**9),
+    "an infinite temperature": edited(REQUEST, "sampling_params", "temperature", value=float("inf")),
+    "a temperature that is none": edited(REQUEST, "sampling_params", "temperature", value=float("nan")),
+    "a value that would be normalised": edited(REQUEST, "sampling_params", "top_k", value=-1),
+    "a choice that cannot be": edited(AbortRequest("7", 0), "choice", value=128),
+    "pixels without a side": edited(MediaArrived("hash", PIXELS), 1, value=[0, 3, 3]),
+    "pixels of four channels": edited(MediaArrived("hash", PIXELS), 1, value=[2, 3, 4]),
+    "pixels with a negative side": edited(MediaArrived("hash", PIXELS), 1, value=[-2, -3, 3]),
+    "stored pixels too large to be": edited(MediaArrived("hash", StoredPixels((1, 1, 3))), 1, "shape", 0, value=2**40),
+    "a place before the ring": edited(
+        MediaArrived("hash", RingPlace("r", 1, 2, 3, (1, 1, 3), b"")), 1, "offset", value=-1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_engine_refuses(name: str) -> None:
+    with pytest.raises(WireError):
+        decode_to_engine(WRONG[name])
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        [[9, []]],
+        [[-1, []]],
+        [[0, [{"request_id": "7", "choice": 0, "token_id": -1}]]],
+        [[0, [{"request_id": "7", "choice": 0, "token_id": 1}]]],
+        [[2, [{"media_hashes": ["a"]}]], [2, [{"media_hashes": ["b"]}]]],
+        [[2, []]],
+        {},
+    ],
+    ids=[
+        "no type",
+        "type -1",
+        "a token out of range",
+        "missing fields",
+        "a run in two pieces",
+        "an empty run",
+        "a map",
+    ],
+)
+def test_a_frontend_refuses(outputs: object) -> None:
+    with pytest.raises(WireError):
+        decode_from_engine([b"O", msgspec.msgpack.encode(outputs)])
+
+
+def test_a_frontend_refuses_what_is_for_an_engine() -> None:
+    with pytest.raises(WireError):
+        decode_from_engine(encode_to_engine(REQUEST))
+
+
+def test_a_field_written_twice_is_refused() -> None:
+    kind, body = encode_to_engine(AbortRequest("7"))
+    again = bytes(body).replace(b"\x82", b"\x83", 1) + msgspec.msgpack.encode("choice") + msgspec.msgpack.encode(None)
+    with pytest.raises(WireError):
+        decode_to_engine([kind, again])
+
+
+def test_what_a_spoilt_request_is_called_can_still_be_read() -> None:
+    assert try_read_request_id(edited(REQUEST, "sampling_params", "n", value=0)) == "7"
+    assert try_read_request_id(edited(REQUEST, "request_id", value=7)) is None
+    assert try_read_request_id([b"Q", b"\x81"]) is None
+    assert try_read_request_id(encode_to_engine(AbortRequest("7"))) is None
+    assert try_read_request_id([]) is None
+
+
+def test_what_asserts_refuse_is_refused_without_them_too() -> None:
+    program = (
+        "from tests.ipc.test_codec import WRONG, decode_to_engine, WireError\nfor name, frames in WRONG.items():\n"
+    )
+    program += "    try: decode_to_engine(frames)\n    except WireError: continue\n    raise SystemExit(name)"
+    subprocess.run([sys.executable, "-O", "-c", program], check=True)
+
+
+class TestFuzz:
+    """A short run of what `python -m tests.ipc.long_fuzz` does for long."""
+
+    @settings(max_examples=300)
+    @given(st.lists(st.binary(max_size=64), max_size=4))
+    def test_random_frames(self, frames: list[bytes]) -> None:
+        assert_accepted_or_refused(frames)
+
+    @settings(max_examples=300)
+    @given(to_engine.map(encode_to_engine) | outputs.map(encode_from_engine), st.integers(0, 2**32))
+    def test_spoilt_messages(self, frames: list[Frame], seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(5):
+            assert_accepted_or_refused(spoil(frames, rng))
