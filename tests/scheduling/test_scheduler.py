@@ -434,6 +434,21 @@ def test_a_picture_whose_blocks_made_room_is_not_held() -> None:
     assert drive.believed == set()
 
 
+def test_what_one_leaves_behind_who_went_while_under_way_is_held() -> None:
+    drive = beside_drive()
+    drive.add(make_request("long", 9, "cat", 9))
+    drive.runner.set_pace(lambda: not drive.scheduler.media.encoder_cache.is_ready("cat"))
+    while not drive.step().beside:
+        pass
+    drive.scheduler.abort("long")
+    drive.scheduler.reset(prefix=False, encoder=True)
+    drive.step()
+    assert drive.believed == set()
+    drive.runner.set_pace(lambda: True)
+    drive.step()
+    assert drive.believed == {"cat"}
+
+
 def test_without_caches_nothing_is_ever_held() -> None:
     drive = Drive(make_config(shares_embeddings=False, caches_prefixes=False))
     drive.run(make_request("a", 3, "cat", 9))
