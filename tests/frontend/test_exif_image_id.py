@@ -1,4 +1,4 @@
-"""The identity that a file claims is found in whatever form it has, and nothing is decoded for it."""
+"""The identity that a file gives itself is found in whatever form it has, and nothing is decoded for it."""
 
 import uuid
 from typing import Any

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import io
+import uuid
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,19 @@ from PIL import Image
 from keepsight.config import HASHER_ALGORITHMS
 from keepsight.frontend import hash_media
 from keepsight.frontend.decode_picture import decode_picture
-from keepsight.frontend.hash_media import MediaHasher, hash_content, hash_values
+from keepsight.frontend.hash_media import (
+    MediaHasher,
+    hash_client_uuid,
+    hash_content,
+    hash_exif_image_id,
+    hash_values,
+)
 from keepsight.frontend.open_picture import PictureSource
 from keepsight.frontend.picture_array import try_freeze_array
 from keepsight.frontend.read_header import MODES
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import CropBox, Geometry
+from keepsight.requests import Pixels
 from tests.drawn import draw, to_png
 
 CONFIG = ImageProcessorConfig()
@@ -106,10 +114,18 @@ def test_the_name_of_a_value_is_a_part_of_it_and_the_order_of_names_is_not() -> 
     assert name_values() != name_values(a=None)
 
 
-@pytest.mark.parametrize("value", [object(), {1}, np.int64(1), np.zeros(2), 1j])
+NUMPY_SCALARS = [np.int64(1), np.uint8(1), np.bool_(True), np.float64(1), np.float32(1), np.str_("1"), np.bytes_(b"1")]
+
+
+@pytest.mark.parametrize("value", [object(), {1}, np.zeros(2), 1j, bytearray(b"1"), *NUMPY_SCALARS])
 def test_what_has_no_framing_of_its_own_is_never_hashed_by_chance(value: Any) -> None:
     with pytest.raises(TypeError, match=type(value).__name__):
         name_values(value=[value])
+
+
+def test_bytes_are_the_same_however_they_are_lent() -> None:
+    lent = [b"abcd", memoryview(b"abcd"), memoryview(bytearray(b"abcd")), memoryview(b"abcd").cast("B", (2, 2))]
+    assert len({name_values(value=[each, b"e"]) for each in lent}) == 1
 
 
 def test_a_hash_is_blake3_in_hex_and_the_same_in_every_process() -> None:
@@ -257,6 +273,46 @@ def test_the_model_the_salt_and_the_crop_are_a_part_of_the_name() -> None:
         *(name_of(crop=CropBox(*box)) for box in [(0, 0, 2, 3), (0, 0, 3, 2), (2, 0, 2, 3), (0, 2, 2, 3)]),
     ]
     assert len(set(names)) == len(names)
+
+
+def test_what_two_pictures_of_one_given_name_differ_in_without_being_looked_at_is_a_part_of_the_name() -> None:
+    assert len({name_of(), name_of(geometry=Geometry(7, 5)), name_of(content="another")}) == 3
+
+
+def test_what_stands_for_content_is_in_a_namespace_of_its_own() -> None:
+    image_id = uuid.UUID(int=5)
+    texts = [str(image_id), image_id.hex, "5", ""]
+    names = [
+        *(name_content(each) for each in (image_id.bytes, *(text.encode() for text in texts))),
+        *(hash_client_uuid(text, salt, "blake3") for text in texts for salt in (None, "", "5")),
+        *(hash_exif_image_id(each, "blake3") for each in (image_id, uuid.UUID(int=6))),
+    ]
+    assert len(set(names)) == len(names)
+
+
+def test_pixels_are_named_by_all_that_reaches_the_model_and_by_nothing_else() -> None:
+    pixels = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
+
+    def name(
+        pixels: Pixels = pixels,
+        geometry: Geometry = GEOMETRY,
+        crop: CropBox | None = None,
+        config: ImageProcessorConfig = CONFIG,
+        salt: str | None = None,
+    ) -> str:
+        return MediaHasher("a", config, salt, "blake3").hash_pixels(pixels, geometry, crop)
+
+    same = [pixels.copy(), np.asfortranarray(pixels), np.repeat(pixels, 2, axis=1)[:, ::2]]
+    assert {name(each) for each in same} == {name()}
+    assert name(config=CONFIG.with_overrides(do_pan_and_scan=True)) == name()
+    others = [
+        *(name(each) for each in (pixels ^ np.uint8(1), pixels.reshape(6, 4, 3), pixels[:2])),
+        name(geometry=Geometry(7, 5)),
+        name(crop=CropBox(0, 0, 5, 7)),
+        name(config=CONFIG.with_overrides(image_mean=(0.4, 0.5, 0.5))),
+        name(salt="a"),
+    ]
+    assert len({name(), *others}) == len(others) + 1
 
 
 def test_the_parts_of_a_picture_are_named_in_their_order() -> None:

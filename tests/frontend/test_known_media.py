@@ -46,11 +46,11 @@ class KnownMediaMachine(RuleBasedStateMachine):
         name = self.known.canonical_name(media_hash)
         assert self.known.canonical_name(name) == name
 
-    @rule(claim=CONTENTS, width=st.integers(1, 3))
-    def remember(self, claim: str, width: int) -> None:
-        held = self.known.geometry_of(claim)
-        remembered = self.known.remember_geometry(claim, Geometry(width, 1))
-        assert remembered == (held or Geometry(width, 1)) == self.known.geometry_of(claim)
+    @rule(given_name=CONTENTS, width=st.integers(1, 3))
+    def remember(self, given_name: str, width: int) -> None:
+        held = self.known.geometry_of(given_name)
+        remembered = self.known.remember_geometry(given_name, Geometry(width, 1))
+        assert remembered == (held or Geometry(width, 1)) == self.known.geometry_of(given_name)
 
     @invariant()
     def is_sound(self) -> None:
@@ -71,8 +71,8 @@ def test_the_first_name_is_that_of_all_later_ones() -> None:
 
 def test_what_is_used_is_remembered_longest() -> None:
     known = KnownMedia(max_entries=2)
-    for claim in ("old", "new"):
-        known.remember_geometry(claim, Geometry(1, 1))
+    for given_name in ("old", "new"):
+        known.remember_geometry(given_name, Geometry(1, 1))
     assert known.geometry_of("old")
     known.remember_geometry("newest", Geometry(1, 1))
     assert known.geometry_of("new") is None

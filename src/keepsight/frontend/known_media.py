@@ -61,14 +61,14 @@ class KnownMedia:
             if self._pixel_hashes.get_or_put(media_hash, pixel_hash) == pixel_hash:
                 self._first_names.get_or_put(pixel_hash, media_hash)
 
-    def geometry_of(self, claim: str) -> Geometry | None:
+    def geometry_of(self, given_name: str) -> Geometry | None:
         with self._lock:
-            return self._geometries.get(claim)
+            return self._geometries.get(given_name)
 
-    def remember_geometry(self, claim: str, geometry: Geometry) -> Geometry:
+    def remember_geometry(self, given_name: str, geometry: Geometry) -> Geometry:
         """The one that is remembered: an earlier one, if there was."""
         with self._lock:
-            return self._geometries.get_or_put(claim, geometry)
+            return self._geometries.get_or_put(given_name, geometry)
 
     def check_invariants(self) -> None:
         with self._lock:

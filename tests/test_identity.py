@@ -1,0 +1,109 @@
+"""What names are for, through the whole of Keepsight: a picture is worked on once, in whatever form it comes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from keepsight import LLM, SamplingParams
+from keepsight.errors import InvalidArgumentError, MediaConflictError, UnknownMediaError, UnsupportedFieldError
+from keepsight.outputs import RequestOutput
+from tests.drawn import Drawn, ask, by_object, draw, to_data_url
+from tests.frontend.sample_pictures import encode
+
+GREEDY = SamplingParams(temperature=0, max_tokens=40)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM() as llm:
+        yield llm
+
+
+def ask_about(llm: LLM, part: dict[str, Any], drawn: Drawn) -> RequestOutput:
+    [output] = llm.chat(ask(part, drawn.questions[0].text), GREEDY)
+    assert output.outputs[0].text == drawn.questions[0].answer
+    return output
+
+
+def by_content(content: bytes) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": to_data_url(content)}}
+
+
+def num_found_at_most(output: RequestOutput) -> int:
+    return (len(output.prompt_token_ids) - 1) // 16 * 16
+
+
+def test_another_form_of_a_known_picture_finds_all_that_was_computed_of_it(llm: LLM) -> None:
+    drawn = draw(41)
+    forms = [encode(drawn.picture, "PNG"), encode(drawn.picture, "WEBP", lossless=True)]
+    first, second = (ask_about(llm, by_content(form), drawn) for form in forms)
+    assert first.num_cached_tokens == 0
+    # Its pixels had to be seen to know it.
+    assert second.num_cached_tokens < num_found_at_most(second)
+    llm.reset_prefix_cache()
+    assert ask_about(llm, by_content(forms[0]), drawn).num_cached_tokens == 0
+    again = ask_about(llm, by_content(forms[1]), drawn)
+    assert again.num_cached_tokens == num_found_at_most(again)
+
+
+def test_a_picture_that_was_sent_with_a_uuid_is_asked_about_by_the_uuid_alone(llm: LLM) -> None:
+    drawn = draw(42)
+    sent = ask_about(llm, by_object(drawn.picture) | {"uuid": "cat"}, drawn)
+    alone = ask_about(llm, {"type": "image_url", "image_url": None, "uuid": "cat"}, drawn)
+    assert alone.num_cached_tokens == num_found_at_most(alone)
+    llm.reset_prefix_cache()
+    # The embeddings are still there, then the pixels.
+    assert ask_about(llm, {"type": "image_url", "uuid": "cat"}, drawn).outputs[0].token_ids == sent.outputs[0].token_ids
+    llm.reset_prefix_cache()
+    llm.reset_encoder_cache()
+    ask_about(llm, {"type": "image_pil", "uuid": "cat"}, drawn)
+
+
+def test_when_nothing_is_left_of_it_the_picture_is_asked_for_and_once_sent_is_known_again(llm: LLM) -> None:
+    drawn = draw(43)
+    ask_about(llm, by_object(drawn.picture) | {"uuid": "lost"}, drawn)
+    llm.reset_prefix_cache()
+    llm.reset_encoder_cache()
+    llm.reset_mm_cache()
+    with pytest.raises(UnknownMediaError, match="'lost'") as caught:
+        ask_about(llm, {"type": "image_url", "uuid": "lost"}, drawn)
+    assert caught.value.field == "messages[0].content[0].image_url"
+    ask_about(llm, by_object(drawn.picture) | {"uuid": "lost"}, drawn)
+    ask_about(llm, {"type": "image_url", "uuid": "lost"}, drawn)
+
+
+def test_generate_takes_uuids_beside_its_pictures_and_none_for_a_picture_that_is_known(llm: LLM) -> None:
+    drawn = draw(44)
+    text = f"<start_of_turn>user\n<start_of_image>{drawn.questions[0].text}<end_of_turn>\n<start_of_turn>model\n"
+
+    def generate(pictures: Any, uuids: Any, **fields: Any) -> str:
+        prompt = {"prompt": text, "multi_modal_data": {"image": pictures}, "multi_modal_uuids": {"image": uuids}}
+        [output] = llm.generate(prompt | fields, GREEDY)
+        return output.outputs[0].text
+
+    answer = drawn.questions[0].answer
+    assert generate([drawn.picture], ["dog"]) == generate([None], ["dog"]) == generate(None, "dog") == answer
+    assert generate(drawn.picture, [None]) == generate([drawn.picture], None) == answer
+    with pytest.raises(UnknownMediaError):
+        generate([None], ["dog"], cache_salt="another tenant")
+    with pytest.raises(MediaConflictError):
+        generate([Image.new("RGB", (30, 40))], ["dog"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "field"),
+    [
+        ({"multi_modal_uuids": ["a"]}, InvalidArgumentError, "multi_modal_uuids"),
+        ({"multi_modal_uuids": {"audio": ["a"]}}, UnsupportedFieldError, "multi_modal_uuids.audio"),
+        ({"multi_modal_uuids": {"image": ["a"]}}, InvalidArgumentError, "multi_modal_uuids.image"),
+        ({"multi_modal_uuids": {"image": "a"}, "prompt_token_ids": [30]}, UnsupportedFieldError, "multi_modal_data"),
+    ],
+)
+def test_uuids_that_belong_to_no_picture_are_refused(
+    llm: LLM, fields: dict[str, Any], error: type[InvalidArgumentError], field: str
+) -> None:
+    with pytest.raises(error) as caught:
+        llm.generate({"prompt": "Hello", **fields}, GREEDY)
+    assert caught.value.field == field
