@@ -63,10 +63,8 @@ def main() -> None:
         num_changed += is_changed
         num_accepted += is_changed and is_accepted(frames)
     seconds = time.monotonic() - began
-    print(
-        f"{args.inputs} inputs made of {len(messages)} messages, seed {args.seed}, {seconds:.0f} s: {num_changed} changed,"
-    )
-    print(f"of these {num_accepted} were other messages and {num_changed - num_accepted} refused")
+    print(f"{args.inputs} inputs made of {len(messages)} messages, seed {args.seed}, in {seconds:.0f} s:")
+    print(f"{num_changed} changed, {num_accepted} of these other messages, {num_changed - num_accepted} refused")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,67 @@
+"""Two versions of this program can say why they do not fit; what is no greeting is refused."""
+
+import random
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepsight.errors import HandshakeError, WireError
+from keepsight.ipc.handshake import (
+    PROTOCOL_VERSION,
+    Hello,
+    Refused,
+    Welcome,
+    decode_answer,
+    decode_hello,
+    encode_hello,
+    encode_refused,
+    encode_welcome,
+)
+from tests.ipc.drawn_messages import names, spoil, texts
+
+
+@given(names)
+def test_a_hello_is_read_as_it_was(name: str) -> None:
+    assert decode_hello(encode_hello(Hello(name))) == Hello(name)
+
+
+@given(texts, st.integers(1, 2**40), texts)
+def test_a_welcome_is_read_as_it_was(engine_id: str, max_model_len: int, pixel_mode: str) -> None:
+    welcome = Welcome(engine_id, max_model_len, pixel_mode)
+    assert decode_answer(encode_welcome(welcome)) == welcome
+
+
+@given(st.text())
+def test_a_refusal_gives_its_reason(reason: str) -> None:
+    with pytest.raises(HandshakeError) as caught:
+        decode_answer(encode_refused(Refused(reason)))
+    assert str(caught.value) == reason
+
+
+def test_another_version_s_hello_is_refused_by_both_versions_names_whatever_it_holds() -> None:
+    for body in ([b"?"], [], [b"", b""]):
+        with pytest.raises(HandshakeError, match=f"frontend speaks version 99 .* engine {PROTOCOL_VERSION}$"):
+            decode_hello([b"H", b"99", *body])
+
+
+def test_another_version_s_welcome_is_refused_by_both_versions_names() -> None:
+    with pytest.raises(HandshakeError, match=f"engine speaks version 99 .* frontend {PROTOCOL_VERSION}$"):
+        decode_answer(encode_welcome(Welcome("e", 10, "lru", protocol_version=99)))
+
+
+@given(st.lists(st.binary(max_size=40), max_size=4) | st.just([b"H", b"1"]), st.integers(0, 2**32))
+def test_whatever_comes_is_a_greeting_or_refused(frames: list[bytes], seed: int) -> None:
+    rng = random.Random(seed)
+    greetings = [encode_hello(Hello("f")), encode_welcome(Welcome("e", 10, "lru"))]
+    for spoilt in (frames, *(spoil(greeting, rng) for greeting in greetings)):
+        with suppress(WireError, HandshakeError):
+            assert isinstance(decode_hello(spoilt), Hello)
+        with suppress(WireError, HandshakeError):
+            assert isinstance(decode_answer(spoilt), Welcome)
+
+
+def test_a_frontend_must_have_a_name() -> None:
+    with pytest.raises(WireError, match="name"):
+        decode_hello(encode_hello(Hello("")))

@@ -1,0 +1,394 @@
+"""Real sockets: what is sent arrives, strangers are not heard, and the end of either side is noticed by the other."""
+
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+
+from keepsight.errors import HandshakeError
+from keepsight.ipc.codec import encode_to_engine
+from keepsight.ipc.handshake import Hello, Welcome, encode_hello
+from keepsight.ipc.zmq_channel import EngineListener, FrontendChannel
+from keepsight.requests import (
+    AbortRequest,
+    EngineRequest,
+    FromEngine,
+    MediaArrived,
+    MediaHeld,
+    RequestFailed,
+    ResetCaches,
+    ToEngine,
+    TokenOutput,
+)
+from keepsight.sampling_params import SamplingParams
+from tests.ipc.drawn_messages import comparable
+
+LIMIT = 20.0
+WELCOME = Welcome("engine 1", 128, "lru")
+REQUEST = EngineRequest("7", (1, 2, 3), (), SamplingParams())
+
+
+class Engine:
+    """A listener that remembers what it heard."""
+
+    def __init__(self, endpoint: str, **options: Any) -> None:
+        self.heard = queue.Queue[tuple[str, ToEngine]]()
+        self.lost = queue.Queue[str]()
+        self.listener = EngineListener(
+            endpoint, WELCOME, lambda *heard: self.heard.put(heard), lambda lost: self.lost.put(lost), **options
+        )
+
+
+class Frontend:
+    """A channel that remembers what it heard."""
+
+    def __init__(self, endpoint: str, name: str = "a", **options: Any) -> None:
+        self.heard = queue.Queue[Sequence[FromEngine]]()
+        self.lost = queue.Queue[str]()
+        self.channel = FrontendChannel(endpoint, name, self.heard.put, self.lost.put, **options)
+
+    def connect(self) -> "Frontend":
+        self.channel.connect(LIMIT)
+        return self
+
+
+class Stranger:
+    """A socket that knows no manners."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._context = zmq.Context()
+        self.socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        self.socket.rcvtimeo = int(LIMIT * 1000)
+        self.socket.connect(endpoint)
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/engine"
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[[Any], Any]]:
+    """Closes, in the order of their opening, what is given to it."""
+    things: list[Any] = []
+
+    def open_(thing: Any) -> Any:
+        things.append(thing)
+        return thing
+
+    yield open_
+    for thing in things:
+        (getattr(thing, "listener", None) or getattr(thing, "channel", None) or thing).close()
+
+
+@pytest.fixture
+def engine(endpoint: str, opened: Callable[[Any], Any]) -> Engine:
+    made: Engine = opened(Engine(endpoint))
+    return made
+
+
+@pytest.fixture
+def frontend(engine: Engine, endpoint: str, opened: Callable[[Any], Any]) -> Frontend:
+    made: Frontend = opened(Frontend(endpoint))
+    return made.connect()
+
+
+class TestMessages:
+    def test_what_a_frontend_sends_arrives_in_its_order(self, engine: Engine, frontend: Frontend) -> None:
+        pixels = np.arange(300 * 300 * 3, dtype=np.uint8).reshape(300, 300, 3)
+        messages: list[ToEngine] = [REQUEST, MediaArrived("hash", pixels), AbortRequest("7"), ResetCaches(prefix=True)]
+        for message in messages:
+            assert frontend.channel.send(message)
+        for message in messages:
+            name, heard = engine.heard.get(timeout=LIMIT)
+            assert (name, comparable(heard)) == ("a", comparable(message))
+
+    def test_what_an_engine_sends_reaches_the_frontend_that_it_is_for(
+        self, engine: Engine, frontend: Frontend, endpoint: str, opened: Callable[[Any], Any]
+    ) -> None:
+        other: Frontend = opened(Frontend(endpoint, "b")).connect()
+        engine.listener.send("a", [TokenOutput("7", 0, 1), TokenOutput("7", 0, 2)])
+        engine.listener.send("b", [TokenOutput("8", 0, 3)])
+        engine.listener.send("nobody", [TokenOutput("9", 0, 4)])
+        engine.listener.send_to_all([MediaHeld(("hash",))])
+        assert frontend.heard.get(timeout=LIMIT) == [TokenOutput("7", 0, 1), TokenOutput("7", 0, 2)]
+        assert other.heard.get(timeout=LIMIT) == [TokenOutput("8", 0, 3)]
+        assert frontend.heard.get(timeout=LIMIT) == other.heard.get(timeout=LIMIT) == [MediaHeld(("hash",))]
+
+    def test_many_threads_send_and_nothing_is_missing(self, engine: Engine, frontend: Frontend) -> None:
+        def send(sender: int) -> None:
+            for number in range(100):
+                assert frontend.channel.send(AbortRequest(f"{sender} {number}"))
+
+        threads = [threading.Thread(target=send, args=(sender,)) for sender in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        heard = [engine.heard.get(timeout=LIMIT)[1] for _ in range(400)]
+        for sender in range(4):
+            expected = [AbortRequest(f"{sender} {number}") for number in range(100)]
+            assert [
+                m for m in heard if isinstance(m, AbortRequest) and m.request_id.startswith(f"{sender} ")
+            ] == expected
+
+
+class TestHandshake:
+    def test_the_engine_is_waited_for(self, endpoint: str, opened: Callable[[Any], Any]) -> None:
+        frontend: Frontend = opened(Frontend(endpoint))
+        welcomes = queue.Queue[Welcome]()
+        connecting = threading.Thread(target=lambda: welcomes.put(frontend.channel.connect(LIMIT)))
+        connecting.start()
+        opened(Engine(endpoint))
+        assert welcomes.get(timeout=LIMIT) == WELCOME
+        connecting.join()
+
+    def test_no_engine_is_an_error_in_time(self, endpoint: str) -> None:
+        with pytest.raises(HandshakeError, match="no engine answered"):
+            Frontend(endpoint).channel.connect(0.05)
+
+    def test_another_version_is_refused_by_name(
+        self, engine: Engine, endpoint: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        frontend = Frontend(endpoint)
+        frontend.channel._hello = encode_hello(Hello("a", protocol_version=99))
+        with pytest.raises(HandshakeError, match="frontend speaks version 99 of the protocol, the engine 1"):
+            frontend.channel.connect(LIMIT)
+        assert not frontend.channel.send(REQUEST)
+        assert frontend.lost.empty()
+
+    def test_nothing_is_sent_before_it(self, engine: Engine, endpoint: str, opened: Callable[[Any], Any]) -> None:
+        assert not opened(Frontend(endpoint)).channel.send(REQUEST)
+
+    def test_a_closed_channel_does_not_connect(self, engine: Engine, endpoint: str) -> None:
+        frontend = Frontend(endpoint)
+        frontend.channel.close()
+        with pytest.raises(HandshakeError, match="closed"):
+            frontend.channel.connect(LIMIT)
+
+    def test_one_that_comes_anew_under_its_name_replaces_the_one_before(
+        self, engine: Engine, frontend: Frontend, endpoint: str, opened: Callable[[Any], Any]
+    ) -> None:
+        again: Frontend = opened(Frontend(endpoint)).connect()
+        assert engine.lost.get(timeout=LIMIT) == "a"
+        assert "another one" in frontend.lost.get(timeout=LIMIT)
+        engine.listener.send("a", [MediaHeld(())])
+        assert again.heard.get(timeout=LIMIT) == [MediaHeld(())]
+        assert frontend.heard.empty()
+
+
+class TestStrangers:
+    def test_one_that_does_not_greet_is_told_so_and_not_heard(
+        self, engine: Engine, frontend: Frontend, endpoint: str, opened: Callable[[Any], Any]
+    ) -> None:
+        stranger: Stranger = opened(Stranger(endpoint))
+        for garbage in ([b""], [b"H"], [b"H", b"1", b"?"], [b"\xff" * 100, b"Q"], encode_to_engine(REQUEST)):
+            stranger.socket.send_multipart(garbage)
+            assert stranger.socket.recv_multipart()[0] == b"X"
+        assert frontend.channel.send(REQUEST)
+        assert engine.heard.get(timeout=LIMIT) == ("a", REQUEST)
+        assert engine.heard.empty()
+        assert engine.lost.empty()
+
+    def test_what_cannot_be_read_is_said_to_its_sender_and_counted(
+        self, engine: Engine, endpoint: str, opened: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        stranger: Stranger = opened(Stranger(endpoint))
+        stranger.socket.send_multipart(encode_hello(Hello("b")))
+        assert stranger.socket.recv_multipart()[0] == b"W"
+        for frames in ([b"?"], [b"A", b"\x81"], [b"Q", msgspec.msgpack.encode({"request_id": "9"})]):
+            stranger.socket.send_multipart(frames)
+        kind, body = stranger.socket.recv_multipart()
+        assert kind == b"O"
+        assert b"could not read" in body
+        stranger.socket.send_multipart(encode_to_engine(REQUEST))
+        assert engine.heard.get(timeout=LIMIT) == ("b", REQUEST)
+        assert engine.listener.num_unreadable == 3
+        assert sum("cannot be read" in record.message for record in caplog.records) == 1
+
+    def test_an_engine_that_cannot_be_understood_is_as_good_as_lost(
+        self, endpoint: str, opened: Callable[[Any], Any]
+    ) -> None:
+        engine: Engine = opened(Engine(endpoint))
+        frontend: Frontend = opened(Frontend(endpoint)).connect()
+        engine.listener._put(("a", [b"O", b"?"]))
+        assert frontend.lost.get(timeout=LIMIT)
+        assert not frontend.channel.send(REQUEST)
+
+
+class TestBounds:
+    def test_a_frontend_that_does_not_read_is_cut_off_and_others_go_on(
+        self, endpoint: str, opened: Callable[[Any], Any]
+    ) -> None:
+        engine: Engine = opened(Engine(endpoint, max_messages_from_engine=4))
+        stranger: Stranger = opened(Stranger(endpoint))
+        stranger.socket.rcvhwm = 1
+        stranger.socket.connect(endpoint)
+        stranger.socket.send_multipart(encode_hello(Hello("slow")))
+        assert stranger.socket.recv_multipart()[0] == b"W"
+        frontend: Frontend = opened(Frontend(endpoint)).connect()
+        large = [RequestFailed("7", "x" * 1_000_000)]
+        num_sent = 0
+        while engine.lost.empty() and num_sent < 2000:
+            assert engine.listener.send("slow", large)
+            engine.listener.send("a", [MediaHeld((str(num_sent),))])
+            assert frontend.heard.get(timeout=LIMIT) == [MediaHeld((str(num_sent),))]
+            num_sent += 1
+        assert engine.lost.get(timeout=LIMIT) == "slow"
+        # As soon as it reads it hears the end of it.
+        while (frames := stranger.socket.recv_multipart())[0] == b"O":
+            pass
+        assert frames == [b"X", b"it did not read what the engine sent"]
+
+    def test_a_frontend_does_not_queue_without_end_for_an_engine_that_is_busy(
+        self, endpoint: str, opened: Callable[[Any], Any]
+    ) -> None:
+        may_go_on = threading.Event()
+
+        def wait(_name: str, _message: ToEngine) -> None:
+            may_go_on.wait(LIMIT)
+
+        listener: EngineListener = opened(EngineListener(endpoint, WELCOME, wait, lambda _: None))
+        frontend: Frontend = opened(Frontend(endpoint, max_outbox_bytes=4_000_000)).connect()
+        picture = MediaArrived("hash", np.zeros((600, 600, 3), np.uint8))
+        num_taken = 0
+        while frontend.channel.send(picture) and num_taken < 1000:
+            num_taken += 1
+        assert 3 <= num_taken < 1000
+        may_go_on.set()
+        listener.close()
+
+
+class TestEnds:
+    def test_a_frontend_that_closes_is_lost(self, engine: Engine, frontend: Frontend) -> None:
+        frontend.channel.close()
+        assert engine.lost.get(timeout=LIMIT) == "a"
+        assert not frontend.channel.send(REQUEST)
+        assert frontend.lost.empty()
+
+    def test_an_engine_that_closes_is_lost_and_what_it_said_before_is_heard(
+        self, engine: Engine, frontend: Frontend
+    ) -> None:
+        engine.listener.send("a", [MediaHeld(())])
+        assert frontend.heard.get(timeout=LIMIT) == [MediaHeld(())]
+        engine.listener.close()
+        assert "ended" in frontend.lost.get(timeout=LIMIT)
+        assert not frontend.channel.send(REQUEST)
+        assert not engine.listener.send("a", [])
+        assert engine.lost.empty()
+
+    def test_a_new_engine_at_the_same_place_takes_new_channels(
+        self, engine: Engine, frontend: Frontend, endpoint: str, opened: Callable[[Any], Any]
+    ) -> None:
+        engine.listener.close()
+        frontend.lost.get(timeout=LIMIT)
+        second: Engine = opened(Engine(endpoint))
+        again: Frontend = opened(Frontend(endpoint)).connect()
+        assert again.channel.send(REQUEST)
+        assert second.heard.get(timeout=LIMIT) == ("a", REQUEST)
+
+    def test_a_forgotten_frontend_hears_that_it_is(self, engine: Engine, frontend: Frontend) -> None:
+        engine.listener.forget("a")
+        engine.listener.forget("nobody")
+        assert "this frontend ended" in frontend.lost.get(timeout=LIMIT)
+        assert engine.lost.empty()
+
+    def test_a_callback_may_close_its_own_end(
+        self, engine: Engine, endpoint: str, opened: Callable[[Any], Any]
+    ) -> None:
+        closed = threading.Event()
+
+        def close(_outputs: Sequence[FromEngine]) -> None:
+            channel.close()
+            closed.set()
+
+        channel: FrontendChannel = opened(FrontendChannel(endpoint, "a", close, lambda _: None))
+        channel.connect(LIMIT)
+        engine.listener.send("a", [])
+        assert closed.wait(LIMIT)
+        assert engine.lost.get(timeout=LIMIT) == "a"
+
+    def test_both_may_close_at_any_time_more_than_once_and_from_several_threads(self, tmp_path: Path) -> None:
+        for number in range(10):
+            endpoint = f"ipc://{tmp_path}/{number}"
+            engine, frontend = Engine(endpoint), Frontend(endpoint).connect()
+            jobs: list[Callable[[], object]] = [engine.listener.close, frontend.channel.close] * 2
+            jobs += [partial(frontend.channel.send, REQUEST), partial(engine.listener.send, "a", [])] * 20
+            threads = [threading.Thread(target=job) for job in jobs[::-1]]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(LIMIT)
+                assert not thread.is_alive()
+
+    def test_an_endpoint_that_cannot_be_is_an_error_of_the_system(self, tmp_path: Path) -> None:
+        with pytest.raises(OSError):
+            Engine(f"ipc://{tmp_path}/no/such/folder")
+
+
+FRONTEND_PROGRAM = """
+import sys, time
+from keepsight.ipc.zmq_channel import FrontendChannel
+channel = FrontendChannel(sys.argv[1], "child", print, print)
+channel.connect(20)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+ENGINE_PROGRAM = """
+import sys
+from keepsight.ipc.handshake import Welcome
+from keepsight.ipc.zmq_channel import EngineListener
+listener = EngineListener(sys.argv[1], Welcome("child", 1, "lru"), print, print)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def start_child(endpoint: str) -> Iterator[Callable[[str], "subprocess.Popen[bytes]"]]:
+    children: list[subprocess.Popen[bytes]] = []
+
+    def start(program: str) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-c", program, endpoint]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        children.append(child)
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        return child
+
+    yield start
+    for child in children:
+        child.kill()
+        child.communicate()
+
+
+StartChild = Callable[[str], "subprocess.Popen[bytes]"]
+
+
+class TestKilledProcesses:
+    def test_a_killed_frontend_is_lost_to_the_engine(self, engine: Engine, start_child: StartChild) -> None:
+        start_child(FRONTEND_PROGRAM).kill()
+        assert engine.lost.get(timeout=LIMIT) == "child"
+
+    def test_a_killed_engine_is_lost_to_the_frontend_and_the_next_one_is_found(
+        self, endpoint: str, start_child: StartChild, opened: Callable[[Any], Any]
+    ) -> None:
+        child = start_child(ENGINE_PROGRAM)
+        frontend: Frontend = opened(Frontend(endpoint)).connect()
+        child.kill()
+        assert "ended" in frontend.lost.get(timeout=LIMIT)
+        start_child(ENGINE_PROGRAM)
+        opened(Frontend(endpoint)).connect()
