@@ -19,6 +19,7 @@ from keepsight.errors import (
     CheckpointError,
     InvalidArgumentError,
     KeepsightError,
+    MediaRefusedError,
     PictureCountError,
     PictureError,
     PictureTooLargeError,
@@ -198,11 +199,24 @@ def test_a_picture_that_cannot_be_served_is_one_error_however_it_was_sent(llm: L
     assert caught.value.field == "multi_modal_data.image[0]"
 
 
-@pytest.mark.parametrize("url", ["http://example.org/a.png", "https://example.org/a.png", "file:///etc/hostname"])
-def test_urls_that_would_have_to_be_fetched_are_refused_so_far(llm: LLM, url: str) -> None:
+@pytest.mark.parametrize(
+    ("url", "error", "message"),
+    [
+        ("http://127.0.0.1:8000/a.png", MediaRefusedError, "127.0.0.1 is not on the public internet"),
+        ("https://[::1]/a.png", MediaRefusedError, "::1 is not on the public internet"),
+        ("http://169.254.169.254/latest/meta-data/", MediaRefusedError, "not on the public internet"),
+        ("http://user:password@8.8.8.8/a.png", MediaRefusedError, "user name or password"),
+        ("file:///etc/hostname", MediaRefusedError, "--allowed-local-media-path"),
+        ("ftp://example.org/a.png", UnsupportedFieldError, "ftp: URLs are not supported"),
+    ],
+)
+def test_places_that_nobody_allowed_are_refused(
+    llm: LLM, url: str, error: type[InvalidArgumentError], message: str
+) -> None:
     part = {"type": "image_url", "image_url": {"url": url}}
-    with pytest.raises(UnsupportedFieldError, match=f"{url.split(':')[0]}: URLs are not supported"):
+    with pytest.raises(error, match=message) as caught:
         llm.chat(ask(part), ONE_TOKEN)
+    assert caught.value.field == "messages[0].content[0].image_url.url"
 
 
 @pytest.mark.parametrize(("num_markers", "num_pictures"), [(0, 1), (1, 0), (2, 1), (1, 3)])

@@ -51,7 +51,7 @@ class LLM:
         self.preparer = RequestPreparer.from_config(self.config)
         self.engine = start_engine(self.config, self.preparer)
         # The engine's threads hold nothing of this object, so that forgetting it frees them and the model.
-        self._close = weakref.finalize(self, self.engine.close)
+        self._close = weakref.finalize(self, _close, self.preparer, self.engine)
 
     def close(self) -> None:
         """Ends the engine and frees its memory.  Calls that still run on other threads fail."""
@@ -232,6 +232,11 @@ class _RunningRequests:
             del self._unfinished[answer.request.request_id]
             if self._bar is not None:
                 self._bar.update()
+
+
+def _close(preparer: RequestPreparer, engine: InProcessEngine) -> None:
+    preparer.close()
+    engine.close()
 
 
 def _list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

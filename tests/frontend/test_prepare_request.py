@@ -47,9 +47,9 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The fields of the pictures that were decoded, in order."""
     fields: list[str] = []
 
-    def note(source: Any, field: str) -> Any:
+    def note(source: Any, field: str, max_pixels: int) -> Any:
         fields.append(field)
-        return decode_picture(source, field)
+        return decode_picture(source, field, max_pixels)
 
     monkeypatch.setattr(make_pixels, "decode_picture", note)
     return fields

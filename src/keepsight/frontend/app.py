@@ -21,6 +21,7 @@ from keepsight.errors import BodyTooLargeError, InvalidArgumentError, ModelNotFo
 from keepsight.frontend.answer_chat import ChatAnswer, Engine
 from keepsight.frontend.chat_request import ChatRequest, parse_chat_request
 from keepsight.frontend.chat_response import SERVER_FAILED, ErrorDetail, ErrorResponse, ModelCard, ModelList
+from keepsight.frontend.media_intake import NOTHING_DOWNLOADED, Downloaded
 from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,8 @@ class Api:
     async def chat_completions(self, http: Request) -> Response:
         asked = parse_chat_request(await _read_body(http))
         self._check_model(asked.model)
-        prepared = await run_in_threadpool(self._prepare, asked)
+        downloaded = await self._download(http, asked)
+        prepared = await run_in_threadpool(self._prepare, asked, downloaded)
         answer = ChatAnswer(asked, prepared, self._preparer.tokenizer, self._model_name)
         if asked.stream:
             events = answer.events(self._engine)
@@ -71,14 +73,20 @@ class Api:
     async def version(self, _http: Request) -> Response:
         return _json({"version": __version__})
 
-    def _prepare(self, asked: ChatRequest) -> PreparedRequest:
+    async def _download(self, http: Request, asked: ChatRequest) -> Downloaded:
+        """Before the request takes a thread: a slow origin must not hold one."""
+        remote = self._preparer.pictures_to_download(asked.messages)
+        if not remote:
+            return NOTHING_DOWNLOADED
+        return await _unless_client_leaves(http, self._preparer.intake.download(remote, asked.cache_salt))
+
+    def _prepare(self, asked: ChatRequest, downloaded: Downloaded) -> PreparedRequest:
         overrides: dict[str, Any] = {}
         if asked.do_pan_and_scan is not None:
             overrides["do_pan_and_scan"] = asked.do_pan_and_scan
         params = asked.to_sampling_params(self._preparer.sampling_defaults)
-        return self._preparer.prepare_chat(
-            asked.messages, params, overrides, asked.cache_salt, asked.priority or 0, asked.shown_tools
-        )
+        terms = (asked.cache_salt, asked.priority or 0, asked.shown_tools)
+        return self._preparer.prepare_chat(asked.messages, params, overrides, *terms, downloaded)
 
     def _check_model(self, name: str | None) -> None:
         if name not in (None, self._model_name):

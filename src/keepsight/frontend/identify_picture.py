@@ -1,7 +1,7 @@
 """Which picture a caller means, before anything of it is decoded: its geometry, and its name in every cache.
 
-Its content names it, or in place of the content a *claim*: the uuid that its caller gave it, or its EXIF ImageID where
-that is trusted.  What is claimed is never proved, so invariant: a claimed name is nobody's alias and nobody is its.
+Its content names it, or in place of the content a *given name*: its caller's uuid, or its EXIF ImageID where that is
+trusted.  Nobody proves what it is given to, so invariant: a given name is no content's alias and has none.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from keepsight.frontend.known_media import KnownMedia
 from keepsight.frontend.make_pixels import PictureJob
 from keepsight.frontend.open_picture import PictureSource
 from keepsight.frontend.pan_and_scan import plan_crops
-from keepsight.frontend.read_header import read_header
+from keepsight.frontend.read_header import DEFAULT_MAX_PIXELS, read_header
 from keepsight.frontend.read_messages import PicturePart
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import CropBox, Geometry
@@ -33,7 +33,7 @@ class Picture:
     crops: tuple[CropBox, ...]
     uuid: str | None = None
     # What stands for its content, if anything does.
-    claim: str | None = None
+    given_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ class NamedPicture:
     _config: ImageProcessorConfig
     _hasher: MediaHasher
     _known: KnownMedia
+    _max_pixels: int
 
     def items(self) -> Iterator[tuple[str, Geometry]]:
         for media_hash, crop in self.parts.items():
@@ -54,11 +55,11 @@ class NamedPicture:
         if self.picture.source is None:
             raise ask_for_picture(self.picture.field, self.picture.uuid)
         parts = {media_hash: self.parts[media_hash] for media_hash in media_hashes}
-        return PictureJob(self.picture.source, self.picture.field, parts, self._config)
+        return PictureJob(self.picture.source, self.picture.field, parts, self._config, self._max_pixels)
 
     def learn(self, media_hash: str, pixels: Pixels) -> None:
         """Other content that proves to have the same pixels goes by the same name from then on."""
-        if self.picture.claim is None:
+        if self.picture.given_name is None:
             pixel_hash = self._hasher.hash_pixels(pixels, self.picture.geometry, self.parts[media_hash])
             self._known.learn_pixels(media_hash, pixel_hash)
 
@@ -66,58 +67,64 @@ class NamedPicture:
 class PictureIdentifier:
     """Shared by all requests; may be used from several threads."""
 
-    def __init__(self, model_id: str, algorithm: str, trusts_exif_image_id: bool = False) -> None:
-        self._model_id, self._algorithm = model_id, algorithm
+    def __init__(
+        self,
+        model_id: str,
+        algorithm: str,
+        trusts_exif_image_id: bool = False,
+        max_pixels: int = DEFAULT_MAX_PIXELS,
+    ) -> None:
+        self._model_id, self._algorithm, self._max_pixels = model_id, algorithm, max_pixels
         self._trusts_exif_image_id = trusts_exif_image_id
         self._known = KnownMedia()
 
     def look_at(self, part: PicturePart, config: ImageProcessorConfig, cache_salt: str | None) -> Picture:
         field, uuid, source = part.field, part.uuid, None
-        claim = None if uuid is None else hash_client_uuid(uuid, cache_salt, self._algorithm)
-        if claim is not None and part.source is None:
-            geometry = self._recall(part, claim)
+        given_name = None if uuid is None else hash_client_uuid(uuid, cache_salt, self._algorithm)
+        if given_name is not None and part.source is None:
+            geometry = self._recall(part, given_name)
         else:
             sent = fetch_media(part.source, field)
-            geometry = read_header(sent, field).geometry
-            if claim is None:
-                claim = self._claim_by_exif(sent, field)
+            geometry = read_header(sent, field, self._max_pixels).geometry
+            if given_name is None:
+                given_name = self._name_given_by_exif(sent, field)
             else:
-                self._check_is_the_same(part, geometry, claim)
+                self._check_is_the_same(part, geometry, given_name)
             source = freeze(sent, field)
-        return Picture(source, field, geometry, plan_crops(geometry, config), uuid, claim)
+        return Picture(source, field, geometry, plan_crops(geometry, config), uuid, given_name)
 
     def name(
         self, pictures: Sequence[Picture], config: ImageProcessorConfig, cache_salt: str | None
     ) -> tuple[NamedPicture, ...]:
         hasher = MediaHasher(self._model_id, config, cache_salt, self._algorithm)
         return tuple(
-            NamedPicture(picture, self._name_parts(picture, hasher), config, hasher, self._known)
+            NamedPicture(picture, self._name_parts(picture, hasher), config, hasher, self._known, self._max_pixels)
             for picture in pictures
         )
 
     def _name_parts(self, picture: Picture, hasher: MediaHasher) -> dict[str, CropBox | None]:
         crops = (None, *picture.crops)
-        if picture.claim is not None:
-            names: Iterable[str] = hasher.hash_parts(picture.claim, picture.geometry, crops)
+        if picture.given_name is not None:
+            names: Iterable[str] = hasher.hash_parts(picture.given_name, picture.geometry, crops)
         else:
             assert picture.source is not None
             content = hash_content(picture.source, self._algorithm)
             names = map(self._known.canonical_name, hasher.hash_parts(content, picture.geometry, crops))
         return dict(zip(names, crops, strict=True))
 
-    def _claim_by_exif(self, source: PictureSource, field: str) -> str | None:
+    def _name_given_by_exif(self, source: PictureSource, field: str) -> str | None:
         image_id = read_image_id(source, field) if self._trusts_exif_image_id else None
         return None if image_id is None else hash_exif_image_id(image_id, self._algorithm)
 
-    def _recall(self, part: PicturePart, claim: str) -> Geometry:
-        geometry = self._known.geometry_of(claim)
+    def _recall(self, part: PicturePart, given_name: str) -> Geometry:
+        geometry = self._known.geometry_of(given_name)
         if geometry is None:
             raise ask_for_picture(part.field, part.uuid)
         return geometry
 
-    def _check_is_the_same(self, part: PicturePart, geometry: Geometry, claim: str) -> None:
+    def _check_is_the_same(self, part: PicturePart, geometry: Geometry, given_name: str) -> None:
         """As far as a header can tell."""
-        known = self._known.remember_geometry(claim, geometry)
+        known = self._known.remember_geometry(given_name, geometry)
         if known != geometry:
             raise MediaConflictError(
                 part.field,

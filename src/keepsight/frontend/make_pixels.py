@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from keepsight.frontend.decode_picture import decode_picture
 from keepsight.frontend.open_picture import PictureSource
+from keepsight.frontend.read_header import DEFAULT_MAX_PIXELS
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import CropBox
 from keepsight.requests import Pixels
@@ -21,13 +22,14 @@ class PictureJob:
     # By media hash; None is the whole.
     parts: Mapping[str, CropBox | None]
     config: ImageProcessorConfig
+    max_pixels: int = DEFAULT_MAX_PIXELS
 
     def run(self) -> dict[str, Pixels]:
         """Raises PictureError if the picture cannot be decoded."""
         # Imported when needed: a frontend that leaves this to other processes does without torch.
         from keepsight.frontend.preprocess_image import preprocess_image
 
-        rgb = decode_picture(self.source, self.field)
+        rgb = decode_picture(self.source, self.field, self.max_pixels)
         return dict(zip(self.parts, preprocess_image(rgb, tuple(self.parts.values()), self.config), strict=True))
 
 

@@ -30,6 +30,7 @@ class _JobHeader:
     num_bytes: int
     parts: dict[str, CropBox | None]
     config: ImageProcessorConfig
+    max_pixels: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ _answer_header = msgspec.msgpack.Decoder(_AnswerHeader)
 
 def send_job(connection: socket.socket, job: PictureJob) -> None:
     assert isinstance(job.source, bytes)
-    _send_header(connection, _JobHeader(len(job.source), dict(job.parts), job.config))
+    _send_header(connection, _JobHeader(len(job.source), dict(job.parts), job.config, job.max_pixels))
     connection.sendall(job.source)
 
 
@@ -54,7 +55,7 @@ def receive_job(connection: socket.socket) -> PictureJob:
     header = _job_header.decode(_receive_header(connection))
     source = bytes(_receive_exactly(connection, header.num_bytes))
     # The name that the caller knows the picture by stays where it is needed.
-    return PictureJob(source, "picture", header.parts, header.config)
+    return PictureJob(source, "picture", header.parts, header.config, header.max_pixels)
 
 
 def send_pixels(connection: socket.socket, made: dict[str, Pixels]) -> None:

@@ -23,8 +23,9 @@ from keepsight.frontend.check_grammar import check_structured_outputs
 from keepsight.frontend.expand_prompt import ExpandedPrompt, ImagePromptFormat, PromptExpander
 from keepsight.frontend.identify_picture import NamedPicture, PictureIdentifier, ask_for_picture
 from keepsight.frontend.make_pixels import MakePixels, PictureJob
+from keepsight.frontend.media_intake import NOTHING_DOWNLOADED, Downloaded, MediaIntake
 from keepsight.frontend.model_limits import ModelLimits, load_image_config
-from keepsight.frontend.read_messages import PicturePart, read_uuid
+from keepsight.frontend.read_messages import PicturePart, read_messages, read_uuid
 from keepsight.frontend.render_prompt import ChatTemplate
 from keepsight.frontend.sampling_defaults import read_sampling_defaults
 from keepsight.frontend.tokenizer import Tokenizer
@@ -124,6 +125,7 @@ class RequestPreparer:
         image_config: ImageProcessorConfig | None,
         limits: ModelLimits,
         identifier: PictureIdentifier,
+        intake: MediaIntake,
         sampling_defaults: Mapping[str, Any] | None = None,
     ) -> None:
         self.tokenizer, self.template = tokenizer, template
@@ -132,7 +134,7 @@ class RequestPreparer:
         self.sampling_defaults = sampling_defaults or {}
         self.image_config, self.max_model_len = image_config, limits.max_model_len
         self._image_token_ids = frozenset() if image_format is None else image_format.token_ids
-        self._identifier = identifier
+        self._identifier, self.intake = identifier, intake
         self._vocab_size = min(tokenizer.vocab_size, limits.vocab_size)
         # Several frontends may ask one engine: each has its own.
         self.request_prefix = ""
@@ -152,9 +154,12 @@ class RequestPreparer:
         template = ChatTemplate.from_checkpoint(directory, tokenizer.special_tokens)
         limits = ModelLimits.from_checkpoint(directory, config.max_model_len)
         algorithm = resolve_hasher_algorithm(config.mm_hasher_algorithm)
-        identifier = PictureIdentifier(str(directory.resolve()), algorithm, config.trust_exif_image_id)
+        identifier = PictureIdentifier(
+            str(directory.resolve()), algorithm, config.trust_exif_image_id, config.max_image_pixels
+        )
+        intake = MediaIntake.from_config(config)
         defaults = read_sampling_defaults(directory, config.generation_config)
-        return cls(tokenizer, template, image_format, image_config, limits, identifier, defaults)
+        return cls(tokenizer, template, image_format, image_config, limits, identifier, intake, defaults)
 
     def prepare_chat(
         self,
@@ -164,10 +169,23 @@ class RequestPreparer:
         cache_salt: str | None = None,
         priority: int = 0,
         tools: Sequence[Mapping[str, Any]] = (),
+        downloaded: Downloaded = NOTHING_DOWNLOADED,
     ) -> PreparedRequest:
+        """`downloaded`: what came of `pictures_to_download`; it is waited for otherwise."""
         terms = _Terms(params, cache_salt, priority)
         rendered = self.template.render(messages, tools=tools)
-        return self._prepare(rendered.text, rendered.pictures, terms, mm_processor_kwargs, "messages", add_bos=False)
+        return self._prepare(
+            rendered.text, rendered.pictures, terms, mm_processor_kwargs, "messages", downloaded, add_bos=False
+        )
+
+    def pictures_to_download(self, messages: object) -> list[PicturePart]:
+        if self.image_config is None:
+            return []  # and whatever there is will be refused
+        return self.intake.find_remote(read_messages(messages).pictures)
+
+    def close(self) -> None:
+        """Ends its downloads."""
+        self.intake.close()
 
     def prepare_text(
         self,
@@ -213,11 +231,13 @@ class RequestPreparer:
         terms: _Terms,
         overrides: dict[str, Any] | None,
         field: str,
+        downloaded: Downloaded = NOTHING_DOWNLOADED,
         *,
         add_bos: bool,
     ) -> PreparedRequest:
         config = self._image_config_for(parts, overrides, field)
         salt = terms.cache_salt
+        parts = self.intake.fetch_all(parts, salt, downloaded)
         pictures = [self._identifier.look_at(part, config, salt) for part in parts if config is not None]
         expanded = self.expander.expand(text, [len(picture.crops) for picture in pictures], add_bos, field)
         # Refused before any content is hashed.
