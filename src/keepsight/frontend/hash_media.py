@@ -74,14 +74,15 @@ class MediaHasher:
 
     def __init__(self, model_id: str, config: ImageProcessorConfig, cache_salt: str | None, algorithm: str) -> None:
         self._algorithm = algorithm
-        self._shared_parts = {
+        self._terms = hash_values(
+            algorithm,
             # Two algorithms whose names are equally long must not meet in them.
-            "algorithm": algorithm,
-            "model": model_id,
-            "processor": _options_of_all(config),
-            "cache_salt": cache_salt,
-            "modality": "image",
-        }
+            algorithm=algorithm,
+            model=model_id,
+            processor=_options_of_all(config),
+            cache_salt=cache_salt,
+            modality="image",
+        )
 
     def hash_parts(self, content: str, geometry: Geometry, crops: Iterable[CropBox | None]) -> Iterator[str]:
         """One for each crop of a picture; None is the whole."""
@@ -93,9 +94,9 @@ class MediaHasher:
         return self._hash_item(geometry, crop, shape=pixels.shape, pixels=_bytes_of(pixels))
 
     def _hash_item(self, geometry: Geometry, crop: CropBox | None, **shown: object) -> str:
-        size = dataclasses.astuple(geometry)
+        size = (geometry.width, geometry.height)
         box = None if crop is None else dataclasses.astuple(crop)
-        return hash_values(self._algorithm, geometry=size, crop=box, **shown, **self._shared_parts)
+        return hash_values(self._algorithm, terms=self._terms, geometry=size, crop=box, **shown)
 
 
 def _options_of_all(config: ImageProcessorConfig) -> dict[str, object]:
