@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from keepsight.ipc.run_directory import RunDirectory
-from keepsight.ipc.shm_ring import RingWriter, read_place
+from keepsight.ipc.shm_ring import RingReader, RingWriter
 from keepsight.requests import RingPlace
 
 RING_IDS = ("", "0" * 16, "../ledger", "f" * 15, "ring", "0" * 16 + "\n")
@@ -49,6 +49,7 @@ def main(count: int) -> None:
     num_given = num_stale = 0
     with RunDirectory.create() as directory:
         ring = RingWriter.create(directory.path, 1 << 16, 1 << 14)
+        reader = RingReader(directory.path)
         places: dict[RingPlace, int] = {}
         for number in range(count):
             if number % 5 == 0:
@@ -59,7 +60,7 @@ def main(count: int) -> None:
                     del places[next(iter(places))]
             known = list(places)
             forged = distort(known[int(rng.integers(len(known)))], known, rng)
-            pixels = read_place(directory.path, forged)
+            pixels = reader.read(forged)
             if pixels is not None:
                 assert np.array_equal(pixels, np.full((50, 20, 3), places[forged], np.uint8))
             num_given += pixels is not None

@@ -1,5 +1,6 @@
 """The ring gives what was put or nothing, and nobody can block it: not by leaving, dying, stopping or lying."""
 
+import ast
 import dataclasses
 import os
 import signal
@@ -14,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from keepsight.ipc import shm_ring
-from keepsight.ipc.record_lock import opened, try_lock
+from keepsight.ipc.record_lock import opened
 from keepsight.ipc.run_directory import RunDirectory
-from keepsight.ipc.shm_ring import RingWriter, read_place, remove_dead_rings
+from keepsight.ipc.shm_ring import RingReader, RingWriter, remove_dead_rings
 from keepsight.requests import Pixels, RingPlace
 from tests.ipc.killed import kill, stopped_process
 from tests.ipc.long_handles import distort
@@ -31,7 +32,7 @@ import ast
 from keepsight.ipc import shm_ring
 from keepsight.requests import RingPlace
 stop_in(shm_ring, "_change_count")
-shm_ring.read_place(folder, RingPlace(*ast.literal_eval(sys.argv[2])))
+shm_ring.RingReader(folder).read(RingPlace(*ast.literal_eval(sys.argv[2])))
 """
 
 
@@ -53,6 +54,11 @@ def ring(folder: Path) -> Iterator[RingWriter]:
     ring.close()
 
 
+@pytest.fixture
+def reader(folder: Path) -> RingReader:
+    return RingReader(folder)
+
+
 def put(ring: RingWriter, seed: int, num_rows: int = 50) -> RingPlace:
     place = ring.put(str(seed), picture(seed, num_rows))
     assert place is not None
@@ -65,9 +71,9 @@ def fill(ring: RingWriter, first: int, count: int) -> int:
     return sum(ring.put(str(number), picture(0)) is not None for number in range(first, first + count))
 
 
-def test_what_was_put_is_read_until_it_is_overwritten(ring: RingWriter, folder: Path) -> None:
+def test_what_was_put_is_read_until_it_is_overwritten(ring: RingWriter, reader: RingReader) -> None:
     places = [put(ring, seed, 1 + seed * 7 % 90) for seed in range(200)]
-    read = [read_place(folder, place) for place in places]
+    read = [reader.read(place) for place in places]
     num_held = sum(pixels is not None for pixels in read)
     assert 5 < num_held < 40
     assert all(pixels is None for pixels in read[:-num_held])
@@ -98,17 +104,17 @@ def test_one_as_large_as_the_ring_finds_room_in_all_of_it(folder: Path) -> None:
     ring.close()
 
 
-def test_dropped_and_cleared_places_are_stale(ring: RingWriter, folder: Path) -> None:
+def test_dropped_and_cleared_places_are_stale(ring: RingWriter, reader: RingReader) -> None:
     places = [put(ring, seed) for seed in range(5)]
     ring.drop("2")
     ring.drop("unknown")
-    assert [read_place(folder, place) is not None for place in places] == [True, True, False, True, True]
+    assert [reader.read(place) is not None for place in places] == [True, True, False, True, True]
     ring.clear()
-    assert not any(read_place(folder, place) is not None for place in places)
+    assert not any(reader.read(place) is not None for place in places)
     again = put(ring, 0)
     assert again != places[0]
-    assert read_place(folder, places[0]) is None
-    assert read_place(folder, again) is not None
+    assert reader.read(places[0]) is None
+    assert reader.read(again) is not None
 
 
 def test_2000_puts_behind_one_that_nobody_ever_reads_all_find_room(ring: RingWriter) -> None:
@@ -129,13 +135,13 @@ def test_without_room_in_shared_memory_it_fails_at_once_and_leaves_nothing(folde
     assert not list(folder.iterdir())
 
 
-def test_closing_it_removes_it_and_its_places_are_stale(folder: Path) -> None:
+def test_closing_it_removes_it_and_its_places_are_stale(folder: Path, reader: RingReader) -> None:
     ring = RingWriter.create(folder, MAX_BYTES, MAX_OBJECT_BYTES)
     place = put(ring, 1)
     ring.close()
     ring.close()
     assert not list(folder.iterdir())
-    assert read_place(folder, place) is None
+    assert reader.read(place) is None
     assert ring.put("2", picture(2)) is None
 
 
@@ -147,17 +153,17 @@ def fields_of(place: RingPlace) -> str:
 
 
 def test_what_is_being_read_is_not_overwritten_and_the_ring_goes_on_when_the_reader_dies(
-    ring: RingWriter, folder: Path
+    ring: RingWriter, folder: Path, reader: RingReader
 ) -> None:
     places = [put(ring, seed) for seed in range(3)]
-    with stopped_process(READER, folder, fields_of(places[1])) as reader:
+    with stopped_process(READER, folder, fields_of(places[1])) as process:
         num_put = fill(ring, 100, 1000)
         assert num_put < 40
         ring.check_invariants()
-        pixels = read_place(folder, places[1])
+        pixels = reader.read(places[1])
         assert pixels is not None
         assert np.array_equal(pixels, picture(1))
-        kill(reader)
+        kill(process)
     assert fill(ring, 2000, 2000) == 2000
 
 
@@ -172,52 +178,53 @@ def test_a_stopped_reader_blocks_no_longer_than_it_is_stopped(ring: RingWriter, 
     assert fill(ring, 5000, 100) == 100
 
 
-def test_clearing_waits_for_no_reader(ring: RingWriter, folder: Path) -> None:
+def test_clearing_waits_for_no_reader(ring: RingWriter, folder: Path, reader: RingReader) -> None:
     place = put(ring, 0)
     with stopped_process(READER, folder, fields_of(place)):
         ring.clear()
         assert fill(ring, 100, 1000) == 1000
-        assert read_place(folder, place) is None
+        assert reader.read(place) is None
 
 
 def test_a_reader_that_was_overtaken_reads_nothing_and_leaves_the_count_of_others_alone(
-    ring: RingWriter, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ring: RingWriter, reader: RingReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, real = put(ring, 0), os.preadv
+    place, real = put(ring, 0), shm_ring._change_count
 
-    def overtaken(*arguments: Any) -> int:
+    def overtaken(*arguments: Any) -> bool:
+        """Just after it began."""
         monkeypatch.undo()
+        assert real(*arguments)
         ring.clear()
-        fill(ring, 100, 200)
-        return real(*arguments)
+        return fill(ring, 100, 200) == 200
 
-    monkeypatch.setattr(os, "preadv", overtaken)
-    assert read_place(folder, place) is None
+    monkeypatch.setattr(shm_ring, "_change_count", overtaken)
+    assert reader.read(place) is None
     assert all(shm_ring._read_count(ring._descriptor, entry.place) == 0 for entry in ring._entries)
 
 
 def test_a_count_that_is_held_up_is_waited_for_but_not_for_ever(
-    ring: RingWriter, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ring: RingWriter, folder: Path, reader: RingReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shm_ring, "_PATIENCE_SECONDS", 0.02)
     place = put(ring, 0)
     (path,) = folder.glob("ring-*")
     with (
         opened(path, os.O_RDWR) as other,
-        try_lock(other, place.offset + 8, 4) as is_held,
+        shm_ring._count_lock(other, place) as is_held,
     ):
         assert is_held
-        assert read_place(folder, place) is None
+        assert reader.read(place) is None
         assert fill(ring, 100, 1000) < 40
     assert fill(ring, 2000, 100) == 100
 
 
-def test_readers_at_once_all_get_it_and_leave_no_count(ring: RingWriter, folder: Path) -> None:
+def test_readers_at_once_all_get_it_and_leave_no_count(ring: RingWriter, reader: RingReader) -> None:
     place, wrong = put(ring, 0), []
 
     def read() -> None:
         for _ in range(20):
-            pixels = read_place(folder, place)
+            pixels = reader.read(place)
             if pixels is None or not np.array_equal(pixels, picture(0)):
                 wrong.append(pixels)
 
@@ -271,44 +278,64 @@ shm_ring.RingWriter.create(folder, 65536, 20000)
     assert not list(folder.iterdir())
 
 
-def test_places_of_an_older_ring_are_stale(ring: RingWriter, folder: Path) -> None:
+def test_a_dead_writer_s_memory_is_free_though_a_reader_has_it_mapped(folder: Path, reader: RingReader) -> None:
+    program = """
+from keepsight.ipc import shm_ring
+ring = shm_ring.RingWriter.create(folder, 65536, 20000)
+place = ring.put("name", np.full((50, 20, 3), 7, np.uint8))
+(folder / "place").write_text(repr((place.ring_id, 1, place.offset, place.num_bytes, place.shape, place.signature)))
+stop_in(shm_ring, "_sign")
+ring.put("other", np.full((50, 20, 3), 7, np.uint8))
+"""
+    with stopped_process(program, folder) as writer:
+        place = RingPlace(*ast.literal_eval((folder / "place").read_text()))
+        assert reader.read(place) is not None
+        kill(writer)
+    assert reader._ring is not None
+    assert reader._ring.content.any()
+    remove_dead_rings(folder)
+    assert not reader._ring.content.any()
+    assert reader.read(place) is None
+
+
+def test_places_of_an_older_ring_are_stale(ring: RingWriter, folder: Path, reader: RingReader) -> None:
     older = put(ring, 1)
     ring.close()
     newer = RingWriter.create(folder, MAX_BYTES, MAX_OBJECT_BYTES)
     assert newer.put("1", picture(1)) is not None
-    assert read_place(folder, older) is None
+    assert reader.read(older) is None
     newer.close()
 
 
 # Forged handles -------------------------------------------------------------------------------------------------
 
 
-def test_forged_places_are_refused(ring: RingWriter, folder: Path) -> None:
+def test_forged_places_are_refused(ring: RingWriter, reader: RingReader) -> None:
     rng = np.random.default_rng(0)
     places = [put(ring, seed) for seed in range(8)]
     for _ in range(3000):
         place = places[rng.integers(8)]
         forged = distort(place, places, rng)
-        pixels = read_place(folder, forged)
+        pixels = reader.read(forged)
         assert pixels is None or (forged in places and np.array_equal(pixels, picture(places.index(forged))))
 
 
-def test_pixels_that_look_like_an_entry_never_become_one(ring: RingWriter, folder: Path) -> None:
+def test_pixels_that_look_like_an_entry_never_become_one(ring: RingWriter, reader: RingReader) -> None:
     place = put(ring, 0)
     header = shm_ring._ENTRY.pack(77, 1084) + shm_ring._COUNT.pack(0) + shm_ring._METADATA.pack(bytes(16), 5, 5, 3)
     fake = np.frombuffer(header.ljust(64 * 3, b"\0"), np.uint8).reshape(1, 64, 3)
     inside = ring.put("fake", fake)
     assert inside
     forged = dataclasses.replace(place, entry_id=77, offset=inside.offset + 64, num_bytes=75, shape=(5, 5, 3))
-    assert read_place(folder, dataclasses.replace(forged, signature=bytes(16))) is None
-    assert read_place(folder, forged) is None
+    assert reader.read(dataclasses.replace(forged, signature=bytes(16))) is None
+    assert reader.read(forged) is None
 
 
-def test_a_file_that_is_no_ring_is_refused(ring: RingWriter, folder: Path) -> None:
+def test_a_file_that_is_no_ring_is_refused(ring: RingWriter, folder: Path, reader: RingReader) -> None:
     place = put(ring, 0)
     for content in (b"", b"x" * 5000):
         (folder / f"ring-{0:016x}").write_bytes(content)
-        assert read_place(folder, dataclasses.replace(place, ring_id=f"{0:016x}")) is None
+        assert reader.read(dataclasses.replace(place, ring_id=f"{0:016x}")) is None
 
 
 # Against a model ------------------------------------------------------------------------------------------------
@@ -323,6 +350,7 @@ class RingAgainstADict(RuleBasedStateMachine):
         super().__init__()
         self.directory = RunDirectory.create()
         self.ring = RingWriter.create(self.directory.path, 8192, 4000)
+        self.reader = RingReader(self.directory.path)
         self.given: list[tuple[RingPlace, Pixels]] = []
         self.known: dict[str, Pixels] = {}
         self.reading: list[tuple[int, Any, RingPlace]] = []
@@ -344,7 +372,7 @@ class RingAgainstADict(RuleBasedStateMachine):
     @rule(data=st.data())
     def read(self, data: st.DataObject) -> None:
         place, pixels = data.draw(st.sampled_from(self.given))
-        read = read_place(self.directory.path, place)
+        read = self.reader.read(place)
         assert read is None or np.array_equal(read, pixels)
 
     @precondition(lambda self: self.given)
@@ -352,7 +380,7 @@ class RingAgainstADict(RuleBasedStateMachine):
     def the_newest_is_there(self) -> None:
         place, pixels = self.given[-1]
         if place in [entry.place for entry in self.ring._index.values()]:
-            read = read_place(self.directory.path, place)
+            read = self.reader.read(place)
             assert read is not None
             assert np.array_equal(read, pixels)
 
@@ -362,7 +390,7 @@ class RingAgainstADict(RuleBasedStateMachine):
         place, _ = data.draw(st.sampled_from(self.given))
         (path,) = self.directory.path.glob("ring-*")
         descriptor = os.open(path, os.O_RDWR)
-        held = shm_ring._payload_lock(descriptor, place, is_shared=True)
+        held = shm_ring._reading_lock(descriptor, place, is_shared=True)
         assert held.__enter__()
         if shm_ring._change_count(descriptor, place, 1):
             self.reading.append((descriptor, held, place))

@@ -15,7 +15,7 @@ from keepsight.frontend.pixel_cache import as_kept, held_bytes
 from keepsight.ipc.pixel_mode import PixelMode, cache_bytes
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.shared_store import SharedStore
-from keepsight.ipc.shm_ring import read_place
+from keepsight.ipc.shm_ring import RingReader
 from keepsight.requests import MediaArrived, Pixels, RingPlace, StoredPixels
 
 
@@ -107,12 +107,15 @@ class RingSource(InlineSource):
     """Of `shm`: copies out of the frontend's ring, whichever it is by now."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._reader = RingReader(folder)
 
     def receive(self, message: MediaArrived) -> Pixels | None:
         if isinstance(message.pixels, RingPlace):
-            return read_place(self._folder, message.pixels)
+            return self._reader.read(message.pixels)
         return super().receive(message)
+
+    def close(self) -> None:
+        self._reader.close()
 
 
 class StoreSource(InlineSource):

@@ -3,14 +3,15 @@
     file:   [magic][key] entries...          entry: [4-byte id][4-byte size] object, and so on at multiples of 64 bytes
     object: [4-byte reference count][signature, shape] payload
 
-The writer alone knows which media lie where.  A reader is told the place, reads by copying, and makes sure afterwards
+The writer alone knows which media lie where.  A reader is told the place, copies, and makes sure afterwards
 that it was not overwritten meanwhile.  The count is of those who are reading right now, each of whom also holds a lock
-on the payload, which dies with it: so a count that a dead reader left is known for one, and nobody can block the ring.
+of the entry's, which dies with it: so a count that a dead reader left is known for one, and nobody can block the ring.
 Invariants: the file's size never changes, and all of it is really there; a place gives the pixels that it was made for,
 or None.
 """
 
 import fcntl
+import mmap
 import os
 import re
 import secrets
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 
 from keepsight.ipc.record_lock import opened, try_lock
 from keepsight.ipc.unnamed_file import give_name, open_unnamed
@@ -42,6 +44,9 @@ _UNIT = 64
 # Where an entry's payload begins, and the file's first entry.
 _HEADER_BYTES = _FIRST = _UNIT
 _LAST_ID = (1 << 32) - 1
+# Locks lie behind the file's end, two bytes for each id, so that who reads what was cleared never holds up what came
+# in its place.
+_LOCKS = 1 << 48
 # A count is locked for microseconds: whoever holds it longer was stopped.
 _PATIENCE_SECONDS = 1.0
 
@@ -71,6 +76,7 @@ class RingWriter:
         self._directory, self._ring_id, self._descriptor, self._key = directory, ring_id, descriptor, key
         self._max_object_bytes = min(max_object_bytes, _LAST_ID - _HEADER_BYTES)
         self.num_bytes = os.fstat(descriptor).st_size
+        self._reader = RingReader(directory)
         self._lock = threading.Lock()
         # The oldest first; those that were dropped keep their place until it is overwritten.
         self._entries: deque[_Entry] = deque()
@@ -101,7 +107,7 @@ class RingWriter:
 
     def read(self, media_hash: str) -> Pixels | None:
         place = self.find(media_hash)
-        return None if place is None else read_place(self._directory, place)
+        return None if place is None else self._reader.read(place)
 
     def put(self, media_hash: str, pixels: Pixels) -> RingPlace | None:
         """None: it is too large, or what would have to go for it is being read.  A known one stays where it is."""
@@ -138,6 +144,7 @@ class RingWriter:
                 _path_of(self._directory, self._ring_id).unlink(missing_ok=True)
                 os.close(self._descriptor)
                 self._descriptor = -1
+            self._reader.close()
             self._entries.clear()
             self._index.clear()
 
@@ -166,7 +173,7 @@ class RingWriter:
         return True
 
     def _try_take_back(self, entry: _Entry) -> bool:
-        with try_lock(self._descriptor, _count_offset(entry.place), _COUNT.size) as is_held:
+        with _count_lock(self._descriptor, entry.place) as is_held:
             if not is_held or self._is_being_read(entry.place):
                 return False
             self._invalidate(entry)
@@ -175,7 +182,7 @@ class RingWriter:
     def _is_being_read(self, place: RingPlace) -> bool:
         if _read_count(self._descriptor, place) == 0:
             return False
-        with _payload_lock(self._descriptor, place, is_shared=False) as is_held:
+        with _reading_lock(self._descriptor, place, is_shared=False) as is_held:
             return not is_held
 
     def _invalidate(self, entry: _Entry) -> None:
@@ -210,16 +217,49 @@ class RingWriter:
             assert self._descriptor < 0 or os.fstat(self._descriptor).st_blocks * 512 >= self.num_bytes
 
 
-def read_place(directory: Path, place: RingPlace) -> Pixels | None:
-    """A copy of what lies there; None if the place is stale or was never given out."""
-    if not _RING_ID.fullmatch(place.ring_id):
-        return None
-    try:
-        # A holder of locks of its own, for threads that read at once.
-        with opened(_path_of(directory, place.ring_id), os.O_RDWR) as descriptor:
-            return _read(descriptor, place) if _is_authentic(descriptor, place) else None
-    except OSError:
-        return None
+class RingReader:
+    """Of whichever ring a place names; shared by threads."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._ring: _MappedRing | None = None
+
+    def read(self, place: RingPlace) -> Pixels | None:
+        """A copy of what lies there; None if the place is stale or was never given out."""
+        if not _RING_ID.fullmatch(place.ring_id):
+            return None
+        try:
+            # A holder of locks of its own, for threads that read at once.
+            with opened(_path_of(self._directory, place.ring_id), os.O_RDWR) as descriptor:
+                ring = self._map(descriptor, place.ring_id)
+                return _read(descriptor, ring.content, place) if ring.is_authentic(place) else None
+        except (OSError, ValueError):
+            # There is no such ring, or it is none.
+            return None
+
+    def close(self) -> None:
+        self._ring = None
+
+    def _map(self, descriptor: int, ring_id: str) -> "_MappedRing":
+        """Kept, as all its pages would have to be found again; there is one writer, and so one ring at a time."""
+        ring = self._ring
+        if ring is None or ring.ring_id != ring_id:
+            content = np.frombuffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), np.uint8)
+            magic, key = _FILE.unpack(content[: _FILE.size].tobytes().ljust(_FILE.size, b"\0"))
+            self._ring = ring = _MappedRing(ring_id, magic, key, content)
+        return ring
+
+
+@dataclass(frozen=True, slots=True)
+class _MappedRing:
+    ring_id: str
+    magic: bytes
+    key: bytes
+    content: npt.NDArray[np.uint8]
+
+    def is_authentic(self, place: RingPlace) -> bool:
+        signature = _sign(self.key, place.ring_id, place.entry_id, place.offset, place.num_bytes, place.shape)
+        return self.magic == _MAGIC and compare_digest(place.signature, signature)
 
 
 def remove_dead_rings(directory: Path) -> None:
@@ -229,6 +269,9 @@ def remove_dead_rings(directory: Path) -> None:
         with suppress(FileNotFoundError, BlockingIOError), opened(path, os.O_RDWR) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
+            # A reader may have it mapped still: its pages read as zeros from now on, and their memory is free.
+            with mmap.mmap(descriptor, 0) as content:
+                content.madvise(mmap.MADV_REMOVE)
 
 
 def _path_of(directory: Path, ring_id: str) -> Path:
@@ -240,25 +283,18 @@ def _sign(key: bytes, *parts: object) -> bytes:
     return blake2b(repr(parts).encode(), key=key, digest_size=16).digest()
 
 
-def _is_authentic(descriptor: int, place: RingPlace) -> bool:
-    magic, key = _FILE.unpack(os.pread(descriptor, _FILE.size, 0).ljust(_FILE.size, b"\0"))
-    parts = (place.ring_id, place.entry_id, place.offset, place.num_bytes, place.shape)
-    return magic == _MAGIC and compare_digest(place.signature, _sign(key, *parts))
-
-
-def _read(descriptor: int, place: RingPlace) -> Pixels | None:
-    with _payload_lock(descriptor, place, is_shared=True) as is_held:
+def _read(descriptor: int, content: npt.NDArray[np.uint8], place: RingPlace) -> Pixels | None:
+    start = place.offset + _HEADER_BYTES
+    with _reading_lock(descriptor, place, is_shared=True) as is_held:
         if not is_held or not _change_count(descriptor, place, 1):
             return None
-        pixels = np.empty(place.shape, np.uint8)
-        num_read = os.preadv(descriptor, [pixels.data.cast("B")], place.offset + _HEADER_BYTES)
-        is_whole = _change_count(descriptor, place, -1) and num_read == place.num_bytes
-        return pixels if is_whole else None
+        pixels = content[start : start + place.num_bytes].reshape(place.shape).copy()
+        return pixels if _change_count(descriptor, place, -1) else None
 
 
 def _change_count(descriptor: int, place: RingPlace, by: int) -> bool:
     """False, and nothing is changed, if something else lies there."""
-    with try_lock(descriptor, _count_offset(place), _COUNT.size, patience=_PATIENCE_SECONDS) as is_held:
+    with _count_lock(descriptor, place, patience=_PATIENCE_SECONDS) as is_held:
         if not is_held or not _lies_at(descriptor, place):
             return False
         # A writer may have taken a reader for dead between its locks.
@@ -282,5 +318,9 @@ def _read_count(descriptor: int, place: RingPlace) -> int:
     return int(_COUNT.unpack(os.pread(descriptor, _COUNT.size, _count_offset(place)))[0])
 
 
-def _payload_lock(descriptor: int, place: RingPlace, is_shared: bool) -> AbstractContextManager[bool]:
-    return try_lock(descriptor, place.offset + _HEADER_BYTES, place.num_bytes, is_shared=is_shared)
+def _count_lock(descriptor: int, place: RingPlace, patience: float = 0) -> AbstractContextManager[bool]:
+    return try_lock(descriptor, _LOCKS + 2 * place.entry_id, patience=patience)
+
+
+def _reading_lock(descriptor: int, place: RingPlace, *, is_shared: bool) -> AbstractContextManager[bool]:
+    return try_lock(descriptor, _LOCKS + 2 * place.entry_id + 1, is_shared=is_shared)
