@@ -94,6 +94,10 @@ def test_the_web_framework_appears_only_in_the_frontend_and_where_it_is_started(
             assert not any(WEB.match(module) for module in imported), name
 
 
+def test_sockets_of_zeromq_appear_in_one_file() -> None:
+    assert not offenders("", r"zmq\b", but="ipc/zmq_channel.py")
+
+
 def test_nothing_needs_transformers_torchvision_or_pickle() -> None:
     assert not offenders("", r"(transformers|torchvision|pickle|cloudpickle|dill|shelve|marshal)\b")
 

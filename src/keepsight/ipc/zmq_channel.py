@@ -368,7 +368,7 @@ class _SocketThread(Generic[T]):
 
     def take_events(self) -> Iterator[tuple[int, int]]:
         """What happened to connections, and to which of the kernel's."""
-        while self._monitor.poll(0):
+        while int(self._monitor.get(zmq.EVENTS)) & zmq.POLLIN:
             event = recv_monitor_message(self._monitor)
             yield event["event"], event["value"]
 

@@ -1,0 +1,180 @@
+"""What crossing between two processes costs: a small message, a picture's pixels, a step's tokens.
+
+    python benchmarks/wire.py [--rounds 300]
+
+An echo in another process answers each message; a round trip is timed on the wall, medians are given.  The contestants
+take turns, so that a busy machine disturbs none more than the others.  The rows below "bare" are the floor: a copy
+within one process, and ZeroMQ without codec, threads or handshake, there and back.  Pixels go one way, and are answered
+by a small message.
+"""
+
+import argparse
+import os
+import queue
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import zmq
+
+from keepsight.ipc.codec import decode_from_engine, decode_to_engine, encode_from_engine, encode_to_engine
+from keepsight.ipc.handshake import Welcome
+from keepsight.ipc.zmq_channel import EngineListener, FrontendChannel
+from keepsight.requests import (
+    AbortRequest,
+    EngineRequest,
+    FromEngine,
+    MediaArrived,
+    MediaHeld,
+    ResetCaches,
+    ToEngine,
+    TokenOutput,
+)
+from keepsight.sampling_params import SamplingParams
+
+SIDE, TOKENS_A_STEP, STEPS = 896, 64, 2000
+SMALL = AbortRequest("1234")
+PICTURE = MediaArrived("ab" * 32, np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3), np.uint8))
+PROMPT = EngineRequest("1234", tuple(range(1000, 1300)), (), SamplingParams())
+STEP: list[FromEngine] = [TokenOutput(f"{index:04}", 0, 100 * index) for index in range(TOKENS_A_STEP)]
+ANSWER: list[FromEngine] = [MediaHeld(("ab" * 32,))]
+
+
+# The other process --------------------------------------------------------------------------------------------
+
+
+def echo(endpoint: str) -> None:
+    def answer(frontend_id: str, message: ToEngine) -> None:
+        if isinstance(message, ResetCaches):
+            for _ in range(STEPS):
+                listener.send(frontend_id, STEP)
+        listener.send(frontend_id, ANSWER)
+
+    listener = EngineListener(endpoint, Welcome("echo", 1, "none"), answer, lambda _: None)
+    sys.stdin.read()
+    listener.close()
+
+
+def echo_bare(endpoint: str) -> None:
+    context = zmq.Context()
+    socket = context.socket(zmq.PAIR)
+    socket.bind(endpoint)
+    poller = zmq.Poller()
+    poller.register(socket, zmq.POLLIN)
+    poller.register(sys.stdin.fileno(), zmq.POLLIN)
+    while not any(fd == sys.stdin.fileno() for fd, _ in poller.poll()):
+        socket.recv_multipart(copy=False)
+        socket.send(b"x")
+    context.destroy(linger=0)
+
+
+# This one -----------------------------------------------------------------------------------------------------
+
+
+def start(mode: str, endpoint: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, __file__, "--echo", mode, endpoint], stdin=subprocess.PIPE)
+
+
+def in_turns(rounds: int, contestants: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Microseconds, the medians."""
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds + 10):
+        for name, contestant in contestants.items():
+            began = time.perf_counter()
+            contestant()
+            times[name].append((time.perf_counter() - began) * 1e6)
+    return {name: statistics.median(its[10:]) for name, its in times.items()}
+
+
+def codec_contestants() -> dict[str, Callable[[], object]]:
+    prompt, step, picture = encode_to_engine(PROMPT), encode_from_engine(STEP), encode_to_engine(PICTURE)
+    return {
+        "codec: write a request of 300 tokens": lambda: encode_to_engine(PROMPT),
+        "codec: read it": lambda: decode_to_engine(prompt),
+        "codec: write a step of 64 tokens": lambda: encode_from_engine(STEP),
+        "codec: read it ": lambda: decode_from_engine(step),
+        "codec: write a picture": lambda: encode_to_engine(PICTURE),
+        "codec: read it  ": lambda: decode_to_engine(picture),
+    }
+
+
+def channel_contestants(
+    channel: FrontendChannel, heard: "queue.Queue[Sequence[FromEngine]]"
+) -> dict[str, Callable[[], object]]:
+    def round_trip(message: ToEngine) -> None:
+        assert channel.send(message)
+        heard.get()
+
+    return {
+        "channel: a small message there and back": lambda: round_trip(SMALL),
+        "channel: a request of 300 tokens": lambda: round_trip(PROMPT),
+        "channel: a picture of 2.4 MB": lambda: round_trip(PICTURE),
+    }
+
+
+def bare_contestants(socket: "zmq.Socket[bytes]") -> dict[str, Callable[[], object]]:
+    pixels = PICTURE.pixels
+    assert isinstance(pixels, np.ndarray)
+    view = pixels.data.cast("B")
+
+    def round_trip(frame: bytes | memoryview, copy: bool) -> None:
+        socket.send_multipart([frame], copy=copy)
+        socket.recv()
+
+    return {
+        "bare: a copy of 2.4 MB in memory": pixels.copy,
+        "bare zmq: a small message": lambda: round_trip(b"x", True),
+        "bare zmq: 2.4 MB, not copied": lambda: round_trip(view, False),
+        "bare zmq: 2.4 MB, copied by the sender": lambda: round_trip(view, True),
+    }
+
+
+def tokens_per_second(channel: FrontendChannel, heard: "queue.Queue[Sequence[FromEngine]]") -> float:
+    began = time.perf_counter()
+    channel.send(ResetCaches())
+    num_tokens = 0
+    while (outputs := heard.get()) != ANSWER:
+        num_tokens += len(outputs)
+    return num_tokens / (time.perf_counter() - began)
+
+
+def measure(rounds: int, folder: str) -> None:
+    endpoint, bare_endpoint = f"ipc://{folder}/echo", f"ipc://{folder}/bare"
+    children = [start("channel", endpoint), start("bare", bare_endpoint)]
+    heard = queue.Queue[Sequence[FromEngine]]()
+    channel = FrontendChannel(endpoint, "benchmark", heard.put, print)
+    context = zmq.Context()
+    try:
+        channel.connect(20)
+        socket = context.socket(zmq.PAIR)
+        socket.connect(bare_endpoint)
+        contestants = codec_contestants() | channel_contestants(channel, heard) | bare_contestants(socket)
+        for name, median in in_turns(rounds, contestants).items():
+            print(f"{name.strip():44} {median:9.1f} us")
+        speeds = [tokens_per_second(channel, heard) for _ in range(5)]
+        print(f"{'steps of 64 tokens, one after another':44} {statistics.median(speeds):9,.0f} tokens/s")
+    finally:
+        channel.close()
+        context.destroy(linger=0)
+        for child in children:
+            child.communicate()
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--echo"]:
+        {"channel": echo, "bare": echo_bare}[sys.argv[2]](sys.argv[3])
+        return
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=300)
+    args = parser.parse_args()
+    print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    with tempfile.TemporaryDirectory() as folder:
+        measure(args.rounds, folder)
+
+
+if __name__ == "__main__":
+    main()
