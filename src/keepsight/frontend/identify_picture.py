@@ -96,6 +96,8 @@ class PictureIdentifier:
     def name(
         self, pictures: Sequence[Picture], config: ImageProcessorConfig, cache_salt: str | None
     ) -> tuple[NamedPicture, ...]:
+        if not pictures:
+            return ()
         hasher = MediaHasher(self._model_id, config, cache_salt, self._algorithm)
         return tuple(
             NamedPicture(picture, self._name_parts(picture, hasher), config, hasher, self._known, self._max_pixels)
