@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 class Asked:
     path: str
     headers: dict[str, str]  # names in lower case
+    has_left: Callable[[], bool]  # whoever asked
 
 
 Answer = Callable[[Asked, asyncio.StreamWriter], Awaitable[None]]
@@ -61,7 +62,7 @@ class PictureServer:
                 path = asked.path.partition("?")[0]
                 await self.answers.get(path, answering(response(status=404)))(asked, writer)
                 await writer.drain()
-        except OSError:  # the client left
+        except (OSError, asyncio.CancelledError):  # the client left, or the test ends
             pass
         finally:
             writer.close()
@@ -95,7 +96,7 @@ async def _requests(reader: asyncio.StreamReader) -> AsyncIterator[Asked]:
     while head := await _read_head(reader):
         line, *lines = head.decode("latin-1").split("\r\n")
         named = (each.partition(":") for each in lines if each)
-        yield Asked(line.split(" ")[1], {name.lower(): text.strip() for name, _, text in named})
+        yield Asked(line.split(" ")[1], {name.lower(): text.strip() for name, _, text in named}, reader.at_eof)
 
 
 async def _read_head(reader: asyncio.StreamReader) -> bytes:

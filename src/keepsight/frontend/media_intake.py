@@ -87,7 +87,10 @@ class MediaIntake:
 
 def _fields_of(remote: Sequence[PicturePart]) -> dict[str, str]:
     """By URL, what the caller calls the first picture of it."""
-    return {str(part.source): part.field for part in reversed(remote)}
+    fields: dict[str, str] = {}
+    for part in remote:
+        fields.setdefault(str(part.source), part.field)
+    return fields
 
 
 def _scheme_of(source: object) -> str | None:
