@@ -50,6 +50,7 @@ SAID: dict[str, tuple[tuple[str, ...], Any]] = {
     "mm_processor_cache_gb": (("--mm-processor-cache-gb", "0.5"), 0.5),
     "mm_processor_cache_type": (("--mm-processor-cache-type", "shm"), "shm"),
     "mm_shm_cache_max_object_size_mb": (("--mm-shm-cache-max-object-size-mb", "64"), 64.0),
+    "verify_hits": (("--verify-hits", "0.25"), 0.25),
     "media_workers": (("--media-workers", "3"), 3),
     "limit_mm_per_prompt": (("--limit-mm-per-prompt", '{"image": 8}'), {"image": 8}),
     "max_image_pixels": (("--max-image-pixels", "1000"), 1000),
