@@ -66,7 +66,8 @@ def test_every_field_arrives() -> None:
     request = parse(
         max_completion_tokens=7, temperature=0, top_p=0.5, n=2, stop="x", seed=3, logprobs=True, top_logprobs=4,
         logit_bias={"12": -1}, presence_penalty=1, frequency_penalty=-1, top_k=5, min_p=0.1, repetition_penalty=1.5,
-        ignore_eos=True, stop_token_ids=[9], min_tokens=2, include_stop_str_in_output=True, skip_special_tokens=False,
+        ignore_eos=True, stop_token_ids=[9], allowed_token_ids=[9, 8], min_tokens=2,
+        include_stop_str_in_output=True, skip_special_tokens=False,
         stream=True, stream_options={"include_usage": True}, mm_processor_kwargs={"do_pan_and_scan": True},
         cache_salt="tenant", priority=-2,
         user="me", metadata={"a": "b"}, prompt_cache_key="k", safety_identifier="s",
@@ -74,7 +75,8 @@ def test_every_field_arrives() -> None:
     assert request.to_sampling_params() == SamplingParams(
         max_tokens=7, temperature=0, top_p=0.5, n=2, stop="x", seed=3, logprobs=4, logit_bias={12: -1},
         presence_penalty=1, frequency_penalty=-1, top_k=5, min_p=0.1, repetition_penalty=1.5, ignore_eos=True,
-        stop_token_ids=[9], min_tokens=2, include_stop_str_in_output=True, skip_special_tokens=False,
+        stop_token_ids=[9], allowed_token_ids=[9, 8], min_tokens=2,
+        include_stop_str_in_output=True, skip_special_tokens=False,
     )  # fmt: skip
     assert request.stream
     assert request.includes_usage
@@ -162,6 +164,29 @@ def test_an_unknown_field_is_refused_with_its_path(fields: dict[str, Any], field
 def test_a_wrong_value_is_refused_with_its_path(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         parse(**fields).to_sampling_params()
+    assert caught.value.field == field
+
+
+def test_tools_are_shown_as_they_were_sent_unless_none_is_to_be_called() -> None:
+    function = {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}}
+    tools = [{"type": "function", "function": function}, {"type": "function", "function": {"name": "bare"}}]
+    assert parse(tools=tools).shown_tools == parse(tools=tools, tool_choice="auto").shown_tools == tools
+    assert parse(tools=tools, tool_choice="none").shown_tools == parse(tools=[]).shown_tools == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "retrieval", "function": {"name": "a"}}]}, "tools[0].type"),
+        ({"tools": {}}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice"),
+    ],
+)
+def test_a_tool_that_is_none_and_a_call_that_is_forced_are_refused(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        parse(**fields)
     assert caught.value.field == field
 
 

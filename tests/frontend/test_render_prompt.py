@@ -226,3 +226,21 @@ def test_a_broken_template_names_its_file(tmp_path: Path, files: dict[str, Any],
     with pytest.raises(CheckpointConfigError, match=said) as caught:
         write(tmp_path, **files)
     assert caught.value.path.parent == tmp_path
+
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+def test_tools_are_shown_to_a_template_that_has_a_place_for_them() -> None:
+    source = "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% else %}none{% endif %}"
+    assert json.loads(render(source, tools=[TOOL])) == TOOL
+    assert render(source, tools=[]) == render(source) == "none"
+
+
+def test_a_template_without_a_place_for_tools_refuses_them_by_name() -> None:
+    for source in ("{{ messages }}", "{% set tools = 1 %}{{ tools }}", "tools"):
+        with pytest.raises(UnsupportedFieldError, match="no place for tools") as caught:
+            render(source, tools=[TOOL])
+        assert caught.value.field == "tools"
+    with pytest.raises(UnsupportedFieldError):
+        demo_template().render([user(text_part("hi"))], tools=[TOOL])

@@ -23,6 +23,7 @@ from keepsight.sampling_params import SamplingParams
 
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.?(?P<at>.*)`)?", re.DOTALL)
+_MISSING_FIELD = re.compile(r"Object missing required field `(?P<name>.*?)`(?: - at `\$\.?(?P<at>.*)`)?", re.DOTALL)
 _AT_PATH = re.compile(r"(?P<message>.*) - at `\$\.?(?P<path>.*)`", re.DOTALL)
 
 
@@ -254,8 +255,9 @@ def _refuse_invalid(message: str) -> NoReturn:
     """Names the field: msgspec puts its path behind its message."""
     if unknown := _UNKNOWN_FIELD.fullmatch(message):
         _refuse_unknown(unknown["name"], unknown["at"] or "")
-    if missing := re.fullmatch("Object missing required field `(.*)`", message):
-        raise InvalidArgumentError(missing[1], "is required")
+    if missing := _MISSING_FIELD.fullmatch(message):
+        parent = missing["at"] or ""
+        raise InvalidArgumentError(f"{parent}.{missing['name']}" if parent else missing["name"], "is required")
     if placed := _AT_PATH.fullmatch(message):
         raise InvalidArgumentError(placed["path"] or "body", placed["message"])
     raise InvalidArgumentError("body", message)

@@ -80,4 +80,10 @@ def _try_to_compile(grammar: str) -> str:
         return f"it takes more than {MAX_SECONDS} seconds"
     if done.returncode:
         return f"it takes more than {MAX_SECONDS} seconds or 2 GiB of memory"
-    return done.stdout[:MAX_MESSAGE_CHARACTERS]
+    return _shorten(done.stdout.strip())
+
+
+def _shorten(message: str) -> str:
+    """What is wrong is often told at the end, behind the whole grammar."""
+    half = MAX_MESSAGE_CHARACTERS // 2
+    return message if len(message) <= 2 * half else f"{message[:half]} ... {message[-half:]}"

@@ -5,6 +5,7 @@ token.  A guide follows its own sequence and no other; what goes wrong with it i
 `fault`.  Knows nothing of how a token is chosen.  llguidance is imported with the first guided request.
 """
 
+import json
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -92,11 +93,23 @@ class GuideMaker:
         if self._path is None:
             raise ValueError("this model has no tokenizer")
         if self._tokenizer is None:
-            self._tokenizer = LLTokenizer(str(self._path), eos_token=sorted(self._end_ids) or None)
+            self._tokenizer = LLTokenizer(_read_tokenizer(self._path), eos_token=sorted(self._end_ids) or None)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
             raise ValueError(matcher.get_error())
         return matcher
+
+
+def _read_tokenizer(path: Path) -> str:
+    """Without its added tokens that are plain text, such as `<table>`, which are in the vocabulary all the same.
+
+    llguidance takes what is added and looks like a tag for special, and falls over it where a grammar demands the text.
+    """
+    written = json.loads(path.read_text(encoding="utf-8"))
+    vocabulary = written["model"]["vocab"]
+    added = written["added_tokens"]
+    written["added_tokens"] = [each for each in added if each["special"] or each["content"] not in vocabulary]
+    return json.dumps(written)
 
 
 def forbid_tokens(logits: Tensor, guides: Sequence[Guide | None]) -> None:

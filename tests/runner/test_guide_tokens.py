@@ -1,0 +1,241 @@
+"""What a guide allows is what llguidance's grammar allows, whatever happens to the sequence meanwhile."""
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from llguidance import LLMatcher
+
+from keepsight.demo import checkpoint_path
+from keepsight.frontend.tokenizer import Tokenizer
+from keepsight.requests import EngineRequest
+from keepsight.runner.guide_tokens import Guide, GuideMaker, forbid_tokens
+from keepsight.runner.sample_tokens import SamplingState, sample_tokens
+from keepsight.sampling_params import SamplingParams
+from keepsight.structured_outputs import StructuredOutputsParams
+from tests.frontend.gemma_like import gemma_like_checkpoint
+from tests.runner.small_model import Driver, SmallModel
+
+CPU = torch.device("cpu")
+DEMO = checkpoint_path() / "tokenizer.json"
+END = frozenset({1, 6})
+VOCAB_SIZE = 960  # the demo model's: more than its tokenizer has
+
+
+def regex(pattern: str) -> StructuredOutputsParams:
+    return StructuredOutputsParams(regex=pattern)
+
+
+@pytest.fixture(scope="module")
+def maker() -> Iterator[GuideMaker]:
+    maker = GuideMaker(DEMO, END)
+    yield maker
+    maker.close()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_checkpoint(checkpoint_path())
+
+
+def allowed_by(guide: Guide, vocab_size: int = VOCAB_SIZE) -> set[int]:
+    logits = torch.zeros(1, vocab_size)
+    forbid_tokens(logits, [guide])
+    return set(logits[0].isfinite().nonzero().flatten().tolist())
+
+
+def test_exactly_those_tokens_are_allowed_that_begin_what_the_grammar_describes(
+    maker: GuideMaker, tokenizer: Tokenizer
+) -> None:
+    guide = maker.begin(regex("color(s|ed)?").to_grammar())
+    spellings = {token_id: tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)}
+    beginnings = {b"c", b"co", b"col", b"colo", b"color", b"colors", b"colore", b"colored"}
+    expected = {each for each, said in spellings.items() if said in beginnings and not tokenizer.is_special(each)}
+    assert expected
+    assert allowed_by(guide) == expected
+
+
+@pytest.mark.parametrize("checkpoint", [checkpoint_path(), gemma_like_checkpoint()], ids=["demo", "gemma-like"])
+def test_what_is_said_under_a_guide_is_the_text_that_it_describes(checkpoint: Path) -> None:
+    """Bytes of characters that no token has, spaces, runs of newlines: of two tokenizers."""
+    tokenizer = Tokenizer.from_checkpoint(checkpoint)
+    maker = GuideMaker(checkpoint / "tokenizer.json", tokenizer.eos_token_ids)
+    text = "  a\n\n\n日本 <table>\t\U0001f600é"
+    state = state_for(maker, StructuredOutputsParams(choice=[text]), temperature=2.0, seed=3)
+    said = say(state, lambda: torch.zeros(1, tokenizer.vocab_size + 5))
+    maker.close()
+    assert said[-1] in tokenizer.eos_token_ids
+    assert tokenizer.decode(said[:-1]) == text
+
+
+def state_for(maker: GuideMaker, form: StructuredOutputsParams, **params: Any) -> SamplingState:
+    end_ids, asked = maker._end_ids, SamplingParams(structured_outputs=form, max_tokens=None, **params)
+    return SamplingState(asked, (), end_ids, 0, CPU, maker.begin(form.to_grammar()))
+
+
+def say(state: SamplingState, logits: Callable[[], torch.Tensor]) -> list[int]:
+    """Until an end of answer."""
+    said: list[int] = []
+    while not said or said[-1] not in state.end_ids:
+        assert len(said) < 500
+        said.append(sample_tokens(logits(), [state])[0].token_id)
+        assert state.fault is None
+    return said
+
+
+def test_an_answer_ends_only_where_the_grammar_does(maker: GuideMaker) -> None:
+    guide = maker.begin(regex("AB?").to_grammar())
+    assert not allowed_by(guide) & END
+    [a] = allowed_by(guide)
+    guide.follow(a)
+    assert allowed_by(guide) > END
+    guide.follow(next(iter(allowed_by(guide) - END)))
+    assert allowed_by(guide) == END
+
+
+def test_the_end_of_a_grammar_goes_before_min_tokens_and_every_ban(maker: GuideMaker) -> None:
+    banned = {"min_tokens": 50, "logit_bias": dict.fromkeys(END, -100.0), "allowed_token_ids": [20]}
+    state = state_for(maker, regex("A"), temperature=1.0, seed=1, **banned)
+    assert len(say(state, lambda: torch.randn(1, VOCAB_SIZE))) == 2
+
+
+def test_rows_without_a_guide_are_left_alone_and_others_are_each_its_own(maker: GuideMaker) -> None:
+    guides = [None, maker.begin(regex("A").to_grammar()), None, maker.begin(regex("B").to_grammar())]
+    logits = torch.zeros(4, VOCAB_SIZE)
+    forbid_tokens(logits, guides)
+    assert logits.isfinite().sum(dim=-1).tolist() == [VOCAB_SIZE, 1, VOCAB_SIZE, 1]
+    assert logits[1].argmax() != logits[3].argmax()
+
+
+def test_choices_of_one_request_share_a_grammar_and_no_place_in_it(maker: GuideMaker) -> None:
+    first, second = (maker.begin(regex("AB").to_grammar()) for _ in range(2))
+    first.follow(*allowed_by(first))
+    assert allowed_by(first) != allowed_by(second)
+
+
+def test_logprobs_are_the_models_own_whatever_was_forbidden(maker: GuideMaker) -> None:
+    logits = torch.randn(1, VOCAB_SIZE)
+    state = state_for(maker, regex("A"), temperature=0, logprobs=0)
+    [token] = sample_tokens(logits, [state])
+    assert token.logprobs is not None
+    assert token.logprobs[0].logprob == pytest.approx(float(logits[0].log_softmax(-1)[token.token_id]))
+
+
+def test_nothing_is_loaded_before_the_first_guided_request_and_a_grammar_is_compiled_once() -> None:
+    maker = GuideMaker(DEMO, END)
+    assert (maker._thread, maker._tokenizer) == (None, None)
+    guides = [maker.begin(regex("A").to_grammar()) for _ in range(3)]
+    assert len({id(guide._compiled) for guide in guides}) == 1
+    maker.close()
+
+
+def test_only_so_many_compiled_grammars_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keepsight.runner.guide_tokens.MAX_COMPILED", 2)
+    maker = GuideMaker(DEMO, END)
+    first, again, other, third = (maker.begin(regex(each).to_grammar()) for each in ("A", "A", "B", "C"))
+    assert list(maker._compiled) == [regex(each).to_grammar() for each in ("B", "C")]
+    # Who has one keeps it.
+    assert allowed_by(first) == allowed_by(again)
+    assert len({frozenset(allowed_by(each)) for each in (first, other, third)}) == 3
+    maker.close()
+
+
+def test_a_grammar_is_waited_for_with_the_first_token_only() -> None:
+    compiled: Future[LLMatcher] = Future()
+    guide, asked = Guide(compiled), threading.Event()
+
+    def ask() -> None:
+        asked.set()
+        guide.mask()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert asked.wait(20)
+    assert guide.fault is None
+    compiled.set_exception(ValueError("too large"))
+    thread.join(20)
+    assert guide.fault == "structured outputs: too large"
+
+
+# In the runner ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
+    return SmallModel(0, tmp_path_factory.mktemp("small"))
+
+
+def guided(small: SmallModel, name: str, form: StructuredOutputsParams, **params: Any) -> EngineRequest:
+    return small.request(name, prompt_seed=5, structured_outputs=form, **params)
+
+
+LETTERS = regex("[A-F]{12}")
+
+
+def drive(small: SmallModel) -> Driver:
+    return Driver(small, end_ids=END, tokenizer_path=DEMO)
+
+
+def begin(driver: Driver, request: EngineRequest) -> tuple[str, int]:
+    sequence_id = driver.begin(request)
+    for piece in driver.prompt_slices(sequence_id):
+        driver.compute(piece)
+    return sequence_id
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, {"temperature": 1.5, "seed": 4}])
+def test_a_preempted_answer_goes_on_where_its_grammar_was(small: SmallModel, params: dict[str, Any]) -> None:
+    answers = []
+    for is_preempted in (False, True):
+        driver = drive(small)
+        sequence_id = begin(driver, guided(small, "a", LETTERS, **params))
+        driver.decode(sequence_id, num_tokens=5)
+        if is_preempted:
+            driver.lose_pages(sequence_id)
+            for piece in driver.prompt_slices(sequence_id):
+                driver.compute(piece)
+            driver.decode(sequence_id, num_tokens=6)
+        else:
+            driver.decode(sequence_id, num_tokens=7)
+        answers.append(driver.tokens[sequence_id])
+        driver.runner.close()
+    assert answers[0] == answers[1]
+    text = Tokenizer.from_checkpoint(checkpoint_path()).decode(answers[0][:12])
+    assert len(text) == 12
+    assert set(text) <= set("ABCDEF")
+    assert answers[0][12] in END
+
+
+def test_a_plain_answer_is_the_same_beside_a_guided_one(small: SmallModel) -> None:
+    driver = drive(small)
+    alone = driver.answer(small.request("plain", prompt_seed=6), 8)
+    plain, other = begin(driver, small.request("again", prompt_seed=6)), begin(driver, guided(small, "b", LETTERS))
+    driver.decode(plain, other, num_tokens=7)
+    assert driver.tokens[plain] == alone
+    driver.runner.close()
+
+
+def test_a_guide_that_fails_costs_its_own_sequence_and_no_other(small: SmallModel) -> None:
+    driver = drive(small)
+    plain, broken = begin(driver, small.request("plain")), begin(driver, guided(small, "broken", LETTERS))
+    guide = driver.runner.sequences._sequences[broken].sampling.guide
+    assert guide is not None
+    guide.fault = "too complex"
+    result = driver.compute(driver.next_slice(plain), driver.next_slice(broken))
+    assert result.failed_sequences == {broken: "too complex"}
+    assert [each.sequence_id for each in result.computed] == [plain]
+    driver.runner.close()
+
+
+def test_without_a_tokenizer_a_guided_request_fails_and_says_why(small: SmallModel) -> None:
+    driver = Driver(small)
+    sequence_id = driver.begin(guided(small, "a", LETTERS))
+    result = driver.compute(*driver.prompt_slices(sequence_id))
+    assert "no tokenizer" in result.failed_sequences[sequence_id]
+    assert math.isfinite(driver.answer(small.request("b"), 1)[0])
+    driver.runner.close()

@@ -1,0 +1,129 @@
+"""Structured outputs from a prompt to a text: whatever the model would rather say, the answer has its form."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keepsight import LLM, SamplingParams, StructuredOutputsParams
+from keepsight.demo import checkpoint_path
+from keepsight.errors import InvalidArgumentError
+from tests.random_checkpoint import make_checkpoint
+
+NUM_SEEDS = 50
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "count": {"type": "integer", "minimum": -5, "maximum": 99},
+        "colors": {"type": "array", "items": {"enum": ["red", "blue", "größer"]}, "minItems": 1, "maxItems": 3},
+        "at": {"anyOf": [{"type": "null"}, {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}]},
+    },
+    "required": ["name", "count", "colors"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module", params=["demo", "random"])
+def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    directory = None
+    if request.param == "random":
+        directory = tmp_path_factory.mktemp("random")
+        make_checkpoint(directory, 3, ties_embeddings=False)
+    with LLM(directory, device="cpu", dtype="float32") as llm:
+        yield llm
+
+
+def texts(llm: LLM, num_seeds: int = NUM_SEEDS, **asked: Any) -> list[str]:
+    """At a temperature at which nothing has its form by itself; whole, so not cut off."""
+    form = StructuredOutputsParams(**{name: asked.pop(name) for name in ("json", "regex", "choice") if name in asked})
+    common = {"temperature": 1.5, "max_tokens": 600, "structured_outputs": form} | asked
+    params = [SamplingParams(seed=seed, **common) for seed in range(num_seeds)]
+    outputs = llm.generate(["What is it?"] * num_seeds, params, use_tqdm=False)
+    choices = [choice for output in outputs for choice in output.outputs]
+    assert {choice.finish_reason for choice in choices} == {"stop"}
+    return [choice.text for choice in choices]
+
+
+def check_is_valid(answer: Any) -> None:
+    """As the schema says it, in our own words."""
+    assert {"name", "count", "colors"} <= answer.keys() <= {"name", "count", "colors", "at"}
+    assert isinstance(answer["name"], str)
+    assert len(answer["name"]) <= 8
+    assert type(answer["count"]) is int
+    assert -5 <= answer["count"] <= 99
+    assert 1 <= len(answer["colors"]) <= 3
+    assert set(answer["colors"]) <= {"red", "blue", "größer"}
+    assert answer.get("at") is None or all(type(each) is bool for each in answer["at"])
+
+
+def test_json_is_always_valid(llm: LLM) -> None:
+    answers = [json.loads(text) for text in texts(llm, json=SCHEMA)]
+    for answer in answers:
+        check_is_valid(answer)
+    # Else the form alone would have made the answer.
+    assert len({answer["name"] for answer in answers}) > NUM_SEEDS / 2
+
+
+def test_a_pattern_is_matched_whole_and_a_choice_is_one_of_them(llm: LLM) -> None:
+    pattern = r"[A-Z]{2,5}/\d{1,3}(é|東)"
+    assert all(re.fullmatch(pattern, text) for text in texts(llm, 20, regex=pattern))
+    choice = ["yes", "yes, surely", "東京", 'a "quote"\n']
+    assert set(texts(llm, 40, choice=choice)) <= set(choice)
+
+
+def test_every_other_way_to_bend_an_answer_leaves_it_its_form(llm: LLM) -> None:
+    bent = {"n": 3, "min_tokens": 40, "top_p": 0.9, "top_k": 40, "presence_penalty": 1.0, "repetition_penalty": 1.3}
+    for text in texts(llm, 5, json=SCHEMA, logit_bias=dict.fromkeys(range(300, 600), 20.0), **bent):
+        check_is_valid(json.loads(text))
+
+
+def test_a_stop_string_ends_a_guided_answer_too(llm: LLM) -> None:
+    assert set(texts(llm, 5, regex="a{3}b{3}", stop="ab")) == {"aa"}
+
+
+def test_plain_answers_beside_guided_ones_are_what_they_are_alone(llm: LLM) -> None:
+    plain = SamplingParams(temperature=1.0, seed=5, max_tokens=30)
+    guided = SamplingParams(temperature=1.5, seed=1, structured_outputs=StructuredOutputsParams(json=SCHEMA))
+    [alone] = llm.generate("Hello", plain)
+    beside = llm.generate(["Hello", "Hello", "Hello"], [guided, plain, guided], use_tqdm=False)[1]
+    assert beside.outputs[0].token_ids == alone.outputs[0].token_ids
+
+
+def test_with_too_few_pages_answers_are_preempted_and_the_same(llm: LLM) -> None:
+    ample = texts(llm, 6, json=SCHEMA)
+    with LLM(llm.config.model, device="cpu", dtype="float32", num_gpu_blocks_override=16, max_model_len=256) as small:
+        assert texts(small, 6, json=SCHEMA, max_tokens=240) == ample
+
+
+def test_a_form_that_cannot_be_compiled_is_refused_before_the_engine_hears_of_it(llm: LLM) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"structured_outputs\.json: .*Invalid type") as caught:
+        texts(llm, 1, json={"type": "thing"})
+    assert caught.value.status == 400
+
+
+def test_only_allowed_tokens_are_said(llm: LLM) -> None:
+    allowed = [300, 301, 302]
+    params = SamplingParams(temperature=1.5, seed=1, allowed_token_ids=allowed, max_tokens=50)
+    [output] = llm.generate("Hello", params)
+    assert set(output.outputs[0].token_ids) <= set(allowed)
+    assert len(set(output.outputs[0].token_ids)) > 1
+    with pytest.raises(InvalidArgumentError, match=r"allowed_token_ids\[1\]: 100000 is no token"):
+        llm.generate("Hello", SamplingParams(allowed_token_ids=[3, 100_000]))
+
+
+def test_the_checkpoints_sampling_is_taken_where_none_is_given(tmp_path: Path) -> None:
+    for path in checkpoint_path().iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "generation_config.json").unlink()
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0, "max_new_tokens": 7, "eos_token_id": [1, 6]}')
+    with LLM(tmp_path, device="cpu") as own, LLM(tmp_path, device="cpu", generation_config="none") as neutral:
+        assert own.get_default_sampling_params() == SamplingParams(temperature=0, max_tokens=7)
+        assert neutral.get_default_sampling_params() == SamplingParams()
+        [first], [second] = own.generate("Hello"), own.generate("Hello")
+        assert first.outputs[0].token_ids == second.outputs[0].token_ids
+        [said] = own.generate("Hello", SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
+        assert len(said.outputs[0].token_ids) == 3

@@ -1,0 +1,91 @@
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llguidance import LLMatcher
+
+from keepsight import SamplingParams, StructuredOutputsParams
+from keepsight.errors import InvalidArgumentError
+from keepsight.structured_outputs import MAX_GRAMMAR_CHARACTERS
+
+
+def refusal_of(**asked: Any) -> InvalidArgumentError:
+    with pytest.raises(InvalidArgumentError) as caught:
+        StructuredOutputsParams(**asked)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({}, "structured_outputs"),
+        ({"json_object": False}, "structured_outputs"),
+        ({"regex": "a", "choice": ["a"]}, "structured_outputs"),
+        ({"json": ""}, "structured_outputs.json"),
+        ({"json": "{"}, "structured_outputs.json"),
+        ({"json": "[]"}, "structured_outputs.json"),
+        ({"json": 3}, "structured_outputs.json"),
+        ({"json": {"enum": [object()]}}, "structured_outputs.json"),
+        ({"json": "[" * 100_000}, "structured_outputs.json"),
+        ({"json": {"const": "x" * MAX_GRAMMAR_CHARACTERS}}, "structured_outputs.json"),
+        ({"regex": ""}, "structured_outputs.regex"),
+        ({"regex": b"a"}, "structured_outputs.regex"),
+        ({"regex": "\ud800"}, "structured_outputs.regex"),
+        ({"choice": []}, "structured_outputs.choice"),
+        ({"choice": "yes"}, "structured_outputs.choice"),
+        ({"choice": ["yes", ""]}, "structured_outputs.choice[1]"),
+        ({"grammar": ["start: a"]}, "structured_outputs.grammar"),
+        ({"json_object": 1}, "structured_outputs.json_object"),
+    ],
+)
+def test_what_asks_for_no_form_or_for_two_is_refused_by_name(asked: dict[str, Any], field: str) -> None:
+    assert refusal_of(**asked).field == field
+
+
+def test_a_schema_may_be_given_as_an_object_or_as_its_text() -> None:
+    schema = {"type": "integer", "description": "größer"}
+    assert StructuredOutputsParams(json=schema) == StructuredOutputsParams(json=json.dumps(schema))
+
+
+def test_params_survive_the_way_to_the_engine() -> None:
+    for asked in (
+        StructuredOutputsParams(json={"type": "object"}),
+        StructuredOutputsParams(regex="a/b"),
+        StructuredOutputsParams(choice=["a", "é"]),
+        StructuredOutputsParams(grammar='start: "a"'),
+        StructuredOutputsParams(json_object=True),
+    ):
+        params = SamplingParams(structured_outputs=asked)
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+        assert len({params, SamplingParams(structured_outputs=asked)}) == 1
+
+
+def test_an_answer_cannot_both_have_a_form_and_go_on_after_its_end() -> None:
+    with pytest.raises(InvalidArgumentError, match="ignore_eos"):
+        SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"), ignore_eos=True)
+    with pytest.raises(InvalidArgumentError, match="structured_outputs"):
+        SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]
+
+
+def fault_of(asked: StructuredOutputsParams) -> str:
+    is_fault, messages = LLMatcher.validate_grammar_with_warnings(asked.to_grammar())
+    return messages[0] if is_fault else ""
+
+
+@given(st.lists(st.text(min_size=1, alphabet=st.characters(exclude_categories=["Cs"])), min_size=1, max_size=5))
+def test_any_texts_can_be_a_choice(choice: list[str]) -> None:
+    assert fault_of(StructuredOutputsParams(choice=choice)) == ""
+
+
+@pytest.mark.parametrize("regex", ["a/b", r"a\/b", "a\nb", r"\\/", r"[/\]]+", "//", '"', "é|東"])
+def test_any_pattern_can_stand_between_slashes(regex: str) -> None:
+    assert fault_of(StructuredOutputsParams(regex=regex)) == ""
+
+
+def test_the_callers_own_schema_wins_over_ours() -> None:
+    own = {"type": "object", "x-guidance": {"whitespace_flexible": False}}
+    [grammar] = json.loads(StructuredOutputsParams(json=own).to_grammar())["grammars"]
+    assert grammar["json_schema"] == own
