@@ -89,9 +89,10 @@ def find(source: PixelSource, number: int) -> Pixels:
 def compare(steps: dict[str, Callable[[int], object]], num_pictures: int, num_rounds: int) -> None:
     """The last is what the others are compared with."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(num_rounds + 1):
+    for index in range(num_rounds + 1):
+        order = list(steps.items())[:: -1 if index % 2 else 1]
         for number in range(num_pictures):
-            for name, step in steps.items():
+            for name, step in order:
                 begin = time.perf_counter()
                 step(number)
                 seconds[name].append(time.perf_counter() - begin)

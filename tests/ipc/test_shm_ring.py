@@ -200,7 +200,7 @@ def test_a_reader_that_was_overtaken_reads_nothing_and_leaves_the_count_of_other
 
     monkeypatch.setattr(shm_ring, "_change_count", overtaken)
     assert reader.read(place) is None
-    assert all(shm_ring._read_count(ring._descriptor, entry.place) == 0 for entry in ring._entries)
+    assert all(shm_ring._count_of(ring._descriptor, entry.place) == 0 for entry in ring._entries)
 
 
 def test_a_count_that_is_held_up_is_waited_for_but_not_for_ever(
@@ -234,7 +234,7 @@ def test_readers_at_once_all_get_it_and_leave_no_count(ring: RingWriter, reader:
     for thread in threads:
         thread.join(60)
     assert not wrong
-    assert shm_ring._read_count(ring._descriptor, place) == 0
+    assert shm_ring._count_of(ring._descriptor, place) == 0
 
 
 # Writers that end badly -----------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ def test_forged_places_are_refused(ring: RingWriter, reader: RingReader) -> None
 
 def test_pixels_that_look_like_an_entry_never_become_one(ring: RingWriter, reader: RingReader) -> None:
     place = put(ring, 0)
-    header = shm_ring._ENTRY.pack(77, 1084) + shm_ring._COUNT.pack(0) + shm_ring._METADATA.pack(bytes(16), 5, 5, 3)
+    header = shm_ring._HEADER.pack(77, 1084, 0, bytes(16), 5, 5, 3)
     fake = np.frombuffer(header.ljust(64 * 3, b"\0"), np.uint8).reshape(1, 64, 3)
     inside = ring.put("fake", fake)
     assert inside

@@ -3,9 +3,9 @@
     file:   [magic][key] entries...          entry: [4-byte id][4-byte size] object, and so on at multiples of 64 bytes
     object: [4-byte reference count][signature, shape] payload
 
-The writer alone knows which media lie where.  A reader is told the place, copies, and makes sure afterwards
-that it was not overwritten meanwhile.  The count is of those who are reading right now, each of whom also holds a lock
-of the entry's, which dies with it: so a count that a dead reader left is known for one, and nobody can block the ring.
+The writer alone knows which media lie where.  A reader is told the place, copies, and makes sure afterwards that it was
+not overwritten meanwhile.  The count is of those who are reading right now, each of whom also holds a lock on the entry,
+which dies with it: so a count that a dead reader left is known for one, and what nobody reads blocks nobody.
 Invariants: the file's size never changes, and all of it is really there; a place gives the pixels that it was made for,
 or None.
 """
@@ -39,7 +39,8 @@ _FILE = struct.Struct("<8s32s")
 _MAGIC = b"KSRING01"
 _ENTRY = struct.Struct("<II")
 _COUNT = struct.Struct("<I")
-_METADATA = struct.Struct("<16s3I")
+# The id, the size, the count, the signature, the shape.
+_HEADER = struct.Struct("<III16s3I")
 _UNIT = 64
 # Where an entry's payload begins, and the file's first entry.
 _HEADER_BYTES = _FIRST = _UNIT
@@ -50,7 +51,7 @@ _LOCKS = 1 << 48
 # A count is locked for microseconds: whoever holds it longer was stopped.
 _PATIENCE_SECONDS = 1.0
 
-assert _ENTRY.size + _COUNT.size + _METADATA.size <= _HEADER_BYTES
+assert _HEADER.size <= _HEADER_BYTES
 assert _FILE.size <= _FIRST
 
 
@@ -180,7 +181,7 @@ class RingWriter:
             return True
 
     def _is_being_read(self, place: RingPlace) -> bool:
-        if _read_count(self._descriptor, place) == 0:
+        if not _count_of(self._descriptor, place):
             return False
         with _reading_lock(self._descriptor, place, is_shared=False) as is_held:
             return not is_held
@@ -196,8 +197,8 @@ class RingWriter:
         return RingPlace(self._ring_id, entry_id, start, pixels.nbytes, shape, signature)
 
     def _write(self, place: RingPlace, pixels: Pixels) -> None:
-        header = _ENTRY.pack(place.entry_id, _HEADER_BYTES - _ENTRY.size + place.num_bytes)
-        header += _COUNT.pack(0) + _METADATA.pack(place.signature, *place.shape)
+        object_bytes = _HEADER_BYTES - _ENTRY.size + place.num_bytes
+        header = _HEADER.pack(place.entry_id, object_bytes, 0, place.signature, *place.shape)
         payload = np.ascontiguousarray(pixels).data.cast("B")
         parts: list[bytes | memoryview] = [header.ljust(_HEADER_BYTES, b"\0"), payload]
         written = os.pwritev(self._descriptor, parts, place.offset)
@@ -212,7 +213,7 @@ class RingWriter:
             for entry in by_start:
                 assert _FIRST <= entry.start < entry.end <= self.num_bytes
                 is_known = self._index.get(entry.media_hash) is entry
-                assert is_known == _lies_at(self._descriptor, entry.place)
+                assert is_known == (_count_of(self._descriptor, entry.place) is not None)
             assert all(self._index[entry.media_hash] in self._entries for entry in self._index.values())
             assert self._descriptor < 0 or os.fstat(self._descriptor).st_blocks * 512 >= self.num_bytes
 
@@ -230,10 +231,10 @@ class RingReader:
             return None
         try:
             # A holder of locks of its own, for threads that read at once.
-            with opened(_path_of(self._directory, place.ring_id), os.O_RDWR) as descriptor:
+            with opened(f"{self._directory}/{_PREFIX}{place.ring_id}", os.O_RDWR) as descriptor:
                 ring = self._map(descriptor, place.ring_id)
                 return _read(descriptor, ring.content, place) if ring.is_authentic(place) else None
-        except (OSError, ValueError):
+        except OSError:
             # There is no such ring, or it is none.
             return None
 
@@ -244,8 +245,10 @@ class RingReader:
         """Kept, as all its pages would have to be found again; there is one writer, and so one ring at a time."""
         ring = self._ring
         if ring is None or ring.ring_id != ring_id:
+            if os.fstat(descriptor).st_size < _FIRST:
+                raise FileNotFoundError(f"{ring_id} is no ring")
             content = np.frombuffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), np.uint8)
-            magic, key = _FILE.unpack(content[: _FILE.size].tobytes().ljust(_FILE.size, b"\0"))
+            magic, key = _FILE.unpack(content[: _FILE.size].tobytes())
             self._ring = ring = _MappedRing(ring_id, magic, key, content)
         return ring
 
@@ -295,27 +298,19 @@ def _read(descriptor: int, content: npt.NDArray[np.uint8], place: RingPlace) -> 
 def _change_count(descriptor: int, place: RingPlace, by: int) -> bool:
     """False, and nothing is changed, if something else lies there."""
     with _count_lock(descriptor, place, patience=_PATIENCE_SECONDS) as is_held:
-        if not is_held or not _lies_at(descriptor, place):
+        count = _count_of(descriptor, place) if is_held else None
+        if count is None:
             return False
         # A writer may have taken a reader for dead between its locks.
-        count = max(0, _read_count(descriptor, place) + by)
-        os.pwrite(descriptor, _COUNT.pack(count), _count_offset(place))
+        os.pwrite(descriptor, _COUNT.pack(max(0, count + by)), place.offset + _ENTRY.size)
         return True
 
 
-def _lies_at(descriptor: int, place: RingPlace) -> bool:
+def _count_of(descriptor: int, place: RingPlace) -> int | None:
+    """None if something else lies there."""
     header = os.pread(descriptor, _HEADER_BYTES, place.offset)
-    entry_id, _ = _ENTRY.unpack_from(header)
-    signature = _METADATA.unpack_from(header, _ENTRY.size + _COUNT.size)[0]
-    return entry_id == place.entry_id and compare_digest(signature, place.signature)
-
-
-def _count_offset(place: RingPlace) -> int:
-    return place.offset + _ENTRY.size
-
-
-def _read_count(descriptor: int, place: RingPlace) -> int:
-    return int(_COUNT.unpack(os.pread(descriptor, _COUNT.size, _count_offset(place)))[0])
+    entry_id, _, count, signature, *_ = _HEADER.unpack_from(header)
+    return int(count) if entry_id == place.entry_id and compare_digest(signature, place.signature) else None
 
 
 def _count_lock(descriptor: int, place: RingPlace, patience: float = 0) -> AbstractContextManager[bool]:
