@@ -88,9 +88,9 @@ def test_small_nouns_import_only_one_another_and_the_demo_s_path() -> None:
                 assert module.startswith((*SMALL_NOUNS, "keepsight.demo")), f"{noun} imports {module}"
 
 
-def test_the_web_framework_appears_only_in_the_frontend_and_where_it_is_started() -> None:
+def test_the_web_framework_appears_only_in_the_frontend() -> None:
     for name, imported in modules():
-        if not name.startswith("frontend/") and name != "cli/serve.py":
+        if not name.startswith("frontend/"):
             assert not any(WEB.match(module) for module in imported), name
 
 

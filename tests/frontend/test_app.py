@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from keepsight import __version__
 from keepsight.config import Config
-from keepsight.errors import RequestFailedError
+from keepsight.errors import EngineLostError, RequestFailedError
 from keepsight.frontend import app as app_module
 from keepsight.frontend.app import create_app
 from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
@@ -34,6 +34,7 @@ class FakeEngine:
     fails_after: int | None = None
     failure: Exception = field(default_factory=lambda: RuntimeError("the engine broke"))
     is_endless: bool = False
+    is_connected: bool = True
     # Set once the first token may come.
     is_ready: asyncio.Event | None = None
     num_cached_tokens: dict[int, int] = field(default_factory=dict)
@@ -265,6 +266,20 @@ def test_every_token_s_logprob_is_streamed_even_while_its_text_is_held_back(clie
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "Red. Blue."
     told = sum(len((chunk["choices"][0]["logprobs"] or {"content": []})["content"]) for chunk in chunks)
     assert told == len(client.preparer.tokenizer.encode(engine.text))
+
+
+def test_a_server_without_an_engine_says_so_and_when_to_come_again(client: Client, engine: FakeEngine) -> None:
+    engine.is_connected = False
+    health = client.send("GET", "/health")
+    assert (health.status_code, health.headers["Retry-After"]) == (503, "2")
+    assert health.json() == {"status": "the engine is being started again"}
+
+
+def test_an_answer_that_was_lost_with_its_engine_may_be_asked_for_again(client: Client, engine: FakeEngine) -> None:
+    engine.fails_after, engine.failure = 0, EngineLostError("the engine's process has ended")
+    lost = client.chat()
+    assert error_of(lost) == (503, None, "engine_lost")
+    assert lost.headers["Retry-After"] == "2"
 
 
 def test_the_smaller_routes_answer(client: Client) -> None:

@@ -1,17 +1,18 @@
-"""`keepsight serve`: the model loaded, then OpenAI's API on a port."""
+"""`keepsight serve`: OpenAI's API on a port, by a supervisor over an engine and its frontends."""
 
 import argparse
-import gc
+import dataclasses
 import logging
-import signal
+import math
 import socket
-import sys
-import time
 
 from keepsight.cli.model_arguments import add_model_arguments, config_from
+from keepsight.config import Config
 from keepsight.errors import InvalidArgumentError
-
-logger = logging.getLogger(__name__)
+from keepsight.ipc.control import LOG_FORMAT
+from keepsight.ipc.pixel_mode import choose_mode
+from keepsight.ipc.run_directory import RunDirectory
+from keepsight.supervisor import ServerSettings, Supervisor
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,36 +20,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on, 0 for a free one (default: 8000)")
     parser.add_argument("--served-model-name", help="what clients call the model (default: its folder, as given)")
+    parser.add_argument(
+        "--api-server-count", type=int, default=1, help="processes that speak HTTP and prepare requests (default: 1)"
+    )
+    parser.add_argument(
+        "--shutdown-timeout",
+        type=float,
+        default=30.0,
+        help="seconds that running answers have to finish when the server is asked to end (default: 30)",
+    )
     add_model_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    started = time.monotonic()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     config = config_from(arguments)
+    _check(arguments)
     # Before the model: a port that is taken should be told at once.
-    listener = _listen(arguments.host, arguments.port)
-
-    import uvicorn
-
-    from keepsight.frontend.app import create_app
-    from keepsight.llm import LLM
-
-    with LLM.from_config(config) as llm:
-        # All that was loaded stays: looking through it for garbage would stop every stream for some 60 ms.
-        gc.freeze()
-        name = arguments.served_model_name or config.model_name
-        app = create_app(llm.preparer, llm.engine, name)
-        # uvicorn answers what runs, then raises the signal that ended it once more: to be asked to end is no failure.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        logger.info("%s is served on %s after %.1f s", name, _url(listener), time.monotonic() - started)
-        uvicorn.Server(uvicorn.Config(app, log_config=None)).run(sockets=[listener])
-    return 0
+    with _listen(arguments.host, arguments.port) as listener, RunDirectory.create() as directory:
+        settings = ServerSettings(
+            options=_options_of(config),
+            model_name=arguments.served_model_name or config.model_name,
+            run_directory=directory.path,
+            pixel_mode=choose_mode(config, arguments.api_server_count, run_directory=directory),
+            num_frontends=arguments.api_server_count,
+            shutdown_seconds=arguments.shutdown_timeout,
+        )
+        return Supervisor(settings, listener).run()
 
 
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+def _check(arguments: argparse.Namespace) -> None:
+    if arguments.api_server_count < 1:
+        raise InvalidArgumentError("--api-server-count", f"must be at least 1, not {arguments.api_server_count}")
+    if not 0 <= arguments.shutdown_timeout < math.inf:
+        raise InvalidArgumentError("--shutdown-timeout", f"must be at least 0, not {arguments.shutdown_timeout}")
+
+
+def _options_of(config: Config) -> dict[str, object]:
+    """What JSON can carry, and what gives the same configuration again."""
+    options = dataclasses.asdict(config)
+    return options | {"model": None if config.model is None else str(config.model)}
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -38,6 +38,9 @@ MAX_ATTEMPTS = 3
 class Engine(Protocol):
     """What an answer needs of an `EngineClient`."""
 
+    @property
+    def is_connected(self) -> bool: ...
+
     def generate(self, prepared: PreparedRequest) -> AsyncGenerator[TokenOutput, None]: ...
 
     def stop_choice(self, request_id: str, choice: int) -> None: ...

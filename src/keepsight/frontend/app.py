@@ -17,7 +17,13 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from keepsight import __version__
-from keepsight.errors import BodyTooLargeError, InvalidArgumentError, ModelNotFoundError, RequestFailedError
+from keepsight.errors import (
+    BodyTooLargeError,
+    EngineLostError,
+    InvalidArgumentError,
+    ModelNotFoundError,
+    RequestFailedError,
+)
 from keepsight.frontend.answer_chat import ChatAnswer, Engine
 from keepsight.frontend.chat_request import ChatRequest, parse_chat_request
 from keepsight.frontend.chat_response import SERVER_FAILED, ErrorDetail, ErrorResponse, ModelCard, ModelList
@@ -26,6 +32,8 @@ from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
 
 logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 100 * 2**20
+# Seconds: about what an engine takes to be there again.
+RETRY_LATER = {"Retry-After": "2"}
 CLIENT_CLOSED_REQUEST = 499  # nginx's number, for nobody but our own log
 Answer = TypeVar("Answer")
 
@@ -68,6 +76,8 @@ class Api:
         return _json(self._card)
 
     async def health(self, _http: Request) -> Response:
+        if not self._engine.is_connected:
+            return _json({"status": "the engine is being started again"}, status=503, headers=RETRY_LATER)
         return _json({"status": "ok"})
 
     async def version(self, _http: Request) -> Response:
@@ -155,7 +165,8 @@ async def _refuse(_http: Request, error: Exception) -> Response:
 async def _answer_failed_request(http: Request, error: Exception) -> Response:
     assert isinstance(error, RequestFailedError)
     logger.log(logging.INFO if error.is_refusal else logging.ERROR, "%s %s: %s", http.method, http.url.path, error)
-    return _json(ErrorResponse.of(error), status=error.status)
+    headers = RETRY_LATER if isinstance(error, EngineLostError) else None
+    return _json(ErrorResponse.of(error), status=error.status, headers=headers)
 
 
 async def _refuse_http(_http: Request, error: Exception) -> Response:

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from keepsight.errors import InvalidArgumentError, RequestFailedError
+from keepsight.errors import EngineLostError, InvalidArgumentError, RequestFailedError
 
 FinishReason = Literal["stop", "length"]
 
@@ -140,12 +140,14 @@ class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, error: Exception) -> "ErrorResponse":
-        """What is the caller's own fault is told; of ours they learn no more than that it is."""
+        """What is the caller's own fault is told, and what is worth trying again; else no more than that it is ours."""
         if isinstance(error, InvalidArgumentError | RequestFailedError) and error.status < 500:
             field = error.field if isinstance(error, InvalidArgumentError) else None
             return cls(
                 error=ErrorDetail(message=str(error), type="invalid_request_error", param=field, code=error.code)
             )
+        if isinstance(error, EngineLostError):
+            return cls(error=ErrorDetail(message=str(error), type="server_error", code=error.code))
         return SERVER_FAILED
 
 

@@ -1,0 +1,79 @@
+"""The engine as a process of its own: the model, its loop in the main thread, and the frontends at the end of a socket.
+
+However the loop ends, the frontends learn it from the end of their connections: what has not begun they give to the
+next engine.
+"""
+
+import gc
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from keepsight.config import Config
+from keepsight.engine.engine_loop import EngineLoop
+from keepsight.engine.load_engine import LoadedEngine, load_engine_alone
+from keepsight.engine.pixel_source import open_pixel_source
+from keepsight.engine.route_outputs import OutputRouter
+from keepsight.ipc.control import Drain, FrontendLost, ProcessEnd, Ready, StartEngine, ToProcess, run_process
+from keepsight.ipc.handshake import Welcome
+from keepsight.ipc.run_directory import RunDirectory
+from keepsight.ipc.zmq_channel import EngineListener
+from keepsight.requests import EngineRequest, FromEngine, RequestFailed, ToEngine
+
+logger = logging.getLogger(__name__)
+
+
+class EngineProcess:
+    def __init__(self, start: StartEngine, engine: LoadedEngine) -> None:
+        config = Config.from_options(**start.options)
+        mode = start.pixel_mode if engine.takes_pictures else "none"
+        self._inbox, self._router = engine.inbox, OutputRouter(engine.inbox)
+        welcome = Welcome(start.engine_id, engine.max_model_len, mode)
+        self._listener = EngineListener(start.endpoint, welcome, self._take, self._router.lose)
+        source = open_pixel_source(mode, config, RunDirectory(Path(start.run_directory)))
+        self._loop = EngineLoop(engine.scheduler, engine.runner, engine.inbox, self._send, source)
+        self._is_asked_to_end = False
+
+    def run(self) -> int:
+        """The exit status."""
+        self._loop.run()
+        self._listener.close()
+        return 0 if self._is_asked_to_end else 1
+
+    def act_on(self, message: ToProcess) -> None:
+        match message:
+            case FrontendLost(frontend_id):
+                # As its connection will say by itself, after the last that it had sent.
+                self._router.lose(frontend_id)
+            case Drain():
+                self._is_asked_to_end = True
+                self._inbox.close()
+            case _:
+                raise AssertionError(message)
+
+    def _take(self, frontend_id: str, message: ToEngine) -> None:
+        refusal = self._router.take(frontend_id, message)
+        if refusal is not None and isinstance(message, EngineRequest):
+            self._listener.send(frontend_id, [RequestFailed(message.request_id, refusal)])
+
+    def _send(self, outputs: Sequence[FromEngine]) -> None:
+        # After its end the loop fails what runs; the next engine may do better.
+        if not self._inbox.is_closed:
+            self._router.send(outputs, self._listener)
+
+
+def main(control: ProcessEnd) -> int:
+    start = control.receive()
+    assert isinstance(start, StartEngine)
+    engine = load_engine_alone(Config.from_options(**start.options))
+    process = EngineProcess(start, engine)
+    # All that was loaded stays: looking through it for garbage would stop every stream for some 60 ms.
+    gc.freeze()
+    control.listen(process.act_on)
+    control.tell(Ready())
+    return process.run()
+
+
+if __name__ == "__main__":
+    sys.exit(run_process(main))

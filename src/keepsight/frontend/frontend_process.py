@@ -1,0 +1,118 @@
+"""A frontend as a process of its own: HTTP before it, an engine behind it, and workers beside it that make pixels.
+
+It accepts from the moment that its first engine is ready.  Later ones may come and go: requests wait for them.
+"""
+
+import gc
+import logging
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import uvicorn
+
+from keepsight.config import Config
+from keepsight.count_cores import count_cores
+from keepsight.frontend.app import create_app
+from keepsight.frontend.engine_client import EngineClient
+from keepsight.frontend.engine_link import EngineLink
+from keepsight.frontend.media_pool import MediaPool
+from keepsight.frontend.media_workers import MediaWorkers
+from keepsight.frontend.pixel_cache import PixelCache, open_pixel_cache
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.ipc.control import (
+    Drain,
+    EngineLost,
+    EngineReady,
+    GiveUp,
+    ProcessEnd,
+    Ready,
+    StartFrontend,
+    ToProcess,
+    run_process,
+)
+from keepsight.ipc.handshake import Welcome
+from keepsight.ipc.run_directory import RunDirectory
+
+logger = logging.getLogger(__name__)
+
+
+class FrontendProcess:
+    def __init__(self, start: StartFrontend) -> None:
+        self._start, config = start, Config.from_options(**start.options)
+        self._preparer = RequestPreparer.from_config(config)
+        self._preparer.request_prefix = f"{start.frontend_id}-"
+        num_workers = config.media_workers or count_cores()
+        self._workers = MediaWorkers(num_workers)
+        if self._preparer.image_config is not None:
+            # Beside the engine's start, which takes longer: the first picture shall not wait for it.
+            self._workers.start()
+        pool = MediaPool(num_workers, self._open_cache(config), self._workers.make, config.verify_hits)
+        self._client = EngineClient(pool)
+        self._link = EngineLink(self._client, start.frontend_id, self._take_welcome)
+        self._listener = socket.socket(fileno=start.listener_fd)
+        # Set by the first engine, or when none is needed any more.
+        self._may_go_on = threading.Event()
+        self._server: uvicorn.Server | None = None
+        self._is_draining = False
+
+    def serve(self, control: ProcessEnd) -> None:
+        """Until it is drained."""
+        self._may_go_on.wait()
+        app = create_app(self._preparer, self._client, self._start.model_name)
+        self._server = uvicorn.Server(uvicorn.Config(app, log_config=None))
+        # Asked to end before there was anything to end.
+        self._server.should_exit = self._is_draining
+        # All that was loaded stays: there is no garbage in it to look for.
+        gc.freeze()
+        control.tell(Ready())
+        self._server.run(sockets=[self._listener])
+
+    def close(self) -> None:
+        self._link.close()
+        self._workers.close()
+        self._client.close()
+
+    def act_on(self, message: ToProcess) -> None:
+        match message:
+            case EngineReady(endpoint):
+                self._link.engine_is_ready(endpoint)
+            case EngineLost():
+                self._link.engine_is_lost()
+            case GiveUp(reason):
+                self._client.give_up(reason)
+            case Drain():
+                self._drain()
+            case _:
+                raise AssertionError(message)
+
+    def _open_cache(self, config: Config) -> PixelCache:
+        mode = self._start.pixel_mode if self._preparer.image_config is not None else "none"
+        return open_pixel_cache(mode, config, RunDirectory(Path(self._start.run_directory)))
+
+    def _take_welcome(self, welcome: Welcome) -> None:
+        self._preparer.max_model_len = welcome.max_model_len
+        self._may_go_on.set()
+
+    def _drain(self) -> None:
+        self._is_draining = True
+        if self._server is not None:
+            self._server.should_exit = True
+        self._may_go_on.set()
+
+
+def main(control: ProcessEnd) -> int:
+    start = control.receive()
+    assert isinstance(start, StartFrontend)
+    process = FrontendProcess(start)
+    control.listen(process.act_on)
+    try:
+        process.serve(control)
+    finally:
+        process.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_process(main))
