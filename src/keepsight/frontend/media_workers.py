@@ -26,6 +26,8 @@ from keepsight.requests import Pixels
 
 logger = logging.getLogger(__name__)
 
+PROGRAM = "keepsight.frontend.media_worker"
+
 # A worker that ended may have been killed for another's sake; two that ended at one picture were not.
 MAX_ATTEMPTS = 2
 MAX_STARTS = 3
@@ -79,6 +81,7 @@ class MediaWorkers:
             # Last, as it clears away its workers.
             if self._template is not None:
                 self._template.end()
+                self._template = None
         for seat in [self._free_seats.get() for _ in self._seats]:
             self._clear(seat)
             self._free_seats.put(seat)
@@ -88,6 +91,11 @@ class MediaWorkers:
         with self._lock:
             workers = [seat.worker for seat in self._seats if seat.worker is not None]
             return [process.pid for process in (self._template, *workers) if process is not None]
+
+    def check_invariants(self) -> None:
+        """While nobody is in `make`."""
+        assert sorted(map(id, self._free_seats.queue)) == sorted(map(id, self._seats))
+        assert not (self._is_closed and self.pids())
 
     def _make_in(self, seat: "_Seat", job: PictureJob) -> dict[str, Pixels] | Exception:
         for _ in range(MAX_ATTEMPTS):
@@ -154,7 +162,7 @@ class _Template:
         environment = {**dict.fromkeys(THREAD_VARIABLES, "1"), **os.environ}
         self._control, theirs = socket.socketpair()
         with theirs:
-            program = [sys.executable, "-m", "keepsight.frontend.media_worker", str(theirs.fileno())]
+            program = [sys.executable, "-m", PROGRAM, str(theirs.fileno())]
             self._process = subprocess.Popen(
                 program, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL
             )
