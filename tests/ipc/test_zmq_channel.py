@@ -334,6 +334,33 @@ class TestEnds:
                 thread.join(LIMIT)
                 assert not thread.is_alive()
 
+    def test_frontends_that_come_and_go_quickly_leave_nobody_behind(
+        self, engine: Engine, frontend: Frontend, endpoint: str
+    ) -> None:
+        context = zmq.Context()
+        for number in range(100):
+            socket = context.socket(zmq.DEALER)
+            socket.connect(endpoint)
+            socket.send_multipart(encode_hello(Hello(f"brief {number}")))
+            if number % 2:
+                socket.recv_multipart()
+            # The kernel uses the connection's name again at once.  The greeting may take its time to arrive.
+            socket.close(linger=1000)
+        context.term()
+        for _ in range(10_000):
+            is_alone = [peer.frontend_id for peer in engine.listener._peers.all()] == ["a"]
+            # An answer means that the listener is done with what it did before.
+            assert frontend.channel.send(REQUEST)
+            assert engine.heard.get(timeout=LIMIT) == ("a", REQUEST)
+            if is_alone:
+                break
+        else:
+            pytest.fail(f"still there: {engine.listener._peers.all()}")
+        engine.listener._peers.check_invariants()
+        lost = [engine.lost.get_nowait() for _ in range(engine.lost.qsize())]
+        assert len(lost) == len(set(lost))
+        assert {f"brief {number}" for number in range(1, 100, 2)} <= set(lost)
+
     def test_an_endpoint_that_cannot_be_is_an_error_of_the_system(self, tmp_path: Path) -> None:
         with pytest.raises(OSError):
             Engine(f"ipc://{tmp_path}/no/such/folder")
