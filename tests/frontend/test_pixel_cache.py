@@ -1,10 +1,12 @@
 """One contract for all modes: what was put comes out on the engine's side bit for bit, or is recognised as stale."""
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from keepsight.engine.pixel_source import PixelSource, open_pixel_source
 from keepsight.frontend.pixel_cache import PixelCache, open_pixel_cache
 from keepsight.ipc.pixel_mode import PixelMode
 from keepsight.ipc.run_directory import RunDirectory
-from keepsight.requests import CarriedPixels, MediaArrived, Pixels
+from keepsight.requests import CarriedPixels, MediaArrived, Pixels, RingPlace
 
 MODES: tuple[PixelMode, ...] = ("none", "processor_only", "lru", "shm", "shared")
 # Those whose frontend can send again what it once made.
@@ -241,3 +243,31 @@ def test_twenty_threads_at_once_get_what_they_ask_for(sides: Sides) -> None:
         thread.join(60)
     assert not failures
     assert sides.arrives(1, sides.put(1))
+
+
+@pytest.mark.parametrize(("mode", "call"), [("shm", "posix_fallocate"), ("shared", "mkdir")])
+def test_without_room_in_shared_memory_the_frontend_keeps_its_own_and_says_so(
+    mode: PixelMode, call: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RunDirectory.create() as directory:
+        source = open_pixel_source(mode, Config(mm_processor_cache_gb=1e-3), directory)
+
+        def fail(*arguments: object, **options: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(Path if call == "mkdir" else os, call, fail)
+        sides = Sides(mode, open_pixel_cache(mode, Config(mm_processor_cache_gb=1e-3), directory), source)
+        monkeypatch.undo()
+        assert f"processor_only instead of {mode}" in caplog.text
+        assert sides.arrives(1, sides.put(1))
+        assert sides.is_kept(1)
+        source.close()
+
+
+def test_the_ring_takes_no_larger_object_than_it_is_told() -> None:
+    with RunDirectory.create() as directory:
+        config = Config(mm_processor_cache_gb=1e-3, mm_shm_cache_max_object_size_mb=0.01)
+        cache = open_pixel_cache("shm", config, directory)
+        assert isinstance(cache.put(name_of(1), picture(1)), np.ndarray)
+        assert isinstance(cache.put(name_of(2), picture(2, (50, 64, 3))), RingPlace)
+        cache.close()

@@ -55,7 +55,9 @@ class SharedStore:
         self._claims = directory / "claims"
         # Over the ledger's descriptor: threads of one process would share its lock.
         self._lock = threading.Lock()
-        self._ledger = os.open(directory / "ledger", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._ledger = os.open(directory / "ledger", os.O_RDWR | os.O_CREAT, 0o600)
+        # Or it could not be written when memory has run out.
+        os.posix_fallocate(self._ledger, 0, _LEDGER.size)
         # As of the last count; whatever is not here, or has been used since, is younger than all of these.
         self._oldest: deque[_File] = deque()
         self._warned: set[str] = set()
@@ -66,10 +68,8 @@ class SharedStore:
         """Makes it the most recently used; False if it is not held."""
         if not _MEDIA_HASH.fullmatch(media_hash):
             return False
-        # The kernel's own stamps are milliseconds apart.
-        now = time.monotonic_ns()
         try:
-            os.utime(self._directory / media_hash, ns=(now, now))
+            _stamp(self._directory / media_hash)
         except OSError:
             return False
         return True
@@ -176,13 +176,14 @@ class SharedStore:
         descriptor = open_unnamed(self._directory)
         try:
             _write(descriptor, pixels)
+            _stamp(descriptor)
             give_name(descriptor, self._directory / media_hash)
             self._write_ledger(self.num_bytes + os.fstat(descriptor).st_blocks * 512, is_changing=True)
         except FileExistsError:
-            pass
+            self.touch(media_hash)
         finally:
             os.close(descriptor)
-        return self.touch(media_hash)
+        return True
 
     def _evict_one(self) -> None:
         if not self._oldest:
@@ -210,7 +211,7 @@ class SharedStore:
         return files
 
     def _read_ledger(self) -> tuple[int, bool]:
-        num_bytes, is_changing = _LEDGER.unpack(os.pread(self._ledger, _LEDGER.size, 0).ljust(_LEDGER.size, b"\0"))
+        num_bytes, is_changing = _LEDGER.unpack(os.pread(self._ledger, _LEDGER.size, 0))
         return num_bytes, bool(is_changing)
 
     def _write_ledger(self, num_bytes: int, *, is_changing: bool) -> None:
@@ -220,6 +221,12 @@ class SharedStore:
         if message not in self._warned:
             self._warned.add(message)
             logger.warning(f"{message}: such items are served, but not kept", *arguments)
+
+
+def _stamp(target: Path | int) -> None:
+    """With the moment of its last use.  The kernel's own stamps are milliseconds apart, and may go back."""
+    now = time.monotonic_ns()
+    os.utime(target, ns=(now, now))
 
 
 def _write(descriptor: int, pixels: Pixels) -> None:

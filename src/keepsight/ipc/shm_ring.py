@@ -4,8 +4,8 @@
     object: [4-byte reference count][signature, shape] payload
 
 The writer alone knows which media lie where.  A reader is told the place, copies, and makes sure afterwards that it was
-not overwritten meanwhile.  The count is of those who are reading right now, each of whom also holds a lock on the entry,
-which dies with it: so a count that a dead reader left is known for one, and what nobody reads blocks nobody.
+not overwritten meanwhile.  The count is of those who are reading right now, each of whom also holds a lock on the
+entry, which dies with it: so a count that a dead reader left is known for one, and what nobody reads blocks nobody.
 Invariants: the file's size never changes, and all of it is really there; a place gives the pixels that it was made for,
 or None.
 """
@@ -45,6 +45,8 @@ _UNIT = 64
 # Where an entry's payload begins, and the file's first entry.
 _HEADER_BYTES = _FIRST = _UNIT
 _LAST_ID = (1 << 32) - 1
+# One call writes no more than 2 GiB.
+_MOST_OBJECT_BYTES = (1 << 31) - (1 << 16)
 # Locks lie behind the file's end, two bytes for each id, so that who reads what was cleared never holds up what came
 # in its place.
 _LOCKS = 1 << 48
@@ -75,7 +77,7 @@ class RingWriter:
 
     def __init__(self, directory: Path, ring_id: str, descriptor: int, key: bytes, max_object_bytes: int) -> None:
         self._directory, self._ring_id, self._descriptor, self._key = directory, ring_id, descriptor, key
-        self._max_object_bytes = min(max_object_bytes, _LAST_ID - _HEADER_BYTES)
+        self._max_object_bytes = min(max_object_bytes, _MOST_OBJECT_BYTES)
         self.num_bytes = os.fstat(descriptor).st_size
         self._reader = RingReader(directory)
         self._lock = threading.Lock()
