@@ -248,9 +248,10 @@ def _check_limits(name: str, limits: object) -> None:
     if not isinstance(limits, Mapping):
         raise InvalidArgumentError(name, f"must be a mapping such as {{'image': 8}}, not {limits!r}")
     for modality, limit in limits.items():
-        _check_choice(f"{name}'s modality", modality, MODALITIES)
+        if modality not in MODALITIES:
+            raise InvalidArgumentError(name, f"must be of {', '.join(MODALITIES)}, not of {modality!r}")
         if type(limit) is not int or limit < 0:
-            raise InvalidArgumentError(f"{name}.{modality}", f"must be an integer of at least 0, not {limit!r}")
+            raise InvalidArgumentError(name, f"of {modality} must be an integer of at least 0, not {limit!r}")
 
 
 def _check_each(name: str, values: object, holds: Callable[[object], bool], described: str) -> None:

@@ -1,0 +1,207 @@
+"""Pictures from the network and the file system through `LLM` and the HTTP face, and what strangers may send there."""
+
+import asyncio
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from keepsight import LLM, SamplingParams
+from keepsight.config import Config
+from keepsight.errors import PictureError, PictureTooLargeError, UnreadablePictureError, UnsupportedPictureError
+from keepsight.frontend.answer_chat import Engine
+from keepsight.frontend.app import create_app
+from keepsight.frontend.make_pixels import PictureJob
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.image_processor_config import ImageProcessorConfig
+from tests.drawn import ask, by_url, draw, to_data_url, to_png
+from tests.frontend.picture_server import LOCAL, Asked, PictureServer, picture_server, response
+from tests.frontend.sample_pictures import encode, random_picture
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+NO_ENGINE = cast(Engine, None)  # nothing here gets that far
+URL_FIELD = "messages[0].content[0].image_url.url"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PictureServer]:
+    with picture_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pictures")
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with LLM(device="cpu", allowed_media_networks=LOCAL, allowed_local_media_path=folder) as llm:
+        yield llm
+
+
+def at(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def test_a_picture_is_the_same_wherever_it_lies(llm: LLM, server: PictureServer, folder: Path) -> None:
+    drawn = draw(5)
+    png = to_png(drawn.picture)
+    (folder / "a.png").write_bytes(png)
+    url = server.serve("/a.png", response(png, Cache_Control="max-age=600"))
+    parts = [by_url(drawn.picture), at(url), at((folder / "a.png").as_uri()), at(url)]
+    question = drawn.questions[0].text
+    outputs = llm.chat([ask(part, question) for part in parts], GREEDY)
+    assert len({output.outputs[0].token_ids for output in outputs}) == 1
+    prompt = f"<start_of_turn>user\n<start_of_image>{question}<end_of_turn>\n<start_of_turn>model\n"
+    [generated] = llm.generate({"prompt": prompt, "multi_modal_data": {"image": url}}, GREEDY)
+    assert generated.outputs[0].token_ids == outputs[0].outputs[0].token_ids
+    assert server.num_asked("/a.png") == 1
+
+
+# What strangers send ------------------------------------------------------------------------------------------
+
+
+def png_of(width: int, height: int, *chunks: tuple[bytes, bytes]) -> bytes:
+    """With a true header and nothing that it promises."""
+    head = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, 2, 0, 0, 0])
+    packed = b"".join(
+        len(content).to_bytes(4, "big") + kind + content + zlib.crc32(kind + content).to_bytes(4, "big")
+        for kind, content in ((b"IHDR", head), *chunks, (b"IEND", b""))
+    )
+    return b"\x89PNG\r\n\x1a\n" + packed
+
+
+def endless_gif() -> bytes:
+    frames = [random_picture("P", (20, 20), seed) for seed in range(50)]
+    return encode(frames[0], "GIF", save_all=True, append_images=frames[1:], loop=0)
+
+
+PACKED_ZEROS = zlib.compress(bytes(200_000_000), 9)
+BOMBS: dict[str, tuple[bytes, type[PictureError]]] = {
+    "giant": (png_of(2**31 - 1, 2**31 - 1), PictureTooLargeError),
+    "giant when packed out": (png_of(8001, 8000, (b"IDAT", PACKED_ZEROS)), PictureTooLargeError),
+    "text that packs out": (png_of(4, 4, (b"zTXt", b"a\0\0" + PACKED_ZEROS)), UnreadablePictureError),
+    "profile that packs out": (png_of(4, 4, (b"iCCP", b"a\0\0" + PACKED_ZEROS)), UnreadablePictureError),
+    "nothing in it": (png_of(100, 100), UnreadablePictureError),
+    "animated": (endless_gif(), UnsupportedPictureError),
+    "truncated": (to_png(draw(1).picture)[:300], UnreadablePictureError),
+    "a page": (b"<html>not found</html>", UnreadablePictureError),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_what_would_burst_is_refused_wherever_it_lies(llm: LLM, server: PictureServer, folder: Path, name: str) -> None:
+    content, error = BOMBS[name]
+    (folder / "bomb").write_bytes(content)
+    places = [to_data_url(content), server.serve(f"/bomb/{name.replace(' ', '-')}", response(content))]
+    for url in (*places, (folder / "bomb").as_uri()):
+        with pytest.raises(error) as caught:
+            llm.chat(ask(at(url), "What?"), GREEDY)
+        assert caught.value.field == URL_FIELD
+        assert 400 <= caught.value.status < 500
+
+
+def test_pixels_have_the_limit_that_is_configured_from_the_header_to_the_decoder() -> None:
+    png = to_png(random_picture("RGB", (11, 10), 1))
+    preparer = RequestPreparer.from_config(Config(max_image_pixels=110))
+    assert preparer.prepare_chat(ask(at(to_data_url(png))), GREEDY).engine_request.media
+    smaller = RequestPreparer.from_config(Config(max_image_pixels=109))
+    with pytest.raises(PictureTooLargeError, match="11 x 10 pixels are 110, at most 109"):
+        smaller.prepare_chat(ask(at(to_data_url(png))), GREEDY)
+    with pytest.raises(PictureTooLargeError, match="at most 109"):
+        PictureJob(png, "picture", {"": None}, ImageProcessorConfig(height=4, width=4), max_pixels=109).run()
+
+
+def test_a_limit_above_the_default_reaches_the_decoder() -> None:
+    preparer = RequestPreparer.from_config(Config(max_image_pixels=65_000_000))
+    jobs: list[PictureJob] = []
+
+    def note(job: PictureJob) -> dict[str, Any]:
+        jobs.append(job)
+        return {}
+
+    prepared = preparer.prepare_chat(ask(by_url(draw(1).picture)), GREEDY)
+    prepared.pixels_of(prepared.makeable_media, note)
+    assert [job.max_pixels for job in jobs] == [65_000_000]
+
+
+# Over HTTP ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def preparer() -> Iterator[RequestPreparer]:
+    preparer = RequestPreparer.from_config(Config(allowed_media_networks=LOCAL, max_media_bytes=1000))
+    yield preparer
+    preparer.close()
+
+
+def body_with(url: str) -> dict[str, Any]:
+    return {"model": "m", "messages": ask(at(url), "What?")}
+
+
+def post(preparer: RequestPreparer, url: str) -> httpx.Response:
+    async def send() -> httpx.Response:
+        transport = httpx.ASGITransport(create_app(preparer, NO_ENGINE, "m"))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.post("/v1/chat/completions", json=body_with(url))
+
+    return asyncio.run(send())
+
+
+def test_every_refusal_is_the_caller_s_to_read(preparer: RequestPreparer, server: PictureServer) -> None:
+    server.serve("/large", response(bytes(1001)))
+    server.serve("/inner", response(b"", 302, Location="http://169.254.169.254/"))
+    expected = {
+        server.url("/none"): (400, "media_not_fetched"),
+        server.url("/large"): (413, "media_too_large"),
+        server.url("/inner"): (400, "media_refused"),
+        "http://[::1]/": (400, "media_refused"),
+        "http://10.0.0.1/": (400, "media_refused"),
+        "file:///etc/passwd": (400, "media_refused"),
+        "https://pictures.invalid/": (400, "media_not_fetched"),
+        "ftp://example.org/": (400, "unsupported_field"),
+        to_data_url(bytes(1001)): (413, "media_too_large"),
+    }
+    for url, (status, code) in expected.items():
+        answer = post(preparer, url)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (status, code, URL_FIELD), url
+
+
+def test_a_client_that_leaves_ends_its_downloads(preparer: RequestPreparer, server: PictureServer) -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        asked, left, origin_was_left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def hold(origin: Asked, _writer: asyncio.StreamWriter) -> None:
+            loop.call_soon_threadsafe(asked.set)
+            while not origin.has_left():
+                await asyncio.sleep(0.005)
+            loop.call_soon_threadsafe(origin_was_left.set)
+
+        body = json.dumps(body_with(server.serve("/held", hold))).encode()
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> dict[str, Any]:
+            if messages:
+                return messages.pop()
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(_message: object) -> None:
+            pass
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
+        running = asyncio.create_task(create_app(preparer, NO_ENGINE, "m")(scope, receive, send))
+        async with asyncio.timeout(20):
+            await asked.wait()
+            left.set()
+            await running
+            await origin_was_left.wait()
+
+    asyncio.run(run())
