@@ -359,12 +359,13 @@ def test_what_an_earlier_prompt_left_in_the_prefix_cache_is_counted(llm: LLM, dr
     assert (third.num_cached_tokens, text_of(third)) == (0, text_of(first))
 
 
-def test_a_picture_whose_embeddings_went_is_not_decoded_again(drawn: Drawn) -> None:
+@pytest.mark.parametrize("cache", [None, "lru", "shm", "shared"])
+def test_a_picture_whose_embeddings_went_is_not_decoded_again(drawn: Drawn, cache: str | None) -> None:
     options: dict[str, Any] = {"device": "cpu", "enable_prefix_caching": False, "encoder_cache_size": 16}
     in_turn = [by_url(picture) for picture in [drawn.picture, draw(8).picture] * 3]
     answers, num_decoded = [], []
-    for gigabytes in (4, 0):
-        with LLM(mm_processor_cache_gb=gigabytes, **options) as llm:
+    for gigabytes in (0.01, 0):
+        with LLM(mm_processor_cache_gb=gigabytes, mm_processor_cache_type=cache, **options) as llm:
             answers.append([text_of(llm.chat(ask(each, "What is this?"), GREEDY)[0]) for each in in_turn])
             num_decoded.append(llm.engine._media_pool.num_decoded)
     assert answers[0] == answers[1]

@@ -4,17 +4,27 @@ import threading
 
 from keepsight.engine.engine_loop import EngineLoop, Runner
 from keepsight.engine.inbox import Inbox
+from keepsight.engine.pixel_source import PixelSource
 from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.media_pool import MediaPool
+from keepsight.ipc.run_directory import RunDirectory
 from keepsight.scheduling.scheduler import Scheduler
 
 
 class InProcessEngine(EngineClient):
-    def __init__(self, scheduler: Scheduler, runner: Runner, inbox: Inbox, media_pool: MediaPool) -> None:
-        """`inbox` is the one that the runner wakes."""
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        inbox: Inbox,
+        media_pool: MediaPool,
+        source: PixelSource | None = None,
+        run_directory: RunDirectory | None = None,
+    ) -> None:
+        """`inbox` is the one that the runner wakes; what the two sides of the pixel cache share ends with this."""
         super().__init__(media_pool)
-        self._inbox = inbox
-        self._loop = EngineLoop(scheduler, runner, inbox, self.receive)
+        self._inbox, self._run_directory = inbox, run_directory
+        self._loop = EngineLoop(scheduler, runner, inbox, self.receive, source)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.connect(inbox.try_put)
         self._thread.start()
@@ -24,6 +34,8 @@ class InProcessEngine(EngineClient):
         if threading.current_thread() is not self._thread:
             self._thread.join()
         super().close()
+        if self._run_directory is not None:
+            self._run_directory.close()
 
     def _run(self) -> None:
         self._loop.run()

@@ -4,19 +4,23 @@ from keepsight.config import Config
 from keepsight.count_cores import count_cores
 from keepsight.engine.in_process_engine import InProcessEngine
 from keepsight.engine.load_engine import load_engine
+from keepsight.engine.pixel_source import open_pixel_source
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixel_cache import open_pixel_cache
 from keepsight.frontend.prepare_request import RequestPreparer
-from keepsight.ipc.pixel_mode import cache_bytes
+from keepsight.ipc.pixel_mode import cache_bytes, choose_mode
+from keepsight.ipc.run_directory import RunDirectory
 
 
 def start_engine(config: Config, preparer: RequestPreparer) -> InProcessEngine:
     """What prompts may be prepared is limited to what the engine has room for."""
     engine = load_engine(config, preparer.max_model_len, preparer.image_config, preparer.tokenizer.eos_token_ids)
     preparer.max_model_len = engine.max_model_len
-    media_pool = MediaPool(
-        config.media_workers or count_cores(),
-        open_pixel_cache("processor_only" if cache_bytes(config) else "none", config),
-        verify_hits=config.verify_hits,
-    )
-    return InProcessEngine(engine.scheduler, engine.runner, engine.inbox, media_pool)
+    # Only files need a place that processes share.
+    is_in_files = config.mm_processor_cache_type in ("shm", "shared") and cache_bytes(config) > 0
+    run_directory = RunDirectory.create() if is_in_files and engine.takes_pictures else None
+    mode = choose_mode(config, 1, not engine.takes_pictures, run_directory)
+    cache = open_pixel_cache(mode, config, run_directory)
+    media_pool = MediaPool(config.media_workers or count_cores(), cache, verify_hits=config.verify_hits)
+    source = open_pixel_source(mode, config, run_directory)
+    return InProcessEngine(engine.scheduler, engine.runner, engine.inbox, media_pool, source, run_directory)
