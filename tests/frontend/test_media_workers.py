@@ -458,7 +458,8 @@ async def prepare_and_make(preparer: RequestPreparer, pool: MediaPool, data_url:
 def test_the_event_loop_goes_on_while_many_large_pictures_are_made(workers: MediaWorkers) -> None:
     preparer, heart = RequestPreparer.from_config(Config()), Heart()
     # Bytes behind the end of a JPEG make it another file.
-    data_urls = [to_data_url(picture(size=(2000, 1500)) + b"%d" % number, "image/jpeg") for number in range(50)]
+    data = picture(size=(2000, 1500))
+    data_urls = [to_data_url(data + b"%d" % number, "image/jpeg") for number in range(50)]
     pool = MediaPool(2, make_pixels=workers.make)
 
     async def serve() -> list[CarriedPixels]:
