@@ -204,9 +204,8 @@ class Supervisor:
         self._num_failed_starts[child.kind] = 0
         if child.kind == "engine":
             self._tell_all("frontend", EngineReady(self._endpoint_of(child)))
-        if self._stage is _Stage.SERVING:
-            logger.info("%s is ready", child)
-        elif self._stage is _Stage.STARTING and all(each.is_ready for each in self._children):
+        logger.info("%s is ready", child)
+        if self._stage is _Stage.STARTING and all(each.is_ready for each in self._children):
             self._stage, seconds = _Stage.SERVING, time.monotonic() - self._started_at
             logger.info("%s is served on %s after %.1f s", self._settings.model_name, _url(self._listener), seconds)
 

@@ -1,0 +1,132 @@
+"""A real server whose processes are killed: what callers see of it, and what is left."""
+
+import os
+import re
+import select
+import signal
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from keepsight.ipc.run_directory import RunDirectory
+from tests.cli.test_serve import START_SECONDS, answer, complete, serving
+from tests.drawn import Drawn, ask, by_url, draw
+
+ENDLESS = {"max_tokens": None, "stream": True, "extra_body": {"ignore_eos": True}}
+
+
+@dataclass
+class Server:
+    supervisor: subprocess.Popen[str]
+    port: int
+    log: Path
+
+    def client(self, seconds: float = START_SECONDS) -> openai.OpenAI:
+        url = f"http://127.0.0.1:{self.port}/v1"
+        return openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=seconds)
+
+    def pid(self, kind: str) -> int:
+        """Of the latest."""
+        return int(re.findall(rf"{kind}-\d+ \(pid (\d+)\) is ready", self.log.read_text())[-1])
+
+    def kill(self, kind: str) -> None:
+        os.kill(self.pid(kind), signal.SIGKILL)
+
+    @property
+    def run_directory(self) -> Path:
+        """The one that it holds open, to keep its lock."""
+        opened = (link.readlink() for link in Path(f"/proc/{self.supervisor.pid}/fd").iterdir())
+        return next(path for path in opened if path.name.startswith("keepsight-"))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("server") / "log"
+    with serving(log) as (process, port):
+        yield Server(process, port, log)
+
+
+@pytest.fixture(scope="module")
+def drawn() -> Drawn:
+    return draw(7)
+
+
+def loaded_libraries(pid: int) -> str:
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_only_the_engine_holds_torch_even_after_a_picture(server: Server, drawn: Drawn) -> None:
+    with server.client() as client:
+        assert answer(client, ask(by_url(drawn.picture), drawn.questions[0].text)) == drawn.description
+    assert "libtorch" in loaded_libraries(server.pid("engine"))
+    assert "libtorch" not in loaded_libraries(server.pid("frontend"))
+    assert not re.search("libtorch|numpy", loaded_libraries(server.supervisor.pid))
+
+
+def test_a_request_that_waits_for_its_first_token_survives_the_engine(server: Server, drawn: Drawn) -> None:
+    with server.client() as client, ThreadPoolExecutor() as threads:
+        os.kill(server.pid("engine"), signal.SIGSTOP)
+        asked = threads.submit(answer, client, ask(by_url(drawn.picture), drawn.questions[0].text))
+        # The frontend, which is one thread, has read the request before it answers this.
+        assert httpx.get(f"http://127.0.0.1:{server.port}/health", timeout=START_SECONDS).status_code == 200
+        server.kill("engine")
+        assert asked.result(START_SECONDS) == drawn.description
+
+
+def test_a_stream_that_has_begun_ends_with_an_error_and_the_next_request_is_answered(server: Server) -> None:
+    with server.client() as client:
+        stream = complete(client, ask("Hello"), **ENDLESS)
+        next(iter(stream))
+        server.kill("engine")
+        with pytest.raises(openai.APIError) as lost:
+            list(stream)
+        assert lost.value.code == "engine_lost"
+        assert complete(client, ask("Hello"), max_tokens=1).usage.completion_tokens == 1
+
+
+def test_a_killed_frontend_costs_its_connections_and_frees_the_engine(server: Server, drawn: Drawn) -> None:
+    killed = server.pid("frontend")
+    with server.client() as client:
+        streams = [complete(client, ask("Hello"), n=32, **ENDLESS) for _ in range(2)]
+        for stream in streams:
+            next(iter(stream))
+        server.kill("frontend")
+        for stream in streams:
+            with pytest.raises((openai.APIError, httpx.TransportError)):
+                list(stream)
+        assert answer(client, ask(by_url(drawn.picture), drawn.questions[0].text)) == drawn.description
+    assert server.pid("frontend") != killed
+
+
+def test_a_killed_supervisor_leaves_no_process_and_the_next_start_no_file(
+    server: Server, drawn: Drawn, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with serving(log, "--api-server-count", "2", "--mm-processor-cache-gb", "0.1") as (process, port):
+        other = Server(process, port, log)
+        with other.client() as client:
+            assert answer(client, ask(by_url(drawn.picture), drawn.questions[0].text)) == drawn.description
+        directory, pids = other.run_directory, descendants(process.pid)
+        assert len(pids) >= 3
+        handles = [os.pidfd_open(pid) for pid in pids]
+        process.kill()
+        for handle in handles:
+            assert select.select([handle], [], [], 20)[0], "still running"
+            os.close(handle)
+    with RunDirectory.create():
+        assert not directory.exists()
+    # Beside it, all the while, another server ran.
+    assert server.run_directory.exists()
+    with server.client() as client:
+        assert complete(client, ask("Hello"), max_tokens=1).usage.completion_tokens == 1
+
+
+def descendants(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [each for child in map(int, children) for each in (child, *descendants(child))]
