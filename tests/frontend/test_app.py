@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from keepsight import __version__
+from keepsight import StructuredOutputsParams, __version__
 from keepsight.config import Config
 from keepsight.errors import EngineLostError, RequestFailedError
 from keepsight.frontend import app as app_module
@@ -129,6 +129,22 @@ def error_of(response: httpx.Response) -> tuple[int, str | None, str | None]:
     assert body["error"].keys() == {"message", "type", "param", "code"}
     assert body["error"]["message"]
     return response.status_code, body["error"]["param"], body["error"]["code"]
+
+
+def test_a_form_and_tools_are_passed_on_or_refused_by_the_name_that_was_used(
+    client: Client, engine: FakeEngine
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    asked = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    assert client.chat(response_format=asked).status_code == 200
+    [request] = engine.requests
+    assert request.sampling_params.structured_outputs == StructuredOutputsParams(json=schema)
+    asked["json_schema"]["schema"] = {"type": "thing"}  # type: ignore[index]
+    field = "response_format.json_schema.schema"
+    assert error_of(client.chat(response_format=asked)) == (400, field, "invalid_argument")
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    assert error_of(client.chat(tools=tools)) == (400, "tools", "unsupported_field")
+    assert client.chat(tools=tools, tool_choice="none").status_code == 200
 
 
 # Answers ------------------------------------------------------------------------------------------------------
@@ -311,7 +327,7 @@ URL_FIELD = "messages[0].content[0].image_url.url"
         ({"priority": "high"}, (400, "priority", "invalid_argument")),
         ({"priority": True}, (400, "priority", "invalid_argument")),
         ({"priority": 2**63}, (400, "priority", "invalid_argument")),
-        ({"tools": [{}]}, (400, "tools", "unsupported_field")),
+        ({"tools": [{}]}, (400, "tools[0].type", "invalid_argument")),
         ({"mm_processor_kwargs": {"do_pan": True}}, (400, "mm_processor_kwargs.do_pan", "unsupported_field")),
         ({"stream_options": {}}, (400, "stream_options", "invalid_argument")),
         ({"messages": [{"role": "user", "content": "a " * 3000}]}, (400, "messages", "context_length_exceeded")),

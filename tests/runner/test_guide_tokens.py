@@ -211,6 +211,17 @@ def test_a_preempted_answer_goes_on_where_its_grammar_was(small: SmallModel, par
     assert answers[0][12] in END
 
 
+def test_a_grammar_that_needs_too_much_memory_costs_its_own_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keepsight.runner.guide_tokens.MAX_LEXER_STATES", 40)
+    maker = GuideMaker(DEMO, END)
+    states = [state_for(maker, form, temperature=1.0, seed=1) for form in (regex("(A|B)*A(A|B){400}"), LETTERS)]
+    for _ in range(40):
+        sample_tokens(torch.zeros(2, VOCAB_SIZE), states)
+    assert "states" in str(states[0].fault)
+    assert states[1].fault is None
+    maker.close()
+
+
 def test_a_plain_answer_is_the_same_beside_a_guided_one(small: SmallModel) -> None:
     driver = drive(small)
     alone = driver.answer(small.request("plain", prompt_seed=6), 8)

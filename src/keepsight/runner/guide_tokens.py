@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 MAX_COMPILED = 64
+# Of one or two kilobytes each; a pattern can be made to grow them without end.
+MAX_LEXER_STATES = 50_000
 
 
 class Guide:
@@ -88,13 +90,14 @@ class GuideMaker:
             self._thread.shutdown(cancel_futures=True)
 
     def _compile(self, grammar: str) -> "LLMatcher":
-        from llguidance import LLMatcher, LLTokenizer
+        from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
         if self._path is None:
             raise ValueError("this model has no tokenizer")
         if self._tokenizer is None:
             self._tokenizer = LLTokenizer(_read_tokenizer(self._path), eos_token=sorted(self._end_ids) or None)
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise ValueError(matcher.get_error())
         return matcher

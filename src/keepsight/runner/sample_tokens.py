@@ -88,14 +88,14 @@ def _edit(raw: Tensor, states: Sequence[SamplingState]) -> Tensor:
 
 def _edit_row(logits: Tensor, state: SamplingState) -> None:
     params = state.params
-    vocab_size = logits.shape[0]
     if params.allowed_token_ids is not None:
         _ban(~_are_in(params.allowed_token_ids, logits), logits)
     if state.num_tokens < params.min_tokens:
         _ban(_are_in(state.end_ids, logits), logits)
-    for token_id, bias in (params.logit_bias or {}).items():
-        if token_id < vocab_size:
-            logits[token_id] += bias
+    if bias := params.logit_bias:
+        inside = {token_id: value for token_id, value in bias.items() if token_id < logits.shape[0]}
+        biased = torch.tensor(list(inside), dtype=torch.int64, device=logits.device)
+        logits[biased] += torch.tensor(list(inside.values()), dtype=logits.dtype, device=logits.device)
     if params.repetition_penalty != 1:
         seen = _ids(state.prompt_ids | state.output_counts.keys(), logits)
         values = logits[seen]
