@@ -103,6 +103,13 @@ class MediaTimeoutError(MediaFetchError):
     code = "media_timeout"
 
 
+class MediaBusyError(MediaFetchError):
+    """So much is being downloaded that there is no room for more: worth trying again."""
+
+    status = 429
+    code = "media_busy"
+
+
 class TooManyPicturesError(PictureError):
     code = "too_many_pictures"
 

@@ -258,6 +258,35 @@ def test_a_body_without_end_is_read_no_further_than_the_limit(server: PictureSer
     assert num_written < 50 * MAX_BYTES, "the sockets' buffers are all that may come beyond the limit"
 
 
+def test_all_that_is_coming_at_once_has_a_limit_and_what_has_come_does_not_count(server: PictureServer) -> None:
+    has_begun = asyncio.Event()
+
+    async def begin(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + bytes(900))
+        while not asked.has_left() and not has_begun.is_set():
+            await asyncio.sleep(0.005)
+        writer.write(bytes(100))
+
+    first, second = server.serve("/first", begin), server.serve("/second", response(bytes(500)))
+
+    async def run() -> None:
+        fetcher = UrlFetcher(guard_of(), MAX_BYTES, LONG, ssl.create_default_context(), max_coming_bytes=1200)
+        for _ in range(3):
+            assert (await fetcher.fetch(second)).content == bytes(500)
+        slow = asyncio.create_task(fetcher.fetch(first))
+        while not fetcher._num_coming_bytes:
+            await asyncio.sleep(0.005)
+        with pytest.raises(UrlFault, match="too much else") as caught:
+            await fetcher.fetch(second)
+        assert (caught.value.under("url").status, caught.value.under("url").code) == (429, "media_busy")
+        has_begun.set()
+        assert (await slow).content == bytes(1000)
+        assert (await fetcher.fetch(second)).content == bytes(500)
+        await fetcher.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("num_bytes", [MAX_BYTES, MAX_BYTES + 1])
 def test_the_limit_is_exact(server: PictureServer, num_bytes: int) -> None:
     url = server.serve("/a", response(bytes(num_bytes)))

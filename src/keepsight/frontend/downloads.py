@@ -22,7 +22,7 @@ from keepsight.frontend.web_url import UrlFault
 # Of one request: what a caller can make this server do to others, and hold in memory before its bytes are summed.
 MAX_DOWNLOADS_AT_ONCE = 8
 # A host is looked up by a thread, which cannot be called back: slow ones must not stop the others.
-MAX_LOOKUPS_AT_ONCE = 32
+MAX_LOOKUPS_AT_ONCE = 128
 T = TypeVar("T")
 
 

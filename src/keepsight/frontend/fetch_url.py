@@ -12,16 +12,19 @@ from dataclasses import dataclass
 import httpcore
 
 from keepsight import __version__
-from keepsight.errors import MediaFetchError, MediaRefusedError, MediaTimeoutError, MediaTooLargeError
+from keepsight.errors import MediaBusyError, MediaFetchError, MediaRefusedError, MediaTimeoutError, MediaTooLargeError
 from keepsight.frontend.http_caching import Freshness, Validators, find_header, read_freshness, read_validators
 from keepsight.frontend.network_guard import GuardedBackend, NetworkGuard
 from keepsight.frontend.web_url import UrlFault, WebUrl, parse_web_url
 
 MAX_REDIRECTS = 3
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
-MAX_CONNECTIONS = 64
+# Many, as slow ones cost little but their place.
+MAX_CONNECTIONS = 256
 MAX_IDLE_CONNECTIONS = 16
 IDLE_SECONDS = 15.0
+# Of all downloads together, while they come.
+MAX_COMING_BYTES = 2**30
 FAILURES = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, ssl.SSLError, OSError)
 HEADERS = [
     (b"User-Agent", f"keepsight/{__version__}".encode()),
@@ -48,9 +51,11 @@ class UrlFetcher:
         max_bytes: int,
         timeout_seconds: float,
         ssl_context: ssl.SSLContext | None = None,
+        max_coming_bytes: int = MAX_COMING_BYTES,
     ) -> None:
         """The timeout is of a whole download: looking up the host, connecting, redirects and all bytes."""
         self._guard, self._max_bytes, self._timeout_seconds = guard, max_bytes, timeout_seconds
+        self._max_coming_bytes, self._num_coming_bytes = max_coming_bytes, 0
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context or _trust_authorities(),
             max_connections=MAX_CONNECTIONS,
@@ -105,14 +110,23 @@ class UrlFetcher:
             raise _failure(f"its server sent it packed ({encoding[:20]!r}), which was not asked for")
         self._check_size(_announced_size(answer))
         content = bytearray()
-        async for chunk in answer.aiter_stream():
-            content += chunk
-            self._check_size(len(content))
-        return bytes(content)
+        try:
+            async for chunk in answer.aiter_stream():
+                content += chunk
+                self._num_coming_bytes += len(chunk)
+                self._check_size(len(content))
+                self._check_room()
+            return bytes(content)
+        finally:
+            self._num_coming_bytes -= len(content)
 
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self._max_bytes:
             raise UrlFault(MediaTooLargeError, f"has more than the {self._max_bytes} bytes that a picture may have")
+
+    def _check_room(self) -> None:
+        if self._num_coming_bytes > self._max_coming_bytes:
+            raise UrlFault(MediaBusyError, "was not downloaded, as too much else is being downloaded; try again")
 
 
 def _next_url(url: WebUrl, answer: httpcore.Response) -> WebUrl:
