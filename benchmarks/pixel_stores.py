@@ -30,7 +30,7 @@ from keepsight.requests import MediaArrived, Pixels
 
 SHAPE = (896, 896, 3)
 NUM_BYTES = 896 * 896 * 3
-MODES: tuple[PixelMode, ...] = ("shm", "shared")
+MODES: tuple[PixelMode, ...] = ("lru", "shm", "shared")
 
 
 def name_of(number: int) -> str:
@@ -114,8 +114,8 @@ def measure_time(num_pictures: int, num_rounds: int) -> None:
         bare = Bare(other.path, pictures)
         sides = {mode: new_cache(mode, num_pictures, directory) for mode in MODES}
         for number, pixels in enumerate(pictures):
-            for cache, _ in sides.values():
-                cache.put(name_of(number), pixels)
+            for cache, source in sides.values():
+                source.receive(MediaArrived(name_of(number), cache.put(name_of(number), pixels)))
         print(f"hit, {NUM_BYTES} bytes:")
         ring, store = sides["shm"], sides["shared"]
         copying: dict[str, Callable[[int], object]] = {
@@ -124,6 +124,7 @@ def measure_time(num_pictures: int, num_rounds: int) -> None:
         }
         compare(copying, num_pictures, num_rounds)
         mapping: dict[str, Callable[[int], object]] = {
+            "lru": lambda number: bare.touch(find(sides["lru"][1], number)),
             "shared, by the engine alone": lambda number: bare.touch(find(store[1], number)),
             "shared, found by the frontend, then read": lambda number: bare.touch(hit(*store, number)),
             "map and read": bare.map_and_touch,
@@ -144,6 +145,7 @@ def putting(
     return {
         mode: lambda number, cache=cache: cache.put(name_of(next(next_name)), pictures[number])  # type: ignore[misc]
         for mode, (cache, _) in sides.items()
+        if mode != "lru"
     }
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -289,6 +290,35 @@ store.put("b" * 64, np.zeros((50, 20, 3), np.uint8))
         kill(server)
     with RunDirectory.create(tmp_path) as directory:
         assert list(tmp_path.rglob("*")) == [directory.path]
+
+
+BUSY = """
+from keepsight.ipc import shared_store
+store = shared_store.SharedStore(folder, 10 * 4096)
+rng = np.random.default_rng(int(sys.argv[2]))
+print("stopped", flush=True)
+while True:
+    number = int(rng.integers(30))
+    with store.making([f"{number:064x}"]):
+        store.put(f"{number:064x}", np.full((1300, 1, 3), number, np.uint8))
+    pixels = store.read(f"{int(rng.integers(30)):064x}")
+"""
+
+
+def test_busy_processes_killed_wherever_they_are_leave_a_true_ledger(store: SharedStore, folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    with ExitStack() as stack:
+        for seed in range(4):
+            process = stack.enter_context(stopped_process(BUSY, folder, str(seed)))
+            for number in rng.integers(0, 30, 100).tolist():
+                with store.making([f"{number:064x}"]):
+                    assert store.put(f"{number:064x}", np.full((1300, 1, 3), number, np.uint8))
+                pixels = store.read(f"{number:064x}")
+                assert pixels is None or (pixels == number).all()
+                assert store.num_bytes <= MAX_BYTES
+            if seed != 3:
+                kill(process)
+            store.check_invariants()
 
 
 # One makes, others wait -------------------------------------------------------------------------------------------
