@@ -73,6 +73,7 @@ class FrontendProcess:
         self._link.close()
         self._workers.close()
         self._client.close()
+        self._preparer.close()
 
     def act_on(self, message: ToProcess) -> None:
         match message:
