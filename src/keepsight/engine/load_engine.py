@@ -6,6 +6,7 @@ import torch
 
 from keepsight.config import Config
 from keepsight.end_ids import read_end_ids
+from keepsight.engine.engine_loop import Runner
 from keepsight.engine.inbox import Inbox
 from keepsight.engine.measure_machine import measure_machine
 from keepsight.engine.resolve_config import ModelSize, resolve_config
@@ -16,14 +17,13 @@ from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.json_fields import read_json_object
 from keepsight.models.model import Model
 from keepsight.runner.load_runner import load_model_for, load_runner
-from keepsight.runner.model_runner import ModelRunner
 from keepsight.scheduling.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
     scheduler: Scheduler
-    runner: ModelRunner
+    runner: Runner
     # The one that the runner wakes.
     inbox: Inbox
     # What there is room for.

@@ -1,0 +1,156 @@
+"""An engine's process without its process: a real socket and a real loop, over a runner of hashes."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+from keepsight.engine.engine_process import EngineProcess
+from keepsight.engine.inbox import Inbox
+from keepsight.engine.load_engine import LoadedEngine
+from keepsight.ipc.control import Drain, FrontendLost, StartEngine
+from keepsight.ipc.zmq_channel import FrontendChannel
+from keepsight.requests import AbortRequest, EngineRequest, FromEngine, RequestFailed, TokenOutput
+from keepsight.scheduling.scheduler import Scheduler
+from keepsight.scheduling.step_plan import StepPlan, StepResult
+from keepsight.testing import FakeRunner, answer_alone
+from tests.scheduling.drive import END_IDS, make_config, make_request
+
+SOON = 20  # seconds, for what takes milliseconds
+
+
+class Runner(FakeRunner):
+    """Breaks when it is told to."""
+
+    is_broken = False
+
+    def run(self, plan: StepPlan) -> StepResult:
+        if self.is_broken:
+            raise RuntimeError("out of memory")
+        return super().run(plan)
+
+
+class Engine:
+    def __init__(self, path: Path) -> None:
+        self.config, inbox = make_config(num_blocks=5000), Inbox()
+        self.runner = Runner(self.config.kv_cache.num_blocks, self.config.kv_cache.block_size)
+        self.endpoint = f"ipc://{path}/engine-1"
+        start = StartEngine({}, str(path), "none", "engine-1", self.endpoint)
+        loaded = LoadedEngine(Scheduler(self.config, END_IDS), self.runner, inbox, 200, False)
+        self.process = EngineProcess(start, loaded)
+        self.status: int | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self.status = self.process.run()
+
+    def join(self) -> int | None:
+        self._thread.join(SOON)
+        return self.status
+
+
+class Frontend:
+    def __init__(self, engine: Engine, name: str) -> None:
+        self.engine, self.outputs, self.ends = engine, SimpleQueue[FromEngine](), SimpleQueue[str]()
+        self.channel = FrontendChannel(engine.endpoint, name, self._take, self.ends.put)
+        self.welcome = self.channel.connect(SOON)
+
+    def _take(self, outputs: Sequence[FromEngine]) -> None:
+        for output in outputs:
+            self.outputs.put(output)
+
+    def ask(self, request: EngineRequest) -> list[int]:
+        assert self.channel.send(request)
+        tokens = []
+        while True:
+            output = self.outputs.get(timeout=SOON)
+            assert isinstance(output, TokenOutput)
+            assert output.request_id == request.request_id
+            tokens.append(output.token_id)
+            if output.finish_reason is not None:
+                return tokens
+
+    def expected(self, request: EngineRequest) -> list[int]:
+        return answer_alone(request, 0, END_IDS, self.engine.config.scheduler.max_model_len)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    engine = Engine(tmp_path)
+    yield engine
+    engine.process.act_on(Drain())
+    engine.join()
+
+
+@pytest.fixture
+def frontends(engine: Engine) -> Iterator[list[Frontend]]:
+    frontends = [Frontend(engine, name) for name in ("one", "two")]
+    yield frontends
+    for frontend in frontends:
+        frontend.channel.close()
+
+
+def endless(request_id: str) -> EngineRequest:
+    return make_request(request_id, 3, max_tokens=19_000, ignore_eos=True)
+
+
+def test_a_frontend_is_told_what_it_must_know(frontends: list[Frontend]) -> None:
+    welcome = frontends[0].welcome
+    assert (welcome.engine_id, welcome.max_model_len, welcome.pixel_mode) == ("engine-1", 200, "none")
+
+
+def test_each_frontend_gets_the_tokens_that_it_asked_for(frontends: list[Frontend]) -> None:
+    for number, frontend in enumerate(frontends):
+        request = make_request(f"{number}-0", 3 + number, max_tokens=9)
+        assert frontend.ask(request) == frontend.expected(request)
+
+
+def test_a_request_under_another_one_s_name_is_refused(frontends: list[Frontend]) -> None:
+    one, two = frontends
+    assert one.channel.send(endless("same"))
+    one.outputs.get(timeout=SOON)
+    assert two.channel.send(make_request("same", 1))
+    assert two.outputs.get(timeout=SOON) == RequestFailed("same", "there is a request 'same' already")
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_what_a_lost_frontend_asked_for_is_not_computed_on(
+    engine: Engine, frontends: list[Frontend], is_told: bool
+) -> None:
+    one, two = frontends
+    assert one.channel.send(endless("a"))
+    one.outputs.get(timeout=SOON)
+    if is_told:
+        engine.process.act_on(FrontendLost("one"))
+    one.channel.close()
+    # Its name is free as soon as it is forgotten.
+    while isinstance(again := ask_one(two, "a"), RequestFailed):
+        assert "already" in again.message
+    assert isinstance(again, TokenOutput)
+
+
+def ask_one(frontend: Frontend, request_id: str) -> FromEngine:
+    assert frontend.channel.send(make_request(request_id, 4, max_tokens=1))
+    return frontend.outputs.get(timeout=SOON)
+
+
+def test_an_engine_that_breaks_exits_as_failed_and_its_frontends_learn_it_by_their_connections(
+    engine: Engine, frontends: list[Frontend]
+) -> None:
+    assert frontends[0].channel.send(endless("a"))
+    frontends[0].outputs.get(timeout=SOON)
+    engine.runner.is_broken = True
+    assert engine.join() == 1
+    for frontend in frontends:
+        assert "ended" in frontend.ends.get(timeout=SOON)
+        while not frontend.outputs.empty():
+            assert isinstance(frontend.outputs.get(), TokenOutput)
+
+
+def test_an_engine_that_is_asked_to_end_has_not_failed(engine: Engine, frontends: list[Frontend]) -> None:
+    assert frontends[0].channel.send(AbortRequest("unknown"))
+    engine.process.act_on(Drain())
+    assert engine.join() == 0
