@@ -1,0 +1,141 @@
+"""Over real sockets, to engines that only listen."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, cast
+
+import pytest
+
+from keepsight.frontend.engine_client import EngineClient, Send
+from keepsight.frontend.engine_link import EngineLink
+from keepsight.ipc.handshake import Welcome
+from keepsight.ipc.zmq_channel import EngineListener
+from keepsight.requests import FromEngine, ResetCaches, TokenOutput
+
+SOON = 20  # seconds, for what takes milliseconds
+
+
+class Client:
+    """Notes what the link does with it; each of these can be waited for."""
+
+    def __init__(self) -> None:
+        self.heard = SimpleQueue[Any]()
+        self.send: Send | None = None
+
+    def connect(self, send: Send) -> None:
+        self.send = send
+        self.heard.put("connected")
+
+    def disconnect(self, reason: str) -> None:
+        self.send = None
+        self.heard.put("disconnected")
+
+    def receive(self, outputs: list[FromEngine]) -> None:
+        self.heard.put(outputs)
+
+    def next(self) -> Any:
+        return self.heard.get(timeout=SOON)
+
+
+StartEngine = Callable[[str], EngineListener]
+
+
+@pytest.fixture
+def client() -> Client:
+    return Client()
+
+
+@pytest.fixture
+def welcomes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def link(client: Client, welcomes: list[str]) -> Iterator[EngineLink]:
+    link = EngineLink(cast(EngineClient, client), "one", lambda welcome: welcomes.append(welcome.engine_id))
+    yield link
+    link.close()
+
+
+@pytest.fixture
+def start_engine(tmp_path: Path) -> Iterator[StartEngine]:
+    started: list[EngineListener] = []
+
+    def start(name: str) -> EngineListener:
+        engine = EngineListener(f"ipc://{tmp_path / name}", Welcome(name, 99, "none"), lambda *_: None, lambda _: None)
+        started.append(engine)
+        return engine
+
+    yield start
+    for engine in started:
+        engine.close()
+
+
+def test_the_client_is_connected_once_an_engine_has_welcomed_it(
+    link: EngineLink, client: Client, welcomes: list[str], start_engine: StartEngine, tmp_path: Path
+) -> None:
+    engine = start_engine("engine-1")
+    link.engine_is_ready(f"ipc://{tmp_path}/engine-1")
+    assert client.next() == "connected"
+    assert welcomes == ["engine-1"]
+    assert client.send is not None
+    assert client.send(ResetCaches())
+    engine.send("one", [TokenOutput("r", 0, 5)])
+    assert client.next() == [TokenOutput("r", 0, 5)]
+
+
+def test_what_a_dying_engine_said_last_is_heard_before_its_end(
+    link: EngineLink, client: Client, start_engine: StartEngine, tmp_path: Path
+) -> None:
+    engine = start_engine("engine-1")
+    link.engine_is_ready(f"ipc://{tmp_path}/engine-1")
+    assert client.next() == "connected"
+    engine.send("one", [TokenOutput("r", 0, 5)])
+    assert client.next() == [TokenOutput("r", 0, 5)]
+    link.engine_is_lost()
+    engine.close()
+    assert client.next() == "disconnected"
+
+
+def test_the_next_engine_takes_the_place_of_the_last(
+    link: EngineLink, client: Client, welcomes: list[str], start_engine: StartEngine, tmp_path: Path
+) -> None:
+    for number in (1, 2, 3):
+        engine = start_engine(f"engine-{number}")
+        link.engine_is_ready(f"ipc://{tmp_path}/engine-{number}")
+        assert client.next() == "connected"
+        engine.close()
+        link.engine_is_lost()
+        assert client.next() == "disconnected"
+    assert welcomes == ["engine-1", "engine-2", "engine-3"]
+
+
+def test_an_engine_that_is_replaced_is_left_even_if_it_still_answers(
+    link: EngineLink, client: Client, welcomes: list[str], start_engine: StartEngine, tmp_path: Path
+) -> None:
+    for number in (1, 2):
+        start_engine(f"engine-{number}")
+        link.engine_is_ready(f"ipc://{tmp_path}/engine-{number}")
+    heard = [client.next()]
+    while welcomes[-1:] != ["engine-2"] or heard[-1] != "connected":
+        heard.append(client.next())
+    # The first may have been left before it answered.
+    assert heard in (["connected"], ["connected", "disconnected", "connected"], ["disconnected", "connected"])
+
+
+def test_a_connection_that_broke_while_its_engine_lives_is_made_again(
+    link: EngineLink, client: Client, welcomes: list[str], start_engine: StartEngine, tmp_path: Path
+) -> None:
+    engine = start_engine("engine-1")
+    link.engine_is_ready(f"ipc://{tmp_path}/engine-1")
+    assert client.next() == "connected"
+    engine.forget("one")
+    assert [client.next(), client.next()] == ["disconnected", "connected"]
+    assert welcomes == ["engine-1", "engine-1"]
+
+
+def test_a_link_can_be_closed_while_it_waits_for_an_engine_that_is_not_there(tmp_path: Path) -> None:
+    link = EngineLink(cast(EngineClient, Client()), "one", lambda welcome: None)
+    link.engine_is_ready(f"ipc://{tmp_path}/engine-1")
+    link.close()

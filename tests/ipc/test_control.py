@@ -1,0 +1,123 @@
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from keepsight.ipc.control import (
+    MISTAKEN,
+    ORPHANED,
+    Drain,
+    Failed,
+    GiveUp,
+    Ready,
+    SupervisorEnd,
+)
+
+SOON = 20  # seconds
+PROGRAM = """
+import os, subprocess, sys
+from keepsight.errors import CheckpointError
+from keepsight.ipc.control import Drain, Ready, run_process
+
+def main(control):
+    match sys.argv[1]:
+        case "wait":
+            control.tell(Ready())
+            control.receive()
+            return 0
+        case "fail":
+            raise CheckpointError("some/model", "is\\nno model")
+        case "break":
+            control.listen(lambda message: 1 / 0)
+            control.tell(Ready())
+            while True:
+                os.read(os.pipe()[0], 1)
+        case "inherit":
+            return subprocess.run([sys.executable, "-c", "import sys; sys.exit(sys.stdin.read() != '')"]).returncode
+
+sys.exit(run_process(main))
+"""
+
+
+class Process:
+    def __init__(self, part: str) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-c", PROGRAM, part]
+            self.process = subprocess.Popen(command, stdin=theirs.fileno(), stderr=subprocess.PIPE)
+        self.control = SupervisorEnd(ours)
+        ours.settimeout(SOON)
+
+    def hear(self) -> None:
+        """Waits until it is ready."""
+        assert self.control.connection.recv(1000) == b'{"type":"Ready"}\n'
+
+    def end(self) -> tuple[int, str]:
+        assert self.process.stderr is not None
+        return self.process.wait(SOON), self.process.stderr.read().decode()
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[SupervisorEnd, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield SupervisorEnd(ours), theirs
+
+
+def test_lines_that_come_in_pieces_are_put_together(pair: tuple[SupervisorEnd, socket.socket]) -> None:
+    supervisor, connection = pair
+    assert supervisor.take() == ([], True)
+    connection.send(b'{"type":"Rea')
+    assert supervisor.take() == ([], True)
+    connection.send(b'dy"}\n{"type":"Failed","message":"a\\nb"}\n{"ty')
+    assert supervisor.take() == ([Ready(), Failed("a\nb")], True)
+    connection.close()
+    assert supervisor.take() == ([], False)
+
+
+def test_a_process_that_cannot_hear_is_noticed_without_waiting(pair: tuple[SupervisorEnd, socket.socket]) -> None:
+    supervisor, connection = pair
+    for _ in range(100_000):
+        if not supervisor.try_tell(GiveUp("x" * 1000)):
+            break
+    else:
+        raise AssertionError("it was never noticed")
+    connection.close()
+    assert not supervisor.try_tell(Drain())
+
+
+def test_a_process_ends_with_its_supervisor_whatever_it_is_at() -> None:
+    process = Process("wait")
+    process.hear()
+    process.control.close()
+    assert process.end() == (ORPHANED, "")
+
+
+def test_a_process_that_is_told_to_end_says_how_it_ended() -> None:
+    process = Process("wait")
+    process.hear()
+    assert process.control.try_tell(Drain())
+    assert process.end() == (0, "")
+
+
+def test_the_user_s_mistake_is_told_to_the_supervisor_and_not_to_the_log() -> None:
+    process = Process("fail")
+    assert process.end() == (MISTAKEN, "")
+    assert process.control.take()[0] == [Failed("some/model: is\nno model")]
+
+
+def test_a_process_that_cannot_follow_ends_rather_than_go_deaf() -> None:
+    process = Process("break")
+    process.hear()
+    assert process.control.try_tell(Drain())
+    status, log = process.end()
+    assert status == 1
+    assert "Drain() could not be followed" in log
+    assert "ZeroDivisionError" in log
+
+
+def test_what_a_process_starts_has_no_hold_on_its_socket() -> None:
+    process = Process("inherit")
+    assert process.end() == (0, "")
