@@ -120,14 +120,14 @@ def forbid_tokens(logits: Tensor, guides: Sequence[Guide | None]) -> None:
     masks = {row: mask for row, guide in enumerate(guides) if guide is not None and (mask := guide.mask()) is not None}
     if not masks:
         return
-    rows = torch.tensor(list(masks), device=logits.device)
-    allowed = _unpack(np.stack([np.frombuffer(mask, np.uint8) for mask in masks.values()]), logits)
-    logits[rows] = logits[rows].masked_fill(~allowed, float("-inf"))
+    forbidden = _unpack(np.stack([np.frombuffer(mask, np.uint8) for mask in masks.values()]), logits)
+    for row, each in zip(masks, forbidden, strict=True):
+        logits[row].masked_fill_(each, float("-inf"))
 
 
 def _unpack(masks: npt.NDArray[np.uint8], logits: Tensor) -> Tensor:
-    """From bits to booleans [rows, vocabulary], on the device; a token that the tokenizer lacks is forbidden."""
-    packed = torch.from_numpy(masks).to(logits.device, non_blocking=True)
-    bits = (packed[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=logits.device)) & 1
-    allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
-    return torch.nn.functional.pad(allowed, (0, logits.shape[1] - allowed.shape[1]))
+    """From bits that allow to booleans that forbid [rows, vocabulary]; what the tokenizer lacks is forbidden."""
+    vocab_size = logits.shape[1]
+    bits = np.unpackbits(~masks, axis=1, bitorder="little")[:, :vocab_size]
+    forbidden = torch.from_numpy(bits.view(np.bool_)).to(logits.device)
+    return torch.nn.functional.pad(forbidden, (0, vocab_size - forbidden.shape[1]), value=True)
