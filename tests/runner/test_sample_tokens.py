@@ -113,6 +113,19 @@ def test_min_tokens_bans_no_ends_that_are_ignored_but_the_callers_own_stop_token
     assert sample_tokens(logits, [ignoring])[0].token_id == 7
 
 
+def test_only_allowed_tokens_are_sampled_and_those_outside_the_vocabulary_count_for_nothing() -> None:
+    logits = torch.zeros(1, VOCAB_SIZE)
+    logits[0, 2] = 30.0
+    allowed = state(seed=1, allowed_token_ids=[5, 9, VOCAB_SIZE + 1])
+    assert {sample_tokens(logits, [allowed])[0].token_id for _ in range(30)} == {5, 9}
+
+
+def test_a_ban_that_would_leave_nothing_bans_nothing() -> None:
+    logits = torch.full((1, VOCAB_SIZE), -torch.inf)
+    logits[0, 7] = 0.0
+    assert sample_alone(logits, temperature=1.0, min_tokens=3).token_id == 7
+
+
 def test_a_seed_gives_the_same_tokens_whatever_the_batch() -> None:
     steps = [logits_of(seed) for seed in range(20)]
     alone = [sample_tokens(step, [own])[0].token_id for own in [state(seed=5)] for step in steps]
