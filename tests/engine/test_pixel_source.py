@@ -9,6 +9,7 @@ from keepsight.config import Config
 from keepsight.engine.pixel_source import KeptPixels, PixelSource, open_pixel_source
 from keepsight.ipc.pixel_mode import PixelMode
 from keepsight.ipc.run_directory import RunDirectory
+from keepsight.ipc.shared_store import SharedStore
 from keepsight.requests import MediaArrived, RingPlace, StoredPixels
 from tests.frontend.test_pixel_cache import MAX_BYTES, MODES, name_of, picture
 
@@ -91,3 +92,36 @@ def test_lru_tells_only_how_it_ended_of_what_came_and_went() -> None:
     source.clear()
     source.receive(MediaArrived(name_of(1), picture(1)))
     assert source.take_changes() == (names(1), ())
+
+
+def test_a_checked_hit_is_asked_for_and_compared_with_what_is_kept() -> None:
+    source = KeptPixels(4 * picture(0).nbytes, verify_hits=1)
+    source.receive(MediaArrived(name_of(1), picture(1)))
+    assert source.find(name_of(1)) is None
+    arrived = source.receive(MediaArrived(name_of(1), picture(1)))
+    assert np.array_equal(arrived, picture(1))  # type: ignore[arg-type]
+    assert (source.num_verified, source.num_mismatched) == (1, 0)
+
+
+def test_what_was_kept_and_proves_wrong_gives_way_to_what_came(caplog: pytest.LogCaptureFixture) -> None:
+    source = kept(1)
+    arrived = source.receive(MediaArrived(name_of(1), picture(2)))
+    found = source.find(name_of(1))
+    assert arrived is not None
+    assert found is not None
+    assert np.array_equal(arrived, picture(2))
+    assert np.array_equal(found, picture(2))
+    assert source.num_mismatched == 1
+    assert "OTHER PIXELS" in caplog.text
+    source.check_invariants()
+
+
+def test_where_hits_are_checked_the_store_s_frontends_are_asked_first() -> None:
+    config = Config(mm_processor_cache_gb=MAX_BYTES / (1 << 30), verify_hits=0.5)
+    with RunDirectory.create() as directory:
+        source = open_pixel_source("shared", config, directory)
+        SharedStore(directory.path, MAX_BYTES).put(name_of(1), picture(1))
+        assert source.find(name_of(1)) is None
+        arrived = source.receive(MediaArrived(name_of(1), StoredPixels(picture(1).shape)))
+        assert arrived is not None
+        source.close()

@@ -4,6 +4,8 @@ Knows neither requests nor the schedule; used by the engine's loop alone.  What 
 only if what lies there proves it: a stale or forged handle gives None, never other pixels.
 """
 
+import logging
+import random
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +19,8 @@ from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.shared_store import SharedStore
 from keepsight.ipc.shm_ring import RingReader
 from keepsight.requests import MediaArrived, Pixels, RingPlace, StoredPixels
+
+logger = logging.getLogger(__name__)
 
 
 class PixelSource(Protocol):
@@ -37,11 +41,14 @@ class PixelSource(Protocol):
 
 def open_pixel_source(mode: PixelMode, config: Config, run_directory: RunDirectory | None = None) -> PixelSource:
     if mode == "lru":
-        return KeptPixels(cache_bytes(config))
+        return KeptPixels(cache_bytes(config), config.verify_hits)
     if mode in ("shm", "shared"):
         assert run_directory is not None, mode
         folder = run_directory.path
-        return RingSource(folder) if mode == "shm" else StoreSource(SharedStore(folder, cache_bytes(config)))
+        if mode == "shm":
+            return RingSource(folder)
+        # Where hits are checked the frontends do it, so they have to be asked.
+        return StoreSource(SharedStore(folder, cache_bytes(config)), looks_first=not config.verify_hits)
     return InlineSource()
 
 
@@ -67,22 +74,38 @@ class InlineSource:
 class KeptPixels(InlineSource):
     """Of `lru`: what has arrived is kept here."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, verify_hits: float = 0.0) -> None:
+        """So many of the hits, 0 to 1, are asked for all the same and compared."""
         self._cache = LruCache[str, Pixels](max_bytes, held_bytes, on_drop=self._note_dropped)
+        self._verify_hits = verify_hits
+        self.num_verified = self.num_mismatched = 0
         # Whether it is held now, of each that came or went.
         self._changes: dict[str, bool] = {}
 
     def find(self, media_hash: str) -> Pixels | None:
+        if self._verify_hits and random.random() < self._verify_hits:
+            return None
         return self._cache.get_and_update(media_hash)
 
     def receive(self, message: MediaArrived) -> Pixels | None:
         pixels = super().receive(message)
-        if pixels is None or self._cache.is_cached(message.media_hash):
-            return pixels
+        if pixels is None:
+            return None
+        if (held := self._cache.get_and_update(message.media_hash)) is not None:
+            if np.array_equal(held, pixels):
+                self.num_verified += 1
+                return held
+            self._drop_wrong(message.media_hash)
         kept = as_kept(pixels)
         if self._cache.put_if_fits(message.media_hash, kept):
             self._changes[message.media_hash] = True
         return kept
+
+    def _drop_wrong(self, media_hash: str) -> None:
+        self.num_verified += 1
+        self.num_mismatched += 1
+        logger.error("the processor cache held OTHER PIXELS under %s than its picture gives: dropped", media_hash)
+        self._cache.drop(media_hash)
 
     def take_changes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         changes, self._changes = self._changes, {}
@@ -121,11 +144,11 @@ class RingSource(InlineSource):
 class StoreSource(InlineSource):
     """Of `shared`: looks where any frontend may have put them, and reads them where they lie."""
 
-    def __init__(self, store: SharedStore) -> None:
-        self._store = store
+    def __init__(self, store: SharedStore, *, looks_first: bool = True) -> None:
+        self._store, self._looks_first = store, looks_first
 
     def find(self, media_hash: str) -> Pixels | None:
-        return self._store.read(media_hash)
+        return self._store.read(media_hash) if self._looks_first else None
 
     def receive(self, message: MediaArrived) -> Pixels | None:
         if not isinstance(message.pixels, StoredPixels):
