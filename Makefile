@@ -22,9 +22,13 @@ $(VENV)/installed-test: $(VENV)/installed
 	test -d $(TORCHVISION) || $(PIP) --no-deps --target $(TORCHVISION) torchvision
 	touch $@
 
+# The page is tested in a real browser.  Where there is none and it cannot be installed, its tests are skipped.
+$(VENV)/browser: $(VENV)/installed-test
+	tests/install_browser && touch $@ || true
+
 install: $(VENV)/installed
 
-install-test: $(VENV)/installed-test
+install-test: $(VENV)/installed-test $(VENV)/browser
 
 serve: install
 	$(BIN)/keepsight serve $(ARGS)

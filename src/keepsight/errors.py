@@ -173,6 +173,14 @@ class ServerStartError(KeepsightError):
     """One of the server's processes cannot start as it was told to; the message is that process's own."""
 
 
+class NoAnswerError(KeepsightError):
+    """A server that we asked as its client refused, failed, or is not there."""
+
+    def __init__(self, message: str, is_unreachable: bool = False) -> None:
+        super().__init__(message)
+        self.is_unreachable = is_unreachable
+
+
 class EverythingPinnedError(KeepsightError):
     """A cache has no room for an item that would fit: what would have to go is pinned."""
 

@@ -11,6 +11,7 @@ from keepsight.errors import KeepsightError
 # Imported only when called: most need neither torch nor a web server.
 COMMANDS = {
     "serve": "start the server",
+    "chat": "chat with a running server in the terminal, with or without pictures",
     "generate": "ask the model once, with or without pictures",
     "demo-picture": "draw a picture for the demo model, and print what is true of it",
 }

@@ -29,6 +29,7 @@ from keepsight.frontend.chat_request import ChatRequest, parse_chat_request
 from keepsight.frontend.chat_response import SERVER_FAILED, ErrorDetail, ErrorResponse, ModelCard, ModelList
 from keepsight.frontend.media_intake import NOTHING_DOWNLOADED, Downloaded
 from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
+from keepsight.frontend.serve_page import page_routes
 
 logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 100 * 2**20
@@ -112,6 +113,7 @@ def create_app(preparer: RequestPreparer, engine: Engine, model_name: str) -> St
             Route("/v1/models/{model:path}", api.model),
             Route("/health", api.health),
             Route("/version", api.version),
+            *page_routes(),
         ],
         exception_handlers={
             InvalidArgumentError: _refuse,

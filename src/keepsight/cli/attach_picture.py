@@ -1,0 +1,57 @@
+"""What was typed after `/image` becomes pictures of a message.
+
+A file goes as a data URL of its own bytes, unchanged, so that the server knows it again in every later turn.  A web
+address goes as it is: the server fetches it.
+"""
+
+import base64
+import shlex
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.open_picture import open_picture, refusing_damage
+
+URL_STARTS = ("http://", "https://", "data:")
+
+
+def attach_pictures(typed: str) -> list[dict[str, Any]]:
+    """A path with spaces may be quoted, escaped as a shell would, or bare if it is the only one."""
+    words = [typed] if _is_file(typed) else _split(typed)
+    if not words:
+        raise InvalidArgumentError("/image", "needs a file or a web address")
+    return [{"type": "image_url", "image_url": {"url": _to_url(word)}} for word in words]
+
+
+def _split(typed: str) -> list[str]:
+    try:
+        return shlex.split(typed)
+    except ValueError:
+        return [typed]  # an apostrophe, not a quote
+
+
+def _is_file(typed: str) -> bool:
+    try:
+        return Path(typed).expanduser().is_file()
+    except (OSError, RuntimeError, ValueError):
+        return False  # too long for a name, or the home of nobody
+
+
+def _to_url(word: str) -> str:
+    return word if word.lower().startswith(URL_STARTS) else _read_as_data_url(word)
+
+
+def _read_as_data_url(name: str) -> str:
+    try:
+        content = Path(name).expanduser().read_bytes()
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidArgumentError("/image", f"cannot read {name}: {reason}") from error
+    return f"data:{_kind_of(content, name)};base64,{base64.b64encode(content).decode()}"
+
+
+def _kind_of(content: bytes, name: str) -> str:
+    with refusing_damage(name, len(content)):
+        return Image.MIME[open_picture(content, name).format or ""]

@@ -1,0 +1,195 @@
+"""`keepsight chat`: a conversation in the terminal, with any OpenAI server, about any pictures.
+
+The whole conversation is sent with every message, as OpenAI's protocol wants it; the server's caches make that cheap,
+and the line under each answer shows how cheap.  Answers go to standard output, everything else to standard error; lines
+may as well come from a pipe.  What came of an answer stays in the conversation, however it ended; a message of which
+nothing came leaves no trace.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from keepsight.cli.attach_picture import attach_pictures
+from keepsight.cli.openai_server import OpenAIServer, Usage
+from keepsight.errors import InvalidArgumentError, KeepsightError, NoAnswerError
+
+DEFAULT_URL = "http://127.0.0.1:8000/v1"
+HELP = """\
+/image PATH-or-URL ...   show pictures with the next message
+/clear                   begin a new conversation
+/save FILE               write the conversation as JSON: the body of a request
+/help                    this
+/quit                    leave, as Ctrl-D does
+Ctrl-C stops an answer; what came of it stays in the conversation."""
+# A terminal must not obey what a model or a server says.
+_NO_CONTROLS = {code: None for code in (*range(0x20), 0x7F, *range(0x80, 0xA0)) if chr(code) not in "\n\t"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
+    parser.add_argument("--model", help="which of its models (default: the first)")
+    parser.add_argument("--api-key", help="if it wants one (default: OPENAI_API_KEY of the environment)")
+    parser.add_argument("--system", help="what to tell the model before the conversation")
+    parser.add_argument("--temperature", type=float, help="0 takes the likeliest token (default: the server's)")
+    parser.add_argument("--max-tokens", type=int, help="longest answer (default: the server's)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    server = OpenAIServer(arguments.url, arguments.api_key or os.environ.get("OPENAI_API_KEY"))
+    options = {"temperature": arguments.temperature, "max_tokens": arguments.max_tokens}
+    chat = Chat(
+        server,
+        arguments.model or _find_model(server),
+        {name: value for name, value in options.items() if value is not None},
+        arguments.system,
+    )
+    _note(f"{chat.model} at {server.url}. /help says what else can be typed.")
+    return chat.go_on(_typed_lines() if sys.stdin.isatty() else _piped_lines())
+
+
+@dataclass
+class Answer:
+    """As much of one as has come, and how long it took.  The clock starts with the question."""
+
+    text: str = ""
+    usage: Usage | None = None
+    is_stopped: bool = False
+    started: float = field(default_factory=time.monotonic)
+    first_seconds: float | None = None
+
+    def take(self, piece: str) -> None:
+        if self.first_seconds is None:
+            self.first_seconds = time.monotonic() - self.started
+        self.text += piece
+
+    def tell_cost(self) -> str:
+        told = [] if self.first_seconds is None else [f"first token {self.first_seconds:.2f} s"]
+        told.append(f"{time.monotonic() - self.started:.2f} s in all")
+        if self.usage and self.usage.num_tokens is not None:
+            told.append(f"{self.usage.num_tokens} tokens")
+        if self.usage and self.usage.num_cached_tokens is not None:
+            told.append(f"{self.usage.num_cached_tokens} of {self.usage.num_prompt_tokens} prompt tokens cached")
+        if self.is_stopped:
+            told.append("stopped")
+        return f"[{', '.join(told)}]"
+
+
+class Chat:
+    def __init__(
+        self, server: OpenAIServer, model: str, options: Mapping[str, Any] | None = None, system: str | None = None
+    ) -> None:
+        self.model = model
+        self._server, self._options = server, options or {}
+        self._opening = [{"role": "system", "content": system}] if system else []
+        self._messages: list[dict[str, Any]] = list(self._opening)
+        self._pictures: list[dict[str, Any]] = []
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/image": self._attach,
+            "/clear": self._clear,
+            "/save": self._save,
+            "/help": lambda _rest: _note(HELP),
+        }
+
+    def go_on(self, lines: Iterator[str]) -> int:
+        """Until the lines end or say so.  1: something that was typed could not be done."""
+        status = 0
+        for line in map(str.strip, lines):
+            if line == "/quit":
+                break
+            try:
+                self._take(line)
+            except KeepsightError as error:
+                _note(f"error: {error}")
+                status = 1
+        return status
+
+    def _take(self, line: str) -> None:
+        if line.startswith("/"):
+            command, _, rest = line.partition(" ")
+            if command not in self._commands:
+                raise InvalidArgumentError(command, "is no command; /help names them")
+            self._commands[command](rest.strip())
+        elif line:
+            self._ask(line)
+
+    def _ask(self, text: str) -> None:
+        content: Any = [*self._pictures, {"type": "text", "text": text}] if self._pictures else text
+        question = {"role": "user", "content": content}
+        self._pictures = []
+        answer = Answer()
+        try:
+            self._print(answer, [*self._messages, question])
+        except KeyboardInterrupt:
+            answer.is_stopped = True
+        finally:
+            if answer.text:
+                print(flush=True)
+                self._messages += [question, {"role": "assistant", "content": answer.text}]
+        _note(answer.tell_cost())
+
+    def _print(self, answer: Answer, messages: list[dict[str, Any]]) -> None:
+        with closing(self._server.answer({"model": self.model, "messages": messages, **self._options})) as pieces:
+            for piece in pieces:
+                if isinstance(piece, Usage):
+                    answer.usage = piece
+                elif piece:
+                    answer.take(piece)
+                    print(piece.translate(_NO_CONTROLS), end="", flush=True)
+
+    def _attach(self, typed: str) -> None:
+        self._pictures += attach_pictures(typed)
+        _note(f"{len(self._pictures)} with the next message")
+
+    def _clear(self, _rest: str) -> None:
+        self._messages, self._pictures = list(self._opening), []
+        _note("a new conversation")
+
+    def _save(self, name: str) -> None:
+        if not name:
+            raise InvalidArgumentError("/save", "needs a file")
+        body = {"model": self.model, "messages": self._messages, **self._options}
+        try:
+            Path(name).expanduser().write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        except (OSError, RuntimeError, ValueError) as error:
+            raise InvalidArgumentError("/save", f"cannot write {name}: {error}") from error
+        _note(f"{len(self._messages)} messages in {name}")
+
+
+def _find_model(server: OpenAIServer) -> str:
+    try:
+        return server.first_model()
+    except NoAnswerError as error:
+        if error.is_unreachable:
+            raise NoAnswerError(
+                f"{error}\nStart a server with `keepsight serve`, or name another with --url."
+            ) from error
+        raise
+
+
+def _piped_lines() -> Iterator[str]:
+    yield from sys.stdin
+
+
+def _typed_lines() -> Iterator[str]:
+    with suppress(ImportError):
+        import readline  # noqa: F401  gives input() its editing and its history
+    while True:
+        try:
+            yield input("> ")
+        except KeyboardInterrupt:
+            _note("\nCtrl-D or /quit leaves")
+        except EOFError:
+            _note("")
+            return
+
+
+def _note(text: str) -> None:
+    print(f"\x1b[2m{text}\x1b[0m" if sys.stderr.isatty() else text, file=sys.stderr, flush=True)

@@ -1,0 +1,131 @@
+"""An OpenAI server as its client sees it: which models it has, and the answer to a request, piece by piece.
+
+Knows HTTP and server-sent events, nothing of conversations or terminals.  The standard library does for this: what
+talks to any server should start at once and need nothing.  Whatever goes wrong leaves as a `NoAnswerError`.
+"""
+
+import json
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any
+from urllib.parse import urlsplit
+
+from keepsight import __version__
+from keepsight.errors import InvalidArgumentError, NoAnswerError
+
+CONNECT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Usage:
+    """None: the server did not say."""
+
+    num_tokens: int | None
+    num_prompt_tokens: int | None
+    num_cached_tokens: int | None
+
+    @classmethod
+    def of(cls, usage: Mapping[str, Any]) -> "Usage":
+        details = usage.get("prompt_tokens_details") or {}
+        return cls(usage.get("completion_tokens"), usage.get("prompt_tokens"), details.get("cached_tokens"))
+
+
+class OpenAIServer:
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        self.url = url.rstrip("/")
+        try:
+            parts = urlsplit(self.url)
+            self._host, self._port = parts.hostname or "", parts.port
+        except ValueError as error:
+            raise InvalidArgumentError("--url", f"{url!r} is no address: {error}") from error
+        if parts.scheme not in ("http", "https") or not self._host:
+            raise InvalidArgumentError("--url", f"must be like http://127.0.0.1:8000/v1, not {url!r}")
+        self._connection_class = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        self._path = parts.path
+        self._headers = {"Content-Type": "application/json", "User-Agent": f"keepsight/{__version__}"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+
+    def first_model(self) -> str:
+        with self._asking("GET", "/models") as response:
+            try:
+                return str(json.loads(response.read())["data"][0]["id"])
+            except (ValueError, LookupError, TypeError) as error:
+                raise NoAnswerError(
+                    f"{self.url} has no model, or is no OpenAI server; name one with --model"
+                ) from error
+
+    def answer(self, request: Mapping[str, Any]) -> Generator[str | Usage, None, None]:
+        """The text as it comes, and what it took, if the server says.  Whoever closes the iterator ends the answer."""
+        body = {**request, "stream": True, "stream_options": {"include_usage": True}}
+        with self._asking("POST", "/chat/completions", json.dumps(body).encode()) as response:
+            for event in _read_events(response):
+                if choices := event.get("choices"):
+                    yield choices[0].get("delta", {}).get("content") or ""
+                if usage := event.get("usage"):
+                    yield Usage.of(usage)
+
+    @contextmanager
+    def _asking(self, method: str, path: str, body: bytes | None = None) -> Iterator[HTTPResponse]:
+        try:
+            with closing(self._connection_class(self._host, self._port, timeout=CONNECT_SECONDS)) as connection:
+                connection.connect()
+                connection.sock.settimeout(None)  # a long prompt takes as long as it takes
+                connection.request(method, self._path + path, body, self._headers)
+                response = connection.getresponse()
+                if response.status != 200:
+                    raise NoAnswerError(_read_refusal(response))
+                yield response
+        except ConnectionRefusedError as error:
+            raise NoAnswerError(f"nothing answers at {self.url}", is_unreachable=True) from error
+        except (OSError, HTTPException, ValueError) as error:
+            raise NoAnswerError(f"{self.url}: {error or type(error).__name__}", is_unreachable=True) from error
+
+
+def _read_events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
+    """The JSON of each event.  Lines end at line feeds alone: texts may hold Unicode's other line separators."""
+    for line in response:
+        kind, _, data = line.partition(b":")
+        data = data.strip()
+        if kind != b"data" or not data:
+            continue
+        if data == b"[DONE]":
+            return
+        event = _parse(data)
+        if "error" in event:
+            raise NoAnswerError(_message_of(event) or "the server broke the answer off")
+        yield event
+    raise NoAnswerError("the connection ended before the answer did")
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    try:
+        event = json.loads(data)
+    except ValueError as error:
+        raise NoAnswerError(f"the server sent {data[:80]!r}, which is no JSON") from error
+    if not isinstance(event, dict):
+        raise NoAnswerError(f"the server sent {data[:80]!r}, which is no event")
+    return event
+
+
+def _read_refusal(response: HTTPResponse) -> str:
+    body = response.read()
+    try:
+        message = _message_of(json.loads(body))
+    except ValueError:
+        message = None
+    if message is None:
+        message = body[:200].decode(errors="replace").strip() or response.reason
+    if response.status == 401:
+        message += " (--api-key, or OPENAI_API_KEY in the environment)"
+    return f"{response.status}: {message}"
+
+
+def _message_of(body: object) -> str | None:
+    """OpenAI's form, or the plain text that some servers put in its place."""
+    error = body.get("error") if isinstance(body, dict) else None
+    if isinstance(error, dict):
+        error = error.get("message")
+    return error if isinstance(error, str) else None

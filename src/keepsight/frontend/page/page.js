@@ -1,0 +1,251 @@
+// A chat with the server that this page came from, over the same API as everybody else's.
+// The whole conversation goes with every question, pictures as data URLs of their files, unchanged: so the server
+// knows them again.  What came of an answer stays, even if it was stopped or broke off; a question of which nothing
+// came goes back into the form and leaves no trace in the conversation.
+
+const at = (id) => document.getElementById(id);
+const [talk, form, text, send, error, keyForm] = ["talk", "ask-form", "text", "send", "error", "key-form"].map(at);
+
+let model = null; // as the server calls it
+let messages = []; // in OpenAI's form
+let pictures = []; // of the next message: {name, url}
+let running = null; // the AbortController of the answer under way
+
+// ---- the server
+
+class Refused extends Error {}
+
+async function call(path, options = {}) {
+  const headers = { "Content-Type": "application/json" };
+  const key = sessionStorage.getItem("key");
+  if (key) headers.Authorization = `Bearer ${key}`;
+  const response = await fetch(`v1/${path}`, { ...options, headers });
+  if (response.ok) return response;
+  if (response.status === 401) askForKey();
+  throw new Refused(await readRefusal(response));
+}
+
+async function readRefusal(response) {
+  const said = await response.text();
+  try {
+    return JSON.parse(said).error.message;
+  } catch {
+    return `The server answered ${response.status} ${response.statusText}`.trim() + ".";
+  }
+}
+
+async function findModel() {
+  model ??= (await (await call("models")).json()).data[0].id;
+  at("model").textContent = model;
+}
+
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = ""; ; ) {
+    const { value, done } = await reader.read();
+    if (done) throw new Refused("The connection ended before the answer did.");
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      if (!line.startsWith("data:")) continue;
+      if (line.slice(5).trim() === "[DONE]") return;
+      const event = JSON.parse(line.slice(5));
+      if (event.error) throw new Refused(event.error.message);
+      yield event;
+    }
+  }
+}
+
+// ---- one question, one answer
+
+async function ask(question, shown) {
+  const answer = add("assistant");
+  const timing = { started: performance.now() };
+  running = new AbortController();
+  send.textContent = "Stop";
+  answer.item.setAttribute("aria-busy", "true");
+  try {
+    await listen(question, answer.text, timing);
+  } catch (failure) {
+    if (!running.signal.aborted) tell(failure);
+    timing.isBroken = true;
+  }
+  running = null;
+  send.textContent = "Send";
+  answer.item.setAttribute("aria-busy", "false");
+  const said = answer.text.textContent;
+  if (!said && timing.isBroken) return takeBack(shown, answer);
+  messages.push(question, { role: "assistant", content: said });
+  answer.note.textContent = describe(timing);
+}
+
+async function listen(question, place, timing) {
+  await findModel();
+  const body = { model, messages: [...messages, question], stream: true, stream_options: { include_usage: true } };
+  const { signal } = running;
+  const response = await call("chat/completions", { method: "POST", body: JSON.stringify(body), signal });
+  for await (const event of events(response)) {
+    timing.usage = event.usage ?? timing.usage;
+    const piece = event.choices[0]?.delta.content;
+    if (piece) {
+      timing.first ??= performance.now();
+      timing.last = performance.now();
+      following(() => place.append(piece));
+    }
+  }
+}
+
+function describe({ started, first, last, usage, isBroken }) {
+  const told = first ? [`first token ${Math.round(first - started)} ms`] : [];
+  if (usage?.completion_tokens > 1 && last > first)
+    told.push(`${Math.round((usage.completion_tokens - 1) / ((last - first) / 1000))} tokens/s`);
+  if (usage)
+    told.push(`${usage.prompt_tokens_details?.cached_tokens ?? 0} of ${usage.prompt_tokens} prompt tokens cached`);
+  if (isBroken) told.push("not finished");
+  return told.join(" · ");
+}
+
+function takeBack({ item, typed, pictures: sent }, answer) {
+  item.remove();
+  answer.item.remove();
+  at("hint").hidden = messages.length > 0;
+  if (!text.value) text.value = typed;
+  pictures = [...sent, ...pictures];
+  showPictures();
+}
+
+// ---- what is shown
+
+function add(role) {
+  const item = document.createElement("li");
+  item.className = role;
+  const [said, note] = ["p", "small"].map((tag) => item.appendChild(document.createElement(tag)));
+  item.prepend(Object.assign(document.createElement("span"), { className: "unseen", textContent: `${role}: ` }));
+  talk.append(item);
+  at("hint").hidden = true;
+  talk.scrollTop = talk.scrollHeight;
+  return { item, text: said, note };
+}
+
+// Whoever reads further up is left there.
+function following(change) {
+  const isAtEnd = talk.scrollHeight - talk.scrollTop - talk.clientHeight < 40;
+  change();
+  if (isAtEnd) talk.scrollTop = talk.scrollHeight;
+}
+
+function tell(failure) {
+  error.textContent = failure instanceof Refused ? failure.message : "The server cannot be reached.";
+  if (!(failure instanceof Refused)) console.warn(failure);
+  error.hidden = false;
+}
+
+function picture({ name, url }) {
+  return Object.assign(new Image(), { src: url, alt: name });
+}
+
+function showPictures() {
+  at("pictures").replaceChildren(...pictures.map(showPicture));
+}
+
+function showPicture(shown) {
+  const item = document.createElement("li");
+  const remove = Object.assign(document.createElement("button"), { type: "button", textContent: "×" });
+  remove.setAttribute("aria-label", `Remove ${shown.name}`);
+  remove.onclick = () => {
+    pictures = pictures.filter((each) => each !== shown);
+    showPictures();
+    text.focus();
+  };
+  item.append(picture(shown), remove);
+  return item;
+}
+
+function askForKey() {
+  keyForm.hidden = false;
+  at("key").focus();
+}
+
+// ---- what is done
+
+async function attach(files) {
+  error.hidden = true;
+  for (const file of files) {
+    if (!file.type.startsWith("image/")) tell(new Refused(`${file.name} is not a picture.`));
+    else pictures.push({ name: file.name, url: await readAsDataUrl(file) });
+  }
+  showPictures();
+  text.focus();
+}
+
+function readAsDataUrl(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(new Refused(`${file.name} cannot be read.`));
+    reader.readAsDataURL(file);
+  });
+}
+
+form.onsubmit = (event) => {
+  event.preventDefault();
+  if (running) return running.abort();
+  const typed = text.value.trim();
+  if (!typed && !pictures.length) return;
+  const parts = pictures.map(({ url }) => ({ type: "image_url", image_url: { url } }));
+  if (typed) parts.push({ type: "text", text: typed });
+  const { item, text: said } = add("user");
+  said.before(...pictures.map(picture));
+  said.textContent = typed;
+  const shown = { item, typed, pictures };
+  pictures = [];
+  text.value = "";
+  error.hidden = true;
+  showPictures();
+  fit();
+  ask({ role: "user", content: parts }, shown);
+};
+
+keyForm.onsubmit = (event) => {
+  event.preventDefault();
+  sessionStorage.setItem("key", at("key").value);
+  keyForm.hidden = true;
+  error.hidden = true;
+  findModel().catch(tell);
+  text.focus();
+};
+
+at("anew").onclick = () => location.reload();
+at("files").onchange = ({ target }) => attach([...target.files]).catch(tell).then(() => (target.value = ""));
+
+const fit = () => {
+  text.style.height = "auto";
+  text.style.height = `${text.scrollHeight}px`;
+};
+text.oninput = fit;
+text.onkeydown = (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  if (!running) form.requestSubmit();
+};
+document.onkeydown = ({ key }) => key === "Escape" && running?.abort();
+
+document.onpaste = (event) => {
+  const files = [...event.clipboardData.files];
+  if (!files.length) return;
+  event.preventDefault();
+  attach(files).catch(tell);
+};
+const drag = (isOver) => (event) => {
+  if (!event.dataTransfer.types.includes("Files")) return; // text is the browser's own matter
+  event.preventDefault();
+  document.body.classList.toggle("dropping", isOver);
+};
+document.ondragover = drag(true);
+document.ondragleave = drag(false);
+document.ondrop = (event) => {
+  drag(false)(event);
+  attach([...event.dataTransfer.files]).catch(tell);
+};
+
+findModel().catch(tell);
