@@ -132,6 +132,27 @@ class MediaConflictError(PictureError):
     code = "media_uuid_conflict"
 
 
+class UnknownHandleError(PictureError):
+    """No such media was uploaded, it has expired, or it is another tenant's."""
+
+    status = 404
+    code = "media_not_found"
+
+
+class MediaQuotaError(PictureError):
+    """A tenant would keep more uploads than it may."""
+
+    status = 413
+    code = "media_quota_exceeded"
+
+
+class MediaStoreError(PictureError):
+    """Uploads have no room here, or cannot be reached: worth trying again."""
+
+    status = 507
+    code = "media_store_unavailable"
+
+
 class RequestFailedError(KeepsightError):
     """The engine refused a request that can never run, or lost one that could: no (more) tokens will come."""
 

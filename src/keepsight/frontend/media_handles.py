@@ -1,0 +1,233 @@
+"""Pictures that were uploaded once, to be named by a handle until it expires: their bytes, and what is told of them.
+
+Shared by all frontends of a server: one SQLite file in its run directory, so whatever one of them was doing when it
+was killed is undone.  Knows neither HTTP nor pixels.  A handle belongs to its tenant; to others it does not exist.
+Invariant: what one tenant holds is within its quota, in bytes and in number, and nothing expired is ever found.
+"""
+
+import hashlib
+import re
+import secrets
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from keepsight.errors import InvalidArgumentError, MediaQuotaError, MediaStoreError, UnknownHandleError
+from keepsight.media import Geometry
+
+ID_PREFIX = "media_"
+_ID = re.compile(rf"{ID_PREFIX}[0-9a-f]{{32}}")
+DEFAULT_TTL_SECONDS = 3600.0
+MAX_TTL_SECONDS = 7 * 24 * 3600.0
+# For another frontend that is just writing.
+_PATIENCE_SECONDS = 10.0
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS media (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    tenant TEXT NOT NULL,
+    sha256 TEXT NOT NULL,
+    num_bytes INTEGER NOT NULL,
+    width INTEGER NOT NULL,
+    height INTEGER NOT NULL,
+    created REAL NOT NULL,
+    expires REAL NOT NULL,
+    pinned_until REAL,
+    num_uses INTEGER NOT NULL DEFAULT 0,
+    num_spared INTEGER NOT NULL DEFAULT 0,
+    content BLOB NOT NULL
+)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaHandle:
+    """All but the bytes.  Its fields are the table's columns."""
+
+    id: str
+    sha256: str
+    num_bytes: int
+    width: int
+    height: int
+    # Seconds since 1970.
+    created: float
+    expires: float
+    pinned_until: float | None
+    # Requests that named it, and those of them for which nothing had to be made of it.
+    num_uses: int
+    num_spared: int
+
+
+_COLUMNS = ", ".join(field.name for field in fields(MediaHandle))
+
+
+@dataclass(frozen=True, slots=True)
+class MediaQuota:
+    """Of each tenant."""
+
+    max_bytes: int
+    max_count: int
+
+
+class MediaHandles:
+    """Shared by threads."""
+
+    def __init__(self, folder: Path, quota: MediaQuota, clock: Callable[[], float] = time.time) -> None:
+        self._quota, self._clock = quota, clock
+        self._lock = threading.Lock()
+        self._database = sqlite3.connect(
+            folder / "media.sqlite", timeout=_PATIENCE_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        # The file shrinks when handles go; and it need not outlive the machine.
+        for pragma in ("page_size = 32768", "auto_vacuum = FULL", "synchronous = OFF"):
+            self._database.execute(f"PRAGMA {pragma}")
+        self._database.execute(_SCHEMA)
+
+    # Looking --------------------------------------------------------------------------------------------------
+
+    def get(self, tenant: str, media_id: str, field: str = "id") -> MediaHandle:
+        """`field` is what the caller calls the handle.  Raises UnknownHandleError."""
+        with self._reading():
+            return self._find(tenant, media_id, field)
+
+    def read(self, tenant: str, media_id: str, field: str = "id") -> bytes:
+        with self._reading():
+            self._find(tenant, media_id, field)
+            [(content,)] = self._database.execute("SELECT content FROM media WHERE id = ?", (media_id,))
+        assert isinstance(content, bytes)
+        return content
+
+    def page(
+        self, tenant: str, limit: int, after: str | None = None, *, is_ascending: bool = False
+    ) -> list[MediaHandle]:
+        """So many at most of those behind `after`, the youngest first unless told otherwise."""
+        beyond, order = (">", "ASC") if is_ascending else ("<", "DESC")
+        with self._reading():
+            start = -1 if is_ascending else sys.maxsize
+            if after is not None:
+                self._find(tenant, after, "after")
+                [(start,)] = self._database.execute("SELECT number FROM media WHERE id = ?", (after,))
+            rows = self._database.execute(
+                f"SELECT {_COLUMNS} FROM media WHERE tenant = ? AND expires > ? AND number {beyond} ? "
+                f"ORDER BY number {order} LIMIT ?",
+                (tenant, self._clock(), start, limit),
+            )
+            return [MediaHandle(*row) for row in rows]
+
+    # Coming and going -----------------------------------------------------------------------------------------
+
+    def add(
+        self, tenant: str, content: bytes, geometry: Geometry, ttl_seconds: float = DEFAULT_TTL_SECONDS
+    ) -> MediaHandle:
+        """Raises MediaQuotaError: what was promised to stay never goes for what comes."""
+        media_id, digest = ID_PREFIX + secrets.token_hex(16), hashlib.sha256(content).hexdigest()
+        with self._writing() as now:
+            self._check_quota(tenant, len(content))
+            self._database.execute(
+                "INSERT INTO media (id, tenant, sha256, num_bytes, width, height, created, expires, content) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (media_id, tenant, digest, len(content), *_size(geometry), now, now + ttl_seconds, content),
+            )
+            return self._find(tenant, media_id, "id")
+
+    def delete(self, tenant: str, media_id: str) -> None:
+        with self._writing():
+            self._find(tenant, media_id, "id")
+            self._database.execute("DELETE FROM media WHERE id = ?", (media_id,))
+
+    def pin(self, tenant: str, media_id: str, ttl_seconds: float, field: str = "id") -> MediaHandle:
+        """It stays for at least so long from now."""
+        with self._writing() as now:
+            self._find(tenant, media_id, field)
+            self._database.execute(
+                "UPDATE media SET pinned_until = max(coalesce(pinned_until, 0), :until), "
+                "expires = max(expires, :until) WHERE id = :id",
+                {"until": now + ttl_seconds, "id": media_id},
+            )
+            return self._find(tenant, media_id, field)
+
+    def note_use(self, media_id: str, *, was_spared: bool) -> None:
+        """By a request; whether nothing had to be made for it.  Nothing happens once the handle has gone."""
+        with self._writing():
+            self._database.execute(
+                "UPDATE media SET num_uses = num_uses + 1, num_spared = num_spared + ? WHERE id = ?",
+                (was_spared, media_id),
+            )
+
+    def close(self) -> None:
+        with self._lock:
+            self._database.close()
+
+    def check_invariants(self) -> None:
+        with self._writing() as now:
+            held = self._database.execute(
+                "SELECT count(*), sum(num_bytes), sum(length(content)), min(expires) FROM media GROUP BY tenant"
+            ).fetchall()
+        for count, num_bytes, num_held_bytes, first_end in held:
+            assert count <= self._quota.max_count
+            assert num_bytes == num_held_bytes <= self._quota.max_bytes
+            assert first_end > now
+
+    # With the lock --------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        with self._lock:
+            try:
+                yield
+            except sqlite3.OperationalError as error:
+                raise MediaStoreError("media", f"cannot be kept or read now: {error}") from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[float]:
+        """Yields the time.  All of it or nothing, and no other frontend in between; what has expired is gone."""
+        with self._reading():
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                now = self._clock()
+                self._database.execute("DELETE FROM media WHERE expires <= ?", (now,))
+                yield now
+                self._database.execute("COMMIT")
+            finally:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+
+    def _check_quota(self, tenant: str, num_bytes: int) -> None:
+        [(count, num_held_bytes)] = self._database.execute(
+            "SELECT count(*), coalesce(sum(num_bytes), 0) FROM media WHERE tenant = ?", (tenant,)
+        )
+        max_bytes, max_count = self._quota.max_bytes, self._quota.max_count
+        if num_held_bytes + num_bytes > max_bytes:
+            beside = f"beside the {num_held_bytes} that are kept for you"
+            raise MediaQuotaError("media", f"{num_bytes} bytes {beside} would exceed your {max_bytes}")
+        if count >= max_count:
+            raise MediaQuotaError("media", f"{count} handles are kept for you already, the most there may be")
+
+    def _find(self, tenant: str, media_id: str, field: str) -> MediaHandle:
+        if _ID.fullmatch(media_id):
+            rows = self._database.execute(
+                f"SELECT {_COLUMNS} FROM media WHERE id = ? AND tenant = ? AND expires > ?",
+                (media_id, tenant, self._clock()),
+            )
+            for row in rows.fetchall():
+                return MediaHandle(*row)
+        raise UnknownHandleError(field, f"there is no media of the id {media_id[:64]!r} here, or none any more")
+
+
+def read_ttl(value: object, field: str = "ttl_seconds") -> float:
+    """As a caller says it; None: the default."""
+    if value is None:
+        return DEFAULT_TTL_SECONDS
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_TTL_SECONDS:
+        limit = f"above 0 and at most {MAX_TTL_SECONDS:.0f}"
+        raise InvalidArgumentError(field, f"must be a number of seconds {limit}, not {value!r}")
+    return float(value)
+
+
+def _size(geometry: Geometry) -> tuple[int, int]:
+    return geometry.width, geometry.height
