@@ -271,3 +271,74 @@ def test_the_ring_takes_no_larger_object_than_it_is_told() -> None:
         assert isinstance(cache.put(name_of(1), picture(1)), np.ndarray)
         assert isinstance(cache.put(name_of(2), picture(2, (50, 64, 3))), RingPlace)
         cache.close()
+
+
+@pytest.mark.parametrize("sides", BY_USE, indirect=True)
+def test_what_is_pinned_outlasts_what_was_used_after_it(sides: Sides) -> None:
+    sides.put(0)
+    assert sides.cache.pin(name_of(0), 60)
+    for number in range(1, 200):
+        sides.put(number)
+    assert sides.is_kept(0)
+    assert sides.is_kept(199)
+    sides.cache.unpin(name_of(0))
+    for number in range(200, 400):
+        sides.put(number)
+    assert not sides.is_kept(0)
+
+
+@pytest.mark.parametrize("sides", BY_USE, indirect=True)
+def test_a_pin_ends_by_itself_and_the_later_end_counts(sides: Sides) -> None:
+    for number in (0, 1):
+        sides.put(number)
+        assert sides.cache.pin(name_of(number), 0)
+    assert sides.cache.pin(name_of(1), 60)
+    assert sides.cache.pin(name_of(1), 0)
+    for number in range(2, 200):
+        sides.put(number)
+    assert not sides.is_kept(0)
+    assert sides.is_kept(1)
+
+
+@pytest.mark.parametrize("sides", BY_USE, indirect=True)
+def test_pins_leave_half_of_the_cache_to_others(sides: Sides) -> None:
+    num_pinned = 0
+    for number in range(100):
+        sides.put(number)
+        num_pinned += sides.cache.pin(name_of(number), 60)
+    assert 30 <= num_pinned <= MAX_BYTES // picture(0).nbytes // 2
+    # But for what files have beside their pixels.
+    half = np.zeros((MAX_BYTES // 6 - 1000, 1, 3), np.uint8)
+    sides.cache.put(name_of(500), half)
+    assert sides.is_kept(500)
+
+
+@pytest.mark.parametrize("sides", BY_USE, indirect=True)
+def test_what_finds_no_room_beside_the_pins_is_served_but_not_kept(sides: Sides) -> None:
+    for number in range(32):
+        sides.put(number)
+        sides.cache.pin(name_of(number), 60)
+    large = np.zeros((MAX_BYTES // 4, 1, 3), np.uint8)
+    assert sides.send(500, sides.cache.put(name_of(500), large)) is not None
+    assert not sides.is_kept(500)
+    assert sides.is_kept(1)
+
+
+@pytest.mark.parametrize("sides", BY_USE, indirect=True)
+def test_a_pin_keeps_nothing_that_is_dropped_or_cleared(sides: Sides) -> None:
+    drops: list[Callable[[], None]] = [lambda: sides.cache.drop(name_of(0)), sides.cache.clear]
+    for drop in drops:
+        sides.put(0)
+        assert sides.cache.pin(name_of(0), 60)
+        drop()
+        assert not sides.cache.is_held(name_of(0))
+
+
+@pytest.mark.parametrize("sides", MODES, indirect=True)
+def test_what_is_not_held_cannot_be_pinned_and_looking_changes_nothing(sides: Sides) -> None:
+    assert not sides.cache.is_held(name_of(0))
+    assert not sides.cache.pin(name_of(0), 60)
+    sides.cache.unpin(name_of(0))
+    sides.put(0)
+    assert sides.cache.is_held(name_of(0)) == (sides.mode in KEEPING)
+    assert sides.cache.pin(name_of(0), 60) == (sides.mode in BY_USE)

@@ -40,7 +40,7 @@ class LruCache(Generic[K, V]):
         self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()
         self._pins: Counter[K] = Counter()
         self.num_bytes = 0
-        self._num_pinned_bytes = 0
+        self.num_pinned_bytes = 0
         self._hits = self._total = 0
         self._told = CacheStat(0, 0)
         self._has_warned = False
@@ -49,6 +49,10 @@ class LruCache(Generic[K, V]):
 
     def is_cached(self, key: K) -> bool:
         return key in self._entries
+
+    def bytes_of(self, key: K) -> int:
+        """Raises KeyError if it is not held."""
+        return self._entries[key].num_bytes
 
     def get_and_update(self, key: K) -> V | None:
         """Counts as a use, found or not."""
@@ -92,7 +96,7 @@ class LruCache(Generic[K, V]):
         """It stays until it was unpinned as often; raises KeyError if it is not held."""
         entry = self._entries[key]
         if key not in self._pins:
-            self._num_pinned_bytes += entry.num_bytes
+            self.num_pinned_bytes += entry.num_bytes
         self._pins[key] += 1
 
     def unpin(self, key: K) -> None:
@@ -102,7 +106,7 @@ class LruCache(Generic[K, V]):
         self._pins[key] -= 1
         if not self._pins[key]:
             del self._pins[key]
-            self._num_pinned_bytes -= self._entries[key].num_bytes
+            self.num_pinned_bytes -= self._entries[key].num_bytes
 
     def drop(self, key: K) -> None:
         """Unless it is pinned, or not held."""
@@ -115,8 +119,8 @@ class LruCache(Generic[K, V]):
             self._drop(key)
 
     def _make_room(self, num_bytes: int) -> None:
-        if num_bytes > self._max_bytes - self._num_pinned_bytes:
-            raise EverythingPinnedError(num_bytes, self._max_bytes, self._num_pinned_bytes)
+        if num_bytes > self._max_bytes - self.num_pinned_bytes:
+            raise EverythingPinnedError(num_bytes, self._max_bytes, self.num_pinned_bytes)
         while num_bytes > self._max_bytes - self.num_bytes:
             self._drop(next(key for key in self._entries if key not in self._pins))
 
@@ -137,6 +141,6 @@ class LruCache(Generic[K, V]):
         assert self._pins.keys() <= self._entries.keys()
         assert all(self._pins.values())
         assert self.num_bytes == sum(self._size_of(entry.value) for entry in self._entries.values())
-        assert self._num_pinned_bytes == sum(self._entries[key].num_bytes for key in self._pins)
-        assert self._num_pinned_bytes <= self.num_bytes <= self._max_bytes
+        assert self.num_pinned_bytes == sum(self._entries[key].num_bytes for key in self._pins)
+        assert self.num_pinned_bytes <= self.num_bytes <= self._max_bytes
         assert 0 <= self._told.hits <= self._hits <= self._total

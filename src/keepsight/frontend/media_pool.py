@@ -106,6 +106,16 @@ class MediaPool:
         with self._lock:
             self._drop_waiter(request_id)
 
+    def has_pixels(self, media_hash: str) -> bool:
+        return self._cache.is_held(media_hash)
+
+    def pin(self, media_hash: str, seconds: float) -> bool:
+        """Keeps its pixels for so long; False if that cannot be promised."""
+        return self._cache.pin(media_hash, seconds)
+
+    def unpin(self, media_hash: str) -> None:
+        self._cache.unpin(media_hash)
+
     def reset_cache(self) -> None:
         """What is in the making is kept all the same once it is made."""
         self._cache.clear()

@@ -7,14 +7,16 @@ pixels that were put, or is recognised there as stale.
 
 import logging
 import threading
+import time
 from collections.abc import Collection
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from keepsight.config import Config
+from keepsight.errors import EverythingPinnedError
 from keepsight.frontend.lru_cache import LruCache
 from keepsight.ipc.pixel_mode import PixelMode, cache_bytes
 from keepsight.ipc.run_directory import RunDirectory
@@ -25,6 +27,8 @@ from keepsight.requests import CarriedPixels, Pixels, RingPlace, Shape, StoredPi
 logger = logging.getLogger(__name__)
 
 MIB = 1 << 20
+# Of a cache: more pins would leave too little room for what is not pinned.
+PINNABLE_PART = 0.5
 
 
 class PixelCache(Protocol):
@@ -40,6 +44,14 @@ class PixelCache(Protocol):
         """Keeps it if it can; returns what to send."""
 
     def read(self, media_hash: str) -> Pixels | None: ...
+
+    def is_held(self, media_hash: str) -> bool:
+        """Counts as no use."""
+
+    def pin(self, media_hash: str, seconds: float) -> bool:
+        """It stays for so long, unless it is dropped; False if that cannot be promised."""
+
+    def unpin(self, media_hash: str) -> None: ...
 
     def making(self, media_hashes: Collection[str]) -> AbstractContextManager[None]:
         """Whoever makes these elsewhere is waited for; then `get_and_update` may find them."""
@@ -88,6 +100,15 @@ class NoCache:
     def read(self, media_hash: str) -> Pixels | None:
         return None
 
+    def is_held(self, media_hash: str) -> bool:
+        return False
+
+    def pin(self, media_hash: str, seconds: float) -> bool:
+        return False
+
+    def unpin(self, media_hash: str) -> None:
+        pass
+
     def making(self, media_hashes: Collection[str]) -> AbstractContextManager[None]:
         return nullcontext()
 
@@ -110,6 +131,9 @@ class LocalCache:
     def __init__(self, max_bytes: int) -> None:
         self._lock = threading.Lock()
         self._cache = LruCache[str, Pixels](max_bytes, held_bytes)
+        self._max_pinned_bytes = int(max_bytes * PINNABLE_PART)
+        # Until when.
+        self._pins: dict[str, float] = {}
 
     def touch(self, media_hash: str) -> None:
         with self._lock:
@@ -121,22 +145,46 @@ class LocalCache:
 
     def put(self, media_hash: str, pixels: Pixels) -> Pixels:
         kept = as_kept(pixels)
-        with self._lock:
+        with self._lock, suppress(EverythingPinnedError):
+            self._end_pins()
             self._cache.put_if_fits(media_hash, kept)
         return kept
 
     def read(self, media_hash: str) -> Pixels | None:
         return self.get_and_update(media_hash)
 
+    def is_held(self, media_hash: str) -> bool:
+        with self._lock:
+            return self._cache.is_cached(media_hash)
+
+    def pin(self, media_hash: str, seconds: float) -> bool:
+        with self._lock:
+            self._end_pins()
+            if not self._cache.is_cached(media_hash):
+                return False
+            if media_hash not in self._pins:
+                if self._cache.num_pinned_bytes + self._cache.bytes_of(media_hash) > self._max_pinned_bytes:
+                    return False
+                self._cache.pin(media_hash)
+            self._pins[media_hash] = max(self._pins.get(media_hash, 0.0), time.monotonic() + seconds)
+            return True
+
+    def unpin(self, media_hash: str) -> None:
+        with self._lock:
+            self._unpin(media_hash)
+
     def making(self, media_hashes: Collection[str]) -> AbstractContextManager[None]:
         return nullcontext()
 
     def drop(self, media_hash: str) -> None:
         with self._lock:
+            self._unpin(media_hash)
             self._cache.drop(media_hash)
 
     def clear(self) -> None:
         with self._lock:
+            for media_hash in list(self._pins):
+                self._unpin(media_hash)
             self._cache.clear()
 
     def close(self) -> None:
@@ -145,6 +193,16 @@ class LocalCache:
     def check_invariants(self) -> None:
         with self._lock:
             self._cache.check_invariants()
+            assert all(self._cache.is_cached(each) for each in self._pins)
+
+    def _end_pins(self) -> None:
+        now = time.monotonic()
+        for media_hash in [each for each, end in self._pins.items() if end <= now]:
+            self._unpin(media_hash)
+
+    def _unpin(self, media_hash: str) -> None:
+        if self._pins.pop(media_hash, None) is not None:
+            self._cache.unpin(media_hash)
 
 
 class RingCache:
@@ -169,6 +227,15 @@ class RingCache:
 
     def read(self, media_hash: str) -> Pixels | None:
         return self._ring.read(media_hash)
+
+    def is_held(self, media_hash: str) -> bool:
+        return self._ring.find(media_hash) is not None
+
+    def pin(self, media_hash: str, seconds: float) -> bool:
+        return False  # who came first goes first
+
+    def unpin(self, media_hash: str) -> None:
+        pass
 
     def making(self, media_hashes: Collection[str]) -> AbstractContextManager[None]:
         return nullcontext()
@@ -204,6 +271,15 @@ class StoreCache:
 
     def read(self, media_hash: str) -> Pixels | None:
         return self._store.read(media_hash)
+
+    def is_held(self, media_hash: str) -> bool:
+        return self._store.is_held(media_hash)
+
+    def pin(self, media_hash: str, seconds: float) -> bool:
+        return self._store.pin(media_hash, seconds)
+
+    def unpin(self, media_hash: str) -> None:
+        self._store.unpin(media_hash)
 
     def making(self, media_hashes: Collection[str]) -> AbstractContextManager[None]:
         return self._store.making(media_hashes)

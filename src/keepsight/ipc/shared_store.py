@@ -34,6 +34,8 @@ _MAGIC = b"KSPIXEL1"
 # Bytes of all files, and whether somebody is changing that.
 _LEDGER = struct.Struct("<QB")
 _PAGE = mmap.PAGESIZE
+# More would leave too little room for what is not pinned.
+_PINNABLE_PART = 0.5
 # The ledger is locked for a millisecond: whoever holds it longer was stopped.
 _PATIENCE_SECONDS = 2.0
 
@@ -52,7 +54,8 @@ class SharedStore:
         """Raises OSError if files cannot be made there."""
         self._directory, self._max_bytes = directory / "pixels", max_bytes
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._claims = directory / "claims"
+        self._claims, self._pins = directory / "claims", directory / "pins"
+        self._pins.mkdir(mode=0o700, exist_ok=True)
         # Over the ledger's descriptor: threads of one process would share its lock.
         self._lock = threading.Lock()
         self._ledger = os.open(directory / "ledger", os.O_RDWR | os.O_CREAT, 0o600)
@@ -87,6 +90,10 @@ class SharedStore:
             self.drop(media_hash)
         return pixels
 
+    def is_held(self, media_hash: str) -> bool:
+        """Counts as no use."""
+        return _MEDIA_HASH.fullmatch(media_hash) is not None and (self._directory / media_hash).exists()
+
     @property
     def num_bytes(self) -> int:
         return self._read_ledger()[0]
@@ -110,13 +117,29 @@ class SharedStore:
             self._warn_once("the store cannot be written: %s", error)
             return False
 
+    def pin(self, media_hash: str, seconds: float) -> bool:
+        """It stays for so long, in whichever process; False if it is not held, or too much is pinned already."""
+        with self._changing() as is_held:
+            if not is_held or not self.touch(media_hash):
+                return False
+            others = sum(num_bytes for name, num_bytes in self._count_pinned().items() if name != media_hash)
+            if others + _bytes_of(self._directory / media_hash) > self._max_bytes * _PINNABLE_PART:
+                return False
+            return self._write_pin(self._pins / media_hash, time.monotonic_ns() + int(seconds * 1e9))
+
+    def unpin(self, media_hash: str) -> None:
+        if _MEDIA_HASH.fullmatch(media_hash):
+            (self._pins / media_hash).unlink(missing_ok=True)
+
     def drop(self, media_hash: str) -> None:
+        """Pinned or not."""
         if _MEDIA_HASH.fullmatch(media_hash):
             with self._changing() as is_held:
                 if is_held:
                     self._remove(self._directory / media_hash)
 
     def clear(self) -> None:
+        """Pins too."""
         with self._changing() as is_held:
             if not is_held:
                 logger.warning("the store could not be cleared: it is closed, or another process holds its ledger")
@@ -172,7 +195,8 @@ class SharedStore:
 
     def _add(self, media_hash: str, pixels: Pixels, num_bytes: int) -> bool:
         while self.num_bytes + num_bytes > self._max_bytes:
-            self._evict_one()
+            if not self._evict_one():
+                return False
         descriptor = open_unnamed(self._directory)
         try:
             _write(descriptor, pixels)
@@ -185,21 +209,53 @@ class SharedStore:
             os.close(descriptor)
         return True
 
-    def _evict_one(self) -> None:
+    def _evict_one(self) -> bool:
+        """Or finds that it is still used; False if all that is left is pinned."""
         if not self._oldest:
-            self._oldest = deque(sorted(self._count(), key=lambda file: file.last_use))
-            self._write_ledger(sum(file.num_bytes for file in self._oldest), is_changing=True)
-        if self._oldest:
-            file = self._oldest.popleft()
+            files, pinned = self._count(), self._count_pinned()
+            unpinned = (file for file in files if file.path.name not in pinned)
+            self._oldest = deque(sorted(unpinned, key=lambda file: file.last_use))
+            self._write_ledger(sum(file.num_bytes for file in files), is_changing=True)
+            if not self._oldest:
+                return False
+        file = self._oldest.popleft()
+        with suppress(FileNotFoundError):
+            if file.path.stat().st_mtime_ns == file.last_use:
+                self._remove(file.path)
+        return True
+
+    def _count_pinned(self) -> dict[str, int]:
+        """Bytes by name; pins that have ended, or whose pixels have gone, are removed."""
+        pinned: dict[str, int] = {}
+        now = time.monotonic_ns()
+        for pin in self._pins.iterdir():
             with suppress(FileNotFoundError):
-                if file.path.stat().st_mtime_ns == file.last_use:
-                    self._remove(file.path)
+                num_bytes = _bytes_of(self._directory / pin.name) if pin.stat().st_mtime_ns > now else 0
+                if num_bytes:
+                    pinned[pin.name] = num_bytes
+                else:
+                    pin.unlink()
+        return pinned
+
+    def _write_pin(self, pin: Path, end: int) -> bool:
+        """A file whose stamp is its end; the later end counts."""
+        try:
+            if pin.exists():
+                end = max(end, pin.stat().st_mtime_ns)
+                os.utime(pin, ns=(end, end))
+            else:
+                _write_stamped(pin, end)
+        except OSError as error:
+            self._warn_once("a pin cannot be written: %s", error)
+            return False
+        return True
 
     def _remove(self, path: Path) -> None:
         with suppress(FileNotFoundError):
             num_bytes = path.stat().st_blocks * 512
             path.unlink()
             self._write_ledger(max(0, self.num_bytes - num_bytes), is_changing=True)
+        (self._pins / path.name).unlink(missing_ok=True)
 
     def _count(self) -> list[_File]:
         """All files that have a name."""
@@ -236,6 +292,24 @@ def _write(descriptor: int, pixels: Pixels) -> None:
     while written < _HEADER.size + len(payload):
         # Less than all of it where there is no more room; the next one fails.
         written += os.write(descriptor, payload[written - _HEADER.size :])
+
+
+def _write_stamped(path: Path, stamp: int) -> None:
+    """Empty, and never to be seen with another stamp."""
+    descriptor = open_unnamed(path.parent)
+    try:
+        os.utime(descriptor, ns=(stamp, stamp))
+        give_name(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
+def _bytes_of(path: Path) -> int:
+    """As the file system counts them; 0 if there is none."""
+    try:
+        return path.stat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
 
 
 def _map(path: Path) -> Pixels | None:
