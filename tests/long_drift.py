@@ -1,0 +1,30 @@
+"""The drift test for as long as wanted:  python -m tests.long_drift [--requests 30000] [--mode MODE] [--seed 0]
+
+In every mode, or in one: frontends and engine while messages are late, lost and overtaken and engines are killed.
+Ends with an error at the first wrong answer; else with what was counted.
+"""
+
+import argparse
+import time
+
+from tests.test_drift import MODES, open_house
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=30_000)
+    parser.add_argument("--mode", choices=MODES, action="append")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    for mode in args.mode or MODES:
+        for loses_hints in (False, True):
+            began = time.monotonic()
+            with open_house(args.seed, mode, loses_hints=loses_hints) as house:
+                house.live(args.requests)
+                house.expect_nothing_left()
+                counts = ", ".join(f"{count} {name}" for name, count in sorted(house.counts.items()))
+            print(f"{mode}, seed {args.seed}, {time.monotonic() - began:.0f} s: {counts}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,316 @@
+"""Frontends and engine never drift apart, whatever is lost, late, stale or given up, and wherever pixels are kept."""
+
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import pytest
+
+from keepsight.config import Config
+from keepsight.engine.engine_loop import EngineLoop
+from keepsight.engine.inbox import Inbox
+from keepsight.engine.pixel_source import open_pixel_source
+from keepsight.errors import EngineLostError
+from keepsight.frontend.engine_client import EngineClient, Outputs
+from keepsight.frontend.media_pool import MediaPool
+from keepsight.frontend.pixel_cache import PixelCache, open_pixel_cache
+from keepsight.frontend.prepare_request import PreparedRequest
+from keepsight.ipc.pixel_mode import GIB, PixelMode
+from keepsight.ipc.run_directory import RunDirectory
+from keepsight.requests import (
+    AbortRequest,
+    CarriedPixels,
+    EngineRequest,
+    FromEngine,
+    MediaArrived,
+    MediaDropped,
+    MediaHeld,
+    MediaNeeded,
+    StoredPixels,
+    ToEngine,
+    TokenOutput,
+)
+from keepsight.scheduling.scheduler import Scheduler
+from keepsight.testing import FakeRunner, MemoryChannel, answer_alone, pixels_like
+from tests.scheduling.drive import END_IDS, make_config, make_request
+from tests.scheduling.long_run import LONG_FACTOR
+
+MODES: tuple[PixelMode, ...] = get_args(PixelMode)
+PICTURES = [f"{index:x}".rjust(32, "f") for index in range(1, 13)]
+# As often as its place in the order of popularity says.
+POPULARITY = [1 / (1 + index) for index in range(len(PICTURES))]
+# Four of twelve pictures: in memory, in the ring with their headers, and as files of a page each.
+CACHE_BYTES: dict[PixelMode, int] = {"none": 0, "processor_only": 4 * 48, "lru": 4 * 48, "shm": 576, "shared": 4 * 4096}
+NUM_SEATS, MAX_RUNNING = 4, 12
+
+
+@dataclass
+class Prepared:
+    engine_request: EngineRequest
+
+    @property
+    def makeable_media(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(item.media_hash for item in self.engine_request.media))
+
+
+@dataclass
+class Pool:
+    """Makes pixels at once and keeps them as its mode does; says now and then that they lie where they do not."""
+
+    chance: random.Random
+    cache: PixelCache
+    counts: Counter[str]
+
+    def make(
+        self,
+        prepared: Prepared,
+        media_hashes: Collection[str],
+        deliver: Callable[[str, CarriedPixels], None],
+        _fail: Callable[[Exception], None],
+        *,
+        inline: bool = False,
+    ) -> None:
+        for item in prepared.engine_request.media:
+            self.cache.touch(item.media_hash)
+        for media_hash in media_hashes:
+            deliver(media_hash, self.inline(media_hash) if inline else self.carried(media_hash))
+
+    def inline(self, media_hash: str) -> CarriedPixels:
+        self.counts["resent inline"] += 1
+        held = self.cache.read(media_hash)
+        return pixels_like(media_hash) if held is None else held
+
+    def carried(self, media_hash: str) -> CarriedPixels:
+        if self.chance.random() < 0.02:
+            self.counts["handles to nowhere"] += 1
+            return StoredPixels((8, 8, 3))
+        held = self.cache.get_and_update(media_hash)
+        self.counts["made" if held is None else "found"] += 1
+        return self.cache.put(media_hash, pixels_like(media_hash)) if held is None else held
+
+    def forget(self, request_id: str) -> None:
+        pass
+
+    def reset_cache(self) -> None:
+        self.cache.clear()
+
+
+@dataclass
+class Asked:
+    client: EngineClient
+    request: EngineRequest
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    stopped: set[int] = field(default_factory=set)
+    num_lost_engines: int = 0
+    is_lost: bool = False
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    def hear(self, outputs: Outputs) -> None:
+        for output in outputs:
+            assert not self.is_lost, "something after the end"
+            if isinstance(output, EngineLostError):
+                assert self.tokens or self.num_lost_engines == 2, "it could have waited"
+                self.is_lost = True
+            else:
+                assert isinstance(output, TokenOutput), output
+                self.tokens.setdefault(output.choice, []).append(output.token_id)
+
+    def stop(self, choice: int) -> None:
+        self.client.stop_choice(self.request_id, choice)
+        self.stopped.add(choice)
+
+    def expect_right_answer(self, max_model_len: int) -> None:
+        for choice in range(self.request.sampling_params.n):
+            said = self.tokens.get(choice, [])
+            alone = answer_alone(self.request, choice, END_IDS, max_model_len)
+            is_part = self.is_lost or choice in self.stopped
+            assert said == (alone[: len(said)] if is_part else alone), self.request_id
+
+
+class House:
+    """Frontends and an engine, each in its turn: nothing of it is left to chance but `chance`."""
+
+    def __init__(self, seed: int, mode: PixelMode, directory: RunDirectory, *, loses_hints: bool) -> None:
+        self.chance, self.counts = random.Random(seed), Counter[str]()
+        self.mode, self.directory, self.loses_hints = mode, directory, loses_hints
+        self.config = make_config(num_blocks=60, num_pictures=3, max_num_seqs=NUM_SEATS)
+        self.options = Config(mm_processor_cache_gb=CACHE_BYTES[mode] / GIB)
+        # A ring has one writer.
+        caches = [open_pixel_cache(mode, self.options, directory) for _ in range(1 if mode == "shm" else 2)]
+        self.pools = [Pool(self.chance, cache, self.counts) for cache in caches]
+        self.clients = [EngineClient(cast(MediaPool, pool)) for pool in self.pools]
+        self.lost: set[str] = set()
+        self.running: list[Asked] = []
+        # For each client: how many turns they still wait, and what they say.
+        self.late_hints: list[list[tuple[int, FromEngine]]] = [[] for _ in self.clients]
+        self.start_engine()
+
+    def start_engine(self) -> None:
+        self.scheduler, self.inbox = Scheduler(self.config, END_IDS), Inbox()
+        self.runner = FakeRunner(60, 4, lambda: self.chance.random() < 0.7)
+        self.channel = MemoryChannel(self.fate)
+        self.source = open_pixel_source(self.mode, self.options, self.directory)
+        self.loop = EngineLoop(self.scheduler, self.runner, self.inbox, self.channel.send_to_frontends, self.source)
+        for client in self.clients:
+            client.connect(self.channel.send_to_engine)
+
+    def kill_engine(self) -> None:
+        """With all that was on its way."""
+        self.counts["engines killed"] += 1
+        self.late_hints = [[] for _ in self.clients]
+        for asked in self.running:
+            asked.num_lost_engines += 1
+        for client in self.clients:
+            client.disconnect("killed")
+        self.start_engine()
+        self.leave_lost()
+
+    def fate(self, message: ToEngine) -> int | None:
+        """Requests come before their media, as on any real channel; all else is late as it likes."""
+        if isinstance(message, EngineRequest):
+            if self.chance.random() < 0.05:
+                self.lost.add(message.request_id)
+                return None
+            return 0
+        return self.chance.choice([0, 0, 1, 3]) if isinstance(message, MediaArrived | AbortRequest) else 0
+
+    def ask(self, number: int) -> None:
+        place = self.chance.randrange(len(self.clients))
+        parts: list[Any] = [self.chance.randrange(1, 9)]
+        parts += self.chance.choices(PICTURES, POPULARITY, k=self.chance.randrange(4))
+        options = {"n": self.chance.choice([1, 1, 2]), "max_tokens": self.chance.randrange(1, 8)}
+        asked = Asked(self.clients[place], make_request(f"{place}-{number}", *parts, 2, **options))
+        asked.client.submit(cast(PreparedRequest, Prepared(asked.request)), asked.hear)
+        self.running.append(asked)
+        self.counts["asked"] += 1
+        self.leave_lost()
+
+    def leave_lost(self) -> None:
+        for asked in [each for each in self.running if each.request_id in self.lost]:
+            self.leave(asked)
+
+    def leave(self, asked: Asked) -> None:
+        asked.client.leave(asked.request_id)
+        self.running.remove(asked)
+        self.counts["left"] += 1
+
+    def turn(self) -> None:
+        self.channel.deliver_to_engine(self.inbox.try_put)
+        self.inbox.wake()
+        self.loop.step()
+        self.scheduler.check_invariants()
+        self.channel.deliver_to_frontends(self.hear)
+        self.hear_late_hints()
+        for asked in [each for each in self.running if each.request_id not in each.client._callers]:
+            asked.expect_right_answer(self.config.scheduler.max_model_len)
+            self.running.remove(asked)
+            self.counts["engine lost" if asked.is_lost else "answered"] += 1
+
+    def hear(self, outputs: Sequence[FromEngine]) -> None:
+        for output in outputs:
+            if isinstance(output, MediaNeeded) and not output.inline:
+                self.counts["needed"] += len(output.media_hashes)
+        for client, late in zip(self.clients, self.late_hints, strict=True):
+            client.receive([output for output in outputs if not self.disturb_hint(output, late)])
+
+    def disturb_hint(self, output: FromEngine, late: list[tuple[int, FromEngine]]) -> bool:
+        if not (self.loses_hints and isinstance(output, MediaHeld | MediaDropped)):
+            return False
+        fate = self.chance.choice(["heard"] * 7 + ["late", "late", "lost"])
+        if fate == "late":
+            late.append((self.chance.randrange(1, 6), output))
+        self.counts[f"hints {fate}"] += 1
+        return fate != "heard"
+
+    def hear_late_hints(self) -> None:
+        for client, late in zip(self.clients, self.late_hints, strict=True):
+            client.receive([output for turns, output in late if turns == 0])
+            late[:] = [(turns - 1, output) for turns, output in late if turns]
+
+    def disturb(self) -> None:
+        if self.running and self.chance.random() < 0.05:
+            self.leave(self.chance.choice(self.running))
+        if self.running and self.chance.random() < 0.02:
+            asked = self.chance.choice(self.running)
+            asked.stop(self.chance.randrange(asked.request.sampling_params.n))
+        if self.chance.random() < 0.01:
+            kinds = {name: self.chance.random() < 0.5 for name in ("prefix", "encoder", "processor")}
+            self.chance.choice(self.clients).reset_caches(**kinds)
+        if self.chance.random() < 0.01:
+            self.kill_engine()
+
+    def live(self, num_requests: int) -> None:
+        for number in range(num_requests):
+            self.ask(number)
+            self.disturb()
+            for _ in range(self.chance.randrange(4)):
+                self.turn()
+            while len(self.running) > MAX_RUNNING:
+                self.turn()
+        self.settle()
+
+    def settle(self) -> None:
+        for _ in range(1000):
+            if not (self.running or self.runner.is_busy or self.scheduler.has_requests) and self.channel.is_empty:
+                break
+            self.turn()
+        for _ in range(6):  # the latest of the late
+            self.turn()
+
+    def expect_nothing_left(self) -> None:
+        assert not self.running, "somebody waits for ever"
+        assert self.runner.num_held_pixels == 0
+        assert self.runner.num_sequences == 0
+        assert not self.scheduler.has_requests
+        assert self.scheduler.kv_cache.num_free_blocks == self.config.kv_cache.num_blocks
+        for pool in self.pools:
+            pool.cache.check_invariants()
+        for client in self.clients:
+            assert not client._callers
+            assert not client._hints._promised
+            client._hints.check_invariants()
+
+    def expect_right_hints(self) -> None:
+        held = {each for each in PICTURES if each in self.scheduler.holdings}
+        for client in self.clients:
+            assert set(client._hints._held) == held
+
+    def close(self) -> None:
+        for pool in self.pools:
+            pool.cache.close()
+        self.source.close()
+
+
+@contextmanager
+def open_house(seed: int, mode: PixelMode, *, loses_hints: bool) -> Iterator[House]:
+    with tempfile.TemporaryDirectory() as parent, RunDirectory.create(Path(parent)) as directory:
+        house = House(seed, mode, directory, loses_hints=loses_hints)
+        try:
+            yield house
+        finally:
+            house.close()
+
+
+@pytest.mark.parametrize("loses_hints", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_frontends_and_engine_never_drift_apart(mode: PixelMode, loses_hints: bool) -> None:
+    with open_house(0, mode, loses_hints=loses_hints) as house:
+        house.live(200 * LONG_FACTOR)
+        house.expect_nothing_left()
+        if not loses_hints:
+            house.expect_right_hints()
+        counts = house.counts
+        assert counts["answered"] > counts["asked"] * 0.6
+        assert counts["answered"] + counts["left"] + counts["engine lost"] == counts["asked"]
+        assert counts["resent inline"]
+        assert counts["handles to nowhere"]
+        assert counts["needed"]
+        assert bool(counts["hints lost"]) == loses_hints
