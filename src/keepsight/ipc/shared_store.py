@@ -55,7 +55,6 @@ class SharedStore:
         self._directory, self._max_bytes = directory / "pixels", max_bytes
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._claims, self._pins = directory / "claims", directory / "pins"
-        self._pins.mkdir(mode=0o700, exist_ok=True)
         # Over the ledger's descriptor: threads of one process would share its lock.
         self._lock = threading.Lock()
         self._ledger = os.open(directory / "ledger", os.O_RDWR | os.O_CREAT, 0o600)
@@ -228,7 +227,7 @@ class SharedStore:
         """Bytes by name; pins that have ended, or whose pixels have gone, are removed."""
         pinned: dict[str, int] = {}
         now = time.monotonic_ns()
-        for pin in self._pins.iterdir():
+        for pin in self._pins.glob("*"):
             with suppress(FileNotFoundError):
                 num_bytes = _bytes_of(self._directory / pin.name) if pin.stat().st_mtime_ns > now else 0
                 if num_bytes:
@@ -240,6 +239,7 @@ class SharedStore:
     def _write_pin(self, pin: Path, end: int) -> bool:
         """A file whose stamp is its end; the later end counts."""
         try:
+            self._pins.mkdir(mode=0o700, exist_ok=True)
             if pin.exists():
                 end = max(end, pin.stat().st_mtime_ns)
                 os.utime(pin, ns=(end, end))
