@@ -35,6 +35,11 @@ class MediaHints:
                     promised.append(media_hash)
         return tuple(promised)
 
+    def is_held(self, media_hash: str) -> bool:
+        """By the engine, so far as is known."""
+        with self._lock:
+            return media_hash in self._held
+
     def note_held(self, media_hashes: Iterable[str]) -> None:
         with self._lock:
             for media_hash in media_hashes:

@@ -15,7 +15,7 @@ from keepsight.frontend.downloads import Downloads
 from keepsight.frontend.fetch_media import fetch_media
 from keepsight.frontend.fetch_url import UrlFetcher
 from keepsight.frontend.local_files import LocalFiles
-from keepsight.frontend.media_limits import MediaLimits
+from keepsight.frontend.media_limits import MediaLimits, RequestBytes
 from keepsight.frontend.network_guard import NetworkGuard
 from keepsight.frontend.read_messages import PicturePart
 
@@ -40,6 +40,13 @@ class MediaIntake:
         """Those that would have to be downloaded.  What has too many pictures is refused before any is."""
         self._limits.check_count(parts)
         return [part for part in parts if _scheme_of(part.source) in ("http", "https")]
+
+    def find_handles(self, parts: Sequence[PicturePart]) -> list[PicturePart]:
+        """Those that name what was uploaded: their bytes are looked for among what was downloaded."""
+        return [part for part in parts if _scheme_of(part.source) == "media"]
+
+    def count_bytes(self) -> RequestBytes:
+        return self._limits.count_bytes()
 
     async def download(self, remote: Sequence[PicturePart], cache_salt: str | None) -> Downloaded:
         """For `fetch_all`; from any event loop."""
@@ -78,6 +85,8 @@ class MediaIntake:
         assert isinstance(source, str)
         if scheme in ("http", "https"):
             content: object = downloaded[source]
+        elif scheme == "media" and source in downloaded:
+            content = downloaded[source]
         elif scheme == "file":
             content = self._files.read(source, part.field)
         else:

@@ -65,6 +65,10 @@ class PreparedRequest:
         pictures = (self._picture_of(media_hash).picture for media_hash in media_hashes)
         return next((ask_for_picture(each.field, each.uuid) for each in pictures if each.source is None), None)
 
+    def hashes_at(self, field: str) -> tuple[str, ...]:
+        """Of the picture that the caller has there."""
+        return tuple(each for named in self._pictures if named.picture.field == field for each in named.parts)
+
     def learn(self, made: Mapping[str, Pixels]) -> None:
         """What these pixels show: which content is the same picture.  Takes a digest of each."""
         for media_hash, pixels in made.items():
@@ -182,6 +186,16 @@ class RequestPreparer:
         if self.image_config is None:
             return []  # and whatever there is will be refused
         return self.intake.find_remote(read_messages(messages).pictures)
+
+    def name_picture(
+        self, part: PicturePart, cache_salt: str | None, downloaded: Downloaded = NOTHING_DOWNLOADED
+    ) -> NamedPicture:
+        """One by itself, as requests that say no more of it would name it."""
+        config = self._image_config_for([part], None, part.field)
+        assert config is not None
+        [fetched] = self.intake.fetch_all([part], cache_salt, downloaded)
+        [named] = self._identifier.name([self._identifier.look_at(fetched, config, cache_salt)], config, cache_salt)
+        return named
 
     def close(self) -> None:
         """Ends its downloads."""

@@ -15,6 +15,8 @@ Fields = Mapping[str, Any]
 # Clients send an assistant's earlier answer back whole; these fields of it say nothing when they are empty.
 _EMPTY_IN_ANSWERS = ("annotations", "audio", "function_call", "reasoning", "reasoning_content", "refusal", "tool_calls")
 MAX_UUID_LENGTH = 256
+# A URL of what was uploaded before.
+HANDLE_PREFIX = "media://"
 _JSON_TYPES = (str, int, float, bool, type(None), Mapping, list, tuple)
 
 
@@ -104,8 +106,10 @@ def _read_image_pil(part: Fields, field: str, pictures: list[PicturePart]) -> Fi
 
 
 def _read_image(part: Fields, field: str, pictures: list[PicturePart]) -> Fields:
-    """transformers' own form: `image` holds an object or a URL, or `url` a URL."""
-    _check_fields(part, field, {"type", "image", "url", "uuid"})
+    """transformers' own form: `image` holds an object or a URL, or `url` a URL; or `media_id` a handle."""
+    _check_fields(part, field, {"type", "image", "url", "media_id", "uuid"})
+    if part.get("media_id") is not None:
+        return _read_handle(part, field, pictures)
     name = "url" if part.get("image") is None and part.get("url") is not None else "image"
     if name == "image" and part.get("url") is not None:
         raise InvalidArgumentError(f"{field}.url", "must not be given together with image")
@@ -113,6 +117,16 @@ def _read_image(part: Fields, field: str, pictures: list[PicturePart]) -> Fields
     if name == "url" or (isinstance(source, _JSON_TYPES) and not _is_left_out(source, uuid)):
         _check_is_url(source, f"{field}.{name}")
     pictures.append(PicturePart(source, f"{field}.{name}", uuid))
+    return {"type": "image"}
+
+
+def _read_handle(part: Fields, field: str, pictures: list[PicturePart]) -> Fields:
+    for name in ("image", "url"):
+        if part.get(name) is not None:
+            raise InvalidArgumentError(f"{field}.{name}", "must not be given together with media_id")
+    media_id = _check_is_text(part["media_id"], f"{field}.media_id")
+    uuid = read_uuid(part.get("uuid"), f"{field}.uuid")
+    pictures.append(PicturePart(f"{HANDLE_PREFIX}{media_id}", f"{field}.media_id", uuid))
     return {"type": "image"}
 
 
