@@ -36,6 +36,20 @@ class BodyTooLargeError(InvalidArgumentError):
     code = "body_too_large"
 
 
+class BodyTimeoutError(InvalidArgumentError):
+    """The rest of the body did not come."""
+
+    status = 408
+    code = "body_timeout"
+
+
+class UnsupportedBodyError(InvalidArgumentError):
+    """A body in a form that is not read here."""
+
+    status = 415
+    code = "unsupported_body"
+
+
 class ModelNotFoundError(InvalidArgumentError):
     status = 404
     code = "model_not_found"
@@ -182,6 +196,32 @@ class EngineLostError(RequestFailedError):
         return "engine_lost"
 
 
+class AccessError(KeepsightError):
+    """Without a key, or with a wrong one."""
+
+    status = 401
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class AdminAccessError(AccessError):
+    """Whoever asks may never ask for this."""
+
+    status = 403
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "admin_only")
+
+
+class ServerOverloadedError(KeepsightError):
+    """No room for one more request: worth trying again, or elsewhere."""
+
+    status = 503
+    code = "server_overloaded"
+
+
 class WireError(KeepsightError):
     """A message between two processes that nobody here wrote, or that cannot be written."""
 
@@ -200,6 +240,10 @@ class NoAnswerError(KeepsightError):
     def __init__(self, message: str, is_unreachable: bool = False) -> None:
         super().__init__(message)
         self.is_unreachable = is_unreachable
+
+
+class TierError(KeepsightError):
+    """A place that keeps embeddings cannot be used now: its entries count as absent until it can."""
 
 
 class EverythingPinnedError(KeepsightError):

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from keepsight import StructuredOutputsParams, __version__
+from keepsight.api_settings import ApiSettings
 from keepsight.config import Config
 from keepsight.errors import EngineLostError, RequestFailedError
-from keepsight.frontend import app as app_module
-from keepsight.frontend.app import create_app
+from keepsight.frontend.app import DEFAULT_SETTINGS, create_app
 from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
 from keepsight.requests import EngineRequest, FinishReason, TokenLogprob, TokenOutput
 from tests.drawn import ask, by_url, draw, to_data_url, to_png
@@ -40,7 +40,11 @@ class FakeEngine:
     num_cached_tokens: dict[int, int] = field(default_factory=dict)
     requests: list[EngineRequest] = field(default_factory=list)
     stopped: list[tuple[str, int]] = field(default_factory=list)
+    resets: list[dict[str, bool]] = field(default_factory=list)
     num_abandoned: int = 0
+
+    def reset_caches(self, **caches: bool) -> None:
+        self.resets.append(caches)
 
     def stop_choice(self, request_id: str, choice: int) -> None:
         self.stopped.append((request_id, choice))
@@ -95,12 +99,13 @@ def engine(preparer: RequestPreparer) -> FakeEngine:
 class Client:
     preparer: RequestPreparer
     engine: FakeEngine
+    settings: ApiSettings = DEFAULT_SETTINGS
 
     def send(self, method: str, path: str, **options: Any) -> httpx.Response:
         return asyncio.run(self._send(method, path, options))
 
     async def _send(self, method: str, path: str, options: dict[str, Any]) -> httpx.Response:
-        app = create_app(self.preparer, self.engine, MODEL)
+        app = create_app(self.preparer, self.engine, MODEL, self.settings)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await client.request(method, path, **options)
@@ -354,8 +359,8 @@ def test_a_body_that_is_no_json_is_refused(client: Client) -> None:
         assert error_of(response) == (400, "body", "invalid_argument"), content
 
 
-def test_a_body_beyond_the_limit_is_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app_module, "MAX_BODY_BYTES", 500)
+def test_a_body_beyond_the_limit_is_refused(client: Client) -> None:
+    client.settings = ApiSettings(max_body_bytes=500)
     assert client.chat().status_code == 200
     response = client.chat(messages=[{"role": "user", "content": "a" * 500}])
     assert error_of(response) == (413, "body", "body_too_large")

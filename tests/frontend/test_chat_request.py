@@ -8,8 +8,8 @@ import openai
 import pytest
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
-from keepsight.frontend import chat_request
 from keepsight.frontend.chat_request import ChatRequest, parse_chat_request
+from keepsight.frontend.decode_body import refused_fields
 from keepsight.frontend.chat_response import (
     ChatChoice,
     ChatChunkChoice,
@@ -53,11 +53,11 @@ def ask(client: openai.OpenAI, **options: Any) -> Any:
 def test_a_bare_request_samples_as_vllms_server_does_by_default() -> None:
     request = parse()
     assert request.to_sampling_params() == SamplingParams(max_tokens=None)
-    assert (request.model, request.stream, request.includes_usage, request.do_pan_and_scan) == (
+    assert (request.model, request.stream, request.includes_usage, request.processor_overrides) == (
         "demo",
         None,
         False,
-        None,
+        {},
     )
     assert read_messages(request.messages).messages == MESSAGES
 
@@ -81,7 +81,7 @@ def test_every_field_arrives() -> None:
     assert request.stream
     assert request.includes_usage
     assert (request.cache_salt, request.priority) == ("tenant", -2)
-    assert request.do_pan_and_scan
+    assert request.processor_overrides == {"do_pan_and_scan": True}
 
 
 def test_null_is_the_default_everywhere() -> None:
@@ -103,13 +103,13 @@ def test_logprobs_without_top_logprobs_are_of_the_sampled_token_alone() -> None:
         parse(top_logprobs=3).to_sampling_params()
 
 
-@pytest.mark.parametrize(("name", "values"), chat_request._NEUTRAL_VALUES.items())
+@pytest.mark.parametrize(("name", "values"), ChatRequest.NEUTRAL_VALUES.items())
 def test_a_field_that_is_not_served_passes_with_a_value_that_asks_for_nothing(name: str, values: list[Any]) -> None:
     for value in values:
         assert parse(**{name: value}).to_sampling_params() == parse().to_sampling_params()
 
 
-@pytest.mark.parametrize("name", chat_request._RefusedFields.__struct_fields__)
+@pytest.mark.parametrize("name", refused_fields(ChatRequest))
 def test_a_field_that_is_not_served_is_refused_by_name(name: str) -> None:
     for value in ({"type": "json_object"}, "something", 17):
         with pytest.raises(UnsupportedFieldError, match="is not supported") as caught:

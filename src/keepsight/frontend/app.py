@@ -3,40 +3,45 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
-from contextlib import aclosing
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing
+from typing import TypeVar
 
-import msgspec
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from keepsight import __version__
-from keepsight.errors import (
-    BodyTooLargeError,
-    EngineLostError,
-    InvalidArgumentError,
-    ModelNotFoundError,
-    RequestFailedError,
-)
-from keepsight.frontend.answer_chat import ChatAnswer, Engine
-from keepsight.frontend.chat_request import ChatRequest, parse_chat_request
+from keepsight.api_settings import ApiSettings
+from keepsight.errors import InvalidArgumentError, ModelNotFoundError, RequestFailedError, ServerOverloadedError
+from keepsight.frontend.access import Access, isolate_salt
+from keepsight.frontend.answer import Answer, Engine
+from keepsight.frontend.chat_request import parse_chat_request
 from keepsight.frontend.chat_response import SERVER_FAILED, ErrorDetail, ErrorResponse, ModelCard, ModelList
+from keepsight.frontend.completion_request import parse_completion_request
+from keepsight.frontend.error_response import RETRY_LATER, AnsweredError, error_response, json_response
 from keepsight.frontend.media_intake import NOTHING_DOWNLOADED, Downloaded
-from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
+from keepsight.frontend.openapi import describe_api
+from keepsight.frontend.prepare_answer import AnswerPreparer
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.read_body import reading_body
+from keepsight.frontend.request_log import HEADER as REQUEST_ID_HEADER
+from keepsight.frontend.request_log import RequestLog
 from keepsight.frontend.serve_page import page_routes
+from keepsight.frontend.tokenize_request import parse_detokenize_request, parse_tokenize_request
+from keepsight.frontend.waiting_room import WaitingRoom
 
 logger = logging.getLogger(__name__)
-MAX_BODY_BYTES = 100 * 2**20
-# Seconds: about what an engine takes to be there again.
-RETRY_LATER = {"Retry-After": "2"}
+# Bodies that are being read or prepared, all together: so many of the largest.
+MAX_LARGEST_BODIES = 16
 CLIENT_CLOSED_REQUEST = 499  # nginx's number, for nobody but our own log
-Answer = TypeVar("Answer")
+DEFAULT_SETTINGS = ApiSettings()
+Result = TypeVar("Result")
 
 
 class _EventStream(StreamingResponse):
@@ -52,77 +57,169 @@ class _EventStream(StreamingResponse):
 
 
 class Api:
-    def __init__(self, preparer: RequestPreparer, engine: Engine, model_name: str) -> None:
-        self._preparer, self._engine, self._model_name = preparer, engine, model_name
-        self._card = ModelCard(id=model_name, created=int(time.time()), max_model_len=preparer.max_model_len)
+    def __init__(self, preparer: RequestPreparer, engine: Engine, model_name: str, settings: ApiSettings) -> None:
+        self._preparer, self._engine, self._settings = preparer, engine, settings
+        self._answers = AnswerPreparer(preparer, model_name)
+        self._room = WaitingRoom(settings.max_waiting_requests, MAX_LARGEST_BODIES * settings.max_body_bytes)
+        names, created = (model_name, *settings.more_model_names), int(time.time())
+        self._cards = {
+            name: ModelCard(id=name, created=created, max_model_len=preparer.max_model_len) for name in names
+        }
+
+    # Answers ----------------------------------------------------------------------------------------------------
 
     async def chat_completions(self, http: Request) -> Response:
-        asked = parse_chat_request(await _read_body(http))
-        self._check_model(asked.model)
-        downloaded = await self._download(http, asked)
-        prepared = await run_in_threadpool(self._prepare, asked, downloaded)
-        answer = ChatAnswer(asked, prepared, self._preparer.tokenizer, self._model_name)
-        if asked.stream:
+        with self._room.admit():
+            async with self._reading_body(http) as body:
+                asked = parse_chat_request(body)
+                self._check_model(asked.model)
+                salt = isolate_salt(self._settings, http, asked.cache_salt)
+                downloaded = await self._download(http, asked.messages, salt)
+                answer = await self._answers.chat(asked, salt, downloaded)
+            return await self._answer(http, answer, stream=bool(asked.stream))
+
+    async def completions(self, http: Request) -> Response:
+        with self._room.admit():
+            async with self._reading_body(http) as body:
+                asked = parse_completion_request(body)
+                self._check_model(asked.model)
+                salt = isolate_salt(self._settings, http, asked.cache_salt)
+                answer = await self._answers.completion(asked, salt)
+            return await self._answer(http, answer, stream=bool(asked.stream))
+
+    async def _answer(self, http: Request, answer: Answer, stream: bool) -> Response:
+        http.state.answer = answer
+        if stream:
             events = answer.events(self._engine)
             # What fails before the first token still gets a status of its own.
             first = await _unless_client_leaves(http, anext(events))
             return _EventStream(first, events)
-        return _json(await _unless_client_leaves(http, answer.whole(self._engine)))
+        return json_response(await _unless_client_leaves(http, answer.whole(self._engine)))
+
+    async def _download(self, http: Request, messages: object, cache_salt: str | None) -> Downloaded:
+        """Before the request takes a thread: a slow origin must not hold one."""
+        remote = self._preparer.pictures_to_download(messages)
+        if not remote:
+            return NOTHING_DOWNLOADED
+        return await _unless_client_leaves(http, self._preparer.intake.download(remote, cache_salt))
+
+    # Tokens -----------------------------------------------------------------------------------------------------
+
+    async def tokenize(self, http: Request) -> Response:
+        with self._room.admit():
+            async with self._reading_body(http) as body:
+                asked = parse_tokenize_request(body)
+                self._check_model(asked.model)
+                salt, downloaded = isolate_salt(self._settings, http, asked.cache_salt), NOTHING_DOWNLOADED
+                if asked.messages is not None:
+                    downloaded = await self._download(http, asked.messages, salt)
+                return json_response(await self._answers.tokenize(asked, salt, downloaded))
+
+    async def detokenize(self, http: Request) -> Response:
+        with self._room.admit():
+            async with self._reading_body(http) as body:
+                asked = parse_detokenize_request(body)
+                self._check_model(asked.model)
+                return json_response(await self._answers.detokenize(asked))
+
+    # The model and the server -----------------------------------------------------------------------------------
 
     async def models(self, _http: Request) -> Response:
-        return _json(ModelList(data=[self._card]))
+        return json_response(ModelList(data=list(self._cards.values())))
 
     async def model(self, http: Request) -> Response:
-        self._check_model(http.path_params["model"])
-        return _json(self._card)
+        name = http.path_params["model"]
+        self._check_model(name)
+        return json_response(self._cards[name])
 
     async def health(self, _http: Request) -> Response:
         if not self._engine.is_connected:
-            return _json({"status": "the engine is being started again"}, status=503, headers=RETRY_LATER)
-        return _json({"status": "ok"})
+            return json_response({"status": "the engine is being started again"}, 503, RETRY_LATER)
+        return json_response({"status": "ok"})
 
     async def version(self, _http: Request) -> Response:
-        return _json({"version": __version__})
+        return json_response({"version": __version__})
 
-    async def _download(self, http: Request, asked: ChatRequest) -> Downloaded:
-        """Before the request takes a thread: a slow origin must not hold one."""
-        remote = self._preparer.pictures_to_download(asked.messages)
-        if not remote:
-            return NOTHING_DOWNLOADED
-        return await _unless_client_leaves(http, self._preparer.intake.download(remote, asked.cache_salt))
+    async def openapi(self, _http: Request) -> Response:
+        return json_response(describe_api(self._settings))
 
-    def _prepare(self, asked: ChatRequest, downloaded: Downloaded) -> PreparedRequest:
-        overrides: dict[str, Any] = {}
-        if asked.do_pan_and_scan is not None:
-            overrides["do_pan_and_scan"] = asked.do_pan_and_scan
-        params = asked.to_sampling_params(self._preparer.sampling_defaults)
-        terms = (asked.cache_salt, asked.priority or 0, asked.shown_tools)
-        return self._preparer.prepare_chat(asked.messages, params, overrides, *terms, downloaded)
+    # For administrators -----------------------------------------------------------------------------------------
+
+    async def reset_prefix_cache(self, _http: Request) -> Response:
+        self._engine.reset_caches(prefix=True)
+        return json_response({})
+
+    async def reset_encoder_cache(self, _http: Request) -> Response:
+        self._engine.reset_caches(encoder=True)
+        return json_response({})
+
+    async def reset_mm_cache(self, _http: Request) -> Response:
+        self._engine.reset_caches(processor=True)
+        return json_response({})
+
+    def _reading_body(self, http: Request) -> AbstractAsyncContextManager[bytearray]:
+        return reading_body(http, self._room, self._settings.max_body_bytes, self._settings.slow_client_seconds)
 
     def _check_model(self, name: str | None) -> None:
-        if name not in (None, self._model_name):
-            raise ModelNotFoundError("model", f"{name!r} is not served here, {self._model_name!r} is")
+        if name is not None and name not in self._cards:
+            served = ", ".join(map(repr, self._cards))
+            raise ModelNotFoundError("model", f"{name!r} is not served here, but {served}")
 
 
-def create_app(preparer: RequestPreparer, engine: Engine, model_name: str) -> Starlette:
-    api = Api(preparer, engine, model_name)
-    return Starlette(
-        routes=[
-            Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
-            Route("/v1/models", api.models),
-            Route("/v1/models/{model:path}", api.model),
-            Route("/health", api.health),
-            Route("/version", api.version),
-            *page_routes(),
-        ],
+def create_app(
+    preparer: RequestPreparer, engine: Engine, model_name: str, settings: ApiSettings = DEFAULT_SETTINGS
+) -> ASGIApp:
+    app = Starlette(
+        routes=[*_routes(Api(preparer, engine, model_name, settings)), *page_routes()],
+        middleware=_middleware(settings),
         exception_handlers={
             InvalidArgumentError: _refuse,
+            ServerOverloadedError: _refuse,
             RequestFailedError: _answer_failed_request,
             HTTPException: _refuse_http,
             ClientDisconnect: _note_client_left,
             Exception: _fail,
         },
     )
+    return RequestLog(app, settings.log_requests)
+
+
+def _routes(api: Api) -> list[Route]:
+    """Each is described in `openapi.py`."""
+    posts: dict[str, Callable[[Request], Awaitable[Response]]] = {
+        "/v1/chat/completions": api.chat_completions,
+        "/v1/completions": api.completions,
+        "/tokenize": api.tokenize,
+        "/detokenize": api.detokenize,
+        "/reset_prefix_cache": api.reset_prefix_cache,
+        "/reset_encoder_cache": api.reset_encoder_cache,
+        "/reset_mm_cache": api.reset_mm_cache,
+    }
+    gets: dict[str, Callable[[Request], Awaitable[Response]]] = {
+        "/v1/models": api.models,
+        "/v1/models/{model:path}": api.model,
+        "/health": api.health,
+        "/ready": api.health,
+        "/version": api.version,
+        "/openapi.json": api.openapi,
+    }
+    return [
+        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()),
+        *(Route(path, endpoint) for path, endpoint in gets.items()),
+    ]
+
+
+def _middleware(settings: ApiSettings) -> list[Middleware]:
+    """The outermost first: a browser asks without a key whether it may ask."""
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=settings.allowed_origins,
+        allow_methods=("GET", "POST", "DELETE"),
+        allow_headers=("*",),
+        expose_headers=(REQUEST_ID_HEADER, "Retry-After"),
+    )
+    access = Middleware(Access, settings=settings)
+    return [cors, access] if settings.allowed_origins else [access]
 
 
 async def _chain(first: bytes, others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -131,16 +228,7 @@ async def _chain(first: bytes, others: AsyncIterator[bytes]) -> AsyncIterator[by
         yield each
 
 
-async def _read_body(http: Request) -> bytes:
-    body = bytearray()
-    async for chunk in http.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise BodyTooLargeError("body", f"exceeds {MAX_BODY_BYTES} bytes")
-    return bytes(body)
-
-
-async def _unless_client_leaves(http: Request, work: Awaitable[Answer]) -> Answer:
+async def _unless_client_leaves(http: Request, work: Awaitable[Result]) -> Result:
     """Abandons the work of a client that is gone.  Only streams notice that by themselves."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(http.receive())  # the body is read, so nothing else can come
@@ -160,27 +248,22 @@ async def _note_client_left(http: Request, _error: Exception) -> Response:
 
 
 async def _refuse(_http: Request, error: Exception) -> Response:
-    assert isinstance(error, InvalidArgumentError)
-    return _json(ErrorResponse.of(error), status=error.status)
+    assert isinstance(error, AnsweredError)
+    return error_response(error)
 
 
 async def _answer_failed_request(http: Request, error: Exception) -> Response:
     assert isinstance(error, RequestFailedError)
     logger.log(logging.INFO if error.is_refusal else logging.ERROR, "%s %s: %s", http.method, http.url.path, error)
-    headers = RETRY_LATER if isinstance(error, EngineLostError) else None
-    return _json(ErrorResponse.of(error), status=error.status, headers=headers)
+    return error_response(error)
 
 
 async def _refuse_http(_http: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     detail = ErrorDetail(message=error.detail, type="invalid_request_error")
-    return _json(ErrorResponse(error=detail), status=error.status_code, headers=error.headers)
+    return json_response(ErrorResponse(error=detail), error.status_code, error.headers)
 
 
 async def _fail(http: Request, _error: Exception) -> Response:
     logger.error("%s %s failed", http.method, http.url.path)  # uvicorn logs the traceback
-    return _json(SERVER_FAILED, status=500)
-
-
-def _json(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(body), status, headers, JSONResponse.media_type)
+    return json_response(SERVER_FAILED, 500)

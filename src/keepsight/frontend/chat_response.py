@@ -8,7 +8,13 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from keepsight.errors import EngineLostError, InvalidArgumentError, RequestFailedError
+from keepsight.errors import (
+    AccessError,
+    EngineLostError,
+    InvalidArgumentError,
+    RequestFailedError,
+    ServerOverloadedError,
+)
 
 FinishReason = Literal["stop", "length"]
 
@@ -146,7 +152,9 @@ class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
             return cls(
                 error=ErrorDetail(message=str(error), type="invalid_request_error", param=field, code=error.code)
             )
-        if isinstance(error, EngineLostError):
+        if isinstance(error, AccessError):
+            return cls(error=ErrorDetail(message=str(error), type="invalid_request_error", code=error.code))
+        if isinstance(error, EngineLostError | ServerOverloadedError):
             return cls(error=ErrorDetail(message=str(error), type="server_error", code=error.code))
         return SERVER_FAILED
 

@@ -1,0 +1,38 @@
+"""What an operator says of the HTTP side of a server.  The command that reads it checks it; nobody prints it."""
+
+from typing import Literal
+
+import msgspec
+
+
+class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
+    # Beside the one that answers call it by.
+    more_model_names: tuple[str, ...] = ()
+    # None: whoever reaches the server may ask it, and whoever asks from its own machine may administer it.
+    api_keys: tuple[str, ...] = ()
+    admin_api_key: str | None = None
+    # Whether callers of different keys share caches.
+    cache_isolation: Literal["none", "api-key"] = "none"
+
+    # Web pages of these origins may ask; "*": of all.
+    allowed_origins: tuple[str, ...] = ()
+    # The path that a proxy takes away before it passes a request on.
+    root_path: str = ""
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_keyfile_password: str | None = None
+    log_requests: bool = True
+
+    max_body_bytes: int = 100 * 2**20
+    # Of one frontend: those of whose answer nothing has been sent.
+    max_waiting_requests: int = 1024
+    # Seconds that a request's headers may take, and that a client may pause while it sends or is sent something.
+    slow_client_seconds: float = 30.0
+
+    @property
+    def scheme(self) -> Literal["http", "https"]:
+        return "http" if self.ssl_certfile is None else "https"
+
+    def __repr__(self) -> str:
+        """Without the keys: this may end up in a log."""
+        return f"{type(self).__name__}(...)"

@@ -1,0 +1,90 @@
+"""Who may ask for what: API keys, the administrator's key, and the caches that a caller's key has to itself.
+
+Every path needs a key unless it is known to be open, so that a new one is never open by mistake.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+import logging
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from keepsight.api_settings import ApiSettings
+from keepsight.errors import AccessError, AdminAccessError
+from keepsight.frontend.error_response import error_response
+
+logger = logging.getLogger(__name__)
+# What says nothing of anybody: for load balancers, and for those who want to know how to ask.
+OPEN_PATHS = frozenset({"/", "/page.css", "/page.js", "/health", "/ready", "/version", "/openapi.json"})
+ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/reset_encoder_cache", "/reset_mm_cache"})
+
+
+class Access:
+    """ASGI middleware.  Notes the caller's key in the request's state."""
+
+    def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
+        self._app, self._keys = app, settings.api_keys
+        self._admin_keys = () if settings.admin_api_key is None else (settings.admin_api_key,)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                scope.setdefault("state", {})["api_key"] = self._admit(scope)
+            except AccessError as error:
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _admit(self, scope: Scope) -> str | None:
+        """The key that the caller has, if it takes one."""
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if path in OPEN_PATHS:
+            return None
+        headers = Headers(scope=scope)
+        if path in ADMIN_PATHS and self._admin_keys:
+            return _find_key(headers, self._admin_keys)
+        if path in ADMIN_PATHS and not _is_local(scope, headers):
+            raise AdminAccessError("only the machine that the server runs on may ask for this: it has no admin key")
+        return _find_key(headers, self._keys) if self._keys else None
+
+
+def isolate_salt(settings: ApiSettings, http: Request, cache_salt: str | None) -> str | None:
+    """The salt that a caller's request goes by.  Nobody can name that of another's."""
+    if settings.cache_isolation == "none":
+        return cache_salt
+    key = http.state.api_key
+    assert key is not None, "isolated callers have keys"
+    # An empty salt is no salt; it is refused later.
+    asked = b"" if cache_salt is None else b"salt:" + cache_salt.encode(errors="surrogatepass")
+    return cache_salt if cache_salt == "" else hmac.digest(key.encode(), asked, "sha256").hex()
+
+
+def _find_key(headers: Headers, keys: Sequence[str]) -> str:
+    scheme, _, shown = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not shown.strip():
+        raise AccessError("an API key is needed: Authorization: Bearer KEY", "missing_api_key")
+    digest = _digest(shown.strip())
+    # All are compared, and by digests of one length: how long it takes says nothing of any key.
+    matching = [key for key in keys if hmac.compare_digest(_digest(key), digest)]
+    if not matching:
+        raise AccessError("the API key is not one that is known here", "invalid_api_key")
+    return matching[0]
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode(errors="surrogatepass")).digest()
+
+
+def _is_local(scope: Scope, headers: Headers) -> bool:
+    """Neither passed on by a proxy nor sent by a web page that happens to be open on this machine."""
+    if any(name in headers for name in ("origin", "forwarded", "x-forwarded-for", "via")):
+        return False
+    host = (scope.get("client") or ("",))[0]
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

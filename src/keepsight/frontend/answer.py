@@ -1,0 +1,189 @@
+"""The answer to one HTTP request, whole or as a stream of server-sent events: everything but the shape of its JSON.
+
+A request has one or more prompts, each of which the engine answers `n` times.  Invariant: what is told of usage counts
+exactly the tokens that were told.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol
+
+import msgspec
+
+from keepsight.errors import EngineLostError
+from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
+from keepsight.frontend.chat_response import ErrorResponse, Usage
+from keepsight.frontend.generation_fields import GenerationFields
+from keepsight.frontend.prepare_request import PreparedRequest
+from keepsight.frontend.tokenizer import Tokenizer
+from keepsight.requests import TokenOutput
+
+logger = logging.getLogger(__name__)
+_encode = msgspec.json.Encoder().encode
+# Of an answer that is told whole: so many engines may end before it is given up.
+MAX_ATTEMPTS = 3
+# What one prompt's choices may be ahead of another's before they are looked at.
+MAX_MERGED_PIECES = 64
+# Which choice of the whole answer, and what came of it.
+IndexedPiece = tuple[int, AnswerPiece]
+
+
+class Engine(Protocol):
+    """What an answer needs of an `EngineClient`."""
+
+    @property
+    def is_connected(self) -> bool: ...
+
+    def generate(self, prepared: PreparedRequest) -> AsyncGenerator[TokenOutput, None]: ...
+
+    def stop_choice(self, request_id: str, choice: int) -> None: ...
+
+    def reset_caches(self, *, prefix: bool = False, encoder: bool = False, processor: bool = False) -> None: ...
+
+
+class Answer(ABC):
+    """One request on its way through the engine."""
+
+    ID_PREFIX: str
+
+    def __init__(
+        self, asked: GenerationFields, prompts: Sequence[PreparedRequest], tokenizer: Tokenizer, model_name: str
+    ) -> None:
+        self._asked, self._prompts, self._tokenizer, self._model_name = asked, prompts, tokenizer, model_name
+        self._id, self._created = f"{self.ID_PREFIX}-{uuid.uuid4().hex}", int(time.time())
+        self._num_choices = prompts[0].engine_request.sampling_params.n
+        self._num_tokens = 0
+        # By prompt, of the choice that found least: the others find what that one has just computed.
+        self._num_cached_tokens = [len(each.engine_request.token_ids) for each in prompts]
+
+    async def whole(self, engine: Engine) -> msgspec.Struct:
+        return self._completion(await self._gather(engine))
+
+    async def _gather(self, engine: Engine) -> list[list[AnswerPiece]]:
+        """All pieces of each choice.  Nobody has seen any of them yet, so a new engine may begin anew."""
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            choices: list[list[AnswerPiece]] = [[] for _ in range(len(self._prompts) * self._num_choices)]
+            self._num_tokens = 0
+            try:
+                async with aclosing(self._pieces(engine)) as pieces:
+                    async for index, piece in pieces:
+                        choices[index].append(piece)
+            except EngineLostError:
+                if attempt == MAX_ATTEMPTS:
+                    raise
+            else:
+                break
+        return choices
+
+    async def events(self, engine: Engine) -> AsyncGenerator[bytes, None]:
+        """The first comes with the first token: what fails before is raised.  What fails later is an event too."""
+        has_begun = False
+        try:
+            async with aclosing(self._chunks(engine)) as chunks:
+                async for chunk in chunks:
+                    has_begun = True
+                    yield chunk
+        except Exception as error:
+            if not has_begun:
+                raise
+            logger.exception("the answer %s failed", self._id)
+            yield b"data: " + _encode(ErrorResponse.of(error)) + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+    async def _chunks(self, engine: Engine) -> AsyncGenerator[bytes, None]:
+        has_begun = False
+        async with aclosing(self._pieces(engine)) as pieces:
+            async for index, piece in pieces:
+                if not has_begun:
+                    has_begun = True
+                    for opening in self._openings():
+                        yield self._event(opening)
+                # A token may add no text yet; its log-probability is told all the same.
+                if piece.text or piece.finish_reason or piece.token.logprobs:
+                    yield self._event(self._chunk_choice(index, piece))
+        if self._asked.includes_usage:
+            yield self._event(None, self.usage)
+
+    async def _pieces(self, engine: Engine) -> AsyncGenerator[IndexedPiece, None]:
+        own = [self._pieces_of(engine, number) for number in range(len(self._prompts))]
+        async with aclosing(own[0] if len(own) == 1 else _merge(own)) as pieces:
+            async for each in pieces:
+                yield each
+
+    async def _pieces_of(self, engine: Engine, number: int) -> AsyncGenerator[IndexedPiece, None]:
+        prepared = self._prompts[number]
+        request = prepared.engine_request
+        assembler = AnswerAssembler(self._tokenizer, request.sampling_params)
+        async with aclosing(engine.generate(prepared)) as tokens:
+            async for token in tokens:
+                if piece := assembler.push(token):
+                    self._num_tokens += 1
+                    self._num_cached_tokens[number] = min(self._num_cached_tokens[number], token.num_cached_tokens)
+                    if piece.ends_before_engine:
+                        engine.stop_choice(request.request_id, piece.choice)
+                    yield number * self._num_choices + piece.choice, piece
+                if assembler.is_finished:
+                    return
+
+    @property
+    def usage(self) -> Usage:
+        requests = [each.engine_request for each in self._prompts]
+        num_prompt_tokens = sum(len(each.token_ids) for each in requests)
+        num_image_tokens = sum(item.span.length for each in requests for item in each.media)
+        return Usage.count(num_prompt_tokens, self._num_tokens, num_image_tokens, sum(self._num_cached_tokens))
+
+    def _event(self, choice: msgspec.Struct | None, usage: Usage | None = None) -> bytes:
+        if self._asked.counts_continuously:
+            usage = self.usage
+        told = usage if self._asked.includes_usage else msgspec.UNSET
+        return b"data: " + _encode(self._chunk([] if choice is None else [choice], told)) + b"\n\n"
+
+    def _openings(self) -> Sequence[msgspec.Struct]:
+        """What each choice of a stream begins with."""
+        return ()
+
+    @abstractmethod
+    def _completion(self, choices: Sequence[Sequence[AnswerPiece]]) -> msgspec.Struct: ...
+
+    @abstractmethod
+    def _chunk_choice(self, index: int, piece: AnswerPiece) -> msgspec.Struct: ...
+
+    @abstractmethod
+    def _chunk(self, choices: list[Any], usage: Usage | msgspec.UnsetType | None) -> msgspec.Struct: ...
+
+
+async def _merge(sources: Sequence[AsyncGenerator[IndexedPiece, None]]) -> AsyncGenerator[IndexedPiece, None]:
+    """In the order in which they come.  The first failure ends all of them."""
+    arrived = asyncio.Queue[IndexedPiece | BaseException | None](MAX_MERGED_PIECES)
+    drains = [asyncio.create_task(_drain(source, arrived)) for source in sources]
+    num_open = len(drains)
+    try:
+        while num_open:
+            each = await arrived.get()
+            if isinstance(each, BaseException):
+                raise each
+            if each is None:
+                num_open -= 1
+            else:
+                yield each
+    finally:
+        for drain in drains:
+            drain.cancel()
+        await asyncio.gather(*drains, return_exceptions=True)
+
+
+async def _drain(
+    source: AsyncGenerator[IndexedPiece, None], arrived: "asyncio.Queue[IndexedPiece | BaseException | None]"
+) -> None:
+    try:
+        async with aclosing(source):
+            async for piece in source:
+                await arrived.put(piece)
+        await arrived.put(None)
+    except Exception as error:
+        await arrived.put(error)

@@ -1,0 +1,67 @@
+"""The answer to a completion request, in OpenAI's shapes."""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+
+from keepsight.frontend.answer import Answer
+from keepsight.frontend.assemble_answer import AnswerPiece
+from keepsight.frontend.chat_response import TopLogprob, Usage
+from keepsight.frontend.completion_response import Completion, CompletionChoice, CompletionLogprobs
+from keepsight.requests import TokenLogprob, TokenOutput
+
+
+class CompletionAnswer(Answer):
+    ID_PREFIX = "cmpl"
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        # By choice, of a stream: characters of the tokens that were told.
+        self._offsets: Counter[int] = Counter()
+
+    def _completion(self, choices: Sequence[Sequence[AnswerPiece]]) -> Completion:
+        return self._chunk([self._choice(index, own) for index, own in enumerate(choices)], self.usage)
+
+    def _choice(self, index: int, pieces: Sequence[AnswerPiece]) -> CompletionChoice:
+        return CompletionChoice(
+            index=index,
+            text="".join(piece.text for piece in pieces),
+            finish_reason=pieces[-1].finish_reason,
+            logprobs=self._logprobs([piece.token for piece in pieces]),
+            stop_reason=pieces[-1].stop_reason,
+        )
+
+    def _chunk_choice(self, index: int, piece: AnswerPiece) -> CompletionChoice:
+        return CompletionChoice(
+            index=index,
+            text=piece.text,
+            finish_reason=piece.finish_reason,
+            logprobs=self._logprobs([piece.token], index),
+            stop_reason=msgspec.UNSET if piece.finish_reason is None else piece.stop_reason,
+        )
+
+    def _chunk(self, choices: list[Any], usage: Usage | msgspec.UnsetType | None) -> Completion:
+        return Completion(id=self._id, created=self._created, model=self._model_name, choices=choices, usage=usage)
+
+    def _logprobs(self, tokens: Sequence[TokenOutput], streamed: int | None = None) -> CompletionLogprobs | None:
+        """`streamed`: the choice whose tokens these continue."""
+        if self._asked.choose_logprobs() is None:
+            return None
+        each = [[self._top_logprob(one) for one in token.logprobs or ()] for token in tokens]
+        begin = 0 if streamed is None else self._offsets[streamed]
+        *offsets, end = accumulate((len(sampled.token) for sampled, *_ in each), initial=begin)
+        if streamed is not None:
+            self._offsets[streamed] = end
+        return CompletionLogprobs(
+            tokens=[sampled.token for sampled, *_ in each],
+            token_logprobs=[sampled.logprob for sampled, *_ in each],
+            # As vLLM: the sampled token is told among the likeliest, whether it is one of them or not.
+            top_logprobs=[{one.token: one.logprob for one in ones} for ones in each],
+            text_offset=offsets,
+        )
+
+    def _top_logprob(self, logprob: TokenLogprob) -> TopLogprob:
+        return TopLogprob.of_bytes(self._tokenizer.token_bytes(logprob.token_id), logprob.logprob)

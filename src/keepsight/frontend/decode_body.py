@@ -1,0 +1,72 @@
+"""A JSON body becomes a struct.  Whatever is wrong with it is told by the name of the field, known or not."""
+
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import cache
+from typing import Annotated, Any, Generic, NoReturn, TypeVar
+
+import msgspec
+
+from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+# Of a field that clients know and this server does not implement.
+Refused = Annotated[Any, msgspec.Meta(description="Not supported: only what asks for nothing is accepted.")]
+MAX_SHOWN_CHARACTERS = 80
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.?(?P<at>.*)`)?", re.DOTALL)
+_MISSING_FIELD = re.compile(r"Object missing required field `(?P<name>.*?)`(?: - at `\$\.?(?P<at>.*)`)?", re.DOTALL)
+_AT_PATH = re.compile(r"(?P<message>.*) - at `\$\.?(?P<path>.*)`", re.DOTALL)
+
+
+class BodyDecoder(Generic[Body]):
+    def __init__(self, body_type: type[Body], nested: Mapping[str, type[msgspec.Struct]] | None = None) -> None:
+        """`nested`: structs by their path in a body, as far as they have names of their own to mistake."""
+        self._decoder = msgspec.json.Decoder(body_type)
+        self._structs: dict[str, type[msgspec.Struct]] = {"": body_type, **(nested or {})}
+
+    def decode(self, body: bytes | bytearray) -> Body:
+        try:
+            return self._decoder.decode(body)
+        except msgspec.ValidationError as error:
+            self._refuse(str(error))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidArgumentError("body", f"is not JSON that can be read: {error}") from error
+
+    def _refuse(self, message: str) -> NoReturn:
+        """msgspec puts the path behind its message."""
+        if unknown := _UNKNOWN_FIELD.fullmatch(message):
+            self._refuse_unknown(unknown["name"], unknown["at"] or "")
+        if missing := _MISSING_FIELD.fullmatch(message):
+            raise InvalidArgumentError(_join(missing["at"] or "", missing["name"]), "is required")
+        if placed := _AT_PATH.fullmatch(message):
+            raise InvalidArgumentError(placed["path"] or "body", placed["message"])
+        raise InvalidArgumentError("body", message)
+
+    def _refuse_unknown(self, name: str, parent: str) -> NoReturn:
+        name = name if len(name) <= MAX_SHOWN_CHARACTERS else name[: MAX_SHOWN_CHARACTERS - 3] + "..."
+        known = self._structs.get(parent, self._structs[""])
+        close = get_close_matches(name, known.__struct_fields__, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise UnsupportedFieldError(_join(parent, name), f"is no field that this server knows{hint}")
+
+
+def check_refused(request: msgspec.Struct, neutral_values: Mapping[str, tuple[Any, ...]]) -> None:
+    """`Refused` fields pass with null, which asks for nothing, and with what `neutral_values` has for them."""
+    for name in refused_fields(type(request)):
+        value = getattr(request, name)
+        if value is not None and not _is_neutral(value, neutral_values.get(name, ())):
+            raise UnsupportedFieldError(name, "is not supported by this server")
+
+
+@cache
+def refused_fields(body_type: type[msgspec.Struct]) -> tuple[str, ...]:
+    return tuple(field.name for field in msgspec.structs.fields(body_type) if field.type == Refused)
+
+
+def _is_neutral(value: object, neutral_values: tuple[Any, ...]) -> bool:
+    return any(type(value) is type(neutral) and value == neutral for neutral in neutral_values)
+
+
+def _join(parent: str, name: str) -> str:
+    return f"{parent}.{name}" if parent else name

@@ -1,0 +1,175 @@
+"""What a chat and a completion may both ask, under OpenAI's names and vLLM's; it becomes SamplingParams.
+
+Nothing is ignored: a field that this server does not implement is refused by name, unless its value asks for nothing.
+Ranges of sampling values belong to SamplingParams.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import msgspec
+
+from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.frontend.decode_body import Refused, check_refused
+from keepsight.frontend.response_format import (
+    JsonSchema,
+    ResponseFormat,
+    StructuredOutputs,
+    read_structured_outputs,
+)
+from keepsight.sampling_params import SamplingParams
+
+NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: usage in every chunk
+    include_obfuscation: bool | None = None
+
+
+class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Null wherever the default is asked for."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    max_tokens: int | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    logit_bias: dict[str, float] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    allowed_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+    # Whom caches are shared with, and who goes first (smaller).
+    cache_salt: str | None = None
+    priority: int | None = None
+
+    # Labels and hints: by their own definition they never change an answer.
+    metadata: dict[str, str] | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    user: str | None = None
+
+    add_special_tokens: Refused = None
+    bad_words: Refused = None
+    best_of: Refused = None
+    echo: Refused = None
+    length_penalty: Refused = None
+    logits_processors: Refused = None
+    moderation: Refused = None
+    prompt_cache_breakpoint: Refused = None
+    prompt_cache_options: Refused = None
+    prompt_cache_retention: Refused = None
+    prompt_logprobs: Refused = None
+    request_id: Refused = None
+    return_token_ids: Refused = None
+    return_tokens_as_token_ids: Refused = None
+    spaces_between_special_tokens: Refused = None
+    truncate_prompt_tokens: Refused = None
+    use_beam_search: Refused = None
+
+    # Of refused fields, besides null.
+    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "bad_words": ([],),
+        "best_of": (1,),
+        "echo": (False,),
+        "length_penalty": (1, 1.0),
+        "logits_processors": ([],),
+        "return_token_ids": (False,),
+        "return_tokens_as_token_ids": (False,),
+        "spaces_between_special_tokens": (True,),
+        "use_beam_search": (False,),
+    }
+    # None: as much as the context holds.
+    DEFAULT_MAX_TOKENS: ClassVar[int | None] = None
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def counts_continuously(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+    def check(self) -> None:
+        """What the types of the fields do not say."""
+        check_refused(self, self.NEUTRAL_VALUES)
+        options = self.stream_options
+        if options is None:
+            return
+        if not self.stream:
+            raise InvalidArgumentError("stream_options", "needs stream to be true")
+        if options.include_obfuscation:
+            raise UnsupportedFieldError("stream_options.include_obfuscation", "is not supported by this server")
+        if options.continuous_usage_stats and not options.include_usage:
+            raise InvalidArgumentError("stream_options.continuous_usage_stats", "needs include_usage to be true")
+
+    def to_sampling_params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
+        """`defaults`: where the request says nothing."""
+        asked = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        guided = {name: getattr(self, name) for name in _GUIDED_FIELDS}
+        asked["structured_outputs"] = read_structured_outputs(self.response_format, self.structured_outputs, guided)
+        if (max_tokens := self.choose_max_tokens()) is not None:
+            asked["max_tokens"] = max_tokens
+        return SamplingParams(
+            **{"max_tokens": self.DEFAULT_MAX_TOKENS, **defaults, **asked, "logprobs": self.choose_logprobs()}
+        )
+
+    def choose_max_tokens(self) -> int | None:
+        return self.max_tokens
+
+    def choose_logprobs(self) -> int | None:
+        """Of how many of the likeliest tokens; None: not even of the sampled one."""
+        raise NotImplementedError
+
+
+_SAMPLING_FIELDS = (
+    "n",
+    "temperature",
+    "top_p",
+    "stop",
+    "seed",
+    "logit_bias",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "ignore_eos",
+    "stop_token_ids",
+    "allowed_token_ids",
+    "min_tokens",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+)
+_GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+# For `BodyDecoder`.
+NESTED_STRUCTS: dict[str, type[msgspec.Struct]] = {
+    "stream_options": StreamOptions,
+    "response_format": ResponseFormat,
+    "response_format.json_schema": JsonSchema,
+    "structured_outputs": StructuredOutputs,
+}

@@ -1,0 +1,219 @@
+"""The description of the API at `/openapi.json`, made of the structs that decode and encode its bodies."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from keepsight import __version__
+from keepsight.api_settings import ApiSettings
+from keepsight.frontend.access import ADMIN_PATHS, OPEN_PATHS
+from keepsight.frontend.chat_request import ChatRequest
+from keepsight.frontend.chat_response import ChatCompletion, ChatCompletionChunk, ErrorResponse, ModelCard, ModelList
+from keepsight.frontend.completion_request import CompletionRequest
+from keepsight.frontend.completion_response import Completion
+from keepsight.frontend.decode_body import refused_fields
+from keepsight.frontend.tokenize_request import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+
+Json = dict[str, Any]
+REFERENCE = "#/components/schemas/{name}"
+REQUESTS: tuple[type[msgspec.Struct], ...] = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+ANSWERS = (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    TokenizeResponse,
+    DetokenizeResponse,
+    ModelList,
+    ModelCard,
+    ErrorResponse,
+)
+# What `read_messages` reads.
+MESSAGES: Json = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "required": ["role", "content"],
+        "properties": {
+            "role": {"type": "string", "examples": ["system", "user", "assistant"]},
+            "name": {"type": ["string", "null"]},
+            "content": {
+                "anyOf": [
+                    {"type": "string"},
+                    {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/ContentPart"}},
+                ]
+            },
+        },
+    },
+}
+_UUID: Json = {"type": ["string", "null"], "description": "The caller's own name for the picture."}
+CONTENT_PART: Json = {
+    "anyOf": [
+        {
+            "type": "object",
+            "required": ["type", "text"],
+            "additionalProperties": False,
+            "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+        },
+        {
+            "type": "object",
+            "required": ["type"],
+            "additionalProperties": False,
+            "properties": {
+                "type": {"const": "image_url"},
+                "uuid": _UUID,
+                "image_url": {
+                    "description": "A data:, http: or https: URL.  It may be left out where the uuid is known.",
+                    "anyOf": [
+                        {"type": ["string", "null"]},
+                        {
+                            "type": "object",
+                            "additionalProperties": False,
+                            "properties": {
+                                "url": {"type": ["string", "null"]},
+                                "detail": {"enum": ["auto", None]},
+                            },
+                        },
+                    ],
+                },
+            },
+        },
+    ]
+}
+PROMPT: Json = {
+    "description": "One or several, each as a text or as token ids.",
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "minItems": 1, "items": {"type": "integer"}},
+        {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
+        {"type": "array", "minItems": 1, "items": {"type": "array", "minItems": 1, "items": {"type": "integer"}}},
+    ],
+}
+STATUSES = {
+    400: "The request is mistaken; the error names the field.",
+    401: "A key is needed, or this one is not known.",
+    403: "Not for this caller.",
+    404: "Nothing is here, or the model is not served.",
+    408: "The rest of the body did not come.",
+    413: "The body or a picture is too large.",
+    415: "The body comes in a form that is not read here.",
+    429: "So many pictures are being downloaded that there is no room for more: try again.",
+    500: "The server failed.",
+    503: "No room for one more request, or no engine at this moment: try again after Retry-After seconds.",
+}
+
+
+def describe_api(settings: ApiSettings) -> Json:
+    schemas = _schemas()
+    document: Json = {
+        "openapi": "3.1.0",
+        "info": {"title": "Keepsight", "version": __version__},
+        "servers": [{"url": settings.root_path or "/"}],
+        "paths": {path: {method: _close(path, each, settings)} for path, method, each in _operations()},
+        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+    }
+    return document
+
+
+def _operations() -> Sequence[tuple[str, str, Json]]:
+    return (
+        _post("/v1/chat/completions", "Answers a conversation.", ChatRequest, ChatCompletion, ChatCompletionChunk),
+        _post("/v1/completions", "Goes on with each prompt.", CompletionRequest, Completion, Completion),
+        _post("/tokenize", "The tokens of a prompt or of a conversation.", TokenizeRequest, TokenizeResponse),
+        _post("/detokenize", "The text of tokens.", DetokenizeRequest, DetokenizeResponse),
+        _reset("/reset_prefix_cache", "Forgets the keys and values of earlier prompts."),
+        _reset("/reset_encoder_cache", "Forgets the embeddings of earlier pictures."),
+        _reset("/reset_mm_cache", "Forgets the pixels of earlier pictures."),
+        _get("/v1/models", "The models that are served.", _refer(ModelList)),
+        _model(),
+        _get("/health", "Whether there is an engine.", {"type": "object"}, (503,)),
+        _get("/ready", "Whether requests are answered.", {"type": "object"}, (503,)),
+        _get("/version", "Of the server.", {"type": "object"}),
+        _get("/openapi.json", "This description.", {"type": "object"}),
+    )
+
+
+def _post(
+    path: str,
+    summary: str,
+    asked: type[msgspec.Struct],
+    answer: type[msgspec.Struct],
+    event: type[msgspec.Struct] | None = None,
+) -> tuple[str, str, Json]:
+    content = _json_content(_refer(answer))
+    if event is not None:
+        # OpenAPI has no words for one event of many: each holds one of these, and the last says [DONE].
+        content["text/event-stream"] = {"schema": {"type": "string", "x-event-data": _refer(event)}}
+    operation = {
+        "summary": summary,
+        "requestBody": {"required": True, "content": _json_content(_refer(asked))},
+        "responses": _responses(content, (400, 404, 408, 413, 415, 429, 500, 503)),
+    }
+    return path, "post", operation
+
+
+def _reset(path: str, summary: str) -> tuple[str, str, Json]:
+    return path, "post", {"summary": summary, "responses": _responses(_json_content({"type": "object"}), ())}
+
+
+def _get(path: str, summary: str, schema: Json, failures: Sequence[int] = ()) -> tuple[str, str, Json]:
+    return path, "get", {"summary": summary, "responses": _responses(_json_content(schema), failures)}
+
+
+def _model() -> tuple[str, str, Json]:
+    path, method, operation = _get("/v1/models/{model}", "One model.", _refer(ModelCard), (404,))
+    name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+    return path, method, operation | {"parameters": [name]}
+
+
+def _close(path: str, operation: Json, settings: ApiSettings) -> Json:
+    """Behind a key, where one is needed."""
+    if path in OPEN_PATHS:
+        return operation
+    responses = dict(operation["responses"])
+    if path in ADMIN_PATHS:
+        responses |= _failures((403,))
+    if settings.api_keys or (path in ADMIN_PATHS and settings.admin_api_key):
+        return operation | {"responses": responses | _failures((401,)), "security": [{"key": []}]}
+    return operation | {"responses": responses}
+
+
+def _responses(content: Json, failures: Sequence[int]) -> Json:
+    return {"200": {"description": "It is done.", "content": content}} | _failures(failures)
+
+
+def _failures(statuses: Sequence[int]) -> Json:
+    content = _json_content(_refer(ErrorResponse))
+    return {str(each): {"description": STATUSES[each], "content": content} for each in statuses}
+
+
+def _json_content(schema: Json) -> Json:
+    return {"application/json": {"schema": schema}}
+
+
+def _refer(struct: type[msgspec.Struct]) -> Json:
+    return {"$ref": REFERENCE.format(name=struct.__name__)}
+
+
+def _schemas() -> Json:
+    _, schemas = msgspec.json.schema_components((*REQUESTS, *ANSWERS), ref_template=REFERENCE)
+    for struct in REQUESTS:
+        _narrow(schemas[struct.__name__]["properties"], struct)
+    return schemas | {"ContentPart": CONTENT_PART}
+
+
+def _narrow(properties: Json, struct: type[msgspec.Struct]) -> None:
+    """What a struct leaves to be checked by hand."""
+    neutral: Mapping[str, tuple[Any, ...]] = getattr(struct, "NEUTRAL_VALUES", {})
+    for name in refused_fields(struct):
+        properties[name] |= {"enum": [None, *neutral.get(name, ())]}
+    if "messages" in properties:
+        properties["messages"] = MESSAGES if struct is ChatRequest else {"anyOf": [MESSAGES, {"type": "null"}]}
+    if struct is CompletionRequest:
+        properties["prompt"] = PROMPT

@@ -1,0 +1,97 @@
+"""From a parsed body to the answer that the engine can be asked for: prepares its prompts, off the event loop."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.answer_chat import ChatAnswer
+from keepsight.frontend.answer_completion import CompletionAnswer
+from keepsight.frontend.chat_request import ChatRequest
+from keepsight.frontend.completion_request import CompletionRequest, Prompt
+from keepsight.frontend.media_intake import Downloaded
+from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
+from keepsight.frontend.tokenize_request import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from keepsight.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPreparer:
+    """`cache_salt` is whom caches are shared with, which may be more than the request says."""
+
+    preparer: RequestPreparer
+    model_name: str
+
+    async def chat(self, asked: ChatRequest, cache_salt: str | None, downloaded: Downloaded) -> ChatAnswer:
+        prepared = await run_in_threadpool(self._prepare_chat, asked, cache_salt, downloaded)
+        # What the messages hold may be megabytes, and the answer may take minutes.
+        asked = msgspec.structs.replace(asked, messages=None)
+        return ChatAnswer(asked, [prepared], self.preparer.tokenizer, self.model_name)
+
+    def _prepare_chat(self, asked: ChatRequest, cache_salt: str | None, downloaded: Downloaded) -> PreparedRequest:
+        params = asked.to_sampling_params(self.preparer.sampling_defaults)
+        terms = (cache_salt, asked.priority or 0, asked.shown_tools)
+        return self.preparer.prepare_chat(asked.messages, params, asked.processor_overrides, *terms, downloaded)
+
+    async def completion(self, asked: CompletionRequest, cache_salt: str | None) -> CompletionAnswer:
+        prompts = await run_in_threadpool(self._prepare_prompts, asked, cache_salt)
+        return CompletionAnswer(asked, prompts, self.preparer.tokenizer, self.model_name)
+
+    def _prepare_prompts(self, asked: CompletionRequest, cache_salt: str | None) -> Sequence[PreparedRequest]:
+        params = asked.to_sampling_params(self.preparer.sampling_defaults)
+        terms = (cache_salt, asked.priority or 0)
+        return [self._prepare_prompt(prompt, field, params, *terms) for field, prompt in asked.prompts.items()]
+
+    def _prepare_prompt(
+        self, prompt: Prompt, field: str, params: SamplingParams, cache_salt: str | None, priority: int
+    ) -> PreparedRequest:
+        try:
+            if isinstance(prompt, str):
+                return self.preparer.prepare_text(prompt, (), params, None, cache_salt, priority)
+            return self.preparer.prepare_tokens(prompt, params, cache_salt, priority)
+        except InvalidArgumentError as error:
+            if error.field not in ("prompt", "prompt_token_ids"):
+                raise
+            raise type(error)(field, error.message) from error
+
+    async def tokenize(
+        self, asked: TokenizeRequest, cache_salt: str | None, downloaded: Downloaded
+    ) -> TokenizeResponse:
+        return await run_in_threadpool(self._tokenize, asked, cache_salt, downloaded)
+
+    def _tokenize(self, asked: TokenizeRequest, cache_salt: str | None, downloaded: Downloaded) -> TokenizeResponse:
+        num_image_tokens = 0
+        if asked.prompt is not None:
+            token_ids = self.preparer.tokenizer.encode(asked.prompt, add_bos=asked.add_special_tokens is not False)
+        else:
+            terms = (cache_salt, 0, asked.shown_tools)
+            prepared = self.preparer.prepare_chat(
+                asked.messages, SamplingParams(), asked.processor_overrides, *terms, downloaded
+            )
+            token_ids = prepared.engine_request.token_ids
+            num_image_tokens = sum(item.span.length for item in prepared.engine_request.media)
+        tokenizer = self.preparer.tokenizer
+        return TokenizeResponse(
+            count=len(token_ids),
+            max_model_len=self.preparer.max_model_len,
+            tokens=list(token_ids),
+            token_strs=[tokenizer.token(each) for each in token_ids] if asked.return_token_strs else msgspec.UNSET,
+            image_tokens=num_image_tokens if asked.prompt is None else msgspec.UNSET,
+        )
+
+    async def detokenize(self, asked: DetokenizeRequest) -> DetokenizeResponse:
+        return await run_in_threadpool(self._detokenize, asked)
+
+    def _detokenize(self, asked: DetokenizeRequest) -> DetokenizeResponse:
+        tokenizer = self.preparer.tokenizer
+        for index, token_id in enumerate(asked.tokens):
+            if not 0 <= token_id < tokenizer.vocab_size:
+                raise InvalidArgumentError(f"tokens[{index}]", f"{token_id} is none of {tokenizer.vocab_size} tokens")
+        return DetokenizeResponse(prompt=tokenizer.decode(asked.tokens, skip_special_tokens=False))

@@ -1,0 +1,86 @@
+"""Names each request, in its answer and in all that the log says of it, and logs one line when it has ended."""
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Any
+from urllib.parse import quote
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from keepsight.frontend.chat_response import Usage
+
+logger = logging.getLogger(__name__)
+HEADER = "x-request-id"
+_SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+_request_id: ContextVar[str] = ContextVar("request_id", default="")
+# Asked every few seconds by whoever watches the server.
+UNTOLD_PATHS = frozenset({"/health", "/ready"})
+
+
+class RequestLog:
+    """ASGI middleware, the outermost."""
+
+    def __init__(self, app: ASGIApp, logs_requests: bool) -> None:
+        self._app, self._logs_requests = app, logs_requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = _Record(scope)
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.note_start(message["status"])
+                MutableHeaders(scope=message)[HEADER] = record.request_id
+            await send(message)
+
+        before = _request_id.set(record.request_id)
+        try:
+            await self._app(scope, receive, send_named)
+        finally:
+            if self._logs_requests and scope["path"] not in UNTOLD_PATHS:
+                logger.info("%s", record)
+            _request_id.reset(before)
+
+
+class RequestIdFilter(logging.Filter):
+    """For handlers: puts the request's id before what is said while it is handled."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if request_id := _request_id.get():
+            record.msg = f"[{request_id}] {record.msg}"
+        return True
+
+
+class _Record:
+    def __init__(self, scope: Scope) -> None:
+        asked = Headers(scope=scope).get(HEADER, "")
+        self.request_id = asked if _SANE_ID.fullmatch(asked) else uuid.uuid4().hex
+        # What is asked may hold line breaks, and must not look like lines of the log.
+        self._asked = f"{scope['method']} {quote(scope['path'])}"
+        self._state: Mapping[str, Any] = scope.setdefault("state", {})
+        self._begin = time.perf_counter()
+        self._status, self._first_ms = 0, 0.0
+
+    def note_start(self, status: int) -> None:
+        self._status, self._first_ms = status, self._elapsed_ms()
+
+    def __str__(self) -> str:
+        told = f"{self._asked} {self._status or 'unanswered'} in {self._elapsed_ms():.1f} ms"
+        answer = self._state.get("answer")
+        return told if answer is None else f"{told}, {self._first_ms:.1f} to the first byte; {_tell(answer.usage)}"
+
+    def _elapsed_ms(self) -> float:
+        return (time.perf_counter() - self._begin) * 1e3
+
+
+def _tell(usage: Usage) -> str:
+    details = usage.prompt_tokens_details
+    parts = "" if not details else f" ({details.cached_tokens} cached, {details.image_tokens or 0} of pictures)"
+    return f"{usage.prompt_tokens} tokens of prompt{parts}, {usage.completion_tokens} of answer"

@@ -1,0 +1,84 @@
+"""The bodies of `/tokenize` and `/detokenize`, in vLLM's shapes, and of their answers."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.chat_request import MediaProcessorOptions, Tool
+from keepsight.frontend.decode_body import BodyDecoder, Refused, check_refused
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of a prompt as completions take it, or of messages as a chat has them, pictures included."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Any = None
+    return_token_strs: bool = False
+    # Of a prompt: whether it begins as prompts do.  A chat template writes its own.
+    add_special_tokens: bool | None = None
+    mm_processor_kwargs: MediaProcessorOptions | None = None
+    tools: list[Tool] | None = None
+    cache_salt: str | None = None
+
+    add_generation_prompt: Refused = None
+    chat_template: Refused = None
+    chat_template_kwargs: Refused = None
+    continue_final_message: Refused = None
+
+    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "add_generation_prompt": (True,),
+        "chat_template_kwargs": ({},),
+        "continue_final_message": (False,),
+    }
+
+    @property
+    def shown_tools(self) -> list[dict[str, Any]]:
+        return [msgspec.to_builtins(each) for each in self.tools or ()]
+
+    @property
+    def processor_overrides(self) -> dict[str, Any]:
+        return {} if self.mm_processor_kwargs is None else self.mm_processor_kwargs.as_overrides()
+
+    def check(self) -> None:
+        check_refused(self, self.NEUTRAL_VALUES)
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidArgumentError("prompt", "must be given, or messages in its place")
+        if self.messages is not None and self.add_special_tokens:
+            raise InvalidArgumentError("add_special_tokens", "must be false with messages: their template writes them")
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    tokens: list[int]
+    model: str | None = None
+
+
+class TokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    # The vocabulary's own spelling.
+    token_strs: list[str | None] | UnsetType = UNSET
+    # Of `tokens`: those that stand for pictures.
+    image_tokens: int | UnsetType = UNSET
+
+
+class DetokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
+    prompt: str
+
+
+_tokenize = BodyDecoder(TokenizeRequest, {"mm_processor_kwargs": MediaProcessorOptions})
+_detokenize = BodyDecoder(DetokenizeRequest)
+
+
+def parse_tokenize_request(body: bytes | bytearray) -> TokenizeRequest:
+    request = _tokenize.decode(body)
+    request.check()
+    return request
+
+
+def parse_detokenize_request(body: bytes | bytearray) -> DetokenizeRequest:
+    return _detokenize.decode(body)
