@@ -82,6 +82,17 @@ def test_a_pin_never_shortens_a_life(handles: MediaHandles) -> None:
     assert (pinned.pinned_until, pinned.expires) == (1060, 1600)
 
 
+def test_content_is_pinned_while_any_handle_of_it_is(handles: MediaHandles, clock: Clock) -> None:
+    ours, theirs = handles.add("a", b"content", SIZE), handles.add("b", b"content", SIZE)
+    assert not handles.is_pinned(ours.sha256)
+    handles.pin("a", ours.id, 60)
+    handles.pin("b", theirs.id, 90)
+    handles.delete("b", theirs.id)
+    assert handles.is_pinned(ours.sha256)
+    clock.now += 60
+    assert not handles.is_pinned(ours.sha256)
+
+
 def test_what_would_exceed_the_quota_is_refused_and_nothing_goes_for_it(handles: MediaHandles, clock: Clock) -> None:
     kept = handles.add("a", bytes(60), SIZE, 10)
     with pytest.raises(MediaQuotaError, match="60 that are kept for you would exceed your 100"):

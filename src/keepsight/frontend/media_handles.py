@@ -119,6 +119,14 @@ class MediaHandles:
             )
             return [MediaHandle(*row) for row in rows]
 
+    def is_pinned(self, sha256: str) -> bool:
+        """By whomever."""
+        with self._reading():
+            pins = self._database.execute(
+                "SELECT 1 FROM media WHERE sha256 = ? AND pinned_until > ? LIMIT 1", (sha256, self._clock())
+            )
+            return pins.fetchone() is not None
+
     # Coming and going -----------------------------------------------------------------------------------------
 
     def add(

@@ -1,0 +1,285 @@
+"""`/v1/media`: pictures are uploaded once, then named by a handle; what holds them is told, and can be made to.
+
+Knows neither where bytes are kept nor how pixels are made.  Each caller's key is a tenant of its own; without keys all
+callers are one.
+"""
+
+import hashlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from keepsight.errors import InvalidArgumentError, MediaStoreError, PictureError
+from keepsight.frontend.error_response import json_response
+from keepsight.frontend.identify_picture import NamedPicture
+from keepsight.frontend.media_handles import MediaHandle, MediaHandles
+from keepsight.frontend.media_intake import NOTHING_DOWNLOADED, Downloaded
+from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
+from keepsight.frontend.read_messages import HANDLE_PREFIX, PicturePart, read_messages
+from keepsight.frontend.read_upload import Upload, UploadOptions, read_options, read_upload
+from keepsight.requests import TokenOutput
+from keepsight.sampling_params import SamplingParams
+
+DEFAULT_PAGE, MAX_PAGE = 20, 100
+# One who waits for an answer goes before one who will come.
+WARM_PRIORITY = 1
+
+ReadBody = Callable[[Request], AbstractAsyncContextManager[bytes | bytearray]]
+# What the caller asks for, and what becomes of it.
+SaltOf = Callable[[Request, str | None], str | None]
+
+
+class MediaEngine(Protocol):
+    """What is asked of an `EngineClient` here."""
+
+    def generate(self, prepared: PreparedRequest) -> AsyncGenerator[TokenOutput, None]: ...
+
+    def engine_holds(self, media_hash: str) -> bool: ...
+
+    def has_pixels(self, media_hash: str) -> bool: ...
+
+    def pin_pixels(self, media_hash: str, seconds: float) -> bool: ...
+
+    def unpin_pixels(self, media_hash: str) -> None: ...
+
+
+class Saved(msgspec.Struct, frozen=True):
+    # Not sent again, and not made again.
+    upload_bytes: int
+    preprocessings: int
+
+
+class Tiers(msgspec.Struct, frozen=True):
+    """Who holds what of it: the bytes; pixels; pixels, embeddings or keys and values.  The last is a hint."""
+
+    bytes: bool
+    processor_cache: bool
+    engine: bool
+
+
+class Pinned(msgspec.Struct, frozen=True):
+    bytes: bool
+    pixels: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Uploads:
+    """What a server needs to take any."""
+
+    handles: MediaHandles
+    engine: MediaEngine
+
+
+class MediaObject(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    id: str
+    object: str = msgspec.field(default="media")
+    bytes: int
+    width: int
+    height: int
+    sha256: str
+    created: int
+    expires_at: int
+    pinned_until: int | None
+    uses: int
+    saved: Saved
+    # Only where one is asked for by itself.
+    tiers: Tiers | None = None
+    pinned: Pinned | None = None
+
+    @classmethod
+    def of(cls, handle: MediaHandle, tiers: Tiers | None = None, pinned: Pinned | None = None) -> "MediaObject":
+        until = handle.pinned_until
+        return cls(
+            id=handle.id,
+            bytes=handle.num_bytes,
+            width=handle.width,
+            height=handle.height,
+            sha256=handle.sha256,
+            created=int(handle.created),
+            expires_at=int(handle.expires),
+            pinned_until=None if until is None else int(until),
+            uses=handle.num_uses,
+            saved=Saved(handle.num_uses * handle.num_bytes, handle.num_spared),
+            tiers=tiers,
+            pinned=pinned,
+        )
+
+
+class MediaApi:
+    def __init__(
+        self,
+        preparer: RequestPreparer,
+        uploads: Uploads,
+        reading_body: ReadBody,
+        salt_of: SaltOf,
+    ) -> None:
+        self._preparer, self._handles, self._engine = preparer, uploads.handles, uploads.engine
+        self._reading_body, self._salt_of = reading_body, salt_of
+
+    @property
+    def routes(self) -> list[Route]:
+        one = "/v1/media/{id}"
+        return [
+            Route("/v1/media", self.upload, methods=["POST"]),
+            Route("/v1/media", self.list_page, methods=["GET"]),
+            Route(one, self.tell, methods=["GET"]),
+            Route(one, self.delete, methods=["DELETE"]),
+            Route(f"{one}/pin", self.pin, methods=["POST"]),
+        ]
+
+    # Endpoints ------------------------------------------------------------------------------------------------
+
+    async def upload(self, http: Request) -> Response:
+        async with self._reading_body(http) as body:
+            upload = read_upload(http.headers.get("content-type", ""), bytes(body), http.query_params)
+            return await self._take_in(http, upload)
+
+    async def _take_in(self, http: Request, upload: Upload) -> Response:
+        part = PicturePart(upload.source, upload.field)
+        salt = self._salt_of(http, upload.options.cache_salt)
+        remote = self._preparer.intake.find_remote([part])
+        downloaded = await self._preparer.intake.download(remote, salt) if remote else NOTHING_DOWNLOADED
+        named = await run_in_threadpool(self._preparer.name_picture, part, salt, downloaded)
+        handle = await run_in_threadpool(self._keep, http, named, upload.options)
+        if upload.options.warm:
+            try:
+                await self._warm(named, salt)
+            except Exception:
+                await run_in_threadpool(self._handles.delete, tenant_of(http), handle.id)
+                raise
+        return json_response(MediaObject.of(handle, self._tiers_of(named)))
+
+    async def list_page(self, http: Request) -> Response:
+        limit, after, order = _read_page(http)
+        tenant = tenant_of(http)
+        found = await run_in_threadpool(self._handles.page, tenant, limit + 1, after, is_ascending=order == "asc")
+        shown = [MediaObject.of(handle) for handle in found[:limit]]
+        first_id, last_id = (shown[0].id, shown[-1].id) if shown else (None, None)
+        ends = {"first_id": first_id, "last_id": last_id, "has_more": len(found) > limit}
+        return json_response({"object": "list", "data": shown, **ends})
+
+    async def tell(self, http: Request) -> Response:
+        handle, named = await run_in_threadpool(self._find, http, _read_salt(http))
+        return json_response(MediaObject.of(handle, self._tiers_of(named)))
+
+    async def delete(self, http: Request) -> Response:
+        handle, named = await run_in_threadpool(self._find, http, _read_salt(http))
+        await run_in_threadpool(self._delete, http, handle, named)
+        return json_response({"id": handle.id, "object": "media", "deleted": True})
+
+    async def pin(self, http: Request) -> Response:
+        async with self._reading_body(http) as body:
+            options = read_options(bytes(body), http.query_params)
+        _, named = await run_in_threadpool(self._find, http, options.cache_salt)
+        if options.warm:
+            await self._warm(named, self._salt_of(http, options.cache_salt))
+        handle, pinned = await run_in_threadpool(self._pin, http, named, options.ttl_seconds)
+        return json_response(MediaObject.of(handle, self._tiers_of(named), pinned))
+
+    # For requests that name handles ---------------------------------------------------------------------------
+
+    async def read_named(self, http: Request, messages: object) -> Downloaded:
+        """The bytes of the handles that the messages name, by their URLs."""
+        parts = self._preparer.intake.find_handles(read_messages(messages).pictures)
+        return await run_in_threadpool(self._read, tenant_of(http), parts) if parts else NOTHING_DOWNLOADED
+
+    async def note_uses(self, messages: object, prepared: PreparedRequest) -> None:
+        """Of a request that is about to be answered."""
+        parts = self._preparer.intake.find_handles(read_messages(messages).pictures)
+        if parts:
+            await run_in_threadpool(self._note_uses, parts, prepared)
+
+    def _read(self, tenant: str, parts: Sequence[PicturePart]) -> dict[str, bytes]:
+        budget = self._preparer.intake.count_bytes()
+        contents: dict[str, bytes] = {}
+        for part in parts:
+            url, media_id = str(part.source), _id_of(part)
+            # Before its bytes take memory.
+            budget.add(self._handles.get(tenant, media_id, part.field).num_bytes, part.field)
+            if url not in contents:
+                contents[url] = self._handles.read(tenant, media_id, part.field)
+        return contents
+
+    def _note_uses(self, parts: Sequence[PicturePart], prepared: PreparedRequest) -> None:
+        for part in parts:
+            was_spared = all(map(self._is_spared, prepared.hashes_at(part.field)))
+            with suppress(MediaStoreError):  # a count is not worth a request
+                self._handles.note_use(_id_of(part), was_spared=was_spared)
+
+    def _is_spared(self, media_hash: str) -> bool:
+        """Nothing has to be made from its bytes."""
+        return self._engine.engine_holds(media_hash) or self._engine.has_pixels(media_hash)
+
+    # Steps ----------------------------------------------------------------------------------------------------
+
+    def _keep(self, http: Request, named: NamedPicture, options: UploadOptions) -> MediaHandle:
+        content = named.picture.source
+        assert isinstance(content, bytes)
+        return self._handles.add(tenant_of(http), content, named.picture.geometry, options.ttl_seconds)
+
+    def _find(self, http: Request, cache_salt: str | None) -> tuple[MediaHandle, NamedPicture]:
+        tenant, media_id = tenant_of(http), http.path_params["id"]
+        content = self._handles.read(tenant, media_id)
+        named = self._preparer.name_picture(PicturePart(content, "id"), self._salt_of(http, cache_salt))
+        return self._handles.get(tenant, media_id), named
+
+    def _pin(self, http: Request, named: NamedPicture, seconds: float) -> tuple[MediaHandle, Pinned]:
+        handle = self._handles.pin(tenant_of(http), http.path_params["id"], seconds)
+        pinned = [self._engine.pin_pixels(media_hash, seconds) for media_hash in named.parts]
+        return handle, Pinned(bytes=True, pixels=all(pinned))
+
+    def _delete(self, http: Request, handle: MediaHandle, named: NamedPicture) -> None:
+        self._handles.delete(tenant_of(http), handle.id)
+        # Others may have pinned the same picture.
+        if not self._handles.is_pinned(handle.sha256):
+            for media_hash in named.parts:
+                self._engine.unpin_pixels(media_hash)
+
+    async def _warm(self, named: NamedPicture, salt: str | None) -> None:
+        """By an ordinary request of one token: whatever it leaves in the caches, others find."""
+        messages = [{"role": "user", "content": [{"type": "image_pil", "image_pil": named.picture.source}]}]
+        params = SamplingParams(max_tokens=1, temperature=0)
+        try:
+            prepared = await run_in_threadpool(self._preparer.prepare_chat, messages, params, None, salt, WARM_PRIORITY)
+            async with aclosing(self._engine.generate(prepared)) as tokens:
+                async for _ in tokens:
+                    pass
+        except PictureError as error:
+            raise type(error)(named.picture.field, error.message) from error
+
+    def _tiers_of(self, named: NamedPicture) -> Tiers:
+        return Tiers(
+            bytes=True,
+            processor_cache=all(map(self._engine.has_pixels, named.parts)),
+            engine=all(map(self._engine.engine_holds, named.parts)),
+        )
+
+
+def tenant_of(http: Request) -> str:
+    """The caller's key is nothing to be written anywhere."""
+    key = getattr(http.state, "api_key", None)
+    return "" if key is None else hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
+
+
+def _id_of(part: PicturePart) -> str:
+    return str(part.source).removeprefix(HANDLE_PREFIX)
+
+
+def _read_salt(http: Request) -> str | None:
+    return read_options(b"", http.query_params).cache_salt
+
+
+def _read_page(http: Request) -> tuple[int, str | None, str]:
+    limit, order = http.query_params.get("limit", str(DEFAULT_PAGE)), http.query_params.get("order", "desc")
+    if not limit.isdecimal() or not 1 <= int(limit[:9]) <= MAX_PAGE:
+        raise InvalidArgumentError("limit", f"must be from 1 to {MAX_PAGE}, not {limit[:20]!r}")
+    if order not in ("asc", "desc"):
+        raise InvalidArgumentError("order", f"must be asc or desc, not {order[:20]!r}")
+    return int(limit), http.query_params.get("after"), order
