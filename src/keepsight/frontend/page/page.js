@@ -90,7 +90,7 @@ async function listen(question, place, timing) {
     if (piece) {
       timing.first ??= performance.now();
       timing.last = performance.now();
-      following(() => place.append(piece));
+      place.append(piece);
     }
   }
 }
@@ -121,17 +121,10 @@ function add(role) {
   item.className = role;
   const [said, note] = ["p", "small"].map((tag) => item.appendChild(document.createElement(tag)));
   item.prepend(Object.assign(document.createElement("span"), { className: "unseen", textContent: `${role}: ` }));
-  talk.append(item);
+  talk.firstElementChild.append(item);
   at("hint").hidden = true;
-  talk.scrollTop = talk.scrollHeight;
+  talk.scrollTop = 0; // its end: the style sheet reverses it
   return { item, text: said, note };
-}
-
-// Whoever reads further up is left there.
-function following(change) {
-  const isAtEnd = talk.scrollHeight - talk.scrollTop - talk.clientHeight < 40;
-  change();
-  if (isAtEnd) talk.scrollTop = talk.scrollHeight;
 }
 
 function tell(failure) {
@@ -228,7 +221,9 @@ text.onkeydown = (event) => {
   event.preventDefault();
   if (!running) form.requestSubmit();
 };
-document.onkeydown = ({ key }) => key === "Escape" && running?.abort();
+document.onkeydown = ({ key }) => {
+  if (key === "Escape") running?.abort();
+};
 
 document.onpaste = (event) => {
   const files = [...event.clipboardData.files];

@@ -1,0 +1,87 @@
+"""An OpenAI server that says what it is told to, and remembers what it was asked."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+MODELS = {"data": [{"id": "first"}, {"id": "second"}]}
+USAGE = {"prompt_tokens": 20, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 16}}
+LIMIT_SECONDS = 20
+
+
+def event(content: str) -> bytes:
+    return b"data: " + json.dumps({"choices": [{"delta": {"content": content}}]}, ensure_ascii=False).encode() + b"\n\n"
+
+
+USAGE_EVENT = b"data: " + json.dumps({"choices": [], "usage": USAGE}).encode() + b"\n\n"
+DONE = b"data: [DONE]\n\n"
+
+
+def answer(*pieces: str) -> list[bytes]:
+    return [*map(event, pieces), USAGE_EVENT, DONE]
+
+
+@dataclass
+class Script:
+    """What the next questions are answered with; the last one again and again."""
+
+    answers: list[list[bytes]] = field(default_factory=lambda: [answer("Hello", "!")])
+    models: object = field(default_factory=lambda: MODELS)
+    status: int = 200
+    refusal: bytes = b""
+    # After its pieces an answer waits for the client to leave.
+    is_endless: bool = False
+    url: str = ""
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    authorizations: list[str | None] = field(default_factory=list)
+    client_left: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def messages(self) -> Any:
+        """Of the last question."""
+        return self.bodies[-1]["messages"]
+
+
+@contextmanager
+def scripted_server(script: Script) -> Iterator[Script]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            script.authorizations.append(self.headers["Authorization"])
+            self._begin(json.dumps(script.models).encode())
+
+        def do_POST(self) -> None:
+            script.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            if self._begin():
+                pieces = script.answers.pop(0) if len(script.answers) > 1 else script.answers[0]
+                for piece in pieces:
+                    self.wfile.write(piece)
+                if script.is_endless:
+                    self._wait_for_the_end()
+
+        def _begin(self, body: bytes = b"") -> bool:
+            self.send_response(script.status)
+            self.end_headers()
+            self.wfile.write(script.refusal if script.status != 200 else body)
+            return script.status == 200
+
+        def _wait_for_the_end(self) -> None:
+            self.connection.settimeout(LIMIT_SECONDS)
+            if self.connection.recv(1) == b"":
+                script.client_left.set()
+
+        def log_message(self, *_arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        script.url = f"http://127.0.0.1:{server.server_port}/v1"
+        try:
+            yield script
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,213 @@
+"""`keepsight chat` with its lines from a pipe, from a terminal, and before a real server."""
+
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from keepsight.cli.main import main
+from tests.cli.scripted_server import DONE, Script, answer, event, scripted_server
+from tests.cli.test_serve import serving
+from tests.drawn import draw, to_data_url
+
+HELLO = {"role": "user", "content": "Hello"}
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    with scripted_server(Script()) as script:
+        yield script
+
+
+class Terminal:
+    """Types lines into the command, and keeps what it prints."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], url: str) -> None:
+        self._monkeypatch, self._capsys, self._url = monkeypatch, capsys, url
+        self.out = self.err = ""
+
+    def type(self, *lines: str, options: tuple[str, ...] = ()) -> int:
+        self._monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        status = main(["chat", "--url", self._url, *options])
+        self.out, self.err = self._capsys.readouterr()
+        return status
+
+
+@pytest.fixture
+def terminal(script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Terminal:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    return Terminal(monkeypatch, capsys, script.url)
+
+
+def test_answers_go_to_standard_output_and_what_they_took_to_standard_error(terminal: Terminal) -> None:
+    assert terminal.type("Hello", "", "Again") == 0
+    assert terminal.out == "Hello!\nHello!\n"
+    assert terminal.err.startswith("first at http://127.0.0.1:")
+    assert terminal.err.count(" s in all, 3 tokens, 16 of 20 prompt tokens cached]\n") == 2
+    assert terminal.err.count("[first token ") == 2
+
+
+def test_the_whole_conversation_goes_with_every_message(terminal: Terminal, script: Script) -> None:
+    script.answers = [answer("Hello", "!"), answer("Fine.")]
+    terminal.type("Hello", "How are you?", options=("--system", "Be kind."))
+    assert script.messages == [
+        {"role": "system", "content": "Be kind."},
+        HELLO,
+        {"role": "assistant", "content": "Hello!"},
+        {"role": "user", "content": "How are you?"},
+    ]
+
+
+def test_pictures_go_with_the_next_message_alone(terminal: Terminal, script: Script, tmp_path: Path) -> None:
+    picture = draw(7).picture
+    picture.save(tmp_path / "my cat.png")
+    url = to_data_url((tmp_path / "my cat.png").read_bytes())
+    terminal.type(f"/image {tmp_path}/my cat.png", "/image http://x/y.png", "What is this?", "And now?")
+    assert script.messages[0]["content"] == [
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "image_url", "image_url": {"url": "http://x/y.png"}},
+        {"type": "text", "text": "What is this?"},
+    ]
+    assert script.messages[2] == {"role": "user", "content": "And now?"}
+    assert "2 with the next message" in terminal.err
+
+
+def test_options_go_to_the_server_and_only_if_they_are_given(terminal: Terminal, script: Script) -> None:
+    terminal.type("Hello")
+    assert script.bodies[-1].keys() == {"model", "messages", "stream", "stream_options"}
+    terminal.type("Hello", options=("--model", "second", "--temperature", "0", "--max-tokens", "9", "--api-key", "k"))
+    assert {"model": "second", "temperature": 0, "max_tokens": 9}.items() <= script.bodies[-1].items()
+
+
+def test_a_key_may_come_from_the_environment(
+    terminal: Terminal, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    terminal.type("Hello")
+    assert script.authorizations == ["Bearer secret"]
+
+
+def test_clear_begins_a_new_conversation_without_pictures(terminal: Terminal, script: Script) -> None:
+    terminal.type("One", "/image http://x/y.png", "/clear", "Two", options=("--system", "Be kind."))
+    assert script.messages == [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Two"}]
+
+
+def test_what_is_saved_is_the_body_of_a_request(terminal: Terminal, tmp_path: Path) -> None:
+    saved = tmp_path / "my chat.json"
+    assert terminal.type("Hello", f"/save {saved}", options=("--temperature", "0")) == 0
+    messages = [HELLO, {"role": "assistant", "content": "Hello!"}]
+    assert json.loads(saved.read_text()) == {"model": "first", "messages": messages, "temperature": 0}
+
+
+def test_help_names_every_command_and_quit_leaves(terminal: Terminal, script: Script) -> None:
+    assert terminal.type("/help", "/quit", "Hello") == 0
+    assert all(name in terminal.err for name in ("/image", "/clear", "/save", "/help", "/quit"))
+    assert script.bodies == []
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/image missing.png", "error: /image: cannot read missing.png"),
+        ("/image", "error: /image: needs"),
+        ("/save", "error: /save: needs a file"),
+        ("/save no/such/folder/x", "error: /save: cannot write no/such/folder/x"),
+        ("/sing", "error: /sing: is no command; /help names them"),
+    ],
+)
+def test_a_mistake_is_told_and_the_chat_goes_on(terminal: Terminal, line: str, message: str) -> None:
+    assert terminal.type(line, "Hello") == 1
+    assert message in terminal.err
+    assert terminal.out == "Hello!\n"
+
+
+def test_a_message_of_which_nothing_came_leaves_no_trace(terminal: Terminal, script: Script) -> None:
+    script.answers = [[b'data: {"error": {"message": "It broke."}}\n\n'], answer("Hello!")]
+    assert terminal.type("/image http://x/y.png", "What is this?", "Hello") == 1
+    assert "error: It broke.\n" in terminal.err
+    assert script.messages == [HELLO]
+
+
+def test_what_came_of_an_answer_that_broke_off_stays(terminal: Terminal, script: Script) -> None:
+    script.answers = [[event("Hel")], answer("Hello!")]
+    terminal.type("Hello", "Again")
+    assert terminal.out == "Hel\nHello!\n"
+    assert script.messages[:2] == [HELLO, {"role": "assistant", "content": "Hel"}]
+
+
+def test_a_server_that_counts_nothing_is_fine(terminal: Terminal, script: Script) -> None:
+    script.answers = [[event("Hello!"), DONE]]
+    assert terminal.type("Hello") == 0
+    assert terminal.err.endswith(" s in all]\n")
+
+
+def test_a_terminal_obeys_nothing_that_a_model_says(terminal: Terminal, script: Script) -> None:
+    script.answers = [answer("\x1b[2Jred\x07\x9b1m\tand\nblue")]
+    terminal.type("Hello")
+    assert terminal.out == "[2Jred1m\tand\nblue\n"
+
+
+def test_without_a_server_it_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--url", "http://127.0.0.1:9/v1"]) == 2
+    assert "keepsight chat: nothing answers at http://127.0.0.1:9/v1\n" in (told := capsys.readouterr().err)
+    assert "`keepsight serve`" in told
+
+
+@contextmanager
+def run_chat(url: str, stdin: int = subprocess.PIPE) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "keepsight", "chat", "--url", url]
+    with subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_ctrl_c_stops_the_answer_but_not_the_chat(script: Script) -> None:
+    script.is_endless, script.answers = True, [[event("Once")], [event("Twice"), DONE]]
+    with run_chat(script.url) as chat:
+        assert chat.stdin is not None
+        assert chat.stdout is not None
+        chat.stdin.write(b"Hello\n")
+        chat.stdin.flush()
+        assert chat.stdout.read(4) == b"Once"
+        chat.send_signal(signal.SIGINT)
+        assert script.client_left.wait(20)
+        out, err = chat.communicate(b"Again\n", timeout=20)
+    assert out == b"\nTwice\n"
+    assert b"stopped]" in err
+    assert script.messages[1] == {"role": "assistant", "content": "Once"}
+    assert chat.returncode == 0
+
+
+def test_at_a_terminal_it_asks_for_lines_until_ctrl_d(script: Script) -> None:
+    ours, its = pty.openpty()
+    with run_chat(script.url, stdin=its) as chat:
+        os.close(its)
+        os.write(ours, b"Hello\n\x04")
+        out, _err = chat.communicate(timeout=20)
+    os.close(ours)
+    assert out == b"> Hello!\n> "
+    assert chat.returncode == 0
+
+
+def test_a_real_server_answers_rightly_and_finds_the_picture_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn = draw(7)
+    drawn.picture.save(tmp_path / "x.png")
+    colour = next(question for question in drawn.questions if question.kind == "colour")
+    with serving(tmp_path / "log") as (_process, port):
+        terminal = Terminal(monkeypatch, capsys, f"http://127.0.0.1:{port}/v1")
+        assert terminal.type(f"/image {tmp_path}/x.png", drawn.questions[0].text, colour.text) == 0
+    assert terminal.out == f"{drawn.description}\n{colour.answer}\n"
+    assert "keepsight-demo at" in terminal.err
+    assert terminal.err.count("prompt tokens cached") == 2

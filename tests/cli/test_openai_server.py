@@ -1,0 +1,124 @@
+"""The client's side of OpenAI's protocol, before a server that says anything."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from keepsight.cli.openai_server import OpenAIServer, Usage
+from keepsight.errors import InvalidArgumentError, NoAnswerError
+from tests.cli.scripted_server import DONE, Script, answer, event, scripted_server
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    with scripted_server(Script()) as script:
+        yield script
+
+
+def pieces(script: Script) -> list[str | Usage]:
+    return list(OpenAIServer(script.url).answer({"messages": []}))
+
+
+def failure(script: Script) -> str:
+    with pytest.raises(NoAnswerError) as caught:
+        pieces(script)
+    return str(caught.value)
+
+
+def test_an_answer_comes_in_pieces_and_with_what_it_took(script: Script) -> None:
+    assert pieces(script) == ["Hello", "!", Usage(3, 20, 16)]
+    assert script.bodies == [{"messages": [], "stream": True, "stream_options": {"include_usage": True}}]
+
+
+def test_what_unicode_takes_for_the_end_of_a_line_does_not_end_an_event(script: Script) -> None:
+    text = "a\u2028b\u0085c\x0bd\re"
+    script.answers = [answer(text)]
+    assert pieces(script)[0] == text
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [b": a comment\n\n", b"event: message\n", b'data:{"choices":[{"delta":{"content":"Hi"}}]}\r\n\r\n', DONE],
+        [b'data: {"choices": [{"delta": {"content": "Hi"}}], "usage": null}\n\n', b'data: {"choices": []}\n\n', DONE],
+        [event("Hi"), DONE, b"data: nonsense\n\n"],
+    ],
+)
+def test_other_servers_ways_of_writing_a_stream_are_read(script: Script, events: list[bytes]) -> None:
+    script.answers = [events]
+    assert pieces(script) == ["Hi"]
+
+
+def test_the_first_model_is_named(script: Script) -> None:
+    assert OpenAIServer(script.url + "/").first_model() == "first"
+
+
+@pytest.mark.parametrize("models", [{"data": []}, {}, [], "hello"])
+def test_a_server_without_models_is_said_to_have_none(script: Script, models: object) -> None:
+    script.models = models
+    with pytest.raises(NoAnswerError, match=r"has no model.*--model"):
+        OpenAIServer(script.url).first_model()
+
+
+def test_the_key_goes_with_every_request_and_only_if_there_is_one(script: Script) -> None:
+    OpenAIServer(script.url, "open sesame").first_model()
+    OpenAIServer(script.url).first_model()
+    assert script.authorizations == ["Bearer open sesame", None]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "message"),
+    [
+        (400, b'{"error": {"message": "temperature: must be at least 0"}}', "400: temperature: must be at least 0"),
+        (404, b'{"error": "no such model"}', "404: no such model"),
+        (502, b"<html>Bad gateway", "502: <html>Bad gateway"),
+        (503, b"", "503: Service Unavailable"),
+        (401, b'{"error": {"message": "wrong key"}}', "401: wrong key (--api-key, or OPENAI_API_KEY in"),
+    ],
+)
+def test_a_refusal_is_told_in_the_server_s_words(script: Script, status: int, body: bytes, message: str) -> None:
+    script.status, script.refusal = status, body
+    assert failure(script).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        ([event("Once"), b'data: {"error": {"message": "It broke."}}\n\n', DONE], "It broke."),
+        ([event("Once")], "the connection ended before the answer did"),
+        ([b"data: {nonsense\n\n"], "the server sent b'{nonsense', which is no JSON"),
+        ([b"data: 5\n\n"], "the server sent b'5', which is no event"),
+    ],
+)
+def test_an_answer_that_breaks_off_is_a_failure(script: Script, events: list[bytes], message: str) -> None:
+    script.answers = [events]
+    assert failure(script) == message
+
+
+def test_whoever_stops_reading_ends_the_answer_at_the_server_too(script: Script) -> None:
+    script.is_endless, script.answers = True, [[event("Once")]]
+    stream = OpenAIServer(script.url).answer({"messages": []})
+    assert next(stream) == "Once"
+    stream.close()
+    assert script.client_left.wait(20)
+
+
+def test_a_server_that_is_not_there_is_unreachable() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        with pytest.raises(NoAnswerError, match="nothing answers at") as caught:
+            OpenAIServer(f"http://127.0.0.1:{nobody.getsockname()[1]}/v1").first_model()
+    assert caught.value.is_unreachable
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x", "http://", "http://x:many/v1", "http://[::1/v1"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="--url"):
+        OpenAIServer(url)
+
+
+@pytest.mark.parametrize("key", ["a\nb", "schlüssel ☃"])
+def test_a_key_that_no_header_can_carry_is_a_failure_not_a_crash(script: Script, key: str) -> None:
+    with pytest.raises(NoAnswerError):
+        OpenAIServer(script.url, key).first_model()
