@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from keepsight.api_settings import ApiSettings
 from keepsight.errors import ServerStartError
 from keepsight.ipc.control import (
     Drain,
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 # -P: a file in the folder that one happens to be in must not pass for a module.
 ENGINE = (sys.executable, "-P", "-m", "keepsight.engine.engine_process")
 FRONTEND = (sys.executable, "-P", "-m", "keepsight.frontend.frontend_process")
+NO_WISHES = ApiSettings()
 # So many times in a row may the start of an engine, or of a frontend, fail once the server has run.
 MAX_FAILED_STARTS = 3
 # For answers that say that there will be none, and for an engine with nothing to do any more.
@@ -58,6 +60,7 @@ class ServerSettings:
     run_directory: Path
     pixel_mode: PixelMode
     num_frontends: int = 1
+    api: ApiSettings = NO_WISHES
     # For answers that run when the server is asked to end.
     shutdown_seconds: float = 30.0
 
@@ -162,6 +165,7 @@ class Supervisor:
                 frontend_id=frontend.name,
                 model_name=self._settings.model_name,
                 listener_fd=self._listener.fileno(),
+                api=self._settings.api,
             ),
         )
         for engine in self._of_kind("engine"):
@@ -207,7 +211,12 @@ class Supervisor:
         logger.info("%s is ready", child)
         if self._stage is _Stage.STARTING and all(each.is_ready for each in self._children):
             self._stage, seconds = _Stage.SERVING, time.monotonic() - self._started_at
-            logger.info("%s is served on %s after %.1f s", self._settings.model_name, _url(self._listener), seconds)
+            logger.info("%s is served on %s after %.1f s", self._settings.model_name, self._url(), seconds)
+
+    def _url(self) -> str:
+        host, port = self._listener.getsockname()[:2]
+        host = f"[{host}]" if ":" in host else host
+        return f"{self._settings.api.scheme}://{host}:{port}/v1"
 
     def _reap(self) -> None:
         for child in tuple(self._children):
@@ -347,8 +356,3 @@ def _name_signal(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal
         return f"signal {number}"
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"

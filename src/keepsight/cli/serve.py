@@ -6,6 +6,7 @@ import logging
 import math
 import socket
 
+from keepsight.cli.api_arguments import add_api_arguments, api_settings_from
 from keepsight.cli.model_arguments import add_model_arguments, config_from
 from keepsight.config import Config
 from keepsight.errors import InvalidArgumentError
@@ -19,7 +20,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", help="a checkpoint's folder (default: the demo checkpoint)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on, 0 for a free one (default: 8000)")
-    parser.add_argument("--served-model-name", help="what clients call the model (default: its folder, as given)")
+    parser.add_argument(
+        "--served-model-name",
+        nargs="+",
+        metavar="NAME",
+        help="what clients may call the model, and first what answers call it (default: its folder, as given)",
+    )
     parser.add_argument(
         "--api-server-count", type=int, default=1, help="processes that speak HTTP and prepare requests (default: 1)"
     )
@@ -29,22 +35,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=30.0,
         help="seconds that running answers have to finish when the server is asked to end (default: 30)",
     )
+    add_api_arguments(parser)
     add_model_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     config = config_from(arguments)
+    api = api_settings_from(arguments)
     _check(arguments)
     # Before the model: a port that is taken should be told at once.
     with _listen(arguments.host, arguments.port) as listener, RunDirectory.create() as directory:
         settings = ServerSettings(
             options=_options_of(config),
-            model_name=arguments.served_model_name or config.model_name,
+            model_name=arguments.served_model_name[0] if arguments.served_model_name else config.model_name,
             run_directory=directory.path,
             pixel_mode=choose_mode(config, arguments.api_server_count, run_directory=directory),
             num_frontends=arguments.api_server_count,
             shutdown_seconds=arguments.shutdown_timeout,
+            api=api,
         )
         return Supervisor(settings, listener).run()
 

@@ -17,10 +17,12 @@ from keepsight.count_cores import count_cores
 from keepsight.frontend.app import create_app
 from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.engine_link import EngineLink
+from keepsight.frontend.http_server import make_server
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.media_workers import MediaWorkers
 from keepsight.frontend.pixel_cache import PixelCache, open_pixel_cache
 from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.request_log import RequestIdFilter
 from keepsight.ipc.control import (
     Drain,
     EngineLost,
@@ -60,8 +62,8 @@ class FrontendProcess:
     def serve(self, control: ProcessEnd) -> None:
         """Until it is drained."""
         self._may_go_on.wait()
-        app = create_app(self._preparer, self._client, self._start.model_name)
-        self._server = uvicorn.Server(uvicorn.Config(app, log_config=None))
+        app = create_app(self._preparer, self._client, self._start.model_name, self._start.api)
+        self._server = make_server(app, self._start.api)
         # Asked to end before there was anything to end.
         self._server.should_exit = self._is_draining
         # All that was loaded stays: there is no garbage in it to look for.
@@ -106,6 +108,8 @@ class FrontendProcess:
 def main(control: ProcessEnd) -> int:
     start = control.receive()
     assert isinstance(start, StartFrontend)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(RequestIdFilter())
     process = FrontendProcess(start)
     control.listen(process.act_on)
     try:

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from keepsight.api_settings import ApiSettings
 from keepsight.errors import KeepsightError
 from keepsight.ipc.pixel_mode import PixelMode
 
@@ -54,6 +55,7 @@ class StartFrontend(msgspec.Struct, frozen=True, tag=True):
     model_name: str
     # The socket to accept on.
     listener_fd: int
+    api: ApiSettings = ApiSettings()
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):

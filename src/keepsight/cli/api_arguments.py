@@ -1,0 +1,155 @@
+"""The flags of the HTTP side of a server, which `ApiSettings` holds."""
+
+import argparse
+import math
+import os
+import re
+import ssl
+from pathlib import Path
+from typing import Any
+
+from keepsight.api_settings import ApiSettings
+from keepsight.errors import InvalidArgumentError
+
+DEFAULTS = ApiSettings()
+KEY_VARIABLE, ADMIN_KEY_VARIABLE = "KEEPSIGHT_API_KEY", "KEEPSIGHT_ADMIN_API_KEY"
+MIB = 2**20
+
+
+def add_api_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_access(parser.add_argument_group("who may ask"))
+    _add_http(parser.add_argument_group("how it is spoken to"))
+    _add_limits(parser.add_argument_group("how much of it at once"))
+
+
+def _add_access(group: Any) -> None:
+    group.add_argument(
+        "--api-key",
+        nargs="+",
+        default=[],
+        metavar="KEY",
+        help=f"callers need one of these (also {KEY_VARIABLE}, which other users of the machine cannot see)",
+    )
+    group.add_argument(
+        "--admin-api-key",
+        metavar="KEY",
+        help=f"what resetting caches needs (also {ADMIN_KEY_VARIABLE}; default: to ask from this very machine)",
+    )
+    group.add_argument(
+        "--cache-isolation",
+        choices=("none", "api-key"),
+        default=DEFAULTS.cache_isolation,
+        help="api-key: callers with different keys share no cache (default: none)",
+    )
+    group.add_argument(
+        "--allowed-origins",
+        nargs="+",
+        default=[],
+        metavar="ORIGIN",
+        help="web pages that may ask, such as https://a.example.org, or '*' (default: only the server's own)",
+    )
+
+
+def _add_http(group: Any) -> None:
+    group.add_argument("--ssl-certfile", metavar="FILE", help="certificates, in PEM: speak HTTPS")
+    group.add_argument("--ssl-keyfile", metavar="FILE", help="their private key, if it is not with them")
+    group.add_argument("--ssl-keyfile-password", metavar="PASSWORD", help="of the private key")
+    group.add_argument("--root-path", default="", metavar="PATH", help="what a proxy takes away, such as /keepsight")
+    group.add_argument(
+        "--log-requests",
+        action=argparse.BooleanOptionalAction,
+        default=DEFAULTS.log_requests,
+        help="a line in the log for each request (default: yes)",
+    )
+
+
+def _add_limits(group: Any) -> None:
+    group.add_argument(
+        "--max-body-mb",
+        type=float,
+        default=DEFAULTS.max_body_bytes / MIB,
+        help="MiB of the largest request (default: %(default)g)",
+    )
+    group.add_argument(
+        "--max-waiting-requests",
+        type=int,
+        default=DEFAULTS.max_waiting_requests,
+        help="requests of each frontend that wait for the first of their answer; more are refused with 503 at once "
+        "(default: %(default)d)",
+    )
+    group.add_argument(
+        "--slow-client-timeout",
+        type=float,
+        default=DEFAULTS.slow_client_seconds,
+        help="seconds that a client may take for its headers, and may pause while it sends or is sent something "
+        "(default: %(default)g)",
+    )
+
+
+def api_settings_from(arguments: argparse.Namespace) -> ApiSettings:
+    names = arguments.served_model_name or [""]
+    settings = ApiSettings(
+        more_model_names=tuple(names[1:]),
+        api_keys=tuple(_keys_of(arguments.api_key, KEY_VARIABLE)),
+        admin_api_key=next(iter(_keys_of([arguments.admin_api_key or ""], ADMIN_KEY_VARIABLE)), None),
+        cache_isolation=arguments.cache_isolation,
+        allowed_origins=tuple(arguments.allowed_origins),
+        root_path=arguments.root_path.rstrip("/"),
+        ssl_certfile=_absolute(arguments.ssl_certfile),
+        ssl_keyfile=_absolute(arguments.ssl_keyfile),
+        ssl_keyfile_password=arguments.ssl_keyfile_password,
+        log_requests=arguments.log_requests,
+        max_body_bytes=_to_bytes(arguments.max_body_mb),
+        max_waiting_requests=arguments.max_waiting_requests,
+        slow_client_seconds=arguments.slow_client_timeout,
+    )
+    _check(settings)
+    return settings
+
+
+def _keys_of(given: list[str], variable: str) -> list[str]:
+    """Separated by commas in the environment, which is looked at only where no flag was given."""
+    given = [key for key in given if key]
+    return given or [key.strip() for key in os.environ.get(variable, "").split(",") if key.strip()]
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else str(Path(path).absolute())
+
+
+def _to_bytes(mib: float) -> int:
+    if not 0 < mib < math.inf:
+        raise InvalidArgumentError("--max-body-mb", f"must be above 0, not {mib}")
+    return int(mib * MIB)
+
+
+def _check(settings: ApiSettings) -> None:
+    if settings.max_waiting_requests < 1:
+        raise InvalidArgumentError("--max-waiting-requests", f"must be at least 1, not {settings.max_waiting_requests}")
+    if not 0 < settings.slow_client_seconds < math.inf:
+        raise InvalidArgumentError("--slow-client-timeout", f"must be above 0, not {settings.slow_client_seconds}")
+    if settings.cache_isolation == "api-key" and not settings.api_keys:
+        raise InvalidArgumentError("--cache-isolation", "is by --api-key, of which there is none")
+    if settings.admin_api_key in settings.api_keys:
+        raise InvalidArgumentError("--admin-api-key", "must not be one that every caller has")
+    if settings.root_path and not re.fullmatch(r"(/[\w.~-]+)+", settings.root_path, re.ASCII):
+        raise InvalidArgumentError("--root-path", f"must be a path such as /keepsight, not {settings.root_path!r}")
+    for origin in settings.allowed_origins:
+        if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
+            raise InvalidArgumentError("--allowed-origins", f"{origin!r} is not like https://a.example.org")
+    _check_certificate(settings)
+
+
+def _check_certificate(settings: ApiSettings) -> None:
+    """Before a model is loaded."""
+    if settings.ssl_certfile is None:
+        if settings.ssl_keyfile is not None:
+            raise InvalidArgumentError("--ssl-keyfile", "needs --ssl-certfile")
+        return
+    password = settings.ssl_keyfile_password
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        # Never asked for at the terminal: nobody may be there.
+        context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile, password or "")
+    except OSError as error:  # ssl.SSLError is one
+        raise InvalidArgumentError("--ssl-certfile", f"cannot be read: {error}") from error

@@ -1,0 +1,101 @@
+"""uvicorn, as a server on the open internet has to run it: nobody keeps a connection by being slow.
+
+The headers of a request have their time and their size, and a client that does not read what it is sent is cut off: its
+request then ends as that of any client that leaves.  (What a body may take is the business of who reads it.)
+"""
+
+import asyncio
+import logging
+from typing import Any, ClassVar
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from keepsight.api_settings import ApiSettings
+
+logger = logging.getLogger(__name__)
+MAX_HEADER_BYTES = 64 * 1024
+HEADERS_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+def make_server(app: ASGIApp, settings: ApiSettings) -> uvicorn.Server:
+    protocol = type("Protocol", (_Impatient, AutoHTTPProtocol), {"patience_seconds": settings.slow_client_seconds})
+    config = uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        root_path=settings.root_path,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
+        ssl_keyfile_password=settings.ssl_keyfile_password,
+    )
+    return uvicorn.Server(config)
+
+
+class _Deadline:
+    """At most one is running; it cuts a connection off unless it is stopped."""
+
+    def __init__(self, seconds: float, fault: str) -> None:
+        self._seconds, self._fault = seconds, fault
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, transport: asyncio.Transport) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._cut_off, transport)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _cut_off(self, transport: asyncio.Transport) -> None:
+        logger.info("a client %s in %g s: its connection is closed", self._fault, self._seconds)
+        transport.abort()
+
+
+class _Impatient:
+    """Before one of uvicorn's protocols, h11's or httptools': sees what comes, and when nobody reads."""
+
+    patience_seconds: ClassVar[float]
+    # Of uvicorn's protocol.
+    transport: asyncio.Transport
+    cycle: Any
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)  # type: ignore[misc]
+        self._num_header_bytes = 0
+        self._to_ask = _Deadline(self.patience_seconds, "sent no whole request")
+        self._to_read = _Deadline(self.patience_seconds, "did not read its answer")
+        self._to_ask.start(transport)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)  # type: ignore[misc]
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._num_header_bytes = 0
+            self._to_ask.stop()
+            return
+        self._to_ask.start(self.transport)
+        # What is left of a body that was refused is not counted.
+        if self.cycle is None or not self.cycle.more_body:
+            self._num_header_bytes += len(data)
+        if self._num_header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+            self.transport.write(HEADERS_TOO_LARGE)
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()  # type: ignore[misc]
+        self._to_read.start(self.transport)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()  # type: ignore[misc]
+        self._to_read.stop()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._to_ask.stop()
+        self._to_read.stop()
+        super().connection_lost(error)  # type: ignore[misc]
