@@ -26,6 +26,9 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: int = 100 * 2**20
     # Of one frontend: those of whose answer nothing has been sent.
     max_waiting_requests: int = 1024
+    # Of the pictures that callers of one key may upload to be named later.
+    media_quota_bytes: int = 256 * 2**20
+    media_quota_count: int = 1000
     # Seconds that a request's headers may take, and that a client may pause while it sends or is sent something.
     slow_client_seconds: float = 30.0
 

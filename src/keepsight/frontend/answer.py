@@ -61,6 +61,10 @@ class Answer(ABC):
         # By prompt, of the choice that found least: the others find what that one has just computed.
         self._num_cached_tokens = [len(each.engine_request.token_ids) for each in prompts]
 
+    @property
+    def prompts(self) -> Sequence[PreparedRequest]:
+        return self._prompts
+
     async def whole(self, engine: Engine) -> msgspec.Struct:
         return self._completion(await self._gather(engine))
 

@@ -4,7 +4,8 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from functools import partial
 from typing import TypeVar
 
 from starlette.applications import Starlette
@@ -25,6 +26,7 @@ from keepsight.frontend.chat_request import parse_chat_request
 from keepsight.frontend.chat_response import SERVER_FAILED, ErrorDetail, ErrorResponse, ModelCard, ModelList
 from keepsight.frontend.completion_request import parse_completion_request
 from keepsight.frontend.error_response import RETRY_LATER, AnsweredError, error_response, json_response
+from keepsight.frontend.media_api import MediaApi, Uploads
 from keepsight.frontend.media_intake import NOTHING_DOWNLOADED, Downloaded
 from keepsight.frontend.openapi import describe_api
 from keepsight.frontend.prepare_answer import AnswerPreparer
@@ -57,10 +59,20 @@ class _EventStream(StreamingResponse):
 
 
 class Api:
-    def __init__(self, preparer: RequestPreparer, engine: Engine, model_name: str, settings: ApiSettings) -> None:
+    def __init__(
+        self,
+        preparer: RequestPreparer,
+        engine: Engine,
+        model_name: str,
+        settings: ApiSettings,
+        uploads: Uploads | None,
+    ) -> None:
         self._preparer, self._engine, self._settings = preparer, engine, settings
         self._answers = AnswerPreparer(preparer, model_name)
         self._room = WaitingRoom(settings.max_waiting_requests, MAX_LARGEST_BODIES * settings.max_body_bytes)
+        self.media: MediaApi | None = None
+        if uploads is not None:
+            self.media = MediaApi(preparer, uploads, self._admit_body, partial(isolate_salt, settings))
         names, created = (model_name, *settings.more_model_names), int(time.time())
         self._cards = {
             name: ModelCard(id=name, created=created, max_model_len=preparer.max_model_len) for name in names
@@ -76,6 +88,8 @@ class Api:
                 salt = isolate_salt(self._settings, http, asked.cache_salt)
                 downloaded = await self._download(http, asked.messages, salt)
                 answer = await self._answers.chat(asked, salt, downloaded)
+                if self.media is not None:
+                    await self.media.note_uses(asked.messages, answer.prompts[0])
             return await self._answer(http, answer, stream=bool(asked.stream))
 
     async def completions(self, http: Request) -> Response:
@@ -98,10 +112,12 @@ class Api:
 
     async def _download(self, http: Request, messages: object, cache_salt: str | None) -> Downloaded:
         """Before the request takes a thread: a slow origin must not hold one."""
-        remote = self._preparer.pictures_to_download(messages)
-        if not remote:
-            return NOTHING_DOWNLOADED
-        return await _unless_client_leaves(http, self._preparer.intake.download(remote, cache_salt))
+        downloaded = NOTHING_DOWNLOADED
+        if remote := self._preparer.pictures_to_download(messages):
+            downloaded = await _unless_client_leaves(http, self._preparer.intake.download(remote, cache_salt))
+        if self.media is not None:
+            downloaded = {**downloaded, **await self.media.read_named(http, messages)}
+        return downloaded
 
     # Tokens -----------------------------------------------------------------------------------------------------
 
@@ -160,6 +176,12 @@ class Api:
     def _reading_body(self, http: Request) -> AbstractAsyncContextManager[bytearray]:
         return reading_body(http, self._room, self._settings.max_body_bytes, self._settings.slow_client_seconds)
 
+    @asynccontextmanager
+    async def _admit_body(self, http: Request) -> AsyncGenerator[bytearray, None]:
+        with self._room.admit():
+            async with self._reading_body(http) as body:
+                yield body
+
     def _check_model(self, name: str | None) -> None:
         if name is not None and name not in self._cards:
             served = ", ".join(map(repr, self._cards))
@@ -167,10 +189,17 @@ class Api:
 
 
 def create_app(
-    preparer: RequestPreparer, engine: Engine, model_name: str, settings: ApiSettings = DEFAULT_SETTINGS
+    preparer: RequestPreparer,
+    engine: Engine,
+    model_name: str,
+    settings: ApiSettings = DEFAULT_SETTINGS,
+    uploads: Uploads | None = None,
 ) -> ASGIApp:
+    """Without `uploads` there are no handles of media."""
+    api = Api(preparer, engine, model_name, settings, uploads)
+    media_routes = [] if api.media is None else api.media.routes
     app = Starlette(
-        routes=[*_routes(Api(preparer, engine, model_name, settings)), *page_routes()],
+        routes=[*_routes(api), *media_routes, *page_routes()],
         middleware=_middleware(settings),
         exception_handlers={
             InvalidArgumentError: _refuse,
