@@ -1,0 +1,378 @@
+"""Embeddings in files, one for each, named by their keys: they survive restarts, and several servers may share them.
+
+A file is written aside and gets its name when it is whole; it is never changed.  It need not be synced: what a power
+failure tears fails its checksum, is a miss, and is removed.  The ledger tells the bytes of all files, those being
+written too; whoever adds or removes one does so under its lock.  Invariant: these bytes never exceed `max_bytes`,
+whoever is killed wherever, and nobody but their owner can read them.
+"""
+
+import fcntl
+import logging
+import mmap
+import os
+import re
+import secrets
+import stat
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from keepsight.errors import TierError
+from keepsight.ipc.record_lock import opened, try_lock
+from keepsight.tiers.entry_format import HEADER_BYTES, DamagedEntryError, pack_header, read_entry, read_seconds
+from keepsight.tiers.policies import POLICIES
+from keepsight.tiers.tier import StoredArray, TierStats
+
+logger = logging.getLogger(__name__)
+
+_KEY = re.compile(r"[0-9a-f]{64}")
+# Bytes of all files, and whether somebody is changing that.
+_LEDGER = struct.Struct("<QB")
+# A strange file must not make its reader wait.
+_READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+# The ledger is locked for milliseconds: whoever holds it longer was stopped.
+_PATIENCE_SECONDS = 2.0
+# Of the budget: made free at once, as two servers must look at all files to choose well.
+_SLACK = 64
+
+
+class DiskTier:
+    """One for each process, on the same folder and with the same budget; a folder that cannot be used raises later."""
+
+    name = "disk"
+
+    def __init__(
+        self,
+        directory: Path,
+        max_bytes: int,
+        policy: str = "lru",
+        *,
+        is_synced: bool = False,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._directory, self._max_bytes, self._is_synced, self._now_ns = directory, max_bytes, is_synced, now_ns
+        self._entries, self._aside = directory / "entries", directory / "aside"
+        # What is known of the files: may be outdated where others share them.
+        self._lock = threading.Lock()
+        self._policy_name, self._policy = policy, POLICIES[policy](max_bytes)
+        self._sizes: dict[str, int] = {}
+        self._last_uses: dict[str, int] = {}
+        # Over the ledger's descriptor: threads of one process would share its lock.
+        self._ledger_lock = threading.Lock()
+        self._ledger = -1
+        self._num_queries = self._num_hits = self._num_evictions = self._num_damaged = 0
+        self._known_bytes = 0
+
+    # Looking --------------------------------------------------------------------------------------------------
+
+    def has(self, key: str) -> bool:
+        return key in self._sizes
+
+    def get(self, key: str) -> StoredArray | None:
+        self._open()
+        self._num_queries += 1
+        try:
+            descriptor = os.open(self._entries / _checked(key), _READING)
+        except FileNotFoundError:
+            self._forget(key)
+            return None
+        try:
+            array = _read(key, descriptor)
+            self._note_use(key, descriptor, array)
+        except DamagedEntryError as error:
+            self._remove_damaged(key, descriptor, error)
+            return None
+        finally:
+            os.close(descriptor)
+        self._num_hits += 1
+        return array
+
+    def _note_use(self, key: str, descriptor: int, array: StoredArray) -> None:
+        now = self._now_ns()
+        # If it cannot be noted, only the order suffers.
+        with suppress(OSError):
+            os.utime(descriptor, ns=(now, now))
+        with self._lock:
+            self._learn(key, _occupied(HEADER_BYTES + array.num_bytes), array.seconds, now)
+
+    def _remove_damaged(self, key: str, descriptor: int, error: DamagedEntryError) -> None:
+        self._num_damaged += 1
+        logger.warning("%s was damaged (%s): removed", self._entries / key, error)
+        with self._changing(), suppress(FileNotFoundError):
+            # Another may have put it anew meanwhile.
+            if os.path.samestat(os.fstat(descriptor), (self._entries / key).lstat()):
+                self._remove(key)
+
+    # Coming and going -----------------------------------------------------------------------------------------
+
+    def put(self, key: str, array: StoredArray) -> bool:
+        self._open()
+        num_bytes = HEADER_BYTES + array.num_bytes
+        if _occupied(num_bytes) > self._max_bytes:
+            return False
+        header = pack_header(_checked(key), array)
+        with self._changing():
+            if (self._entries / key).exists():
+                return True
+            self._make_room(_occupied(num_bytes))
+            aside, descriptor = self._reserve(num_bytes)
+        try:
+            _write(descriptor, header, array.payload)
+            if self._is_synced:
+                os.fsync(descriptor)
+            self._give_name(key, aside, array)
+        except BaseException:
+            self._give_back(aside)
+            raise
+        finally:
+            os.close(descriptor)
+        return True
+
+    def drop(self, key: str) -> None:
+        self._open()
+        with self._changing():
+            self._remove(_checked(key))
+
+    def clear(self) -> None:
+        self._open()
+        with self._changing():
+            for path in list(self._files(self._entries)):
+                self._remove(path.name)
+            self._count()
+
+    def stats(self) -> TierStats:
+        counts = (self._num_queries, self._num_hits, self._num_evictions, self._num_damaged)
+        return TierStats(self._known_bytes, self._max_bytes, len(self._sizes), *counts)
+
+    def close(self) -> None:
+        with self._ledger_lock:
+            if self._ledger >= 0:
+                os.close(self._ledger)
+                self._ledger = -1
+
+    def check_invariants(self) -> None:
+        self._open()
+        with self._changing():
+            num_bytes = self._read_ledger()[0]
+            assert num_bytes <= self._max_bytes, (num_bytes, self._max_bytes)
+            files = [*self._files(self._entries), *self._files(self._aside)]
+            assert sum(_occupied(path.stat().st_size) for path in files) == num_bytes
+        with self._lock:
+            assert len(self._policy) == len(self._sizes) == len(self._last_uses)
+            assert all(key in self._policy and key in self._last_uses for key in self._sizes)
+
+    # The folder -----------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Whatever was wrong with the folder before may be right by now."""
+        with self._ledger_lock:
+            if self._ledger >= 0 and self._entries.is_dir():
+                return
+            if self._ledger >= 0:
+                os.close(self._ledger)
+                self._ledger = -1
+            for folder in (self._directory, self._entries, self._aside):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (self._entries, self._aside):
+                _refuse_if_shared(folder)
+            self._ledger = os.open(self._directory / "ledger", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        with self._changing():
+            self._count()
+            self._make_room(0)
+
+    def _files(self, folder: Path) -> Iterator[Path]:
+        with suppress(FileNotFoundError), os.scandir(folder) as found:
+            for each in found:
+                if folder == self._aside or _KEY.fullmatch(each.name):
+                    yield Path(each.path)
+
+    # Under the ledger's lock ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """What a dead one left undone is made good first."""
+        with self._ledger_lock:
+            if self._ledger < 0:
+                raise TierError("the disk tier is closed")
+            with try_lock(self._ledger, 0, patience=_PATIENCE_SECONDS) as is_held:
+                if not is_held:
+                    raise TierError(f"another process holds {self._directory / 'ledger'}")
+                num_bytes, was_changing = self._read_ledger()
+                self._write_ledger(num_bytes, is_changing=True)
+                if was_changing:
+                    self._count()
+                try:
+                    yield
+                finally:
+                    num_bytes = self._known_bytes = self._read_ledger()[0]
+                    self._write_ledger(num_bytes, is_changing=False)
+
+    def _make_room(self, num_bytes: int) -> None:
+        if self._read_ledger()[0] + num_bytes <= self._max_bytes:
+            return
+        # Nothing but this process's own knowledge is needed while nobody else adds.
+        if self._read_ledger()[0] != sum(self._sizes.values()):
+            self._count()
+            num_bytes = min(self._max_bytes, num_bytes + self._max_bytes // _SLACK)
+        while self._read_ledger()[0] + num_bytes > self._max_bytes:
+            key = self._choose()
+            if key is None:
+                raise TierError(f"{self._directory} is full of what is being written")
+            self._remove(key)
+            self._num_evictions += 1
+
+    def _reserve(self, num_bytes: int) -> tuple[Path, int]:
+        """A file that has all its bytes already: who counts, counts them, and a full disk shows now."""
+        path = self._aside / secrets.token_hex(16)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            # For as long as its writer lives.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.posix_fallocate(descriptor, 0, num_bytes)
+        except OSError:
+            os.close(descriptor)
+            path.unlink()
+            raise
+        self._add_to_ledger(_occupied(num_bytes))
+        return path, descriptor
+
+    def _give_name(self, key: str, aside: Path, array: StoredArray) -> None:
+        now = self._now_ns()
+        with self._changing():
+            path = self._entries / key
+            if path.exists():
+                self._unlink(aside)
+                return
+            os.utime(aside, ns=(now, now))
+            aside.rename(path)
+            with self._lock:
+                self._learn(key, _occupied(HEADER_BYTES + array.num_bytes), array.seconds, now)
+
+    def _give_back(self, aside: Path) -> None:
+        # If even that fails, the next count finds it.
+        with suppress(OSError, TierError), self._changing():
+            self._unlink(aside)
+
+    def _remove(self, key: str) -> None:
+        self._unlink(self._entries / key)
+        self._forget(key)
+
+    def _unlink(self, path: Path) -> None:
+        with suppress(FileNotFoundError):
+            num_bytes = path.lstat().st_size
+            path.unlink()
+            self._add_to_ledger(-_occupied(num_bytes))
+
+    def _count(self) -> None:
+        """All anew: what others added, used and removed, and what was being written by those who were killed."""
+        for path in list(self._files(self._aside)):
+            _remove_dead(path)
+        found: list[tuple[int, str, int]] = []
+        for path in self._files(self._entries):
+            with suppress(FileNotFoundError):
+                about = path.lstat()
+                found.append((about.st_mtime_ns, path.name, _occupied(about.st_size)))
+        self._learn_all(sorted(found))
+        being_written = 0
+        for path in self._files(self._aside):
+            with suppress(FileNotFoundError):
+                being_written += _occupied(path.lstat().st_size)
+        self._write_ledger(being_written + sum(num_bytes for _, _, num_bytes in found), is_changing=True)
+
+    def _learn_all(self, found: list[tuple[int, str, int]]) -> None:
+        for key in self._sizes.keys() - {key for _, key, _ in found}:
+            self._forget(key)
+        for last_use, key, num_bytes in found:
+            if last_use != self._last_uses.get(key):
+                seconds = 0.0 if key in self._sizes else self._seconds_of(key)
+                with self._lock:
+                    self._learn(key, num_bytes, seconds, last_use)
+
+    def _seconds_of(self, key: str) -> float:
+        """0 for what cannot be read: the first to go."""
+        try:
+            with opened(self._entries / key, _READING) as descriptor:
+                return read_seconds(key, os.pread(descriptor, HEADER_BYTES, 0)) or 0.0
+        except OSError:
+            return 0.0
+
+    def _read_ledger(self) -> tuple[int, bool]:
+        content = os.pread(self._ledger, _LEDGER.size, 0)
+        if len(content) < _LEDGER.size:
+            return 0, True
+        num_bytes, is_changing = _LEDGER.unpack(content)
+        return num_bytes, bool(is_changing)
+
+    def _write_ledger(self, num_bytes: int, *, is_changing: bool) -> None:
+        os.pwrite(self._ledger, _LEDGER.pack(num_bytes, is_changing), 0)
+
+    def _add_to_ledger(self, num_bytes: int) -> None:
+        self._write_ledger(max(0, self._read_ledger()[0] + num_bytes), is_changing=True)
+
+    # What is known of the files -------------------------------------------------------------------------------
+
+    def _learn(self, key: str, num_bytes: int, seconds: float, last_use: int) -> None:
+        """Under the lock: it is there, and was used."""
+        if key in self._sizes:
+            self._policy.use(key)
+        else:
+            self._policy.add(key, num_bytes, seconds)
+        self._sizes[key] = num_bytes
+        self._last_uses[key] = last_use
+
+    def _choose(self) -> str | None:
+        """What is to go."""
+        with self._lock:
+            if not len(self._policy):
+                return None
+            key = self._policy.evict()
+            del self._sizes[key], self._last_uses[key]
+            return key
+
+    def _forget(self, key: str) -> None:
+        with self._lock:
+            if self._sizes.pop(key, None) is not None:
+                del self._last_uses[key]
+                self._policy.remove(key)
+
+
+def _checked(key: str) -> str:
+    assert _KEY.fullmatch(key), key
+    return key
+
+
+def _occupied(num_bytes: int) -> int:
+    """By a file of that size: file systems give whole pages."""
+    return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _read(key: str, descriptor: int) -> StoredArray:
+    about = os.fstat(descriptor)
+    if not stat.S_ISREG(about.st_mode):
+        raise DamagedEntryError("not a file")
+    return read_entry(key, about.st_size, lambda target: os.readv(descriptor, [target]))
+
+
+def _write(descriptor: int, header: bytes, payload: memoryview) -> None:
+    left = [memoryview(header), payload]
+    while left:
+        written = os.writev(descriptor, left)
+        while left and written >= len(left[0]):
+            written -= len(left.pop(0))
+        if left:
+            left[0] = left[0][written:]
+
+
+def _remove_dead(path: Path) -> None:
+    with suppress(FileNotFoundError, BlockingIOError), opened(path, os.O_RDWR) as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+
+
+def _refuse_if_shared(folder: Path) -> None:
+    about = folder.stat()
+    if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o077:
+        raise TierError(f"{folder} is open to others, who must not see what is derived from users' pictures")

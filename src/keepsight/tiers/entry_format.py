@@ -1,0 +1,89 @@
+"""An entry as bytes, wherever it lies: a header that says what follows, then the array.
+
+Invariant: what is read is what was written under that key, or DamagedEntryError: every byte is under the checksum, and
+what is cut off, foreign, of another version or another key's is told apart.
+"""
+
+import math
+import struct
+from collections.abc import Callable
+
+import numpy as np
+from blake3 import blake3
+
+from keepsight.errors import KeepsightError
+from keepsight.tiers.tier import ELEMENT_BYTES, StoredArray
+
+# Magic with the version; checksum of all that follows; key; type; seconds; bytes; rank; shape.
+_HEADER = struct.Struct("<8s32s32s16sdQB7x8Q")
+_MAGIC = b"KSEMBED1"
+_CHECKED_FROM = len(_MAGIC) + 32
+_MAX_RANK = 8
+# The array begins aligned.
+HEADER_BYTES = 256
+# Read and checked in pieces: the disk brings the next one meanwhile.
+_PIECE = 512 * 1024
+
+# Fills some of the memory it is given, and says how much; 0 at the end.
+ReadInto = Callable[[memoryview], int]
+
+
+class DamagedEntryError(KeepsightError):
+    """This is not an entry that was written under this key."""
+
+
+def pack_header(key: str, array: StoredArray) -> bytes:
+    assert array.is_whole, f"{array.dtype} {array.shape} does not have {array.num_bytes} bytes"
+    assert len(array.shape) <= _MAX_RANK, array.shape
+    shape = (*array.shape, *(0 for _ in range(_MAX_RANK - len(array.shape))))
+    fields = (bytes.fromhex(key), array.dtype.encode(), array.seconds, array.num_bytes, len(array.shape))
+    header = _HEADER.pack(_MAGIC, bytes(32), *fields, *shape).ljust(HEADER_BYTES, b"\0")
+    hasher = blake3(header[_CHECKED_FROM:])
+    hasher.update(array.payload)
+    return _MAGIC + hasher.digest() + header[_CHECKED_FROM:]
+
+
+def read_seconds(key: str, header: bytes) -> float | None:
+    """What the entry took to compute, of its header alone, unchecked; None if it is not that key's."""
+    if len(header) < HEADER_BYTES:
+        return None
+    magic, _, found, _, seconds, *_ = _HEADER.unpack_from(header)
+    return seconds if magic == _MAGIC and found.hex() == key and 0 <= seconds < math.inf else None
+
+
+def read_entry(key: str, num_bytes: int, read_into: ReadInto) -> StoredArray:
+    """`num_bytes`: of all that there is to read."""
+    if num_bytes < HEADER_BYTES:
+        raise DamagedEntryError(f"{num_bytes} bytes are no entry")
+    header = bytearray(HEADER_BYTES)
+    _fill(memoryview(header), read_into)
+    array = _allocate(key, bytes(header), num_bytes - HEADER_BYTES)
+    hasher = blake3(header[_CHECKED_FROM:])
+    for start in range(0, array.num_bytes, _PIECE):
+        piece = array.payload[start : start + _PIECE]
+        _fill(piece, read_into)
+        hasher.update(piece)
+    if hasher.digest() != header[len(_MAGIC) : _CHECKED_FROM]:
+        raise DamagedEntryError("checksum")
+    return StoredArray(array.dtype, array.shape, array.payload.toreadonly(), array.seconds)
+
+
+def _allocate(key: str, header: bytes, num_bytes: int) -> StoredArray:
+    """Of the size that is there, not of one that a damaged header claims."""
+    magic, _, found, dtype, seconds, claimed, rank, *shape = _HEADER.unpack_from(header)
+    if magic != _MAGIC or found.hex() != key or claimed != num_bytes or rank > _MAX_RANK:
+        raise DamagedEntryError("header")
+    name = dtype.rstrip(b"\0").decode("ascii", "replace")
+    if ELEMENT_BYTES.get(name, 0) * math.prod(shape[:rank]) != num_bytes or not 0 <= seconds < math.inf:
+        raise DamagedEntryError("header")
+    # Not zeroed first, which a bytearray would be.
+    return StoredArray(name, tuple(shape[:rank]), np.empty(num_bytes, np.uint8).data, seconds)
+
+
+def _fill(target: memoryview, read_into: ReadInto) -> None:
+    num_read = 0
+    while num_read < len(target):
+        step = read_into(target[num_read:])
+        if step <= 0:
+            raise DamagedEntryError("it ends too early")
+        num_read += step

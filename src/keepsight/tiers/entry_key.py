@@ -1,0 +1,73 @@
+"""The names of embeddings in tiers that outlive the model: of all that they depend on, and telling nothing of it.
+
+Invariant: other weights, configuration, precision or preprocessing never read what these wrote.
+"""
+
+import json
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+from blake3 import blake3
+
+from keepsight.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+# Of how embeddings are computed here: to be raised when that changes their bits.
+_VERSION = 1
+_CONFIGURATION = ("config.json", "preprocessor_config.json", "processor_config.json", "model.safetensors.index.json")
+
+
+def entry_key(encoder_key: str, model_digest: str, processor: str, dtype: str) -> str:
+    """64 hexadecimal digits.  The encoder key covers the content, the adapter and the tenant's salt."""
+    return blake3(json.dumps([_VERSION, encoder_key, model_digest, processor, dtype]).encode()).hexdigest()
+
+
+def model_content_digest(directory: Path, remembered: Path | None = None) -> str:
+    """Of all weights and configuration.  Reads gigabytes once: files that did not change since are remembered."""
+    remembered = remembered or _default_place()
+    paths = sorted(path for path in directory.iterdir() if path.suffix == ".safetensors" or path.name in _CONFIGURATION)
+    if not any(path.suffix == ".safetensors" for path in paths):
+        raise CheckpointError(directory, "no safetensors files")
+    known = _recall(remembered)
+    found = {_identity(path): (path, known.get(_identity(path))) for path in paths}
+    digests = {identity: digest or _digest_file(path) for identity, (path, digest) in found.items()}
+    if any(digest is None for _, digest in found.values()):
+        _remember(remembered, {**known, **digests})
+    named = [[path.name, digests[identity]] for identity, (path, _) in found.items()]
+    return blake3(json.dumps(named).encode()).hexdigest()
+
+
+def _digest_file(path: Path) -> str:
+    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
+
+
+def _identity(path: Path) -> str:
+    """The time of its last change of any kind cannot be set by anybody, unlike that of its content."""
+    about = path.stat()
+    return f"{path.resolve()}|{about.st_ino}|{about.st_size}|{about.st_mtime_ns}|{about.st_ctime_ns}"
+
+
+def _default_place() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keepsight" / "model_digests.json"
+
+
+def _recall(path: Path) -> dict[str, str]:
+    try:
+        content = json.loads(path.read_bytes())
+        return {str(identity): str(digest) for identity, digest in content.items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def _remember(path: Path, digests: dict[str, str]) -> None:
+    """Written aside, as several servers may start at once.  Without it, only time is lost."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as aside:
+            json.dump(digests, aside)
+        Path(aside.name).replace(path)
+    except OSError as error:
+        logger.warning("digests of model files cannot be remembered: %s", error)

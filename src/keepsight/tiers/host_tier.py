@@ -1,0 +1,73 @@
+"""Embeddings in host memory: found at once, gone with the process.
+
+Invariant: the bytes are those of what is held, and never more than `max_bytes`.
+"""
+
+import threading
+
+from keepsight.tiers.policies import POLICIES
+from keepsight.tiers.tier import StoredArray, TierStats
+
+
+class HostTier:
+    name = "host"
+
+    def __init__(self, max_bytes: int, policy: str = "auto") -> None:
+        self._max_bytes, self._policy_name = max_bytes, policy
+        self._lock = threading.Lock()
+        self._policy = POLICIES[policy](max_bytes)
+        self._entries: dict[str, StoredArray] = {}
+        self._num_bytes = self._num_queries = self._num_hits = self._num_evictions = 0
+
+    def has(self, key: str) -> bool:
+        return key in self._entries
+
+    def get(self, key: str) -> StoredArray | None:
+        with self._lock:
+            self._num_queries += 1
+            array = self._entries.get(key)
+            if array is not None:
+                self._num_hits += 1
+                self._policy.use(key)
+            return array
+
+    def put(self, key: str, array: StoredArray) -> bool:
+        with self._lock:
+            if key in self._entries:
+                self._policy.use(key)
+                return True
+            if array.num_bytes > self._max_bytes:
+                return False
+            while self._num_bytes + array.num_bytes > self._max_bytes:
+                self._num_bytes -= self._entries.pop(self._policy.evict()).num_bytes
+                self._num_evictions += 1
+            self._policy.add(key, array.num_bytes, array.seconds)
+            self._entries[key] = array
+            self._num_bytes += array.num_bytes
+            return True
+
+    def drop(self, key: str) -> None:
+        with self._lock:
+            if key in self._entries:
+                self._policy.remove(key)
+                self._num_bytes -= self._entries.pop(key).num_bytes
+
+    def clear(self) -> None:
+        with self._lock:
+            self._entries.clear()
+            self._policy = POLICIES[self._policy_name](self._max_bytes)
+            self._num_bytes = 0
+
+    def stats(self) -> TierStats:
+        with self._lock:
+            counts = (self._num_queries, self._num_hits, self._num_evictions)
+            return TierStats(self._num_bytes, self._max_bytes, len(self._entries), *counts)
+
+    def close(self) -> None:
+        self.clear()
+
+    def check_invariants(self) -> None:
+        with self._lock:
+            assert self._num_bytes == sum(array.num_bytes for array in self._entries.values()) <= self._max_bytes
+            assert len(self._policy) == len(self._entries)
+            assert all(key in self._policy for key in self._entries)

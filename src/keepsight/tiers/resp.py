@@ -1,0 +1,243 @@
+"""A connection to a server that speaks the Redis protocol (RESP 2): commands out, replies in.
+
+Knows nothing of what is kept there.  Large values are neither joined nor copied on their way.  Invariant: after any
+error but the server's own refusal the connection is closed, as nobody knows where in the stream it is.
+"""
+
+import socket
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from keepsight.errors import InvalidArgumentError, TierError
+
+T = TypeVar("T")
+# Of a command; several buffers are one part, sent one after the other.
+Part = bytes | memoryview | tuple[bytes, memoryview]
+Reply = int | str | bytes | None | list["Reply"]
+
+_MAX_LINE = 64 * 1024
+_MAX_VALUE = 512 * 2**20
+_MAX_REPLIES = 1_000_000
+_BUFFER = 64 * 1024
+
+
+class RefusedError(TierError):
+    """The server's own: it understood, and did not do it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisAddress:
+    host: str
+    port: int
+    path: str | None = None  # of a unix socket
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    database: int = 0
+    is_tls: bool = False
+
+    def __str__(self) -> str:
+        """Without what must not be in logs."""
+        return self.path or f"{self.host}:{self.port}/{self.database}"
+
+
+def parse_address(url: str) -> RedisAddress:
+    """redis://user:password@host:port/database, rediss:// for TLS, unix:///path?db=0."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+        database = (parse_qs(parts.query).get("db") or ["0"])[0] if parts.scheme == "unix" else parts.path.strip("/")
+        number = int(database or 0)
+    except ValueError:
+        raise InvalidArgumentError("redis", "neither port nor database may be other than a number") from None
+    if parts.scheme not in ("redis", "rediss", "unix") or (parts.scheme == "unix" and not parts.path):
+        raise InvalidArgumentError("redis", "must be redis://, rediss:// or unix:// with an address")
+    return RedisAddress(
+        host=parts.hostname or "localhost",
+        port=port or 6379,
+        path=unquote(parts.path) if parts.scheme == "unix" else None,
+        user=unquote(parts.username) if parts.username else None,
+        password=unquote(parts.password) if parts.password else None,
+        database=number,
+        is_tls=parts.scheme == "rediss",
+    )
+
+
+class RespConnection:
+    """Of one thread at a time."""
+
+    def __init__(self, address: RedisAddress, timeout: float) -> None:
+        """Raises OSError or TierError."""
+        self._timeout = timeout
+        self._deadline = time.monotonic() + timeout
+        self._buffer = b""
+        self._socket = _connect(address, timeout)
+        try:
+            if address.password is not None:
+                user = [] if address.user is None else [address.user.encode()]
+                self.run([b"AUTH", *user, address.password.encode()])
+            if address.database:
+                self.run([b"SELECT", str(address.database).encode()])
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, command: Sequence[Part]) -> Reply:
+        return self.exchange([command], self.read_reply)
+
+    def exchange(self, commands: Sequence[Sequence[Part]], read: Callable[[], T]) -> T:
+        """Sends all at once, then reads, all within the timeout."""
+        self._deadline = time.monotonic() + self._timeout
+        try:
+            self._send([buffer for command in commands for buffer in _frames(command)])
+            return read()
+        except RefusedError:
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._socket.close()
+
+    # Reading, within an exchange ------------------------------------------------------------------------------
+
+    def read_reply(self) -> Reply:
+        kind, rest = self._read_head()
+        if kind == b"-":
+            raise RefusedError(rest.decode("utf-8", "replace"))
+        if kind == b"+":
+            return rest.decode("utf-8", "replace")
+        if kind == b"*":
+            return self._read_replies(_number(rest, _MAX_REPLIES))
+        if kind == b"$":
+            return self._read_value(_number(rest, _MAX_VALUE))
+        return _number(rest, 2**63)
+
+    def read_size(self) -> int | None:
+        """Of a value that is read by `read_into` next, and ended by `end_value`; None if there is none."""
+        kind, rest = self._read_head()
+        if kind == b"-":
+            raise RefusedError(rest.decode("utf-8", "replace"))
+        if kind != b"$":
+            raise TierError(f"a reply {kind!r} in place of a value")
+        size = _number(rest, _MAX_VALUE)
+        return None if size < 0 else size
+
+    def read_into(self, target: memoryview) -> int:
+        if self._buffer:
+            num_bytes = min(len(target), len(self._buffer))
+            target[:num_bytes] = self._buffer[:num_bytes]
+            self._buffer = self._buffer[num_bytes:]
+            return num_bytes
+        self._limit_wait()
+        return self._socket.recv_into(target)
+
+    def end_value(self) -> None:
+        while len(self._buffer) < 2:
+            self._receive()
+        if self._buffer[:2] != b"\r\n":
+            raise TierError("a value does not end where it should")
+        self._buffer = self._buffer[2:]
+
+    def _read_head(self) -> tuple[bytes, bytes]:
+        while (end := self._buffer.find(b"\r\n")) < 0:
+            if len(self._buffer) > _MAX_LINE:
+                raise TierError("not the Redis protocol")
+            self._receive()
+        line, self._buffer = self._buffer[:end], self._buffer[end + 2 :]
+        if line[:1] not in (b"+", b"-", b":", b"$", b"*"):
+            raise TierError("not the Redis protocol")
+        return line[:1], line[1:]
+
+    def _read_replies(self, count: int) -> list[Reply] | None:
+        if count < 0:
+            return None
+        # A loop over these is as deep as the server nests them: what we ask for does so once.
+        return [self.read_reply() for _ in range(count)]
+
+    def _read_value(self, size: int) -> bytes | None:
+        if size < 0:
+            return None
+        while len(self._buffer) < size:
+            self._receive()
+        value, self._buffer = self._buffer[:size], self._buffer[size:]
+        self.end_value()
+        return value
+
+    def _receive(self) -> None:
+        self._limit_wait()
+        received = self._socket.recv(_BUFFER)
+        if not received:
+            raise ConnectionResetError("the server closed the connection")
+        self._buffer += received
+
+    # Writing --------------------------------------------------------------------------------------------------
+
+    def _send(self, buffers: list[memoryview]) -> None:
+        while buffers:
+            self._limit_wait()
+            sent = self._send_some(buffers)
+            while buffers and sent >= len(buffers[0]):
+                sent -= len(buffers.pop(0))
+            if sent:
+                buffers[0] = buffers[0][sent:]
+
+    def _send_some(self, buffers: list[memoryview]) -> int:
+        if isinstance(self._socket, ssl.SSLSocket):
+            return self._socket.send(buffers[0])
+        return self._socket.sendmsg(buffers[:64])
+
+    def _limit_wait(self) -> None:
+        """However little a slow server gives at a time."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the server takes too long")
+        self._socket.settimeout(left)
+
+
+def _connect(address: RedisAddress, timeout: float) -> socket.socket:
+    if address.path is not None:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.settimeout(timeout)
+            connection.connect(address.path)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+    connection = socket.create_connection((address.host, address.port), timeout)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if not address.is_tls:
+        return connection
+    return ssl.create_default_context().wrap_socket(connection, server_hostname=address.host)
+
+
+def _frames(command: Sequence[Part]) -> list[memoryview]:
+    """Small parts joined, large ones as they are."""
+    frames: list[memoryview] = []
+    small = bytearray(b"*%d\r\n" % len(command))
+    for part in command:
+        buffers = part if isinstance(part, tuple) else (part,)
+        small += b"$%d\r\n" % sum(map(len, buffers))
+        for buffer in buffers:
+            if len(buffer) < _BUFFER:
+                small += buffer
+            else:
+                frames += [memoryview(bytes(small)), memoryview(buffer)]
+                small = bytearray()
+        small += b"\r\n"
+    return [*frames, memoryview(bytes(small))]
+
+
+def _number(text: bytes, limit: int) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise TierError("not the Redis protocol") from None
+    if not -1 <= number <= limit and limit < 2**63:
+        raise TierError(f"a reply of {number} parts")
+    return number

@@ -1,0 +1,115 @@
+"""What a policy would have saved of a recorded or generated trace, and what no policy could have exceeded.
+
+Pure: names, sizes and costs only.  Invariant: `offline_bound` is never less than what `simulate` gives.
+"""
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from keepsight.tiers.policies import POLICIES
+from keepsight.tiers.trace import Access
+
+_NEVER = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    num_hits: int
+    num_accesses: int
+    saved_seconds: float
+    seconds: float
+
+    @property
+    def saved_share(self) -> float:
+        """Of what everything would cost without a cache."""
+        return self.saved_seconds / self.seconds if self.seconds else 0.0
+
+
+def simulate(trace: Sequence[Access], policy_name: str, max_bytes: int) -> Outcome:
+    policy = POLICIES[policy_name](max_bytes)
+    sizes: dict[str, int] = {}
+    num_bytes = num_hits = 0
+    saved = 0.0
+    for access in trace:
+        if access.key in sizes:
+            policy.use(access.key)
+            num_hits += 1
+            saved += access.seconds
+        elif access.num_bytes <= max_bytes:
+            while num_bytes + access.num_bytes > max_bytes:
+                num_bytes -= sizes.pop(policy.evict())
+            policy.add(access.key, access.num_bytes, access.seconds)
+            sizes[access.key] = access.num_bytes
+            num_bytes += access.num_bytes
+    return Outcome(num_hits, len(trace), saved, sum(access.seconds for access in trace))
+
+
+def simulate_belady(trace: Sequence[Access], max_bytes: int) -> Outcome:
+    """By one that knows the future: what is needed last goes first.  The best there is if all are equally large."""
+    next_use = _next_uses(trace)
+    held: dict[str, float] = {}
+    sizes: dict[str, int] = {}
+    heap: list[tuple[float, str]] = []
+    num_bytes = num_hits = 0
+    saved = 0.0
+    for access, when in zip(trace, next_use, strict=True):
+        if access.key in held:
+            num_hits += 1
+            saved += access.seconds
+        else:
+            sizes[access.key] = access.num_bytes
+            num_bytes += access.num_bytes
+        held[access.key] = when
+        heapq.heappush(heap, (-when, access.key))
+        # Itself may be what goes: it is not kept then.
+        while num_bytes > max_bytes:
+            negated, key = heapq.heappop(heap)
+            if held.get(key) == -negated:
+                del held[key]
+                num_bytes -= sizes.pop(key)
+    return Outcome(num_hits, len(trace), saved, sum(access.seconds for access in trace))
+
+
+def offline_bound(trace: Sequence[Access], max_bytes: int) -> float:
+    """The share of seconds that no policy can save more than, whatever the sizes and costs.
+
+    To serve a use, its bytes must be held since the last one.  All uses together hold no more than the budget at every
+    step, so at most budget x steps: that much is given to those that save most for it, and parts count.
+    """
+    wishes = sorted(_wishes(trace, max_bytes), key=lambda wish: wish[0] / wish[1], reverse=True)
+    left, saved = float(max_bytes) * len(trace), 0.0
+    for seconds, byte_steps in wishes:
+        part = min(1.0, left / byte_steps)
+        saved += part * seconds
+        left -= part * byte_steps
+        if left <= 0:
+            break
+    total = sum(access.seconds for access in trace)
+    return saved / total if total else 0.0
+
+
+def distinct_bytes(trace: Sequence[Access]) -> int:
+    """What it would take to hold everything."""
+    return sum({access.key: access.num_bytes for access in trace}.values())
+
+
+def _wishes(trace: Sequence[Access], max_bytes: int) -> list[tuple[float, int]]:
+    """For each use that could be a hit: what that would save, and the bytes x steps that it takes."""
+    last: dict[str, int] = {}
+    wishes = []
+    for step, access in enumerate(trace):
+        if access.key in last and access.num_bytes <= max_bytes:
+            wishes.append((access.seconds, max(1, access.num_bytes) * (step - last[access.key])))
+        last[access.key] = step
+    return wishes
+
+
+def _next_uses(trace: Sequence[Access]) -> list[float]:
+    coming: dict[str, int] = {}
+    uses = [_NEVER] * len(trace)
+    for step in range(len(trace) - 1, -1, -1):
+        uses[step] = coming.get(trace[step].key, _NEVER)
+        coming[trace[step].key] = step
+    return uses

@@ -1,0 +1,145 @@
+"""Whether a tier may be used: one that fails or is slow is set aside for a while, and tried again by itself.
+
+Knows nothing of what a tier does but how long and whether it worked.  Table of its states:
+  in use     a failure, or too many slow ones    -> set aside, twice as long each time
+  set aside  its time is over                    -> on trial
+  on trial   one operation: works / fails        -> in use / set aside
+Invariant: while a tier is set aside nothing is begun, and on trial one operation at a time.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from keepsight.errors import TierError
+
+logger = logging.getLogger(__name__)
+
+_NUM_WATCHED = 64
+_NUM_ENOUGH = 20
+# So many in a row that work, and what went wrong before is forgotten.
+_NUM_FORGIVEN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class GuardLimits:
+    """Of one operation: the 95th percentile, and what counts as never to return."""
+
+    slow_seconds: float = 0.5
+    stuck_seconds: float = 10.0
+    first_pause: float = 0.25
+    longest_pause: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class TierHealth:
+    name: str
+    is_used: bool
+    # Of why it was set aside last.
+    reason: str | None
+    num_failures: int
+    seconds_to_trial: float
+
+
+class TierGuard:
+    def __init__(self, name: str, clock: Callable[[], float], limits: GuardLimits | None = None) -> None:
+        self._name, self._clock, self._limits = name, clock, limits or GuardLimits()
+        self._lock = threading.Lock()
+        self._durations: deque[float] = deque(maxlen=_NUM_WATCHED)
+        # When each operation under way was begun.
+        self._under_way: dict[int, float] = {}
+        self._num_begun = self._num_failures = self._num_well = 0
+        self._pause = 0.0
+        self._set_aside_until: float | None = None
+        self._is_on_trial = False
+        self._reason: str | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        with self._lock:
+            return self._may_begin()
+
+    @contextmanager
+    def watch(self) -> Iterator[bool]:
+        """Yields whether the operation may be begun.  What it raises of OSError and TierError ends here."""
+        token = self._try_begin()
+        if token is None:
+            yield False
+            return
+        failure: Exception | None = None
+        try:
+            yield True
+        except (OSError, TierError) as error:
+            failure = error
+        except BaseException as error:
+            self._end(token, TierError(repr(error)))
+            raise
+        self._end(token, failure)
+
+    def health(self) -> TierHealth:
+        with self._lock:
+            is_used = self._set_aside_until is None and not self._is_stuck()
+            left = 0.0 if self._set_aside_until is None else max(0.0, self._set_aside_until - self._clock())
+            reason = "an operation does not return" if self._is_stuck() else self._reason
+            return TierHealth(self._name, is_used, None if is_used else reason, self._num_failures, left)
+
+    def _may_begin(self) -> bool:
+        if self._set_aside_until is None:
+            return not self._is_stuck()
+        return self._clock() >= self._set_aside_until and not self._is_on_trial
+
+    def _is_stuck(self) -> bool:
+        oldest = min(self._under_way.values(), default=None)
+        return oldest is not None and self._clock() - oldest > self._limits.stuck_seconds
+
+    def _try_begin(self) -> int | None:
+        with self._lock:
+            if not self._may_begin():
+                return None
+            self._is_on_trial = self._set_aside_until is not None
+            self._num_begun += 1
+            self._under_way[self._num_begun] = self._clock()
+            return self._num_begun
+
+    def _end(self, token: int, failure: Exception | None) -> None:
+        with self._lock:
+            self._durations.append(self._clock() - self._under_way.pop(token))
+            if failure is not None:
+                self._set_aside(f"{type(failure).__name__}: {failure}")
+            elif self._is_slow():
+                self._set_aside(f"slow: of 20 operations one takes more than {self._limits.slow_seconds:g} s")
+            else:
+                self._note_well()
+
+    def _note_well(self) -> None:
+        if self._is_on_trial:
+            logger.warning("the %s tier is used again", self._name)
+        self._is_on_trial = False
+        self._set_aside_until = None
+        self._num_well += 1
+        if self._num_well >= _NUM_FORGIVEN:
+            self._pause = 0.0
+
+    def _is_slow(self) -> bool:
+        if self._is_on_trial:
+            return self._durations[-1] > self._limits.slow_seconds
+        slowest = sorted(self._durations)
+        return len(slowest) >= _NUM_ENOUGH and slowest[int(0.95 * (len(slowest) - 1))] > self._limits.slow_seconds
+
+    def _set_aside(self, reason: str) -> None:
+        self._pause = min(self._limits.longest_pause, max(self._limits.first_pause, 2 * self._pause))
+        self._set_aside_until = self._clock() + self._pause
+        self._is_on_trial = False
+        self._reason = reason
+        self._num_failures += 1
+        self._num_well = 0
+        self._durations.clear()
+        logger.warning("the %s tier is set aside for %.3g s: %s", self._name, self._pause, reason)
+
+    def check_invariants(self) -> None:
+        with self._lock:
+            assert not self._is_on_trial or (self._set_aside_until is not None and self._under_way)
+            assert 0 <= self._pause <= self._limits.longest_pause

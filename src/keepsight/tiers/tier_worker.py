@@ -1,0 +1,183 @@
+"""One tier behind two threads: what reads and writes there waits here, never in its caller.
+
+Knows neither other tiers nor deadlines.  What is still to be written is found already.  Invariant: every read is
+answered once; what waits to be written has at most `max_waiting_bytes`, the oldest being left out and counted.
+"""
+
+import logging
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from keepsight.tiers.tier import StoredArray, Tier
+from keepsight.tiers.tier_guard import TierGuard
+
+logger = logging.getLogger(__name__)
+
+_MAX_READS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    key: str
+    # False: nobody waits for it any more.
+    is_wanted: Callable[[], bool]
+    # Called once, on any thread.
+    on_read: Callable[[StoredArray | None], None]
+
+
+class TierWorker:
+    def __init__(self, tier: Tier, guard: TierGuard, max_waiting_bytes: int) -> None:
+        self.tier, self.guard = tier, guard
+        self.num_left_out = 0
+        self._max_waiting_bytes = max_waiting_bytes
+        self._changed = threading.Condition()
+        self._reads: deque[Read] = deque()
+        # The oldest first.
+        self._writes: OrderedDict[str, StoredArray] = OrderedDict()
+        self._num_waiting_bytes = 0
+        # What is being written just now: found as well.
+        self._writing: tuple[str, StoredArray] | None = None
+        self._must_clear = self._is_clearing = self._is_closed = False
+        self._threads = [
+            threading.Thread(target=target, name=f"{tier.name}-tier-{name}", daemon=True)
+            for name, target in (("reads", self._read_all), ("writes", self._write_all))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def has(self, key: str) -> bool:
+        return self._waiting(key) is not None or (self.guard.is_usable and self.tier.has(key))
+
+    def try_read(self, read: Read) -> bool:
+        """False, and nothing is called, if the tier is set aside or too much waits."""
+        with self._changed:
+            can_read = not self._is_closed and len(self._reads) < _MAX_READS
+            if can_read and (self._waiting(read.key) is not None or self.guard.is_usable):
+                self._reads.append(read)
+                self._changed.notify_all()
+                return True
+            return False
+
+    def write(self, key: str, array: StoredArray) -> None:
+        with self._changed:
+            if self._is_closed or not self.guard.is_usable or array.num_bytes > self._max_waiting_bytes:
+                self.num_left_out += 1
+                return
+            if key in self._writes:
+                return
+            self._writes[key] = array
+            self._num_waiting_bytes += array.num_bytes
+            while self._num_waiting_bytes > self._max_waiting_bytes:
+                self._num_waiting_bytes -= self._writes.popitem(last=False)[1].num_bytes
+                self.num_left_out += 1
+            self._changed.notify_all()
+
+    def clear(self) -> None:
+        """Soon; what waits to be written is left out."""
+        with self._changed:
+            self._writes.clear()
+            self._num_waiting_bytes = 0
+            self._must_clear = True
+            self._changed.notify_all()
+
+    def wait_written(self, seconds: float) -> bool:
+        """Until nothing waits to be written; for shutdown and tests."""
+        with self._changed:
+            return self._changed.wait_for(self._is_written, seconds)
+
+    def close(self, seconds: float) -> None:
+        """Reads are answered with nothing.  A thread that does not return in time is left behind."""
+        with self._changed:
+            self._is_closed = True
+            reads, self._reads = self._reads, deque()
+            self._changed.notify_all()
+        for read in reads:
+            read.on_read(None)
+        for thread in self._threads:
+            thread.join(seconds)
+        self.tier.close()
+
+    # The threads ----------------------------------------------------------------------------------------------
+
+    def _read_all(self) -> None:
+        while (read := self._next_read()) is not None:
+            array = self._read(read) if read.is_wanted() else None
+            with self._safely("given"):
+                read.on_read(array)
+
+    def _next_read(self) -> Read | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._reads or self._is_closed)
+            return self._reads.popleft() if self._reads else None
+
+    def _read(self, read: Read) -> StoredArray | None:
+        array = self._waiting(read.key)
+        if array is None:
+            with self._safely("read"), self.guard.watch() as may:
+                array = self.tier.get(read.key) if may else None
+        return array
+
+    def _write_all(self) -> None:
+        while self._take_write():
+            with self._safely("written"), self.guard.watch() as may:
+                if may:
+                    self._write()
+                else:
+                    self.num_left_out += 1
+            with self._changed:
+                self._writing = None
+                self._is_clearing = False
+                self._changed.notify_all()
+
+    def _take_write(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._writes or self._must_clear or self._is_closed)
+            if self._is_closed:
+                return False
+            # Tried once: while a tier is set aside nothing of it is found either.
+            self._is_clearing, self._must_clear = self._must_clear, False
+            if not self._is_clearing:
+                self._writing = self._writes.popitem(last=False)
+                self._num_waiting_bytes -= self._writing[1].num_bytes
+            return True
+
+    def _write(self) -> None:
+        if self._writing is None:
+            self.tier.clear()
+        else:
+            self.tier.put(*self._writing)
+
+    def _safely(self, action: str) -> "_Logged":
+        return _Logged(f"{self.tier.name} tier: an entry could not be {action}")
+
+    def _waiting(self, key: str) -> StoredArray | None:
+        writing = self._writing
+        if writing is not None and writing[0] == key:
+            return writing[1]
+        return self._writes.get(key)
+
+    def _is_written(self) -> bool:
+        return not self._writes and self._writing is None and not self._must_clear and not self._is_clearing
+
+    def check_invariants(self) -> None:
+        with self._changed:
+            assert self._num_waiting_bytes == sum(array.num_bytes for array in self._writes.values())
+            assert self._num_waiting_bytes <= self._max_waiting_bytes
+            assert len(self._reads) <= _MAX_READS
+        self.guard.check_invariants()
+
+
+class _Logged:
+    """Nothing that a tier does may end its thread."""
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, Exception):
+            logger.error(self._message, exc_info=error)
+        return error is None or isinstance(error, Exception)

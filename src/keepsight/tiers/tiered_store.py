@@ -1,0 +1,223 @@
+"""All tiers as one: what was computed is written behind, what is wanted is read ahead, and the caller never waits.
+
+Knows neither requests nor devices.  The tiers are asked in their order, the nearest first; what a far one gives is put
+into the nearer ones.  Invariant: each `load` is answered exactly once, by the array or None, at the latest when making
+it anew would have taken as long; what comes later is dropped.
+"""
+
+import heapq
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from keepsight.tiers.host_tier import HostTier
+from keepsight.tiers.tier import StoredArray, Tier, TierStats
+from keepsight.tiers.tier_guard import GuardLimits, TierGuard, TierHealth
+from keepsight.tiers.tier_worker import Read, TierWorker
+
+OnLoaded = Callable[[str, StoredArray | None], None]
+
+_MAX_WAITING_BYTES = 512 * 2**20
+_CLOSING_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class _Loading:
+    key: str
+    deadline: float
+    waiting: list[OnLoaded]
+    # Tiers that were asked.
+    num_asked: int = 0
+
+
+@dataclass(slots=True)
+class LoadCounts:
+    """`hits` by tier; late: making it anew won."""
+
+    hits: dict[str, int] = field(default_factory=dict)
+    num_absent: int = 0
+    num_late: int = 0
+    saved_seconds: float = 0.0
+
+
+class TieredStore:
+    """Used by any thread."""
+
+    def __init__(
+        self,
+        host: HostTier | None,
+        others: Sequence[Tier],
+        *,
+        max_waiting_bytes: int = _MAX_WAITING_BYTES,
+        limits: GuardLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """The nearest of the others first."""
+        self.counts = LoadCounts()
+        self._host, self._clock = host, clock
+        self._workers = [TierWorker(tier, TierGuard(tier.name, clock, limits), max_waiting_bytes) for tier in others]
+        self._changed = threading.Condition()
+        self._loadings: dict[str, _Loading] = {}
+        # Of all loadings, and of some that are over.
+        self._deadlines: list[tuple[float, int, _Loading]] = []
+        self._numbers = count()
+        self._is_closed = False
+        self._timer = threading.Thread(target=self._end_late_ones, name="tiers-deadlines", daemon=True)
+        self._timer.start()
+
+    def find(self, key: str) -> str | None:
+        """The nearest tier that is known to hold it; others may hold it too.  Asks nobody."""
+        if self._host is not None and self._host.has(key):
+            return self._host.name
+        return next((worker.tier.name for worker in self._workers if worker.has(key)), None)
+
+    def is_worth_asking(self, key: str) -> bool:
+        """False if no tier can hold it as far as known: what is not found then is not anywhere."""
+        return self.find(key) is not None or any(worker.guard.is_usable for worker in self._workers)
+
+    def load(self, key: str, recompute_seconds: float, on_loaded: OnLoaded) -> None:
+        """Calls back once: at once if it lies in host memory, else on a thread of the tiers."""
+        array = self._host.get(key) if self._host is not None else None
+        if array is not None:
+            self._count_hit("host", array)
+            on_loaded(key, array)
+            return
+        with self._changed:
+            joined = self._loadings.get(key)
+            if joined is not None:
+                joined.waiting.append(on_loaded)
+                return
+            loading = _Loading(key, self._clock() + recompute_seconds, [on_loaded])
+            self._loadings[key] = loading
+            heapq.heappush(self._deadlines, (loading.deadline, next(self._numbers), loading))
+            self._changed.notify_all()
+        self._ask_next(loading)
+
+    def store(self, key: str, array: StoredArray) -> None:
+        """Its memory belongs to the tiers from now on, and must not be changed."""
+        if self._host is not None:
+            self._host.put(key, array)
+        for worker in self._workers:
+            worker.write(key, array)
+
+    def clear(self) -> None:
+        """Of all tiers; soon, and what was being loaded is not given any more."""
+        if self._host is not None:
+            self._host.clear()
+        for worker in self._workers:
+            worker.clear()
+        for loading in list(self._loadings.values()):
+            self._finish(loading, None)
+
+    def health(self) -> tuple[TierHealth, ...]:
+        return tuple(worker.guard.health() for worker in self._workers)
+
+    def stats(self) -> dict[str, TierStats]:
+        tiers: list[Tier] = [] if self._host is None else [self._host]
+        return {tier.name: tier.stats() for tier in [*tiers, *(worker.tier for worker in self._workers)]}
+
+    @property
+    def num_left_out(self) -> int:
+        """Writes that were not done, as too much waited or a tier was set aside."""
+        return sum(worker.num_left_out for worker in self._workers)
+
+    def wait_written(self, seconds: float) -> bool:
+        return all(worker.wait_written(seconds) for worker in self._workers)
+
+    def close(self) -> None:
+        """What waits to be written gets a little time."""
+        self.wait_written(_CLOSING_SECONDS)
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        for worker in self._workers:
+            worker.close(_CLOSING_SECONDS)
+        for loading in list(self._loadings.values()):
+            self._finish(loading, None)
+        self._timer.join()
+        if self._host is not None:
+            self._host.close()
+
+    # Loading --------------------------------------------------------------------------------------------------
+
+    def _ask_next(self, loading: _Loading) -> None:
+        while loading.num_asked < len(self._workers):
+            worker = self._workers[loading.num_asked]
+            loading.num_asked += 1
+            if worker.try_read(self._reading(loading, worker)):
+                return
+        self._finish(loading, None)
+
+    def _reading(self, loading: _Loading, worker: TierWorker) -> Read:
+        def on_read(array: StoredArray | None) -> None:
+            if array is None:
+                self._ask_next(loading)
+            elif self._finish(loading, array):
+                self._count_hit(worker.tier.name, array)
+                self._promote(loading.key, array, worker)
+
+        return Read(loading.key, lambda: self._is_under_way(loading), on_read)
+
+    def _is_under_way(self, loading: _Loading) -> bool:
+        return self._loadings.get(loading.key) is loading
+
+    def _finish(self, loading: _Loading, array: StoredArray | None, *, is_late: bool = False) -> bool:
+        """False if it was finished already."""
+        with self._changed:
+            if not self._is_under_way(loading):
+                return False
+            # Both may be true at once, when the timer has not come to it yet.
+            if array is not None and self._clock() > loading.deadline:
+                array, is_late = None, True
+            del self._loadings[loading.key]
+            self.counts.num_late += is_late
+            self.counts.num_absent += array is None and not is_late
+        for on_loaded in loading.waiting:
+            on_loaded(loading.key, array)
+        return array is not None
+
+    def _promote(self, key: str, array: StoredArray, source: TierWorker) -> None:
+        if self._host is not None:
+            self._host.put(key, array)
+        for worker in self._workers:
+            if worker is source:
+                break
+            worker.write(key, array)
+
+    def _count_hit(self, name: str, array: StoredArray) -> None:
+        with self._changed:
+            self.counts.hits[name] = self.counts.hits.get(name, 0) + 1
+            self.counts.saved_seconds += array.seconds
+
+    def _end_late_ones(self) -> None:
+        while not self._is_closed:
+            for loading in self._late_ones():
+                self._finish(loading, None, is_late=True)
+
+    def _late_ones(self) -> list[_Loading]:
+        """Waits until there are any, or until closed."""
+        with self._changed:
+            while not self._is_closed:
+                late = []
+                while self._deadlines and self._is_over(self._deadlines[0]):
+                    late.append(heapq.heappop(self._deadlines)[2])
+                if late:
+                    return late
+                left = self._deadlines[0][0] - self._clock() if self._deadlines else None
+                self._changed.wait(left)
+            return []
+
+    def _is_over(self, place: tuple[float, int, _Loading]) -> bool:
+        return place[0] <= self._clock() or not self._is_under_way(place[2])
+
+    def check_invariants(self) -> None:
+        if self._host is not None:
+            self._host.check_invariants()
+        for worker in self._workers:
+            worker.check_invariants()
+        with self._changed:
+            placed = {id(loading) for _, _, loading in self._deadlines}
+            assert all(loading.waiting for loading in self._loadings.values())
+            assert len(placed) == len(self._deadlines)
