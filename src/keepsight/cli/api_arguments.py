@@ -20,6 +20,7 @@ def add_api_arguments(parser: argparse.ArgumentParser) -> None:
     _add_access(parser.add_argument_group("who may ask"))
     _add_http(parser.add_argument_group("how it is spoken to"))
     _add_limits(parser.add_argument_group("how much of it at once"))
+    _add_uploads(parser.add_argument_group("pictures that are uploaded to be named later"))
 
 
 def _add_access(group: Any) -> None:
@@ -86,6 +87,22 @@ def _add_limits(group: Any) -> None:
     )
 
 
+def _add_uploads(group: Any) -> None:
+    group.add_argument(
+        "--media-quota-mb",
+        type=float,
+        default=DEFAULTS.media_quota_bytes / MIB,
+        help="MiB that the callers of one key may keep here to be named later (POST /v1/media), 0: none "
+        "(default: %(default)g)",
+    )
+    group.add_argument(
+        "--media-quota-count",
+        type=int,
+        default=DEFAULTS.media_quota_count,
+        help="and how many pictures (default: %(default)d)",
+    )
+
+
 def api_settings_from(arguments: argparse.Namespace) -> ApiSettings:
     names = arguments.served_model_name or [""]
     settings = ApiSettings(
@@ -102,6 +119,8 @@ def api_settings_from(arguments: argparse.Namespace) -> ApiSettings:
         max_body_bytes=_to_bytes(arguments.max_body_mb),
         max_waiting_requests=arguments.max_waiting_requests,
         slow_client_seconds=arguments.slow_client_timeout,
+        media_quota_bytes=_quota_bytes(arguments.media_quota_mb),
+        media_quota_count=arguments.media_quota_count,
     )
     _check(settings)
     return settings
@@ -123,9 +142,17 @@ def _to_bytes(mib: float) -> int:
     return int(mib * MIB)
 
 
+def _quota_bytes(mib: float) -> int:
+    if not 0 <= mib < math.inf:
+        raise InvalidArgumentError("--media-quota-mb", f"must be at least 0, not {mib}")
+    return int(mib * MIB)
+
+
 def _check(settings: ApiSettings) -> None:
     if settings.max_waiting_requests < 1:
         raise InvalidArgumentError("--max-waiting-requests", f"must be at least 1, not {settings.max_waiting_requests}")
+    if settings.media_quota_count < 1:
+        raise InvalidArgumentError("--media-quota-count", f"must be at least 1, not {settings.media_quota_count}")
     if not 0 < settings.slow_client_seconds < math.inf:
         raise InvalidArgumentError("--slow-client-timeout", f"must be above 0, not {settings.slow_client_seconds}")
     if settings.cache_isolation == "api-key" and not settings.api_keys:

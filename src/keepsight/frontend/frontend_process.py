@@ -18,6 +18,8 @@ from keepsight.frontend.app import create_app
 from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.engine_link import EngineLink
 from keepsight.frontend.http_server import make_server
+from keepsight.frontend.media_api import Uploads
+from keepsight.frontend.media_handles import MediaHandles, MediaQuota
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.media_workers import MediaWorkers
 from keepsight.frontend.pixel_cache import PixelCache, open_pixel_cache
@@ -62,7 +64,7 @@ class FrontendProcess:
     def serve(self, control: ProcessEnd) -> None:
         """Until it is drained."""
         self._may_go_on.wait()
-        app = create_app(self._preparer, self._client, self._start.model_name, self._start.api)
+        app = create_app(self._preparer, self._client, self._start.model_name, self._start.api, self._open_uploads())
         self._server = make_server(app, self._start.api)
         # Asked to end before there was anything to end.
         self._server.should_exit = self._is_draining
@@ -93,6 +95,13 @@ class FrontendProcess:
     def _open_cache(self, config: Config) -> PixelCache:
         mode = self._start.pixel_mode if self._preparer.image_config is not None else "none"
         return open_pixel_cache(mode, config, RunDirectory(Path(self._start.run_directory)))
+
+    def _open_uploads(self) -> Uploads | None:
+        api = self._start.api
+        if self._preparer.image_config is None or not api.media_quota_bytes:
+            return None
+        quota = MediaQuota(api.media_quota_bytes, api.media_quota_count)
+        return Uploads(MediaHandles(Path(self._start.run_directory), quota), self._client)
 
     def _take_welcome(self, welcome: Welcome) -> None:
         self._preparer.max_model_len = welcome.max_model_len
