@@ -245,6 +245,17 @@ def test_a_first_start_that_crashes_is_not_tried_again(stage: Stage) -> None:
     assert f"engine-1 (pid {engine.pid}) was killed by SIGSEGV before it was ready" in stage.log
 
 
+def test_two_that_die_at_once_during_the_first_start_end_it_all_the_same(stage: Stage) -> None:
+    actors = stage.start()
+    stage.send_signal(signal.SIGSTOP)
+    for actor in actors:
+        actor.kill()
+        actor.wait()
+    stage.send_signal(signal.SIGCONT)
+    assert stage.wait() == 1
+    assert "Traceback" not in stage.log
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_signal_lets_frontends_finish_and_then_the_engine(stage: Stage, number: signal.Signals, status: int) -> None:
     engine, frontend = stage.start_serving()

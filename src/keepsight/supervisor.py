@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 ENGINE = (sys.executable, "-P", "-m", "keepsight.engine.engine_process")
 FRONTEND = (sys.executable, "-P", "-m", "keepsight.frontend.frontend_process")
 NO_WISHES = ApiSettings()
-# So many times in a row may the start of an engine, or of a frontend, fail once the server has run.
+# So many times in a row may the start of an engine, or of a frontend, of one rank fail once the server has run.
 MAX_FAILED_STARTS = 3
 # For answers that say that there will be none, and for an engine with nothing to do any more.
 GOODBYE_SECONDS = 5.0
@@ -60,6 +60,8 @@ class ServerSettings:
     run_directory: Path
     pixel_mode: PixelMode
     num_frontends: int = 1
+    # That do the same work, each with a part of the machine.
+    num_engines: int = 1
     api: ApiSettings = NO_WISHES
     # For answers that run when the server is asked to end.
     shutdown_seconds: float = 30.0
@@ -76,9 +78,14 @@ class _Stage(enum.IntEnum):
 
 
 class _Child:
-    def __init__(self, kind: str, number: int, command: Sequence[str], pass_fds: Sequence[int] = ()) -> None:
-        """In a session of its own: Ctrl-C reaches the supervisor alone."""
-        self.kind, self.name, self.is_ready = kind, f"{kind}-{number}", False
+    def __init__(
+        self, kind: str, rank: int, number: int, command: Sequence[str], pass_fds: Sequence[int] = ()
+    ) -> None:
+        """In a session of its own: Ctrl-C reaches the supervisor alone.
+
+        `rank`: which of its kind; the one that replaces it has the same, but never its number.
+        """
+        self.kind, self.rank, self.name, self.is_ready = kind, rank, f"{kind}-{number}", False
         ours, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(command, stdin=theirs.fileno(), pass_fds=pass_fds, start_new_session=True)
@@ -107,7 +114,8 @@ class Supervisor:
         self._commands = {"engine": engine_command, "frontend": frontend_command}
         self._children: list[_Child] = []
         self._num_started: Counter[str] = Counter()
-        self._num_failed_starts: Counter[str] = Counter()
+        # By kind and rank.
+        self._num_failed_starts: Counter[tuple[str, int]] = Counter()
         self._selector = selectors.DefaultSelector()
         self._stage, self._deadline = _Stage.STARTING, float("inf")
         # Of this process, once it is known.
@@ -122,9 +130,10 @@ class Supervisor:
         with _signals() as signals, self._selector:
             self._selector.register(signals, selectors.EVENT_READ, partial(self._heed_signals, signals))
             try:
-                self._start_engine()
-                for _ in range(self._settings.num_frontends):
-                    self._start_frontend()
+                for rank in range(self._settings.num_engines):
+                    self._start_engine(rank)
+                for rank in range(self._settings.num_frontends):
+                    self._start_frontend(rank)
                 while self._children:
                     self._wait()
             finally:
@@ -141,8 +150,8 @@ class Supervisor:
 
     # Starting -------------------------------------------------------------------------------------------------
 
-    def _start_engine(self) -> None:
-        engine = self._start("engine")
+    def _start_engine(self, rank: int) -> None:
+        engine = self._start("engine", rank)
         self._tell(
             engine,
             StartEngine(
@@ -151,11 +160,13 @@ class Supervisor:
                 pixel_mode=self._settings.pixel_mode,
                 engine_id=engine.name,
                 endpoint=self._endpoint_of(engine),
+                rank=rank,
+                num_engines=self._settings.num_engines,
             ),
         )
 
-    def _start_frontend(self) -> None:
-        frontend = self._start("frontend", self._listener.fileno())
+    def _start_frontend(self, rank: int) -> None:
+        frontend = self._start("frontend", rank, self._listener.fileno())
         self._tell(
             frontend,
             StartFrontend(
@@ -166,15 +177,18 @@ class Supervisor:
                 model_name=self._settings.model_name,
                 listener_fd=self._listener.fileno(),
                 api=self._settings.api,
+                rank=rank,
+                num_frontends=self._settings.num_frontends,
+                num_engines=self._settings.num_engines,
             ),
         )
         for engine in self._of_kind("engine"):
             if engine.is_ready:
-                self._tell(frontend, EngineReady(self._endpoint_of(engine)))
+                self._tell(frontend, EngineReady(self._endpoint_of(engine), engine.rank))
 
-    def _start(self, kind: str, *pass_fds: int) -> _Child:
+    def _start(self, kind: str, rank: int, *pass_fds: int) -> _Child:
         self._num_started[kind] += 1
-        child = _Child(kind, self._num_started[kind], self._commands[kind], pass_fds)
+        child = _Child(kind, rank, self._num_started[kind], self._commands[kind], pass_fds)
         self._children.append(child)
         self._selector.register(child.control.connection, selectors.EVENT_READ, partial(self._hear, child))
         return child
@@ -205,9 +219,9 @@ class Supervisor:
 
     def _note_ready(self, child: _Child) -> None:
         child.is_ready = True
-        self._num_failed_starts[child.kind] = 0
+        self._num_failed_starts[child.kind, child.rank] = 0
         if child.kind == "engine":
-            self._tell_all("frontend", EngineReady(self._endpoint_of(child)))
+            self._tell_all("frontend", EngineReady(self._endpoint_of(child), child.rank))
         logger.info("%s is ready", child)
         if self._stage is _Stage.STARTING and all(each.is_ready for each in self._children):
             self._stage, seconds = _Stage.SERVING, time.monotonic() - self._started_at
@@ -220,7 +234,8 @@ class Supervisor:
 
     def _reap(self) -> None:
         for child in tuple(self._children):
-            if child.process.poll() is not None:
+            # The death of one may have ended the others.
+            if child in self._children and child.process.poll() is not None:
                 self._hear(child)  # its last words
                 self._bury(child)
                 self._act_on_death(child)
@@ -235,19 +250,21 @@ class Supervisor:
             self._go_on_ending(child)
 
     def _replace(self, child: _Child) -> None:
-        if not child.is_ready:
-            self._num_failed_starts[child.kind] += 1
-        if self._num_failed_starts[child.kind] >= MAX_FAILED_STARTS:
-            logger.error("%s; its start failed %d times: giving up", child.tell_end(), MAX_FAILED_STARTS)
-            self._end(status=1, stage=_Stage.GIVING_UP)
-            return
-        logger.error("%s; another is started", child.tell_end())
         if child.kind == "engine":
-            self._tell_all("frontend", EngineLost(f"the engine was lost: {child.tell_end()}"))
-            self._start_engine()
+            self._tell_all("frontend", EngineLost(f"the engine was lost: {child.tell_end()}", child.rank))
         else:
             self._tell_all("engine", FrontendLost(child.name))
-            self._start_frontend()
+        self._num_failed_starts[child.kind, child.rank] += not child.is_ready
+        if self._num_failed_starts[child.kind, child.rank] < MAX_FAILED_STARTS:
+            logger.error("%s; another is started", child.tell_end())
+            start = self._start_engine if child.kind == "engine" else self._start_frontend
+            start(child.rank)
+        elif others := self._of_kind(child.kind):
+            end, names = child.tell_end(), ", ".join(map(str, others))
+            logger.error("%s; its start failed %d times: left to %s", end, MAX_FAILED_STARTS, names)
+        else:
+            logger.error("%s; its start failed %d times: giving up", child.tell_end(), MAX_FAILED_STARTS)
+            self._end(status=1, stage=_Stage.GIVING_UP)
 
     # Ending ---------------------------------------------------------------------------------------------------
 
@@ -300,6 +317,8 @@ class Supervisor:
             self._stage, self._deadline = _Stage.GIVING_UP, time.monotonic() + GOODBYE_SECONDS
         elif not self._of_kind("engine"):
             self._enter(_Stage.GIVING_UP)
+        elif child.kind == "engine":
+            self._tell_all("frontend", EngineLost(f"the engine was lost: {child.tell_end()}", child.rank))
 
     def _kill(self, *children: _Child) -> None:
         for child in children:

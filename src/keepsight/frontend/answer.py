@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from keepsight.errors import EngineLostError
+from keepsight.errors import EngineLostError, RequestFailedError
 from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
 from keepsight.frontend.chat_response import ErrorResponse, Usage
 from keepsight.frontend.generation_fields import GenerationFields
@@ -95,7 +95,8 @@ class Answer(ABC):
         except Exception as error:
             if not has_begun:
                 raise
-            logger.exception("the answer %s failed", self._id)
+            is_foreseen = isinstance(error, RequestFailedError)
+            logger.error("the answer %s failed: %s", self._id, error, exc_info=not is_foreseen)
             yield b"data: " + _encode(ErrorResponse.of(error)) + b"\n\n"
         yield b"data: [DONE]\n\n"
 
