@@ -212,6 +212,15 @@ def test_who_has_heard_a_token_is_told_that_the_engine_was_lost(client: EngineCl
     assert (error.status, str(error)) == (503, "it was killed")
 
 
+def test_each_who_lost_the_engine_has_an_error_of_their_own(client: EngineClient, ask: Ask) -> None:
+    client.connect(Engine().send)
+    callers = [ask(prepared(name)) for name in ("1", "2")]
+    client.receive([TokenOutput("1", 0, 7), TokenOutput("2", 0, 7)])
+    client.disconnect("it was killed")
+    first, second = (caller.answer()[-1] for caller in callers)
+    assert first is not second
+
+
 def test_a_request_that_two_engines_died_of_is_not_given_to_a_third(client: EngineClient, ask: Ask) -> None:
     caller = ask(prepared("1"))
     for _ in range(2):
