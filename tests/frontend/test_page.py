@@ -232,6 +232,12 @@ def test_an_answer_that_breaks_off_says_so_and_stays(page: Page) -> None:
     expect(answer(page)).to_contain_text("Once")
 
 
+def test_a_refusal_without_words_is_told_by_its_number(page: Page) -> None:
+    page.route("**/chat/completions", lambda route: route.fulfill(status=502, body="<html>Bad gateway"))
+    send(page, "Hello")
+    expect(page.get_by_role("alert")).to_have_text("The server answered 502 Bad Gateway.")
+
+
 def test_a_server_that_is_gone_is_told_of(page: Page) -> None:
     page.route("**/chat/completions", lambda route: route.abort())
     send(page, "Hello")

@@ -192,4 +192,5 @@ def _typed_lines() -> Iterator[str]:
 
 
 def _note(text: str) -> None:
+    text = text.translate(_NO_CONTROLS)
     print(f"\x1b[2m{text}\x1b[0m" if sys.stderr.isatty() else text, file=sys.stderr, flush=True)

@@ -26,12 +26,8 @@ async function call(path, options = {}) {
 }
 
 async function readRefusal(response) {
-  const said = await response.text();
-  try {
-    return JSON.parse(said).error.message;
-  } catch {
-    return `The server answered ${response.status} ${response.statusText}`.trim() + ".";
-  }
+  const body = await response.json().catch(() => null); // something in between may have answered
+  return body?.error?.message ?? `The server answered ${response.status} ${response.statusText}`.trim() + ".";
 }
 
 async function findModel() {
