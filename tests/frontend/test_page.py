@@ -24,7 +24,6 @@ from tests.cli.test_serve import serving
 from tests.drawn import Drawn, draw, to_png
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="THE PAGE IS NOT TESTED: there is no Chromium here")
 # As root there is no sandbox to have; and it shall not look for Google.
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 PATIENCE_MS = 20_000
@@ -40,6 +39,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("THE PAGE IS NOT TESTED: there is no Chromium here")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser
