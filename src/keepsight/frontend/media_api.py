@@ -8,9 +8,10 @@ import hashlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -77,9 +78,9 @@ class Uploads:
     engine: MediaEngine
 
 
-class MediaObject(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class MediaObject(msgspec.Struct, frozen=True, kw_only=True):
     id: str
-    object: str = msgspec.field(default="media")
+    object: Literal["media"] = "media"
     bytes: int
     width: int
     height: int
@@ -90,11 +91,13 @@ class MediaObject(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     uses: int
     saved: Saved
     # Only where one is asked for by itself.
-    tiers: Tiers | None = None
-    pinned: Pinned | None = None
+    tiers: Tiers | UnsetType = UNSET
+    pinned: Pinned | UnsetType = UNSET
 
     @classmethod
-    def of(cls, handle: MediaHandle, tiers: Tiers | None = None, pinned: Pinned | None = None) -> "MediaObject":
+    def of(
+        cls, handle: MediaHandle, tiers: Tiers | UnsetType = UNSET, pinned: Pinned | UnsetType = UNSET
+    ) -> "MediaObject":
         until = handle.pinned_until
         return cls(
             id=handle.id,

@@ -56,7 +56,8 @@ def read_options(body: bytes, query: Mapping[str, str]) -> UploadOptions:
 
 def _read_json(body: bytes) -> tuple[str, str, dict[str, Any]]:
     said = _decode(body)
-    sources = {name: said.pop(name) for name in ("url", "data") if said.get(name) is not None}
+    given = {name: said.pop(name, None) for name in ("url", "data")}
+    sources = {name: source for name, source in given.items() if source is not None}
     if len(sources) != 1:
         raise InvalidArgumentError("url", "either url or data (base64) must be given, and only one of them")
     [(field, source)] = sources.items()
