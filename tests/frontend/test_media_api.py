@@ -277,6 +277,50 @@ def test_a_request_s_handles_count_against_what_it_may_bring(server: Server) -> 
     assert error_of(server.chat(*parts)) == (413, "messages[0].content[3].image_url.url", "media_too_large")
 
 
+def test_a_breakpoint_keeps_a_handle_for_its_time(server: Server) -> None:
+    media_id = server.upload(ttl_seconds=60, warm=True)["id"]
+    for part in (by_handle(media_id), {"type": "image", "media_id": media_id}):
+        kept = {**part, "prompt_cache_breakpoint": {"mode": "explicit", "ttl": "12h"}}
+        assert server.chat(kept, prompt_cache_key="k", prompt_cache_options={"mode": "implicit"}).status_code == 200
+    told = server.get(f"/v1/media/{media_id}")
+    assert told["pinned_until"] == told["expires_at"] >= told["created"] + 12 * 3600
+    assert list(server.engine.pins.values()) == [12 * 3600]
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "code"),
+    [
+        ({"mode": "explicit", "ttl": "30m"}, ".ttl", "unsupported_field"),
+        ({"mode": "explicit", "ttl": "1h"}, ".ttl", "invalid_argument"),
+        ({"mode": "explicit", "ttl": []}, ".ttl", "invalid_argument"),
+        ({"ttl": "30m"}, ".mode", "invalid_argument"),
+        ({"mode": "explicit", "scope": 1}, ".scope", "unsupported_field"),
+        (True, "", "invalid_argument"),
+    ],
+)
+def test_a_breakpoint_that_cannot_be_kept_is_refused_by_name(server: Server, asked: Any, name: str, code: str) -> None:
+    parts = ({"type": "text", "text": "Hi"}, {"type": "image", "url": to_data_url(PICTURE)})
+    for part in parts:
+        response = server.chat({**part, "prompt_cache_breakpoint": asked})
+        assert error_of(response) == (400, f"messages[0].content[0].prompt_cache_breakpoint{name}", code)
+        assert server.chat({**part, "prompt_cache_breakpoint": {"mode": "explicit"}}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("field_name", "taken", "refused"),
+    [
+        ("prompt_cache_retention", "in_memory", "24h"),
+        ("prompt_cache_options", {"mode": "implicit"}, {"mode": "explicit"}),
+        ("prompt_cache_options", {}, {"ttl": "30m"}),
+    ],
+)
+def test_how_a_prompt_is_cached_can_be_said_as_far_as_it_is_so(
+    server: Server, field_name: str, taken: Any, refused: Any
+) -> None:
+    assert server.chat("Hi", **{field_name: taken}).status_code == 200
+    assert error_of(server.chat("Hi", **{field_name: refused})) == (400, field_name, "unsupported_field")
+
+
 def test_tokenize_reads_handles_too(server: Server) -> None:
     media_id = server.upload()["id"]
     body = {"model": MODEL, "messages": ask(by_handle(media_id))}

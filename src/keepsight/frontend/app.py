@@ -89,7 +89,7 @@ class Api:
                 downloaded = await self._download(http, asked.messages, salt)
                 answer = await self._answers.chat(asked, salt, downloaded)
                 if self.media is not None:
-                    await self.media.note_uses(asked.messages, answer.prompts[0])
+                    await self.media.note_uses(http, asked.messages, answer.prompts[0])
             return await self._answer(http, answer, stream=bool(asked.stream))
 
     async def completions(self, http: Request) -> Response:

@@ -98,6 +98,8 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         "echo": (False,),
         "length_penalty": (1, 1.0),
         "logits_processors": ([],),
+        "prompt_cache_options": ({}, {"mode": "implicit"}),
+        "prompt_cache_retention": ("in_memory", "in-memory"),
         "return_token_ids": (False,),
         "return_tokens_as_token_ids": (False,),
         "spaces_between_special_tokens": (True,),

@@ -5,7 +5,7 @@ callers are one.
 """
 
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -180,10 +180,10 @@ class MediaApi:
     async def pin(self, http: Request) -> Response:
         async with self._reading_body(http) as body:
             options = read_options(bytes(body), http.query_params)
-        _, named = await run_in_threadpool(self._find, http, options.cache_salt)
+        found, named = await run_in_threadpool(self._find, http, options.cache_salt)
         if options.warm:
             await self._warm(named, self._salt_of(http, options.cache_salt))
-        handle, pinned = await run_in_threadpool(self._pin, http, named, options.ttl_seconds)
+        handle, pinned = await run_in_threadpool(self._pin, tenant_of(http), found.id, named.parts, options.ttl_seconds)
         return json_response(MediaObject.of(handle, self._tiers_of(named), pinned))
 
     # For requests that name handles ---------------------------------------------------------------------------
@@ -193,11 +193,11 @@ class MediaApi:
         parts = self._preparer.intake.find_handles(read_messages(messages).pictures)
         return await run_in_threadpool(self._read, tenant_of(http), parts) if parts else NOTHING_DOWNLOADED
 
-    async def note_uses(self, messages: object, prepared: PreparedRequest) -> None:
-        """Of a request that is about to be answered."""
+    async def note_uses(self, http: Request, messages: object, prepared: PreparedRequest) -> None:
+        """Of a request that is about to be answered; what it wants to be kept is."""
         parts = self._preparer.intake.find_handles(read_messages(messages).pictures)
         if parts:
-            await run_in_threadpool(self._note_uses, parts, prepared)
+            await run_in_threadpool(self._note_uses, tenant_of(http), parts, prepared)
 
     def _read(self, tenant: str, parts: Sequence[PicturePart]) -> dict[str, bytes]:
         budget = self._preparer.intake.count_bytes()
@@ -210,9 +210,12 @@ class MediaApi:
                 contents[url] = self._handles.read(tenant, media_id, part.field)
         return contents
 
-    def _note_uses(self, parts: Sequence[PicturePart], prepared: PreparedRequest) -> None:
+    def _note_uses(self, tenant: str, parts: Sequence[PicturePart], prepared: PreparedRequest) -> None:
         for part in parts:
-            was_spared = all(map(self._is_spared, prepared.hashes_at(part.field)))
+            media_hashes = prepared.hashes_at(part.field)
+            if part.pin_seconds is not None:
+                self._pin(tenant, _id_of(part), media_hashes, part.pin_seconds, part.field)
+            was_spared = all(map(self._is_spared, media_hashes))
             with suppress(MediaStoreError):  # a count is not worth a request
                 self._handles.note_use(_id_of(part), was_spared=was_spared)
 
@@ -233,9 +236,11 @@ class MediaApi:
         named = self._preparer.name_picture(PicturePart(content, "id"), self._salt_of(http, cache_salt))
         return self._handles.get(tenant, media_id), named
 
-    def _pin(self, http: Request, named: NamedPicture, seconds: float) -> tuple[MediaHandle, Pinned]:
-        handle = self._handles.pin(tenant_of(http), http.path_params["id"], seconds)
-        pinned = [self._engine.pin_pixels(media_hash, seconds) for media_hash in named.parts]
+    def _pin(
+        self, tenant: str, media_id: str, media_hashes: Iterable[str], seconds: float, field: str = "id"
+    ) -> tuple[MediaHandle, Pinned]:
+        handle = self._handles.pin(tenant, media_id, seconds, field)
+        pinned = [self._engine.pin_pixels(media_hash, seconds) for media_hash in media_hashes]
         return handle, Pinned(bytes=True, pixels=all(pinned))
 
     def _delete(self, http: Request, handle: MediaHandle, named: NamedPicture) -> None:

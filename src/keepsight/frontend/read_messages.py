@@ -17,6 +17,9 @@ _EMPTY_IN_ANSWERS = ("annotations", "audio", "function_call", "reasoning", "reas
 MAX_UUID_LENGTH = 256
 # A URL of what was uploaded before.
 HANDLE_PREFIX = "media://"
+# OpenAI's, of a content part.
+BREAKPOINT = "prompt_cache_breakpoint"
+BREAKPOINT_SECONDS = {"30m": 1800.0, "12h": 12 * 3600.0}
 _JSON_TYPES = (str, int, float, bool, type(None), Mapping, list, tuple)
 
 
@@ -29,6 +32,7 @@ class PicturePart:
     source: object
     field: str  # where the caller put it
     uuid: str | None = None  # stands for the content, because the caller says so
+    pin_seconds: float | None = None  # for which a handle shall stay at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +77,20 @@ def _read_part(part: object, field: str, pictures: list[PicturePart]) -> Fields:
 
 
 def _read_text(part: Fields, field: str, _pictures: list[PicturePart]) -> Fields:
-    _check_fields(part, field, {"type", "text"})
+    _check_fields(part, field, {"type", "text", BREAKPOINT})
+    _read_pin(part, field, None)
     return {"type": "text", "text": _check_is_text(part.get("text"), f"{field}.text")}
 
 
 def _read_image_url(part: Fields, field: str, pictures: list[PicturePart]) -> Fields:
-    _check_fields(part, field, {"type", "image_url", "uuid"})
+    _check_fields(part, field, {"type", "image_url", "uuid", BREAKPOINT})
     image_url, url_field = part.get("image_url"), f"{field}.image_url"
     uuid = read_uuid(part.get("uuid"), f"{field}.uuid")
     if not isinstance(image_url, str) and not _is_left_out(image_url, uuid):
         image_url, url_field = _read_image_url_object(_check_is_object(image_url, url_field), url_field)
     if not _is_left_out(image_url, uuid):
         _check_is_url(image_url, url_field)
-    pictures.append(PicturePart(image_url, url_field, uuid))
+    pictures.append(PicturePart(image_url, url_field, uuid, _read_pin(part, field, image_url)))
     return {"type": "image"}
 
 
@@ -107,7 +112,7 @@ def _read_image_pil(part: Fields, field: str, pictures: list[PicturePart]) -> Fi
 
 def _read_image(part: Fields, field: str, pictures: list[PicturePart]) -> Fields:
     """transformers' own form: `image` holds an object or a URL, or `url` a URL; or `media_id` a handle."""
-    _check_fields(part, field, {"type", "image", "url", "media_id", "uuid"})
+    _check_fields(part, field, {"type", "image", "url", "media_id", "uuid", BREAKPOINT})
     if part.get("media_id") is not None:
         return _read_handle(part, field, pictures)
     name = "url" if part.get("image") is None and part.get("url") is not None else "image"
@@ -116,7 +121,7 @@ def _read_image(part: Fields, field: str, pictures: list[PicturePart]) -> Fields
     source, uuid = part.get(name), read_uuid(part.get("uuid"), f"{field}.uuid")
     if name == "url" or (isinstance(source, _JSON_TYPES) and not _is_left_out(source, uuid)):
         _check_is_url(source, f"{field}.{name}")
-    pictures.append(PicturePart(source, f"{field}.{name}", uuid))
+    pictures.append(PicturePart(source, f"{field}.{name}", uuid, _read_pin(part, field, source)))
     return {"type": "image"}
 
 
@@ -126,8 +131,31 @@ def _read_handle(part: Fields, field: str, pictures: list[PicturePart]) -> Field
             raise InvalidArgumentError(f"{field}.{name}", "must not be given together with media_id")
     media_id = _check_is_text(part["media_id"], f"{field}.media_id")
     uuid = read_uuid(part.get("uuid"), f"{field}.uuid")
-    pictures.append(PicturePart(f"{HANDLE_PREFIX}{media_id}", f"{field}.media_id", uuid))
+    url = f"{HANDLE_PREFIX}{media_id}"
+    pictures.append(PicturePart(url, f"{field}.media_id", uuid, _read_pin(part, field, url)))
     return {"type": "image"}
+
+
+def _read_pin(part: Fields, field: str, source: object) -> float | None:
+    """A breakpoint's time to live, which only what was uploaded can be given.
+
+    Without one it asks for nothing: whatever prompts begin with is found again, as far as it is the same.
+    """
+    if part.get(BREAKPOINT) is None:
+        return None
+    field = f"{field}.{BREAKPOINT}"
+    asked = _check_is_object(part[BREAKPOINT], field)
+    _check_fields(asked, field, {"mode", "ttl"})
+    if asked.get("mode") != "explicit":
+        _refuse(f"{field}.mode", asked.get("mode"), "'explicit'")
+    ttl = asked.get("ttl")
+    if ttl is None:
+        return None
+    if not isinstance(ttl, str) or ttl not in BREAKPOINT_SECONDS:
+        _refuse(f"{field}.ttl", ttl, f"one of {', '.join(BREAKPOINT_SECONDS)}")
+    if not isinstance(source, str) or not source.startswith(HANDLE_PREFIX):
+        raise UnsupportedFieldError(f"{field}.ttl", "only a picture that was uploaded (POST /v1/media) can be kept")
+    return BREAKPOINT_SECONDS[ttl]
 
 
 def _is_left_out(source: object, uuid: str | None) -> bool:
