@@ -1,0 +1,63 @@
+"""Uploads to a real `keepsight serve` with two frontends: what one of them took, each of them knows."""
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.cli.test_serve import END_SECONDS, serving
+from tests.drawn import Drawn, ask, draw, to_png
+
+NUM_REQUESTS = 12  # of which each frontend gets some, by connections of their own
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("server") / "log"
+    options = ("--api-server-count", "2", "--api-key", "ours", "theirs", "--mm-processor-cache-gb", "0.1")
+    with serving(log, *options) as (process, port):
+        yield f"http://127.0.0.1:{port}/v1"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(END_SECONDS) == 130
+    assert "Traceback" not in log.read_text()
+
+
+@pytest.fixture(scope="module")
+def drawn() -> Drawn:
+    return draw(11)
+
+
+def send(method: str, url: str, key: str = "ours", **options: Any) -> httpx.Response:
+    headers = {"authorization": f"Bearer {key}", **options.pop("headers", {})}
+    return httpx.request(method, url, headers=headers, timeout=60, **options)
+
+
+def upload(url: str, drawn: Drawn, **query: Any) -> dict[str, Any]:
+    picture = to_png(drawn.picture)
+    response = send("POST", f"{url}/media", content=picture, headers={"content-type": "image/png"}, params=query)
+    assert response.status_code == 200, response.text
+    uploaded: dict[str, Any] = response.json()
+    return uploaded
+
+
+def test_a_handle_is_answered_about_by_every_frontend(url: str, drawn: Drawn) -> None:
+    media_id = upload(url, drawn, warm=True)["id"]
+    messages = ask({"type": "image", "media_id": media_id}, drawn.questions[0].text)
+    for _ in range(NUM_REQUESTS):
+        body = {"model": "keepsight-demo", "messages": messages, "temperature": 0}
+        answered = send("POST", f"{url}/chat/completions", json=body)
+        assert answered.json()["choices"][0]["message"]["content"] == drawn.description
+    told = send("GET", f"{url}/media/{media_id}").json()
+    assert told["uses"] == NUM_REQUESTS
+    assert told["saved"]["preprocessings"] == NUM_REQUESTS
+    assert told["tiers"] == {"bytes": True, "processor_cache": True, "engine": True}
+
+
+def test_pixels_are_pinned_for_all_frontends_and_a_deleted_handle_is_gone_from_all(url: str, drawn: Drawn) -> None:
+    path = f"{url}/media/{upload(url, drawn, warm=True)['id']}"
+    assert send("POST", f"{path}/pin", json={"ttl_seconds": 60}).json()["pinned"] == {"bytes": True, "pixels": True}
+    assert {send("GET", path, "theirs").status_code for _ in range(NUM_REQUESTS)} == {404}
+    assert send("DELETE", path).status_code == 200
+    assert {send("GET", path).status_code for _ in range(NUM_REQUESTS)} == {404}
