@@ -1,0 +1,22 @@
+"""Embeddings of tests, and their keys."""
+
+from hashlib import blake2b
+
+import numpy as np
+
+from keepsight.tiers.tier import StoredArray
+
+
+def key_of(number: int) -> str:
+    return blake2b(str(number).encode(), digest_size=32).hexdigest()
+
+
+def array_of(number: int, num_bytes: int = 3000) -> StoredArray:
+    payload = np.random.default_rng(number).integers(0, 256, num_bytes, np.uint8).data
+    return StoredArray("bfloat16", (num_bytes // 2,), payload, seconds=0.01 + number / 1000)
+
+
+def assert_equal(found: StoredArray | None, expected: StoredArray) -> None:
+    assert found is not None
+    assert (found.dtype, found.shape, found.seconds) == (expected.dtype, expected.shape, expected.seconds)
+    assert found.payload == expected.payload

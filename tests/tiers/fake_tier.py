@@ -1,0 +1,49 @@
+"""A tier that tests hold up, let fail and look into."""
+
+import threading
+
+from keepsight.tiers.tier import StoredArray, TierStats
+
+
+class FakeTier:
+    def __init__(self, name: str = "disk") -> None:
+        self.name = name
+        self.entries: dict[str, StoredArray] = {}
+        self.error: Exception | None = None
+        self.num_gets = 0
+        # While cleared, reads or writes stay where they are.
+        self.may_read, self.may_write = threading.Event(), threading.Event()
+        self.may_read.set()
+        self.may_write.set()
+
+    def has(self, key: str) -> bool:
+        return key in self.entries
+
+    def get(self, key: str) -> StoredArray | None:
+        self.num_gets += 1
+        assert self.may_read.wait(20)
+        self._fail()
+        return self.entries.get(key)
+
+    def put(self, key: str, array: StoredArray) -> bool:
+        assert self.may_write.wait(20)
+        self._fail()
+        self.entries[key] = array
+        return True
+
+    def drop(self, key: str) -> None:
+        self.entries.pop(key, None)
+
+    def clear(self) -> None:
+        self.entries.clear()
+
+    def stats(self) -> TierStats:
+        return TierStats(0, None, len(self.entries))
+
+    def close(self) -> None: ...
+
+    def check_invariants(self) -> None: ...
+
+    def _fail(self) -> None:
+        if self.error is not None:
+            raise self.error

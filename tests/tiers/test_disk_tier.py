@@ -1,0 +1,274 @@
+"""Files may be torn, foreign, or written by who was killed: a miss at worst, and the budget holds."""
+
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from keepsight.errors import TierError
+from keepsight.ipc.record_lock import opened, try_lock
+from keepsight.tiers import disk_tier
+from keepsight.tiers.disk_tier import DiskTier
+from tests.ipc.killed import kill, stopped_process
+from tests.tiers.arrays import array_of, assert_equal, key_of
+
+PAGE = 4096
+MAX_BYTES = 10 * PAGE
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Iterator[DiskTier]:
+    tier = DiskTier(tmp_path, MAX_BYTES)
+    yield tier
+    tier.check_invariants()
+    tier.close()
+
+
+def put(tier: DiskTier, *numbers: int) -> None:
+    for number in numbers:
+        assert tier.put(key_of(number), array_of(number))
+
+
+def held(tier: DiskTier) -> list[int]:
+    return [number for number in range(60) if (tier._entries / key_of(number)).exists()]
+
+
+def reopened(tier: DiskTier, max_bytes: int = MAX_BYTES, policy: str = "lru") -> DiskTier:
+    return DiskTier(tier._directory, max_bytes, policy)
+
+
+def test_a_restarted_server_finds_what_the_last_one_wrote_in_its_order(tier: DiskTier) -> None:
+    put(tier, *range(10))
+    tier.get(key_of(0))
+    tier.close()
+    other = reopened(tier)
+    assert_equal(other.get(key_of(3)), array_of(3))
+    assert other.has(key_of(9))
+    assert other.stats().num_entries == 10
+    put(other, 10, 11)
+    assert held(other) == [0, 3, 4, 5, 6, 7, 8, 9, 10, 11]
+    other.check_invariants()
+    other.close()
+
+
+def test_after_a_restart_cost_still_counts(tmp_path: Path) -> None:
+    tier = DiskTier(tmp_path, MAX_BYTES, "cost")
+    put(tier, *range(10, 0, -1))
+    tier.close()
+    other = reopened(tier, policy="cost")
+    put(other, 20, 21)
+    assert held(other) == [3, 4, 5, 6, 7, 8, 9, 10, 20, 21]
+    other.close()
+
+
+def test_a_smaller_budget_holds_from_the_start(tier: DiskTier) -> None:
+    put(tier, *range(10))
+    other = reopened(tier, 4 * PAGE)
+    other.check_invariants()
+    assert held(other) == [6, 7, 8, 9]
+    other.close()
+
+
+def test_two_servers_share_one_folder_and_one_budget(tier: DiskTier) -> None:
+    other = reopened(tier)
+    put(tier, 0, 1)
+    put(other, 2, 1)
+    assert_equal(other.get(key_of(0)), array_of(0))
+    assert_equal(tier.get(key_of(2)), array_of(2))
+    for number in range(3, 30):
+        put((tier, other)[number % 2], number)
+        tier.check_invariants()
+    assert len(held(tier)) >= 9
+    other.clear()
+    assert tier.get(key_of(29)) is None
+    other.check_invariants()
+    other.close()
+
+
+def test_many_threads_of_two_servers_at_once(tier: DiskTier) -> None:
+    tiers = (tier, reopened(tier))
+    faults: list[BaseException] = []
+
+    def use(seed: int) -> None:
+        try:
+            for step in range(60):
+                number = (seed * 7 + step * 5) % 25
+                found = tiers[seed % 2].get(key_of(number))
+                if found is None:
+                    tiers[seed % 2].put(key_of(number), array_of(number))
+                else:
+                    assert_equal(found, array_of(number))
+        except BaseException as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=use, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
+    tiers[1].check_invariants()
+    tiers[1].close()
+
+
+def test_only_their_owner_can_read_them(tier: DiskTier) -> None:
+    put(tier, 1)
+    for path in tier._directory.rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) in ((0o700,) if path.is_dir() else (0o600,)), path
+
+
+def test_a_folder_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "entries").mkdir(mode=0o755)
+    (tmp_path / "entries").chmod(0o755)
+    with pytest.raises(TierError):
+        DiskTier(tmp_path, MAX_BYTES).put(key_of(1), array_of(1))
+
+
+@pytest.mark.parametrize("damage", ["empty", "header", "truncated", "longer", "flipped", "another's", "zeros"])
+def test_a_damaged_file_is_a_miss_and_removed(tier: DiskTier, damage: str) -> None:
+    put(tier, 1, 2)
+    path = tier._entries / key_of(1)
+    content = path.read_bytes()
+    flipped = bytearray(content)
+    flipped[-9] ^= 4
+    damaged = {
+        "empty": b"",
+        "header": content[:200],
+        "truncated": content[:-1],
+        "longer": content + b"x" * 5000,
+        "flipped": bytes(flipped),
+        "another's": (tier._entries / key_of(2)).read_bytes(),
+        "zeros": content[:1000].ljust(len(content), b"\0"),
+    }
+    path.write_bytes(damaged[damage])
+    assert tier.get(key_of(1)) is None
+    assert not path.exists()
+    assert tier.stats().num_damaged == 1
+    assert not tier.has(key_of(1))
+    assert_equal(tier.get(key_of(2)), array_of(2))
+    # Somebody else changed the size of the file: it is counted anew.
+    tier.clear()
+    put(tier, 1)
+    assert_equal(tier.get(key_of(1)), array_of(1))
+
+
+def test_strange_files_are_left_alone(tier: DiskTier) -> None:
+    put(tier, 1)
+    (tier._entries / "README").write_text("mine")
+    tier.clear()
+    assert (tier._entries / "README").read_text() == "mine"
+
+
+def test_files_that_somebody_removed_are_misses_and_free_their_room(tier: DiskTier) -> None:
+    put(tier, *range(10))
+    for number in range(5):
+        (tier._entries / key_of(number)).unlink()
+    assert tier.get(key_of(0)) is None
+    put(tier, *range(20, 25))
+    assert tier.get(key_of(24)) is not None
+
+
+def test_a_folder_that_vanishes_comes_back(tier: DiskTier) -> None:
+    put(tier, 1)
+    shutil.rmtree(tier._directory)
+    assert tier.get(key_of(1)) is None
+    put(tier, 1)
+    assert_equal(tier.get(key_of(1)), array_of(1))
+
+
+def test_a_folder_that_cannot_be_made_fails_each_time_until_it_can(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    tier = DiskTier(tmp_path / "file" / "cache", MAX_BYTES)
+    for _ in range(2):
+        with pytest.raises(OSError):
+            tier.get(key_of(1))
+    (tmp_path / "file").unlink()
+    put(tier, 1)
+    tier.close()
+
+
+@pytest.mark.parametrize("call", ["posix_fallocate", "writev", "utime", "open"])
+def test_a_full_or_failing_disk_leaves_no_trace(tier: DiskTier, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tier, 1)
+
+    def fail(*_: object, **__: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk_tier.os, call, fail)
+        with pytest.raises(OSError):
+            tier.put(key_of(2), array_of(2))
+    tier.check_invariants()
+    assert held(tier) == [1]
+    assert not list(tier._aside.iterdir())
+    put(tier, 2)
+
+
+@pytest.mark.parametrize("function", ["_write", "pack_header"])
+def test_who_is_killed_while_writing_leaves_nothing_and_the_budget_holds(tier: DiskTier, function: str) -> None:
+    put(tier, 1, 2)
+    program = f"""
+from keepsight.tiers import disk_tier
+from tests.tiers.arrays import array_of, key_of
+stop_in(disk_tier, {function!r})
+disk_tier.DiskTier(folder, {MAX_BYTES}).put(key_of(3), array_of(3))
+"""
+    with stopped_process(program, tier._directory) as process:
+        tier.check_invariants()
+        put(tier, *range(10, 30))
+        tier.check_invariants()
+        kill(process)
+    other = reopened(tier)
+    assert other.get(key_of(3)) is None
+    other.check_invariants()
+    assert not list(other._aside.iterdir())
+    put(other, *range(30, 40))
+    assert len(held(other)) == 10
+    other.close()
+
+
+@pytest.mark.parametrize("method", ["_reserve", "_remove", "_unlink", "_make_room"])
+def test_who_is_killed_while_changing_the_ledger_is_made_good(tier: DiskTier, method: str) -> None:
+    put(tier, *range(10))
+    program = f"""
+from keepsight.tiers.disk_tier import DiskTier
+from tests.tiers.arrays import array_of, key_of
+stop_in(DiskTier, {method!r})
+DiskTier(folder, {MAX_BYTES // 2}).put(key_of(50), array_of(50))
+"""
+    with stopped_process(program, tier._directory) as process:
+        kill(process)
+    put(tier, 51)
+    tier.check_invariants()
+    assert_equal(tier.get(key_of(51)), array_of(51))
+
+
+def test_who_holds_the_ledger_for_long_stops_nobody(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tier, 1)
+    monkeypatch.setattr(disk_tier, "_PATIENCE_SECONDS", 0.0)
+    with opened(tier._directory / "ledger", os.O_RDWR) as ledger, try_lock(ledger, 0) as is_held:
+        assert is_held
+        with pytest.raises(TierError):
+            tier.put(key_of(2), array_of(2))
+        assert_equal(tier.get(key_of(1)), array_of(1))
+    put(tier, 2)
+
+
+@pytest.mark.parametrize("jump", [-(10**18), 10**18])
+def test_a_clock_that_jumps_changes_only_who_goes_first(tmp_path: Path, jump: int) -> None:
+    now = [10**18]
+    tier = DiskTier(tmp_path, MAX_BYTES, now_ns=lambda: now[0])
+    put(tier, *range(8))
+    now[0] += jump
+    put(tier, *range(8, 15))
+    tier.check_invariants()
+    assert_equal(tier.get(key_of(14)), array_of(14))
+    other = reopened(tier)
+    put(other, 20, 21)
+    other.check_invariants()
+    tier.close()
+    other.close()

@@ -1,0 +1,91 @@
+"""Names differ where anything does that the embeddings depend on."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from keepsight.errors import CheckpointError
+from keepsight.tiers import entry_key as module
+from keepsight.tiers.entry_key import entry_key, model_content_digest
+
+
+def test_every_part_changes_the_key() -> None:
+    parts = ("encoder", "model", "processor", "bfloat16")
+    keys = {entry_key(*parts)}
+    for place in range(4):
+        changed = list(parts)
+        changed[place] += "x"
+        keys.add(entry_key(*changed))
+    # Nor do parts run into one another.
+    keys.add(entry_key("encodermodel", "", "processor", "bfloat16"))
+    assert len(keys) == 6
+    assert all(len(key) == 64 and set(key) <= set("0123456789abcdef") for key in keys)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "a.safetensors").write_bytes(b"a" * 10_000)
+    (model / "b.safetensors").write_bytes(b"b" * 10_000)
+    return model
+
+
+def digest(model: Path) -> str:
+    return model_content_digest(model, model.parent / "cache" / "digests.json")
+
+
+def test_the_digest_is_of_the_content_wherever_it_lies(model: Path, tmp_path: Path) -> None:
+    before = digest(model)
+    assert digest(model) == before
+    (model / "README.md").write_text("of no matter")
+    assert digest(model) == before
+    assert digest(model.rename(tmp_path / "elsewhere")) == before
+
+
+@pytest.mark.parametrize("name", ["config.json", "a.safetensors", "b.safetensors"])
+def test_any_change_of_weights_or_configuration_changes_it(model: Path, name: str) -> None:
+    before, about = digest(model), (model / name).stat()
+    content = bytearray((model / name).read_bytes())
+    content[0] ^= 1
+    (model / name).write_bytes(content)
+    # As some tools do that copy files.
+    os.utime(model / name, ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert digest(model) != before
+
+
+def test_swapped_files_are_another_model(model: Path) -> None:
+    before = digest(model)
+    (model / "a.safetensors").rename(model / "c")
+    (model / "b.safetensors").rename(model / "a.safetensors")
+    (model / "c").rename(model / "b.safetensors")
+    assert digest(model) != before
+
+
+def test_files_are_read_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, read = digest(model), []
+    monkeypatch.setattr(module, "_digest_file", lambda path: read.append(path.name) or "x")
+    assert digest(model) == before
+    assert not read
+    (model / "b.safetensors").write_bytes(b"c")
+    digest(model)
+    assert read == ["b.safetensors"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"x": 1}'])
+def test_a_damaged_memory_is_made_anew(model: Path, content: str) -> None:
+    before = digest(model)
+    (model.parent / "cache" / "digests.json").write_text(content)
+    assert digest(model) == before
+
+
+def test_without_a_place_to_remember_it_is_the_same(model: Path) -> None:
+    (model.parent / "file").write_text("")
+    assert model_content_digest(model, model.parent / "file" / "digests.json") == digest(model)
+
+
+def test_a_folder_without_weights_has_none(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError):
+        digest(tmp_path)

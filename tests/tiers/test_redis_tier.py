@@ -1,0 +1,211 @@
+"""A server may be gone, slow, restarted, or answer nonsense: an error or a miss, in bounded time, never wrong bytes."""
+
+import logging
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from keepsight.errors import InvalidArgumentError, TierError
+from keepsight.tiers.redis_tier import RedisTier
+from keepsight.tiers.resp import parse_address
+from keepsight.tiers.tier import StoredArray
+from tests.tiers.arrays import array_of, assert_equal, key_of
+from tests.tiers.redis_servers import REAL, FakeServer, real_server
+
+needs_redis = pytest.mark.skipif(REAL is None, reason="NO REAL REDIS: redis-server is not installed")
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    server = FakeServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def tier(server: FakeServer) -> Iterator[RedisTier]:
+    tier = RedisTier(server.url, timeout=20)
+    assert tier.put(key_of(1), array_of(1))
+    yield tier
+    tier.close()
+
+
+def get(tier: RedisTier, number: int) -> StoredArray | None:
+    try:
+        return tier.get(key_of(number))
+    except (OSError, TierError):
+        return None
+
+
+def test_a_server_that_is_not_there_is_an_error_until_it_is(server: FakeServer) -> None:
+    server.close()
+    tier = RedisTier(server.url, timeout=20)
+    for _ in range(2):
+        with pytest.raises(OSError):
+            tier.get(key_of(1))
+    tier.close()
+
+
+def test_after_a_restart_of_the_server_one_error_then_all_is_well(tier: RedisTier, server: FakeServer) -> None:
+    assert_equal(tier.get(key_of(1)), array_of(1))
+    server.drop_all()
+    get(tier, 1)
+    assert_equal(tier.get(key_of(1)), array_of(1))
+
+
+def test_a_silent_server_is_an_error_in_time(server: FakeServer) -> None:
+    tier = RedisTier(server.url, timeout=0.05)
+    server.is_silent.set()
+    with pytest.raises(TimeoutError):
+        tier.get(key_of(1))
+    server.is_silent.clear()
+    assert tier.put(key_of(1), array_of(1))
+    assert_equal(tier.get(key_of(1)), array_of(1))
+    tier.close()
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        None,
+        b"",
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"$abc\r\n",
+        b"$-5\r\n",
+        b"$99999999999999999999\r\n",
+        b"$600000000\r\n",
+        b"*1\r\n$-1\r\n",
+        b":1\r\n",
+        b"+OK\r\n",
+        b"-LOADING Redis is loading the dataset in memory\r\n",
+        b"x" * 70_000,
+        b"$3\r\nabcdef\r\n",
+        b"$300\r\n" + b"z" * 300 + b"\r\n",
+        b"$0\r\n\r\n",
+    ],
+)
+def test_nonsense_is_an_error_or_a_miss_and_disturbs_no_later_reply(
+    tier: RedisTier, server: FakeServer, nonsense: bytes | None
+) -> None:
+    truth = dict(server.values)
+    # An empty reply is followed by silence; the connection is closed for it.
+    server.misbehave = lambda reply: nonsense or None
+    assert get(tier, 1) is None
+    server.misbehave = lambda reply: reply
+    server.values = truth
+    assert_equal(tier.get(key_of(1)), array_of(1))
+
+
+def test_whatever_is_flipped_or_cut_off_on_the_way_is_never_taken(server: FakeServer) -> None:
+    rng = random.Random(0)
+    tier = RedisTier(server.url, timeout=0.05)
+    tier.put(key_of(1), array_of(1, 200))
+    truth = dict(server.values)
+
+    def spoil(reply: bytes) -> bytes:
+        spoilt = bytearray(reply)
+        spoilt[rng.randrange(len(reply))] ^= 1 << rng.randrange(8)
+        return bytes(spoilt[: rng.randint(1, len(spoilt))] if rng.random() < 0.1 else spoilt)
+
+    for _ in range(200):
+        server.values = dict(truth)
+        server.misbehave = spoil
+        found = get(tier, 1)
+        if found is not None:
+            assert_equal(found, array_of(1, 200))
+        server.misbehave = lambda reply: reply
+    server.values = truth
+    get(tier, 1)
+    assert_equal(tier.get(key_of(1)), array_of(1, 200))
+    tier.close()
+
+
+def test_a_damaged_value_is_removed(tier: RedisTier, server: FakeServer) -> None:
+    for name, value in server.values.items():
+        server.values[name] = value[:-1] + b"!"
+    assert tier.get(key_of(1)) is None
+    assert not server.values
+    assert tier.stats().num_damaged == 1
+
+
+def test_passwords_are_sent_and_never_shown(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    server.password = b"s:e@cret"
+    with pytest.raises(TierError) as refusal:
+        RedisTier(server.url).put(key_of(1), array_of(1))
+    url = server.url.replace("redis://", "redis://user:s%3Ae%40cret@") + "/3"
+    tier = RedisTier(url)
+    assert tier.put(key_of(1), array_of(1))
+    tier.close()
+    shown = caplog.text + str(refusal.value) + repr(parse_address(url)) + str(parse_address(url))
+    assert "cret" not in shown
+
+
+def test_addresses() -> None:
+    address = parse_address("rediss://u:p%40@redis.example:7000/2")
+    assert (address.host, address.port, address.user, address.password) == ("redis.example", 7000, "u", "p@")
+    assert (address.database, address.is_tls, address.path) == (2, True, None)
+    assert parse_address("redis://localhost").port == 6379
+    unix = parse_address("unix:///run/redis.sock?db=1")
+    assert (unix.path, unix.database) == ("/run/redis.sock", 1)
+
+
+@pytest.mark.parametrize("url", ["http://x", "redis://x:port", "redis://x/db", "unix://", "", "redis://x:99999"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(InvalidArgumentError):
+        RedisTier(url)
+
+
+@needs_redis
+def test_a_real_server_serves_a_second_tier_and_may_be_killed() -> None:
+    with real_server() as (url, process):
+        first, second = RedisTier(url), RedisTier(url)
+        for number in range(5):
+            first.put(key_of(number), array_of(number, 300_000))
+        for number in range(5):
+            assert_equal(second.get(key_of(number)), array_of(number, 300_000))
+        process.kill()
+        process.wait(20)
+        with pytest.raises(OSError):
+            second.get(key_of(1))
+        first.close()
+        second.close()
+
+
+@needs_redis
+def test_a_real_server_s_budget_is_held_by_all_together() -> None:
+    with real_server() as (url, _):
+        tiers = [RedisTier(url, 20_000) for _ in range(2)]
+        for number in range(40):
+            assert tiers[number % 2].put(key_of(number), array_of(number))
+            tiers[0].get(key_of(0))
+            tiers[1].check_invariants()
+        assert_equal(tiers[1].get(key_of(0)), array_of(0))
+        assert tiers[1].get(key_of(1)) is None
+        assert sum(tier.stats().num_evictions for tier in tiers) >= 30
+        for tier in tiers:
+            tier.close()
+
+
+@needs_redis
+def test_a_real_server_forgets_what_outlives_its_time() -> None:
+    with real_server() as (url, _):
+        tier = RedisTier(url, seconds_to_live=1000)
+        tier.put(key_of(1), array_of(1))
+        with tier._reader.held() as connection:
+            left = connection.run([b"TTL", b"keepsight:{embeddings}:" + key_of(1).encode()])
+        assert isinstance(left, int)
+        assert 0 < left <= 1000
+        tier.close()
+
+
+@needs_redis
+def test_a_real_server_s_password() -> None:
+    with real_server("--requirepass", "secret") as (url, _):
+        path = url.removeprefix("unix://")
+        with pytest.raises(TierError):
+            RedisTier(url).get(key_of(1))
+        tier = RedisTier(f"unix://:secret@{path}")
+        assert tier.put(key_of(1), array_of(1))
+        tier.close()

@@ -1,0 +1,159 @@
+"""What every tier keeps to, and every policy in it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from keepsight.tiers.disk_tier import DiskTier
+from keepsight.tiers.host_tier import HostTier
+from keepsight.tiers.policies import POLICIES
+from keepsight.tiers.redis_tier import RedisTier
+from keepsight.tiers.tier import StoredArray, Tier
+from tests.scheduling.long_run import thorough
+from tests.tiers.arrays import array_of, assert_equal, key_of
+from tests.tiers.redis_servers import REAL, FakeServer, real_server
+
+MAX_BYTES = 10 * 4096
+needs_redis = pytest.mark.skipif(REAL is None, reason="NO REAL REDIS: redis-server is not installed")
+
+
+@pytest.fixture(params=["host", "disk", "fake redis", pytest.param("redis", marks=needs_redis)])
+def tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tier]:
+    with ExitStack() as stack:
+        tier: Tier
+        if request.param == "host":
+            tier = HostTier(MAX_BYTES)
+        elif request.param == "disk":
+            tier = DiskTier(tmp_path, MAX_BYTES)
+        elif request.param == "fake redis":
+            server = FakeServer()
+            stack.callback(server.close)
+            tier = RedisTier(server.url)
+        else:
+            url, _ = stack.enter_context(real_server())
+            tier = RedisTier(url, MAX_BYTES)
+        yield tier
+        tier.check_invariants()
+        tier.close()
+
+
+def test_what_was_put_is_given_bit_for_bit(tier: Tier) -> None:
+    for number in range(3):
+        assert tier.put(key_of(number), array_of(number))
+    for number in range(3):
+        assert_equal(tier.get(key_of(number)), array_of(number))
+
+
+@pytest.mark.parametrize("shape", [(), (0, 4), (1,), (3, 1, 2), (1, 2, 3, 4, 1, 1, 1, 2)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_type_and_shape_come_back(tier: Tier, shape: tuple[int, ...], dtype: str) -> None:
+    num_bytes = int(np.prod(shape, dtype=int)) * (2 if dtype == "bfloat16" else 4)
+    array = StoredArray(dtype, shape, memoryview(bytes(range(num_bytes))), 1.5)
+    assert tier.put(key_of(0), array)
+    assert_equal(tier.get(key_of(0)), array)
+
+
+def test_what_was_never_put_dropped_or_cleared_is_none(tier: Tier) -> None:
+    assert tier.get(key_of(0)) is None
+    for number in range(3):
+        tier.put(key_of(number), array_of(number))
+    tier.drop(key_of(1))
+    tier.drop(key_of(1))
+    assert [tier.get(key_of(number)) is None for number in range(3)] == [False, True, False]
+    tier.clear()
+    assert all(tier.get(key_of(number)) is None and not tier.has(key_of(number)) for number in range(3))
+
+
+def test_it_counts_what_is_asked_and_found(tier: Tier) -> None:
+    tier.put(key_of(0), array_of(0))
+    tier.get(key_of(0))
+    tier.get(key_of(1))
+    assert (tier.stats().num_queries, tier.stats().num_hits, tier.stats().num_damaged) == (2, 1, 0)
+
+
+def test_what_is_larger_than_the_tier_is_refused_and_disturbs_nobody(tier: Tier) -> None:
+    tier.put(key_of(0), array_of(0))
+    if tier.stats().max_bytes is None:
+        pytest.skip("the budget is the server's own")
+    assert not tier.put(key_of(1), array_of(1, MAX_BYTES + 2))
+    assert_equal(tier.get(key_of(0)), array_of(0))
+
+
+def test_the_budget_holds_and_what_was_used_stays(tier: Tier) -> None:
+    if tier.stats().max_bytes is None:
+        pytest.skip("the budget is the server's own")
+    for number in range(8):
+        tier.put(key_of(number), array_of(number))
+    for number in range(8, 40):
+        assert tier.get(key_of(0)) is not None
+        tier.put(key_of(number), array_of(number))
+        tier.check_invariants()
+    assert tier.get(key_of(39)) is not None
+    assert tier.get(key_of(1)) is None
+    assert tier.stats().num_evictions > 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("kind", ["host", "disk"])
+def test_any_policy_and_any_order_of_calls_keep_it_right(policy: str, kind: str, tmp_path: Path) -> None:
+    folders = iter(range(1_000_000))
+
+    def make() -> Tier:
+        return (
+            HostTier(MAX_BYTES, policy)
+            if kind == "host"
+            else DiskTier(tmp_path / str(next(folders)), MAX_BYTES, policy)
+        )
+
+    run_state_machine_as_test(lambda: _Calls(make), settings=thorough(8, 30))
+
+
+class _Calls(RuleBasedStateMachine):
+    keys = st.integers(0, 15)
+
+    def __init__(self, make: Callable[[], Tier]) -> None:
+        super().__init__()
+        self.tier = make()
+        self.dropped: set[int] = set()
+
+    @rule(number=keys, pages=st.integers(1, 4))
+    def put(self, number: int, pages: int) -> None:
+        # A key names one value for ever.
+        assert self.tier.put(key_of(number), self.array(number))
+        self.dropped.discard(number)
+        assert self.tier.has(key_of(number))
+
+    @rule(number=keys)
+    def get(self, number: int) -> None:
+        was_known = self.tier.has(key_of(number))
+        found = self.tier.get(key_of(number))
+        assert (found is not None) == was_known
+        if found is not None:
+            assert number not in self.dropped
+            assert_equal(found, self.array(number))
+
+    @rule(number=keys)
+    def drop(self, number: int) -> None:
+        self.tier.drop(key_of(number))
+        self.dropped.add(number)
+        assert not self.tier.has(key_of(number))
+
+    @rule()
+    def clear(self) -> None:
+        self.tier.clear()
+
+    @staticmethod
+    def array(number: int) -> StoredArray:
+        return array_of(number, 3000 + 4096 * (number % 4))
+
+    @invariant()
+    def holds(self) -> None:
+        self.tier.check_invariants()
+
+    def teardown(self) -> None:
+        self.tier.close()

@@ -1,0 +1,132 @@
+"""A tier that fails is left alone, ever longer, and comes back by itself."""
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from keepsight.errors import TierError
+from keepsight.tiers.tier_guard import GuardLimits, TierGuard
+from tests.scheduling.long_run import thorough
+
+LIMITS = GuardLimits(slow_seconds=0.5, stuck_seconds=10, first_pause=1, longest_pause=8)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def guard(clock: Clock) -> TierGuard:
+    return TierGuard("disk", clock, LIMITS)
+
+
+def operate(guard: TierGuard, clock: Clock, seconds: float = 0.0, error: Exception | None = None) -> bool:
+    with guard.watch() as may:
+        clock.now += seconds if may else 0
+        if may and error is not None:
+            raise error
+    return may
+
+
+@pytest.mark.parametrize("error", [OSError(28, "full"), TierError("nonsense"), TimeoutError("slow")])
+def test_a_failure_sets_it_aside_ends_there_and_is_told(guard: TierGuard, clock: Clock, error: Exception) -> None:
+    assert guard.health().is_used
+    assert operate(guard, clock, error=error)
+    health = guard.health()
+    assert not health.is_used
+    assert health.reason is not None
+    assert type(error).__name__ in health.reason
+    assert not operate(guard, clock)
+
+
+def test_it_comes_back_by_itself_and_each_pause_is_twice_as_long(guard: TierGuard, clock: Clock) -> None:
+    for pause in (1, 2, 4, 8, 8):
+        assert operate(guard, clock, error=OSError())
+        assert guard.health().seconds_to_trial == pause
+        clock.now += pause - 0.01
+        assert not guard.is_usable
+        clock.now += 0.01
+        assert guard.is_usable
+    assert operate(guard, clock)
+    assert guard.health().is_used
+
+
+def test_long_good_service_makes_earlier_faults_forgotten(guard: TierGuard, clock: Clock) -> None:
+    operate(guard, clock, error=OSError())
+    clock.now += 1
+    for _ in range(100):
+        assert operate(guard, clock)
+    operate(guard, clock, error=OSError())
+    assert guard.health().seconds_to_trial == 1
+
+
+def test_on_trial_one_operation_at_a_time(guard: TierGuard, clock: Clock) -> None:
+    operate(guard, clock, error=OSError())
+    clock.now += 1
+    with guard.watch() as first, guard.watch() as second:
+        assert first
+        assert not second
+    assert operate(guard, clock)
+
+
+def test_slow_now_and_then_is_no_fault_but_one_in_ten_is(guard: TierGuard, clock: Clock) -> None:
+    for number in range(200):
+        assert operate(guard, clock, 0.6 if number % 32 == 31 else 0.01)
+    assert guard.health().is_used
+    for number in range(64):
+        operate(guard, clock, 0.6 if number % 10 == 0 else 0.01)
+    assert not guard.health().is_used
+    assert "slow" in (guard.health().reason or "")
+
+
+def test_an_operation_that_does_not_return_sets_it_aside_until_it_does(guard: TierGuard, clock: Clock) -> None:
+    with guard.watch():
+        clock.now += 11
+        assert not guard.is_usable
+        assert guard.health().reason == "an operation does not return"
+        assert not operate(guard, clock)
+    assert guard.is_usable
+
+
+def test_our_own_faults_pass_through_but_count(guard: TierGuard, clock: Clock) -> None:
+    with pytest.raises(ZeroDivisionError):
+        operate(guard, clock, error=ZeroDivisionError())
+    assert not guard.is_usable
+
+
+def test_any_order_of_events_keeps_it_right() -> None:
+    run_state_machine_as_test(_Events, settings=thorough(30))
+
+
+class _Events(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.guard = TierGuard("disk", self.clock, LIMITS)
+
+    @rule(seconds=st.sampled_from([0.0, 0.6, 5.0]), fails=st.booleans())
+    def operate(self, seconds: float, fails: bool) -> None:
+        was_usable = self.guard.is_usable
+        assert operate(self.guard, self.clock, seconds, OSError() if fails else None) == was_usable
+        if was_usable and fails:
+            assert not self.guard.is_usable
+
+    @rule(seconds=st.floats(0, 20))
+    def wait(self, seconds: float) -> None:
+        self.clock.now += seconds
+
+    @invariant()
+    def holds(self) -> None:
+        self.guard.check_invariants()
+        health = self.guard.health()
+        assert health.seconds_to_trial <= LIMITS.longest_pause
+        assert health.is_used or health.reason

@@ -1,0 +1,230 @@
+"""Each load is answered once and in time, whatever the tiers do; nobody who asks or stores ever waits."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from keepsight.errors import TierError
+from keepsight.tiers.disk_tier import DiskTier
+from keepsight.tiers.host_tier import HostTier
+from keepsight.tiers.tier import StoredArray, Tier
+from keepsight.tiers.tier_guard import GuardLimits
+from keepsight.tiers.tiered_store import TieredStore
+from tests.tiers.arrays import array_of, assert_equal, key_of
+from tests.tiers.fake_tier import FakeTier
+
+LONG = 60.0
+Make = Callable[..., TieredStore]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[TieredStore] = []
+
+    def make(*others: Tier, host: HostTier | None = None, max_waiting_bytes: int = 10**6) -> TieredStore:
+        limits = GuardLimits(first_pause=0.001, longest_pause=0.01)
+        made.append(TieredStore(host, others, max_waiting_bytes=max_waiting_bytes, limits=limits))
+        return made[-1]
+
+    yield make
+    for store in made:
+        store.check_invariants()
+        store.close()
+
+
+class Asker:
+    def __init__(self, store: TieredStore) -> None:
+        self.store = store
+        self.answers: queue.Queue[tuple[str, StoredArray | None]] = queue.Queue()
+
+    def load(self, number: int, seconds: float = LONG) -> StoredArray | None:
+        self.ask(number, seconds)
+        return self.answers.get(timeout=20)[1]
+
+    def ask(self, number: int, seconds: float = LONG) -> None:
+        self.store.load(key_of(number), seconds, lambda *answer: self.answers.put(answer))
+
+
+def test_host_memory_answers_at_once_on_the_caller_s_thread(make: Make) -> None:
+    store = make(host=HostTier(10**6))
+    store.store(key_of(1), array_of(1))
+    threads: list[threading.Thread] = []
+    store.load(key_of(1), LONG, lambda *_: threads.append(threading.current_thread()))
+    assert threads == [threading.current_thread()]
+    assert store.counts.hits == {"host": 1}
+
+
+def test_what_was_stored_reaches_every_tier_and_a_new_store_finds_it(make: Make, tmp_path: Path) -> None:
+    store = make(DiskTier(tmp_path, 10**6), far := FakeTier("remote"), host=HostTier(10**6))
+    store.store(key_of(1), array_of(1))
+    assert store.wait_written(20)
+    assert_equal(far.entries[key_of(1)], array_of(1))
+    again = make(DiskTier(tmp_path, 10**6))
+    assert_equal(Asker(again).load(1), array_of(1))
+    assert again.counts.hits == {"disk": 1}
+    assert again.counts.saved_seconds == array_of(1).seconds
+
+
+def test_a_hit_in_a_far_tier_is_put_into_all_nearer_ones(make: Make) -> None:
+    near, far, host = FakeTier(), FakeTier("remote"), HostTier(10**6)
+    far.entries[key_of(1)] = array_of(1)
+    store = make(near, far, host=host)
+    assert_equal(Asker(store).load(1), array_of(1))
+    assert store.wait_written(20)
+    assert key_of(1) in near.entries
+    assert store.find(key_of(1)) == "host"
+    assert_equal(Asker(store).load(1), array_of(1))
+    assert store.counts.hits == {"remote": 1, "host": 1}
+
+
+def test_what_is_nowhere_is_told(make: Make) -> None:
+    store = make(FakeTier(), FakeTier("remote"), host=HostTier(10**6))
+    assert store.find(key_of(1)) is None
+    assert store.is_worth_asking(key_of(1))
+    assert Asker(store).load(1) is None
+    assert store.counts.num_absent == 1
+    assert not make(host=HostTier(10**6)).is_worth_asking(key_of(1))
+
+
+def test_many_who_ask_at_once_cause_one_read_and_all_are_answered(make: Make) -> None:
+    tier = FakeTier()
+    tier.entries[key_of(1)] = array_of(1)
+    tier.may_read.clear()
+    asker = Asker(make(tier))
+    for _ in range(100):
+        asker.ask(1)
+    tier.may_read.set()
+    for _ in range(100):
+        assert_equal(asker.answers.get(timeout=20)[1], array_of(1))
+    assert tier.num_gets == 1
+
+
+def test_what_comes_later_than_making_it_anew_is_dropped(make: Make) -> None:
+    tier = FakeTier()
+    tier.entries[key_of(1)] = array_of(1)
+    tier.may_read.clear()
+    store = make(tier)
+    asker = Asker(store)
+    assert asker.load(1, 0.001) is None
+    assert store.counts.num_late == 1
+    tier.may_read.set()
+    # Read by the same thread, after the late one.
+    assert_equal(asker.load(1), array_of(1))
+    assert asker.answers.empty()
+
+
+def test_who_is_not_wanted_any_more_is_not_read(make: Make) -> None:
+    tier = FakeTier()
+    tier.may_read.clear()
+    asker = Asker(make(tier))
+    asker.ask(1)
+    assert asker.load(2, 0.001) is None
+    tier.may_read.set()
+    assert asker.load(3) is None
+    assert tier.num_gets <= 2
+
+
+def test_what_waits_to_be_written_is_found_already(make: Make) -> None:
+    tier = FakeTier()
+    tier.may_write.clear()
+    store = make(tier)
+    for number in range(3):
+        store.store(key_of(number), array_of(number))
+    for number in range(3):
+        assert store.find(key_of(number)) == "disk"
+        assert_equal(Asker(store).load(number), array_of(number))
+    assert tier.num_gets == 0
+    tier.may_write.set()
+
+
+def test_what_waits_is_limited_the_oldest_is_left_out_and_counted(make: Make) -> None:
+    tier = FakeTier()
+    tier.may_write.clear()
+    store = make(tier, max_waiting_bytes=10_000)
+    for number in range(20):
+        store.store(key_of(number), array_of(number))
+        store.check_invariants()
+    store.store(key_of(99), array_of(99, 20_000))
+    tier.may_write.set()
+    assert store.wait_written(20)
+    assert set(tier.entries) >= {key_of(number) for number in (17, 18, 19)}
+    assert len(tier.entries) + store.num_left_out == 21
+    assert key_of(99) not in tier.entries
+
+
+@pytest.mark.parametrize("error", [OSError("gone"), TierError("nonsense"), ZeroDivisionError("our own fault")])
+def test_a_tier_that_fails_is_passed_over_and_comes_back(make: Make, error: Exception) -> None:
+    near, far = FakeTier(), FakeTier("remote")
+    far.entries = {key_of(number): array_of(number) for number in range(40)}
+    near.error = error
+    store = make(near, far)
+    asker = Asker(store)
+    assert_equal(asker.load(1), array_of(1))
+    assert_equal(asker.load(2), array_of(2))
+    assert not store.health()[0].is_used
+    assert store.health()[1].is_used
+    near.error = None
+    near.entries = {key_of(100): array_of(100)}
+    came_back = threading.Event()
+    for _ in range(2000):
+        if asker.load(100) is not None:
+            came_back.set()
+            break
+    assert came_back.is_set()
+    assert store.health()[0].is_used
+
+
+def test_a_tier_that_hangs_stops_neither_callers_nor_other_keys_found_nearer(make: Make) -> None:
+    tier = FakeTier()
+    tier.may_read.clear()
+    tier.may_write.clear()
+    store = make(tier, host=HostTier(10**6))
+    asker = Asker(store)
+    for number in range(2000):
+        store.store(key_of(number), array_of(number, 100))
+        asker.ask(number + 5000, 0.001)
+    answered = [asker.answers.get(timeout=20) for _ in range(2000)]
+    assert all(array is None for _, array in answered)
+    assert_equal(asker.load(1999), array_of(1999, 100))
+    tier.may_read.set()
+    tier.may_write.set()
+
+
+def test_clearing_leaves_nothing_anywhere(make: Make) -> None:
+    tier = FakeTier()
+    store = make(tier, host=HostTier(10**6))
+    for number in range(5):
+        store.store(key_of(number), array_of(number))
+    store.clear()
+    assert store.wait_written(20)
+    assert not tier.entries
+    assert store.find(key_of(1)) is None
+
+
+def test_closing_answers_all_who_wait(make: Make) -> None:
+    tier = FakeTier()
+    tier.may_read.clear()
+    store = make(tier)
+    asker = Asker(store)
+    for number in range(5):
+        asker.ask(number)
+    closing = threading.Thread(target=store.close)
+    closing.start()
+    for _ in range(4):
+        assert asker.answers.get(timeout=20)[1] is None
+    tier.may_read.set()
+    assert asker.answers.get(timeout=20)[1] is None
+    closing.join(20)
+    assert not closing.is_alive()
+
+
+def test_stats_are_of_every_tier(make: Make, tmp_path: Path) -> None:
+    store = make(DiskTier(tmp_path, 10**6), host=HostTier(10**6))
+    store.store(key_of(1), array_of(1))
+    assert store.wait_written(20)
+    stats = store.stats()
+    assert (stats["host"].num_entries, stats["disk"].num_entries) == (1, 1)
+    assert (stats["host"].num_bytes, stats["disk"].num_bytes) == (3000, 4096)

@@ -1,0 +1,64 @@
+"""What is recorded is read again, and recording stops nobody."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.tiers import trace as trace_module
+from keepsight.tiers.trace import Access, TraceRecorder, read_trace
+
+
+def test_what_was_recorded_is_read_again(tmp_path: Path) -> None:
+    path, times = tmp_path / "trace", iter([1.5, 2.5, 3.5])
+    for keys in (["a", "b"], ["a"]):
+        recorder = TraceRecorder(path, now=lambda: next(times))
+        for key in keys:
+            recorder.record(key, 10, 0.25)
+        recorder.close()
+    assert list(read_trace(path)) == [
+        Access(1.5, "a", 10, 0.25),
+        Access(2.5, "b", 10, 0.25),
+        Access(3.5, "a", 10, 0.25),
+    ]
+    assert path.read_text().splitlines()[0] == '{"time":1.5,"hash":"a","bytes":10,"seconds":0.25}'
+
+
+def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_text('{"time":1,"hash":"a","bytes":1,"seconds":1}\n{"time":1,"ha')
+    assert len(list(read_trace(path))) == 1
+
+
+@pytest.mark.parametrize(
+    "line", ["x", "{}", '{"time":1,"hash":"a","bytes":-1,"seconds":1}', '{"time":1,"hash":"a","bytes":1,"seconds":-1}']
+)
+def test_what_is_no_trace_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "trace"
+    path.write_text('{"time":1,"hash":"a","bytes":1,"seconds":1}\n' + line + "\n")
+    with pytest.raises(InvalidArgumentError, match="line 2"):
+        list(read_trace(path))
+    with pytest.raises(InvalidArgumentError, match="cannot be read"):
+        list(read_trace(tmp_path / "other"))
+
+
+def test_a_file_that_hangs_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_module, "_MAX_WAITING", 10)
+    recorder, may_write = TraceRecorder(tmp_path / "trace"), threading.Event()
+    file = recorder._file
+
+    class Hanging:
+        def write(self, line: bytes) -> int:
+            assert may_write.wait(20)
+            return file.write(line)
+
+        flush, close = file.flush, file.close
+
+    recorder._file = Hanging()  # type: ignore[assignment]
+    for number in range(100):
+        recorder.record(str(number), 1, 1)
+    assert recorder.num_left_out >= 89
+    may_write.set()
+    recorder.close()
+    assert len(list(read_trace(tmp_path / "trace"))) == 100 - recorder.num_left_out
