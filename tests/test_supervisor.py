@@ -25,10 +25,10 @@ from keepsight.ipc.control import LOG_FORMAT
 from keepsight.supervisor import ServerSettings, Supervisor
 
 logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
-path, num_frontends, shutdown_seconds, *command = sys.argv[1:]
+path, num_frontends, num_engines, shutdown_seconds, *command = sys.argv[1:]
 settings = ServerSettings(
     options={"model": "some/model"}, model_name="mine", run_directory=Path(path), pixel_mode="shared",
-    num_frontends=int(num_frontends), shutdown_seconds=float(shutdown_seconds),
+    num_frontends=int(num_frontends), num_engines=int(num_engines), shutdown_seconds=float(shutdown_seconds),
 )
 with socket.create_server(("127.0.0.1", 0)) as listener:
     try:
@@ -78,18 +78,21 @@ class Stage:
         self._actors: list[Actor] = []
         self._supervisor: subprocess.Popen[bytes] | None = None
 
-    def start(self, num_frontends: int = 1, shutdown_seconds: float = 60) -> list[Actor]:
-        """The engine, then the frontends."""
-        arguments = map(str, (self.path, num_frontends, shutdown_seconds, sys.executable, FAKE, self.path / "stage"))
+    def start(self, num_frontends: int = 1, shutdown_seconds: float = 60, num_engines: int = 1) -> list[Actor]:
+        """The engines, then the frontends, each in the order of their ranks."""
+        numbers = (num_frontends, num_engines, shutdown_seconds)
+        arguments = map(str, (self.path, *numbers, sys.executable, FAKE, self.path / "stage"))
         with self.log_path.open("w") as log:
             self._supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISE, *arguments], stderr=log)
-        return sorted((self.next() for _ in range(1 + num_frontends)), key=lambda actor: actor.kind)
+        actors = (self.next() for _ in range(num_engines + num_frontends))
+        return sorted(actors, key=lambda actor: (actor.kind, actor.start["rank"]))
 
-    def start_serving(self, num_frontends: int = 1, shutdown_seconds: float = 60) -> list[Actor]:
-        actors = self.start(num_frontends, shutdown_seconds)
-        actors[0].do("ready")
-        for frontend in actors[1:]:
-            assert frontend.hear()["type"] == "EngineReady"
+    def start_serving(self, num_frontends: int = 1, shutdown_seconds: float = 60, num_engines: int = 1) -> list[Actor]:
+        actors = self.start(num_frontends, shutdown_seconds, num_engines)
+        for engine in actors[:num_engines]:
+            engine.do("ready")
+        for frontend in actors[num_engines:]:
+            assert kinds([frontend.hear() for _ in range(num_engines)]) == ["EngineReady"] * num_engines
             frontend.do("ready")
         self.wait_for_log(r"mine is served on http://127\.0\.0\.1:\d+/v1 after")
         return actors
@@ -155,7 +158,7 @@ def test_frontends_learn_where_the_engine_is_and_the_server_is_announced_when_al
     engine, first, second = stage.start(num_frontends=2)
     engine.do("ready")
     for frontend in (first, second):
-        assert frontend.hear() == {"type": "EngineReady", "endpoint": engine.start["endpoint"]}
+        assert frontend.hear() == {"type": "EngineReady", "endpoint": engine.start["endpoint"], "rank": 0}
     first.do("ready")
     assert "is served" not in stage.log
     second.do("ready")
@@ -171,7 +174,7 @@ def test_a_lost_engine_is_replaced_and_the_frontends_are_told(stage: Stage) -> N
     successor = stage.next()
     assert successor.start["endpoint"] == f"ipc://{stage.path}/engine-2"
     successor.do("ready")
-    assert frontend.hear() == {"type": "EngineReady", "endpoint": successor.start["endpoint"]}
+    assert frontend.hear() == {"type": "EngineReady", "endpoint": successor.start["endpoint"], "rank": 0}
     stage.wait_for_log(rf"engine-1 \(pid {engine.pid}\) was killed by SIGKILL; another is started")
     stage.wait_for_log(rf"engine-2 \(pid {successor.pid}\) is ready")
 
@@ -182,8 +185,43 @@ def test_a_lost_frontend_is_replaced_under_another_name_and_the_engine_is_told(s
     assert engine.hear() == {"type": "FrontendLost", "frontend_id": "frontend-1"}
     successor = stage.next()
     assert successor.start["frontend_id"] == "frontend-2"
-    assert successor.hear() == {"type": "EngineReady", "endpoint": engine.start["endpoint"]}
+    assert successor.hear() == {"type": "EngineReady", "endpoint": engine.start["endpoint"], "rank": 0}
     stage.wait_for_log(rf"frontend-1 \(pid {frontend.pid}\) ended with status 3; another is started")
+
+
+def test_of_several_engines_one_that_is_lost_is_replaced_at_its_rank_while_the_others_go_on(stage: Stage) -> None:
+    first, second, frontend = stage.start_serving(num_engines=2)
+    assert [each.start["rank"] for each in (first, second)] == [0, 1]
+    assert {each.start["num_engines"] for each in (first, second, frontend)} == {2}
+    second.kill()
+    lost = frontend.hear()
+    assert (lost["type"], lost["rank"]) == ("EngineLost", 1)
+    successor = stage.next()
+    assert (successor.start["rank"], successor.start["engine_id"]) == (1, "engine-3")
+    successor.do("ready")
+    ready = {"type": "EngineReady", "endpoint": successor.start["endpoint"], "rank": 1}
+    assert frontend.hear() == ready
+    frontend.kill()
+    assert {each.hear()["type"] for each in (first, successor)} == {"FrontendLost"}
+    new_frontend = stage.next()
+    assert [new_frontend.hear()["rank"] for _ in range(2)] == [0, 1]
+
+
+def test_an_engine_that_cannot_be_replaced_leaves_its_work_to_the_others(stage: Stage) -> None:
+    first, second, frontend = stage.start_serving(num_engines=2)
+    first.kill()
+    for _ in range(3):
+        assert frontend.hear()["type"] == "EngineLost"
+        stage.next().kill()
+    assert frontend.hear()["type"] == "EngineLost"
+    stage.wait_for_log(r"engine-5 .* its start failed 3 times: left to engine-2")
+    second.kill()
+    for _ in range(3):
+        assert frontend.hear()["type"] == "EngineLost"
+        stage.next().kill()
+    assert kinds([frontend.hear() for _ in range(3)]) == ["EngineLost", "GiveUp", "Drain"]
+    frontend.do(0)
+    assert stage.wait() == 1
 
 
 def test_a_frontend_that_starts_while_there_is_no_engine_is_told_when_there_is_one(stage: Stage) -> None:
@@ -194,7 +232,7 @@ def test_a_frontend_that_starts_while_there_is_no_engine_is_told_when_there_is_o
     frontend.kill()
     new_frontend = stage.next()
     new_engine.do("ready")
-    assert new_frontend.hear() == {"type": "EngineReady", "endpoint": new_engine.start["endpoint"]}
+    assert new_frontend.hear() == {"type": "EngineReady", "endpoint": new_engine.start["endpoint"], "rank": 0}
 
 
 def test_starts_that_fail_again_and_again_end_the_server(stage: Stage) -> None:
@@ -205,7 +243,7 @@ def test_starts_that_fail_again_and_again_end_the_server(stage: Stage) -> None:
         successor = stage.next()
         successor.do(["fail", message])
         successor.do(2)
-    assert kinds([frontend.hear(), frontend.hear()]) == ["GiveUp", "Drain"]
+    assert kinds([frontend.hear() for _ in range(3)]) == ["EngineLost", "GiveUp", "Drain"]
     frontend.do(0)
     assert stage.wait() == 1
     stage.wait_for_log(r"engine-4 \(pid \d+\) failed: out of memory")

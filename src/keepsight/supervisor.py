@@ -78,9 +78,7 @@ class _Stage(enum.IntEnum):
 
 
 class _Child:
-    def __init__(
-        self, kind: str, rank: int, number: int, command: Sequence[str], pass_fds: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, kind: str, rank: int, number: int, command: Sequence[str], pass_fds: Sequence[int] = ()) -> None:
         """In a session of its own: Ctrl-C reaches the supervisor alone.
 
         `rank`: which of its kind; the one that replaces it has the same, but never its number.

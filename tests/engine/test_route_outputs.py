@@ -25,9 +25,16 @@ class Sent:
     def __init__(self) -> None:
         self.to: dict[str, list[FromEngine]] = {}
         self.to_all: list[FromEngine] = []
+        self.is_full = False
+        self.forgotten: list[str] = []
 
-    def send(self, frontend_id: str, outputs: Sequence[FromEngine]) -> None:
-        self.to.setdefault(frontend_id, []).extend(outputs)
+    def send(self, frontend_id: str, outputs: Sequence[FromEngine]) -> bool:
+        if not self.is_full:
+            self.to.setdefault(frontend_id, []).extend(outputs)
+        return not self.is_full
+
+    def forget(self, frontend_id: str) -> None:
+        self.forgotten.append(frontend_id)
 
     def send_to_all(self, outputs: Sequence[FromEngine]) -> None:
         self.to_all += outputs
@@ -93,6 +100,20 @@ def test_a_lost_frontend_s_requests_are_aborted_and_no_others(router: OutputRout
     sent = Sent()
     router.send([TokenOutput("a", 0, 5), TokenOutput("b", 0, 5)], sent)
     assert sent.to == {"two": [TokenOutput("b", 0, 5)]}
+
+
+def test_who_cannot_be_sent_something_is_sent_nothing_more(router: OutputRouter, inbox: Inbox) -> None:
+    for request_id in "ab":
+        router.take("one", request(request_id))
+    inbox.take(waits=False)
+    sent = Sent()
+    sent.is_full = True
+    router.send([TokenOutput("a", 0, 5)], sent)
+    assert sent.forgotten == ["one"]
+    assert inbox.take(waits=False) == [AbortRequest("a"), AbortRequest("b")]
+    sent.is_full = False
+    router.send([TokenOutput("b", 0, 5)], sent)
+    assert sent.to == {}
 
 
 def test_an_engine_that_has_ended_takes_nothing(router: OutputRouter, inbox: Inbox) -> None:

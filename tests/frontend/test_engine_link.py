@@ -23,15 +23,15 @@ class Client:
         self.heard = SimpleQueue[Any]()
         self.send: Send | None = None
 
-    def connect(self, send: Send) -> None:
+    def connect(self, send: Send, rank: int) -> None:
         self.send = send
         self.heard.put("connected")
 
-    def disconnect(self, reason: str) -> None:
+    def disconnect(self, reason: str, rank: int) -> None:
         self.send = None
         self.heard.put("disconnected")
 
-    def receive(self, outputs: list[FromEngine]) -> None:
+    def receive(self, outputs: list[FromEngine], rank: int) -> None:
         self.heard.put(outputs)
 
     def next(self) -> Any:

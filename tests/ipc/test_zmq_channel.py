@@ -268,6 +268,8 @@ class TestBounds:
         while frontend.channel.send(picture) and num_taken < 1000:
             num_taken += 1
         assert 3 <= num_taken < 1000
+        # What is missing would be waited for: the connection is as good as lost.
+        assert "does not read" in frontend.lost.get(timeout=LIMIT)
         may_go_on.set()
         listener.close()
 
@@ -303,7 +305,7 @@ class TestEnds:
     def test_a_forgotten_frontend_hears_that_it_is(self, engine: Engine, frontend: Frontend) -> None:
         engine.listener.forget("a")
         engine.listener.forget("nobody")
-        assert "this frontend ended" in frontend.lost.get(timeout=LIMIT)
+        assert "has given up this frontend" in frontend.lost.get(timeout=LIMIT)
         assert engine.lost.empty()
 
     def test_a_callback_may_close_its_own_end(

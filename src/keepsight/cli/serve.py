@@ -1,4 +1,4 @@
-"""`keepsight serve`: OpenAI's API on a port, by a supervisor over an engine and its frontends."""
+"""`keepsight serve`: OpenAI's API on a port, by a supervisor over engines and frontends."""
 
 import argparse
 import dataclasses
@@ -30,6 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--api-server-count", type=int, default=1, help="processes that speak HTTP and prepare requests (default: 1)"
     )
     parser.add_argument(
+        "--data-parallel-size",
+        type=int,
+        default=1,
+        help="engines that share the requests, each with a GPU or a part of the cores (default: 1)",
+    )
+    parser.add_argument(
         "--shutdown-timeout",
         type=float,
         default=30.0,
@@ -50,8 +56,14 @@ def run(arguments: argparse.Namespace) -> int:
             options=_options_of(config),
             model_name=arguments.served_model_name[0] if arguments.served_model_name else config.model_name,
             run_directory=directory.path,
-            pixel_mode=choose_mode(config, arguments.api_server_count, run_directory=directory),
+            pixel_mode=choose_mode(
+                config,
+                arguments.api_server_count,
+                run_directory=directory,
+                num_engines=arguments.data_parallel_size,
+            ),
             num_frontends=arguments.api_server_count,
+            num_engines=arguments.data_parallel_size,
             shutdown_seconds=arguments.shutdown_timeout,
             api=api,
         )
@@ -61,6 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> None:
     if arguments.api_server_count < 1:
         raise InvalidArgumentError("--api-server-count", f"must be at least 1, not {arguments.api_server_count}")
+    if arguments.data_parallel_size < 1:
+        raise InvalidArgumentError("--data-parallel-size", f"must be at least 1, not {arguments.data_parallel_size}")
     if not 0 <= arguments.shutdown_timeout < math.inf:
         raise InvalidArgumentError("--shutdown-timeout", f"must be at least 0, not {arguments.shutdown_timeout}")
 

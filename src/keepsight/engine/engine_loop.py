@@ -52,8 +52,15 @@ class EngineLoop:
         self._source = source or InlineSource()
         self._unanswered = Unanswered()
         self._is_idle = True
+        # Somebody listens who was not told yet what is held.
+        self._has_new_listener = False
         # Once it has ended: why no later request will be answered.
         self.reason_of_end: str | None = None
+
+    def tell_all_held(self) -> None:
+        """From any thread: soon, and to everybody, as to those who know it already it does no harm."""
+        self._has_new_listener = True
+        self._inbox.wake()
 
     def run(self) -> None:
         """Until the inbox is closed, or something fails that no request is to blame for."""
@@ -120,7 +127,11 @@ class EngineLoop:
 
     def _take_hints(self) -> Sequence[FromEngine]:
         self._scheduler.note_kept_pixels(*self._source.take_changes())
-        return self._scheduler.take_hints()
+        hints = self._scheduler.take_hints()
+        if self._has_new_listener:
+            self._has_new_listener = False
+            hints += self._scheduler.list_hints()
+        return hints
 
     def _send(self, outputs: Sequence[FromEngine]) -> None:
         for output in outputs:

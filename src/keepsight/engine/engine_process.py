@@ -13,6 +13,7 @@ from pathlib import Path
 from keepsight.config import Config
 from keepsight.engine.engine_loop import EngineLoop
 from keepsight.engine.load_engine import LoadedEngine, load_engine_alone
+from keepsight.engine.machine_part import MachinePart
 from keepsight.engine.pixel_source import open_pixel_source
 from keepsight.engine.route_outputs import OutputRouter
 from keepsight.ipc.control import Drain, FrontendLost, ProcessEnd, Ready, StartEngine, ToProcess, run_process
@@ -30,9 +31,11 @@ class EngineProcess:
         mode = start.pixel_mode if engine.takes_pictures else "none"
         self._inbox, self._router = engine.inbox, OutputRouter(engine.inbox)
         welcome = Welcome(start.engine_id, engine.max_model_len, mode)
-        self._listener = EngineListener(start.endpoint, welcome, self._take, self._router.lose)
         source = open_pixel_source(mode, config, RunDirectory(Path(start.run_directory)))
         self._loop = EngineLoop(engine.scheduler, engine.runner, engine.inbox, self._send, source)
+        self._listener = EngineListener(
+            start.endpoint, welcome, self._take, self._router.lose, on_welcomed=self._loop.tell_all_held
+        )
         self._is_asked_to_end = False
 
     def run(self) -> int:
@@ -66,7 +69,9 @@ class EngineProcess:
 def main(control: ProcessEnd) -> int:
     start = control.receive()
     assert isinstance(start, StartEngine)
-    engine = load_engine_alone(Config.from_options(**start.options))
+    config, part = Config.from_options(**start.options), MachinePart(start.rank, start.num_engines)
+    part.take_cores_and_device(config.device)
+    engine = load_engine_alone(config, part)
     process = EngineProcess(start, engine)
     # All that was loaded stays: looking through it for garbage would stop every stream for some 60 ms.
     gc.freeze()

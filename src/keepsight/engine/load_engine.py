@@ -8,6 +8,7 @@ from keepsight.config import Config
 from keepsight.end_ids import read_end_ids
 from keepsight.engine.engine_loop import Runner
 from keepsight.engine.inbox import Inbox
+from keepsight.engine.machine_part import WHOLE_MACHINE, MachinePart
 from keepsight.engine.measure_machine import measure_machine
 from keepsight.engine.resolve_config import ModelSize, resolve_config
 from keepsight.errors import CheckpointError
@@ -32,11 +33,16 @@ class LoadedEngine:
 
 
 def load_engine(
-    config: Config, max_model_len: int, image_config: ImageProcessorConfig | None, end_ids: frozenset[int]
+    config: Config,
+    max_model_len: int,
+    image_config: ImageProcessorConfig | None,
+    end_ids: frozenset[int],
+    part: MachinePart = WHOLE_MACHINE,
 ) -> LoadedEngine:
     """`max_model_len` is the most that may be chosen."""
     model = load_model_for(config)
-    engine_config = resolve_config(config, measure_model(model, max_model_len), measure_machine(model.place.device))
+    machine = part.of_memory(measure_machine(model.place.device))
+    engine_config = resolve_config(config, measure_model(model, max_model_len), machine)
     inbox = Inbox()
     runner = load_runner(
         model,
@@ -53,7 +59,7 @@ def load_engine(
     return LoadedEngine(scheduler, runner, inbox, engine_config.scheduler.max_model_len, takes_pictures)
 
 
-def load_engine_alone(config: Config) -> LoadedEngine:
+def load_engine_alone(config: Config, part: MachinePart = WHOLE_MACHINE) -> LoadedEngine:
     """Where no frontend has read the checkpoint in this process.  A tokenizer is loaded only if all else fails."""
     directory = config.directory
     if not directory.is_dir():
@@ -66,7 +72,7 @@ def load_engine_alone(config: Config) -> LoadedEngine:
     end_ids = read_end_ids(directory)
     if end_ids is None:
         end_ids = Tokenizer.from_checkpoint(directory).eos_token_ids
-    return load_engine(config, limits.max_model_len, image_config, end_ids)
+    return load_engine(config, limits.max_model_len, image_config, end_ids, part)
 
 
 def measure_model(model: Model, max_model_len: int) -> ModelSize:

@@ -24,9 +24,11 @@ from keepsight.requests import (
 class Frontends(Protocol):
     """None of them is ever waited for."""
 
-    def send(self, frontend_id: str, outputs: Sequence[FromEngine]) -> object: ...
+    def send(self, frontend_id: str, outputs: Sequence[FromEngine]) -> bool: ...
 
     def send_to_all(self, outputs: Sequence[FromEngine]) -> object: ...
+
+    def forget(self, frontend_id: str) -> None: ...
 
 
 class OutputRouter:
@@ -60,8 +62,12 @@ class OutputRouter:
                     by_frontend[frontend_id].append(output)
                     self._note_answered(output.request_id, output)
         for frontend_id, its in by_frontend.items():
-            frontends.send(frontend_id, its)
+            if not frontends.send(frontend_id, its):
+                # Better no more tokens than some that are missing.
+                frontends.forget(frontend_id)
+                self.lose(frontend_id)
         if hints:
+            # Where they get lost it costs round trips.
             frontends.send_to_all(hints)
 
     def lose(self, frontend_id: str) -> None:

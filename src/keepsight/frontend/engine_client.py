@@ -1,8 +1,9 @@
-"""The frontend's end of an engine, wherever that runs: who waits for what, and the media that it lacks.
+"""The frontend's end of its engines, wherever they run: who waits for what of which, and the media that they lack.
 
 Hands outputs to whoever asked, on an event loop or on the thread that brings them.  What it believes an engine to hold
 is a hint: a wrong one costs a round trip.  Each request is in `_callers` until the last is heard of it or its caller
-leaves; whoever takes it out tells the others.
+leaves; whoever takes it out tells the others.  A request is with one engine at a time, and with none only while there
+is none.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from functools import partial
 
 from keepsight.errors import EngineLostError, RequestFailedError
-from keepsight.frontend.media_hints import MediaHints
+from keepsight.frontend.choose_engine import EngineView, choose_engine
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepare_request import PreparedRequest
 from keepsight.requests import (
@@ -39,6 +40,12 @@ OnOutputs = Callable[[Outputs], None]
 Send = Callable[[ToEngine], bool]
 
 
+class _Engine(EngineView):
+    def __init__(self, send: Send) -> None:
+        super().__init__()
+        self.send = send
+
+
 class _Caller:
     def __init__(
         self, prepared: PreparedRequest, on_outputs: OnOutputs, event_loop: asyncio.AbstractEventLoop | None
@@ -46,6 +53,8 @@ class _Caller:
         self.prepared, self.on_outputs, self.event_loop = prepared, on_outputs, event_loop
         self.request_id = prepared.engine_request.request_id
         self.unfinished = set(range(prepared.engine_request.sampling_params.n))
+        # Who is asked; None: there is none.
+        self.engine: _Engine | None = None
         self.has_begun = False
         self.num_lost_engines = 0
 
@@ -53,57 +62,61 @@ class _Caller:
 class EngineClient:
     def __init__(self, media_pool: MediaPool) -> None:
         self._media_pool = media_pool
-        self._hints = MediaHints()
-        # Over which engine there is, and who asks it; never held while others are called back.
+        # Over which engines there are, and who asks which; never held while others are called back.
         self._lock = threading.RLock()
         self._callers: dict[str, _Caller] = {}
-        self._send: Send | None = None
+        # By rank.
+        self._engines: dict[int, _Engine] = {}
         self._reason_of_end: str | None = None
         # Requests that were given to a second engine.
         self.num_resent = 0
 
-    # The engine -----------------------------------------------------------------------------------------------
+    # The engines ----------------------------------------------------------------------------------------------
 
     @property
     def is_connected(self) -> bool:
-        return self._send is not None
+        return bool(self._engines)
 
-    def connect(self, send: Send) -> None:
-        """An engine is ready: it is given what waits.  `send` is called from many threads and must not wait."""
+    def connect(self, send: Send, rank: int = 0) -> None:
+        """An engine is ready: it is given what waits.  `send` is called from many threads and must not wait.
+
+        False from it means that the engine's end is told at once by `disconnect`, or was.
+        """
         with self._lock:
-            self._hints.clear()
-            self._send = send
-            waiting = list(self._callers.values())
-            self.num_resent += sum(caller.num_lost_engines > 0 for caller in waiting)
+            assert rank not in self._engines, rank
+            self._engines[rank] = _Engine(send)
+            waiting = [caller for caller in self._callers.values() if caller.engine is None]
             making = [(caller, self._send_request(caller)) for caller in waiting]
         for caller, coming in making:
             self._make_media(caller, coming)
 
-    def disconnect(self, reason: str) -> None:
-        """The engine is gone, and nothing more is received from it.  Who has heard nothing yet waits for the next."""
+    def disconnect(self, reason: str, rank: int = 0) -> None:
+        """The engine is gone, and nothing more is received from it.  Who has heard nothing yet is given to another."""
         with self._lock:
-            if self._send is None:
-                return
-            self._send = None
-            for caller in self._callers.values():
+            engine = self._engines.pop(rank, None)
+            theirs = [caller for caller in self._callers.values() if caller.engine is engine is not None]
+            for caller in theirs:
+                caller.engine = None
                 caller.num_lost_engines += 1
                 self._media_pool.forget(caller.request_id)
-            lost = [
-                caller
-                for caller in self._callers.values()
-                if caller.has_begun or caller.num_lost_engines >= MAX_LOST_ENGINES
-            ]
-        self._fail(lost, EngineLostError(reason))
+            lost = [caller for caller in theirs if caller.has_begun or caller.num_lost_engines >= MAX_LOST_ENGINES]
+            for caller in lost:
+                self._take_out(caller.request_id)
+            others = [caller for caller in theirs if caller.request_id in self._callers]
+            making = [(caller, self._send_request(caller)) for caller in others]
+        self._deliver([(caller, [EngineLostError(reason)]) for caller in lost])
+        for caller, coming in making:
+            self._make_media(caller, coming)
 
     def give_up(self, reason: str) -> None:
         """No engine will come any more."""
         with self._lock:
             self._reason_of_end = self._reason_of_end or reason
-            self._send = None
+            self._engines.clear()
             callers = list(self._callers.values())
-        self._fail(callers, EngineLostError(self._reason_of_end))
+        self._fail(callers, self._reason_of_end)
 
-    def receive(self, outputs: Sequence[FromEngine]) -> None:
+    def receive(self, outputs: Sequence[FromEngine], rank: int = 0) -> None:
         heard: dict[str, Outputs] = defaultdict(list)
         for output in outputs:
             match output:
@@ -114,10 +127,8 @@ class EngineClient:
                 case MediaNeeded(request_id, media_hashes, inline):
                     if caller := self._callers.get(request_id):
                         self._make_media(caller, media_hashes, inline=inline)
-                case MediaHeld(media_hashes):
-                    self._hints.note_held(media_hashes)
-                case MediaDropped(media_hashes):
-                    self._hints.note_dropped(media_hashes)
+                case MediaHeld() | MediaDropped():
+                    self._take_hint(output, rank)
         callers = ((self._callers.get(request_id), its) for request_id, its in heard.items())
         self._deliver([(caller, its) for caller, its in callers if caller is not None])
 
@@ -146,27 +157,32 @@ class EngineClient:
 
     def leave(self, request_id: str) -> bool:
         """Nothing more of this request is wanted.  False once it has ended: there was nothing to leave."""
-        was_running = self._take_out(request_id)
-        if was_running:
-            self._try_send(AbortRequest(request_id))
-        return was_running
+        caller = self._take_out(request_id)
+        if caller is None:
+            return False
+        _try_send(caller, AbortRequest(request_id))
+        return True
 
     def stop_choice(self, request_id: str, choice: int) -> None:
         """No more tokens of this choice are needed; nothing happens if it has ended."""
         caller = self._callers.get(request_id)
         if caller is not None and choice in caller.unfinished:
-            self._try_send(AbortRequest(request_id, choice))
+            _try_send(caller, AbortRequest(request_id, choice))
             self._note_end(caller, choice)
 
     def reset_caches(self, *, prefix: bool = False, encoder: bool = False, processor: bool = False) -> None:
         """For requests that come after it."""
         if processor:
             self._media_pool.reset_cache()
-        self._try_send(ResetCaches(prefix, encoder, processor))
+        with self._lock:
+            for engine in self._engines.values():
+                engine.send(ResetCaches(prefix, encoder, processor))
+                if prefix:
+                    engine.forget_prefixes()
 
     def engine_holds(self, media_hash: str) -> bool:
         """Something made of it, so far as is known here."""
-        return self._hints.is_held(media_hash)
+        return any(engine.hints.is_held(media_hash) for engine in tuple(self._engines.values()))
 
     def has_pixels(self, media_hash: str) -> bool:
         return self._media_pool.has_pixels(media_hash)
@@ -183,7 +199,17 @@ class EngineClient:
         self.give_up("the engine was closed")
         self._media_pool.close()
 
-    # Between callers and engine -------------------------------------------------------------------------------
+    def check_invariants(self) -> None:
+        with self._lock:
+            for engine in self._engines.values():
+                engine.check_invariants()
+                theirs = {caller.request_id for caller in self._callers.values() if caller.engine is engine}
+                assert engine.request_ids == theirs
+            for caller in self._callers.values():
+                is_lost = caller.engine not in self._engines.values()
+                assert not is_lost or (caller.engine is None and not self._engines)
+
+    # Between callers and engines ------------------------------------------------------------------------------
 
     def _admit(self, caller: _Caller) -> None:
         with self._lock:
@@ -195,16 +221,24 @@ class EngineClient:
 
     def _send_request(self, caller: _Caller) -> Sequence[str]:
         """The media that the engine was told are coming.  Without an engine, the next one is given all that waits."""
-        if self._send is None:
+        if not self._engines:
             return ()
         request = caller.prepared.engine_request
-        coming = self._hints.promise(request.request_id, caller.prepared.makeable_media)
-        self._send(dataclasses.replace(request, coming_media=coming))
+        engine = choose_engine(request, self._engines.values())
+        caller.engine = engine
+        engine.note_sent(request)
+        self.num_resent += caller.num_lost_engines > 0
+        coming = engine.hints.promise(request.request_id, caller.prepared.makeable_media)
+        engine.send(dataclasses.replace(request, coming_media=coming))
         return coming
 
-    def _try_send(self, message: ToEngine) -> None:
-        if (send := self._send) is not None:
-            send(message)
+    def _take_hint(self, hint: MediaHeld | MediaDropped, rank: int) -> None:
+        if (engine := self._engines.get(rank)) is None:
+            return
+        if isinstance(hint, MediaHeld):
+            engine.hints.note_held(hint.media_hashes)
+        else:
+            engine.hints.note_dropped(hint.media_hashes)
 
     def _deliver(self, deliveries: Sequence[tuple[_Caller, Outputs]]) -> None:
         """All that is for one event loop crosses over to it in one go: waking it costs more than a token."""
@@ -239,16 +273,20 @@ class EngineClient:
         if not caller.unfinished:
             self._take_out(caller.request_id)
 
-    def _take_out(self, request_id: str) -> bool:
+    def _take_out(self, request_id: str) -> _Caller | None:
         with self._lock:
-            if self._callers.pop(request_id, None) is None:
-                return False
+            caller = self._callers.pop(request_id, None)
+            if caller is None:
+                return None
+            if caller.engine is not None:
+                caller.engine.note_ended(request_id)
         self._media_pool.forget(request_id)
-        self._hints.forget(request_id)
-        return True
+        return caller
 
-    def _fail(self, callers: Iterable[_Caller], error: Exception) -> None:
-        self._deliver([(caller, [error]) for caller in callers if self._take_out(caller.request_id)])
+    def _fail(self, callers: Iterable[_Caller], reason: str) -> None:
+        """Each with an error of its own: raised by many, one would gather the frames of them all."""
+        lost = [caller for caller in callers if self._take_out(caller.request_id) is not None]
+        self._deliver([(caller, [EngineLostError(reason)]) for caller in lost])
 
     # Media ----------------------------------------------------------------------------------------------------
 
@@ -256,14 +294,20 @@ class EngineClient:
         if not media_hashes:
             return
         fail = partial(self._fail_media, caller)
-        self._media_pool.make(caller.prepared, media_hashes, self._take_pixels, fail, inline=inline)
+        self._media_pool.make(caller.prepared, media_hashes, partial(self._take_pixels, caller), fail, inline=inline)
         if caller.request_id not in self._callers:  # it left meanwhile, when there was nothing yet to forget
             self._media_pool.forget(caller.request_id)
 
-    def _take_pixels(self, media_hash: str, pixels: CarriedPixels) -> None:
-        self._try_send(MediaArrived(media_hash, pixels))
+    def _take_pixels(self, caller: _Caller, media_hash: str, pixels: CarriedPixels) -> None:
+        """For the engine that it is with by now."""
+        _try_send(caller, MediaArrived(media_hash, pixels))
 
     def _fail_media(self, caller: _Caller, error: Exception) -> None:
         """Its media cannot be made: the engine would wait for it for ever."""
         if self.leave(caller.request_id):
             self._deliver([(caller, [error])])
+
+
+def _try_send(caller: _Caller, message: ToEngine) -> None:
+    if (engine := caller.engine) is not None:
+        engine.send(message)

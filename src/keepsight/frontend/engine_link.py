@@ -1,13 +1,14 @@
-"""Keeps a client connected to the engine that the supervisor names, for as long as that engine lives.
+"""Keeps a client connected to the engine of one rank, the one that the supervisor names, for as long as that lives.
 
-Knows nothing of requests.  A connection that breaks while its engine lives (this process was too slow to read) is made
-again; one whose engine died tells the last that it was sent, and then its end.  Invariant: the client is connected
-exactly while there is a channel that has been welcomed and not lost.
+Knows nothing of requests or other ranks.  A connection that breaks while its engine lives (this process was too slow to
+read) is made again; one whose engine died tells the last that it was sent, and then its end.  Invariant: the client is
+connected exactly while there is a channel that has been welcomed and not lost.
 """
 
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from keepsight.errors import HandshakeError
 from keepsight.frontend.engine_client import EngineClient
@@ -22,16 +23,20 @@ RETRY_SECONDS = 0.2
 
 
 class EngineLink:
-    def __init__(self, client: EngineClient, frontend_id: str, on_welcome: Callable[[Welcome], None]) -> None:
+    def __init__(
+        self, client: EngineClient, frontend_id: str, on_welcome: Callable[[Welcome], None], rank: int = 0
+    ) -> None:
         """`on_welcome` is called before each connecting of the client."""
+        self._rank = rank
         self._client, self._frontend_id, self._on_welcome = client, frontend_id, on_welcome
         self._changed = threading.Condition(threading.RLock())
         # Of the engine, as far as there is one; and whether the connection is due again only after a pause.
         self._endpoint: str | None = None
         self._has_failed = False
         self._channel: FrontendChannel | None = None
+        self._is_welcomed = False
         self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name="engine link", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"engine link {rank}", daemon=True)
         self._thread.start()
 
     def engine_is_ready(self, endpoint: str) -> None:
@@ -73,7 +78,10 @@ class EngineLink:
 
     def _connect(self, endpoint: str) -> None:
         channel = FrontendChannel(
-            endpoint, self._frontend_id, self._client.receive, lambda reason: self._lose(channel, reason)
+            endpoint,
+            self._frontend_id,
+            partial(self._client.receive, rank=self._rank),
+            lambda reason: self._lose(channel, reason),
         )
         with self._changed:
             if self._is_closed:
@@ -89,13 +97,15 @@ class EngineLink:
     def _take(self, channel: FrontendChannel, welcome: Welcome) -> None:
         with self._changed:
             if self._channel is channel:  # it may be lost again already
-                self._has_failed = False
+                self._has_failed, self._is_welcomed = False, True
                 self._on_welcome(welcome)
-                self._client.connect(channel.send)
+                self._client.connect(channel.send, self._rank)
 
     def _lose(self, channel: FrontendChannel, reason: str) -> None:
         with self._changed:
             if self._channel is channel:
                 self._channel = None
-                self._client.disconnect(reason)
+                if self._is_welcomed:
+                    self._is_welcomed = False
+                    self._client.disconnect(reason, self._rank)
                 self._changed.notify()

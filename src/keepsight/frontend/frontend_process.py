@@ -1,4 +1,4 @@
-"""A frontend as a process of its own: HTTP before it, an engine behind it, and workers beside it that make pixels.
+"""A frontend as a process of its own: HTTP before it, engines behind it, and workers beside it that make pixels.
 
 It accepts from the moment that its first engine is ready.  Later ones may come and go: requests wait for them.
 """
@@ -8,12 +8,13 @@ import logging
 import socket
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import uvicorn
 
 from keepsight.config import Config
-from keepsight.count_cores import count_cores
+from keepsight.count_cores import count_cores, share_of
 from keepsight.frontend.app import create_app
 from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.engine_link import EngineLink
@@ -47,14 +48,19 @@ class FrontendProcess:
         self._start, config = start, Config.from_options(**start.options)
         self._preparer = RequestPreparer.from_config(config)
         self._preparer.request_prefix = f"{start.frontend_id}-"
-        num_workers = config.media_workers or count_cores()
+        num_workers = share_of(config.media_workers or count_cores(), start.rank, start.num_frontends)
         self._workers = MediaWorkers(num_workers)
         if self._preparer.image_config is not None:
             # Beside the engine's start, which takes longer: the first picture shall not wait for it.
             self._workers.start()
         pool = MediaPool(num_workers, self._open_cache(config), self._workers.make, config.verify_hits)
         self._client = EngineClient(pool)
-        self._link = EngineLink(self._client, start.frontend_id, self._take_welcome)
+        self._links = [
+            EngineLink(self._client, start.frontend_id, partial(self._take_welcome, rank), rank)
+            for rank in range(start.num_engines)
+        ]
+        # Of the engines that there were, by rank.
+        self._max_model_lens: dict[int, int] = {}
         self._listener = socket.socket(fileno=start.listener_fd)
         # Set by the first engine, or when none is needed any more.
         self._may_go_on = threading.Event()
@@ -74,17 +80,18 @@ class FrontendProcess:
         self._server.run(sockets=[self._listener])
 
     def close(self) -> None:
-        self._link.close()
+        for link in self._links:
+            link.close()
         self._workers.close()
         self._client.close()
         self._preparer.close()
 
     def act_on(self, message: ToProcess) -> None:
         match message:
-            case EngineReady(endpoint):
-                self._link.engine_is_ready(endpoint)
-            case EngineLost():
-                self._link.engine_is_lost()
+            case EngineReady(endpoint, rank):
+                self._links[rank].engine_is_ready(endpoint)
+            case EngineLost(_, rank):
+                self._links[rank].engine_is_lost()
             case GiveUp(reason):
                 self._client.give_up(reason)
             case Drain():
@@ -103,8 +110,10 @@ class FrontendProcess:
         quota = MediaQuota(api.media_quota_bytes, api.media_quota_count)
         return Uploads(MediaHandles(Path(self._start.run_directory), quota), self._client)
 
-    def _take_welcome(self, welcome: Welcome) -> None:
-        self._preparer.max_model_len = welcome.max_model_len
+    def _take_welcome(self, rank: int, welcome: Welcome) -> None:
+        self._max_model_lens[rank] = welcome.max_model_len
+        # Whichever will be asked.
+        self._preparer.max_model_len = min(tuple(self._max_model_lens.values()))
         self._may_go_on.set()
 
     def _drain(self) -> None:

@@ -6,6 +6,7 @@ whose supervisor is gone ends at once: nothing is ever left running.
 
 import logging
 import os
+import resource
 import socket
 import threading
 from collections.abc import Callable
@@ -45,6 +46,9 @@ class StartEngine(msgspec.Struct, frozen=True, tag=True):
     engine_id: str
     # Where frontends will find it.
     endpoint: str
+    # Which of how many that do the same work and share the machine.
+    rank: int = 0
+    num_engines: int = 1
 
 
 class StartFrontend(msgspec.Struct, frozen=True, tag=True):
@@ -55,17 +59,21 @@ class StartFrontend(msgspec.Struct, frozen=True, tag=True):
     model_name: str
     # The socket to accept on.
     listener_fd: int
+    # Which of how many, and how many engines they ask.
+    rank: int = 0
+    num_frontends: int = 1
+    num_engines: int = 1
     api: ApiSettings = ApiSettings()
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):
     endpoint: str
+    rank: int = 0
 
 
 class EngineLost(msgspec.Struct, frozen=True, tag=True):
-    """Another one is being started."""
-
     reason: str
+    rank: int = 0
 
 
 class FrontendLost(msgspec.Struct, frozen=True, tag=True):
@@ -184,9 +192,18 @@ class ProcessEnd:
 def run_process(main: Callable[[ProcessEnd], int]) -> int:
     """The exit status.  What the user got wrong is told to the supervisor, in one line."""
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    _allow_many_files()
     control = ProcessEnd.of_standard_input()
     try:
         return main(control)
     except KeepsightError as error:
         control.tell(Failed(str(error)))
         return MISTAKEN
+
+
+def _allow_many_files() -> None:
+    """As many as there may be: each connection holds one, and so do all pixels that are mapped from files."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Some systems say that there is no limit, and mean less.
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

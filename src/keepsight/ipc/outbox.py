@@ -35,6 +35,12 @@ class Outbox(Generic[T]):
             os.eventfd_write(self.fd, 1)
             return True
 
+    def wake(self) -> None:
+        """There is something to do that is no item."""
+        with self._lock:
+            if not self._is_freed:
+                os.eventfd_write(self.fd, 1)
+
     def close(self) -> None:
         """Nothing is taken any more."""
         with self._lock:

@@ -78,7 +78,7 @@ class FrontendChannel:
         self._endpoint, self._hello = endpoint, encode_hello(Hello(frontend_id))
         self._on_outputs, self._on_lost = on_outputs, on_lost
         self._answered = threading.Event()
-        self._has_greeted = False
+        self._has_greeted = self._has_missed_something = False
         self._welcome: Welcome | None = None
         self._reason_of_end: str | None = None
         self._io = _SocketThread[list[Frame]](zmq.DEALER, f"channel of {frontend_id}", max_outbox_bytes)
@@ -99,11 +99,16 @@ class FrontendChannel:
         raise HandshakeError(reason or late)
 
     def send(self, message: ToEngine) -> bool:
-        """From any thread.  False: nobody will read it, or too much is waiting already."""
+        """From any thread.  False: nobody will read it, or too much is waiting already; the connection is lost then."""
         if self._welcome is None or self._reason_of_end is not None:
             return False
         frames = encode_to_engine(message)
-        return self._io.outbox.try_put(frames, _num_bytes(frames))
+        is_taken = self._io.outbox.try_put(frames, _num_bytes(frames))
+        if not is_taken:
+            # What is missing would be waited for, for ever.
+            self._has_missed_something = True
+            self._io.outbox.wake()
+        return is_taken
 
     def close(self) -> None:
         """At any time, from any thread, more than once."""
@@ -120,6 +125,8 @@ class FrontendChannel:
             self._read(frames)
         if is_cut and self._welcome is not None:
             raise _ConnectionLostError("the engine's process ended")
+        if self._has_missed_something:
+            raise _ConnectionLostError("the engine does not read what it is sent")
         self._has_greeted = (self._has_greeted and not is_cut) or self._io.try_send(self._hello)
         if self._welcome is not None:
             self._io.send_waiting(self._io.try_send)
@@ -152,13 +159,15 @@ class EngineListener:
         on_lost: Callable[[str], None],
         max_outbox_bytes: int = MAX_OUTBOX_BYTES,
         max_messages_from_engine: int = MAX_MESSAGES_FROM_ENGINE,
+        on_welcomed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Listens at once.  Both are called on the listener's thread, with the name of the frontend.
+        """Listens at once.  All are called on the listener's thread, the first two with the name of the frontend.
 
         `on_lost`: it ended, does not read, or came anew under its name and knows nothing of what was before.
+        `on_welcomed`: what is sent to all from now on reaches one more.
         """
         self._welcome = encode_welcome(welcome)
-        self._on_message, self._on_lost = on_message, on_lost
+        self._on_message, self._on_lost, self._on_welcomed = on_message, on_lost, on_welcomed
         self._peers = Peers()
         # The kernel's names of the connections that there are.
         self._open_fds: set[int] = set()
@@ -173,15 +182,16 @@ class EngineListener:
         self._io.start(connections, lambda socket: socket.bind(endpoint), self._turn, lambda reason, is_closed: None)
 
     def send(self, frontend_id: str, outputs: Sequence[FromEngine]) -> bool:
-        """From any thread.  False: it is closed, or its thread is too far behind."""
+        """From any thread.  False: it is closed, or its thread is too far behind; then `forget` whom it was for."""
         return self._put((frontend_id, encode_from_engine(outputs)))
 
     def send_to_all(self, outputs: Sequence[FromEngine]) -> bool:
         return self._put((None, encode_from_engine(outputs)))
 
     def forget(self, frontend_id: str) -> None:
-        """Whoever calls this knows that it ended: `on_lost` is not called."""
-        self._put((frontend_id, None))
+        """It ended, or missed something, as whoever calls this knows: `on_lost` is not called."""
+        # Of no size: where there is no room, room is to be made.
+        self._io.outbox.try_put((frontend_id, None), 0)
 
     def close(self) -> None:
         """At any time, from any thread, more than once."""
@@ -238,6 +248,7 @@ class EngineListener:
         self._lose(self._peers.named(peer.frontend_id), Refused("another one came under this name"))
         self._peers.add(peer)
         self._send_to(peer, self._welcome)
+        self._on_welcomed()
 
     def _complain(self, peer: Peer, frames: list[Frame], error: WireError) -> None:
         if peer.num_unreadable == 0:
@@ -255,7 +266,7 @@ class EngineListener:
             if peer is None:
                 continue
             if frames is None:
-                self._drop(peer, Refused("the engine was told that this frontend ended"))
+                self._drop(peer, Refused("the engine has given up this frontend"))
             else:
                 self._send_to(peer, frames)
         return True

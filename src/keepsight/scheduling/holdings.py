@@ -47,6 +47,10 @@ class Holdings:
         dropped = tuple(each for each in changed if each not in self._counts)
         return ([MediaHeld(held)] if held else []) + ([MediaDropped(dropped)] if dropped else [])
 
+    def list_held(self) -> list[MediaHeld]:
+        """All of it, whatever has changed."""
+        return [MediaHeld(tuple(self._counts))] if self._counts else []
+
     def check_invariants(self, media_hashes: Iterable[str]) -> None:
         """Given a recount: the media item of each thing that can be found."""
         assert self._counts == Counter(media_hashes)

@@ -115,6 +115,10 @@ class Scheduler:
         """Of what media something is held now that was not when they were last taken, or the other way round."""
         return self.holdings.take_changes()
 
+    def list_hints(self) -> list[MediaHeld]:
+        """Of all media that something is held of, for whoever heard none of the earlier ones."""
+        return self.holdings.list_held()
+
     def schedule(self) -> StepPlan:
         draft = self._begin_step()
         # Pages are only taken back while the running ones are considered and from those that do not run, so a

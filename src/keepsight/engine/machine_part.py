@@ -1,0 +1,53 @@
+"""What one of several engines on a machine takes of it: a device of its own or a part of the cores, part of the memory.
+
+Knows nothing of models.  Invariant: the parts of all ranks together are no more than the machine, where it has a core
+for each.
+"""
+
+import dataclasses
+import logging
+import os
+from dataclasses import dataclass
+
+import torch
+
+from keepsight.count_cores import count_cores, share_of
+from keepsight.engine.resolve_config import Machine
+from keepsight.errors import InvalidArgumentError
+
+logger = logging.getLogger(__name__)
+DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True)
+class MachinePart:
+    rank: int
+    num_engines: int
+
+    def take_cores_and_device(self, device: str) -> None:
+        """Before anything is computed, or asked of a device.  `device` is the one that was asked for."""
+        if self.num_engines == 1:
+            return
+        if device != "cpu" and (num_devices := torch.cuda.device_count()):
+            os.environ[DEVICES_VARIABLE] = self._choose_device(num_devices)
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(share_of(count_cores(), self.rank, self.num_engines))
+        logger.info("engine %d of %d: %d threads", self.rank + 1, self.num_engines, torch.get_num_threads())
+
+    def of_memory(self, machine: Machine) -> Machine:
+        """A device is an engine's own; the host's memory is everybody's."""
+        host_bytes = machine.available_host_bytes // self.num_engines
+        is_own = machine.device != "cpu"
+        available_bytes = machine.available_bytes if is_own else machine.available_bytes // self.num_engines
+        return dataclasses.replace(machine, available_bytes=available_bytes, available_host_bytes=host_bytes)
+
+    def _choose_device(self, num_devices: int) -> str:
+        if num_devices < self.num_engines:
+            raise InvalidArgumentError(
+                "--data-parallel-size", f"{self.num_engines} engines need a device each, but there are {num_devices}"
+            )
+        visible = os.environ.get(DEVICES_VARIABLE)
+        return visible.split(",")[self.rank].strip() if visible else str(self.rank)
+
+
+WHOLE_MACHINE = MachinePart(0, 1)
