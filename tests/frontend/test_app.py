@@ -100,18 +100,20 @@ class Client:
     preparer: RequestPreparer
     engine: FakeEngine
     settings: ApiSettings = DEFAULT_SETTINGS
+    address: str = "127.0.0.1"
 
     def send(self, method: str, path: str, **options: Any) -> httpx.Response:
         return asyncio.run(self._send(method, path, options))
 
     async def _send(self, method: str, path: str, options: dict[str, Any]) -> httpx.Response:
         app = create_app(self.preparer, self.engine, MODEL, self.settings)
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(self.address, 5000))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await client.request(method, path, **options)
 
-    def chat(self, **fields: Any) -> httpx.Response:
-        return self.send("POST", "/v1/chat/completions", json={"model": MODEL, "messages": HELLO} | fields)
+    def chat(self, *, headers: Any = None, **fields: Any) -> httpx.Response:
+        body = {"model": MODEL, "messages": HELLO} | fields
+        return self.send("POST", "/v1/chat/completions", json=body, headers=headers)
 
     def stream(self, **fields: Any) -> list[dict[str, Any]]:
         response = self.chat(stream=True, **fields)
