@@ -401,6 +401,19 @@ def test_a_part_names_a_handle_or_brings_a_picture_not_both(server: Server) -> N
     assert error_of(server.chat({"type": "image", "media_id": 1}))[1] == "messages[0].content[0].media_id"
 
 
+def test_the_description_of_the_api_has_each_of_its_paths(server: Server) -> None:
+    paths = server.get("/openapi.json")["paths"]
+    described = {(path, method) for path in paths if path.startswith("/v1/media") for method in paths[path]}
+    one = "/v1/media/{id}"
+    assert described == {
+        ("/v1/media", "get"),
+        ("/v1/media", "post"),
+        (one, "get"),
+        (one, "delete"),
+        (f"{one}/pin", "post"),
+    }
+
+
 def test_a_server_without_uploads_has_neither_their_paths_nor_their_urls(server: Server) -> None:
     app = create_app(server.preparer, server.engine, MODEL)
 

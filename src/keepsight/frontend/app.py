@@ -157,7 +157,7 @@ class Api:
         return json_response({"version": __version__})
 
     async def openapi(self, _http: Request) -> Response:
-        return json_response(describe_api(self._settings))
+        return json_response(describe_api(self._settings, has_uploads=self.media is not None))
 
     # For administrators -----------------------------------------------------------------------------------------
 

@@ -115,6 +115,20 @@ class MediaObject(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class MediaPage(msgspec.Struct, frozen=True):
+    data: list[MediaObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: Literal["list"] = "list"
+
+
+class DeletedMedia(msgspec.Struct, frozen=True):
+    id: str
+    object: Literal["media"] = "media"
+    deleted: Literal[True] = True
+
+
 class MediaApi:
     def __init__(
         self,
@@ -165,8 +179,7 @@ class MediaApi:
         found = await run_in_threadpool(self._handles.page, tenant, limit + 1, after, is_ascending=order == "asc")
         shown = [MediaObject.of(handle) for handle in found[:limit]]
         first_id, last_id = (shown[0].id, shown[-1].id) if shown else (None, None)
-        ends = {"first_id": first_id, "last_id": last_id, "has_more": len(found) > limit}
-        return json_response({"object": "list", "data": shown, **ends})
+        return json_response(MediaPage(shown, first_id, last_id, has_more=len(found) > limit))
 
     async def tell(self, http: Request) -> Response:
         handle, named = await run_in_threadpool(self._find, http, _read_salt(http))
@@ -175,7 +188,7 @@ class MediaApi:
     async def delete(self, http: Request) -> Response:
         handle, named = await run_in_threadpool(self._find, http, _read_salt(http))
         await run_in_threadpool(self._delete, http, handle, named)
-        return json_response({"id": handle.id, "object": "media", "deleted": True})
+        return json_response(DeletedMedia(handle.id))
 
     async def pin(self, http: Request) -> Response:
         async with self._reading_body(http) as body:

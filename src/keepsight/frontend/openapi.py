@@ -13,6 +13,9 @@ from keepsight.frontend.chat_response import ChatCompletion, ChatCompletionChunk
 from keepsight.frontend.completion_request import CompletionRequest
 from keepsight.frontend.completion_response import Completion
 from keepsight.frontend.decode_body import refused_fields
+from keepsight.frontend.media_api import DEFAULT_PAGE, MAX_PAGE, DeletedMedia, MediaObject, MediaPage
+from keepsight.frontend.media_handles import DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS
+from keepsight.frontend.read_messages import BREAKPOINT, BREAKPOINT_SECONDS
 from keepsight.frontend.tokenize_request import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -32,6 +35,9 @@ ANSWERS = (
     ModelList,
     ModelCard,
     ErrorResponse,
+    MediaObject,
+    MediaPage,
+    DeletedMedia,
 )
 # What `read_messages` reads.
 MESSAGES: Json = {
@@ -53,13 +59,20 @@ MESSAGES: Json = {
     },
 }
 _UUID: Json = {"type": ["string", "null"], "description": "The caller's own name for the picture."}
+_BREAKPOINT: Json = {
+    "description": "A time to live is for uploads, which are then kept for it.",
+    "type": ["object", "null"],
+    "required": ["mode"],
+    "additionalProperties": False,
+    "properties": {"mode": {"const": "explicit"}, "ttl": {"enum": [*BREAKPOINT_SECONDS, None]}},
+}
 CONTENT_PART: Json = {
     "anyOf": [
         {
             "type": "object",
             "required": ["type", "text"],
             "additionalProperties": False,
-            "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+            "properties": {"type": {"const": "text"}, "text": {"type": "string"}, BREAKPOINT: _BREAKPOINT},
         },
         {
             "type": "object",
@@ -68,8 +81,9 @@ CONTENT_PART: Json = {
             "properties": {
                 "type": {"const": "image_url"},
                 "uuid": _UUID,
+                BREAKPOINT: _BREAKPOINT,
                 "image_url": {
-                    "description": "A data:, http: or https: URL.  It may be left out where the uuid is known.",
+                    "description": "A data:, http:, https: or media: URL.  It may be left out where the uuid is known.",
                     "anyOf": [
                         {"type": ["string", "null"]},
                         {
@@ -84,6 +98,17 @@ CONTENT_PART: Json = {
                 },
             },
         },
+        {
+            "type": "object",
+            "required": ["type", "media_id"],
+            "additionalProperties": False,
+            "properties": {
+                "type": {"const": "image"},
+                "media_id": {"type": "string", "description": "Of an upload."},
+                "uuid": _UUID,
+                BREAKPOINT: _BREAKPOINT,
+            },
+        },
     ]
 }
 PROMPT: Json = {
@@ -95,6 +120,8 @@ PROMPT: Json = {
         {"type": "array", "minItems": 1, "items": {"type": "array", "minItems": 1, "items": {"type": "integer"}}},
     ],
 }
+BINARY: Json = {"type": "string", "format": "binary"}
+SALT: Json = {"name": "cache_salt", "in": "query", "schema": {"type": "string", "minLength": 1}}
 STATUSES = {
     400: "The request is mistaken; the error names the field.",
     401: "A key is needed, or this one is not known.",
@@ -106,16 +133,20 @@ STATUSES = {
     429: "So many pictures are being downloaded that there is no room for more: try again.",
     500: "The server failed.",
     503: "No room for one more request, or no engine at this moment: try again after Retry-After seconds.",
+    507: "Uploads have no room at this moment.",
 }
 
 
-def describe_api(settings: ApiSettings) -> Json:
+def describe_api(settings: ApiSettings, *, has_uploads: bool = False) -> Json:
     schemas = _schemas()
+    paths: dict[str, Json] = {}
+    for path, method, operation in (*_operations(), *(_media_operations() if has_uploads else ())):
+        paths.setdefault(path, {})[method] = _close(path, operation, settings)
     document: Json = {
         "openapi": "3.1.0",
         "info": {"title": "Keepsight", "version": __version__},
         "servers": [{"url": settings.root_path or "/"}],
-        "paths": {path: {method: _close(path, each, settings)} for path, method, each in _operations()},
+        "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
     }
     return document
@@ -137,6 +168,66 @@ def _operations() -> Sequence[tuple[str, str, Json]]:
         _get("/version", "Of the server.", {"type": "object"}),
         _get("/openapi.json", "This description.", {"type": "object"}),
     )
+
+
+def _media_operations() -> Sequence[tuple[str, str, Json]]:
+    one = "/v1/media/{id}"
+    return (
+        _upload(),
+        _list_media(),
+        (one, "get", _with_id("One picture, and what holds it.", MediaObject, SALT)),
+        (one, "delete", _with_id("Forgets it.", DeletedMedia, SALT)),
+        (
+            f"{one}/pin",
+            "post",
+            _with_id("Keeps it for at least so long from now.", MediaObject)
+            | {"requestBody": {"content": _json_content(_options())}},
+        ),
+    )
+
+
+def _upload() -> tuple[str, str, Json]:
+    content: Json = {kind: {"schema": BINARY} for kind in ("image/*", "application/octet-stream")}
+    content["multipart/form-data"] = {"schema": _options(file=BINARY)}
+    content |= _json_content(_options(url={"type": "string"}, data={"type": "string"}))
+    operation = {
+        "summary": "Keeps a picture, to be named in messages as media://ID.",
+        "parameters": [_parameter(name, schema) for name, schema in _options()["properties"].items()],
+        "requestBody": {"required": True, "content": content},
+        "responses": _responses(_json_content(_refer(MediaObject)), (400, 408, 413, 415, 429, 500, 503, 507)),
+    }
+    return "/v1/media", "post", operation
+
+
+def _list_media() -> tuple[str, str, Json]:
+    path, method, operation = _get("/v1/media", "What the caller keeps here.", _refer(MediaPage), (400, 404, 507))
+    parameters = [
+        _parameter("limit", {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": DEFAULT_PAGE}),
+        _parameter("after", {"type": "string"}),
+        _parameter("order", {"enum": ["asc", "desc"], "default": "desc"}),
+    ]
+    return path, method, operation | {"parameters": parameters}
+
+
+def _with_id(summary: str, answer: type[msgspec.Struct], *parameters: Json) -> Json:
+    in_path = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+    failures = (400, 404, 408, 413, 415, 500, 503, 507)
+    return {
+        "summary": summary,
+        "parameters": [in_path, *parameters],
+        "responses": _responses(_json_content(_refer(answer)), failures),
+    }
+
+
+def _options(**sources: Json) -> Json:
+    """Of an upload, and of a pin."""
+    ttl = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TTL_SECONDS, "default": DEFAULT_TTL_SECONDS}
+    known = {"ttl_seconds": ttl, "warm": {"type": "boolean"}, "cache_salt": {"type": "string", "minLength": 1}}
+    return {"type": "object", "additionalProperties": False, "properties": sources | known}
+
+
+def _parameter(name: str, schema: Json) -> Json:
+    return {"name": name, "in": "query", "schema": schema}
 
 
 def _post(
