@@ -58,8 +58,8 @@ def test_the_package_lies_where_this_test_looks() -> None:
     assert len(list(modules())) > 30
 
 
-@pytest.mark.parametrize("folder", ["scheduling", "ipc"])
-def test_decisions_and_messages_never_import_torch(folder: str) -> None:
+@pytest.mark.parametrize("folder", ["scheduling", "ipc", "tiers"])
+def test_decisions_messages_and_tiers_never_import_torch(folder: str) -> None:
     assert not offenders(folder, r"torch\b")
 
 
@@ -70,6 +70,10 @@ def test_the_frontend_uses_torch_only_where_it_resizes_pixels() -> None:
 
 def test_the_frontend_knows_nothing_of_the_engine() -> None:
     assert not offenders("frontend", r"keepsight\.(scheduling|runner|models|engine|llm|cli)\b")
+
+
+def test_tiers_know_nothing_of_who_uses_them() -> None:
+    assert not offenders("tiers", r"keepsight\.(frontend|scheduling|runner|models|engine|llm|cli)\b")
 
 
 def test_models_import_nothing_of_the_package_but_small_nouns() -> None:

@@ -199,7 +199,7 @@ def test_a_full_or_failing_disk_leaves_no_trace(tier: DiskTier, call: str, monke
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(disk_tier.os, call, fail)
+        patched.setattr(f"keepsight.tiers.disk_tier.os.{call}", fail)
         with pytest.raises(OSError):
             tier.put(key_of(2), array_of(2))
     tier.check_invariants()

@@ -65,8 +65,14 @@ def test_swapped_files_are_another_model(model: Path) -> None:
 
 
 def test_files_are_read_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, read = digest(model), []
-    monkeypatch.setattr(module, "_digest_file", lambda path: read.append(path.name) or "x")
+    before = digest(model)
+    read: list[str] = []
+
+    def note(path: Path) -> str:
+        read.append(path.name)
+        return "x"
+
+    monkeypatch.setattr(module, "_digest_file", note)
     assert digest(model) == before
     assert not read
     (model / "b.safetensors").write_bytes(b"c")

@@ -73,7 +73,7 @@ def test_auto_follows_the_one_that_would_save_more() -> None:
     policy = Auto(10)
     hot = [f"hot{number}" for number in range(4)]
     for step in range(3000):
-        for key in (hot[step % 4], hot[step % 4], f"once{step}", f"too{step}", f"also{step}", f"yes{step}"):
+        for key in [hot[step % 4]] * 3 + [f"once{step}-{number}" for number in range(4)]:
             if key in policy:
                 policy.use(key)
                 continue
