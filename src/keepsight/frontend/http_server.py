@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from keepsight.api_settings import ApiSettings
+from keepsight.frontend.accept_in_turn import ServerInTurn
 
 logger = logging.getLogger(__name__)
 MAX_HEADER_BYTES = 64 * 1024
@@ -34,7 +35,7 @@ def make_server(app: ASGIApp, settings: ApiSettings) -> uvicorn.Server:
         ssl_keyfile=settings.ssl_keyfile,
         ssl_keyfile_password=settings.ssl_keyfile_password,
     )
-    return uvicorn.Server(config)
+    return ServerInTurn(config)
 
 
 class _Deadline:

@@ -1,0 +1,78 @@
+"""Several processes that accept on one socket, each one connection at a time, so that all of them get some.
+
+An event loop by itself takes all that wait as soon as it wakes: of 64 connections at once, two of four processes got
+none.  Who is busy comes late and gets fewer.
+"""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import uvicorn
+
+logger = logging.getLogger(__name__)
+# When the process may open nothing more, or the like.
+RETRY_SECONDS = 1.0
+
+
+class ServerInTurn(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])
+        protocol: Any = self.config.http_protocol_class
+        make_protocol = partial(
+            protocol, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        self._acceptors = [Acceptor(each, make_protocol, self.config.ssl) for each in sockets or ()]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for acceptor in self._acceptors:
+            acceptor.close()
+        await super().shutdown(sockets)
+
+
+class Acceptor:
+    """On the running event loop, until it is closed; the socket stays its owner's."""
+
+    def __init__(
+        self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol], tls: ssl.SSLContext | None = None
+    ) -> None:
+        listener.setblocking(False)
+        self._listener, self._make_protocol, self._tls = listener, make_protocol, tls
+        self._event_loop = asyncio.get_running_loop()
+        # Begun, and not yet handed to their protocols.
+        self._handshakes = set[asyncio.Task[None]]()
+        self._retry: asyncio.TimerHandle | None = None
+        self._listen()
+
+    def close(self) -> None:
+        self._event_loop.remove_reader(self._listener)
+        if self._retry is not None:
+            self._retry.cancel()
+
+    def _listen(self) -> None:
+        self._event_loop.add_reader(self._listener, self._accept_one)
+
+    def _accept_one(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):  # another process was faster; the client has left
+            return
+        except OSError as error:
+            logger.error("no connection can be accepted, again in %g s: %s", RETRY_SECONDS, error)
+            self._event_loop.remove_reader(self._listener)
+            self._retry = self._event_loop.call_later(RETRY_SECONDS, self._listen)
+            return
+        connection.setblocking(False)
+        handshake = self._event_loop.create_task(self._hand_over(connection))
+        self._handshakes.add(handshake)
+        handshake.add_done_callback(self._handshakes.discard)
+
+    async def _hand_over(self, connection: socket.socket) -> None:
+        try:
+            await self._event_loop.connect_accepted_socket(self._make_protocol, connection, ssl=self._tls)
+        except OSError as error:  # of TLS too
+            logger.info("a connection did not come about: %s", error)
