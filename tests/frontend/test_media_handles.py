@@ -1,6 +1,8 @@
 """Handles: whose they are, how long they last, how much there may be of them; whatever several frontends do at once."""
 
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -18,6 +20,22 @@ from keepsight.frontend.media_handles import MAX_TTL_SECONDS, MediaHandles, Medi
 from keepsight.media import Geometry
 
 SIZE = Geometry(4, 3)
+STOPS_WHILE_IT_DELETES_AND_ADDS = """
+import sys
+from pathlib import Path
+from keepsight.frontend.media_handles import MediaHandles, MediaQuota
+
+handles = MediaHandles(Path(sys.argv[1]), MediaQuota(1 << 24, 9))
+with handles._writing():
+    handles._database.execute("DELETE FROM media")
+    handles._database.execute(
+        "INSERT INTO media (id, tenant, sha256, num_bytes, width, height, created, expires, content) "
+        "VALUES ('', 'a', '', 8388608, 1, 1, 0, 9e9, zeroblob(8388608))"
+    )
+    handles._database.execute("UPDATE media SET width = 2")
+    print("written", flush=True)
+    sys.stdin.read()
+"""
 
 
 @dataclass
@@ -158,6 +176,23 @@ def test_frontends_that_add_at_once_stay_within_the_quota_together(tmp_path: Pat
     for each in frontends:
         each.check_invariants()
         each.close()
+
+
+def test_what_a_killed_frontend_was_writing_is_undone(tmp_path: Path) -> None:
+    handles = MediaHandles(tmp_path, MediaQuota(1 << 24, 9))
+    kept = handles.add("a", b"content", SIZE)
+    command = [sys.executable, "-c", STOPS_WHILE_IT_DELETES_AND_ADDS, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"written\n"
+        size = sum(file.stat().st_size for file in tmp_path.iterdir())
+        process.kill()
+    assert size > 1 << 22  # some of it was in the file already
+    assert handles.page("a", 9) == [kept]
+    assert handles.read("a", kept.id) == b"content"
+    handles.add("b", bytes(1 << 23), SIZE)
+    handles.check_invariants()
+    handles.close()
 
 
 @pytest.mark.parametrize("value", [0, -1, MAX_TTL_SECONDS + 1, float("nan"), float("inf"), True, "60", [60]])
