@@ -8,6 +8,7 @@ import msgspec
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.decode_body import BodyDecoder, Refused
 from keepsight.frontend.generation_fields import NESTED_STRUCTS, GenerationFields
+from keepsight.frontend.lift_data_urls import decode_lifting
 
 
 class MediaProcessorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,6 +111,6 @@ _decoder = BodyDecoder(ChatRequest, {**NESTED_STRUCTS, "mm_processor_kwargs": Me
 
 
 def parse_chat_request(body: bytes | bytearray) -> ChatRequest:
-    request = _decoder.decode(body)
+    request = decode_lifting(_decoder, body)
     request.check()
     return request

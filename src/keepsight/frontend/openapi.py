@@ -239,8 +239,9 @@ def _post(
 ) -> tuple[str, str, Json]:
     content = _json_content(_refer(answer))
     if event is not None:
-        # OpenAPI has no words for one event of many: each holds one of these, and the last says [DONE].
-        content["text/event-stream"] = {"schema": {"type": "string", "x-event-data": _refer(event)}}
+        # Of one event: JSON, but for the last, which says [DONE].
+        data = {"type": "string", "contentMediaType": "application/json", "contentSchema": _refer(event)}
+        content["text/event-stream"] = {"schema": {"type": "object", "properties": {"data": data}}}
     operation = {
         "summary": summary,
         "requestBody": {"required": True, "content": _json_content(_refer(asked))},

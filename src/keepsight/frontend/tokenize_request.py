@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.chat_request import MediaProcessorOptions, Tool
 from keepsight.frontend.decode_body import BodyDecoder, Refused, check_refused
+from keepsight.frontend.lift_data_urls import decode_lifting
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,7 +76,7 @@ _detokenize = BodyDecoder(DetokenizeRequest)
 
 
 def parse_tokenize_request(body: bytes | bytearray) -> TokenizeRequest:
-    request = _tokenize.decode(body)
+    request = decode_lifting(_tokenize, body)
     request.check()
     return request
 
