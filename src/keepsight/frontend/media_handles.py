@@ -26,7 +26,9 @@ DEFAULT_TTL_SECONDS = 3600.0
 MAX_TTL_SECONDS = 7 * 24 * 3600.0
 # For another frontend that is just writing.
 _PATIENCE_SECONDS = 10.0
+# Bytes lie apart: what is counted would be written with them each time.
 _SCHEMA = """
+BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS media (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,
@@ -39,9 +41,14 @@ CREATE TABLE IF NOT EXISTS media (
     expires REAL NOT NULL,
     pinned_until REAL,
     num_uses INTEGER NOT NULL DEFAULT 0,
-    num_spared INTEGER NOT NULL DEFAULT 0,
+    num_spared INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX IF NOT EXISTS media_by_end ON media (expires);
+CREATE TABLE IF NOT EXISTS contents (
+    id TEXT PRIMARY KEY REFERENCES media (id) ON DELETE CASCADE,
     content BLOB NOT NULL
-)
+);
+COMMIT;
 """
 
 
@@ -84,9 +91,9 @@ class MediaHandles:
             folder / "media.sqlite", timeout=_PATIENCE_SECONDS, isolation_level=None, check_same_thread=False
         )
         # The file shrinks when handles go; and it need not outlive the machine.
-        for pragma in ("page_size = 32768", "auto_vacuum = FULL", "synchronous = OFF"):
+        for pragma in ("page_size = 32768", "auto_vacuum = FULL", "synchronous = OFF", "foreign_keys = ON"):
             self._database.execute(f"PRAGMA {pragma}")
-        self._database.execute(_SCHEMA)
+        self._database.executescript(_SCHEMA)
 
     # Looking --------------------------------------------------------------------------------------------------
 
@@ -98,7 +105,7 @@ class MediaHandles:
     def read(self, tenant: str, media_id: str, field: str = "id") -> bytes:
         with self._reading():
             self._find(tenant, media_id, field)
-            [(content,)] = self._database.execute("SELECT content FROM media WHERE id = ?", (media_id,))
+            [(content,)] = self._database.execute("SELECT content FROM contents WHERE id = ?", (media_id,))
         assert isinstance(content, bytes)
         return content
 
@@ -137,10 +144,11 @@ class MediaHandles:
         with self._writing() as now:
             self._check_quota(tenant, len(content))
             self._database.execute(
-                "INSERT INTO media (id, tenant, sha256, num_bytes, width, height, created, expires, content) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (media_id, tenant, digest, len(content), *_size(geometry), now, now + ttl_seconds, content),
+                "INSERT INTO media (id, tenant, sha256, num_bytes, width, height, created, expires) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (media_id, tenant, digest, len(content), geometry.width, geometry.height, now, now + ttl_seconds),
             )
+            self._database.execute("INSERT INTO contents (id, content) VALUES (?, ?)", (media_id, content))
             return self._find(tenant, media_id, "id")
 
     def delete(self, tenant: str, media_id: str) -> None:
@@ -174,7 +182,8 @@ class MediaHandles:
     def check_invariants(self) -> None:
         with self._writing() as now:
             held = self._database.execute(
-                "SELECT count(*), sum(num_bytes), sum(length(content)), min(expires) FROM media GROUP BY tenant"
+                "SELECT count(*), sum(num_bytes), sum(length(content)), min(expires) "
+                "FROM media FULL JOIN contents USING (id) GROUP BY tenant"
             ).fetchall()
         for count, num_bytes, num_held_bytes, first_end in held:
             assert count <= self._quota.max_count
@@ -235,7 +244,3 @@ def read_ttl(value: object, field: str = "ttl_seconds") -> float:
         limit = f"above 0 and at most {MAX_TTL_SECONDS:.0f}"
         raise InvalidArgumentError(field, f"must be a number of seconds {limit}, not {value!r}")
     return float(value)
-
-
-def _size(geometry: Geometry) -> tuple[int, int]:
-    return geometry.width, geometry.height
