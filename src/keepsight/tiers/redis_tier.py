@@ -75,7 +75,6 @@ class RedisTier:
         self._reader = _Line(lambda: RespConnection(self._address, timeout))
         self._writer = _Line(lambda: RespConnection(self._address, timeout))
         self._num_queries = self._num_hits = self._num_evictions = self._num_damaged = 0
-        self._num_bytes = self._num_entries = 0
 
     def has(self, key: str) -> bool:
         return False
@@ -147,7 +146,7 @@ class RedisTier:
 
     def stats(self) -> TierStats:
         counts = (self._num_queries, self._num_hits, self._num_evictions, self._num_damaged)
-        return TierStats(self._num_bytes, self._max_bytes, self._num_entries, *counts)
+        return TierStats(0, self._max_bytes, 0, *counts)
 
     def close(self) -> None:
         self._reader.close()

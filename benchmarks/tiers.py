@@ -1,0 +1,229 @@
+"""What it costs to get embeddings from a tier, against doing no more than must be done; and what policies save.
+
+    PYTHONPATH=. python benchmarks/tiers.py [--entries 24] [--rounds 10] [--folder DIR] [--accesses 60000]
+
+Disk: an entry (27b: 2.75 MB) against a plain read of its file, from the disk itself (its pages dropped before) and from
+the page cache.  Redis: `get` of an entry against the same server's reply taken off a raw socket, neither parsed nor
+checked; and against as many bytes from a process that does nothing but send them.  Needs `redis-server`.  All take
+turns, entry by entry.  Then the share of seconds that each policy saves of each trace, with memory for 5 % of all that
+is named, beside what knows the future.
+"""
+
+import argparse
+import multiprocessing
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.cache_traces import NUM_BYTES, TRACES
+from keepsight.tiers.disk_tier import DiskTier
+from keepsight.tiers.entry_format import HEADER_BYTES
+from keepsight.tiers.host_tier import HostTier
+from keepsight.tiers.policies import POLICIES
+from keepsight.tiers.redis_tier import RedisTier
+from keepsight.tiers.simulate import distinct_bytes, offline_bound, simulate, simulate_belady
+from keepsight.tiers.tier import StoredArray, Tier
+from keepsight.tiers.tiered_store import TieredStore
+
+
+def key_of(number: int) -> str:
+    return f"{number:064x}"
+
+
+def embeddings(number: int) -> StoredArray:
+    payload = np.random.default_rng(number).integers(0, 256, NUM_BYTES, np.uint8).data
+    return StoredArray("bfloat16", (256, NUM_BYTES // 512), payload, 0.011)
+
+
+def medians(ways: dict[str, Callable[[int], object]], entries: int, rounds: int) -> dict[str, float]:
+    """In milliseconds."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(rounds):
+        for number in range(entries):
+            for name in list(ways) if turn % 2 else reversed(ways):
+                began = time.perf_counter()
+                ways[name](number)
+                times[name].append(time.perf_counter() - began)
+    return {name: statistics.median(taken) * 1000 for name, taken in times.items()}
+
+
+def report(title: str, found: dict[str, float], base: str) -> None:
+    for name, milliseconds in found.items():
+        print(f"{title:<22}{name:<22}{milliseconds:8.3f} ms {milliseconds / found[base]:6.2f}x")
+
+
+def measure_disk(folder: Path, entries: int, rounds: int) -> None:
+    tier = DiskTier(folder, 2 * entries * NUM_BYTES)
+    for number in range(entries):
+        tier.put(key_of(number), embeddings(number))
+    paths = [folder / "entries" / key_of(number) for number in range(entries)]
+    os.sync()
+    for title, prepare in (("disk", drop_pages), ("page cache", lambda _: None)):
+        found: dict[str, list[float]] = {"plain read": [], "tier": []}
+        for turn in range(rounds):
+            for number, path in enumerate(paths):
+                ways: list[tuple[str, Callable[[], object]]] = [
+                    ("plain read", path.read_bytes),
+                    ("tier", lambda: tier.get(key_of(number))),  # noqa: B023
+                ]
+                for name, read in ways if turn % 2 else reversed(ways):
+                    prepare(path)
+                    began = time.perf_counter()
+                    read()
+                    found[name].append(time.perf_counter() - began)
+        report(title, {name: statistics.median(taken) * 1000 for name, taken in found.items()}, "plain read")
+    tier.close()
+
+
+def drop_pages(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+def measure_redis(entries: int, rounds: int) -> None:
+    executable = shutil.which("redis-server")
+    if executable is None:
+        print("redis: NOT MEASURED, redis-server is not installed")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "redis.sock"
+        command = [executable, "--port", str(port := free_port()), "--unixsocket", str(path), "--save", ""]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=folder) as process:
+            try:
+                wait_for(path)
+                for kind, url in (("unix", f"unix://{path}"), ("tcp", f"redis://127.0.0.1:{port}")):
+                    measure_get(kind, url, entries, rounds)
+            finally:
+                process.kill()
+
+
+def measure_get(kind: str, url: str, entries: int, rounds: int) -> None:
+    tier = RedisTier(url)
+    for number in range(entries):
+        tier.put(key_of(number), embeddings(number))
+    with raw_sender(kind) as receive, tier._reader.held() as connection:
+        raw = connection._socket
+
+        def raw_get(number: int) -> None:
+            """The server's reply as it comes, neither parsed nor checked."""
+            name = tier._prefix + key_of(number).encode()
+            raw.sendall(b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(name), name))
+            fill(raw, HEADER_BYTES + NUM_BYTES + len(b"$%d\r\n\r\n" % (HEADER_BYTES + NUM_BYTES)))
+
+        other = RedisTier(url)
+        ways: dict[str, Callable[[int], object]] = {
+            "raw GET": raw_get,
+            "tier": lambda number: other.get(key_of(number)),
+            "no Redis at all": lambda _: receive(),
+        }
+        found = medians(ways, entries, rounds)
+        other.close()
+    report(f"redis, {kind}", found, "raw GET")
+    tier.close()
+
+
+def fill(connection: socket.socket, num_bytes: int) -> None:
+    target = np.empty(num_bytes, np.uint8).data
+    num_read = 0
+    while num_read < num_bytes:
+        num_read += connection.recv_into(target[num_read:])
+
+
+@contextmanager
+def raw_sender(kind: str) -> Iterator[Callable[[], None]]:
+    """The same number of bytes for one byte of question, from another process."""
+    listener = socket.create_server(("127.0.0.1", 0)) if kind == "tcp" else socket.socket(socket.AF_UNIX)
+    with tempfile.TemporaryDirectory() as folder:
+        if kind == "unix":
+            listener.bind(f"{folder}/raw")
+            listener.listen()
+        process = multiprocessing.get_context("fork").Process(target=send_all, args=(listener,))
+        process.start()
+        with socket.socket(listener.family) as connection:
+            connection.connect(listener.getsockname())
+
+            def receive() -> None:
+                connection.sendall(b"?")
+                fill(connection, NUM_BYTES)
+
+            yield receive
+        process.join()
+        listener.close()
+
+
+def send_all(listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    content = bytes(NUM_BYTES)
+    while connection.recv(1):
+        connection.sendall(content)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < deadline, "redis-server does not start"
+        time.sleep(0.01)
+
+
+def measure_callers(folder: Path, entries: int) -> None:
+    """What storing and asking take of the caller's time, while the tiers are busy."""
+    tiers: list[Tier] = [DiskTier(folder, entries * NUM_BYTES // 2)]
+    store = TieredStore(HostTier(entries * NUM_BYTES // 4), tiers)
+    arrays = [embeddings(number) for number in range(entries)]
+    taken = []
+    for turn in range(20):
+        for number, array in enumerate(arrays):
+            began = time.perf_counter()
+            store.load(key_of(number), 0.011, lambda *_: None)
+            if turn % 4 == 0:
+                store.store(key_of(number), array)
+            taken.append(time.perf_counter() - began)
+            time.sleep(0.001)
+    store.close()
+    taken.sort()
+    p50, p99, longest = (taken[int(share * (len(taken) - 1))] * 1e6 for share in (0.5, 0.99, 1.0))
+    print(f"a caller is held: median {p50:.0f} us, p99 {p99:.0f} us, longest {longest:.0f} us of {len(taken)} calls")
+
+
+def measure_policies(num_accesses: int) -> None:
+    names = [*POLICIES, "belady", "bound"]
+    print(f"\n{'saved at 5 %':<14}" + "".join(f"{name:>10}" for name in names))
+    for trace_name, draw in TRACES.items():
+        trace = draw(num_accesses)
+        budget = distinct_bytes(trace) // 20
+        shares = [simulate(trace, name, budget).saved_share for name in POLICIES]
+        shares += [simulate_belady(trace, budget).saved_share, offline_bound(trace, budget)]
+        print(f"{trace_name:<14}" + "".join(f"{share:>10.3f}" for share in shares))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--entries", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--folder", type=Path, help="on the disk to measure (default: the temporary one)")
+    parser.add_argument("--accesses", type=int, default=60_000)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        measure_disk(Path(folder) / "reads", arguments.entries, arguments.rounds)
+        measure_callers(Path(folder) / "callers", arguments.entries)
+    measure_redis(arguments.entries, arguments.rounds)
+    measure_policies(arguments.accesses)
+
+
+if __name__ == "__main__":
+    main()

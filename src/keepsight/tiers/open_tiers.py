@@ -1,0 +1,61 @@
+"""From what a server was told to the store over its tiers.
+
+Invariant: nothing is touched here; a folder or server that cannot be used shows later, and is tried again.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.tiers.disk_tier import DiskTier
+from keepsight.tiers.host_tier import HostTier
+from keepsight.tiers.redis_tier import RedisTier
+from keepsight.tiers.tier import Tier
+from keepsight.tiers.tiered_store import TieredStore
+
+DEFAULT_DISK_BYTES = 16 * 2**30
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(K|M|G|T)?(?:i?B)?", re.IGNORECASE)
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True, slots=True)
+class DiskPlace:
+    directory: Path
+    max_bytes: int = DEFAULT_DISK_BYTES
+
+
+def default_disk_directory() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keepsight" / "embeddings"
+
+
+def parse_disk_place(text: str, field: str = "--encoder-disk-cache") -> DiskPlace:
+    """PATH, PATH:SIZE or :SIZE, as in /var/cache/keepsight:64G."""
+    path, colon, size = text.rpartition(":")
+    if not colon:
+        path, size = text, ""
+    directory = Path(path).expanduser().absolute() if path else default_disk_directory()
+    return DiskPlace(directory, _parse_size(size, field) if colon else DEFAULT_DISK_BYTES)
+
+
+def open_tiers(
+    host_bytes: int = 0, disk: DiskPlace | None = None, remote_url: str | None = None, *, policy: str = "auto"
+) -> TieredStore | None:
+    """None if there is no tier at all.  Raises InvalidArgumentError for what is no address."""
+    others: list[Tier] = []
+    if disk is not None:
+        others.append(DiskTier(disk.directory, disk.max_bytes, policy))
+    if remote_url is not None:
+        others.append(RedisTier(remote_url))
+    if not others and host_bytes <= 0:
+        return None
+    return TieredStore(HostTier(host_bytes, policy) if host_bytes > 0 else None, others)
+
+
+def _parse_size(text: str, field: str) -> int:
+    found = _SIZE.fullmatch(text.strip())
+    num_bytes = int(float(found[1]) * _UNITS[(found[2] or "").upper()]) if found else 0
+    if num_bytes <= 0:
+        raise InvalidArgumentError(field, f"must be PATH or PATH:SIZE with a size like 64G, not {text!r}")
+    return num_bytes

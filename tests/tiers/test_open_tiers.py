@@ -1,0 +1,51 @@
+"""What a server is told becomes the tiers it means."""
+
+from pathlib import Path
+
+import pytest
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.tiers.open_tiers import DEFAULT_DISK_BYTES, DiskPlace, open_tiers, parse_disk_place
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("/x", DiskPlace(Path("/x"), DEFAULT_DISK_BYTES)),
+        ("/x:64G", DiskPlace(Path("/x"), 64 * 2**30)),
+        ("/x:1.5GiB", DiskPlace(Path("/x"), 3 * 2**29)),
+        ("/x:y:500", DiskPlace(Path("/x:y"), 500)),
+    ],
+)
+def test_places_on_disk(text: str, place: DiskPlace) -> None:
+    assert parse_disk_place(text) == place
+
+
+def test_a_place_may_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert parse_disk_place("") == DiskPlace(Path("/cache/keepsight/embeddings"), DEFAULT_DISK_BYTES)
+    assert parse_disk_place(":2T") == DiskPlace(Path("/cache/keepsight/embeddings"), 2**41)
+
+
+@pytest.mark.parametrize("text", ["/x:", "/x:much", "/x:0", "/x:-1G", "/x:1P"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="encoder-disk-cache"):
+        parse_disk_place(text)
+
+
+def test_each_tier_is_optional(tmp_path: Path) -> None:
+    assert open_tiers() is None
+    for host_bytes, disk, url in [
+        (10, None, None),
+        (0, DiskPlace(tmp_path), None),
+        (10, DiskPlace(tmp_path), "redis://x"),
+    ]:
+        store = open_tiers(host_bytes, disk, url)
+        assert store is not None
+        assert list(store.stats()) == ["host"] * bool(host_bytes) + ["disk"] * bool(disk) + ["remote"] * bool(url)
+        store.close()
+
+
+def test_an_address_that_is_none_is_refused_at_once() -> None:
+    with pytest.raises(InvalidArgumentError):
+        open_tiers(10, None, "http://x")
