@@ -1,0 +1,75 @@
+"""A real server where shared memory is too small, runs full, or cannot be written: slower, never wrong."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.cli import test_serve
+from tests.cli.test_serve import COMMAND, answer, serving
+from tests.drawn import ask, by_url, draw
+
+# In a world of its own, where `mount` concerns nobody else.
+ELSEWHERE = ["unshare", "--map-root-user", "--mount", "sh", "-ec"]
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("unshare") is None or subprocess.run([*ELSEWHERE, "mount -t tmpfs x /dev/shm"]).returncode != 0,
+    reason="mounting is not allowed here",
+)
+
+
+@contextmanager
+def serving_with(
+    mount_options: str, log: Path, monkeypatch: pytest.MonkeyPatch, *options: str
+) -> Iterator[tuple[int, openai.OpenAI]]:
+    mount = f'mount -t tmpfs -o {mount_options} x /dev/shm && exec "$@"'
+    monkeypatch.setattr(test_serve, "COMMAND", [*ELSEWHERE, mount, "sh", *COMMAND])
+    with (
+        serving(log, *options) as (process, port),
+        openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield process.pid, client
+
+
+def expect_right_answers(client: openai.OpenAI) -> None:
+    for drawn in (draw(1), draw(2), draw(1)):
+        assert answer(client, ask(by_url(drawn.picture), drawn.questions[0].text)) == drawn.description
+
+
+def write_for_ever(path: Path) -> None:
+    with path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+@pytest.mark.parametrize(
+    ("mount_options", "said"),
+    [
+        ("size=1m", "lru instead of shared: shared memory has"),
+        ("ro", "lru instead of shared: there is no shared memory"),
+    ],
+)
+def test_a_budget_that_has_no_room_in_shared_memory_is_the_engine_s_own(
+    mount_options: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    with serving_with(mount_options, log, monkeypatch, "--mm-processor-cache-gb", "0.1") as (_, client):
+        assert said in log.read_text()
+        expect_right_answers(client)
+    assert "Traceback" not in log.read_text()
+
+
+def test_shared_memory_that_others_fill_later_costs_nobody_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    with serving_with("size=8m", log, monkeypatch, "--mm-processor-cache-gb", "0.005") as (pid, client):
+        with pytest.raises(OSError, match="No space left"):
+            write_for_ever(Path(f"/proc/{pid}/root/dev/shm/others"))
+        expect_right_answers(client)
+        assert "the store cannot be written: [Errno 28]" in log.read_text()
+    assert "Traceback" not in log.read_text()
