@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +42,8 @@ class FakeEngine:
     stopped: list[tuple[str, int]] = field(default_factory=list)
     resets: list[dict[str, bool]] = field(default_factory=list)
     num_abandoned: int = 0
+    on_begun: Callable[[], object] = bool
+    on_abandoned: Callable[[], object] = bool
 
     def reset_caches(self, **caches: bool) -> None:
         self.resets.append(caches)
@@ -52,6 +54,7 @@ class FakeEngine:
     async def generate(self, prepared: PreparedRequest) -> AsyncGenerator[TokenOutput, None]:
         request = prepared.engine_request
         self.requests.append(request)
+        self.on_begun()
         prepared.pixels_of({item.media_hash for item in request.media})
         count = 0
         try:
@@ -66,6 +69,7 @@ class FakeEngine:
                     yield token
         except (asyncio.CancelledError, GeneratorExit):
             self.num_abandoned += 1
+            self.on_abandoned()
             raise
 
     def _tokens(self, request: EngineRequest, choice: int) -> Iterator[TokenOutput]:

@@ -1,0 +1,150 @@
+"""The server over real sockets, with an engine that says what it is told to."""
+
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from keepsight.api_settings import ApiSettings
+from keepsight.frontend.app import create_app
+from keepsight.frontend.http_server import MAX_HEADER_BYTES, make_server
+from tests.frontend.test_app import MODEL, FakeEngine, engine, preparer
+
+__all__ = ["engine", "preparer"]  # fixtures
+PEM = Path(__file__).with_name("pictures_test.pem")
+PATIENCE = 20  # seconds
+
+
+@contextmanager
+def serving(engine: FakeEngine, **settings: Any) -> Iterator[int]:
+    """Its port."""
+    api = ApiSettings(**{"slow_client_seconds": 0.3} | settings)
+    server = make_server(create_app(engine.preparer, engine, MODEL, api), api)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        running = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        running.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            running.join(PATIENCE)
+            assert not running.is_alive()
+
+
+@contextmanager
+def connected(port: int, sent: bytes) -> Iterator[socket.socket]:
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(PATIENCE)
+        connection.connect(("127.0.0.1", port))
+        connection.sendall(sent)
+        yield connection
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    read = b""
+    try:
+        while chunk := connection.recv(65536):
+            read += chunk
+    except ConnectionResetError:
+        pass
+    return read
+
+
+def ask(path: str, body: bytes, length: int | None = None) -> bytes:
+    return (
+        b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+        % (path.encode(), length or len(body))
+        + body
+    )
+
+
+ENDLESS = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "stream": True}).encode()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n", b"GET /hea"])
+def test_who_does_not_finish_asking_is_cut_off(engine: FakeEngine, sent: bytes) -> None:
+    with serving(engine) as port, connected(port, sent) as connection:
+        assert read_to_end(connection) == b""
+
+
+def test_a_second_request_that_is_not_finished_is_cut_off_too(engine: FakeEngine) -> None:
+    request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    with serving(engine) as port, connected(port, request + request[:-2]) as connection:
+        assert read_to_end(connection).count(b"HTTP/1.1 200") == 1
+
+
+def test_headers_without_end_are_refused(engine: FakeEngine) -> None:
+    long = b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * (MAX_HEADER_BYTES + 1)
+    with serving(engine, slow_client_seconds=PATIENCE) as port, connected(port, long) as connection:
+        status = read_to_end(connection).split(b"\r\n")[0]
+        assert status.split()[1] in (b"431", b"400")
+
+
+def test_a_body_that_does_not_come_is_given_up(engine: FakeEngine) -> None:
+    with serving(engine) as port, connected(port, ask("/tokenize", b"{", 10)) as connection:
+        assert b" 408 " in read_to_end(connection).split(b"\r\n")[0]
+
+
+def test_a_client_that_does_not_read_is_cut_off_and_its_request_ends(engine: FakeEngine) -> None:
+    engine.is_endless = True
+    has_ended = threading.Event()
+    engine.on_abandoned = has_ended.set
+    with serving(engine) as port, connected(port, ask("/v1/chat/completions", ENDLESS)):
+        assert has_ended.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_hangs_up_ends_its_request(engine: FakeEngine, stream: bool) -> None:
+    engine.is_endless = True
+    has_begun, has_ended = threading.Event(), threading.Event()
+    engine.on_begun, engine.on_abandoned = has_begun.set, has_ended.set
+    body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "stream": stream}).encode()
+    with serving(engine, slow_client_seconds=2 * PATIENCE) as port:
+        with connected(port, ask("/v1/chat/completions", body)):
+            assert has_begun.wait(PATIENCE)
+        assert has_ended.wait(PATIENCE)
+
+
+def test_a_body_that_is_too_large_is_answered_even_while_it_is_sent(engine: FakeEngine) -> None:
+    with serving(engine, max_body_bytes=1000, slow_client_seconds=PATIENCE) as port:
+        response = httpx.post(f"http://127.0.0.1:{port}/tokenize", content=b"a" * 5_000_000, timeout=PATIENCE)
+        assert response.status_code == 413
+        assert response.json()["error"]["code"] == "body_too_large"
+
+
+def test_who_expects_to_be_told_before_sending_is_told(engine: FakeEngine) -> None:
+    with serving(engine, max_body_bytes=1000) as port:
+        for length, status in ((10, b"100"), (5000, b"413")):
+            asked = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % length
+            with connected(port, asked) as connection:
+                assert connection.recv(65536).split()[1] == status
+
+
+def test_head_is_get_without_a_body(engine: FakeEngine) -> None:
+    with serving(engine) as port:
+        response = httpx.head(f"http://127.0.0.1:{port}/health")
+        assert (response.status_code, response.content) == (200, b"")
+
+
+def test_a_path_that_a_proxy_has_taken_away_stays_protected(engine: FakeEngine) -> None:
+    with serving(engine, root_path="/keepsight", api_keys=("one",)) as port:
+        base = f"http://127.0.0.1:{port}"
+        assert httpx.get(f"{base}/health").status_code == 200
+        assert httpx.get(f"{base}/v1/models").status_code == 401
+        assert httpx.get(f"{base}/v1/models", headers={"Authorization": "Bearer one"}).status_code == 200
+
+
+def test_https_is_spoken_with_a_certificate(engine: FakeEngine) -> None:
+    with serving(engine, ssl_certfile=str(PEM), slow_client_seconds=PATIENCE) as port:
+        context = ssl.create_default_context(cafile=str(PEM))
+        context.check_hostname = False
+        with httpx.Client(verify=context) as client:
+            assert client.get(f"https://127.0.0.1:{port}/health").json() == {"status": "ok"}
