@@ -1,12 +1,16 @@
 """Engines come and go; whoever asks gets one answer, and pixels are made when somebody needs them and not before."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from keepsight.errors import EngineLostError, PictureError
 from keepsight.frontend.engine_client import EngineClient, Outputs
@@ -23,6 +27,7 @@ from keepsight.requests import (
     MediaNeeded,
     Pixels,
     RequestFailed,
+    ResetCaches,
     ToEngine,
     TokenOutput,
 )
@@ -96,10 +101,12 @@ class Caller:
     def __init__(self) -> None:
         self.outputs: Outputs = []
         self.ended = threading.Event()
+        self.num_ends = 0
 
     def hear(self, outputs: Outputs) -> None:
         self.outputs += outputs
         if isinstance(outputs[-1], Exception) or outputs[-1].finish_reason is not None:
+            self.num_ends += 1
             self.ended.set()
 
     def answer(self) -> Outputs:
@@ -257,3 +264,150 @@ def test_a_caller_that_leaves_ends_the_request_everywhere(client: EngineClient, 
     assert client.leave("1")
     assert engine.told[-1] == AbortRequest("1")
     assert not client.leave("1")
+
+
+# Several engines --------------------------------------------------------------------------------------------------
+
+
+def connect_two(client: EngineClient) -> list[Engine]:
+    engines = [Engine(), Engine()]
+    for rank, engine in enumerate(engines):
+        client.connect(engine.send, rank)
+    return engines
+
+
+def test_a_request_goes_to_the_engine_that_holds_its_picture_and_so_do_pixels_aborts_and_stops(
+    client: EngineClient, ask: Ask
+) -> None:
+    other, holder = connect_two(client)
+    client.receive([MediaHeld(("a",))], rank=1)
+    ask(prepared("1", "a"))
+    client.receive([MediaNeeded("1", ("a",))], rank=1)
+    holder.await_pixels("a")
+    client.stop_choice("1", 0)
+    assert [type(each) for each in holder.told] == [EngineRequest, MediaArrived, AbortRequest]
+    assert not other.told
+
+
+def test_requests_for_one_new_picture_go_to_one_engine_and_others_to_the_idle_one(
+    client: EngineClient, ask: Ask
+) -> None:
+    engines = connect_two(client)
+    for number in range(5):
+        ask(prepared(f"a{number}", "a"))
+    ask(prepared("b", "b"))
+    counts = [len(engine.of(EngineRequest)) for engine in engines]
+    assert sorted(counts) == [1, 5]
+    engines[counts.index(5)].await_pixels("a")
+    engines[counts.index(1)].await_pixels("b")
+
+
+def test_what_waits_for_an_engine_that_dies_goes_to_the_other_at_once_with_its_picture(
+    client: EngineClient, ask: Ask
+) -> None:
+    _, second = connect_two(client)
+    client.receive([MediaHeld(("a",))], rank=0)
+    waiting, begun = ask(prepared("1", "a")), ask(prepared("2", "a"))
+    client.receive([TokenOutput("2", 0, 7)], rank=0)
+    client.disconnect("it was killed", rank=0)
+    second.await_pixels("a")
+    assert [each.request_id for each in second.of(EngineRequest)] == ["1"]
+    assert isinstance(begun.answer()[-1], EngineLostError)
+    client.receive([last("1")], rank=1)
+    assert waiting.answer() == [last("1")]
+    assert client.is_connected
+    client.check_invariants()
+
+
+def test_a_reset_is_for_all_engines(client: EngineClient) -> None:
+    engines = connect_two(client)
+    client.reset_caches(prefix=True)
+    assert [engine.told for engine in engines] == [[ResetCaches(prefix=True)]] * 2
+
+
+class ManyEngines(RuleBasedStateMachine):
+    """Engines of three ranks that come and go, and answer as they like: to each request there is one end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = MediaPool(1)
+        self.client = EngineClient(self.pool)
+        self.engines: dict[int, Engine] = {}
+        self.callers: dict[str, Caller] = {}
+        self.has_left: set[str] = set()
+        # Who has begun, and who was with how many engines that ended.
+        self.begun: set[str] = set()
+        self.num_lost: Counter[str] = Counter()
+        # Who died, and how much it had been asked by then.
+        self.graves: list[tuple[Engine, int]] = []
+
+    def teardown(self) -> None:
+        self.client.close()
+        for request_id, caller in self.callers.items():
+            if request_id not in self.has_left:
+                assert caller.num_ends == 1
+
+    @rule(media=st.lists(st.sampled_from("abcd"), max_size=2, unique=True))
+    def ask(self, media: list[str]) -> None:
+        request_id = f"{len(self.callers)}"
+        caller = self.callers[request_id] = Caller()
+        self.client.submit(cast(PreparedRequest, prepared(request_id, *media)), caller.hear)
+
+    @rule(rank=st.integers(0, 2))
+    def come(self, rank: int) -> None:
+        if rank not in self.engines:
+            self.engines[rank] = Engine()
+            self.client.connect(self.engines[rank].send, rank)
+
+    @precondition(lambda self: self.engines)
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        rank = data.draw(st.sampled_from(sorted(self.engines)))
+        engine, others = self.engines.pop(rank), set(self.running())
+        theirs = self.asked_of(engine)
+        self.num_lost.update(list(theirs))
+        self.client.disconnect("killed", rank)
+        ended = {each for each in theirs if each in self.begun or self.num_lost[each] >= 2}
+        assert others - set(self.running()) == ended
+        self.graves.append((engine, len(engine.of(EngineRequest))))
+
+    @precondition(lambda self: self.engines)
+    @rule(data=st.data(), ends=st.booleans(), holds=st.booleans())
+    def answer(self, data: st.DataObject, ends: bool, holds: bool) -> None:
+        rank = data.draw(st.sampled_from(sorted(self.engines)))
+        asked = self.asked_of(self.engines[rank])
+        if asked:
+            request_id = data.draw(st.sampled_from(sorted(asked)))
+            hints: list[Any] = [MediaHeld(tuple(each.media_hash for each in asked[request_id].media))] if holds else []
+            token = last(request_id) if ends else TokenOutput(request_id, 0, 7)
+            self.begun.add(request_id)
+            self.client.receive([*hints, token], rank)
+
+    @precondition(lambda self: self.running())
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(self.running()))
+        assert self.client.leave(request_id)
+        self.has_left.add(request_id)
+
+    def running(self) -> list[str]:
+        return [each for each in self.callers if not self.callers[each].num_ends and each not in self.has_left]
+
+    def asked_of(self, engine: Engine) -> dict[str, EngineRequest]:
+        """What it was asked last and still owes."""
+        running = self.running()
+        return {each.request_id: each for each in engine.of(EngineRequest) if each.request_id in running}
+
+    @invariant()
+    def each_request_that_runs_is_with_one_engine_that_lives(self) -> None:
+        self.client.check_invariants()
+        for request_id in self.running():
+            num_asked = sum(request_id in self.asked_of(engine) for engine in self.engines.values())
+            assert num_asked == (1 if self.engines else 0), request_id
+        for engine, num_asked in self.graves:
+            assert len(engine.of(EngineRequest)) == num_asked, "asked when it was dead"
+        assert all(caller.num_ends <= 1 for caller in self.callers.values())
+
+
+ManyEngines.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestManyEngines = ManyEngines.TestCase

@@ -1,0 +1,147 @@
+"""Where media are held, else where there is least to do; and never where there is far too much."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from keepsight.frontend.choose_engine import (
+    SHORTEST_PREFIX,
+    SLACK_TOKENS,
+    TYPICAL_ANSWER_TOKENS,
+    EngineView,
+    choose_engine,
+    count_tokens,
+    name_prefixes,
+)
+from keepsight.media import Geometry, MediaItem, TokenSpan
+from keepsight.requests import EngineRequest
+from keepsight.sampling_params import SamplingParams
+
+NUMBERS = iter(range(1_000_000))
+
+
+def request(*media: str, length: int = 40, first: int = 7, salt: str | None = None, n: int = 1) -> EngineRequest:
+    """Of `length` tokens, that begin with its media of 4 each."""
+    items = tuple(MediaItem(each, TokenSpan(4 * index, 4), Geometry(1, 1)) for index, each in enumerate(media))
+    tokens = (first, *range(1, length))
+    return EngineRequest(f"{next(NUMBERS)}", tokens, items, SamplingParams(max_tokens=10, n=n), cache_salt=salt)
+
+
+def busy(num_tokens: int) -> EngineView:
+    engine = EngineView()
+    engine.note_sent(request(length=num_tokens - 10, first=8))
+    assert engine.num_tokens_in_flight == num_tokens
+    return engine
+
+
+def test_an_answer_is_taken_for_as_long_as_it_may_be_up_to_what_is_usual() -> None:
+    assert count_tokens(request(length=40, n=3)) == 40 + 3 * 10
+    endless = EngineRequest("e", (1, 2), (), SamplingParams(max_tokens=None))
+    assert count_tokens(endless) == 2 + TYPICAL_ANSWER_TOKENS
+
+
+def test_a_request_goes_where_its_picture_is_held_even_if_others_have_less_to_do() -> None:
+    holder, idle = busy(500), EngineView()
+    holder.hints.note_held(["a"])
+    assert choose_engine(request("a"), [idle, holder]) is holder
+    assert choose_engine(request("b"), [holder, idle]) is idle
+
+
+def test_a_picture_that_is_on_its_way_to_an_engine_draws_others_there() -> None:
+    engines = [EngineView(), EngineView()]
+    first = request("a")
+    chosen = choose_engine(first, engines)
+    chosen.note_sent(first)
+    assert all(choose_engine(request("a"), order) is chosen for order in (engines, engines[::-1]))
+    chosen.note_ended(first.request_id)
+    assert choose_engine(request("a"), [each for each in engines if each is not chosen] + [chosen]) is not chosen
+
+
+def test_of_two_holders_it_is_the_one_that_holds_more() -> None:
+    one, two = EngineView(), busy(500)
+    one.hints.note_held(["a"])
+    two.hints.note_held(["a", "b"])
+    assert choose_engine(request("a", "b", "c"), [one, two]) is two
+
+
+def test_a_picture_that_everybody_asks_about_comes_to_others_too() -> None:
+    holder, idle = busy(SLACK_TOKENS + 1), EngineView()
+    holder.hints.note_held(["a"])
+    assert choose_engine(request("a"), [holder, idle]) is idle
+    assert choose_engine(request("a"), [holder, busy(600)]) is holder
+
+
+def test_text_goes_where_there_is_least_to_do() -> None:
+    engines = [busy(300), busy(200), busy(400)]
+    assert choose_engine(request(), engines) is engines[1]
+
+
+def test_a_prompt_follows_an_earlier_one_that_began_alike_as_far_as_that_is_worth_it() -> None:
+    seen, idle = EngineView(), EngineView()
+    earlier = request(length=300)
+    seen.note_sent(earlier)
+    seen.note_ended(earlier.request_id)
+    again = request(length=400)
+    assert choose_engine(again, [idle, seen]) is seen
+    seen.note_sent(request(length=290, first=8))
+    assert choose_engine(again, [idle, seen]) is idle  # 300 tokens to do first, for 256
+    seen.forget_prefixes()
+    assert choose_engine(again, [seen, idle]) is idle
+
+
+def test_prefixes_are_alike_only_if_all_is_that_they_depend_on() -> None:
+    names = list(name_prefixes(request("a", length=300)))
+    assert len(names) == 3  # 64, 128, 256
+    assert list(name_prefixes(request("a", length=SHORTEST_PREFIX))) == names[:1]
+    for other in (
+        request("b", length=300),
+        request("a", length=300, salt="s"),
+        request("a", length=300, first=9),
+    ):
+        assert not set(names) & set(name_prefixes(other))
+
+
+class AnyTraffic(RuleBasedStateMachine):
+    """Three engines; whoever is chosen gets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engines = [EngineView() for _ in range(3)]
+        self.sent: list[tuple[EngineView, EngineRequest]] = []
+
+    @rule(media=st.lists(st.sampled_from("abcdef"), max_size=3), length=st.integers(12, 9000))
+    def ask(self, media: list[str], length: int) -> None:
+        asked = request(*media, length=length)
+        chosen = choose_engine(asked, self.engines)
+        least = min(each.num_tokens_in_flight for each in self.engines)
+        assert chosen.num_tokens_in_flight <= 2 * least + SLACK_TOKENS
+        most_held = max(
+            each.count_held_media_tokens(asked)
+            for each in self.engines
+            if each.num_tokens_in_flight <= 2 * least + SLACK_TOKENS
+        )
+        assert chosen.count_held_media_tokens(asked) == most_held
+        chosen.note_sent(asked)
+        self.sent.append((chosen, asked))
+
+    @rule(index=st.integers(0, 100))
+    def end(self, index: int) -> None:
+        if self.sent:
+            engine, asked = self.sent.pop(index % len(self.sent))
+            engine.hints.note_held(item.media_hash for item in asked.media)
+            engine.note_ended(asked.request_id)
+            engine.note_ended(asked.request_id)
+
+    @rule(index=st.integers(0, 2), media=st.lists(st.sampled_from("abcdef"), max_size=3))
+    def drop(self, index: int, media: list[str]) -> None:
+        self.engines[index].hints.note_dropped(media)
+
+    @invariant()
+    def holds(self) -> None:
+        for engine in self.engines:
+            engine.check_invariants()
+            assert engine.request_ids == {asked.request_id for its, asked in self.sent if its is engine}
+
+
+AnyTraffic.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestAnyTraffic = AnyTraffic.TestCase
