@@ -79,3 +79,12 @@ class AnyHistory(RuleBasedStateMachine):
 
 
 TestAnyHistory = AnyHistory.TestCase
+
+
+def test_what_is_held_can_be_asked_and_what_is_promised_is_not_held() -> None:
+    hints = MediaHints()
+    hints.promise("r", ["a"])
+    hints.note_held(["b"])
+    assert [hints.is_held(each) for each in "abc"] == [False, True, False]
+    hints.note_dropped(["b"])
+    assert not hints.is_held("b")
