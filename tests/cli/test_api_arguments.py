@@ -1,0 +1,82 @@
+"""From flags and the environment to settings, or to a refusal that names the flag."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from keepsight.api_settings import ApiSettings
+from keepsight.cli import serve
+from keepsight.cli.api_arguments import api_settings_from
+from keepsight.errors import InvalidArgumentError
+
+PEM = Path(__file__).parents[1] / "frontend" / "pictures_test.pem"
+
+
+def read(*flags: str) -> ApiSettings:
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    return api_settings_from(parser.parse_args(flags))
+
+
+@pytest.fixture(autouse=True)
+def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KEEPSIGHT_API_KEY", "KEEPSIGHT_ADMIN_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_without_flags_the_settings_are_the_defaults() -> None:
+    assert read() == ApiSettings()
+
+
+def test_flags_become_settings() -> None:
+    said = (
+        "--served-model-name a b --api-key k1 k2 --admin-api-key k3 --cache-isolation api-key --max-body-mb 0.5 "
+        "--allowed-origins https://a.example * --root-path /x/y/ --no-log-requests --max-waiting-requests 3 "
+        f"--slow-client-timeout 1.5 --ssl-certfile {PEM}"
+    )
+    assert read(*said.split()) == ApiSettings(
+        more_model_names=("b",),
+        api_keys=("k1", "k2"),
+        admin_api_key="k3",
+        cache_isolation="api-key",
+        max_body_bytes=2**19,
+        allowed_origins=("https://a.example", "*"),
+        root_path="/x/y",
+        log_requests=False,
+        max_waiting_requests=3,
+        slow_client_seconds=1.5,
+        ssl_certfile=str(PEM),
+    )
+
+
+def test_keys_come_from_the_environment_unless_a_flag_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEEPSIGHT_API_KEY", "k1, k2,")
+    monkeypatch.setenv("KEEPSIGHT_ADMIN_API_KEY", "k3")
+    assert (read().api_keys, read().admin_api_key) == (("k1", "k2"), "k3")
+    assert read("--api-key", "other").api_keys == ("other",)
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ("--cache-isolation api-key", "--cache-isolation"),
+        ("--api-key k --admin-api-key k", "--admin-api-key"),
+        ("--max-waiting-requests 0", "--max-waiting-requests"),
+        ("--max-body-mb 0", "--max-body-mb"),
+        ("--max-body-mb nan", "--max-body-mb"),
+        ("--slow-client-timeout 0", "--slow-client-timeout"),
+        ("--slow-client-timeout inf", "--slow-client-timeout"),
+        ("--root-path keepsight", "--root-path"),
+        ("--root-path /a//b", "--root-path"),
+        ("--allowed-origins a.example", "--allowed-origins"),
+        ("--allowed-origins https://a.example/", "--allowed-origins"),
+        ("--ssl-keyfile k.pem", "--ssl-keyfile"),
+        ("--ssl-certfile missing.pem", "--ssl-certfile"),
+        (f"--ssl-certfile {__file__}", "--ssl-certfile"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(flags: str, named: str) -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        read(*flags.split())
+    assert refused.value.field == named

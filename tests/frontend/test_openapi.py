@@ -1,0 +1,66 @@
+"""The description says what is served, and the bodies that it allows by name are read."""
+
+from typing import Any
+
+import pytest
+
+from keepsight.api_settings import ApiSettings
+from tests.frontend.test_app import Client, client, engine, preparer
+
+__all__ = ["client", "engine", "preparer"]  # fixtures
+
+
+def describe(client: Client) -> Any:
+    return client.send("GET", "/openapi.json").json()
+
+
+def test_what_is_described_is_there_and_nothing_else_by_that_method(client: Client) -> None:
+    for path, operations in describe(client)["paths"].items():
+        if "{" in path or path.startswith("/v1/media"):
+            continue
+        for method in ("get", "post"):
+            is_there = client.send(method.upper(), path, content=b"{}").status_code != 405
+            assert is_there == (method in operations), path
+
+
+def test_every_reference_leads_somewhere(client: Client) -> None:
+    document = describe(client)
+
+    def check(value: Any) -> None:
+        if isinstance(value, dict):
+            if "$ref" in value:
+                assert value["$ref"].removeprefix("#/components/schemas/") in document["components"]["schemas"]
+            for each in value.values():
+                check(each)
+        elif isinstance(value, list):
+            for each in value:
+                check(each)
+
+    check(document)
+
+
+@pytest.mark.parametrize("schema", ["ChatRequest", "CompletionRequest", "TokenizeRequest"])
+def test_fields_that_are_not_served_allow_only_what_asks_for_nothing(client: Client, schema: str) -> None:
+    fields = describe(client)["components"]["schemas"][schema]["properties"]
+    refused = {name: field["enum"] for name, field in fields.items() if "Not supported" in field.get("description", "")}
+    assert refused
+    path = {"ChatRequest": "/v1/chat/completions", "CompletionRequest": "/v1/completions"}.get(schema, "/tokenize")
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
+    if schema == "CompletionRequest":
+        body = {"prompt": "Hello"}
+    for name, values in refused.items():
+        for value in values:
+            assert client.send("POST", path, json=body | {name: value}).status_code == 200, (name, value)
+        assert client.send("POST", path, json=body | {name: "something"}).json()["error"]["param"] == name
+
+
+def test_keys_are_described_where_they_are_needed(client: Client) -> None:
+    chat, reset, health = (("/v1/chat/completions", "post"), ("/reset_mm_cache", "post"), ("/health", "get"))
+    for settings, closed in (
+        (ApiSettings(), set()),
+        (ApiSettings(admin_api_key="a"), {reset}),
+        (ApiSettings(api_keys=("one",)), {chat, reset}),
+    ):
+        client.settings = settings
+        paths = describe(client)["paths"]
+        assert {each for each in (chat, reset, health) if "security" in paths[each[0]][each[1]]} == closed
