@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from keepsight.count_cores import count_cores
+from keepsight.count_cores import count_cores, share_of
 
 
 def test_only_those_count_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,3 +14,8 @@ def test_a_system_that_cannot_tell_counts_all_and_at_least_one(monkeypatch: pyte
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert count_cores() == 1
+
+
+@pytest.mark.parametrize(("total", "parts"), [(7, [3, 2, 2]), (6, [2, 2, 2]), (3, [1, 1, 1]), (2, [1, 1, 1])])
+def test_all_is_shared_out_and_nobody_gets_nothing(total: int, parts: list[int]) -> None:
+    assert [share_of(total, rank, 3) for rank in range(3)] == parts

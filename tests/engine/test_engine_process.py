@@ -12,10 +12,19 @@ from keepsight.engine.inbox import Inbox
 from keepsight.engine.load_engine import LoadedEngine
 from keepsight.ipc.control import Drain, FrontendLost, StartEngine
 from keepsight.ipc.zmq_channel import FrontendChannel
-from keepsight.requests import AbortRequest, EngineRequest, FromEngine, RequestFailed, TokenOutput
+from keepsight.requests import (
+    AbortRequest,
+    EngineRequest,
+    FromEngine,
+    MediaArrived,
+    MediaHeld,
+    MediaNeeded,
+    RequestFailed,
+    TokenOutput,
+)
 from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import StepPlan, StepResult
-from keepsight.testing import FakeRunner, answer_alone
+from keepsight.testing import FakeRunner, answer_alone, pixels_like
 from tests.scheduling.drive import END_IDS, make_config, make_request
 
 SOON = 20  # seconds, for what takes milliseconds
@@ -106,6 +115,19 @@ def test_each_frontend_gets_the_tokens_that_it_asked_for(frontends: list[Fronten
     for number, frontend in enumerate(frontends):
         request = make_request(f"{number}-0", 3 + number, max_tokens=9)
         assert frontend.ask(request) == frontend.expected(request)
+
+
+def test_a_frontend_that_comes_late_is_told_what_is_held(engine: Engine, frontends: list[Frontend]) -> None:
+    one, two = frontends
+    assert one.channel.send(make_request("a", 2, "cat", 3, max_tokens=1))
+    assert one.outputs.get(timeout=SOON) == MediaNeeded("a", ("cat",))
+    assert one.channel.send(MediaArrived("cat", pixels_like("cat")))
+    assert two.outputs.get(timeout=SOON) == MediaHeld(("cat",))
+    late = Frontend(engine, "late")
+    try:
+        assert late.outputs.get(timeout=SOON) == MediaHeld(("cat",))
+    finally:
+        late.channel.close()
 
 
 def test_a_request_under_another_one_s_name_is_refused(frontends: list[Frontend]) -> None:

@@ -5,7 +5,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,9 @@ import pytest
 
 from keepsight.frontend.make_pixels import MakePixels, PictureJob
 from keepsight.frontend.media_pool import MediaPool
-from keepsight.frontend.pixel_cache import LocalCache, NoCache
+from keepsight.frontend.pixel_cache import LocalCache, NoCache, StoreCache
+from keepsight.ipc.run_directory import RunDirectory
+from keepsight.ipc.shared_store import SharedStore
 from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.requests import Pixels
 
@@ -173,6 +175,21 @@ def test_a_picture_and_its_crops_are_made_together_and_several_pictures_apart(as
     studio.door.set()
     assert ask("first", "a", "a/1", "b", "a/2").await_heard(4) == ["a", "a/1", "a/2", "b"]
     assert studio.made == [("a", "a/1", "a/2"), ("b",)]
+
+
+def test_what_four_frontends_with_one_store_want_at_once_is_made_by_one_of_them(studio: Studio) -> None:
+    name = f"{7:064x}"
+    with RunDirectory.create() as directory, ExitStack() as closing:
+        pools = [MediaPool(1, StoreCache(SharedStore(directory.path, 1 << 20))) for _ in range(4)]
+        for pool in pools:
+            closing.callback(pool.close)
+        askers = [Asker(pool, studio, str(number)).ask(name) for number, pool in enumerate(pools)]
+        studio.await_begun()
+        studio.door.set()
+        for asker in askers:
+            assert asker.await_heard(1) == [name]
+        assert studio.made == [(name,)]
+        assert sum(pool.num_decoded for pool in pools) == 1
 
 
 def test_only_what_is_not_yet_in_the_making_is_begun(ask: Ask, studio: Studio) -> None:

@@ -24,6 +24,15 @@ def test_the_first_thing_made_of_a_picture_is_told_and_the_end_of_the_last() -> 
     assert "cat" not in holdings
 
 
+def test_who_comes_late_is_told_all_that_is_held_and_changes_are_told_all_the_same() -> None:
+    holdings = Holdings()
+    assert holdings.list_held() == []
+    for name in ("cat", "dog", "cat"):
+        holdings.add(name)
+    assert holdings.list_held() == holdings.list_held() == [MediaHeld(("cat", "dog"))]
+    assert holdings.take_changes() == [MediaHeld(("cat", "dog"))]
+
+
 def test_what_comes_and_goes_between_two_tellings_is_not_told() -> None:
     holdings = Holdings()
     holdings.add("cat")
