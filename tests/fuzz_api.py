@@ -1,6 +1,6 @@
 """Schemathesis against a real server, by the description that the server gives of itself.
 
-    .venv/bin/python tests/fuzz_api.py [EXAMPLES]
+    pip install -e ".[fuzz]" && python tests/fuzz_api.py [EXAMPLES]
 
 EXAMPLES of each operation (default 50; 1000 are more than 10,000 requests).  Fails if anything is answered with a 500,
 or with a status, a content type or a body that the description does not have.

@@ -13,7 +13,7 @@ import pytest
 from keepsight import LLM, SamplingParams
 from keepsight.config import Config
 from keepsight.errors import PictureError, PictureTooLargeError, UnreadablePictureError, UnsupportedPictureError
-from keepsight.frontend.answer_chat import Engine
+from keepsight.frontend.answer import Engine
 from keepsight.frontend.app import create_app
 from keepsight.frontend.make_pixels import PictureJob
 from keepsight.frontend.prepare_request import RequestPreparer
