@@ -10,11 +10,13 @@ import pytest
 from keepsight.errors import TierError
 from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.host_tier import HostTier
+from keepsight.tiers.redis_tier import RedisTier
 from keepsight.tiers.tier import StoredArray, Tier
 from keepsight.tiers.tier_guard import GuardLimits
 from keepsight.tiers.tiered_store import TieredStore
 from tests.tiers.arrays import array_of, assert_equal, key_of
 from tests.tiers.fake_tier import FakeTier
+from tests.tiers.redis_servers import REAL, real_server
 
 LONG = 60.0
 Make = Callable[..., TieredStore]
@@ -219,6 +221,28 @@ def test_closing_answers_all_who_wait(make: Make) -> None:
     assert asker.answers.get(timeout=20)[1] is None
     closing.join(20)
     assert not closing.is_alive()
+
+
+@pytest.mark.skipif(REAL is None, reason="NO REAL REDIS: redis-server is not installed")
+def test_a_real_redis_serves_a_second_store_and_may_be_killed_at_any_moment(make: Make) -> None:
+    with real_server() as (url, process):
+        first = make(RedisTier(url), max_waiting_bytes=10**8)
+        for number in range(20):
+            first.store(key_of(number), array_of(number, 1_000_000))
+        assert first.wait_written(20)
+        asker = Asker(make(RedisTier(url)))
+        for number in range(10):
+            assert_equal(asker.load(number), array_of(number, 1_000_000))
+        for number in range(10, 20):
+            asker.ask(number)
+        process.kill()
+        for _ in range(10):
+            key, array = asker.answers.get(timeout=20)
+            expected = next(array_of(number, 1_000_000) for number in range(10, 20) if key_of(number) == key)
+            assert array is None or array == expected
+        process.wait(20)
+        assert asker.load(1) is None
+        assert not asker.store.health()[0].is_used
 
 
 def test_stats_are_of_every_tier(make: Make, tmp_path: Path) -> None:

@@ -92,7 +92,8 @@ class TieredStore:
             loading = _Loading(key, self._clock() + recompute_seconds, [on_loaded])
             self._loadings[key] = loading
             heapq.heappush(self._deadlines, (loading.deadline, next(self._numbers), loading))
-            self._changed.notify_all()
+            if self._deadlines[0][2] is loading:
+                self._changed.notify_all()
         self._ask_next(loading)
 
     def store(self, key: str, array: StoredArray) -> None:
