@@ -9,13 +9,27 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
 
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.app import create_app
 from keepsight.frontend.prepare_request import PreparedRequest
 from keepsight.requests import TokenOutput
 from tests.drawn import ask, by_url, draw
-from tests.frontend.test_app import MODEL, Client, FakeEngine, client, engine, error_of, preparer
+from tests.frontend.test_app import (
+    MODEL,
+    Client,
+    FakeEngine,
+    client,
+    engine,
+    error_of,
+    field_names,
+    json_values,
+    preparer,
+    small,
+    texts,
+)
 
 __all__ = ["client", "engine", "preparer"]  # fixtures
 
@@ -239,6 +253,32 @@ def test_a_body_that_does_not_go_on_is_given_up(client: Client) -> None:
         await asyncio.Event().wait()
 
     assert error_of(client.send("POST", "/tokenize", content=slow())) == (408, "body", "body_timeout")
+
+
+# Anything at all ----------------------------------------------------------------------------------------------
+
+prompts = st.one_of(
+    texts, st.lists(texts | st.lists(st.integers(-1, 700)), max_size=3), st.lists(st.integers(-1, 700)), json_values
+)
+completion_bodies = st.builds(
+    lambda prompt, fields: {"prompt": prompt} | fields,
+    prompts,
+    st.dictionaries(field_names, small, max_size=2) | st.just({}),
+)
+token_bodies = st.dictionaries(st.sampled_from(["prompt", "messages", "tokens", "model"]), prompts, max_size=2)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    path=st.sampled_from(["/v1/completions", "/tokenize", "/detokenize"]),
+    body=completion_bodies | token_bodies | json_values,
+)
+def test_no_body_whatsoever_makes_the_smaller_endpoints_fail(client: Client, path: str, body: Any) -> None:
+    response = client.send("POST", path, content=json.dumps(body).encode())
+    event(f"{path} {response.status_code}")
+    assert response.status_code in (200, 400, 404), response.text
+    if response.status_code != 200:
+        error_of(response)
 
 
 # Names and the log --------------------------------------------------------------------------------------------
