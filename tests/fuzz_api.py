@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 from typing import IO
 
-COMMAND = [sys.executable, "-m", "keepsight", "serve", "--port", "0", "--no-log-requests"]
+# Of a short context, so that no answer is long.
+COMMAND = [*(sys.executable, "-m", "keepsight", "serve", "--port", "0", "--no-log-requests"), "--max-model-len", "96"]
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 
 

@@ -239,8 +239,9 @@ def _post(
 ) -> tuple[str, str, Json]:
     content = _json_content(_refer(answer))
     if event is not None:
-        # Of one event: JSON, but for the last, which says [DONE].
-        data = {"type": "string", "contentMediaType": "application/json", "contentSchema": _refer(event)}
+        # Of one event: the last says [DONE].
+        said = {"type": "string", "contentMediaType": "application/json", "contentSchema": _refer(event)}
+        data = {"anyOf": [{"const": "[DONE]"}, said]}
         content["text/event-stream"] = {"schema": {"type": "object", "properties": {"data": data}}}
     operation = {
         "summary": summary,
