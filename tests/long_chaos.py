@@ -1,6 +1,7 @@
 """The chaos test for as long as wanted:  python -m tests.long_chaos [--requests 500] [--seed 0] [-- SERVE OPTIONS]
 
-Ends with an error if an answer is wrong or missing, or if a process or a file is left; else with what was counted.
+Ends with an error if an answer is wrong or missing, if a process or a file is left, or if memory has grown by more than
+5 %; else with what was counted.
 """
 
 import argparse
@@ -33,6 +34,7 @@ def main() -> None:
     print(f"killed: {dict(outcome.killed)}; asked again: {dict(outcome.retried)}; tracebacks: {num_tracebacks}")
     before, after = outcome.bytes_before / 1e6, outcome.bytes_after / 1e6
     print(f"memory before {before:.1f} MB, after {after:.1f} MB, {after / before - 1:+.1%}")
+    assert after <= before * 1.05
 
 
 if __name__ == "__main__":

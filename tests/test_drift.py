@@ -275,13 +275,16 @@ class House:
             pool.cache.check_invariants()
         for client in self.clients:
             assert not client._callers
-            assert not client._hints._promised
-            client._hints.check_invariants()
+            engine = client._engines[0]
+            assert not engine.request_ids
+            assert engine.num_tokens_in_flight == 0
+            assert not engine.hints._promised
+            engine.check_invariants()
 
     def expect_right_hints(self) -> None:
         held = {each for each in PICTURES if each in self.scheduler.holdings}
         for client in self.clients:
-            assert set(client._hints._held) == held
+            assert set(client._engines[0].hints._held) == held
 
     def close(self) -> None:
         for pool in self.pools:
