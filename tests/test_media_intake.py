@@ -197,7 +197,7 @@ def test_a_client_that_leaves_ends_its_downloads(preparer: RequestPreparer, serv
             pass
 
         scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
-        running = asyncio.create_task(create_app(preparer, NO_ENGINE, "m")(scope, receive, send))
+        running = asyncio.ensure_future(create_app(preparer, NO_ENGINE, "m")(scope, receive, send))
         async with asyncio.timeout(20):
             await asked.wait()
             left.set()
