@@ -161,10 +161,17 @@ def test_without_a_server_it_says_how_to_start_one(capsys: pytest.CaptureFixture
     assert "`keepsight serve`" in told
 
 
+def listen_to_ctrl_c() -> None:
+    """Whoever runs tests in the background may have it ignored, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def run_chat(url: str, stdin: int = subprocess.PIPE) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "keepsight", "chat", "--url", url]
-    with subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=listen_to_ctrl_c
+    ) as process:
         try:
             yield process
         finally:

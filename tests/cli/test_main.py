@@ -36,7 +36,8 @@ def test_every_command_explains_its_options_without_torch(name: str) -> None:
     done = subprocess.run([sys.executable, "-c", program, name, "--help"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: keepsight {name}")
-    assert done.stdout.count("\n  -") > 3
+    # Or the commands below it, which have options of their own.
+    assert done.stdout.count("\n  -") > 3 or "COMMAND" in done.stdout
 
 
 @pytest.mark.parametrize(

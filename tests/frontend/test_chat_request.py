@@ -9,7 +9,6 @@ import pytest
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.chat_request import ChatRequest, parse_chat_request
-from keepsight.frontend.decode_body import refused_fields
 from keepsight.frontend.chat_response import (
     ChatChoice,
     ChatChunkChoice,
@@ -26,6 +25,7 @@ from keepsight.frontend.chat_response import (
     TopLogprob,
     Usage,
 )
+from keepsight.frontend.decode_body import refused_fields
 from keepsight.frontend.read_messages import read_messages
 from keepsight.sampling_params import SamplingParams
 
