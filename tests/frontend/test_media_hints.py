@@ -1,5 +1,6 @@
 """What is promised is what nothing is known of, once, and never too much of it."""
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -79,6 +80,7 @@ class AnyHistory(RuleBasedStateMachine):
 
 
 TestAnyHistory = AnyHistory.TestCase
+TestAnyHistory.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
 def test_what_is_held_can_be_asked_and_what_is_promised_is_not_held() -> None:

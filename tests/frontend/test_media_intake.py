@@ -98,25 +98,33 @@ def test_parts_come_back_with_their_bytes_in_their_order(server: PictureServer, 
     assert server.num_asked("/a") == 1
 
 
+def download_threads() -> set[threading.Thread]:
+    """Those of other tests' intakes, too, until they are forgotten."""
+    return {thread for thread in threading.enumerate() if thread.name == "downloads"}
+
+
 def test_without_urls_no_thread_is_begun() -> None:
+    before = download_threads()
     with intake_with() as intake:
         fetch(intake, to_data_url(b"text"), b"bytes")
-        assert not [thread for thread in threading.enumerate() if thread.name == "downloads"]
+        assert not download_threads() - before
 
 
 def test_closed_it_leaves_no_thread_and_no_connection(server: PictureServer) -> None:
+    before = download_threads()
     with intake_with() as intake:
         fetch(intake, server.serve("/a", response(b"picture")))
-        assert [thread for thread in threading.enumerate() if thread.name == "downloads"]
-    assert not [thread for thread in threading.enumerate() if thread.name == "downloads"]
+        assert len(download_threads() - before) == 1
+    assert not download_threads() - before
     with pytest.raises(RuntimeError, match="closed"):
         fetch(intake, server.url("/a"))
 
 
 def test_forgotten_it_leaves_no_thread_either(server: PictureServer) -> None:
+    before = download_threads()
     intake = MediaIntake.from_config(Config(allowed_media_networks=LOCAL))
     fetch(intake, server.serve("/a", response(b"picture")))
-    [thread] = [thread for thread in threading.enumerate() if thread.name == "downloads"]
+    [thread] = download_threads() - before
     del intake
     gc.collect()
     thread.join(timeout=20)

@@ -413,7 +413,7 @@ def test_whoever_is_killed_every_job_has_one_answer_and_it_is_right(start: Start
     expected = [job.run() for job in jobs]
     chaos = Chaos(workers)
     with ThreadPoolExecutor(3) as threads:
-        answers = list(threads.map(lambda number: chaos.make(number, jobs[number % 5]), range(200)))
+        answers = list(threads.map(lambda number: chaos.make(number, jobs[number % 5]), range(100)))
     for number, answer in enumerate(answers):
         assert_equal(answer, expected[number % 5])
     assert len(chaos.killed) > 10
