@@ -196,7 +196,7 @@ def test_what_a_killed_frontend_was_writing_is_undone(tmp_path: Path) -> None:
     handles.close()
 
 
-@pytest.mark.parametrize("value", [0, -1, MAX_TTL_SECONDS + 1, float("nan"), float("inf"), True, "60", [60]])
+@pytest.mark.parametrize("value", [0, -1, 5e-324, MAX_TTL_SECONDS + 1, float("nan"), float("inf"), True, "60", [60]])
 def test_a_time_to_live_is_a_number_of_seconds_within_a_week(value: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="ttl_seconds"):
         read_ttl(value)

@@ -240,7 +240,7 @@ def read_ttl(value: object, field: str = "ttl_seconds") -> float:
     """As a caller says it; None: the default."""
     if value is None:
         return DEFAULT_TTL_SECONDS
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_TTL_SECONDS:
-        limit = f"above 0 and at most {MAX_TTL_SECONDS:.0f}"
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= MAX_TTL_SECONDS:
+        limit = f"from 1 to {MAX_TTL_SECONDS:.0f}"
         raise InvalidArgumentError(field, f"must be a number of seconds {limit}, not {value!r}")
     return float(value)

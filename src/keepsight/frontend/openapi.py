@@ -221,7 +221,7 @@ def _with_id(summary: str, answer: type[msgspec.Struct], *parameters: Json) -> J
 
 def _options(**sources: Json) -> Json:
     """Of an upload, and of a pin."""
-    ttl = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TTL_SECONDS, "default": DEFAULT_TTL_SECONDS}
+    ttl = {"type": "number", "minimum": 1, "maximum": MAX_TTL_SECONDS, "default": DEFAULT_TTL_SECONDS}
     known = {"ttl_seconds": ttl, "warm": {"type": "boolean"}, "cache_salt": {"type": "string", "minLength": 1}}
     return {"type": "object", "additionalProperties": False, "properties": sources | known}
 
