@@ -114,7 +114,7 @@ class Config:
     mm_shm_cache_max_object_size_mb: float = 128
     # So many of the processor cache's hits, 0 to 1, are made again and compared bit for bit.
     verify_hits: float = 0.0
-    # Threads that decode and resize pictures; None: one for each core.
+    # Processes (in `LLM` threads) that decode and resize pictures; None: one for each core.
     media_workers: int | None = None
 
     # What a request may bring: pictures, those of earlier turns too; pixels and bytes of one; bytes of all of them.

@@ -154,7 +154,12 @@ def _add_pictures(group: Any) -> None:
     )
     _add(group, "mm_shm_cache_max_object_size_mb", "MiB of the largest picture that the ring takes", type=float)
     _add(group, "verify_hits", "part of the processor cache's hits to make again and compare, 0 to 1", type=float)
-    _add(group, "media_workers", "threads that decode and resize pictures (default: one for each core)", type=int)
+    _add(
+        group,
+        "media_workers",
+        "processes that decode and resize pictures, in LLM threads (default: one for each core)",
+        type=int,
+    )
 
 
 def _add_media_sources(group: Any) -> None:
