@@ -421,3 +421,17 @@ class TestKilledProcesses:
         assert "ended" in frontend.lost.get(timeout=LIMIT)
         start_child(ENGINE_PROGRAM)
         opened(Frontend(endpoint)).connect()
+
+
+def test_a_channel_that_was_never_connected_is_forgotten_without_waiting(tmp_path: Path) -> None:
+    program = """
+import gc, sys
+from keepsight.ipc.zmq_channel import FrontendChannel
+for number in range(20):
+    channel = FrontendChannel(sys.argv[1], "a", print, print)
+    channel.itself = channel
+    del channel
+    gc.collect()
+"""
+    # In a process of its own: a collection that waits cannot be interrupted.
+    subprocess.run([sys.executable, "-c", program, f"ipc://{tmp_path}/engine"], check=True, timeout=LIMIT)

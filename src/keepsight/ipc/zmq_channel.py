@@ -7,6 +7,7 @@ is never taken up again, and every queue has a bound.  Endpoints are files: who 
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
@@ -314,6 +315,9 @@ class _SocketThread(Generic[T]):
         self.socket: zmq.Socket[bytes] = self._context.socket(socket_type)
         self.socket.linger = 0
         self.socket.maxmsgsize = MAX_PIXEL_BYTES
+        # A context that is garbage together with its sockets waits for ever for their closing, inside the collection.
+        self._free_sockets = weakref.finalize(self, _close_all, self._context, self.socket)
+        self._free_sockets.atexit = False
         self._poller = zmq.Poller()
         self._name = name
         # Over whether there is a thread.
@@ -367,7 +371,7 @@ class _SocketThread(Generic[T]):
 
     def _free(self) -> None:
         self.outbox.free()
-        self._context.destroy(linger=0)
+        self._free_sockets()
 
     # Within a turn --------------------------------------------------------------------------------------------
 
@@ -415,6 +419,11 @@ class _SocketThread(Generic[T]):
             if error.errno == zmq.EHOSTUNREACH:
                 raise _NobodyThereError from error
             raise
+
+
+def _close_all(context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
+    socket.close(linger=0)
+    context.destroy(linger=0)
 
 
 def _num_bytes(frames: Sequence[Frame]) -> int:
