@@ -15,12 +15,16 @@ SMALL_NOUNS = {
     "keepsight.errors",
     "keepsight.image_processor_config",
     "keepsight.json_fields",
+    "keepsight.lru_cache",
     "keepsight.media",
     "keepsight.outputs",
+    "keepsight.pixels",
     "keepsight.requests",
     "keepsight.sampling_params",
     "keepsight.structured_outputs",
 }
+# `LLM` has both in one process, and an engine is planned by the same limits that a frontend refuses by.
+PUTS_TOGETHER = {"engine/in_process_engine.py", "engine/load_engine.py", "engine/start_engine.py"}
 # The one step of the frontend that may use torch, on the CPU.
 RESIZES_PIXELS = "frontend/preprocess_image.py"
 WEB = re.compile(r"^(starlette|uvicorn|fastapi)\b")
@@ -70,6 +74,11 @@ def test_the_frontend_uses_torch_only_where_it_resizes_pixels() -> None:
 
 def test_the_frontend_knows_nothing_of_the_engine() -> None:
     assert not offenders("frontend", r"keepsight\.(scheduling|runner|models|engine|llm|cli)\b")
+
+
+def test_the_engine_knows_the_frontend_only_where_the_two_are_put_together() -> None:
+    found = {offender.split()[0] for offender in offenders("engine", r"keepsight\.frontend\b")}
+    assert found == PUTS_TOGETHER
 
 
 def test_tiers_know_nothing_of_who_uses_them() -> None:

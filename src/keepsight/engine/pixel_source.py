@@ -12,12 +12,12 @@ from typing import Protocol
 import numpy as np
 
 from keepsight.config import Config
-from keepsight.frontend.lru_cache import LruCache
-from keepsight.frontend.pixel_cache import as_kept, held_bytes
 from keepsight.ipc.pixel_mode import PixelMode, cache_bytes
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.shared_store import SharedStore
 from keepsight.ipc.shm_ring import RingReader
+from keepsight.lru_cache import LruCache
+from keepsight.pixels import as_kept, held_bytes
 from keepsight.requests import MediaArrived, Pixels, RingPlace, StoredPixels
 
 logger = logging.getLogger(__name__)

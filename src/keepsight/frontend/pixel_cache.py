@@ -13,22 +13,19 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-
 from keepsight.config import Config
 from keepsight.errors import EverythingPinnedError
-from keepsight.frontend.lru_cache import LruCache
 from keepsight.ipc.pixel_mode import PixelMode, cache_bytes
 from keepsight.ipc.run_directory import RunDirectory
-from keepsight.ipc.shared_store import SharedStore
+from keepsight.ipc.shared_store import PINNABLE_PART, SharedStore
 from keepsight.ipc.shm_ring import RingWriter
-from keepsight.requests import CarriedPixels, Pixels, RingPlace, Shape, StoredPixels
+from keepsight.lru_cache import LruCache
+from keepsight.pixels import as_kept, held_bytes, shape_of
+from keepsight.requests import CarriedPixels, Pixels, RingPlace, StoredPixels
 
 logger = logging.getLogger(__name__)
 
 MIB = 1 << 20
-# Of a cache: more pins would leave too little room for what is not pinned.
-PINNABLE_PART = 0.5
 
 
 class PixelCache(Protocol):
@@ -295,23 +292,3 @@ class StoreCache:
 
     def check_invariants(self) -> None:
         self._store.check_invariants()
-
-
-def shape_of(pixels: Pixels) -> Shape:
-    height, width, depth = pixels.shape
-    return height, width, depth
-
-
-def as_kept(pixels: Pixels) -> Pixels:
-    """Never to change; and holding no more memory than its own, as a view of more would do, uncounted."""
-    kept = pixels if held_bytes(pixels) == pixels.nbytes else pixels.copy()
-    kept.flags.writeable = False
-    return kept
-
-
-def held_bytes(pixels: Pixels) -> int:
-    """What would be freed if it went: a view holds all of what it looks at."""
-    holder = pixels
-    while isinstance(holder.base, np.ndarray):
-        holder = holder.base
-    return holder.nbytes

@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from keepsight.frontend.fetch_url import Fetched
 from keepsight.frontend.http_caching import Validators
-from keepsight.frontend.lru_cache import LruCache
+from keepsight.lru_cache import LruCache
 
 Fetch = Callable[[str, Validators | None], Awaitable[Fetched]]
 Key = tuple[str | None, str]  # salt, URL

@@ -34,8 +34,8 @@ _MAGIC = b"KSPIXEL1"
 # Bytes of all files, and whether somebody is changing that.
 _LEDGER = struct.Struct("<QB")
 _PAGE = mmap.PAGESIZE
-# More would leave too little room for what is not pinned.
-_PINNABLE_PART = 0.5
+# Of a cache: more pins would leave too little room for what is not pinned.
+PINNABLE_PART = 0.5
 # The ledger is locked for a millisecond: whoever holds it longer was stopped.
 _PATIENCE_SECONDS = 2.0
 
@@ -122,7 +122,7 @@ class SharedStore:
             if not is_held or not self.touch(media_hash):
                 return False
             others = sum(num_bytes for name, num_bytes in self._count_pinned().items() if name != media_hash)
-            if others + _bytes_of(self._directory / media_hash) > self._max_bytes * _PINNABLE_PART:
+            if others + _bytes_of(self._directory / media_hash) > self._max_bytes * PINNABLE_PART:
                 return False
             return self._write_pin(self._pins / media_hash, time.monotonic_ns() + int(seconds * 1e9))
 

@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from keepsight.ipc.record_lock import opened, try_lock
 from keepsight.ipc.unnamed_file import give_name, open_unnamed
+from keepsight.pixels import shape_of
 from keepsight.requests import Pixels, RingPlace
 
 _PREFIX = "ring-"
@@ -193,8 +194,7 @@ class RingWriter:
 
     def _name_place(self, start: int, pixels: Pixels) -> RingPlace:
         entry_id, self._next_id = self._next_id, self._next_id % _LAST_ID + 1
-        height, width, depth = pixels.shape
-        shape = (height, width, depth)
+        shape = shape_of(pixels)
         signature = _sign(self._key, self._ring_id, entry_id, start, pixels.nbytes, shape)
         return RingPlace(self._ring_id, entry_id, start, pixels.nbytes, shape, signature)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from keepsight.errors import EverythingPinnedError
-from keepsight.frontend.lru_cache import CacheStat, LruCache
+from keepsight.lru_cache import CacheStat, LruCache
 from tests.scheduling.long_run import thorough
 
 MAX_BYTES = 10
