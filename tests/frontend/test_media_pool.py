@@ -14,7 +14,7 @@ import pytest
 
 from keepsight.frontend.make_pixels import MakePixels, PictureJob
 from keepsight.frontend.media_pool import MediaPool
-from keepsight.frontend.pixel_cache import LocalCache, NoCache, StoreCache
+from keepsight.frontend.pixel_cache import LocalCache, PixelCache, StoreCache
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.shared_store import SharedStore
 from keepsight.media import Geometry, MediaItem, TokenSpan
@@ -130,7 +130,7 @@ def studio() -> Iterator[Studio]:
 def open_pool(
     studio: Studio, num_workers: int = 1, max_cache_bytes: int = 0, verify_hits: float = 0
 ) -> Iterator[MediaPool]:
-    cache = LocalCache(max_cache_bytes) if max_cache_bytes else NoCache()
+    cache = LocalCache(max_cache_bytes) if max_cache_bytes else PixelCache()
     pool = MediaPool(num_workers, cache, verify_hits=verify_hits)
     try:
         yield pool

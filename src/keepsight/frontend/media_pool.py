@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keepsight.frontend.make_pixels import MakePixels, PictureJob
-from keepsight.frontend.pixel_cache import NoCache, PixelCache
+from keepsight.frontend.pixel_cache import PixelCache
 from keepsight.frontend.prepare_request import PreparedRequest
 from keepsight.requests import CarriedPixels, Pixels
 
@@ -55,7 +55,7 @@ class MediaPool:
         self._queue: deque[_Job] = deque()
         # By media hash, then by request.
         self._waiters: dict[str, dict[str, _Waiter]] = {}
-        self._cache = cache or NoCache()
+        self._cache = cache or PixelCache()
         self._make_pixels, self._verify_hits = make_pixels, verify_hits
         # Work really done.
         self.num_decoded = self.num_preprocessed = 0

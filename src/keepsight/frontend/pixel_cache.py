@@ -11,7 +11,6 @@ import time
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import Protocol
 
 from keepsight.config import Config
 from keepsight.errors import EverythingPinnedError
@@ -28,43 +27,54 @@ logger = logging.getLogger(__name__)
 MIB = 1 << 20
 
 
-class PixelCache(Protocol):
-    """Shared by threads."""
+class PixelCache:
+    """Shared by threads.  This one keeps nothing: of `none`, and of `lru`, where the engine does."""
 
     def touch(self, media_hash: str) -> None:
         """It goes later, where the order counts; never found or not found by this."""
 
     def get_and_update(self, media_hash: str) -> CarriedPixels | None:
         """What can be sent at once."""
+        return None
 
     def put(self, media_hash: str, pixels: Pixels) -> CarriedPixels:
         """Keeps it if it can; returns what to send."""
+        return pixels
 
-    def read(self, media_hash: str) -> Pixels | None: ...
+    def read(self, media_hash: str) -> Pixels | None:
+        return None
 
     def is_held(self, media_hash: str) -> bool:
         """Counts as no use."""
+        return False
 
     def pin(self, media_hash: str, seconds: float) -> bool:
         """It stays for so long, unless it is dropped; False if that cannot be promised."""
+        return False
 
-    def unpin(self, media_hash: str) -> None: ...
+    def unpin(self, media_hash: str) -> None:
+        pass
 
     def making(self, media_hashes: Collection[str]) -> AbstractContextManager[None]:
         """Whoever makes these elsewhere is waited for; then `get_and_update` may find them."""
+        return nullcontext()
 
-    def drop(self, media_hash: str) -> None: ...
+    def drop(self, media_hash: str) -> None:
+        pass
 
-    def clear(self) -> None: ...
+    def clear(self) -> None:
+        pass
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        pass
 
-    def check_invariants(self) -> None: ...
+    def check_invariants(self) -> None:
+        pass
 
 
 def open_pixel_cache(mode: PixelMode, config: Config, run_directory: RunDirectory | None = None) -> PixelCache:
     if mode in ("none", "lru"):
-        return NoCache()
+        return PixelCache()
     if mode in ("shm", "shared"):
         assert run_directory is not None, mode
         try:
@@ -82,47 +92,7 @@ def _open_in_shared_memory(mode: PixelMode, config: Config, folder: Path) -> Pix
     return RingCache(RingWriter.create(folder, cache_bytes(config), max_object_bytes))
 
 
-class NoCache:
-    """Of `none`, and of `lru`, where the engine keeps them."""
-
-    def touch(self, media_hash: str) -> None:
-        pass
-
-    def get_and_update(self, media_hash: str) -> Pixels | None:
-        return None
-
-    def put(self, media_hash: str, pixels: Pixels) -> Pixels:
-        return pixels
-
-    def read(self, media_hash: str) -> Pixels | None:
-        return None
-
-    def is_held(self, media_hash: str) -> bool:
-        return False
-
-    def pin(self, media_hash: str, seconds: float) -> bool:
-        return False
-
-    def unpin(self, media_hash: str) -> None:
-        pass
-
-    def making(self, media_hashes: Collection[str]) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def drop(self, media_hash: str) -> None:
-        pass
-
-    def clear(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def check_invariants(self) -> None:
-        pass
-
-
-class LocalCache:
+class LocalCache(PixelCache):
     """Of `processor_only`: in this process."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -170,9 +140,6 @@ class LocalCache:
         with self._lock:
             self._unpin(media_hash)
 
-    def making(self, media_hashes: Collection[str]) -> AbstractContextManager[None]:
-        return nullcontext()
-
     def drop(self, media_hash: str) -> None:
         with self._lock:
             self._unpin(media_hash)
@@ -202,15 +169,12 @@ class LocalCache:
             self._cache.unpin(media_hash)
 
 
-class RingCache:
-    """Of `shm`: in the ring that this frontend writes, where order of use does not count."""
+class RingCache(PixelCache):
+    """Of `shm`: in the ring that this frontend writes.  Who came first goes first, however used, so none is pinned."""
 
     def __init__(self, ring: RingWriter) -> None:
         self._ring = ring
         self._has_warned = False
-
-    def touch(self, media_hash: str) -> None:
-        pass
 
     def get_and_update(self, media_hash: str) -> RingPlace | None:
         return self._ring.find(media_hash)
@@ -228,15 +192,6 @@ class RingCache:
     def is_held(self, media_hash: str) -> bool:
         return self._ring.find(media_hash) is not None
 
-    def pin(self, media_hash: str, seconds: float) -> bool:
-        return False  # who came first goes first
-
-    def unpin(self, media_hash: str) -> None:
-        pass
-
-    def making(self, media_hashes: Collection[str]) -> AbstractContextManager[None]:
-        return nullcontext()
-
     def drop(self, media_hash: str) -> None:
         self._ring.drop(media_hash)
 
@@ -250,7 +205,7 @@ class RingCache:
         self._ring.check_invariants()
 
 
-class StoreCache:
+class StoreCache(PixelCache):
     """Of `shared`: in the store that all processes of the server read and write."""
 
     def __init__(self, store: SharedStore) -> None:
