@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from keepsight.errors import UnknownMediaError
 from keepsight.frontend.make_pixels import MakePixels, PictureJob
 from keepsight.frontend.pixel_cache import PixelCache
 from keepsight.frontend.prepare_request import PreparedRequest
@@ -74,7 +75,6 @@ class MediaPool:
 
         What is held is delivered before this returns, all else from a thread of the pool's own.
         """
-        request_id = prepared.engine_request.request_id
         waiter = _Waiter(prepared, deliver, fail, inline)
         # All of the request's, or what is made of it first would evict what it asks for next.
         for item in prepared.engine_request.media:
@@ -83,20 +83,10 @@ class MediaPool:
             held = self._find_held(media_hashes, inline=inline)
             checked = {each for each in held if self._is_checked() and prepared.find_unknown([each]) is None}
             missing = [each for each in media_hashes if each not in held or each in checked]
-            new = [media_hash for media_hash in missing if media_hash not in self._waiters]
-            # Not left to a job: whoever joined it meanwhile would be refused too, even one who sent the picture.
-            if (unknown := prepared.find_unknown(new)) is None:
-                for media_hash in missing:
-                    self._waiters.setdefault(media_hash, {})[request_id] = waiter
-                groups = prepared.group_by_picture(new)
-                jobs = [_Job(prepared, group, inline or not checked.isdisjoint(group)) for group in groups]
-                self._queue += jobs
+            unknown = self._queue_new(waiter, missing, checked)
         if unknown is not None:
             _call(fail, unknown)
             return
-        for _ in jobs:
-            # Not the job itself: one that is cancelled must not lie in the executor, with all its bytes.
-            self._threads.submit(self._run_next)
         for media_hash, pixels in held.items():
             if media_hash not in checked:
                 _call(deliver, media_hash, pixels)
@@ -139,6 +129,23 @@ class MediaPool:
         find: Callable[[str], CarriedPixels | None] = self._cache.read if inline else self._cache.get_and_update
         found = {media_hash: find(media_hash) for media_hash in dict.fromkeys(media_hashes)}
         return {media_hash: pixels for media_hash, pixels in found.items() if pixels is not None}
+
+    def _queue_new(
+        self, waiter: _Waiter, missing: Collection[str], checked: Collection[str]
+    ) -> UnknownMediaError | None:
+        """What nobody makes yet, for one who waits for all of it from now on; or why neither can be."""
+        prepared = waiter.prepared
+        new = [media_hash for media_hash in missing if media_hash not in self._waiters]
+        # Not left to a job: whoever joined it meanwhile would be refused too, even one who sent the picture.
+        if (unknown := prepared.find_unknown(new)) is not None:
+            return unknown
+        for media_hash in missing:
+            self._waiters.setdefault(media_hash, {})[prepared.engine_request.request_id] = waiter
+        for group in prepared.group_by_picture(new):
+            self._queue.append(_Job(prepared, group, is_anew=waiter.inline or any(each in checked for each in group)))
+            # Not the job itself: one that is cancelled must not lie in the executor, with all its bytes.
+            self._threads.submit(self._run_next)
+        return None
 
     def _is_checked(self) -> bool:
         return self._verify_hits > 0 and random.random() < self._verify_hits
