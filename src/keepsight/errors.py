@@ -1,8 +1,8 @@
 """Everything that Keepsight raises on purpose.
 
-A caller's mistake (`InvalidArgumentError`: it names the field, the server answers 4xx), a request that the engine gave
-up (`RequestFailedError`), a cache without room (`EverythingPinnedError`), and a checkpoint that cannot be served
-(`CheckpointError`: it names the file).  `assert` is for our own bugs, never for these.
+What a caller hears of (`AnsweredError`): a mistake of its own (`InvalidArgumentError`: it names the field), a request
+that was given up (`RequestFailedError`).  What stays inside: a cache without room (`EverythingPinnedError`), and a
+checkpoint that cannot be served (`CheckpointError`: it names the file).  `assert` is for our own bugs, never for these.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,14 @@ class KeepsightError(Exception):
     """The root: catching it catches everything below and nothing else."""
 
 
-class InvalidArgumentError(KeepsightError):
+class AnsweredError(KeepsightError):
+    """Its caller hears of it, by HTTP with this status and this code.  Of 500, nothing more is told than that."""
+
+    status = 500
+    code: str | None = None
+
+
+class InvalidArgumentError(AnsweredError):
     """A caller asked for something that cannot be done; `field` is the name they used for it."""
 
     status = 400
@@ -167,36 +174,32 @@ class MediaStoreError(PictureError):
     code = "media_store_unavailable"
 
 
-class RequestFailedError(KeepsightError):
+class RequestFailedError(AnsweredError):
     """The engine refused a request that can never run, or lost one that could: no (more) tokens will come."""
 
     def __init__(self, message: str, is_refusal: bool = False) -> None:
         super().__init__(message)
         self.message = message
         self.is_refusal = is_refusal
-
-    @property
-    def status(self) -> int:
-        return 400 if self.is_refusal else 500
-
-    @property
-    def code(self) -> str | None:
-        return "cannot_fit" if self.is_refusal else None
+        if is_refusal:
+            self.status, self.code = 400, "cannot_fit"
 
 
 class EngineLostError(RequestFailedError):
     """The engine ended with the request unanswered, or there is none: worth trying again."""
 
-    @property
-    def status(self) -> int:
-        return 503
-
-    @property
-    def code(self) -> str | None:
-        return "engine_lost"
+    status = 503
+    code = "engine_lost"
 
 
-class AccessError(KeepsightError):
+class MediaWorkersLostError(RequestFailedError):
+    """None that makes pixels can be started: worth trying again."""
+
+    status = 503
+    code = "media_workers_lost"
+
+
+class AccessError(AnsweredError):
     """Without a key, or with a wrong one."""
 
     status = 401
@@ -215,7 +218,7 @@ class AdminAccessError(AccessError):
         super().__init__(message, "admin_only")
 
 
-class ServerOverloadedError(KeepsightError):
+class ServerOverloadedError(AnsweredError):
     """No room for one more request: worth trying again, or elsewhere."""
 
     status = 503

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from keepsight import StructuredOutputsParams, __version__
 from keepsight.api_settings import ApiSettings
 from keepsight.config import Config
-from keepsight.errors import EngineLostError, RequestFailedError
+from keepsight.errors import EngineLostError, MediaWorkersLostError, RequestFailedError
 from keepsight.frontend.app import DEFAULT_SETTINGS, create_app
 from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
 from keepsight.requests import EngineRequest, FinishReason, TokenLogprob, TokenOutput
@@ -419,6 +419,16 @@ def test_what_the_engine_refuses_is_the_caller_s_fault_and_what_it_loses_is_not(
     response = client.chat(stream=stream)
     assert error_of(response) == error
     assert ("9 blocks of 5" in response.text) == is_refusal
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_that_no_pixels_can_be_made_now_is_told_as_worth_trying_again(
+    client: Client, engine: FakeEngine, stream: bool
+) -> None:
+    engine.fails_after, engine.failure = 0, MediaWorkersLostError("none can be started")
+    response = client.chat(stream=stream)
+    assert error_of(response) == (503, None, "media_workers_lost")
+    assert "retry-after" in response.headers
 
 
 def test_a_stream_that_is_refused_late_tells_why_in_its_last_event(client: Client, engine: FakeEngine) -> None:

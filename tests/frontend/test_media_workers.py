@@ -19,7 +19,7 @@ from PIL import Image
 from starlette.concurrency import run_in_threadpool
 
 from keepsight.config import Config
-from keepsight.errors import KeepsightError, PictureTooLargeError, UnreadablePictureError
+from keepsight.errors import KeepsightError, MediaWorkersLostError, PictureTooLargeError, UnreadablePictureError
 from keepsight.frontend import media_workers
 from keepsight.frontend.make_pixels import PictureJob
 from keepsight.frontend.media_pool import MediaPool
@@ -370,7 +370,7 @@ def test_workers_outlive_their_template_and_the_next_one_comes_from_another(star
 
 def test_when_none_can_be_started_nobody_waits_for_ever(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(media_workers, "PROGRAM", "keepsight.frontend.no_such_worker")
-    with pytest.raises(RuntimeError, match="cannot be started"):
+    with pytest.raises(MediaWorkersLostError, match="cannot be started"):
         start(1).make(job_of(picture()))
 
 

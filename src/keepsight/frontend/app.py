@@ -19,13 +19,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from keepsight import __version__
 from keepsight.api_settings import ApiSettings
-from keepsight.errors import InvalidArgumentError, ModelNotFoundError, RequestFailedError, ServerOverloadedError
+from keepsight.errors import AnsweredError, ModelNotFoundError, RequestFailedError
 from keepsight.frontend.access import Access, isolate_salt
 from keepsight.frontend.answer import Answer, Engine
 from keepsight.frontend.chat_request import parse_chat_request
 from keepsight.frontend.chat_response import SERVER_FAILED, ErrorDetail, ErrorResponse, ModelCard, ModelList
 from keepsight.frontend.completion_request import parse_completion_request
-from keepsight.frontend.error_response import RETRY_LATER, AnsweredError, error_response, json_response
+from keepsight.frontend.error_response import RETRY_LATER, error_response, json_response
 from keepsight.frontend.media_api import MediaApi, Uploads
 from keepsight.frontend.media_intake import NOTHING_DOWNLOADED, Downloaded
 from keepsight.frontend.openapi import describe_api
@@ -202,8 +202,7 @@ def create_app(
         routes=[*_routes(api), *media_routes, *page_routes()],
         middleware=_middleware(settings),
         exception_handlers={
-            InvalidArgumentError: _refuse,
-            ServerOverloadedError: _refuse,
+            AnsweredError: _refuse,
             RequestFailedError: _answer_failed_request,
             HTTPException: _refuse_http,
             ClientDisconnect: _note_client_left,

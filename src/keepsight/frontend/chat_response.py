@@ -8,13 +8,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from keepsight.errors import (
-    AccessError,
-    EngineLostError,
-    InvalidArgumentError,
-    RequestFailedError,
-    ServerOverloadedError,
-)
+from keepsight.errors import AnsweredError, InvalidArgumentError
 
 FinishReason = Literal["stop", "length"]
 
@@ -147,16 +141,11 @@ class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, error: Exception) -> "ErrorResponse":
         """What is the caller's own fault is told, and what is worth trying again; else no more than that it is ours."""
-        if isinstance(error, InvalidArgumentError | RequestFailedError) and error.status < 500:
-            field = error.field if isinstance(error, InvalidArgumentError) else None
-            return cls(
-                error=ErrorDetail(message=str(error), type="invalid_request_error", param=field, code=error.code)
-            )
-        if isinstance(error, AccessError):
-            return cls(error=ErrorDetail(message=str(error), type="invalid_request_error", code=error.code))
-        if isinstance(error, EngineLostError | ServerOverloadedError):
-            return cls(error=ErrorDetail(message=str(error), type="server_error", code=error.code))
-        return SERVER_FAILED
+        if not isinstance(error, AnsweredError) or error.status == 500:
+            return SERVER_FAILED
+        kind = "invalid_request_error" if error.status < 500 else "server_error"
+        field = error.field if isinstance(error, InvalidArgumentError) else None
+        return cls(error=ErrorDetail(message=str(error), type=kind, param=field, code=error.code))
 
 
 SERVER_FAILED = ErrorResponse(

@@ -5,18 +5,12 @@ from collections.abc import Mapping
 import msgspec
 from starlette.responses import Response
 
-from keepsight.errors import (
-    AccessError,
-    EngineLostError,
-    InvalidArgumentError,
-    RequestFailedError,
-    ServerOverloadedError,
-)
+from keepsight.errors import AnsweredError
 from keepsight.frontend.chat_response import ErrorResponse
 
-AnsweredError = InvalidArgumentError | RequestFailedError | AccessError | ServerOverloadedError
 # Seconds: about what an engine takes to be there again.
 RETRY_LATER = {"Retry-After": "2"}
+_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: RETRY_LATER}
 
 
 def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -24,9 +18,4 @@ def json_response(body: object, status: int = 200, headers: Mapping[str, str] | 
 
 
 def error_response(error: AnsweredError) -> Response:
-    headers = None
-    if isinstance(error, EngineLostError | ServerOverloadedError):
-        headers = RETRY_LATER
-    elif isinstance(error, AccessError) and error.status == 401:
-        headers = {"WWW-Authenticate": "Bearer"}
-    return json_response(ErrorResponse.of(error), error.status, headers)
+    return json_response(ErrorResponse.of(error), error.status, _HEADERS.get(error.status))

@@ -19,7 +19,7 @@ from queue import LifoQueue
 
 import msgspec
 
-from keepsight.errors import UnreadablePictureError
+from keepsight.errors import MediaWorkersLostError, UnreadablePictureError
 from keepsight.frontend.make_pixels import PictureJob
 from keepsight.frontend.picture_wire import receive_answer, send_job
 from keepsight.requests import Pixels
@@ -140,7 +140,7 @@ class MediaWorkers:
             logger.warning("no media worker came: its template has ended, or will be")
             with self._lock:
                 template.end()
-        raise RuntimeError("media workers cannot be started")
+        raise MediaWorkersLostError("media workers cannot be started")
 
     def _live_template(self) -> "_Template":
         if self._is_closed:

@@ -132,7 +132,7 @@ STATUSES = {
     415: "The body comes in a form that is not read here.",
     429: "So many pictures are being downloaded that there is no room for more: try again.",
     500: "The server failed.",
-    503: "No room for one more request, or no engine at this moment: try again after Retry-After seconds.",
+    503: "No room for one more request, or nobody who could do it at this moment: try again after Retry-After seconds.",
     507: "Uploads have no room at this moment.",
 }
 
