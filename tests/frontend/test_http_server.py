@@ -11,10 +11,15 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.app import create_app
 from keepsight.frontend.http_server import MAX_HEADER_BYTES, make_server
+from keepsight.frontend.read_body import reading_body
+from keepsight.frontend.waiting_room import WaitingRoom
 from tests.frontend.test_app import MODEL, FakeEngine, engine, preparer
 
 __all__ = ["engine", "preparer"]  # fixtures
@@ -26,16 +31,22 @@ PATIENCE = 20  # seconds
 def serving(engine: FakeEngine, **settings: Any) -> Iterator[int]:
     """Its port."""
     api = ApiSettings(**{"slow_client_seconds": 0.3} | settings)
-    server = make_server(create_app(engine.preparer, engine, MODEL, api), api)
+    with running(create_app(engine.preparer, engine, MODEL, api), api) as port:
+        yield port
+
+
+@contextmanager
+def running(app: ASGIApp, api: ApiSettings) -> Iterator[int]:
+    server = make_server(app, api)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        running = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        running.start()
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
         try:
             yield listener.getsockname()[1]
         finally:
             server.should_exit = True
-            running.join(PATIENCE)
-            assert not running.is_alive()
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
 
 
 @contextmanager
@@ -126,6 +137,22 @@ def test_who_expects_to_be_told_before_sending_is_told(engine: FakeEngine) -> No
             asked = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % length
             with connected(port, asked) as connection:
                 assert connection.recv(65536).split()[1] == status
+
+
+def test_who_reads_a_large_body_is_woken_once() -> None:
+    heard: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        async def listen() -> Message:
+            heard.append(await receive())
+            return heard[-1]
+
+        async with reading_body(Request(scope, listen), WaitingRoom(1, 2**30), 2**30, PATIENCE) as body:
+            await Response(str(len(body)))(scope, receive, send)
+
+    with running(app, ApiSettings()) as port, connected(port, ask("/", b"x" * 5_000_000)) as connection:
+        assert read_to_end(connection).endswith(b"5000000")
+    assert len(heard) == 1
 
 
 def test_head_is_get_without_a_body(engine: FakeEngine) -> None:

@@ -6,6 +6,7 @@ request then ends as that of any client that leaves.  (What a body may take is t
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any, ClassVar
 
 import uvicorn
@@ -14,6 +15,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.accept_in_turn import ServerInTurn
+from keepsight.frontend.read_body import COLLECT_BODY, AddPiece
 
 logger = logging.getLogger(__name__)
 MAX_HEADER_BYTES = 64 * 1024
@@ -65,7 +67,10 @@ class _Impatient:
     patience_seconds: ClassVar[float]
     # Of uvicorn's protocol.
     transport: asyncio.Transport
+    scope: dict[str, Any]
     cycle: Any
+    # Of who reads the body that is coming.
+    _add_piece: AddPiece | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)  # type: ignore[misc]
@@ -87,6 +92,29 @@ class _Impatient:
         if self._num_header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
             self.transport.write(HEADERS_TOO_LARGE)
             self.transport.close()
+
+    # httptools' alone calls these three: with h11 each piece of a body is passed on by itself.
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()  # type: ignore[misc]
+        self.scope.setdefault("extensions", {})[COLLECT_BODY] = partial(self._collect_body, self.cycle)
+
+    def on_body(self, body: bytes) -> None:
+        if self._add_piece is None:
+            super().on_body(body)  # type: ignore[misc]
+        elif not self.cycle.response_complete and not self._add_piece(body):
+            self.cycle.message_event.set()
+
+    def on_message_complete(self) -> None:
+        self._add_piece = None
+        super().on_message_complete()  # type: ignore[misc]
+
+    def _collect_body(self, cycle: Any, add_piece: AddPiece) -> None:
+        if cycle is self.cycle and cycle.more_body and not cycle.disconnected:
+            add_piece(cycle.body)
+            cycle.body = bytearray()
+            cycle.message_event.clear()
+            self._add_piece = add_piece
 
     def pause_writing(self) -> None:
         super().pause_writing()  # type: ignore[misc]
