@@ -1,5 +1,8 @@
 """Where media are held, else where there is least to do; and never where there is far too much."""
 
+from collections import Counter
+from collections.abc import Sequence
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -87,6 +90,32 @@ def test_a_prompt_follows_an_earlier_one_that_began_alike_as_far_as_that_is_wort
     assert choose_engine(again, [idle, seen]) is idle  # 300 tokens to do first, for 256
     seen.forget_prefixes()
     assert choose_engine(again, [seen, idle]) is idle
+
+
+def test_a_key_has_an_engine_of_its_own_in_every_frontend() -> None:
+    def chosen(key: str, ranks: Sequence[int], salt: str | None = None) -> int:
+        return choose_engine(request(salt=salt), [EngineView(rank) for rank in ranks], key).rank
+
+    keys = [f"conversation {number}" for number in range(200)]
+    places = {key: chosen(key, (0, 1, 2)) for key in keys}
+    assert all(Counter(places.values())[rank] > 40 for rank in range(3))
+    assert all(chosen(key, (2, 0, 1)) == place for key, place in places.items())
+    # Where an engine is missing only its own keys move, and another tenant's equal keys lie elsewhere.
+    assert all(chosen(key, (0, 2)) == place for key, place in places.items() if place != 1)
+    assert any(chosen(key, (0, 1, 2), salt="other") != place for key, place in places.items())
+
+
+def test_a_key_comes_after_what_is_held_and_before_what_is_in_flight() -> None:
+    engines = [EngineView(rank) for rank in range(2)]
+    own = choose_engine(request(), engines, "k")
+    [other] = [each for each in engines if each is not own]
+    own.note_sent(request(length=500, first=8))
+    assert choose_engine(request(), engines, "k") is own
+    assert choose_engine(request(), engines) is choose_engine(request(), engines, "") is other
+    other.hints.note_held(["a"])
+    assert choose_engine(request("a"), engines, "k") is other
+    own.note_sent(request(length=SLACK_TOKENS, first=8))
+    assert choose_engine(request(), engines, "k") is other
 
 
 def test_prefixes_are_alike_only_if_all_is_that_they_depend_on() -> None:

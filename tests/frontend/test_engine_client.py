@@ -41,6 +41,7 @@ class Prepared:
     """A picture whose name begins with "bad" cannot be made."""
 
     engine_request: EngineRequest
+    cache_key: str | None = None
     made: list[str] = field(default_factory=list)
 
     @property

@@ -34,8 +34,10 @@ class KeepingEngine(FakeEngine):
 
     held: set[str] = field(default_factory=set)
     pins: dict[str, float] = field(default_factory=dict)
+    cache_keys: list[str | None] = field(default_factory=list)
 
     async def generate(self, prepared: PreparedRequest) -> AsyncGenerator[TokenOutput, None]:
+        self.cache_keys.append(prepared.cache_key)
         async for token in super().generate(prepared):
             self.held |= {item.media_hash for item in prepared.engine_request.media}
             yield token
@@ -287,10 +289,45 @@ def test_a_breakpoint_keeps_a_handle_for_its_time(server: Server) -> None:
     assert list(server.engine.pins.values()) == [12 * 3600]
 
 
+def marked(part: dict[str, Any], **ttl: str) -> dict[str, Any]:
+    return {**part, "prompt_cache_breakpoint": {"mode": "explicit", **ttl}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_breakpoint_keeps_the_pixels_of_all_that_lies_before_it(server: Server, stream: bool) -> None:
+    handle = by_handle(server.upload(ttl_seconds=60)["id"])
+    other, last = ({"type": "image", "url": to_data_url(each)} for each in (OTHER, to_png(draw(3).picture)))
+    parts = (handle, marked({"type": "text", "text": "Hi"}, ttl="12h"), marked(other), last)
+    assert server.chat(*parts, stream=stream).status_code == 200
+    hashes = [item.media_hash for item in server.engine.requests[-1].media]
+    assert server.engine.pins == {hashes[0]: 12 * 3600, hashes[1]: 1800}
+    assert server.get("/v1/media")["data"][0]["pinned_until"] is not None
+
+
+def test_pictures_are_pinned_within_a_quota_and_answered_beyond_it(server: Server) -> None:
+    for number in range(QUOTA.max_count + 2):
+        part = {"type": "image", "url": to_data_url(to_png(draw(10 + number).picture))}
+        assert server.chat(marked(part)).status_code == 200
+    assert len(server.engine.pins) == QUOTA.max_count
+
+
+def test_what_is_marked_stays_pinned_when_its_handle_goes(server: Server) -> None:
+    media_id = server.upload(warm=True)["id"]
+    server.send("POST", f"/v1/media/{media_id}/pin", json={})
+    server.chat(marked({"type": "image", "url": to_data_url(PICTURE)}))
+    assert server.send("DELETE", f"/v1/media/{media_id}").status_code == 200
+    assert len(server.engine.pins) == 1
+
+
+def test_all_prompts_of_a_request_have_its_cache_key(server: Server) -> None:
+    server.chat("Hi", prompt_cache_key="k")
+    server.send("POST", "/v1/completions", json={"prompt": ["a", "b"], "max_tokens": 1, "prompt_cache_key": "k"})
+    assert server.engine.cache_keys == ["k"] * 3
+
+
 @pytest.mark.parametrize(
     ("asked", "name", "code"),
     [
-        ({"mode": "explicit", "ttl": "30m"}, ".ttl", "unsupported_field"),
         ({"mode": "explicit", "ttl": "1h"}, ".ttl", "invalid_argument"),
         ({"mode": "explicit", "ttl": []}, ".ttl", "invalid_argument"),
         ({"ttl": "30m"}, ".mode", "invalid_argument"),
@@ -298,7 +335,7 @@ def test_a_breakpoint_keeps_a_handle_for_its_time(server: Server) -> None:
         (True, "", "invalid_argument"),
     ],
 )
-def test_a_breakpoint_that_cannot_be_kept_is_refused_by_name(server: Server, asked: Any, name: str, code: str) -> None:
+def test_a_breakpoint_that_means_nothing_is_refused_by_name(server: Server, asked: Any, name: str, code: str) -> None:
     parts = ({"type": "text", "text": "Hi"}, {"type": "image", "url": to_data_url(PICTURE)})
     for part in parts:
         response = server.chat({**part, "prompt_cache_breakpoint": asked})

@@ -214,6 +214,7 @@ class Handles(RuleBasedStateMachine):
         self.clock, self.folder = Clock(), Path(tempfile.mkdtemp())
         self.handles = MediaHandles(self.folder, MediaQuota(20, 4), self.clock)
         self.held: dict[str, tuple[str, int, float]] = {}
+        self.marks: dict[tuple[str, str], float] = {}
 
     def alive(self, tenant: str) -> dict[str, int]:
         return {
@@ -235,7 +236,7 @@ class Handles(RuleBasedStateMachine):
     def pin_or_delete(self, data: st.DataObject, tenant: str, ttl: int) -> None:
         if not self.held:
             return
-        media_id = data.draw(st.sampled_from(sorted(self.held)))
+        media_id = data.draw(st.sampled_from(list(self.held)))  # in an order that does not hang on random ids
         deletes = data.draw(st.booleans())
         if media_id not in self.alive(tenant):
             with pytest.raises(UnknownHandleError):
@@ -248,6 +249,15 @@ class Handles(RuleBasedStateMachine):
             self.handles.pin(tenant, media_id, ttl)
             self.held[media_id] = (owner, size, max(end, self.clock.now + ttl))
 
+    @rule(tenant=TENANTS, media_hash=st.sampled_from("uvwxyz"), seconds=SECONDS)
+    def mark(self, tenant: str, media_hash: str, seconds: int) -> None:
+        its = {each for (owner, each), end in self.marks.items() if owner == tenant and end > self.clock.now}
+        is_kept = len(its - {media_hash}) < 4
+        assert self.handles.mark(tenant, media_hash, seconds) == is_kept
+        if is_kept:
+            end = self.marks.get((tenant, media_hash), 0)
+            self.marks[tenant, media_hash] = max(end, self.clock.now + seconds)
+
     @rule(seconds=SECONDS)
     def wait(self, seconds: int) -> None:
         self.clock.now += seconds
@@ -258,6 +268,8 @@ class Handles(RuleBasedStateMachine):
             found = {each.id: each.num_bytes for each in self.handles.page(tenant, 99)}
             assert found == self.alive(tenant)
             assert all(self.handles.read(tenant, each) == bytes(size) for each, size in found.items())
+        marked = {media_hash for (_, media_hash), end in self.marks.items() if end > self.clock.now}
+        assert {each for each in "uvwxyz" if self.handles.is_marked(each)} == marked
 
     def teardown(self) -> None:
         self.handles.check_invariants()

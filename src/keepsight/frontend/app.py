@@ -26,7 +26,7 @@ from keepsight.frontend.chat_request import parse_chat_request
 from keepsight.frontend.chat_response import SERVER_FAILED, ErrorDetail, ErrorResponse, ModelCard, ModelList
 from keepsight.frontend.completion_request import parse_completion_request
 from keepsight.frontend.error_response import RETRY_LATER, error_response, json_response
-from keepsight.frontend.media_api import MediaApi, Uploads
+from keepsight.frontend.media_api import MediaApi, PixelPin, Uploads
 from keepsight.frontend.media_intake import NOTHING_DOWNLOADED, Downloaded
 from keepsight.frontend.openapi import describe_api
 from keepsight.frontend.prepare_answer import AnswerPreparer
@@ -88,9 +88,14 @@ class Api:
                 salt = isolate_salt(self._settings, http, asked.cache_salt)
                 downloaded = await self._download(http, asked.messages, salt)
                 answer = await self._answers.chat(asked, salt, downloaded)
+                pins: list[PixelPin] = []
                 if self.media is not None:
                     await self.media.note_uses(http, asked.messages, answer.prompts[0])
-            return await self._answer(http, answer, stream=bool(asked.stream))
+                    pins = self.media.find_pins(asked.messages, answer.prompts[0])
+            response = await self._answer(http, answer, stream=bool(asked.stream))
+            if self.media is not None:
+                await self.media.pin_pixels(http, pins)
+            return response
 
     async def completions(self, http: Request) -> Response:
         with self._room.admit():

@@ -5,6 +5,7 @@ wrong belief costs work that is done twice.  Invariant: of each engine, what is 
 not yet as ended.
 """
 
+import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator
 from collections.abc import Set as AbstractSet
@@ -26,7 +27,8 @@ MAX_PREFIXES = 1 << 16
 class EngineView:
     """What a frontend knows and believes of one engine.  Of what other frontends ask of it, only hints tell."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
         self.hints = MediaHints()
         self.num_tokens_in_flight = 0
         self._requests: dict[str, EngineRequest] = {}
@@ -81,16 +83,22 @@ class EngineView:
 Engine = TypeVar("Engine", bound=EngineView)
 
 
-def choose_engine(request: EngineRequest, engines: Collection[Engine]) -> Engine:
-    """Media count first; then a prefix is worth as many tokens in flight as it has."""
+def choose_engine(request: EngineRequest, engines: Collection[Engine], cache_key: str | None = None) -> Engine:
+    """Media count first, then the key; then a prefix is worth as many tokens in flight as it has."""
     limit = 2 * min(engine.num_tokens_in_flight for engine in engines) + SLACK_TOKENS
     prefixes = tuple(name_prefixes(request))
 
-    def merit(engine: Engine) -> tuple[int, int]:
+    def merit(engine: Engine) -> tuple[int, bytes, int]:
         work_ahead = engine.num_tokens_in_flight - engine.count_prefix_tokens(prefixes)
-        return engine.count_held_media_tokens(request), -work_ahead
+        affinity = _affinity(cache_key, request.cache_salt, engine.rank) if cache_key else b""
+        return engine.count_held_media_tokens(request), affinity, -work_ahead
 
     return max((engine for engine in engines if engine.num_tokens_in_flight <= limit), key=merit)
+
+
+def _affinity(cache_key: str, cache_salt: str | None, rank: int) -> bytes:
+    """The same in every frontend, and nothing to be kept: where an engine is missing, only its own keys move."""
+    return hashlib.sha256(repr((cache_key, cache_salt, rank)).encode()).digest()
 
 
 def count_tokens(request: EngineRequest) -> int:

@@ -41,8 +41,8 @@ Send = Callable[[ToEngine], bool]
 
 
 class _Engine(EngineView):
-    def __init__(self, send: Send) -> None:
-        super().__init__()
+    def __init__(self, send: Send, rank: int) -> None:
+        super().__init__(rank)
         self.send = send
 
 
@@ -84,7 +84,7 @@ class EngineClient:
         """
         with self._lock:
             assert rank not in self._engines, rank
-            self._engines[rank] = _Engine(send)
+            self._engines[rank] = _Engine(send, rank)
             waiting = [caller for caller in self._callers.values() if caller.engine is None]
             making = [(caller, self._send_request(caller)) for caller in waiting]
         for caller, coming in making:
@@ -224,7 +224,7 @@ class EngineClient:
         if not self._engines:
             return ()
         request = caller.prepared.engine_request
-        engine = choose_engine(request, self._engines.values())
+        engine = choose_engine(request, self._engines.values(), caller.prepared.cache_key)
         caller.engine = engine
         engine.note_sent(request)
         self.num_resent += caller.num_lost_engines > 0

@@ -67,9 +67,11 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     cache_salt: str | None = None
     priority: int | None = None
 
-    # Labels and hints: by their own definition they never change an answer.
-    metadata: dict[str, str] | None = None
+    # Of several engines, one is asked all that has the same key.
     prompt_cache_key: str | None = None
+
+    # Labels: by their own definition they never change an answer.
+    metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
     user: str | None = None
 

@@ -71,6 +71,16 @@ class Pinned(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class PixelPin:
+    """What a request wants to be kept beyond its answer."""
+
+    media_hash: str
+    seconds: float
+    # Which counts already; else the pin does.
+    has_handle: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Uploads:
     """What a server needs to take any."""
 
@@ -207,10 +217,25 @@ class MediaApi:
         return await run_in_threadpool(self._read, tenant_of(http), parts) if parts else NOTHING_DOWNLOADED
 
     async def note_uses(self, http: Request, messages: object, prepared: PreparedRequest) -> None:
-        """Of a request that is about to be answered; what it wants to be kept is."""
+        """Of a request that is about to be answered; the handles that it wants to be kept are."""
         parts = self._preparer.intake.find_handles(read_messages(messages).pictures)
         if parts:
             await run_in_threadpool(self._note_uses, tenant_of(http), parts, prepared)
+
+    def find_pins(self, messages: object, prepared: PreparedRequest) -> list[PixelPin]:
+        """Of all that lies before a breakpoint."""
+        parts = [part for part in read_messages(messages).pictures if part.pin_seconds]
+        handles = {part.field for part in self._preparer.intake.find_handles(parts)}
+        return [
+            PixelPin(media_hash, part.pin_seconds, part.field in handles)
+            for part in parts
+            for media_hash in prepared.hashes_at(part.field)
+        ]
+
+    async def pin_pixels(self, http: Request, pins: Sequence[PixelPin]) -> None:
+        """Once the answer has begun: they are there if ever."""
+        if pins:
+            await run_in_threadpool(self._pin_pixels, tenant_of(http), pins)
 
     def _read(self, tenant: str, parts: Sequence[PicturePart]) -> dict[str, bytes]:
         budget = self._preparer.intake.count_bytes()
@@ -225,12 +250,17 @@ class MediaApi:
 
     def _note_uses(self, tenant: str, parts: Sequence[PicturePart], prepared: PreparedRequest) -> None:
         for part in parts:
-            media_hashes = prepared.hashes_at(part.field)
-            if part.pin_seconds is not None:
-                self._pin(tenant, _id_of(part), media_hashes, part.pin_seconds, part.field)
-            was_spared = all(map(self._is_spared, media_hashes))
+            if part.pin_seconds:
+                self._handles.pin(tenant, _id_of(part), part.pin_seconds, part.field)
+            was_spared = all(map(self._is_spared, prepared.hashes_at(part.field)))
             with suppress(MediaStoreError):  # a count is not worth a request
                 self._handles.note_use(_id_of(part), was_spared=was_spared)
+
+    def _pin_pixels(self, tenant: str, pins: Sequence[PixelPin]) -> None:
+        for pin in pins:
+            with suppress(MediaStoreError):  # no more than a pin is lost
+                if pin.has_handle or self._handles.mark(tenant, pin.media_hash, pin.seconds):
+                    self._engine.pin_pixels(pin.media_hash, pin.seconds)
 
     def _is_spared(self, media_hash: str) -> bool:
         """Nothing has to be made from its bytes."""
@@ -250,9 +280,9 @@ class MediaApi:
         return self._handles.get(tenant, media_id), named
 
     def _pin(
-        self, tenant: str, media_id: str, media_hashes: Iterable[str], seconds: float, field: str = "id"
+        self, tenant: str, media_id: str, media_hashes: Iterable[str], seconds: float
     ) -> tuple[MediaHandle, Pinned]:
-        handle = self._handles.pin(tenant, media_id, seconds, field)
+        handle = self._handles.pin(tenant, media_id, seconds)
         pinned = [self._engine.pin_pixels(media_hash, seconds) for media_hash in media_hashes]
         return handle, Pinned(bytes=True, pixels=all(pinned))
 
@@ -261,7 +291,8 @@ class MediaApi:
         # Others may have pinned the same picture.
         if not self._handles.is_pinned(handle.sha256):
             for media_hash in named.parts:
-                self._engine.unpin_pixels(media_hash)
+                if not self._handles.is_marked(media_hash):
+                    self._engine.unpin_pixels(media_hash)
 
     async def _warm(self, named: NamedPicture, salt: str | None) -> None:
         """By an ordinary request of one token: whatever it leaves in the caches, others find."""

@@ -48,6 +48,12 @@ CREATE TABLE IF NOT EXISTS contents (
     id TEXT PRIMARY KEY REFERENCES media (id) ON DELETE CASCADE,
     content BLOB NOT NULL
 );
+CREATE TABLE IF NOT EXISTS marks (
+    tenant TEXT NOT NULL,
+    media_hash TEXT NOT NULL,
+    expires REAL NOT NULL,
+    PRIMARY KEY (tenant, media_hash)
+);
 COMMIT;
 """
 
@@ -175,6 +181,28 @@ class MediaHandles:
                 (was_spared, media_id),
             )
 
+    def mark(self, tenant: str, media_hash: str, seconds: float) -> bool:
+        """Notes that pixels which have no handle are to be pinned for so long; False if it has its quota of such."""
+        with self._writing() as now:
+            [(others,)] = self._database.execute(
+                "SELECT count(*) FROM marks WHERE tenant = ? AND media_hash != ?", (tenant, media_hash)
+            )
+            if others >= self._quota.max_count:
+                return False
+            self._database.execute(
+                "INSERT INTO marks VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET expires = max(expires, excluded.expires)",
+                (tenant, media_hash, now + seconds),
+            )
+            return True
+
+    def is_marked(self, media_hash: str) -> bool:
+        """By whomever."""
+        with self._reading():
+            marks = self._database.execute(
+                "SELECT 1 FROM marks WHERE media_hash = ? AND expires > ? LIMIT 1", (media_hash, self._clock())
+            )
+            return marks.fetchone() is not None
+
     def close(self) -> None:
         with self._lock:
             self._database.close()
@@ -185,6 +213,8 @@ class MediaHandles:
                 "SELECT count(*), sum(num_bytes), sum(length(content)), min(expires) "
                 "FROM media FULL JOIN contents USING (id) GROUP BY tenant"
             ).fetchall()
+            marks = self._database.execute("SELECT count(*), min(expires) FROM marks GROUP BY tenant").fetchall()
+        assert all(count <= self._quota.max_count and first_end > now for count, first_end in marks)
         for count, num_bytes, num_held_bytes, first_end in held:
             assert count <= self._quota.max_count
             assert num_bytes == num_held_bytes <= self._quota.max_bytes
@@ -207,7 +237,8 @@ class MediaHandles:
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 now = self._clock()
-                self._database.execute("DELETE FROM media WHERE expires <= ?", (now,))
+                for table in ("media", "marks"):
+                    self._database.execute(f"DELETE FROM {table} WHERE expires <= ?", (now,))
                 yield now
                 self._database.execute("COMMIT")
             finally:

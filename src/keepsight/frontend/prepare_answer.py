@@ -1,5 +1,6 @@
 """From a parsed body to the answer that the engine can be asked for: prepares its prompts, off the event loop."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,7 +39,8 @@ class AnswerPreparer:
     def _prepare_chat(self, asked: ChatRequest, cache_salt: str | None, downloaded: Downloaded) -> PreparedRequest:
         params = asked.to_sampling_params(self.preparer.sampling_defaults)
         terms = (cache_salt, asked.priority or 0, asked.shown_tools)
-        return self.preparer.prepare_chat(asked.messages, params, asked.processor_overrides, *terms, downloaded)
+        prepared = self.preparer.prepare_chat(asked.messages, params, asked.processor_overrides, *terms, downloaded)
+        return dataclasses.replace(prepared, cache_key=asked.prompt_cache_key)
 
     async def completion(self, asked: CompletionRequest, cache_salt: str | None) -> CompletionAnswer:
         prompts = await run_in_threadpool(self._prepare_prompts, asked, cache_salt)
@@ -47,7 +49,8 @@ class AnswerPreparer:
     def _prepare_prompts(self, asked: CompletionRequest, cache_salt: str | None) -> Sequence[PreparedRequest]:
         params = asked.to_sampling_params(self.preparer.sampling_defaults)
         terms = (cache_salt, asked.priority or 0)
-        return [self._prepare_prompt(prompt, field, params, *terms) for field, prompt in asked.prompts.items()]
+        prepared = [self._prepare_prompt(prompt, field, params, *terms) for field, prompt in asked.prompts.items()]
+        return [dataclasses.replace(each, cache_key=asked.prompt_cache_key) for each in prepared]
 
     def _prepare_prompt(
         self, prompt: Prompt, field: str, params: SamplingParams, cache_salt: str | None, priority: int

@@ -53,6 +53,8 @@ class PreparedRequest:
     engine_request: EngineRequest
     # Those of which only the uuid came last: one may come with another's.
     _pictures: tuple[NamedPicture, ...] = ()
+    # The caller's word for what shares a beginning: to be given to one engine.
+    cache_key: str | None = None
 
     @property
     def makeable_media(self) -> tuple[str, ...]:

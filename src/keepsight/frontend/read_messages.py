@@ -4,7 +4,8 @@ Every fault names its place as the caller wrote it (`messages[1].content[0].type
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, NoReturn
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
@@ -19,7 +20,7 @@ MAX_UUID_LENGTH = 256
 HANDLE_PREFIX = "media://"
 # OpenAI's, of a content part.
 BREAKPOINT = "prompt_cache_breakpoint"
-BREAKPOINT_SECONDS = {"30m": 1800.0, "12h": 12 * 3600.0}
+BREAKPOINT_SECONDS = {None: 1800.0, "30m": 1800.0, "12h": 12 * 3600.0}
 _JSON_TYPES = (str, int, float, bool, type(None), Mapping, list, tuple)
 
 
@@ -32,7 +33,7 @@ class PicturePart:
     source: object
     field: str  # where the caller put it
     uuid: str | None = None  # stands for the content, because the caller says so
-    pin_seconds: float | None = None  # for which a handle shall stay at least
+    pin_seconds: float = 0.0  # for which it shall be kept at least, as far as it can be
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ def read_messages(messages: object, field: str = "messages") -> Conversation:
     pictures: list[PicturePart] = []
     listed = _check_is_list(messages, field, "messages")
     read = [_read_message(message, f"{field}[{index}]", pictures) for index, message in enumerate(listed)]
-    return Conversation(read, tuple(pictures))
+    return Conversation(read, _spread_pins(pictures))
 
 
 def _read_message(message: object, field: str, pictures: list[PicturePart]) -> TemplateMessage:
@@ -76,9 +77,10 @@ def _read_part(part: object, field: str, pictures: list[PicturePart]) -> Fields:
     return reader(part, field, pictures)
 
 
-def _read_text(part: Fields, field: str, _pictures: list[PicturePart]) -> Fields:
+def _read_text(part: Fields, field: str, pictures: list[PicturePart]) -> Fields:
     _check_fields(part, field, {"type", "text", BREAKPOINT})
-    _read_pin(part, field, None)
+    if (pin_seconds := _read_pin(part, field)) and pictures:
+        pictures[-1] = replace(pictures[-1], pin_seconds=max(pin_seconds, pictures[-1].pin_seconds))
     return {"type": "text", "text": _check_is_text(part.get("text"), f"{field}.text")}
 
 
@@ -90,7 +92,7 @@ def _read_image_url(part: Fields, field: str, pictures: list[PicturePart]) -> Fi
         image_url, url_field = _read_image_url_object(_check_is_object(image_url, url_field), url_field)
     if not _is_left_out(image_url, uuid):
         _check_is_url(image_url, url_field)
-    pictures.append(PicturePart(image_url, url_field, uuid, _read_pin(part, field, image_url)))
+    pictures.append(PicturePart(image_url, url_field, uuid, _read_pin(part, field)))
     return {"type": "image"}
 
 
@@ -121,7 +123,7 @@ def _read_image(part: Fields, field: str, pictures: list[PicturePart]) -> Fields
     source, uuid = part.get(name), read_uuid(part.get("uuid"), f"{field}.uuid")
     if name == "url" or (isinstance(source, _JSON_TYPES) and not _is_left_out(source, uuid)):
         _check_is_url(source, f"{field}.{name}")
-    pictures.append(PicturePart(source, f"{field}.{name}", uuid, _read_pin(part, field, source)))
+    pictures.append(PicturePart(source, f"{field}.{name}", uuid, _read_pin(part, field)))
     return {"type": "image"}
 
 
@@ -131,31 +133,34 @@ def _read_handle(part: Fields, field: str, pictures: list[PicturePart]) -> Field
             raise InvalidArgumentError(f"{field}.{name}", "must not be given together with media_id")
     media_id = _check_is_text(part["media_id"], f"{field}.media_id")
     uuid = read_uuid(part.get("uuid"), f"{field}.uuid")
-    url = f"{HANDLE_PREFIX}{media_id}"
-    pictures.append(PicturePart(url, f"{field}.media_id", uuid, _read_pin(part, field, url)))
+    source = f"{HANDLE_PREFIX}{media_id}"
+    pictures.append(PicturePart(source, f"{field}.media_id", uuid, _read_pin(part, field)))
     return {"type": "image"}
 
 
-def _read_pin(part: Fields, field: str, source: object) -> float | None:
-    """A breakpoint's time to live, which only what was uploaded can be given.
-
-    Without one it asks for nothing: whatever prompts begin with is found again, as far as it is the same.
-    """
+def _read_pin(part: Fields, field: str) -> float:
+    """For how long a breakpoint wants the pictures up to here to be kept; 0: there is none."""
     if part.get(BREAKPOINT) is None:
-        return None
+        return 0.0
     field = f"{field}.{BREAKPOINT}"
     asked = _check_is_object(part[BREAKPOINT], field)
     _check_fields(asked, field, {"mode", "ttl"})
     if asked.get("mode") != "explicit":
         _refuse(f"{field}.mode", asked.get("mode"), "'explicit'")
     ttl = asked.get("ttl")
-    if ttl is None:
-        return None
-    if not isinstance(ttl, str) or ttl not in BREAKPOINT_SECONDS:
-        _refuse(f"{field}.ttl", ttl, f"one of {', '.join(BREAKPOINT_SECONDS)}")
-    if not isinstance(source, str) or not source.startswith(HANDLE_PREFIX):
-        raise UnsupportedFieldError(f"{field}.ttl", "only a picture that was uploaded (POST /v1/media) can be kept")
+    if not isinstance(ttl, str | None) or ttl not in BREAKPOINT_SECONDS:
+        _refuse(f"{field}.ttl", ttl, f"one of {', '.join(filter(None, BREAKPOINT_SECONDS))}")
     return BREAKPOINT_SECONDS[ttl]
+
+
+def _spread_pins(pictures: Sequence[PicturePart]) -> tuple[PicturePart, ...]:
+    """Each is kept for as long as any picture behind it."""
+    pin_seconds = accumulate((each.pin_seconds for each in reversed(pictures)), max)
+    return tuple(map(_with_pin, pictures, reversed(list(pin_seconds))))
+
+
+def _with_pin(part: PicturePart, pin_seconds: float) -> PicturePart:
+    return part if part.pin_seconds == pin_seconds else replace(part, pin_seconds=pin_seconds)
 
 
 def _is_left_out(source: object, uuid: str | None) -> bool:
