@@ -86,10 +86,13 @@ class EncoderCacheConfig:
     bytes_per_embedding: int
     # False: an embedding serves one request and is dropped with it.
     is_shared: bool = True
+    # Whether embeddings that are not held may be found where they outlive the device's memory.
+    has_tiers: bool = False
 
     def __post_init__(self) -> None:
         _check_least("max_mm_cache_bytes", self.max_bytes, 0)
         _check_least("bytes_per_embedding", self.bytes_per_embedding, 1)
+        assert self.is_shared or not self.has_tiers, "what is not shared has names of its own, which no tier holds"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ there, and the next token depends on all pages read.  So one wrong, stale or mis
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Generic, TypeVar
 
@@ -25,6 +25,7 @@ from keepsight.scheduling.step_plan import (
     StepPlan,
     StepResult,
 )
+from keepsight.tiers.tier import StoredArray
 
 T = TypeVar("T")
 
@@ -85,15 +86,28 @@ class _Sequence:
     block_ids: list[int] = field(default_factory=list)
 
 
+def array_like(pixels: Pixels) -> StoredArray:
+    """What tiers keep of their embeddings."""
+    return StoredArray("uint8", (pixels.size,), memoryview(pixels.tobytes()), 0.01)
+
+
 class FakeRunner:
     """`is_done()` is asked once a step for each piece of work beside: True ends it.  None: at once."""
 
-    def __init__(self, num_blocks: int, block_size: int, is_done: Callable[[], bool] | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        is_done: Callable[[], bool] | None = None,
+        keep: Callable[[Encoding, StoredArray], object] = lambda *_: None,
+    ) -> None:
         self._block_size = block_size
         self._slots: list[int | None] = [None] * (num_blocks * block_size)
         self._is_done = is_done or (lambda: True)
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._pixels: dict[str, Pixels] = {}
+        self._loaded: dict[str, int] = {}
+        self._keep = keep
         self._beside: deque[list[Slice] | Encoding] = deque()
         self.embeddings: dict[str, int] = {}
         self.plans: list[StepPlan] = []
@@ -107,9 +121,17 @@ class FakeRunner:
     def hold_pixels(self, media_hash: str, pixels: Pixels) -> None:
         self._pixels[media_hash] = pixels
 
+    def hold_embeddings(self, encoder_key: str, array: StoredArray) -> None:
+        assert encoder_key not in self._loaded, "loaded twice"
+        self._loaded[encoder_key] = int.from_bytes(array.payload, "little")
+
     @property
     def num_held_pixels(self) -> int:
         return len(self._pixels)
+
+    @property
+    def num_loaded(self) -> int:
+        return len(self._loaded)
 
     @property
     def is_busy(self) -> bool:
@@ -139,7 +161,14 @@ class FakeRunner:
         work: list[list[Slice] | Encoding] = [list(plan.now)]
         while self._beside and self._is_done():
             work.append(self._beside.popleft())
-        return self._carry_out(work)
+        result = self._carry_out(work)
+        return replace(result, encoded=[*self._place(plan.place), *result.encoded])
+
+    def _place(self, keys: Iterable[str]) -> list[str]:
+        for key in keys:
+            assert key not in self.embeddings, "placed where something is"
+            self.embeddings[key] = self._loaded.pop(key)
+        return list(keys)
 
     def _forget(self, plan: StepPlan) -> None:
         for sequence_id in plan.ended:
@@ -148,6 +177,8 @@ class FakeRunner:
             del self.embeddings[key]
         for media_hash in plan.unneeded_pixels:
             del self._pixels[media_hash]
+        for key in plan.unneeded_embeddings:
+            del self._loaded[key]
 
     def _begin(self, new: NewSequence) -> None:
         request = new.request
@@ -175,6 +206,7 @@ class FakeRunner:
             return False
         self.encoded.append(encoding.media_hash)
         self.embeddings[encoding.encoder_key] = _embeddings(pixels)
+        self._keep(encoding, array_like(pixels))
         return True
 
     def _carry_out_slices(

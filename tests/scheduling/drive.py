@@ -11,8 +11,9 @@ from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.block_hash import BlockHasher, extra_keys
 from keepsight.scheduling.encoder_cache_manager import encoder_key
 from keepsight.scheduling.scheduler import Scheduler
-from keepsight.scheduling.step_plan import StepPlan
+from keepsight.scheduling.step_plan import Encoding, StepPlan
 from keepsight.testing import FakeRunner, answer_alone, pixels_like
+from keepsight.tiers.tier import StoredArray
 
 END_IDS = frozenset({7})
 TOKENS_PER_PICTURE = 6
@@ -25,6 +26,7 @@ def make_config(
     caches_prefixes: bool = True,
     num_pictures: int = 8,
     shares_embeddings: bool = True,
+    has_tiers: bool = False,
     **scheduler: Any,
 ) -> EngineConfig:
     settings: dict[str, Any] = {
@@ -40,7 +42,10 @@ def make_config(
         scheduler=SchedulerConfig(**settings),
         kv_cache=KvCacheConfig(num_blocks=num_blocks, block_size=block_size, enable_prefix_caching=caches_prefixes),
         encoder_cache=EncoderCacheConfig(
-            max_bytes=num_pictures * TOKENS_PER_PICTURE * 8, bytes_per_embedding=8, is_shared=shares_embeddings
+            max_bytes=num_pictures * TOKENS_PER_PICTURE * 8,
+            bytes_per_embedding=8,
+            is_shared=shares_embeddings,
+            has_tiers=has_tiers,
         ),
     )
 
@@ -85,11 +90,25 @@ class Drive:
     # What a frontend believes the engine to hold something of, by its hints.
     believed: set[str] = field(default_factory=set)
     requests: dict[str, EngineRequest] = field(default_factory=dict)
+    # What outlives the device's memory, by encoder key; and what of it was asked for, answered at once if it `loads`.
+    tier: dict[str, StoredArray] = field(default_factory=dict)
+    loads: bool = True
+    loading: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.config, END_IDS)
         kv_cache = self.config.kv_cache
-        self.runner = FakeRunner(kv_cache.num_blocks, kv_cache.block_size, self.is_done)
+        self.runner = FakeRunner(kv_cache.num_blocks, kv_cache.block_size, self.is_done, self.keep)
+
+    def keep(self, encoding: Encoding, array: StoredArray) -> None:
+        self.tier[encoding.encoder_key] = array
+
+    def end_load(self, key: str, *, is_late: bool = False) -> bool:
+        array = None if is_late else self.tier.get(key)
+        is_wanted = self.scheduler.embeddings_loaded(key, is_found=array is not None)
+        if is_wanted and array is not None:
+            self.runner.hold_embeddings(key, array)
+        return is_wanted
 
     def add(self, request: EngineRequest) -> RequestFailed | None:
         refusal = self.scheduler.add(request)
@@ -120,7 +139,9 @@ class Drive:
     def step(self) -> StepPlan:
         if self.delivers:
             self._keep_promises()
+        self._load()
         plan = self.scheduler.schedule()
+        self._load()
         result = self.runner.run(plan)
         for output in self.scheduler.update(plan, result):
             self._note(output)
@@ -128,6 +149,11 @@ class Drive:
         self.scheduler.check_invariants()
         self._believe()
         return plan
+
+    def _load(self) -> None:
+        self.loading += [load.encoder_key for load in self.scheduler.take_loads()]
+        while self.loads and self.loading:
+            self.end_load(self.loading.pop(0))
 
     def _keep_promises(self) -> None:
         promised, self.promised = self.promised, []
@@ -215,6 +241,7 @@ class Drive:
         assert not self.scheduler.has_requests
         assert self.runner.num_sequences == 0
         assert self.runner.num_held_pixels == 0
+        assert self.runner.num_loaded == 0
         assert self.scheduler.kv_cache.num_free_blocks == self.config.kv_cache.num_blocks
 
 

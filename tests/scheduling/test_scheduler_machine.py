@@ -19,6 +19,7 @@ def configs(draw: st.DrawFn) -> Any:
     """From ample to as tight as is allowed."""
     max_num_seqs = draw(st.integers(1, 6))
     block_size = draw(st.sampled_from([1, 2, 4, 8]))
+    shares_embeddings = draw(st.booleans())
     num_positions = draw(st.sampled_from([60, 80, 160, 400]))
     return make_config(
         block_size=block_size,
@@ -26,7 +27,8 @@ def configs(draw: st.DrawFn) -> Any:
         max_model_len=num_positions // block_size * block_size,
         caches_prefixes=draw(st.booleans()),
         num_pictures=draw(st.integers(1, 5)),
-        shares_embeddings=draw(st.booleans()),
+        shares_embeddings=shares_embeddings,
+        has_tiers=shares_embeddings and draw(st.booleans()),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=5 + max_num_seqs + draw(st.integers(0, 60)),
         max_num_encoder_input_tokens=6 * draw(st.integers(1, 4)),
@@ -39,7 +41,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(config=configs(), seed=st.integers(0, 2**32), pace=st.sampled_from([0.1, 0.5, 1.0]))
     def start(self, config: Any, seed: int, pace: float) -> None:
         chance = random.Random(seed)
-        self.drive = Drive(config, is_done=lambda: chance.random() < pace, delivers=False)
+        self.drive = Drive(config, is_done=lambda: chance.random() < pace, delivers=False, loads=False)
         self.aborted: set[tuple[str, int]] = set()
         self.num_requests = 0
         self.kept: set[str] = set()
@@ -104,6 +106,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         _, media_hash = sent.pop(data.draw(st.integers(0, len(sent) - 1)))
         self.drive.lose(media_hash)
 
+    @precondition(lambda self: self.drive.loading)
+    @rule(data=st.data(), is_late=st.booleans())
+    def end_a_load(self, data: st.DataObject, is_late: bool) -> None:
+        key = self.drive.loading.pop(data.draw(st.integers(0, len(self.drive.loading) - 1)))
+        self.drive.end_load(key, is_late=is_late)
+
+    @precondition(lambda self: self.drive.tier)
+    @rule(data=st.data())
+    def lose_what_a_tier_holds(self, data: st.DataObject) -> None:
+        del self.drive.tier[data.draw(st.sampled_from(sorted(self.drive.tier)))]
+
     @rule()
     def forget_the_media_of_those_who_left(self) -> None:
         drive = self.drive
@@ -153,7 +166,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.expect_hints_that_are_exact()
         # Those who left send nothing more.
         self.forget_the_media_of_those_who_left()
-        drive.delivers = True
+        drive.delivers = drive.loads = True
         for _, media_hash in drive.needed:
             drive.deliver(media_hash)
         drive.run(max_steps=5000)

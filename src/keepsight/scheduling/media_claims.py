@@ -1,4 +1,4 @@
-"""What stands between a request and the embeddings of its media: pixels asked for, encodings begun, users counted.
+"""What stands between a request and the embeddings of its media: loads, pixels, encodings, users counted.
 
 A request claims its items in the order of their positions and never holds a later one while it lacks an earlier one, so
 what it holds can always be computed and released.  Knows nothing of tokens, pages or seats.
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 from keepsight.engine_config import EngineConfig
 from keepsight.requests import EngineRequest, MediaNeeded
+from keepsight.scheduling.embedding_loads import EmbeddingLoads, LoadState
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
 from keepsight.scheduling.request_state import ParkedFor, RequestState
 from keepsight.scheduling.step_plan import Encoding, SequenceId
@@ -20,10 +21,12 @@ TakeFromLater = Callable[[RequestState], bool]
 class MediaClaims:
     def __init__(self, config: EngineConfig, encoder_cache: EncoderCacheManager) -> None:
         self.encoder_cache = encoder_cache
+        self.loads = EmbeddingLoads(has_tiers=config.encoder_cache.has_tiers)
         self._max_encoding = config.scheduler.max_num_encoder_input_tokens
         self._num_encoding = 0
         self._encodings: dict[str, Encoding] = {}
         self._to_begin: list[Encoding] = []
+        self._to_place: list[str] = []
         self._states: dict[SequenceId, RequestState] = {}
         # Media of these sequences: nothing else is ever asked for or kept.
         self._live: Counter[str] = Counter()
@@ -41,11 +44,13 @@ class MediaClaims:
         self._states[state.sequence_id] = state
         self._num_choices[state.request.request_id] += 1
         self._live.update(item.media_hash for item in state.media)
+        self.loads.add(state)
         self._note_promises(state.request)
 
     def remove(self, state: RequestState) -> None:
         self.drop(state)
         del self._states[state.sequence_id]
+        self.loads.remove(state)
         for item in state.media:
             self._live[item.media_hash] -= 1
             self._stop_waiting(state, item.media_hash)
@@ -72,7 +77,7 @@ class MediaClaims:
     def claim(self, state: RequestState, first_item: int, take_from_later: TakeFromLater) -> ParkedFor | None:
         """Claims all items from `first_item` on that it can; what the first lacking one waits for, None if none lacks.
 
-        Pixels are asked for all at once, also those of items behind the first that lacks something.
+        What they lack is asked for all at once, also of items behind the first that lacks something.
         """
         self.release_before(state, first_item)
         if any(index not in state.claimed_items for index in range(first_item, min(state.claimed_items, default=0))):
@@ -82,33 +87,72 @@ class MediaClaims:
         for index in range(first_item, len(state.media)):
             lacks = lacks or self._try_claim(state, index, take_from_later)
             if lacks is not None:
-                self._ask_for_pixels(state, index)
+                self._ask(state, index)
         return lacks
+
+    def look_ahead(self, state: RequestState, first_item: int) -> None:
+        """Asks tiers for what the request will lack, long before it has its turn."""
+        for index in range(first_item, len(state.media)):
+            if not self.encoder_cache.can_find(state.encoder_keys[index]):
+                self.loads.ask(state, index)
 
     def _try_claim(self, state: RequestState, index: int, take_from_later: TakeFromLater) -> ParkedFor | None:
         if index in state.claimed_items:
             return None
-        user, key, item = (state.sequence_id, index), state.encoder_keys[index], state.media[index]
-        if not self.encoder_cache.try_use(user, key):
-            if item.media_hash not in self._pixels:
-                return ParkedFor.PIXELS
-            if self._num_encoding and self._num_encoding + item.span.length > self._max_encoding:
-                return ParkedFor.ENCODER
-            while not self.encoder_cache.try_begin(user, key, item.span.length, item.media_hash):
-                if not take_from_later(state):
-                    return ParkedFor.ENCODER
-            self._begin(Encoding(key, item.media_hash, item.span.length))
+        if not self.encoder_cache.try_use((state.sequence_id, index), state.encoder_keys[index]):
+            match self.loads.ask(state, index):
+                case LoadState.LOADING:
+                    lacks: ParkedFor | None = ParkedFor.TIERS
+                case LoadState.READY:
+                    lacks = self._try_place(state, index, take_from_later)
+                case LoadState.ABSENT:
+                    lacks = self._try_encode(state, index, take_from_later)
+            if lacks is not None:
+                return lacks
         state.claimed_items.add(index)
         return None
+
+    def _try_place(self, state: RequestState, index: int, take_from_later: TakeFromLater) -> ParkedFor | None:
+        """As if it had been encoded, but for the pixels and the encoder's budget."""
+        if not self._try_make_room(state, index, take_from_later):
+            return ParkedFor.ENCODER
+        key = state.encoder_keys[index]
+        self.loads.place(key)
+        self._to_place.append(key)
+        return None
+
+    def _try_encode(self, state: RequestState, index: int, take_from_later: TakeFromLater) -> ParkedFor | None:
+        item = state.media[index]
+        if item.media_hash not in self._pixels:
+            return ParkedFor.PIXELS
+        if self._num_encoding and self._num_encoding + item.span.length > self._max_encoding:
+            return ParkedFor.ENCODER
+        if not self._try_make_room(state, index, take_from_later):
+            return ParkedFor.ENCODER
+        self._begin(Encoding(state.encoder_keys[index], item.media_hash, item.span.length))
+        return None
+
+    def _try_make_room(self, state: RequestState, index: int, take_from_later: TakeFromLater) -> bool:
+        user, key, item = (state.sequence_id, index), state.encoder_keys[index], state.media[index]
+        while not self.encoder_cache.try_begin(user, key, item.span.length, item.media_hash):
+            if not take_from_later(state):
+                return False
+        return True
 
     def _begin(self, encoding: Encoding) -> None:
         self._encodings[encoding.encoder_key] = encoding
         self._to_begin.append(encoding)
         self._num_encoding += encoding.num_tokens
 
+    def _ask(self, state: RequestState, index: int) -> None:
+        if self.encoder_cache.can_find(state.encoder_keys[index]):
+            return
+        if self.loads.ask(state, index) is LoadState.ABSENT:
+            self._ask_for_pixels(state, index)
+
     def _ask_for_pixels(self, state: RequestState, index: int) -> None:
-        media_hash, key = state.media[index].media_hash, state.encoder_keys[index]
-        if media_hash in self._pixels or self.encoder_cache.can_find(key):
+        media_hash = state.media[index].media_hash
+        if media_hash in self._pixels:
             return
         askers = self._askers.setdefault(media_hash, [])
         if state not in askers:
@@ -189,9 +233,12 @@ class MediaClaims:
         return {request_id for (request_id, _), _ in users}
 
     def _end_encoding(self, encoder_key: str) -> None:
-        encoding = self._encodings.pop(encoder_key)
+        encoding = self._encodings.pop(encoder_key, None)
+        if encoding is None:  # it was placed
+            return
         self._num_encoding -= encoding.num_tokens
         self._drop_pixels(encoding.media_hash)
+        self.loads.note_encoded(encoder_key)
 
     def _drop_pixels(self, media_hash: str) -> None:
         """Not while the runner may still want to read them."""
@@ -202,6 +249,10 @@ class MediaClaims:
 
     def take_encodings(self) -> list[Encoding]:
         taken, self._to_begin = self._to_begin, []
+        return taken
+
+    def take_placements(self) -> list[str]:
+        taken, self._to_place = self._to_place, []
         return taken
 
     def take_unneeded_pixels(self) -> list[str]:
@@ -231,3 +282,4 @@ class MediaClaims:
             assert media_hash not in self._pixels, media_hash
             assert makers <= self._num_choices.keys(), media_hash
         self.encoder_cache.check_invariants()
+        self.loads.check_invariants()

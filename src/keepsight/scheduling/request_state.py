@@ -33,6 +33,8 @@ TRANSITIONS = {
 class ParkedFor(Enum):
     # Pixels from the frontend.
     PIXELS = "pixels"
+    # Embeddings from a tier, or to learn that none has them.
+    TIERS = "tiers"
     # Embeddings: being encoded, or no room or budget to begin.
     ENCODER = "encoder"
     # The same blocks, which another sequence is computing right now.

@@ -5,11 +5,13 @@ choice) and taken back in its reverse, so the first sequence of that order alway
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable
 
 from keepsight.engine_config import EngineConfig, SchedulerConfig
 from keepsight.requests import EngineRequest, MediaDropped, MediaHeld, MediaNeeded, RequestFailed, TokenOutput
 from keepsight.scheduling.admit_request import make_states, why_never
+from keepsight.scheduling.embedding_loads import Load
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
 from keepsight.scheduling.holdings import Holdings
 from keepsight.scheduling.kv_cache_manager import KvCacheManager, PrefixHit
@@ -39,6 +41,8 @@ class Scheduler:
         self.media = MediaClaims(config, EncoderCacheManager(config.encoder_cache, self.holdings))
         # Media whose pixels lie in a cache of the engine's.
         self._kept_pixels: set[str] = set()
+        # Media of embeddings that lie in tiers, once for each entry.
+        self._kept_embeddings: Counter[str] = Counter()
         self._states: dict[SequenceId, RequestState] = {}
         self._choices: dict[str, list[RequestState]] = {}  # live ones of each request
         self._lineup = Lineup()
@@ -65,6 +69,8 @@ class Scheduler:
             self._states[state.sequence_id] = state
             self.media.add(state)
             self._lineup.add(state)
+            hit = self._find_prefix(state)
+            self.media.look_ahead(state, 0 if hit is None else state.first_item_after(hit.num_tokens))
         return None
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
@@ -85,6 +91,24 @@ class Scheduler:
         """Its pixels were not where they were said to lie.  If anybody waits for them, who is to send them."""
         return self.media.lost(media_hash)
 
+    def embeddings_loaded(self, encoder_key: str, *, is_found: bool) -> bool:
+        """What became of a load.  Whether anybody wants what was found."""
+        askers = self.media.loads.end(encoder_key, is_found=is_found)
+        for state in askers or ():
+            # Also one that waits for the encoding of another item: pixels of this one may be asked for meanwhile.
+            if state.parked_for in (ParkedFor.TIERS, ParkedFor.ENCODER):
+                self._lineup.unpark(state)
+        return is_found and askers is not None
+
+    def note_kept_embeddings(self, kept: Iterable[str], dropped: Iterable[str]) -> None:
+        """Of what media an entry came into the tiers, and of what media one went that had come."""
+        for media_hash in kept:
+            self._kept_embeddings[media_hash] += 1
+            self.holdings.add(media_hash)
+        for media_hash in dropped:
+            self._kept_embeddings[media_hash] -= 1
+            self.holdings.remove(media_hash)
+
     def note_kept_pixels(self, kept: Iterable[str], dropped: Iterable[str]) -> None:
         """What a cache of pixels beside the scheduler keeps now, and keeps no more."""
         for media_hash in dropped:
@@ -101,12 +125,17 @@ class Scheduler:
             self.kv_cache.forget_prefixes()
         if encoder:
             self.media.encoder_cache.forget()
+            self.media.loads.forget()
 
     # What goes out --------------------------------------------------------------------------------------------
 
     @property
     def has_requests(self) -> bool:
         return bool(self._states)
+
+    def take_loads(self) -> list[Load]:
+        """Embeddings that tiers are to be asked for."""
+        return self.media.loads.take_wanted()
 
     def take_media_needed(self) -> list[MediaNeeded]:
         return self.media.take_needed()
@@ -133,7 +162,9 @@ class Scheduler:
             ended=ended,
             evicted=self.media.encoder_cache.take_evicted(),
             unneeded_pixels=self.media.take_unneeded_pixels(),
+            unneeded_embeddings=self.media.loads.take_unneeded(),
             new=draft.new,
+            place=self.media.take_placements(),
             encode=self.media.take_encodings(),
             beside=draft.beside,
             now=draft.now,
@@ -424,8 +455,9 @@ class Scheduler:
         assert len(self._lineup.running) <= self.config.max_num_seqs
         assert sum(map(len, self._choices.values())) == len(self._states)
         self._check_managers(itertools.chain(self._states.values(), self._leaving.values()))
-        held_media = (self.kv_cache.held_media(), self.media.encoder_cache.held_media(), self._kept_pixels)
-        self.holdings.check_invariants(itertools.chain(*held_media))
+        caches = (self.kv_cache.held_media(), self.media.encoder_cache.held_media())
+        beside = (self._kept_pixels, self._kept_embeddings.elements())
+        self.holdings.check_invariants(itertools.chain(*caches, *beside))
 
     def _check_managers(self, states: Iterable[RequestState]) -> None:
         live = list(states)

@@ -55,11 +55,14 @@ class Encoding(NamedTuple):
 class StepPlan:
     """Carried out in the order of its fields."""
 
-    # Sequences that ended, embeddings that were evicted, pixels that nobody waits for.
+    # Sequences that ended, embeddings that were evicted, pixels and loaded embeddings that nobody waits for.
     ended: Sequence[SequenceId] = ()
     evicted: Sequence[str] = ()
     unneeded_pixels: Sequence[str] = ()
+    unneeded_embeddings: Sequence[str] = ()
     new: Sequence[NewSequence] = ()
+    # Encoder keys whose embeddings were loaded and have room from now on; reported as encoded.
+    place: Sequence[str] = ()
     encode: Sequence[Encoding] = ()
     beside: Sequence[Slice] = ()
     now: Sequence[Slice] = ()

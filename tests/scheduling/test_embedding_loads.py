@@ -1,0 +1,164 @@
+"""Embeddings in a tier are loading, ready or absent: nobody else waits for them, and nothing is encoded twice."""
+
+from typing import Any
+
+from keepsight.testing import array_like, pixels_like
+from tests.scheduling.drive import Drive, make_config, make_request
+
+
+def tiered_drive(*held: str, loads: bool = True, **config: Any) -> Drive:
+    """Its tier holds embeddings of these; pixels and, unless it `loads`, embeddings are delivered by the tests."""
+    drive = Drive(make_config(has_tiers=True, **config), delivers=False, loads=loads)
+    drive.tier = {name: array_like(pixels_like(name)) for name in held}
+    return drive
+
+
+def expect_all_answered(drive: Drive) -> None:
+    drive.run()
+    assert not drive.failed
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
+
+
+def test_what_a_tier_holds_is_neither_asked_for_nor_encoded() -> None:
+    drive = tiered_drive("cat", "dog")
+    drive.add(make_request("a", 3, "cat", 2, "dog", "cat"))
+    expect_all_answered(drive)
+    assert drive.needed == []
+    assert drive.runner.encoded == []
+    assert drive.scheduler.media.loads.num_placed == 2
+
+
+def test_what_no_tier_holds_is_asked_for_as_ever_and_stored() -> None:
+    drive = tiered_drive("cat")
+    drive.add(make_request("a", 3, "cat", "dog"))
+    drive.step()
+    assert drive.needed == [("a", "dog")]
+    drive.deliver("dog")
+    expect_all_answered(drive)
+    assert drive.runner.encoded == ["dog"]
+    assert drive.tier.keys() == {"cat", "dog"}
+
+
+def test_a_load_is_asked_for_once_and_before_the_request_has_its_turn() -> None:
+    drive = tiered_drive("cat", loads=False, max_num_seqs=1)
+    drive.add(make_request("first", 3, max_tokens=9))
+    drive.step()
+    for name in "ab":
+        drive.add(make_request(name, 3, "cat"))
+    assert [load.encoder_key for load in drive.scheduler.take_loads()] == ["cat"]
+    drive.end_load("cat")
+    expect_all_answered(drive)
+    assert drive.runner.encoded == []
+
+
+def test_who_waits_for_a_load_holds_nobody_back() -> None:
+    drive = tiered_drive("cat", loads=False, max_num_seqs=1)
+    drive.add(make_request("a", 3, "cat"))
+    drive.add(make_request("b", 4, max_tokens=2))
+    for _ in range(3):
+        drive.step()
+    assert drive.finished.keys() == {("b", 0)}
+    drive.end_load(drive.loading.pop())
+    expect_all_answered(drive)
+
+
+def test_a_load_that_comes_too_late_is_encoded_and_what_comes_then_is_not_wanted() -> None:
+    drive = tiered_drive("cat", loads=False)
+    drive.add(make_request("a", 3, "cat"))
+    drive.step()
+    drive.end_load("cat", is_late=True)
+    drive.step()
+    assert drive.needed == [("a", "cat")]
+    assert not drive.end_load("cat")
+    drive.deliver("cat")
+    expect_all_answered(drive)
+    assert drive.runner.encoded == ["cat"]
+
+
+def test_pixels_of_an_item_are_asked_for_while_another_is_being_encoded() -> None:
+    drive = tiered_drive(loads=False)
+    drive.runner.set_pace(lambda: False)
+    drive.add(make_request("a", 3, "cat", "dog"))
+    drive.step()
+    drive.end_load("cat")
+    drive.deliver("cat")
+    drive.step()
+    assert drive.runner.is_busy
+    drive.end_load("dog")
+    drive.step()
+    assert drive.needed == [("a", "dog")]
+    drive.runner.set_pace(lambda: True)
+    drive.deliver("dog")
+    expect_all_answered(drive)
+
+
+def test_what_was_loaded_for_one_who_left_is_dropped() -> None:
+    drive = tiered_drive("cat", loads=False)
+    drive.add(make_request("a", 3, "cat"))
+    drive.step()
+    drive.scheduler.abort("a")
+    assert not drive.end_load("cat")
+    drive.expect_nothing_left()
+    drive.add(make_request("b", 3, "cat"))
+    drive.end_load("cat")
+    drive.scheduler.abort("b")
+    drive.expect_nothing_left()
+
+
+def test_evicted_embeddings_are_loaded_again_after_a_preemption() -> None:
+    drive = tiered_drive(num_blocks=8, num_pictures=1, max_model_len=28, caches_prefixes=False)
+    drive.delivers = True
+    endless = {"max_tokens": 15, "ignore_eos": True}
+    drive.add(make_request("b", "dog", 3, **endless))
+    for _ in range(4):
+        drive.step()
+    drive.run(make_request("a", "cat", 1, priority=-1, **endless))
+    drive.expect_right_answers()
+    assert drive.scheduler.num_preemptions
+    assert sorted(drive.runner.encoded) == ["cat", "dog"]
+    drive.expect_nothing_left()
+
+
+def test_loaded_embeddings_take_room_of_the_encoder_cache_but_not_the_encoder_s_budget() -> None:
+    drive = tiered_drive("cat", "dog", "owl", num_pictures=2, max_num_encoder_input_tokens=6)
+    drive.add(make_request("a", 1, "cat", "dog", 1, "owl"))
+    drive.step()
+    assert drive.scheduler.media.encoder_cache.num_entries == 2
+    assert not drive.scheduler.media.is_encoding
+    expect_all_answered(drive)
+    assert drive.runner.encoded == []
+
+
+def test_what_the_prefix_cache_covers_is_not_loaded() -> None:
+    drive = tiered_drive("cat", num_pictures=1)
+    drive.run(make_request("a", 2, "cat", 4))
+    drive.scheduler.reset(prefix=False, encoder=True)
+    drive.tier.clear()
+    drive.run(make_request("b", 2, "cat", 4))
+    assert drive.needed == []
+    drive.expect_right_answers()
+
+
+def test_after_a_reset_nothing_that_was_loaded_before_is_used() -> None:
+    drive = tiered_drive("cat", loads=False)
+    drive.add(make_request("a", 3, "cat"))
+    drive.end_load("cat")
+    drive.scheduler.reset(prefix=False, encoder=True)
+    drive.tier.clear()
+    drive.loads = True
+    drive.step()
+    drive.step()
+    assert drive.needed == [("a", "cat")]
+    drive.deliver("cat")
+    expect_all_answered(drive)
+
+
+def test_media_of_entries_in_tiers_are_held() -> None:
+    drive = tiered_drive()
+    drive.scheduler.note_kept_embeddings(["cat", "cat", "dog"], [])
+    drive.step()
+    assert drive.believed == {"cat", "dog"}
+    drive.scheduler.note_kept_embeddings([], ["cat", "dog"])
+    drive.step()
+    assert drive.believed == {"cat"}
