@@ -85,6 +85,12 @@ def test_tiers_know_nothing_of_who_uses_them() -> None:
     assert not offenders("tiers", r"keepsight\.(frontend|scheduling|runner|models|engine|llm|cli)\b")
 
 
+def test_the_benchmark_is_a_client_and_knows_no_server_from_within() -> None:
+    from_within = ("bench/offline.py", "bench/parts.py")
+    found = offenders("bench", r"torch\b|keepsight\.(?!bench\b|errors\b)")
+    assert not [each for each in found if not each.startswith(from_within)]
+
+
 def test_models_import_nothing_of_the_package_but_small_nouns() -> None:
     allowed = (*SMALL_NOUNS, "keepsight.models")
     for name, imported in modules("models"):

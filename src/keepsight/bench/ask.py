@@ -1,0 +1,109 @@
+"""One request to an OpenAI server, timed from its first byte on an open connection to the end of its answer.
+
+Events are only noted as they come; they are understood afterwards, when no clock runs.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from keepsight.bench.event_stream import DONE, EventReader
+from keepsight.bench.http_connection import Address, Response, connecting
+from keepsight.errors import NoAnswerError
+
+LIMIT_SECONDS = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    address: Address
+    model: str
+    api_key: str | None = None
+    # As in the body of a request: max_tokens, temperature, ...
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+
+    def body(self, messages: Sequence[bytes]) -> bytes:
+        fields = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, **self.sampling}
+        return b'{"messages":[%s],%s' % (b",".join(messages), json.dumps(fields).encode()[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Seconds since the request was begun; with an `error`, nothing else counts."""
+
+    seconds: float
+    token_times: Sequence[float] = ()
+    text: str = ""
+    num_tokens: int = 0
+    num_prompt_tokens: int = 0
+    # None: the server does not say.
+    num_cached_tokens: int | None = None
+    error: str | None = None
+
+
+async def ask(server: Server, messages: Sequence[bytes]) -> Answer:
+    """Whatever goes wrong is the answer's `error`: a server that fails is measured, too."""
+    body = server.body(messages)
+    started = time.perf_counter()
+    try:
+        async with asyncio.timeout(LIMIT_SECONDS), connecting(server.address) as connection:
+            started = time.perf_counter()
+            response = await connection.ask("POST", "/chat/completions", body, server.headers)
+            if response.status != 200:
+                refusal = (await response.read())[:300].decode(errors="replace")
+                raise NoAnswerError(f"{response.status}: {refusal}")
+            events = await _note_events(response)
+            seconds = time.perf_counter() - started
+            return _understand([(when - started, json.loads(data)) for when, data in events], seconds)
+    except (OSError, EOFError, ValueError, LookupError, NoAnswerError) as error:
+        return Answer(time.perf_counter() - started, error=str(error) or type(error).__name__)
+
+
+async def _note_events(response: Response) -> list[tuple[float, bytes]]:
+    reader = EventReader()
+    events: list[tuple[float, bytes]] = []
+    async for piece in response.pieces():
+        now = time.perf_counter()
+        for data in reader.feed(piece):
+            if data == DONE:
+                return events
+            events.append((now, data))
+    raise NoAnswerError("the connection ended before the answer did")
+
+
+def _understand(events: Sequence[tuple[float, dict[str, Any]]], seconds: float) -> Answer:
+    times: list[float] = []
+    texts: list[str] = []
+    usage: Mapping[str, Any] = {}
+    for when, event in events:
+        if error := event.get("error"):
+            raise NoAnswerError(str(error))
+        usage = event.get("usage") or usage
+        for choice in event["choices"]:
+            texts.append(choice["delta"].get("content") or "")
+            if _is_token(choice):
+                times.append(when)
+    if not times:
+        raise NoAnswerError("an answer without a token")
+    details = usage.get("prompt_tokens_details") or {}
+    return Answer(
+        seconds,
+        times,
+        "".join(texts),
+        usage.get("completion_tokens", len(times)),
+        usage.get("prompt_tokens", 0),
+        details.get("cached_tokens"),
+    )
+
+
+def _is_token(choice: Mapping[str, Any]) -> bool:
+    """Not the opening, which some servers send before they have anything; a token may well have no text."""
+    delta = choice["delta"]
+    return bool(delta.get("content")) or choice.get("finish_reason") is not None or "role" not in delta

@@ -1,0 +1,44 @@
+"""Words, pictures and their popularity, drawn from a seed.
+
+Knows no server and no engine, so that whoever measures another engine, in whatever environment, can draw the same.
+"""
+
+import bisect
+import io
+import itertools
+import random
+
+import numpy as np
+from PIL import Image
+
+TEXT = (
+    "the value of an object is what a name refers to when it is called with no argument and returns a list or string "
+    "that can be changed in place if its class defines such a method otherwise the statement raises an exception while "
+    "other modules import their functions from here before the first line of code after that block has been executed"
+)
+WORDS = TEXT.split()
+
+
+def photograph(seed: int, width: int = 1024, height: int | None = None) -> bytes:
+    """A JPEG of smooth shapes under fine noise, which compresses about as photographs do."""
+    size = (width, width if height is None else height)
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 256, (max(size[1] // 16, 1), max(size[0] // 16, 1), 3), dtype=np.uint8)
+    smooth = np.asarray(Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC))
+    noise = rng.integers(-8, 9, smooth.shape, dtype=np.int16)
+    buffer = io.BytesIO()
+    Image.fromarray((smooth + noise).clip(0, 255).astype(np.uint8)).save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()
+
+
+def say(rng: random.Random, num_words: int) -> str:
+    return " ".join(rng.choice(WORDS) for _ in range(num_words))
+
+
+def choose_by_popularity(rng: random.Random, num_items: int, count: int, exponent: float) -> list[int]:
+    """Different items; the k-th is asked for as often as 1 / k ** exponent (Zipf)."""
+    weights = list(itertools.accumulate((k + 1) ** -exponent for k in range(num_items)))
+    chosen: dict[int, None] = {}
+    while len(chosen) < count:
+        chosen[bisect.bisect(weights, rng.random() * weights[-1])] = None
+    return list(chosen)

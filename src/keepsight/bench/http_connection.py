@@ -1,0 +1,96 @@
+"""One HTTP/1.1 request on a connection of its own, with the body of its response as it comes off the socket.
+
+Bare asyncio: what stands between the socket and the clock should cost microseconds.  Knows nothing of what is said.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from keepsight.errors import InvalidArgumentError, NoAnswerError
+
+_PIECE_BYTES = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    host: str
+    port: int
+    path: str
+    is_secure: bool
+
+    @classmethod
+    def parse(cls, url: str) -> "Address":
+        try:
+            parts = urlsplit(url.rstrip("/"))
+            port = parts.port
+        except ValueError as error:
+            raise InvalidArgumentError("--base-url", f"{url!r} is no address: {error}") from error
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidArgumentError("--base-url", f"must be like http://127.0.0.1:8000/v1, not {url!r}")
+        is_secure = parts.scheme == "https"
+        return cls(parts.hostname, port or (443 if is_secure else 80), parts.path, is_secure)
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    status: int
+    headers: Mapping[str, str]
+    _reader: asyncio.StreamReader
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        if "chunked" in self.headers.get("transfer-encoding", ""):
+            while size := int((await self._reader.readline()).partition(b";")[0], 16):
+                yield (await self._reader.readexactly(size + 2))[:-2]
+        elif length := self.headers.get("content-length"):
+            yield await self._reader.readexactly(int(length))
+        else:
+            while piece := await self._reader.read(_PIECE_BYTES):
+                yield piece
+
+    async def read(self) -> bytes:
+        return b"".join([piece async for piece in self.pieces()])
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    address: Address
+    _reader: asyncio.StreamReader
+    _writer: asyncio.StreamWriter
+
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> Response:
+        """Comes back with the response's head."""
+        self._writer.write(self._head(method, path, len(body), headers or {}) + body)
+        await self._writer.drain()
+        version, _, rest = (await self._reader.readline()).decode("latin-1").partition(" ")
+        if not version.startswith("HTTP/1"):
+            raise NoAnswerError(f"{self.address.host}:{self.address.port} ended the connection")
+        return Response(int(rest[:3]), await self._read_headers(), self._reader)
+
+    def _head(self, method: str, path: str, num_bytes: int, headers: Mapping[str, str]) -> bytes:
+        lines = [f"{method} {self.address.path}{path} HTTP/1.1", f"Host: {self.address.host}:{self.address.port}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        lines += ["Content-Type: application/json", f"Content-Length: {num_bytes}", "Connection: close"]
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+    async def _read_headers(self) -> dict[str, str]:
+        headers = {}
+        while line := (await self._reader.readline()).strip():
+            name, _, value = line.decode("latin-1").partition(":")
+            headers[name.lower()] = value.strip()
+        return headers
+
+
+@asynccontextmanager
+async def connecting(address: Address) -> AsyncIterator[Connection]:
+    context = ssl.create_default_context() if address.is_secure else None
+    reader, writer = await asyncio.open_connection(address.host, address.port, ssl=context)
+    try:
+        yield Connection(address, reader, writer)
+    finally:
+        writer.close()

@@ -1,0 +1,112 @@
+"""A run of the benchmark as JSON, as a table, and two of them side by side.
+
+Knows no server.  A table is rows of cells; all of them are Markdown, which is readable in a terminal too.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from keepsight.bench.summary import Spread, Summary
+from keepsight.errors import InvalidArgumentError
+
+FORMAT = 1
+Row = Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    # What was measured and how, to be read by people.
+    facts: Mapping[str, Any]
+    summaries: Mapping[str, Summary]
+
+    def save(self, path: Path) -> None:
+        summaries = {name: summary.to_json() for name, summary in self.summaries.items()}
+        path.write_text(json.dumps({"format": FORMAT, "facts": self.facts, "workloads": summaries}, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> "Report":
+        try:
+            content = json.loads(path.read_text())
+            if content["format"] != FORMAT:
+                raise InvalidArgumentError(str(path), f"has format {content['format']}, not {FORMAT}")
+            summaries = {name: Summary.from_json(fields) for name, fields in content["workloads"].items()}
+            return cls(content["facts"], summaries)
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise InvalidArgumentError(str(path), f"is no report of keepsight bench: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    name: str
+    of: Callable[[Summary], float | None]
+    # Whether less is better; None: neither is.
+    is_cost: bool | None
+    form: str = ".1f"
+
+    def say(self, summary: Summary) -> str:
+        value = self.of(summary)
+        return "-" if value is None else format(value, self.form)
+
+    def how_much_better(self, one: Summary, other: Summary) -> float | None:
+        """Above 1, `one` is better."""
+        a, b = self.of(one), self.of(other)
+        if self.is_cost is None or not a or not b:
+            return None
+        return b / a if self.is_cost else a / b
+
+
+def _p50(spread: Spread | None) -> float | None:
+    return None if spread is None else spread.p50
+
+
+def _p95(spread: Spread | None) -> float | None:
+    return None if spread is None else spread.p95
+
+
+METRICS = (
+    Metric("first token p50 ms", lambda each: _p50(each.first_token), True),
+    Metric("first token p95 ms", lambda each: _p95(each.first_token), True),
+    Metric("gap p50 ms", lambda each: _p50(each.gap), True, ".2f"),
+    Metric("gap p95 ms", lambda each: _p95(each.gap), True, ".2f"),
+    Metric("whole p50 ms", lambda each: _p50(each.whole), True),
+    Metric("whole p95 ms", lambda each: _p95(each.whole), True),
+    Metric("requests/s", lambda each: each.requests_per_second, False, ".2f"),
+    Metric("tokens/s", lambda each: each.tokens_per_second, False),
+    Metric("prompt tokens", lambda each: each.prompt_tokens, None, ".0f"),
+    Metric("cached", lambda each: each.cached_share, None, ".0%"),
+)
+
+
+def table(summaries: Mapping[str, Summary]) -> list[Row]:
+    rows: list[Row] = [["workload", "requests", "errors", *(metric.name for metric in METRICS)]]
+    for name, summary in summaries.items():
+        counts = [str(summary.num_requests), str(summary.num_errors)]
+        rows.append([name, *counts, *(metric.say(summary) for metric in METRICS)])
+    return rows
+
+
+def comparison(one: Report, other: Report, labels: tuple[str, str]) -> list[Row]:
+    """Of the workloads that both have."""
+    rows: list[Row] = [["workload", "measure", *labels, f"{labels[0]} better by"]]
+    for name in [name for name in one.summaries if name in other.summaries]:
+        for metric in METRICS:
+            a, b = one.summaries[name], other.summaries[name]
+            ratio = metric.how_much_better(a, b)
+            rows.append([name, metric.name, metric.say(a), metric.say(b), "" if ratio is None else f"{ratio:.2f}"])
+    return rows
+
+
+def to_markdown(rows: Sequence[Row]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+
+    def line(row: Row) -> str:
+        # Names to the left, numbers to the right.
+        cells = [f"{cell:{'>' if column else '<'}{widths[column]}}" for column, cell in enumerate(row)]
+        return f"| {' | '.join(cells)} |"
+
+    rule = f"|{'|'.join('-' * (width + 2) for width in widths)}|"
+    head, *body = map(line, rows)
+    return "\n".join([head, rule, *body])

@@ -1,0 +1,189 @@
+"""What clients ask for, workload by workload: each the measure of one thing that a server may do twice, or not.
+
+Everything is drawn before a clock runs, and from the seed and the workload's name alone: no workload meets another's
+pictures or words.  Contents are JSON already, as nothing should be encoded beside what is measured.
+"""
+
+import base64
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from keepsight.bench.draw import choose_by_popularity, photograph, say
+
+# A part of a message's content, in OpenAI's form, encoded.
+Part = bytes
+# As many requests with 0, 1, 2 and 3 pictures as real traffic has: 1.5 for each that has any.
+PICTURE_COUNT_WEIGHTS = {0: 0.25, 1: 0.48, 2: 0.16, 3: 0.11}
+QUESTION_WORDS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What the user says, turn by turn; every turn is sent with all that was said before."""
+
+    turns: tuple[tuple[Part, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    # Asked one after the other before the clock starts: to warm up, and to make known what is to be known.
+    before: Sequence[Conversation]
+    timed: Iterable[Conversation]
+    # One more client asks these, one after the other, untimed; what is timed ends with them.
+    beside: Sequence[Conversation] = ()
+    restarts_before_timed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadOptions:
+    seed: int
+    num_requests: int = 16
+    num_warm_up: int = 2
+    picture_size: tuple[int, int] = (896, 896)
+    pictures_per_request: int = 4
+    num_turns: int = 4
+    pool_size: int = 16
+    zipf_exponent: float = 1.0
+    # Of the pictures shown, how many come from the pool.
+    reuse_percent: int = 80
+    # The words that take as many tokens as a picture.
+    words_per_picture: int = 256
+
+
+class Drawer:
+    def __init__(self, name: str, options: WorkloadOptions) -> None:
+        self.options = options
+        self.rng = random.Random(f"{options.seed} {name}")
+
+    def picture(self) -> Part:
+        jpeg = photograph(self.rng.getrandbits(63), *self.options.picture_size)
+        return b'{"type":"image_url","image_url":{"url":"data:image/jpeg;base64,%s"}}' % base64.b64encode(jpeg)
+
+    def pictures(self, count: int) -> list[Part]:
+        return [self.picture() for _ in range(count)]
+
+    def words(self, count: int = QUESTION_WORDS) -> Part:
+        return json.dumps({"type": "text", "text": say(self.rng, count)}).encode()
+
+    def long_words(self) -> Part:
+        return self.words(self.options.words_per_picture)
+
+    def repeat(self, make: Callable[[], Conversation]) -> Workload:
+        """The same kind of conversation to warm up, and timed."""
+        before = [make() for _ in range(self.options.num_warm_up)]
+        return Workload(before, [make() for _ in range(self.options.num_requests)])
+
+    def repeat_known(self, make: Callable[[], Conversation]) -> Workload:
+        """What `make` has in common is known before, even without warming up."""
+        before = [make() for _ in range(max(1, self.options.num_warm_up))]
+        return Workload(before, [make() for _ in range(self.options.num_requests)])
+
+
+def once(*parts: Part) -> Conversation:
+    return Conversation((parts,))
+
+
+def cold(draw: Drawer) -> Workload:
+    return draw.repeat(lambda: once(draw.picture(), draw.words()))
+
+
+def same_picture_same_prompt(draw: Drawer) -> Workload:
+    conversation = once(draw.picture(), draw.words())
+    return draw.repeat_known(lambda: conversation)
+
+
+def same_picture_new_prompt(draw: Drawer) -> Workload:
+    picture = draw.picture()
+    return draw.repeat_known(lambda: once(picture, draw.words()))
+
+
+def new_prompt_before_same_picture(draw: Drawer) -> Workload:
+    picture = draw.picture()
+    return draw.repeat_known(lambda: once(draw.words(), picture))
+
+
+def text_only(draw: Drawer) -> Workload:
+    return draw.repeat(lambda: once(draw.long_words(), draw.words()))
+
+
+def same_text_new_prompt(draw: Drawer) -> Workload:
+    text = draw.long_words()
+    return draw.repeat_known(lambda: once(text, draw.words()))
+
+
+def multi_turn(draw: Drawer) -> Workload:
+    num_turns = draw.options.num_turns
+
+    def make() -> Conversation:
+        return Conversation(((draw.picture(), draw.words()), *((draw.words(),) for _ in range(num_turns - 1))))
+
+    num_conversations = -(-draw.options.num_requests // num_turns)
+    return Workload([make()] if draw.options.num_warm_up else [], [make() for _ in range(num_conversations)])
+
+
+def zipf(draw: Drawer) -> Workload:
+    """Of a pool that was shown before, by popularity; the rest is new."""
+    options, rng = draw.options, draw.rng
+    pool = draw.pictures(options.pool_size)
+
+    def make() -> Conversation:
+        [count] = rng.choices(list(PICTURE_COUNT_WEIGHTS), list(PICTURE_COUNT_WEIGHTS.values()))
+        known = choose_by_popularity(rng, len(pool), min(count, len(pool)), options.zipf_exponent)
+        shown = [pool[index] if rng.random() * 100 < options.reuse_percent else draw.picture() for index in known]
+        shown.insert(rng.randrange(len(shown) + 1), draw.words())
+        return once(*shown)
+
+    before = [once(picture, draw.words()) for picture in pool]
+    return Workload(before, [make() for _ in range(options.num_requests)])
+
+
+def many_pictures(draw: Drawer) -> Workload:
+    """Known ones, some of twice as many, in another order each time."""
+    count = draw.options.pictures_per_request
+    pool = draw.pictures(2 * count)
+    before = [once(*pool[:count], draw.words()), once(*pool[count:], draw.words())]
+    timed = [once(*draw.rng.sample(pool, count), draw.words()) for _ in range(draw.options.num_requests)]
+    return Workload(before, timed)
+
+
+def text_beside_pictures(draw: Drawer) -> Workload:
+    """Short questions without pictures, while somebody shows one new picture after the other."""
+
+    def ask_on() -> Iterator[Conversation]:
+        return (once(draw.words()) for _ in itertools.count())
+
+    # First, as what is timed is drawn while it is asked.
+    beside = [once(draw.picture(), draw.words()) for _ in range(draw.options.num_requests)]
+    before = [once(draw.picture(), draw.words()), once(draw.words())] * max(1, draw.options.num_warm_up)
+    return Workload(before, ask_on(), beside)
+
+
+def restart(draw: Drawer) -> Workload:
+    """Pictures that were known before the server was started anew."""
+    pictures = draw.pictures(draw.options.num_requests)
+    before = [once(picture, draw.words()) for picture in pictures]
+    return Workload(before, [once(picture, draw.words()) for picture in pictures], restarts_before_timed=True)
+
+
+WORKLOADS: dict[str, Callable[[Drawer], Workload]] = {
+    "cold": cold,
+    "same-picture-same-prompt": same_picture_same_prompt,
+    "same-picture-new-prompt": same_picture_new_prompt,
+    "new-prompt-same-picture": new_prompt_before_same_picture,
+    "text-only": text_only,
+    "same-text-new-prompt": same_text_new_prompt,
+    "multi-turn": multi_turn,
+    "zipf": zipf,
+    "many-pictures": many_pictures,
+    "text-beside-pictures": text_beside_pictures,
+    "restart": restart,
+}
+# These are as long as a prompt with a picture, which only the server can tell.
+AS_LONG_AS_A_PICTURE = frozenset({"text-only", "same-text-new-prompt"})
+
+
+def draw_workload(name: str, options: WorkloadOptions) -> Workload:
+    return WORKLOADS[name](Drawer(name, options))

@@ -1,0 +1,167 @@
+"""`keepsight bench`: measure any OpenAI server, and compare what was measured."""
+
+import argparse
+import asyncio
+import os
+from functools import partial
+from pathlib import Path
+from random import SystemRandom
+from typing import Any
+
+from keepsight.bench.ask import Server
+from keepsight.bench.http_connection import Address
+from keepsight.bench.report import Report, comparison, table, to_markdown
+from keepsight.bench.run_workloads import RunSettings, restart_by_command, run_workloads
+from keepsight.bench.workloads import WORKLOADS, WorkloadOptions
+from keepsight.cli.openai_server import OpenAIServer
+from keepsight.errors import InvalidArgumentError
+
+DEFAULTS = WorkloadOptions(seed=0)
+MAX_SIDE = 20_000
+AT_LEAST_ONE = ("requests", "concurrency", "max_tokens", "pictures", "turns", "pool")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(dest="bench_command", required=True, metavar="COMMAND")
+    _add_serve(_add_command(commands, "serve", "measure an OpenAI server, workload by workload"))
+    _add_compare(_add_command(commands, "compare", "two reports side by side"))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    runners = {"serve": _run_serve, "compare": _run_compare}
+    return runners[arguments.bench_command](arguments)
+
+
+def _add_command(commands: Any, name: str, summary: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=summary, description=summary[0].upper() + summary[1:] + "."
+    )
+    return parser
+
+
+# serve --------------------------------------------------------------------------------------------------------
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--base-url", default="http://127.0.0.1:8000/v1", metavar="URL", help="the server (default: %(default)s)")
+    add("--model", metavar="NAME", help="which of its models (default: the first)")
+    add("--api-key", metavar="KEY", help="if it wants one (default: OPENAI_API_KEY of the environment)")
+    add(
+        "--workload",
+        nargs="+",
+        choices=(*WORKLOADS, "all"),
+        default=["all"],
+        help="what is asked for (default: all, restart only with --restart-command)",
+    )
+    add("--requests", type=int, default=DEFAULTS.num_requests, help="timed, of each workload (default: %(default)d)")
+    add("--concurrency", type=int, default=1, help="clients, each waiting for its answer (default: %(default)d)")
+    add("--max-tokens", type=int, default=16, help="longest answer (default: %(default)d)")
+    add("--ignore-eos", action="store_true", help="answers of exactly that length; not every server knows the field")
+    add("--warmup", type=int, default=DEFAULTS.num_warm_up, help="untimed requests before (default: %(default)d)")
+    add("--seed", type=int, help="draws the same again, which the same server may know (default: another each time)")
+    _add_shape(parser)
+    add("--json", type=Path, metavar="FILE", help="write the report, which `bench compare` reads")
+    add("--restart-command", metavar="COMMAND", help="ends the server and starts it anew, in the background")
+
+
+def _add_shape(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--picture-size", type=_to_size, default=DEFAULTS.picture_size, metavar="WxH", help="default: 896x896")
+    add("--pictures", type=int, default=DEFAULTS.pictures_per_request, help="of many-pictures (default: %(default)d)")
+    add("--turns", type=int, default=DEFAULTS.num_turns, help="of multi-turn (default: %(default)d)")
+    add("--pool", type=int, default=DEFAULTS.pool_size, help="pictures that zipf knows before (default: %(default)d)")
+    add(
+        "--reuse",
+        type=_to_percent,
+        nargs="+",
+        default=[DEFAULTS.reuse_percent],
+        metavar="PERCENT",
+        help=f"of zipf's pictures that come from the pool; may be several (default: {DEFAULTS.reuse_percent})",
+    )
+
+
+def _to_size(text: str) -> tuple[int, int]:
+    width, _, height = text.partition("x")
+    if not (width.isdecimal() and height.isdecimal() and 0 < int(width) <= MAX_SIDE and 0 < int(height) <= MAX_SIDE):
+        raise argparse.ArgumentTypeError(f"must be like 4000x3000, not {text!r}")
+    return int(width), int(height)
+
+
+def _to_percent(text: str) -> int:
+    if not (text.isdecimal() and int(text) <= 100):
+        raise argparse.ArgumentTypeError(f"must be from 0 to 100, not {text!r}")
+    return int(text)
+
+
+def _run_serve(arguments: argparse.Namespace) -> int:
+    _check(arguments)
+    server = _server_of(arguments)
+    report = asyncio.run(run_workloads(server, _settings_of(arguments, server)))
+    if arguments.json is not None:
+        report.save(arguments.json)
+    print(", ".join(f"{name} {value}" for name, value in report.facts.items()))
+    print(to_markdown(table(report.summaries)))
+    failed = {name: summary for name, summary in report.summaries.items() if summary.num_errors}
+    for name, summary in failed.items():
+        print(f"{name}: {summary.num_errors} failed; the first: {summary.first_error}")
+    return 1 if failed else 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    for name in AT_LEAST_ONE:
+        if getattr(arguments, name) < 1:
+            flag = f"--{name.replace('_', '-')}"
+            raise InvalidArgumentError(flag, f"must be at least 1, not {getattr(arguments, name)}")
+    if arguments.warmup < 0:
+        raise InvalidArgumentError("--warmup", f"must be at least 0, not {arguments.warmup}")
+    if "restart" in arguments.workload and arguments.restart_command is None:
+        raise InvalidArgumentError("--workload", "restart needs --restart-command")
+
+
+def _server_of(arguments: argparse.Namespace) -> Server:
+    address = Address.parse(arguments.base_url)
+    key = arguments.api_key or os.environ.get("OPENAI_API_KEY")
+    model = arguments.model or OpenAIServer(arguments.base_url, key).first_model()
+    sampling = {"temperature": 0, "max_tokens": arguments.max_tokens}
+    if arguments.ignore_eos:
+        sampling["ignore_eos"] = True
+    return Server(address, model, key, sampling)
+
+
+def _settings_of(arguments: argparse.Namespace, server: Server) -> RunSettings:
+    options = WorkloadOptions(
+        seed=SystemRandom().getrandbits(32) if arguments.seed is None else arguments.seed,
+        num_requests=arguments.requests,
+        num_warm_up=arguments.warmup,
+        picture_size=arguments.picture_size,
+        pictures_per_request=arguments.pictures,
+        num_turns=arguments.turns,
+        pool_size=arguments.pool,
+    )
+    command = arguments.restart_command
+    restart = None if command is None else partial(restart_by_command, command, server)
+    return RunSettings(_names_of(arguments), options, arguments.concurrency, arguments.reuse, restart)
+
+
+def _names_of(arguments: argparse.Namespace) -> list[str]:
+    if "all" not in arguments.workload:
+        return list(dict.fromkeys(arguments.workload))
+    return [name for name in WORKLOADS if name != "restart" or arguments.restart_command is not None]
+
+
+# compare ------------------------------------------------------------------------------------------------------
+
+
+def _add_compare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("reports", nargs=2, type=Path, metavar="FILE", help="written by `bench serve --json`")
+    parser.add_argument("--labels", default="", metavar="A,B", help="what to call them (default: their files' names)")
+
+
+def _run_compare(arguments: argparse.Namespace) -> int:
+    one, other = arguments.reports
+    labels = arguments.labels.split(",") if arguments.labels else [one.stem, other.stem]
+    if len(labels) != 2:
+        raise InvalidArgumentError("--labels", f"must be two with a comma between them, not {arguments.labels!r}")
+    print(to_markdown(comparison(Report.load(one), Report.load(other), (labels[0], labels[1]))))
+    return 0

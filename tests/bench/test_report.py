@@ -1,0 +1,44 @@
+from pathlib import Path
+
+import pytest
+
+from keepsight.bench.ask import Answer
+from keepsight.bench.measure import Measurement
+from keepsight.bench.report import Report, comparison, table, to_markdown
+from keepsight.bench.summary import summarize
+from keepsight.errors import InvalidArgumentError
+
+
+def report(first_token: float, *names: str) -> Report:
+    summary = summarize(Measurement([Answer(1.0, [first_token, 1.0], "ab", 2, 100, 50)], 1.0))
+    return Report({"model": "m"}, dict.fromkeys(names, summary))
+
+
+def test_a_ratio_above_one_says_that_the_first_is_better() -> None:
+    rows = comparison(report(0.1, "cold", "zipf"), report(0.2, "cold", "restart"), ("ours", "theirs"))
+    assert rows[0] == ["workload", "measure", "ours", "theirs", "ours better by"]
+    assert rows[1] == ["cold", "first token p50 ms", "100.0", "200.0", "2.00"]
+    assert {row[0] for row in rows[1:]} == {"cold"}, "both have no other"
+    assert ["cold", "cached", "50%", "50%", ""] in rows
+
+
+def test_a_table_is_aligned_markdown() -> None:
+    lines = to_markdown(table(report(0.1, "cold", "same-picture-same-prompt").summaries)).splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert lines[2].startswith("| cold ")
+    assert set(lines[1]) == {"|", "-"}
+
+
+def test_a_report_comes_back_from_its_file(tmp_path: Path) -> None:
+    saved = report(0.1, "cold")
+    saved.save(tmp_path / "a.json")
+    assert Report.load(tmp_path / "a.json") == saved
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[]", '{"format": 0}', '{"format": 1, "facts": {}, "workloads": {"a": {}}}']
+)
+def test_any_other_file_is_refused_by_name(tmp_path: Path, content: str) -> None:
+    (tmp_path / "b.json").write_text(content)
+    with pytest.raises(InvalidArgumentError, match=r"b\.json"):
+        Report.load(tmp_path / "b.json")
