@@ -125,7 +125,7 @@ def may_ask_again(error: Exception) -> bool:
         case openai.APIConnectionError() | httpx.TransportError():
             return True
         case openai.APIError():
-            return error.code == "engine_lost"
+            return error.code in ("engine_lost", "media_workers_lost")
     return False
 
 

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from keepsight.errors import EngineLostError, PictureError
+from keepsight.errors import EngineLostError, PictureError, WireError
 from keepsight.frontend.engine_client import EngineClient, Outputs
 from keepsight.frontend.make_pixels import MakePixels, PictureJob
 from keepsight.frontend.media_pool import MediaPool
@@ -138,6 +138,19 @@ def ask(client: EngineClient) -> Callable[[Prepared], Caller]:
 
 
 Ask = Callable[[Prepared], Caller]
+
+
+def test_a_request_that_cannot_be_written_is_its_caller_s_to_hear_of_and_then_forgotten(
+    client: EngineClient, ask: Ask
+) -> None:
+    def refuse(_: ToEngine) -> bool:
+        raise WireError("half of a surrogate pair is no text")
+
+    client.connect(refuse)
+    with pytest.raises(WireError, match="surrogate"):
+        ask(prepared("0"))
+    assert not client.leave("0")
+    client.check_invariants()
 
 
 def last(request_id: str) -> TokenOutput:
@@ -316,7 +329,7 @@ def test_what_waits_for_an_engine_that_dies_goes_to_the_other_at_once_with_its_p
     assert isinstance(begun.answer()[-1], EngineLostError)
     client.receive([last("1")], rank=1)
     assert waiting.answer() == [last("1")]
-    assert client.is_connected
+    assert client.num_engines
     client.check_invariants()
 
 

@@ -18,6 +18,7 @@ from keepsight.demo import checkpoint_path
 from keepsight.errors import (
     CheckpointError,
     InvalidArgumentError,
+    MediaWorkersLostError,
     PictureCountError,
     PromptTooLongError,
     UnreadablePictureError,
@@ -211,8 +212,20 @@ def test_an_error_of_the_same_picture_elsewhere_is_told_under_the_own_field(prep
     error = prepared.as_own(UnreadablePictureError("messages[7]", "is damaged"), hashes_of(prepared)[1])
     assert type(error) is UnreadablePictureError
     assert str(error) == "messages[0].content[1].image_url.url: is damaged"
-    other = MemoryError()
-    assert prepared.as_own(other, hashes_of(prepared)[0]) is other
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(MemoryError(), RuntimeError), (MediaWorkersLostError("none comes"), MediaWorkersLostError)]
+)
+def test_no_two_who_wait_are_given_the_same_error(
+    preparer: RequestPreparer, error: Exception, told: type[Exception]
+) -> None:
+    prepared = preparer.prepare_chat(ask(by_url(draw(1).picture)), PARAMS)
+    own, another_s = (prepared.as_own(error, hashes_of(prepared)[0]) for _ in range(2))
+    assert own is not another_s
+    assert own is not error
+    assert type(own) is type(another_s) is told
+    assert own.__cause__ in (None, error)
 
 
 # What is the same and what is not -----------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from functools import partial
 
-from keepsight.errors import EngineLostError, RequestFailedError
+from keepsight.errors import EngineLostError, RequestFailedError, WireError
 from keepsight.frontend.choose_engine import EngineView, choose_engine
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepare_request import PreparedRequest
@@ -74,8 +74,8 @@ class EngineClient:
     # The engines ----------------------------------------------------------------------------------------------
 
     @property
-    def is_connected(self) -> bool:
-        return bool(self._engines)
+    def num_engines(self) -> int:
+        return len(self._engines)
 
     def connect(self, send: Send, rank: int = 0) -> None:
         """An engine is ready: it is given what waits.  `send` is called from many threads and must not wait.
@@ -216,7 +216,11 @@ class EngineClient:
             if self._reason_of_end is not None:
                 raise EngineLostError(self._reason_of_end)
             self._callers[caller.request_id] = caller
-            coming = self._send_request(caller)
+            try:
+                coming = self._send_request(caller)
+            except WireError:
+                self._take_out(caller.request_id)
+                raise
         self._make_media(caller, coming)
 
     def _send_request(self, caller: _Caller) -> Sequence[str]:

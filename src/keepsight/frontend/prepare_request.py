@@ -16,6 +16,7 @@ from keepsight.errors import (
     PictureCountError,
     PictureError,
     PromptTooLongError,
+    RequestFailedError,
     ReservedTokenError,
     UnknownMediaError,
 )
@@ -94,10 +95,17 @@ class PreparedRequest:
         return groups
 
     def as_own(self, error: Exception, media_hash: str) -> Exception:
-        """An error of the same picture in another request, under the field that this one's caller knows."""
-        if not isinstance(error, PictureError):
-            return error
-        return type(error)(self._picture_of(media_hash).picture.field, error.message)
+        """What failed for all who wait, as this one's caller knows it.
+
+        Never the same object: raised by many, it would gather the frames of them all.
+        """
+        if isinstance(error, PictureError):
+            return type(error)(self._picture_of(media_hash).picture.field, error.message)
+        if isinstance(error, RequestFailedError):
+            return type(error)(error.message)
+        own = RuntimeError(f"pixels could not be made: {error!r}")
+        own.__cause__ = error
+        return own
 
     def _picture_of(self, media_hash: str) -> NamedPicture:
         return next(picture for picture in self._pictures if media_hash in picture.parts)
