@@ -95,7 +95,7 @@ def test_what_waits_for_a_killed_engine_is_answered_by_the_other(two_engines: Se
     with ThreadPoolExecutor() as threads:
         asked = [threads.submit(describe, two_engines, seed) for seed in (1, 2, 3, 4)]
         # The frontend, which is one thread, has read some of the requests before it answers this.
-        assert httpx.get(f"http://127.0.0.1:{two_engines.port}/health", timeout=START_SECONDS).status_code == 200
+        assert httpx.get(f"http://127.0.0.1:{two_engines.port}/ready", timeout=START_SECONDS).status_code == 200
         os.kill(killed, signal.SIGKILL)
         two_engines.await_log(rf"engine-\d \(pid {killed}\) was killed by SIGKILL; another is started")
         os.kill(other, signal.SIGCONT)

@@ -74,7 +74,7 @@ def test_a_request_that_waits_for_its_first_token_survives_the_engine(server: Se
         os.kill(server.pid("engine"), signal.SIGSTOP)
         asked = threads.submit(answer, client, ask(by_url(drawn.picture), drawn.questions[0].text))
         # The frontend, which is one thread, has read the request before it answers this.
-        assert httpx.get(f"http://127.0.0.1:{server.port}/health", timeout=START_SECONDS).status_code == 200
+        assert httpx.get(f"http://127.0.0.1:{server.port}/ready", timeout=START_SECONDS).status_code == 200
         server.kill("engine")
         assert asked.result(START_SECONDS) == drawn.description
 

@@ -34,7 +34,7 @@ class FakeEngine:
     fails_after: int | None = None
     failure: Exception = field(default_factory=lambda: RuntimeError("the engine broke"))
     is_endless: bool = False
-    is_connected: bool = True
+    num_engines: int = 1
     # Set once the first token may come.
     is_ready: asyncio.Event | None = None
     num_cached_tokens: dict[int, int] = field(default_factory=dict)
@@ -296,10 +296,12 @@ def test_every_token_s_logprob_is_streamed_even_while_its_text_is_held_back(clie
 
 
 def test_a_server_without_an_engine_says_so_and_when_to_come_again(client: Client, engine: FakeEngine) -> None:
-    engine.is_connected = False
+    engine.num_engines = 0
+    status = "the engine is being started again"
+    ready = client.send("GET", "/ready")
+    assert (ready.status_code, ready.headers["Retry-After"], ready.json()) == (503, "2", {"status": status})
     health = client.send("GET", "/health")
-    assert (health.status_code, health.headers["Retry-After"]) == (503, "2")
-    assert health.json() == {"status": "the engine is being started again"}
+    assert (health.status_code, health.json()) == (200, {"status": status, "engines": 0, "requests": 0})
 
 
 def test_an_answer_that_was_lost_with_its_engine_may_be_asked_for_again(client: Client, engine: FakeEngine) -> None:
@@ -310,7 +312,8 @@ def test_an_answer_that_was_lost_with_its_engine_may_be_asked_for_again(client: 
 
 
 def test_the_smaller_routes_answer(client: Client) -> None:
-    assert client.send("GET", "/health").json() == {"status": "ok"}
+    assert client.send("GET", "/health").json() == {"status": "ok", "engines": 1, "requests": 0}
+    assert client.send("GET", "/ready").json() == {"status": "ok"}
     assert client.send("GET", "/version").json() == {"version": __version__}
     [model] = client.send("GET", "/v1/models").json()["data"]
     assert (model["id"], model["object"], model["max_model_len"]) == (MODEL, "model", 2048)

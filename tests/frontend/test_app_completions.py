@@ -219,11 +219,14 @@ def test_more_waiting_requests_than_the_server_takes_are_told_at_once(client: Cl
             while len(engine.requests) < 2:
                 await asyncio.sleep(0)
             refused = await asking.post("/v1/chat/completions", json=body)
+            told = [await asking.get("/ready"), await asking.get("/health")]
             engine.is_ready.set()
             answered = await asyncio.gather(*waiting)
-            return [refused, *answered, await asking.post("/v1/chat/completions", json=body)]
+            return [refused, *told, *answered, await asking.post("/v1/chat/completions", json=body)]
 
-    refused, *answered = asyncio.run(ask_three())
+    refused, ready, health, *answered = asyncio.run(ask_three())
+    assert (ready.status_code, ready.json()) == (503, {"status": "overloaded"})
+    assert (health.status_code, health.json()["requests"]) == (200, 2)
     assert error_of(refused) == (503, None, "server_overloaded")
     assert int(refused.headers["Retry-After"]) > 0
     assert [each.status_code for each in answered] == [200] * 3

@@ -174,4 +174,4 @@ def test_https_is_spoken_with_a_certificate(engine: FakeEngine) -> None:
         context = ssl.create_default_context(cafile=str(PEM))
         context.check_hostname = False
         with httpx.Client(verify=context) as client:
-            assert client.get(f"https://127.0.0.1:{port}/health").json() == {"status": "ok"}
+            assert client.get(f"https://127.0.0.1:{port}/ready").json() == {"status": "ok"}

@@ -19,6 +19,7 @@ def test_neither_limit_is_ever_passed_and_all_is_given_back(sizes: list[int]) ->
             with contextlib.suppress(ServerOverloadedError):
                 stack.enter_context(room.admit())
                 assert not is_full
+                assert room.has_room == (room.num_requests < 3 and room.num_bytes < 10)
                 room.take_bytes(size)
                 stack.callback(room.give_back_bytes, size)
             room.check_invariants()

@@ -154,9 +154,21 @@ class Api:
         return json_response(self._cards[name])
 
     async def health(self, _http: Request) -> Response:
-        if not self._engine.is_connected:
-            return json_response({"status": "the engine is being started again"}, 503, RETRY_LATER)
-        return json_response({"status": "ok"})
+        """Whoever can say that is alive."""
+        told = {"status": self._status, "engines": self._engine.num_engines, "requests": self._room.num_requests}
+        return json_response(told)
+
+    async def ready(self, _http: Request) -> Response:
+        status = self._status
+        told = {"status": status}
+        return json_response(told) if status == "ok" else json_response(told, 503, RETRY_LATER)
+
+    @property
+    def _status(self) -> str:
+        """What a request would meet now.  (Whoever is being shut down accepts none.)"""
+        if not self._engine.num_engines:
+            return "the engine is being started again"
+        return "ok" if self._room.has_room else "overloaded"
 
     async def version(self, _http: Request) -> Response:
         return json_response({"version": __version__})
@@ -232,7 +244,7 @@ def _routes(api: Api) -> list[Route]:
         "/v1/models": api.models,
         "/v1/models/{model:path}": api.model,
         "/health": api.health,
-        "/ready": api.health,
+        "/ready": api.ready,
         "/version": api.version,
         "/openapi.json": api.openapi,
     }

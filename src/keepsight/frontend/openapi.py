@@ -163,8 +163,8 @@ def _operations() -> Sequence[tuple[str, str, Json]]:
         _reset("/reset_mm_cache", "Forgets the pixels of earlier pictures."),
         _get("/v1/models", "The models that are served.", _refer(ModelList)),
         _model(),
-        _get("/health", "Whether there is an engine.", {"type": "object"}, (503,)),
-        _get("/ready", "Whether requests are answered.", {"type": "object"}, (503,)),
+        _get("/health", "That the process is alive, and how it is.", {"type": "object"}),
+        _get("/ready", "Whether a request would be answered now.", {"type": "object"}, (503,)),
         _get("/version", "Of the server.", {"type": "object"}),
         _get("/openapi.json", "This description.", {"type": "object"}),
     )

@@ -16,6 +16,11 @@ class WaitingRoom:
         self.num_requests = 0
         self.num_bytes = 0
 
+    @property
+    def has_room(self) -> bool:
+        """For one more, if it is small."""
+        return self.num_requests < self._max_requests and self.num_bytes < self._max_bytes
+
     @contextmanager
     def admit(self) -> Iterator[None]:
         if self.num_requests >= self._max_requests:
