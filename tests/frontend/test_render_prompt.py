@@ -179,7 +179,8 @@ def test_a_wrong_message_is_refused_with_its_path(messages: Any, field: str, sai
 @pytest.mark.parametrize(
     ("message", "field"),
     [
-        ({"role": "assistant", "content": "a", "tool_calls": [{}]}, "messages[0].tool_calls"),
+        ({"role": "user", "content": "a", "tool_calls": [{}]}, "messages[0].tool_calls"),
+        ({"role": "user", "content": "a", "tool_call_id": "c"}, "messages[0].tool_call_id"),
         ({"role": "user", "content": "a", "colour": "red"}, "messages[0].colour"),
         (user({"type": "text", "text": "a", "cache_control": {}}), "messages[0].content[0].cache_control"),
         (user(PICTURE | {"image_url": {"url": "u", "detail": "low"}}), "messages[0].content[0].image_url.detail"),
@@ -244,3 +245,48 @@ def test_a_template_without_a_place_for_tools_refuses_them_by_name() -> None:
         assert caught.value.field == "tools"
     with pytest.raises(UnsupportedFieldError):
         demo_template().render([user(text_part("hi"))], tools=[TOOL])
+
+
+def calling(arguments: Any = '{"at": "the sea"}', **fields: Any) -> dict[str, Any]:
+    function = {"name": "look", "arguments": arguments}
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "function": function, **fields}]}
+
+
+ANSWER = {"role": "tool", "content": "blue", "tool_call_id": "c1"}
+
+
+def test_calls_of_tools_and_their_answers_reach_a_template_that_knows_them() -> None:
+    source = (
+        "{% if messages[0].tool_calls and messages[1].role in ['tool', 'ipython'] %}{{ messages | tojson }}{% endif %}"
+    )
+    call, answer = json.loads(render(source, [calling(type="function"), ANSWER]))
+    assert call["tool_calls"][0]["function"] == {"name": "look", "arguments": {"at": "the sea"}}
+    assert (call["content"], answer) == ("", ANSWER)
+
+
+@pytest.mark.parametrize(("message", "field"), [(calling(), "messages[0].tool_calls"), (ANSWER, "messages[0].role")])
+def test_a_template_that_knows_no_tools_refuses_their_messages_by_name(message: dict[str, Any], field: str) -> None:
+    for template in (ChatTemplate("{{ messages }}", NO_TOKENS), demo_template()):
+        with pytest.raises(UnsupportedFieldError, match="no place for") as caught:
+            template.render([message])
+        assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ({**calling(), "tool_calls": {}}, "messages[0].content"),
+        ({**calling(), "tool_calls": 1}, "messages[0].tool_calls"),
+        ({**calling(), "tool_calls": [{}]}, "messages[0].tool_calls[0]"),
+        (calling(type="retrieval"), "messages[0].tool_calls[0].type"),
+        (calling(index=0), "messages[0].tool_calls[0]"),
+        (calling({"at": 1}), "messages[0].tool_calls[0].function.arguments"),
+        (calling("[1]"), "messages[0].tool_calls[0].function.arguments"),
+        (calling("{"), "messages[0].tool_calls[0].function.arguments"),
+        ({**ANSWER, "tool_call_id": 1}, "messages[0].tool_call_id"),
+    ],
+)
+def test_a_call_that_is_none_is_refused_with_its_path(message: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        demo_template().render([message])
+    assert caught.value.field == field

@@ -91,7 +91,7 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
     def check(self) -> None:
         super().check()
         if self.tool_choice not in (None, "none", "auto"):
-            raise UnsupportedFieldError("tool_choice", "only 'none' and 'auto' are supported: no call is ever forced")
+            raise UnsupportedFieldError("tool_choice", "only 'none' and 'auto': response_format can force a form")
 
     def choose_max_tokens(self) -> int | None:
         old, new = self.max_tokens, self.max_completion_tokens

@@ -9,12 +9,15 @@ from itertools import accumulate
 from typing import Any, NoReturn
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.frontend.read_tool_calls import read_tool_calls
 
 TemplateMessage = dict[str, Any]
 Fields = Mapping[str, Any]
 
 # Clients send an assistant's earlier answer back whole; these fields of it say nothing when they are empty.
 _EMPTY_IN_ANSWERS = ("annotations", "audio", "function_call", "reasoning", "reasoning_content", "refusal", "tool_calls")
+# Beside those of every message.
+_FIELDS_OF = {"assistant": ("tool_calls",), "tool": ("tool_call_id",)}
 MAX_UUID_LENGTH = 256
 # A URL of what was uploaded before.
 HANDLE_PREFIX = "media://"
@@ -51,13 +54,19 @@ def read_messages(messages: object, field: str = "messages") -> Conversation:
 
 def _read_message(message: object, field: str, pictures: list[PicturePart]) -> TemplateMessage:
     message = _check_is_object(message, field)
-    _check_fields(message, field, {"role", "content", "name"}, _EMPTY_IN_ANSWERS)
     role = message.get("role")
     if not isinstance(role, str) or not role:
         _refuse(f"{field}.role", role, "a role such as 'user'")
-    read = {"role": role, "content": _read_content(message.get("content"), f"{field}.content", pictures)}
-    if (name := message.get("name")) is not None:
-        read["name"] = _check_is_text(name, f"{field}.name")
+    _check_fields(message, field, {"role", "content", "name", *_FIELDS_OF.get(role, ())}, _EMPTY_IN_ANSWERS)
+    read: TemplateMessage = {"role": role}
+    if calls := message.get("tool_calls"):
+        read["tool_calls"] = read_tool_calls(calls, f"{field}.tool_calls")
+    content = message.get("content")
+    # Who called may have said nothing.
+    read["content"] = "" if calls and content is None else _read_content(content, f"{field}.content", pictures)
+    for name in ("name", "tool_call_id"):
+        if (text := message.get(name)) is not None:
+            read[name] = _check_is_text(text, f"{field}.{name}")
     return read
 
 

@@ -42,7 +42,8 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = dict(special_tokens)
         self._template = None if source is None else _compile(source, path)
-        self._shows_tools = source is not None and "tools" in jinja2.meta.find_undeclared_variables(_parse(source))
+        # Of what there is about tools: the names that the template knows.
+        self._tool_words = set() if source is None else _find_tool_words(_parse(source))
 
     @classmethod
     def from_checkpoint(cls, directory: Path | str, special_tokens: Mapping[str, str]) -> "ChatTemplate":
@@ -56,9 +57,8 @@ class ChatTemplate:
         max_characters: int = MAX_RENDERED_CHARACTERS,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> RenderedPrompt:
-        if tools and not self._shows_tools:
-            raise UnsupportedFieldError("tools", "this model's chat template has no place for tools")
         conversation = read_messages(messages)
+        self._check_shows_tools(conversation.messages, tools)
         text = self._render_text(conversation.messages, tools, add_generation_prompt, max_characters)
         return RenderedPrompt(text, conversation.pictures)
 
@@ -85,6 +85,18 @@ class ChatTemplate:
             raise
         except Exception as error:  # a template can raise whatever Python can
             raise ChatTemplateError("messages", f"the chat template refused them: {_describe(error)}") from error
+
+    def _check_shows_tools(self, messages: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]]) -> None:
+        """Most templates would leave out what they do not know, and say nothing."""
+        if tools and "tools" not in self._tool_words:
+            raise UnsupportedFieldError("tools", "this model's chat template has no place for tools")
+        for index, message in enumerate(messages):
+            if "tool_calls" in message and "tool_calls" not in self._tool_words:
+                field = f"messages[{index}].tool_calls"
+                raise UnsupportedFieldError(field, "this model's chat template has no place for calls of tools")
+            if message["role"] == "tool" and "tool" not in self._tool_words:
+                field = f"messages[{index}].role"
+                raise UnsupportedFieldError(field, "this model's chat template has no place for answers of tools")
 
     def _name_roles(self, messages: list[TemplateMessage]) -> list[TemplateMessage]:
         """`developer` is what newer clients call `system`; few templates have heard of it."""
@@ -131,6 +143,14 @@ def _compile(source: str, path: Path | str) -> jinja2.Template:
 
 def _parse(source: str) -> jinja2.nodes.Template:
     return _make_environment().parse(source)
+
+
+def _find_tool_words(template: jinja2.nodes.Template) -> set[str]:
+    """`tools`, a variable; `tool`, a role: as a text; `tool_calls`, a field of messages: as a text or behind a dot."""
+    texts = {each.value for each in template.find_all(jinja2.nodes.Const) if isinstance(each.value, str)}
+    fields = {each.attr for each in template.find_all(jinja2.nodes.Getattr)}
+    variables = jinja2.meta.find_undeclared_variables(template)
+    return ({"tools"} & variables) | ({"tool"} & texts) | ({"tool_calls"} & (texts | fields))
 
 
 def _make_environment() -> jinja2.Environment:
