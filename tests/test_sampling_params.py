@@ -23,6 +23,7 @@ def test_the_defaults_are_those_of_vllm() -> None:
         "repetition_penalty": 1.0,
         "seed": None,
         "stop": (),
+        "bad_words": (),
         "stop_token_ids": (),
         "ignore_eos": False,
         "max_tokens": 16,
@@ -86,6 +87,8 @@ def test_a_temperature_too_cold_to_divide_by_is_raised_as_in_vllm() -> None:
         ("seed", [2**63, -(2**63) - 1, 1.0, True, "7"]),
         ("stop", [1, b"x", {"a": 1}, True, ["x"] * 65]),
         ("stop[1]", [["a", ""], ["a", 1], ["a", None]]),
+        ("bad_words", ["abc", 1, ["x"] * 1025]),
+        ("bad_words[1]", [["a", ""], ["a", 1]]),
         ("stop_token_ids", ["12", 12, {1: 2}]),
         ("stop_token_ids[0]", [[-1], [1.0], [True], [2**31]]),
         ("ignore_eos", [1, None, "true"]),
@@ -112,7 +115,7 @@ def test_a_bad_value_is_refused_with_field_value_and_range(name: str, values: li
 def test_an_unknown_name_is_refused_with_the_nearest_known_one() -> None:
     with pytest.raises(UnsupportedFieldError, match="did you mean 'temperature'"):
         SamplingParams(temprature=1)  # type: ignore[call-arg]
-    with pytest.raises(UnsupportedFieldError, match="bad_words: is not supported"):
-        SamplingParams(bad_words=["x"])  # type: ignore[call-arg]
+    with pytest.raises(UnsupportedFieldError, match="best_of: is not supported"):
+        SamplingParams(best_of=2)  # type: ignore[call-arg]
     with pytest.raises(UnsupportedFieldError, match="known are n, temperature"):
         SamplingParams(zzzzzzz=1)  # type: ignore[call-arg]

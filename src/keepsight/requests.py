@@ -44,6 +44,8 @@ class EngineRequest:
     # Requests share caches only with those of the same salt.
     cache_salt: str | None = None
     adapter: Adapter | None = None
+    # Runs of tokens that no answer may hold: the params' `bad_words`, as this model writes them.
+    banned_runs: tuple[tuple[int, ...], ...] = ()
     # Hashes of media whose pixels are being made already: the engine need not ask for them.
     coming_media: tuple[str, ...] = ()
 

@@ -17,13 +17,13 @@ from keepsight.structured_outputs import StructuredOutputsParams
 MAX_CHOICES = 128  # OpenAI's limit: every choice is a sequence that the engine keeps
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
+MAX_BAD_WORDS = 1024
 MIN_TEMPERATURE = 0.01  # as vLLM: colder than this, logits / temperature overflows; 0 itself means greedy
 MAX_COUNT = 2**31 - 1
 
 # Names that vLLM's users know and that nothing here implements.
 _NOT_IMPLEMENTED = frozenset(
     {
-        "bad_words",
         "best_of",
         "detokenize",
         "extra_args",
@@ -101,6 +101,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     seed: int | None = None
     stop: str | Sequence[str] = ()  # a tuple, once constructed
+    bad_words: Sequence[str] = ()  # a tuple, once constructed
     stop_token_ids: Sequence[int] = ()  # a tuple, once constructed
     ignore_eos: bool = False
     max_tokens: int | None = 16  # None: as much as the context holds
@@ -126,7 +127,9 @@ class SamplingParams:
                 self._set(name, accepted.accept(name, value))
         for name in _SWITCHES:
             _check_is_bool(name, getattr(self, name))
-        self._set("stop", _to_stop_strings(self.stop))
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        self._set("stop", _to_strings("stop", stop, MAX_STOP_STRINGS))
+        self._set("bad_words", _to_strings("bad_words", self.bad_words, MAX_BAD_WORDS))
         self._set("stop_token_ids", _to_token_ids("stop_token_ids", self.stop_token_ids))
         self._set("allowed_token_ids", _to_token_ids("allowed_token_ids", self.allowed_token_ids) or None)
         self._set("logit_bias", _to_logit_bias(self.logit_bias))
@@ -189,17 +192,13 @@ def _to_finite_float(value: numbers.Real) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _to_stop_strings(stop: object) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    if isinstance(stop, str):
-        stop = (stop,)
-    strings = _to_tuple("stop", stop, "a string or a list of strings")
-    if len(strings) > MAX_STOP_STRINGS:
-        raise InvalidArgumentError("stop", f"must hold at most {MAX_STOP_STRINGS} strings, not {len(strings)}")
+def _to_strings(name: str, values: object, max_count: int) -> tuple[str, ...]:
+    strings = () if values is None else _to_tuple(name, values, "a list of strings")
+    if len(strings) > max_count:
+        raise InvalidArgumentError(name, f"must hold at most {max_count} strings, not {len(strings)}")
     for index, string in enumerate(strings):
         if not isinstance(string, str) or not string:
-            _refuse(f"stop[{index}]", string, "a string of at least one character")
+            _refuse(f"{name}[{index}]", string, "a string of at least one character")
     return strings
 
 

@@ -109,6 +109,13 @@ def test_a_chat_begins_with_one_bos_and_so_does_a_plain_prompt(preparer: Request
 # What is refused is refused early -----------------------------------------------------------------------------
 
 
+def test_bad_words_are_banned_as_they_are_written_first_and_behind_a_space(preparer: RequestPreparer) -> None:
+    params = SamplingParams(bad_words=["red", " ", " dark blue"])
+    request = preparer.prepare_text("a", (), params).engine_request
+    spelled = ["red", " red", " ", " dark blue"]
+    assert set(request.banned_runs) == {preparer.tokenizer.encode(each) for each in spelled}
+
+
 def test_a_prompt_that_is_too_long_is_refused_before_any_content_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     preparer = RequestPreparer.from_config(Config(max_model_len=50))
     hashed: list[PictureSource] = []

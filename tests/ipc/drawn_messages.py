@@ -74,6 +74,7 @@ def requests(draw: st.DrawFn) -> EngineRequest:
         priority=draw(st.integers(-MAX_PRIORITY, MAX_PRIORITY)),
         cache_salt=draw(st.none() | texts),
         adapter=draw(st.none() | st.builds(Adapter, texts, texts, st.booleans())),
+        banned_runs=tuple(draw(st.lists(st.lists(token_ids, min_size=1, max_size=3).map(tuple), max_size=2))),
         coming_media=tuple(draw(st.lists(st.sampled_from(hashes), max_size=3))) if hashes else (),
     )
 

@@ -148,6 +148,7 @@ WRONG: dict[str, list[Frame]] = {
     "a span that ends after the prompt": edited(REQUEST, "media", 0, "span", "length", value=9),
     "a span of nothing": edited(REQUEST, "media", 0, "span", "length", value=0),
     "a picture without height": edited(REQUEST, "media", 0, "geometry", "height", value=0),
+    "a banned run of no tokens": edited(REQUEST, "banned_runs", value=[[]]),
     "media to come that it has not": edited(REQUEST, "coming_media", value=["other"]),
     "spans that overlap": encode_to_engine(replace(REQUEST, media=(ITEM, replace(ITEM, span=TokenSpan(4, 1))))),
     "spans out of order": encode_to_engine(replace(REQUEST, media=(ITEM, replace(ITEM, span=TokenSpan(0, 1))))),

@@ -15,6 +15,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from keepsight.runner.ban_runs import RunBan
 from keepsight.runner.sample_tokens import SamplingState, filter_logits, sample_tokens
 from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.step_plan import SampledToken
@@ -118,6 +119,22 @@ def test_only_allowed_tokens_are_sampled_and_those_outside_the_vocabulary_count_
     logits[0, 2] = 30.0
     allowed = state(seed=1, allowed_token_ids=[5, 9, VOCAB_SIZE + 1])
     assert {sample_tokens(logits, [allowed])[0].token_id for _ in range(30)} == {5, 9}
+
+
+def test_a_banned_run_is_never_completed_and_its_tokens_come_otherwise() -> None:
+    logits = torch.zeros(1, VOCAB_SIZE)
+    logits[0, 2], logits[0, 3], logits[0, 4] = 30.0, 20.0, 10.0
+    params = SamplingParams(temperature=0)
+    banning = SamplingState(params, (2, 2), END, 0, CPU, banned_runs=RunBan([(2, 2), (3, 2, 3), (VOCAB_SIZE + 1,)]))
+    # Of the prompt nothing counts.
+    assert [sample_tokens(logits, [banning])[0].token_id for _ in range(6)] == [2, 3, 2, 4, 2, 3]
+
+
+@given(st.sets(st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple), max_size=6), st.integers(0, 99))
+def test_whatever_runs_are_banned_none_of_them_is_ever_said(runs: set[tuple[int, ...]], seed: int) -> None:
+    banning = SamplingState(SamplingParams(seed=seed), (), END, 0, CPU, banned_runs=RunBan(runs))
+    said = tuple(sample_tokens(torch.zeros(1, 5), [banning])[0].token_id for _ in range(12))
+    assert not any(said[start : start + len(run)] == run for run in runs for start in range(12))
 
 
 def test_a_ban_that_would_leave_nothing_bans_nothing() -> None:

@@ -52,6 +52,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     min_tokens: int | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -76,7 +77,6 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     user: str | None = None
 
     add_special_tokens: Refused = None
-    bad_words: Refused = None
     best_of: Refused = None
     echo: Refused = None
     length_penalty: Refused = None
@@ -95,7 +95,6 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     # Of refused fields, besides null.
     NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "bad_words": ([],),
         "best_of": (1,),
         "echo": (False,),
         "length_penalty": (1, 1.0),
@@ -165,6 +164,7 @@ _SAMPLING_FIELDS = (
     "ignore_eos",
     "stop_token_ids",
     "allowed_token_ids",
+    "bad_words",
     "min_tokens",
     "include_stop_str_in_output",
     "skip_special_tokens",

@@ -5,7 +5,7 @@ asks for; whatever can be refused without them is refused before.
 """
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -315,7 +315,13 @@ class RequestPreparer:
             sampling_params=terms.sampling_params,
             priority=terms.priority,
             cache_salt=terms.cache_salt,
+            banned_runs=tuple(self._spell_banned(terms.sampling_params)),
         )
+
+    def _spell_banned(self, params: SamplingParams) -> Iterator[tuple[int, ...]]:
+        """A word at the beginning of a text is written by other tokens than behind a space."""
+        for word in params.bad_words:
+            yield from {self.tokenizer.encode(each) for each in (word, f" {word.lstrip()}")}
 
 
 def _as_parts(pictures: Sequence[object], uuids: Sequence[object]) -> list[PicturePart]:

@@ -138,6 +138,8 @@ def _check_request(request: EngineRequest) -> None:
     _check(request.request_id != "", "a request without an id")
     _check(len(token_ids) > 0, "a prompt without tokens")
     _check(min(token_ids) >= 0 and max(token_ids) <= MAX_COUNT, "a token id out of range")
+    for run in request.banned_runs:
+        _check(len(run) > 0 and min(run) >= 0 and max(run) <= MAX_COUNT, "a banned run of no tokens")
     _check(abs(request.priority) <= MAX_PRIORITY, "a priority out of range")
     for item in media:
         span, geometry = item.span, item.geometry

@@ -4,13 +4,14 @@ Every sequence draws from its own generator, so that its tokens do not depend on
 order of the steps is vLLM's: grammar, bans, bias, penalties, temperature, min-p, top-k, top-p, draw.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
 from keepsight.requests import TokenLogprob
+from keepsight.runner.ban_runs import RunBan
 from keepsight.runner.guide_tokens import Guide, forbid_tokens
 from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.step_plan import SampledToken
@@ -29,13 +30,17 @@ class SamplingState:
         choice: int,
         device: torch.device,
         guide: Guide | None = None,
+        banned_runs: RunBan | None = None,
     ) -> None:
         self.params, self.guide = params, guide
+        self.banned_runs = banned_runs or RunBan(())
         # Not to be sampled before `min_tokens`; whether a token ends the answer is decided elsewhere.
         self.end_ids = (frozenset() if params.ignore_eos else end_ids) | set(params.stop_token_ids)
         self.prompt_ids = frozenset(prompt)
         self.output_counts: Counter[int] = Counter()
         self.num_tokens = 0
+        # As far back as a banned run reaches.
+        self.last_said = deque[int](maxlen=self.banned_runs.num_tokens_looked_at)
         self.is_penalized = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1)
         self.generator = torch.Generator(device)
         if params.seed is None:
@@ -51,11 +56,12 @@ class SamplingState:
     def edits_logits(self) -> bool:
         params = self.params
         bans = self.num_tokens < params.min_tokens or params.allowed_token_ids is not None
-        return bool(self.guide or self.is_penalized or bans or params.logit_bias)
+        return bool(self.guide or self.is_penalized or bans or self.banned_runs or params.logit_bias)
 
     def note(self, token_id: int) -> None:
         self.output_counts[token_id] += 1
         self.num_tokens += 1
+        self.last_said.append(token_id)
         if self.guide is not None:
             self.guide.follow(token_id)
 
@@ -92,6 +98,8 @@ def _edit_row(logits: Tensor, state: SamplingState) -> None:
         _ban(~_are_in(params.allowed_token_ids, logits), logits)
     if state.num_tokens < params.min_tokens:
         _ban(_are_in(state.end_ids, logits), logits)
+    if banned := state.banned_runs.tokens_after(tuple(state.last_said)):
+        _ban(_are_in(banned, logits), logits)
     if bias := params.logit_bias:
         inside = {token_id: value for token_id, value in bias.items() if token_id < logits.shape[0]}
         biased = torch.tensor(list(inside), dtype=torch.int64, device=logits.device)

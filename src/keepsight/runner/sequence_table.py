@@ -10,6 +10,7 @@ import torch
 
 from keepsight.models.block_table import BlockTable
 from keepsight.requests import EngineRequest
+from keepsight.runner.ban_runs import RunBan
 from keepsight.runner.guide_tokens import GuideMaker
 from keepsight.runner.sample_tokens import SamplingState
 from keepsight.scheduling.step_plan import NewSequence, SequenceId, Slice
@@ -44,7 +45,15 @@ class SequenceTable:
             new.encoder_keys,
             list(request.token_ids),
             BlockTable(self._block_size, device=self._device),
-            SamplingState(params, request.token_ids, self._end_ids, new.sequence_id[1], self._device, guide),
+            SamplingState(
+                params,
+                request.token_ids,
+                self._end_ids,
+                new.sequence_id[1],
+                self._device,
+                guide,
+                RunBan(request.banned_runs),
+            ),
             max((item.span.end for item in request.media), default=0),
         )
 

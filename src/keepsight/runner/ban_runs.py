@@ -1,0 +1,26 @@
+"""Runs of tokens that must not be said (`bad_words`): which token would complete one now.
+
+Invariant: `tokens_after` looks at no more of what was said than the longest run has tokens.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+
+class RunBan:
+    def __init__(self, runs: Iterable[tuple[int, ...]]) -> None:
+        self._last_after: dict[tuple[int, ...], set[int]] = defaultdict(set)
+        for *before, last in runs:
+            self._last_after[tuple(before)].add(last)
+        self._lengths = sorted({len(before) for before in self._last_after})
+
+    def __bool__(self) -> bool:
+        return bool(self._last_after)
+
+    @property
+    def num_tokens_looked_at(self) -> int:
+        return max(self._lengths, default=0)
+
+    def tokens_after(self, said: Sequence[int]) -> set[int]:
+        ends = (tuple(said[len(said) - length :]) for length in self._lengths if length <= len(said))
+        return {token_id for end in ends for token_id in self._last_after.get(end, ())}
