@@ -37,6 +37,7 @@ from keepsight.requests import (
 )
 from keepsight.scheduling.scheduler import Scheduler
 from keepsight.testing import FakeRunner, MemoryChannel, answer_alone, pixels_like
+from tests.made_up_request import MadeUpRequest
 from tests.scheduling.drive import END_IDS, make_config, make_request
 from tests.scheduling.long_run import LONG_FACTOR
 
@@ -50,15 +51,6 @@ NUM_SEATS, MAX_RUNNING = 4, 12
 
 
 @dataclass
-class Prepared:
-    engine_request: EngineRequest
-
-    @property
-    def makeable_media(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(item.media_hash for item in self.engine_request.media))
-
-
-@dataclass
 class Pool:
     """Makes pixels at once and keeps them as its mode does; says now and then that they lie where they do not."""
 
@@ -68,7 +60,7 @@ class Pool:
 
     def make(
         self,
-        prepared: Prepared,
+        prepared: MadeUpRequest,
         media_hashes: Collection[str],
         deliver: Callable[[str, CarriedPixels], None],
         _fail: Callable[[Exception], None],
@@ -188,7 +180,7 @@ class House:
         parts += self.chance.choices(PICTURES, POPULARITY, k=self.chance.randrange(4))
         options = {"n": self.chance.choice([1, 1, 2]), "max_tokens": self.chance.randrange(1, 8)}
         asked = Asked(self.clients[place], make_request(f"{place}-{number}", *parts, 2, **options))
-        asked.client.submit(cast(PreparedRequest, Prepared(asked.request)), asked.hear)
+        asked.client.submit(cast(PreparedRequest, MadeUpRequest(asked.request)), asked.hear)
         self.running.append(asked)
         self.counts["asked"] += 1
         self.leave_lost()

@@ -6,7 +6,7 @@ The scheduler is the real one; a runner of hashes stands for the model, so that 
 import asyncio
 import random
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -17,13 +17,13 @@ from keepsight.engine.in_process_engine import InProcessEngine
 from keepsight.engine.inbox import Inbox
 from keepsight.errors import PictureError, RequestFailedError
 from keepsight.frontend.engine_client import Outputs
-from keepsight.frontend.make_pixels import MakePixels, PictureJob
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepare_request import PreparedRequest
 from keepsight.requests import EngineRequest, Pixels
 from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import StepPlan, StepResult
 from keepsight.testing import FakeRunner, answer_alone, pixels_like
+from tests.made_up_request import MadeUpRequest
 from tests.scheduling.drive import END_IDS, make_config, make_request
 
 SOON = 20  # seconds, for what takes milliseconds
@@ -31,30 +31,13 @@ ENDLESS: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
 
 
 @dataclass
-class Prepared:
+class Prepared(MadeUpRequest):
     """`bad` cannot be decoded; `studio` notes what is made, and waits until it may."""
 
-    engine_request: EngineRequest
     studio: "Studio"
 
-    @property
-    def makeable_media(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(item.media_hash for item in self.engine_request.media))
-
-    def group_by_picture(self, media_hashes: Collection[str]) -> list[tuple[str, ...]]:
-        return [(each,) for each in sorted(media_hashes)]
-
-    def pixels_of(self, media_hashes: Collection[str], _make: MakePixels = PictureJob.run) -> dict[str, Pixels]:
-        return {each: self.studio.make(each) for each in media_hashes}
-
-    def as_own(self, error: Exception, _media_hash: str) -> Exception:
-        return error
-
-    def learn(self, _made: object) -> None:
-        pass
-
-    def find_unknown(self, _media_hashes: object) -> None:
-        return None
+    def make(self, media_hash: str) -> Pixels:
+        return self.studio.make(media_hash)
 
 
 @dataclass

@@ -2,11 +2,10 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,7 +13,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from keepsight.errors import EngineLostError, PictureError, WireError
 from keepsight.frontend.engine_client import EngineClient, Outputs
-from keepsight.frontend.make_pixels import MakePixels, PictureJob
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepare_request import PreparedRequest
 from keepsight.media import Geometry, MediaItem, TokenSpan
@@ -32,39 +30,22 @@ from keepsight.requests import (
     TokenOutput,
 )
 from keepsight.sampling_params import SamplingParams
+from tests.made_up_request import MadeUpRequest
 
 SOON = 20  # seconds, for what takes milliseconds
 
 
 @dataclass
-class Prepared:
+class Prepared(MadeUpRequest):
     """A picture whose name begins with "bad" cannot be made."""
 
-    engine_request: EngineRequest
-    cache_key: str | None = None
     made: list[str] = field(default_factory=list)
 
-    @property
-    def makeable_media(self) -> tuple[str, ...]:
-        return tuple(item.media_hash for item in self.engine_request.media)
-
-    def group_by_picture(self, media_hashes: Collection[str]) -> list[tuple[str, ...]]:
-        return [(each,) for each in media_hashes]
-
-    def pixels_of(self, media_hashes: Collection[str], _make: MakePixels = PictureJob.run) -> dict[str, Pixels]:
-        self.made += media_hashes
-        if any(each.startswith("bad") for each in media_hashes):
+    def make(self, media_hash: str) -> Pixels:
+        self.made.append(media_hash)
+        if media_hash.startswith("bad"):
             raise PictureError("image", "no picture")
-        return {each: np.zeros((1, 1, 3), np.uint8) for each in media_hashes}
-
-    def as_own(self, error: Exception, _media_hash: str) -> Exception:
-        return error
-
-    def learn(self, _made: object) -> None:
-        pass
-
-    def find_unknown(self, _media_hashes: object) -> None:
-        return None
+        return super().make(media_hash)
 
 
 def prepared(request_id: str, *media: str) -> Prepared:

@@ -1,0 +1,36 @@
+"""A prepared request whose pictures are made up: all that an engine's client, and the pool behind it, ask of one."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from keepsight.frontend.make_pixels import MakePixels, PictureJob
+from keepsight.requests import EngineRequest, Pixels
+from keepsight.testing import pixels_like
+
+
+@dataclass
+class MadeUpRequest:
+    engine_request: EngineRequest
+    cache_key: str | None = field(default=None, kw_only=True)
+
+    @property
+    def makeable_media(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(item.media_hash for item in self.engine_request.media))
+
+    def group_by_picture(self, media_hashes: Collection[str]) -> list[tuple[str, ...]]:
+        return [(each,) for each in sorted(media_hashes)]
+
+    def pixels_of(self, media_hashes: Collection[str], _make: MakePixels = PictureJob.run) -> dict[str, Pixels]:
+        return {each: self.make(each) for each in media_hashes}
+
+    def make(self, media_hash: str) -> Pixels:
+        return pixels_like(media_hash)
+
+    def as_own(self, error: Exception, _media_hash: str) -> Exception:
+        return error
+
+    def learn(self, _made: object) -> None:
+        pass
+
+    def find_unknown(self, _media_hashes: object) -> None:
+        return None
