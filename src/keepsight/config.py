@@ -33,6 +33,8 @@ HASHER_VARIABLE = "KEEPSIGHT_MM_HASHER_ALGORITHM"
 CACHE_DEVICES = ("auto", "cpu", "gpu")
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 PROCESSOR_CACHE_TYPES = ("lru", "shm", "shared")
+# Of tiers; the first is the default.
+ENCODER_CACHE_POLICIES = ("auto", "lru", "cost")
 
 MODALITIES = ("image", "video", "audio")
 
@@ -101,6 +103,15 @@ class Config:
     max_mm_cache_bytes: int | None = None
     # Where the embeddings lie; auto: beside the model.
     mm_cache_device: str = "auto"
+    # Tiers, which keep embeddings that the encoder cache drops: GiB of host memory (None: as there is room), a folder
+    # as PATH, PATH:SIZE or :SIZE (True: the usual one), the address of a server that speaks Redis's protocol.
+    encoder_host_cache_gb: float | None = None
+    encoder_disk_cache: str | Path | bool | None = None
+    encoder_remote_cache: str | None = None
+    # What goes first where a tier has no more room.
+    encoder_cache_policy: str = ENCODER_CACHE_POLICIES[0]
+    # A file to which each use of a picture's embeddings is added, by a name that tells nothing.
+    record_cache_trace: str | Path | None = None
     # Embeddings whose pictures are encoded at the same time.
     max_num_encoder_input_tokens: int | None = None
     # As vLLM: a picture is computed whole.  Models whose pictures attend in both directions never do otherwise.
@@ -145,12 +156,14 @@ class Config:
         if self.mm_hasher_algorithm is not None:
             _check_choice("mm_hasher_algorithm", self.mm_hasher_algorithm, HASHER_ALGORITHMS)
         _check_choice("mm_cache_device", self.mm_cache_device, CACHE_DEVICES)
+        _check_choice("encoder_cache_policy", self.encoder_cache_policy, ENCODER_CACHE_POLICIES)
         _check_choice("block_size", self.block_size, BLOCK_SIZES)
         _check_processor_cache_type(self.mm_processor_cache_type)
         if not isinstance(self.mm_processor_kwargs, dict):
             raise InvalidArgumentError("mm_processor_kwargs", f"must be a dict, not {self.mm_processor_kwargs!r}")
         self._check_numbers()
         self._check_media_sources()
+        self._check_tiers()
         for names in ONE_OF:
             _check_is_said_once({name: getattr(self, name) for name in names})
 
@@ -167,6 +180,8 @@ class Config:
         _check_number("verify_hits", self.verify_hits, lambda part: 0 <= part <= 1, "from 0 to 1")
         if self.encoder_cache_gb is not None:
             _check_size("encoder_cache_gb", self.encoder_cache_gb)
+        if self.encoder_host_cache_gb is not None:
+            _check_size("encoder_host_cache_gb", self.encoder_host_cache_gb)
         _check_size("mm_processor_cache_gb", self.mm_processor_cache_gb)
         _check_number(
             "mm_shm_cache_max_object_size_mb",
@@ -184,6 +199,34 @@ class Config:
         if self.allowed_media_domains is not None:
             _check_each("allowed_media_domains", self.allowed_media_domains, _is_host, "a host such as a.example.org")
         _check_each("allowed_media_networks", self.allowed_media_networks, _is_network, "a network such as 10.0.0.0/8")
+
+    def _check_tiers(self) -> None:
+        if not isinstance(self.encoder_disk_cache, str | Path | bool | None):
+            raise InvalidArgumentError(
+                "encoder_disk_cache", f"must be PATH, PATH:SIZE, :SIZE or True, not {self.encoder_disk_cache!r}"
+            )
+        if not isinstance(self.encoder_remote_cache, str | None) or self.encoder_remote_cache == "":
+            raise InvalidArgumentError(
+                "encoder_remote_cache", f"must be an address such as redis://host, not {self.encoder_remote_cache!r}"
+            )
+        if not isinstance(self.record_cache_trace, str | Path | None) or self.record_cache_trace == "":
+            raise InvalidArgumentError("record_cache_trace", f"must be a file, not {self.record_cache_trace!r}")
+        if self.keeps_embeddings_for_others:
+            return
+        for name in ("encoder_host_cache_gb", "encoder_disk_cache", "encoder_remote_cache"):
+            if value := getattr(self, name):
+                raise InvalidArgumentError(
+                    name, f"is {value}, but an encoder cache of 0 keeps nothing for other requests, in no tier either"
+                )
+
+    @property
+    def keeps_embeddings_for_others(self) -> bool:
+        return 0 not in (self.encoder_cache_gb, self.encoder_cache_size, self.max_mm_cache_bytes)
+
+    @property
+    def has_far_tiers(self) -> bool:
+        """That outlive the engine, so that they may hold what it never heard of."""
+        return self.encoder_disk_cache not in (None, False) or self.encoder_remote_cache is not None
 
     @classmethod
     def from_options(cls, **options: Any) -> Self:

@@ -86,7 +86,9 @@ class EncoderCacheConfig:
     bytes_per_embedding: int
     # False: an embedding serves one request and is dropped with it.
     is_shared: bool = True
-    # Whether embeddings that are not held may be found where they outlive the device's memory.
+    # Of what is kept in host memory besides.
+    host_bytes: int = 0
+    # Whether embeddings that are not held may be found in host memory, or farther away.
     has_tiers: bool = False
 
     def __post_init__(self) -> None:

@@ -147,6 +147,30 @@ class MediaDropped:
 
 
 @dataclass(frozen=True, slots=True)
+class TierStatus:
+    """Of a place where embeddings outlive the device's memory."""
+
+    name: str
+    # Why it is set aside; None: it is used.
+    reason: str | None
+    num_bytes: int
+    # None where the budget is the server's own.
+    max_bytes: int | None
+    num_entries: int
+    # Embeddings that it gave, each in place of a decoding, a resizing, a transfer and an encoding.
+    num_hits: int
+    num_evictions: int
+    num_damaged: int
+
+
+@dataclass(frozen=True, slots=True)
+class TiersChanged:
+    """For every frontend: how the engine's tiers are."""
+
+    tiers: tuple[TierStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RequestFailed:
     """The last that is heard of a request that will get no (more) tokens."""
 
@@ -156,4 +180,4 @@ class RequestFailed:
     is_refusal: bool = False
 
 
-FromEngine = TokenOutput | MediaNeeded | MediaHeld | MediaDropped | RequestFailed
+FromEngine = TokenOutput | MediaNeeded | MediaHeld | MediaDropped | TiersChanged | RequestFailed

@@ -99,7 +99,7 @@ class FakeRunner:
         num_blocks: int,
         block_size: int,
         is_done: Callable[[], bool] | None = None,
-        keep: Callable[[Encoding, StoredArray], object] = lambda *_: None,
+        keep: Callable[[Encoding, float, Callable[[], StoredArray]], object] = lambda *_: None,
     ) -> None:
         self._block_size = block_size
         self._slots: list[int | None] = [None] * (num_blocks * block_size)
@@ -206,7 +206,7 @@ class FakeRunner:
             return False
         self.encoded.append(encoding.media_hash)
         self.embeddings[encoding.encoder_key] = _embeddings(pixels)
-        self._keep(encoding, array_like(pixels))
+        self._keep(encoding, 0.01, lambda: array_like(pixels))
         return True
 
     def _carry_out_slices(

@@ -44,6 +44,11 @@ SAID: dict[str, tuple[tuple[str, ...], Any]] = {
     "encoder_cache_size": (("--encoder-cache-size", "4096"), 4096),
     "max_mm_cache_bytes": (("--max-mm-cache-bytes", "1000"), 1000),
     "mm_cache_device": (("--mm-cache-device", "cpu"), "cpu"),
+    "encoder_host_cache_gb": (("--encoder-host-cache-gb", "0.5"), 0.5),
+    "encoder_disk_cache": (("--encoder-disk-cache", "/x:64G"), "/x:64G"),
+    "encoder_remote_cache": (("--encoder-remote-cache", "redis://x"), "redis://x"),
+    "encoder_cache_policy": (("--encoder-cache-policy", "cost"), "cost"),
+    "record_cache_trace": (("--record-cache-trace", "trace"), "trace"),
     "max_num_encoder_input_tokens": (("--max-num-encoder-input-tokens", "512"), 512),
     "disable_chunked_mm_input": (("--disable-chunked-mm-input",), True),
     "encoder_share": (("--encoder-share", "0.25"), 0.25),
@@ -74,6 +79,11 @@ def test_every_option_has_its_flag(name: str) -> None:
 
 def test_prefix_caching_may_be_asked_for_by_name() -> None:
     assert parse("--enable-prefix-caching").enable_prefix_caching
+
+
+def test_a_disk_cache_may_be_asked_for_without_a_place() -> None:
+    assert parse("--encoder-disk-cache").encoder_disk_cache == ""
+    assert parse("--encoder-disk-cache").has_far_tiers
 
 
 def test_limits_of_pictures_may_be_said_without_json() -> None:

@@ -27,6 +27,7 @@ from keepsight.requests import (
 from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import Slice, StepPlan, StepResult
 from keepsight.testing import pixels_like
+from keepsight.tiers.tier import StoredArray
 from tests.scheduling.drive import make_request
 
 T = TypeVar("T")
@@ -104,6 +105,9 @@ class Parts:
 
     def hold_pixels(self, media_hash: str, pixels: Pixels) -> None:
         self.story.append(("hold", media_hash))
+
+    def hold_embeddings(self, encoder_key: str, array: StoredArray) -> None:
+        self.story.append(("hold embeddings", encoder_key))
 
     def run(self, plan: StepPlan) -> StepResult:
         self.story.append("run")

@@ -100,8 +100,8 @@ class Drive:
         kv_cache = self.config.kv_cache
         self.runner = FakeRunner(kv_cache.num_blocks, kv_cache.block_size, self.is_done, self.keep)
 
-    def keep(self, encoding: Encoding, array: StoredArray) -> None:
-        self.tier[encoding.encoder_key] = array
+    def keep(self, encoding: Encoding, _seconds: float, make_array: Callable[[], StoredArray]) -> None:
+        self.tier[encoding.encoder_key] = make_array()
 
     def end_load(self, key: str, *, is_late: bool = False) -> bool:
         array = None if is_late else self.tier.get(key)

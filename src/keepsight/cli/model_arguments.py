@@ -11,6 +11,7 @@ from keepsight.config import (
     CACHE_DEVICES,
     DEVICES,
     DTYPES,
+    ENCODER_CACHE_POLICIES,
     HASHER_ALGORITHMS,
     IMAGE_BACKENDS,
     PERFORMANCE_MODES,
@@ -27,6 +28,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     _add_batch(parser.add_argument_group("what one step computes"))
     _add_kv_cache(parser.add_argument_group("keys and values, and the prefix cache"))
     _add_pictures(parser.add_argument_group("pictures, the encoder cache and the processor cache"))
+    _add_tiers(parser.add_argument_group("tiers: what keeps embeddings that the encoder cache drops"))
     _add_media_sources(parser.add_argument_group("where pictures may come from, and how much of them"))
 
 
@@ -159,6 +161,43 @@ def _add_pictures(group: Any) -> None:
         "media_workers",
         "processes that decode and resize pictures, in LLM threads (default: one for each core)",
         type=int,
+    )
+
+
+def _add_tiers(group: Any) -> None:
+    _add(
+        group,
+        "encoder_host_cache_gb",
+        "GiB of host memory, 0 for none (default: 1, at most 5 % of what is available)",
+        type=float,
+    )
+    _add(
+        group,
+        "encoder_disk_cache",
+        "folder, and bytes of it (default: none; the flag alone: 16G of ~/.cache/keepsight/embeddings)",
+        nargs="?",
+        const="",
+        metavar="PATH[:SIZE]",
+    )
+    _add(
+        group,
+        "encoder_remote_cache",
+        "server that speaks Redis's protocol, as redis://[user:password@]host:port/database or unix:///path "
+        "(default: none)",
+        metavar="URL",
+    )
+    _add(
+        group,
+        "encoder_cache_policy",
+        "what goes first where host memory or disk is full: the least recently used, what is cheapest to encode again, "
+        "or by simulation LRU or S3-FIFO (default: auto); the device's memory is always lru",
+        choices=ENCODER_CACHE_POLICIES,
+    )
+    _add(
+        group,
+        "record_cache_trace",
+        "file to add each use of a picture's embeddings to, for `keepsight cache simulate` (default: none)",
+        metavar="FILE",
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from keepsight.engine.embedding_tiers import EmbeddingTiers
 from keepsight.engine.inbox import Inbox
 from keepsight.engine.pixel_source import InlineSource, PixelSource
 from keepsight.engine.unanswered import Unanswered
@@ -25,6 +26,7 @@ from keepsight.requests import (
 )
 from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import StepPlan, StepResult
+from keepsight.tiers.tier import StoredArray
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +35,8 @@ class Runner(Protocol):
     """Wakes the inbox whenever something that it computes beside the steps has finished."""
 
     def hold_pixels(self, media_hash: str, pixels: Pixels) -> None: ...
+
+    def hold_embeddings(self, encoder_key: str, array: StoredArray) -> None: ...
 
     def run(self, plan: StepPlan) -> StepResult: ...
 
@@ -47,9 +51,10 @@ class EngineLoop:
         inbox: Inbox,
         send: Callable[[Sequence[FromEngine]], None],
         source: PixelSource | None = None,
+        tiers: EmbeddingTiers | None = None,
     ) -> None:
         self._scheduler, self._runner, self._inbox, self._send_on = scheduler, runner, inbox, send
-        self._source = source or InlineSource()
+        self._source, self._tiers = source or InlineSource(), tiers
         self._unanswered = Unanswered()
         self._is_idle = True
         # Somebody listens who was not told yet what is held.
@@ -75,12 +80,14 @@ class EngineLoop:
 
     def step(self) -> None:
         self._receive()
+        self._load_embeddings()
         plan = self._schedule()
         result = self._runner.run(plan)
         outputs = self._scheduler.update(plan, result)
         self._send([*outputs, *self._take_hints()])
         # With nothing begun and nothing heard, the next plan would be as empty.
-        self._is_idle = plan.is_empty and result.is_empty
+        has_answers = self._tiers is not None and self._tiers.has_answers
+        self._is_idle = plan.is_empty and result.is_empty and not has_answers
 
     def _receive(self) -> None:
         for message in self._inbox.take(waits=self._is_idle):
@@ -90,16 +97,26 @@ class EngineLoop:
     def _act_on(self, message: ToEngine) -> None:
         match message:
             case EngineRequest():
-                if refusal := self._scheduler.add(message):
-                    self._send([refusal])
+                self._add(message)
             case AbortRequest(request_id, choice):
                 self._scheduler.abort(request_id, choice)
             case MediaArrived():
                 self._take_pixels(message)
             case ResetCaches(prefix, encoder, processor):
-                self._scheduler.reset(prefix=prefix, encoder=encoder)
-                if processor:
-                    self._source.clear()
+                self._reset(prefix=prefix, encoder=encoder, processor=processor)
+
+    def _add(self, request: EngineRequest) -> None:
+        if refusal := self._scheduler.add(request):
+            self._send([refusal])
+        elif self._tiers is not None:
+            self._tiers.note_uses(request)
+
+    def _reset(self, *, prefix: bool, encoder: bool, processor: bool) -> None:
+        self._scheduler.reset(prefix=prefix, encoder=encoder)
+        if encoder and self._tiers is not None:
+            self._tiers.clear()
+        if processor:
+            self._source.clear()
 
     def _take_pixels(self, message: MediaArrived) -> None:
         # Also what nobody wants any more: where it lies can be reused, and it may be kept for others.
@@ -110,9 +127,23 @@ class EngineLoop:
         elif self._scheduler.media_arrived(message.media_hash):
             self._runner.hold_pixels(message.media_hash, pixels)
 
+    def _load_embeddings(self) -> None:
+        """Asks tiers for what is wanted.  What lies in host memory, or nowhere, is known before the step is planned."""
+        if self._tiers is None:
+            return
+        for load in self._scheduler.take_loads():
+            self._tiers.load(load)
+        for key, array in self._tiers.take_loaded():
+            if self._scheduler.embeddings_loaded(key, is_found=array is not None) and array is not None:
+                self._runner.hold_embeddings(key, array)
+
     def _schedule(self) -> StepPlan:
         """What is missing is asked for before the step is computed: it is made meanwhile."""
         plan = self._scheduler.schedule()
+        if self._tiers is not None:
+            # Evicted since they were asked for, or never before; answered before the next step is planned.
+            for load in self._scheduler.take_loads():
+                self._tiers.load(load)
         missing = [self._find_pixels(needed) for needed in self._scheduler.take_media_needed()]
         self._send([needed for needed in missing if needed.media_hashes])
         return plan
@@ -127,6 +158,8 @@ class EngineLoop:
 
     def _take_hints(self) -> Sequence[FromEngine]:
         self._scheduler.note_kept_pixels(*self._source.take_changes())
+        if self._tiers is not None:
+            self._scheduler.note_kept_embeddings(*self._tiers.take_changes())
         hints = self._scheduler.take_hints()
         if self._has_new_listener:
             self._has_new_listener = False
@@ -148,3 +181,5 @@ class EngineLoop:
         self._send([RequestFailed(request_id, reason) for request_id in self._unanswered])
         self._runner.close()
         self._source.close()
+        if self._tiers is not None:
+            self._tiers.close()

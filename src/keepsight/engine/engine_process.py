@@ -30,9 +30,9 @@ class EngineProcess:
         config = Config.from_options(**start.options)
         mode = start.pixel_mode if engine.takes_pictures else "none"
         self._inbox, self._router = engine.inbox, OutputRouter(engine.inbox)
-        welcome = Welcome(start.engine_id, engine.max_model_len, mode)
+        welcome = Welcome(start.engine_id, engine.max_model_len, mode, takes_unasked=not config.has_far_tiers)
         source = open_pixel_source(mode, config, RunDirectory(Path(start.run_directory)))
-        self._loop = EngineLoop(engine.scheduler, engine.runner, engine.inbox, self._send, source)
+        self._loop = EngineLoop(engine.scheduler, engine.runner, engine.inbox, self._send, source, engine.tiers)
         self._listener = EngineListener(
             start.endpoint, welcome, self._take, self._router.lose, on_welcomed=self._loop.tell_all_held
         )

@@ -2,6 +2,7 @@
 
 import threading
 
+from keepsight.engine.embedding_tiers import EmbeddingTiers
 from keepsight.engine.engine_loop import EngineLoop, Runner
 from keepsight.engine.inbox import Inbox
 from keepsight.engine.pixel_source import PixelSource
@@ -20,13 +21,16 @@ class InProcessEngine(EngineClient):
         media_pool: MediaPool,
         source: PixelSource | None = None,
         run_directory: RunDirectory | None = None,
+        tiers: EmbeddingTiers | None = None,
+        *,
+        takes_unasked: bool = True,
     ) -> None:
         """`inbox` is the one that the runner wakes; what the two sides of the pixel cache share ends with this."""
         super().__init__(media_pool)
         self._inbox, self._run_directory = inbox, run_directory
-        self._loop = EngineLoop(scheduler, runner, inbox, self.receive, source)
+        self._loop = EngineLoop(scheduler, runner, inbox, self.receive, source, tiers)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self.connect(inbox.try_put)
+        self.connect(inbox.try_put, takes_unasked=takes_unasked)
         self._thread.start()
 
     def close(self) -> None:

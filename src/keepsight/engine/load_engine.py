@@ -6,11 +6,14 @@ import torch
 
 from keepsight.config import Config
 from keepsight.end_ids import read_end_ids
+from keepsight.engine.embedding_tiers import Embeddings, EmbeddingTiers
 from keepsight.engine.engine_loop import Runner
 from keepsight.engine.inbox import Inbox
 from keepsight.engine.machine_part import WHOLE_MACHINE, MachinePart
 from keepsight.engine.measure_machine import measure_machine
+from keepsight.engine.open_embedding_tiers import TierPlan, describe_processor, plan_tiers
 from keepsight.engine.resolve_config import ModelSize, resolve_config
+from keepsight.engine_config import EngineConfig
 from keepsight.errors import CheckpointError
 from keepsight.frontend.model_limits import ModelLimits, load_image_config
 from keepsight.frontend.tokenizer import Tokenizer
@@ -18,6 +21,7 @@ from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.json_fields import read_json_object
 from keepsight.models.model import Model
 from keepsight.runner.load_runner import load_model_for, load_runner
+from keepsight.runner.stored_embeddings import name_of
 from keepsight.scheduling.scheduler import Scheduler
 
 
@@ -30,6 +34,7 @@ class LoadedEngine:
     # What there is room for.
     max_model_len: int
     takes_pictures: bool
+    tiers: EmbeddingTiers | None = None
 
 
 def load_engine(
@@ -40,10 +45,12 @@ def load_engine(
     part: MachinePart = WHOLE_MACHINE,
 ) -> LoadedEngine:
     """`max_model_len` is the most that may be chosen."""
+    tier_plan = plan_tiers(config)
     model = load_model_for(config)
     machine = part.of_memory(measure_machine(model.place.device))
     engine_config = resolve_config(config, measure_model(model, max_model_len), machine)
     inbox = Inbox()
+    tiers = _open_tiers(tier_plan, model, image_config, engine_config, inbox)
     runner = load_runner(
         model,
         image_config,
@@ -53,10 +60,22 @@ def load_engine(
         encoder_share=config.encoder_share,
         embeddings_device="cpu" if config.mm_cache_device == "cpu" else None,
         tokenizer_path=config.directory / "tokenizer.json",
+        keeping=None if tiers is None else tiers.keeping,
     )
     scheduler = Scheduler(engine_config, end_ids)
     takes_pictures = image_config is not None and model.shape.tokens_per_image > 0
-    return LoadedEngine(scheduler, runner, inbox, engine_config.scheduler.max_model_len, takes_pictures)
+    return LoadedEngine(scheduler, runner, inbox, engine_config.scheduler.max_model_len, takes_pictures, tiers)
+
+
+def _open_tiers(
+    plan: TierPlan, model: Model, image_config: ImageProcessorConfig | None, config: EngineConfig, inbox: Inbox
+) -> EmbeddingTiers | None:
+    if image_config is None or not model.shape.tokens_per_image:
+        return None
+    dtype, cache = name_of(model.place.dtype), config.encoder_cache
+    embeddings = Embeddings(dtype, cache.bytes_per_embedding // model.place.dtype.itemsize, cache.bytes_per_embedding)
+    place = f"{dtype} on {model.place.device.type}"
+    return plan.open(cache.host_bytes, embeddings, describe_processor(image_config), place, inbox.wake)
 
 
 def load_engine_alone(config: Config, part: MachinePart = WHOLE_MACHINE) -> LoadedEngine:

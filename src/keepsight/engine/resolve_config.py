@@ -26,6 +26,7 @@ DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
 DEFAULT_PROMPT_TOKENS_BESIDE_STREAMS = {"cpu": 32, "cuda": None}
 MAX_KV_BYTES_ON_CPU = 4 * GIB
 DEFAULT_CACHED_PICTURES = 512
+DEFAULT_HOST_CACHE_BYTES = 1 * GIB
 # On a GPU, for what the model computes with besides its weights.
 CUDA_RESERVE_BYTES = 2 * GIB
 
@@ -131,7 +132,27 @@ def _choose_encoder_cache(config: Config, size: ModelSize, machine: Machine, enc
         )
     else:
         max_bytes = asked
-    return EncoderCacheConfig(max_bytes=max_bytes, bytes_per_embedding=size.bytes_per_embedding, is_shared=asked != 0)
+    is_shared = config.keeps_embeddings_for_others
+    host_bytes = _choose_host_bytes(config, machine) if is_shared and size.tokens_per_item else 0
+    return EncoderCacheConfig(
+        max_bytes=max_bytes,
+        bytes_per_embedding=size.bytes_per_embedding,
+        is_shared=is_shared,
+        host_bytes=host_bytes,
+        has_tiers=bool(host_bytes or (config.has_far_tiers and size.tokens_per_item)),
+    )
+
+
+def _choose_host_bytes(config: Config, machine: Machine) -> int:
+    if config.encoder_host_cache_gb is not None:
+        return int(config.encoder_host_cache_gb * GIB)
+    available = machine.available_host_bytes
+    candidates = {
+        DEFAULT_HOST_CACHE_BYTES: "the default",
+        available // 20: f"5 % of the {available / GIB:.1f} GiB that are left",
+    }
+    chosen = min(candidates)
+    return _derive("encoder_host_cache_bytes", chosen, candidates[chosen])
 
 
 def _asked_encoder_bytes(config: Config, size: ModelSize) -> int | None:

@@ -17,6 +17,7 @@ from keepsight.requests import (
     FromEngine,
     MediaDropped,
     MediaHeld,
+    TiersChanged,
     ToEngine,
 )
 
@@ -56,7 +57,7 @@ class OutputRouter:
         hints: list[FromEngine] = []
         with self._lock:
             for output in outputs:
-                if isinstance(output, MediaHeld | MediaDropped):
+                if isinstance(output, MediaHeld | MediaDropped | TiersChanged):
                     hints.append(output)
                 elif (frontend_id := self._routes.get(output.request_id)) is not None:
                     by_frontend[frontend_id].append(output)

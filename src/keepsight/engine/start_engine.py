@@ -23,4 +23,13 @@ def start_engine(config: Config, preparer: RequestPreparer) -> InProcessEngine:
     cache = open_pixel_cache(mode, config, run_directory)
     media_pool = MediaPool(config.media_workers or count_cores(), cache, verify_hits=config.verify_hits)
     source = open_pixel_source(mode, config, run_directory)
-    return InProcessEngine(engine.scheduler, engine.runner, engine.inbox, media_pool, source, run_directory)
+    return InProcessEngine(
+        engine.scheduler,
+        engine.runner,
+        engine.inbox,
+        media_pool,
+        source,
+        run_directory,
+        engine.tiers,
+        takes_unasked=not config.has_far_tiers,
+    )

@@ -27,9 +27,10 @@ MAX_PREFIXES = 1 << 16
 class EngineView:
     """What a frontend knows and believes of one engine.  Of what other frontends ask of it, only hints tell."""
 
-    def __init__(self, rank: int = 0) -> None:
+    def __init__(self, rank: int = 0, *, takes_unasked: bool = True) -> None:
+        """`takes_unasked`: whether it wants pixels that it did not ask for."""
         self.rank = rank
-        self.hints = MediaHints()
+        self.hints = MediaHints() if takes_unasked else MediaHints(max_promises=0)
         self.num_tokens_in_flight = 0
         self._requests: dict[str, EngineRequest] = {}
         # Of requests in flight: their media are held, or about to be.

@@ -27,6 +27,8 @@ from keepsight.requests import (
     MediaNeeded,
     RequestFailed,
     ResetCaches,
+    TiersChanged,
+    TierStatus,
     ToEngine,
     TokenOutput,
 )
@@ -41,9 +43,10 @@ Send = Callable[[ToEngine], bool]
 
 
 class _Engine(EngineView):
-    def __init__(self, send: Send, rank: int) -> None:
-        super().__init__(rank)
+    def __init__(self, send: Send, rank: int, *, takes_unasked: bool) -> None:
+        super().__init__(rank, takes_unasked=takes_unasked)
         self.send = send
+        self.tiers: tuple[TierStatus, ...] = ()
 
 
 class _Caller:
@@ -77,14 +80,18 @@ class EngineClient:
     def num_engines(self) -> int:
         return len(self._engines)
 
-    def connect(self, send: Send, rank: int = 0) -> None:
+    def list_tiers(self) -> dict[int, tuple[TierStatus, ...]]:
+        """Of each engine that has any, by rank, as it was told last."""
+        return {rank: engine.tiers for rank, engine in sorted(self._engines.items()) if engine.tiers}
+
+    def connect(self, send: Send, rank: int = 0, *, takes_unasked: bool = True) -> None:
         """An engine is ready: it is given what waits.  `send` is called from many threads and must not wait.
 
         False from it means that the engine's end is told at once by `disconnect`, or was.
         """
         with self._lock:
             assert rank not in self._engines, rank
-            self._engines[rank] = _Engine(send, rank)
+            self._engines[rank] = _Engine(send, rank, takes_unasked=takes_unasked)
             waiting = [caller for caller in self._callers.values() if caller.engine is None]
             making = [(caller, self._send_request(caller)) for caller in waiting]
         for caller, coming in making:
@@ -127,7 +134,7 @@ class EngineClient:
                 case MediaNeeded(request_id, media_hashes, inline):
                     if caller := self._callers.get(request_id):
                         self._make_media(caller, media_hashes, inline=inline)
-                case MediaHeld() | MediaDropped():
+                case MediaHeld() | MediaDropped() | TiersChanged():
                     self._take_hint(output, rank)
         callers = ((self._callers.get(request_id), its) for request_id, its in heard.items())
         self._deliver([(caller, its) for caller, its in callers if caller is not None])
@@ -236,13 +243,16 @@ class EngineClient:
         engine.send(dataclasses.replace(request, coming_media=coming))
         return coming
 
-    def _take_hint(self, hint: MediaHeld | MediaDropped, rank: int) -> None:
+    def _take_hint(self, hint: MediaHeld | MediaDropped | TiersChanged, rank: int) -> None:
         if (engine := self._engines.get(rank)) is None:
             return
-        if isinstance(hint, MediaHeld):
-            engine.hints.note_held(hint.media_hashes)
-        else:
-            engine.hints.note_dropped(hint.media_hashes)
+        match hint:
+            case MediaHeld(media_hashes):
+                engine.hints.note_held(media_hashes)
+            case MediaDropped(media_hashes):
+                engine.hints.note_dropped(media_hashes)
+            case TiersChanged(tiers):
+                engine.tiers = tiers
 
     def _deliver(self, deliveries: Sequence[tuple[_Caller, Outputs]]) -> None:
         """All that is for one event loop crosses over to it in one go: waking it costs more than a token."""

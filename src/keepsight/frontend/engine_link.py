@@ -99,7 +99,7 @@ class EngineLink:
             if self._channel is channel:  # it may be lost again already
                 self._has_failed, self._is_welcomed = False, True
                 self._on_welcome(welcome)
-                self._client.connect(channel.send, self._rank)
+                self._client.connect(channel.send, self._rank, takes_unasked=welcome.takes_unasked)
 
     def _lose(self, channel: FrontendChannel, reason: str) -> None:
         with self._changed:

@@ -28,6 +28,7 @@ from keepsight.requests import (
     RingPlace,
     Shape,
     StoredPixels,
+    TiersChanged,
     ToEngine,
     TokenOutput,
 )
@@ -189,7 +190,14 @@ _READERS: dict[bytes, Callable[[bytes, list[Frame]], ToEngine]] = {
 }
 
 # From the engine: runs of outputs of one type, each with the type's place in this list.
-_OUTPUT_TYPES: tuple[type[FromEngine], ...] = (TokenOutput, MediaNeeded, MediaHeld, MediaDropped, RequestFailed)
+_OUTPUT_TYPES: tuple[type[FromEngine], ...] = (
+    TokenOutput,
+    MediaNeeded,
+    MediaHeld,
+    MediaDropped,
+    RequestFailed,
+    TiersChanged,
+)
 _RUNS = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]])
 _RUN_READERS = [msgspec.msgpack.Decoder(list[type_]) for type_ in _OUTPUT_TYPES]  # type: ignore[valid-type]
 

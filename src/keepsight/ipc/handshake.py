@@ -17,7 +17,7 @@ from keepsight.errors import HandshakeError, WireError
 from keepsight.ipc.codec import Frame
 
 # Goes up with every change of what codec.py writes, the message types within it included.
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 HELLO, WELCOME, REFUSED = b"H", b"W", b"X"
 MAX_GREETING_BYTES = 2**16
 
@@ -37,6 +37,9 @@ class Welcome:
     max_model_len: int
     # Where the engine looks for pixels: the name of a mode of the processor cache.
     pixel_mode: str
+    # Whether it wants the pixels of media that it is not known to hold before it asks: not where it may find them in a
+    # tier that is older than itself.
+    takes_unasked: bool = True
     package_version: str = keepsight.__version__
     protocol_version: int = PROTOCOL_VERSION
 

@@ -1,6 +1,7 @@
 """The embeddings of media, by their encoder keys: memory only.  What is kept and for how long is decided elsewhere.
 
-Every entry owns its memory: dropping it frees exactly its bytes, whatever it was computed together with.
+Every entry has its own memory, shared at most with tiers: dropping it frees exactly its bytes, whatever it was computed
+together with.
 """
 
 from collections.abc import Callable
@@ -24,6 +25,10 @@ class EncoderOutputStore:
         held = torch.empty_like(embeddings, device=self.device, memory_format=torch.contiguous_format)
         self._entries[key] = held.copy_(embeddings)
         return held
+
+    def adopt(self, key: str, embeddings: Tensor) -> None:
+        """Nobody may change them any more; copied only from another device."""
+        self._entries[key] = embeddings.to(self.device)
 
     def get(self, key: str) -> Tensor:
         assert key in self._entries, f"no embeddings are held under {key}"

@@ -17,7 +17,7 @@ from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.models.layers import Placement
 from keepsight.models.model import Model
 from keepsight.models.registry import load_model
-from keepsight.runner.model_runner import ModelRunner
+from keepsight.runner.model_runner import Keep, ModelRunner
 from keepsight.runner.normalize_pixels import PixelNormalizer
 
 logger = logging.getLogger(__name__)
@@ -43,8 +43,9 @@ def load_runner(
     encoder_share: float = 0.5,
     embeddings_device: str | None = None,
     tokenizer_path: Path | None = None,
+    keeping: Callable[[], Keep] | None = None,
 ) -> ModelRunner:
-    """`embeddings_device`: where embeddings are kept, None with the model."""
+    """`embeddings_device`: where embeddings are kept, None with the model; `keeping`: what else keeps them."""
     normalizer = None
     if image_config is not None and model.shape.tokens_per_image:
         normalizer = PixelNormalizer(image_config, model.place.device, model.place.dtype)
@@ -59,6 +60,7 @@ def load_runner(
         end_ids=end_ids,
         embeddings_device=None if embeddings_device is None else torch.device(embeddings_device),
         tokenizer_path=tokenizer_path,
+        keeping=keeping,
     )
 
 

@@ -7,7 +7,9 @@ together, never the runner.
 
 import itertools
 import logging
-from collections.abc import Callable, Generator, Sequence
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,10 +29,14 @@ from keepsight.runner.sample_tokens import sample_tokens
 from keepsight.runner.sequence_table import SequenceTable
 from keepsight.runner.share_device import share_device
 from keepsight.runner.step_inputs import StepInputs, make_step_inputs
+from keepsight.runner.stored_embeddings import from_stored, to_stored
 from keepsight.scheduling.step_plan import Computed, Encoding, SampledToken, Slice, StepPlan, StepResult
+from keepsight.tiers.tier import StoredArray
 
 logger = logging.getLogger(__name__)
 Job = Generator[None, None, StepResult]
+# What becomes of embeddings besides: told what was encoded, what one took, and how to get them.
+Keep = Callable[[Encoding, float, Callable[[], StoredArray]], object]
 
 
 class ModelRunner:
@@ -49,6 +55,8 @@ class ModelRunner:
         embeddings_device: torch.device | None = None,
         # What grammars need to know of the vocabulary.
         tokenizer_path: Path | None = None,
+        # Asked when an encoding is begun, on the thread of `run`.
+        keeping: Callable[[], Keep] | None = None,
     ) -> None:
         device = model.place.device
         self.model, self.normalizer = model, normalizer
@@ -57,6 +65,8 @@ class ModelRunner:
         self._guides = GuideMaker(tokenizer_path, end_ids)
         self.sequences = SequenceTable(block_size, end_ids, device, self._guides)
         self._pixels: dict[str, Pixels] = {}
+        self._loaded: dict[str, StoredArray] = {}
+        self._keeping = keeping
         self._share = share_device(device, encoder_share)
         # An attention remembers the plan of the batch that it works on, so each thread has its own.
         self._attention, self._attention_beside = PagedAttention(), PagedAttention()
@@ -65,14 +75,20 @@ class ModelRunner:
     def hold_pixels(self, media_hash: str, pixels: Pixels) -> None:
         self._pixels[media_hash] = pixels
 
+    def hold_embeddings(self, encoder_key: str, array: StoredArray) -> None:
+        """Beside those that are used, until they are to be placed among them."""
+        self._loaded[encoder_key] = array
+
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         self._forget(plan)
         for new in plan.new:
             self.sequences.remember(new)
+        placed = self._place(plan.place)
         for encodings in group_encodings(plan.encode, self._pixels, self.model):
-            self._beside.begin(self._encode(encodings, [self._pixels.get(each.media_hash) for each in encodings]))
-        results = [self._begin_beside(plan.beside), self._compute_now(plan.now)]
+            pixels = [self._pixels.get(each.media_hash) for each in encodings]
+            self._beside.begin(self._encode(encodings, pixels, self._keeping() if self._keeping else None))
+        results = [placed, self._begin_beside(plan.beside), self._compute_now(plan.now)]
         return _merge((*results, *self._beside.take_finished()))
 
     def close(self) -> None:
@@ -85,8 +101,22 @@ class ModelRunner:
             self.embeddings.drop(key)
         for media_hash in plan.unneeded_pixels:
             self._pixels.pop(media_hash, None)
+        for key in plan.unneeded_embeddings:
+            self._loaded.pop(key, None)
 
-    def _encode(self, encodings: Sequence[Encoding], pixels: Sequence[Pixels | None]) -> Job:
+    def _place(self, keys: Sequence[str]) -> StepResult:
+        placed, failed = [], {}
+        for key in keys:
+            try:
+                self.embeddings.adopt(key, from_stored(self._loaded.pop(key)))
+                placed.append(key)
+            except Exception as error:
+                logger.exception("embeddings could not be placed")
+                failed[key] = _describe(error)
+        return StepResult(encoded=placed, failed_encodings=failed)
+
+    def _encode(self, encodings: Sequence[Encoding], pixels: Sequence[Pixels | None], keep: Keep | None) -> Job:
+        began = time.perf_counter()
         try:
             held = [each for each in pixels if each is not None]
             assert len(held) == len(pixels), f"no pixels of {encodings[0].media_hash}"
@@ -96,6 +126,12 @@ class ModelRunner:
         except Exception as error:
             logger.exception("encoding failed")
             return StepResult(failed_encodings={each.encoder_key: _describe(error) for each in encodings})
+        if keep is not None:
+            # After this has been reported, and before the next is encoded.
+            seconds = (time.perf_counter() - began) / len(encodings)
+            done = [each for each in encodings if each.encoder_key in result.encoded]
+            kept = {each: self.embeddings.get(each.encoder_key) for each in done}
+            self._beside.begin(_keep_all(kept, seconds, keep), is_urgent=True)
         return result
 
     def _begin_beside(self, slices: Sequence[Slice]) -> StepResult:
@@ -156,6 +192,16 @@ class ModelRunner:
         for sequence, token in zip(sequences, tokens, strict=True):
             sequence.token_ids.append(token.token_id)
         return tokens
+
+
+def _keep_all(held: Mapping[Encoding, Tensor], seconds: float, keep: Keep) -> Job:
+    yield from ()
+    for encoding, embeddings in held.items():
+        try:
+            keep(encoding, seconds, partial(to_stored, embeddings, seconds))
+        except Exception:
+            logger.exception("embeddings could not be kept")
+    return StepResult()
 
 
 def _failure(slices: Sequence[Slice], error: Exception) -> StepResult:

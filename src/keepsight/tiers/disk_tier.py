@@ -24,7 +24,7 @@ from keepsight.errors import TierError
 from keepsight.ipc.record_lock import opened, try_lock
 from keepsight.tiers.entry_format import HEADER_BYTES, DamagedEntryError, pack_header, read_entry, read_seconds
 from keepsight.tiers.policies import POLICIES
-from keepsight.tiers.tier import StoredArray, TierStats
+from keepsight.tiers.tier import OnDrop, StoredArray, TierStats, ignore_drop
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,10 @@ class DiskTier:
         *,
         is_synced: bool = False,
         now_ns: Callable[[], int] = time.time_ns,
+        on_drop: OnDrop = ignore_drop,
     ) -> None:
+        """`on_drop` hears of what is known no more to lie there."""
+        self._on_drop = on_drop
         self._directory, self._max_bytes, self._is_synced, self._now_ns = directory, max_bytes, is_synced, now_ns
         self._entries, self._aside = directory / "entries", directory / "aside"
         # What is known of the files: may be outdated where others share them.
@@ -330,13 +333,16 @@ class DiskTier:
                 return None
             key = self._policy.evict()
             del self._sizes[key], self._last_uses[key]
-            return key
+        self._on_drop(key)
+        return key
 
     def _forget(self, key: str) -> None:
         with self._lock:
-            if self._sizes.pop(key, None) is not None:
-                del self._last_uses[key]
-                self._policy.remove(key)
+            if self._sizes.pop(key, None) is None:
+                return
+            del self._last_uses[key]
+            self._policy.remove(key)
+        self._on_drop(key)
 
 
 def _checked(key: str) -> str:

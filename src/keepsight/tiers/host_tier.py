@@ -6,14 +6,15 @@ Invariant: the bytes are those of what is held, and never more than `max_bytes`.
 import threading
 
 from keepsight.tiers.policies import POLICIES
-from keepsight.tiers.tier import StoredArray, TierStats
+from keepsight.tiers.tier import OnDrop, StoredArray, TierStats, ignore_drop
 
 
 class HostTier:
     name = "host"
 
-    def __init__(self, max_bytes: int, policy: str = "auto") -> None:
-        self._max_bytes, self._policy_name = max_bytes, policy
+    def __init__(self, max_bytes: int, policy: str = "auto", *, on_drop: OnDrop = ignore_drop) -> None:
+        """`on_drop` hears of what had to make room."""
+        self._max_bytes, self._policy_name, self._on_drop = max_bytes, policy, on_drop
         self._lock = threading.Lock()
         self._policy = POLICIES[policy](max_bytes)
         self._entries: dict[str, StoredArray] = {}
@@ -39,8 +40,10 @@ class HostTier:
             if array.num_bytes > self._max_bytes:
                 return False
             while self._num_bytes + array.num_bytes > self._max_bytes:
-                self._num_bytes -= self._entries.pop(self._policy.evict()).num_bytes
+                evicted = self._policy.evict()
+                self._num_bytes -= self._entries.pop(evicted).num_bytes
                 self._num_evictions += 1
+                self._on_drop(evicted)
             self._policy.add(key, array.num_bytes, array.seconds)
             self._entries[key] = array
             self._num_bytes += array.num_bytes

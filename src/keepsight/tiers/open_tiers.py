@@ -12,7 +12,7 @@ from keepsight.errors import InvalidArgumentError
 from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.host_tier import HostTier
 from keepsight.tiers.redis_tier import RedisTier
-from keepsight.tiers.tier import Tier
+from keepsight.tiers.tier import OnDrop, Tier, ignore_drop
 from keepsight.tiers.tiered_store import TieredStore
 
 DEFAULT_DISK_BYTES = 16 * 2**30
@@ -40,17 +40,22 @@ def parse_disk_place(text: str, field: str = "--encoder-disk-cache") -> DiskPlac
 
 
 def open_tiers(
-    host_bytes: int = 0, disk: DiskPlace | None = None, remote_url: str | None = None, *, policy: str = "auto"
+    host_bytes: int = 0,
+    disk: DiskPlace | None = None,
+    remote_url: str | None = None,
+    *,
+    policy: str = "auto",
+    on_drop: OnDrop = ignore_drop,
 ) -> TieredStore | None:
     """None if there is no tier at all.  Raises InvalidArgumentError for what is no address."""
     others: list[Tier] = []
     if disk is not None:
-        others.append(DiskTier(disk.directory, disk.max_bytes, policy))
+        others.append(DiskTier(disk.directory, disk.max_bytes, policy, on_drop=on_drop))
     if remote_url is not None:
         others.append(RedisTier(remote_url))
     if not others and host_bytes <= 0:
         return None
-    return TieredStore(HostTier(host_bytes, policy) if host_bytes > 0 else None, others)
+    return TieredStore(HostTier(host_bytes, policy, on_drop=on_drop) if host_bytes > 0 else None, others)
 
 
 def _parse_size(text: str, field: str) -> int:

@@ -5,8 +5,17 @@ key, bit for bit, or None.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
+
+# Called with the key of what is not held any more, on any thread; must neither wait nor call back.
+OnDrop = Callable[[str], object]
+
+
+def ignore_drop(_key: str) -> None:
+    pass
+
 
 # Bytes of an element of each type that is kept.
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "uint8": 1, "int32": 4, "int64": 8}

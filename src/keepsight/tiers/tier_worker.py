@@ -48,7 +48,9 @@ class TierWorker:
             thread.start()
 
     def has(self, key: str) -> bool:
-        return self._waiting(key) is not None or (self.guard.is_usable and self.tier.has(key))
+        if self._waiting(key) is not None:
+            return True
+        return not self._is_to_be_cleared and self.guard.is_usable and self.tier.has(key)
 
     def try_read(self, read: Read) -> bool:
         """False, and nothing is called, if the tier is set aside or too much waits."""
@@ -114,7 +116,7 @@ class TierWorker:
 
     def _read(self, read: Read) -> StoredArray | None:
         array = self._waiting(read.key)
-        if array is None:
+        if array is None and not self._is_to_be_cleared:
             with self._safely("read"), self.guard.watch() as may:
                 array = self.tier.get(read.key) if may else None
         return array
@@ -158,8 +160,13 @@ class TierWorker:
             return writing[1]
         return self._writes.get(key)
 
+    @property
+    def _is_to_be_cleared(self) -> bool:
+        """What lies there is as good as gone."""
+        return self._must_clear or self._is_clearing
+
     def _is_written(self) -> bool:
-        return not self._writes and self._writing is None and not self._must_clear and not self._is_clearing
+        return not self._writes and self._writing is None and not self._is_to_be_cleared
 
     def check_invariants(self) -> None:
         with self._changed:

@@ -1,0 +1,211 @@
+"""Between an engine and the tiers: keeps what was encoded, loads what is wanted, tells of which media they hold any.
+
+Knows neither the schedule nor tensors, and never makes the engine's loop wait.  Invariant: each load is answered once,
+and after `clear` never by what was kept or asked for before it.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from keepsight.requests import EngineRequest, TierStatus
+from keepsight.scheduling.embedding_loads import Load
+from keepsight.scheduling.encoder_cache_manager import encoder_key
+from keepsight.scheduling.step_plan import Encoding
+from keepsight.tiers.tier import StoredArray
+from keepsight.tiers.tiered_store import TieredStore
+from keepsight.tiers.trace import TraceRecorder
+
+logger = logging.getLogger(__name__)
+# Until a picture that is not held could be encoded: it is asked for, decoded, resized and sent, on a busy machine.
+PIXEL_SECONDS = 0.2
+# As long as nothing was encoded.
+UNKNOWN_ENCODING_SECONDS = 1.0
+# Of a new encoding in what one is taken to take.
+WEIGHT = 0.2
+# Uses that wait for the first encoding to tell what one takes.
+MAX_UNTOLD_USES = 10_000
+
+
+class Embeddings(NamedTuple):
+    """What all entries of this model are alike in."""
+
+    dtype: str
+    width: int
+    num_bytes: int
+
+
+class _Answer(NamedTuple):
+    load: Load
+    array: StoredArray | None
+    epoch: int
+
+
+class EmbeddingTiers:
+    def __init__(
+        self,
+        store: TieredStore | None,
+        name: Callable[[str], str],
+        embeddings: Embeddings,
+        wake: Callable[[], object],
+        *,
+        trace: TraceRecorder | None = None,
+        dropped: deque[str] | None = None,
+    ) -> None:
+        """`name` makes an entry's of an encoder key; names that the store dropped come by `dropped`."""
+        self._store, self._name, self._embeddings, self._wake, self._trace = store, name, embeddings, wake, trace
+        self._lock = threading.Lock()
+        self._answers: deque[_Answer] = deque()
+        self._loop_thread = 0
+        self._epoch = 0
+        # Entries whose place may have changed, those whose media are known, and those said to be held.
+        self._changed: deque[str] = deque() if dropped is None else dropped
+        self._media: dict[str, str] = {}
+        self._held: set[str] = set()
+        self._num_loading = 0
+        self._encoding_seconds: float | None = None
+        self._untold_uses: deque[EngineRequest] = deque(maxlen=MAX_UNTOLD_USES)
+        self.num_loads = self.num_stores = 0
+
+    @property
+    def has_answers(self) -> bool:
+        return bool(self._answers)
+
+    # On the engine's loop -------------------------------------------------------------------------------------
+
+    def load(self, load: Load) -> None:
+        """Answered by `take_loaded`: at once if it lies in host memory or nowhere, else the loop is woken."""
+        assert self._store is not None
+        self._num_loading += 1
+        self.num_loads += 1
+        self._loop_thread = threading.get_ident()
+        self._store.load(self._name(load.encoder_key), self._patience(), partial(self._take_answer, load, self._epoch))
+
+    def _patience(self) -> float:
+        """What making it anew would take: those that are loading would be encoded one after the other."""
+        seconds = UNKNOWN_ENCODING_SECONDS if self._encoding_seconds is None else self._encoding_seconds
+        return PIXEL_SECONDS + self._num_loading * seconds
+
+    def _take_answer(self, load: Load, epoch: int, _name: str, array: StoredArray | None) -> None:
+        self._answers.append(_Answer(load, array, epoch))
+        if threading.get_ident() != self._loop_thread:
+            self._wake()
+
+    def take_loaded(self) -> list[tuple[str, StoredArray | None]]:
+        """Encoder keys with what was found; None: it lies nowhere, or would come too late."""
+        taken = []
+        while self._answers:
+            answer = self._answers.popleft()
+            self._num_loading -= 1
+            is_usable = answer.epoch == self._epoch and self._fits(answer)
+            taken.append((answer.load.encoder_key, answer.array if is_usable else None))
+            if is_usable:
+                self._note_place(answer.load.encoder_key, answer.load.media_hash)
+        return taken
+
+    def _fits(self, answer: _Answer) -> bool:
+        if answer.array is None:
+            return False
+        expected = (self._embeddings.dtype, (answer.load.num_tokens, self._embeddings.width))
+        if (answer.array.dtype, answer.array.shape) == expected:
+            return True
+        logger.error("an entry of %s %s where %s %s was kept", answer.array.dtype, answer.array.shape, *expected)
+        return False
+
+    def take_changes(self) -> tuple[list[str], list[str]]:
+        """Media hashes of entries that are held now and were not, and the reverse; once for each entry."""
+        kept, dropped = list[str](), list[str]()
+        while self._changed:
+            name = self._changed.popleft()
+            with self._lock:
+                if (media_hash := self._media.get(name)) is None:
+                    continue
+                if self._is_held(name):
+                    if name not in self._held:
+                        self._held.add(name)
+                        kept.append(media_hash)
+                else:
+                    del self._media[name]
+                    if name in self._held:
+                        self._held.remove(name)
+                        dropped.append(media_hash)
+        return kept, dropped
+
+    def _is_held(self, name: str) -> bool:
+        return self._store is not None and self._store.find(name) is not None
+
+    def clear(self) -> None:
+        with self._lock:
+            self._epoch += 1
+            if self._store is not None:
+                self._store.clear()
+            self._changed.extend(self._media)
+
+    def note_uses(self, request: EngineRequest) -> None:
+        """For the trace: its uses cost what encodings have been seen to take."""
+        if self._trace is None:
+            return
+        self._untold_uses.append(request)
+        if self._encoding_seconds is None:
+            return
+        while self._untold_uses:
+            told = self._untold_uses.popleft()
+            for item in told.media:
+                num_bytes = item.span.length * self._embeddings.num_bytes
+                self._trace.record(self._name(encoder_key(item, told.adapter)), num_bytes, self._encoding_seconds)
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+        if self._trace is not None:
+            self._trace.close()
+
+    # On the runner's threads ----------------------------------------------------------------------------------
+
+    def keeping(self) -> Callable[[Encoding, float, Callable[[], StoredArray]], None]:
+        """For what is encoded from now on, until everything is cleared."""
+        return partial(self._keep, self._epoch)
+
+    def _keep(self, epoch: int, encoding: Encoding, seconds: float, make_array: Callable[[], StoredArray]) -> None:
+        known = self._encoding_seconds
+        self._encoding_seconds = seconds if known is None else known + WEIGHT * (seconds - known)
+        if self._store is None:
+            return
+        array = make_array()
+        with self._lock:
+            if epoch != self._epoch:
+                return
+            self._store.store(self._name(encoding.encoder_key), array)
+            self.num_stores += 1
+        self._note_place(encoding.encoder_key, encoding.media_hash)
+
+    def _note_place(self, encoder_key: str, media_hash: str) -> None:
+        name = self._name(encoder_key)
+        with self._lock:
+            self._media[name] = media_hash
+        self._changed.append(name)
+
+    # For whoever asks -----------------------------------------------------------------------------------------
+
+    def status(self) -> tuple[TierStatus, ...]:
+        """Of each tier, the nearest first."""
+        if self._store is None:
+            return ()
+        health = {each.name: each for each in self._store.health()}
+        hits = dict(self._store.counts.hits)
+        return tuple(
+            TierStatus(
+                name=name,
+                reason=None if (its := health.get(name)) is None or its.is_used else its.reason or "set aside",
+                num_bytes=stats.num_bytes,
+                max_bytes=stats.max_bytes,
+                num_entries=stats.num_entries,
+                num_hits=hits.get(name, 0),
+                num_evictions=stats.num_evictions,
+                num_damaged=stats.num_damaged,
+            )
+            for name, stats in self._store.stats().items()
+        )

@@ -1,0 +1,93 @@
+"""From the configuration to an engine's tiers: which there are, and how their entries are named."""
+
+import dataclasses
+import json
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from keepsight.config import Config
+from keepsight.engine.embedding_tiers import Embeddings, EmbeddingTiers
+from keepsight.errors import InvalidArgumentError
+from keepsight.image_processor_config import ImageProcessorConfig
+from keepsight.tiers.entry_key import entry_key, model_content_digest
+from keepsight.tiers.open_tiers import DiskPlace, open_tiers, parse_disk_place
+from keepsight.tiers.resp import parse_address
+from keepsight.tiers.trace import TraceRecorder
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TierPlan:
+    """What can be said, and refused, before the model is loaded; its content is read beside that."""
+
+    disk: DiskPlace | None
+    remote_url: str | None
+    policy: str
+    trace: Path | None
+    # Of weights and configuration; None where no entry outlives the process.
+    model_digest: Future[str] | None
+
+    def open(
+        self, host_bytes: int, embeddings: Embeddings, processor: str, place: str, wake: Callable[[], object]
+    ) -> EmbeddingTiers | None:
+        """None if there is nothing to do.  `place`: where embeddings are computed, in which precision."""
+        dropped: deque[str] = deque()
+        disk, url = (self.disk, self.remote_url) if embeddings.num_bytes else (None, None)
+        store = open_tiers(host_bytes, disk, url, policy=self.policy, on_drop=dropped.append)
+        if store is None and self.trace is None:
+            return None
+        digest = "" if self.model_digest is None else self.model_digest.result()
+        name = partial(_name, digest, processor, place)
+        trace = None if self.trace is None else _open_trace(self.trace)
+        logger.info("embeddings are kept in: %s", "no tier" if store is None else ", ".join(store.stats()))
+        return EmbeddingTiers(store, name, embeddings, wake, trace=trace, dropped=dropped)
+
+
+def plan_tiers(config: Config) -> TierPlan:
+    """Raises InvalidArgumentError for what is neither a place nor an address."""
+    disk, url = config.encoder_disk_cache, config.encoder_remote_cache
+    place = None
+    if disk is not None and disk is not False:
+        place = parse_disk_place("" if disk is True else str(disk), "encoder_disk_cache")
+        logger.info("embeddings are kept in %s, up to %d bytes", place.directory, place.max_bytes)
+    if url is not None:
+        _check_address(url)
+    trace = None if config.record_cache_trace is None else Path(config.record_cache_trace)
+    digest = _digest_beside(config.directory) if config.has_far_tiers else None
+    return TierPlan(place, url, config.encoder_cache_policy, trace, digest)
+
+
+def describe_processor(config: ImageProcessorConfig) -> str:
+    """What becomes of pixels before they are encoded.  All before that is part of a picture's own name."""
+    return json.dumps([config.rescale_factor, config.image_mean, config.image_std])
+
+
+def _digest_beside(directory: Path) -> Future[str]:
+    """A digest takes as long as reading the weights, so it is made while these are loaded; and remembered."""
+    threads = ThreadPoolExecutor(1, thread_name_prefix="model digest")
+    digest = threads.submit(model_content_digest, directory)
+    threads.shutdown(wait=False)
+    return digest
+
+
+def _check_address(url: str) -> None:
+    try:
+        parse_address(url)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError("encoder_remote_cache", error.message) from error
+
+
+def _open_trace(path: Path) -> TraceRecorder:
+    try:
+        return TraceRecorder(path)
+    except OSError as error:
+        raise InvalidArgumentError("record_cache_trace", f"{path} cannot be written: {error.strerror}") from error
+
+
+def _name(digest: str, processor: str, place: str, encoder_key: str) -> str:
+    return entry_key(encoder_key, digest, processor, place)
