@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,9 +82,15 @@ def endless_gif() -> bytes:
     return encode(frames[0], "GIF", save_all=True, append_images=frames[1:], loop=0)
 
 
+def giant_jpeg() -> bytes:
+    sides = [struct.pack(">HH", side, side) for side in (16, 65500)]
+    return encode(random_picture("RGB", (16, 16), 1), "JPEG").replace(sides[0], sides[1], 1)
+
+
 PACKED_ZEROS = zlib.compress(bytes(200_000_000), 9)
 BOMBS: dict[str, tuple[bytes, type[PictureError]]] = {
     "giant": (png_of(2**31 - 1, 2**31 - 1), PictureTooLargeError),
+    "giant JPEG": (giant_jpeg(), PictureTooLargeError),
     "giant when packed out": (png_of(8001, 8000, (b"IDAT", PACKED_ZEROS)), PictureTooLargeError),
     "text that packs out": (png_of(4, 4, (b"zTXt", b"a\0\0" + PACKED_ZEROS)), UnreadablePictureError),
     "profile that packs out": (png_of(4, 4, (b"iCCP", b"a\0\0" + PACKED_ZEROS)), UnreadablePictureError),

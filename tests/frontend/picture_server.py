@@ -39,12 +39,13 @@ def answering(*answers: bytes) -> Answer:
 @dataclass
 class PictureServer:
     port: int = 0
+    host: str = "127.0.0.1"
     scheme: str = "http"
     answers: dict[str, Answer] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
 
-    def url(self, path: str, host: str = "127.0.0.1") -> str:
-        return f"{self.scheme}://{host}:{self.port}{path}"
+    def url(self, path: str, host: str | None = None) -> str:
+        return f"{self.scheme}://{host or self.host}:{self.port}{path}"
 
     def serve(self, path: str, *answers: bytes | Answer) -> str:
         written = [each for each in answers if isinstance(each, bytes)]
@@ -69,9 +70,11 @@ class PictureServer:
 
 
 @contextmanager
-def picture_server(tls: ssl.SSLContext | None = None) -> Iterator[PictureServer]:
-    server, loop = PictureServer(scheme="http" if tls is None else "https"), asyncio.new_event_loop()
-    listener = loop.run_until_complete(asyncio.start_server(server.handle, "127.0.0.1", 0, ssl=tls))
+def picture_server(
+    tls: ssl.SSLContext | None = None, host: str = "127.0.0.1", port: int = 0
+) -> Iterator[PictureServer]:
+    server, loop = PictureServer(host=host, scheme="http" if tls is None else "https"), asyncio.new_event_loop()
+    listener = loop.run_until_complete(asyncio.start_server(server.handle, host, port, ssl=tls))
     server.port = listener.sockets[0].getsockname()[1]
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
