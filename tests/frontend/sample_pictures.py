@@ -6,12 +6,14 @@ Made from a seed, so that two processes that call `all_cases` speak of the same 
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from keepsight.frontend.open_picture import PictureSource
+from keepsight.requests import Pixels
 
 SIZES = (
     *((1, 1), (1, 2), (2, 1), (1, 97), (97, 1), (3, 500), (500, 3), (1, 3000)),
@@ -33,16 +35,22 @@ BASE: dict[str, Any] = {"height": 37, "width": 53}
 
 def random_picture(mode: str, size: tuple[int, int], seed: int = 0) -> Image.Image:
     """Coarse areas and fine noise, so that smoothing has something to do."""
-    rng = np.random.default_rng(abs(hash((size, seed))))  # integers only: the same hash in every process
-    width, height = size
     channels = 4 if mode in ("RGBA", "CMYK") else 2 if mode == "LA" else 3
-    coarse = np.kron(rng.integers(0, 256, (height // 8 + 1, width // 8 + 1, channels)), np.ones((8, 8, 1), np.int64))
-    noise = rng.integers(-40, 41, (height, width, channels))
-    pixels = (coarse[:height, :width] + noise).clip(0, 255).astype(np.uint8)
+    pixels = _random_pixels(size, seed, channels)
     if channels != 3:
         return Image.frombytes(mode, size, pixels.tobytes())
     image = Image.fromarray(pixels)
-    return image.quantize(17) if mode == "P" else image.convert(mode)
+    # The quickest way; which colours it chooses does not matter.
+    return image.quantize(17, Image.Quantize.FASTOCTREE) if mode == "P" else image.convert(mode)
+
+
+@cache
+def _random_pixels(size: tuple[int, int], seed: int, channels: int) -> Pixels:
+    rng = np.random.default_rng(abs(hash((size, seed))))  # integers only: the same hash in every process
+    width, height = size
+    coarse = np.kron(rng.integers(0, 256, (height // 8 + 1, width // 8 + 1, channels)), np.ones((8, 8, 1), np.int64))
+    noise = rng.integers(-40, 41, (height, width, channels))
+    return (coarse[:height, :width] + noise).clip(0, 255).astype(np.uint8)
 
 
 def encode(image: Image.Image, format_: str, **options: Any) -> bytes:
@@ -76,8 +84,8 @@ ENCODINGS: dict[str, Callable[[tuple[int, int]], bytes]] = {
     "jpeg RGB": lambda size: encode(random_picture("RGB", size), "JPEG", keep_rgb=True),
     "jpeg CMYK": lambda size: encode(random_picture("CMYK", size), "JPEG"),
     "jpeg turned": lambda size: encode_turned(random_picture("RGB", size), "JPEG", 1 + sum(size) % 8),
-    "webp": lambda size: encode(random_picture("RGB", size), "WEBP"),
-    "webp alpha": lambda size: encode(random_picture("RGBA", size), "WEBP", lossless=True),
+    "webp": lambda size: encode(random_picture("RGB", size), "WEBP", method=0),
+    "webp alpha": lambda size: encode(random_picture("RGBA", size), "WEBP", lossless=True, method=0, quality=0),
     "gif": lambda size: encode(random_picture("P", size), "GIF"),
     "gif transparent": lambda size: encode(random_picture("P", size), "GIF", transparency=1),
     "bmp": lambda size: encode(random_picture("RGB", size), "BMP"),
