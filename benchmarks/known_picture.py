@@ -26,6 +26,7 @@ from typing import Any
 from blake3 import blake3
 
 from benchmarks.preprocess import encode, photograph
+from benchmarks.processes import descendants
 from keepsight.frontend.chat_request import parse_chat_request
 from keepsight.frontend.read_data_url import read_data_url
 from keepsight.frontend.read_header import read_header
@@ -85,11 +86,6 @@ def wait_for_port(log: Path) -> int:
             return int(rest.partition("/")[0])
         time.sleep(0.1)
     raise SystemExit(log.read_text())
-
-
-def descendants(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [each for child in map(int, children) for each in (child, *descendants(child))]
 
 
 def processor_ms(server: int) -> dict[str, float]:

@@ -13,9 +13,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 
 from benchmarks.preprocess import SIDE, pictures
+from benchmarks.processes import proportional_mib
 from keepsight.frontend.make_pixels import MakePixels, PictureJob
 from keepsight.frontend.media_workers import MediaWorkers
 from keepsight.image_processor_config import ImageProcessorConfig
@@ -81,12 +81,6 @@ def time_replacement(runs: int) -> float:
             workers.make(job)
             times.append((middle - start) - (time.perf_counter() - middle))
     return statistics.median(times)
-
-
-def proportional_mib(pid: int) -> float:
-    """Pages that several processes share count in parts."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
 def main() -> None:

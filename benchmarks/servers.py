@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -19,24 +20,65 @@ import httpx
 
 from benchmarks.peers import MAX_MODEL_LEN, peer_environment
 
-START_UP_SECONDS = 600
+START_UP_SECONDS, STOP_SECONDS = 600, 30
 SERVERS = {"keepsight-serve": ["-m", "keepsight"], "vllm-serve": ["-m", "vllm.entrypoints.cli.main"]}
+READY_PATHS = {"keepsight-serve": "/ready", "vllm-serve": "/health"}
 # Messages, and the length of the answer; yields at each of its tokens.
 Ask = Callable[[list[dict[str, Any]], int], AsyncIterator[None]]
+
+
+class ServerProcess:
+    """One command on one port, which may be started again."""
+
+    def __init__(self, name: str, model: Path, vllm_python: str | None, *options: str) -> None:
+        python = vllm_python if name == "vllm-serve" else sys.executable
+        assert python is not None, name
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        own = ["--served-model-name", "model", "--port", str(self.port), "--max-model-len", str(MAX_MODEL_LEN)]
+        self._command = [
+            *(python, *SERVERS[name], "serve", str(model.resolve()), *own, "--dtype", "float32"),
+            *options,
+        ]
+        self.url, self._ready_path = f"http://127.0.0.1:{self.port}", READY_PATHS[name]
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self) -> float:
+        """The seconds until it is ready."""
+        started = time.perf_counter()
+        self._process = subprocess.Popen(self._command, env=peer_environment(), stdout=self._log, stderr=self._log)
+        async with httpx.AsyncClient(base_url=self.url, timeout=None) as client:
+            if await comes_up(client, self._ready_path, self._process):
+                return time.perf_counter() - started
+        self._log.seek(0)
+        said = self._log.read()[-4000:].decode(errors="replace")
+        raise SystemExit(f"{self._command} did not start:\n{said}")
+
+    async def stop(self) -> None:
+        assert self._process is not None
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self._process.wait, STOP_SECONDS)
+        self._process.kill()
+        self._process.wait()
 
 
 @asynccontextmanager
 async def serve(name: str, model: Path, vllm_python: str | None) -> AsyncIterator[Ask]:
     """The server runs until the block ends."""
-    python = vllm_python if name == "vllm-serve" else sys.executable
-    assert python is not None, name
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    options = ["--served-model-name", "model", "--port", str(port), "--max-model-len", str(MAX_MODEL_LEN)]
-    command = [python, *SERVERS[name], "serve", str(model.resolve()), *options, "--dtype", "float32"]
-    url = f"http://127.0.0.1:{port}"
-    async with httpx.AsyncClient(base_url=url, timeout=None) as client, running(command, client):
-        yield partial(ask_greedily, client)
+    server = ServerProcess(name, model, vllm_python)
+    try:
+        await server.start()
+        async with httpx.AsyncClient(base_url=server.url, timeout=None) as client:
+            yield partial(ask_greedily, client)
+    finally:
+        await server.stop()
 
 
 async def ask_greedily(
@@ -57,28 +99,11 @@ def is_token(chunk: dict[str, Any]) -> bool:
     return any(choice["delta"].get("content") or choice.get("finish_reason") is not None for choice in chunk["choices"])
 
 
-@asynccontextmanager
-async def running(command: Sequence[str], client: httpx.AsyncClient) -> AsyncIterator[None]:
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, env=peer_environment(), stdout=log, stderr=log)
-        try:
-            if not await comes_up(client, process):
-                log.seek(0)
-                raise SystemExit(f"{command} did not start:\n{log.read()[-4000:].decode(errors='replace')}")
-            yield
-        finally:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(30)
-            process.kill()
-
-
-async def comes_up(client: httpx.AsyncClient, process: subprocess.Popen[bytes]) -> bool:
-    for _ in range(START_UP_SECONDS):
+async def comes_up(client: httpx.AsyncClient, ready_path: str, process: subprocess.Popen[bytes]) -> bool:
+    deadline = time.monotonic() + START_UP_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
         with suppress(httpx.TransportError):
-            if (await client.get("/health")).is_success:
+            if (await client.get(ready_path)).is_success:
                 return True
-        if process.poll() is not None:
-            return False
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.05)
     return False

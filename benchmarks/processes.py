@@ -1,0 +1,47 @@
+"""What a process and all that it started take: memory in fair shares, and processor time."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def descendants(pid: int) -> list[int]:
+    """Of any of its threads."""
+    children: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):
+            children += map(int, (task / "children").read_text().split())
+    return [each for child in children for each in (child, *_if_it_lives(child))]
+
+
+def _if_it_lives(pid: int) -> list[int]:
+    try:
+        return descendants(pid)
+    except OSError:
+        return []
+
+
+def proportional_mib(pid: int) -> float:
+    """Pages that several processes share count in parts."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+
+
+def family_mib(pid: int) -> float:
+    total = 0.0
+    for each in (pid, *descendants(pid)):
+        with suppress(OSError):
+            total += proportional_mib(each)
+    return total
+
+
+def family_processor_seconds(pid: int) -> float:
+    total = 0
+    for each in (pid, *descendants(pid)):
+        with suppress(OSError):
+            # Behind the name, which is in parentheses and may hold anything.
+            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+            total += int(fields[11]) + int(fields[12])
+    return total / _TICKS
