@@ -17,7 +17,7 @@ from keepsight.config import Config
 from keepsight.errors import EngineLostError, MediaWorkersLostError, RequestFailedError
 from keepsight.frontend.app import DEFAULT_SETTINGS, create_app
 from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
-from keepsight.requests import EngineRequest, FinishReason, TokenLogprob, TokenOutput
+from keepsight.requests import EngineRequest, FinishReason, TierStatus, TokenLogprob, TokenOutput
 from tests.drawn import ask, by_url, draw, to_data_url, to_png
 
 MODEL = "keepsight-demo"
@@ -41,9 +41,13 @@ class FakeEngine:
     requests: list[EngineRequest] = field(default_factory=list)
     stopped: list[tuple[str, int]] = field(default_factory=list)
     resets: list[dict[str, bool]] = field(default_factory=list)
+    tiers: dict[int, tuple[TierStatus, ...]] = field(default_factory=dict)
     num_abandoned: int = 0
     on_begun: Callable[[], object] = bool
     on_abandoned: Callable[[], object] = bool
+
+    def list_tiers(self) -> dict[int, tuple[TierStatus, ...]]:
+        return self.tiers
 
     def reset_caches(self, **caches: bool) -> None:
         self.resets.append(caches)
@@ -302,6 +306,14 @@ def test_a_server_without_an_engine_says_so_and_when_to_come_again(client: Clien
     assert (ready.status_code, ready.headers["Retry-After"], ready.json()) == (503, "2", {"status": status})
     health = client.send("GET", "/health")
     assert (health.status_code, health.json()) == (200, {"status": status, "engines": 0, "requests": 0})
+
+
+def test_health_tells_of_tiers_and_why_one_is_set_aside(client: Client, engine: FakeEngine) -> None:
+    good = TierStatus("host", None, 10, 100, 1, 5, 0, 0)
+    engine.tiers = {0: (good, TierStatus("remote", "TimeoutError: 2 s", 0, None, 0, 0, 0, 0))}
+    host, remote = client.send("GET", "/health").json()["tiers"]
+    assert (host["engine"], host["name"], host["status"], host["num_hits"]) == (0, "host", "ok", 5)
+    assert (remote["status"], remote["reason"]) == ("set aside", "TimeoutError: 2 s")
 
 
 def test_an_answer_that_was_lost_with_its_engine_may_be_asked_for_again(client: Client, engine: FakeEngine) -> None:

@@ -15,6 +15,7 @@ from keepsight.engine.engine_loop import EngineLoop
 from keepsight.engine.load_engine import LoadedEngine, load_engine_alone
 from keepsight.engine.machine_part import MachinePart
 from keepsight.engine.pixel_source import open_pixel_source
+from keepsight.engine.report_tiers import TierReporter
 from keepsight.engine.route_outputs import OutputRouter
 from keepsight.ipc.control import Drain, FrontendLost, ProcessEnd, Ready, StartEngine, ToProcess, run_process
 from keepsight.ipc.handshake import Welcome
@@ -33,14 +34,20 @@ class EngineProcess:
         welcome = Welcome(start.engine_id, engine.max_model_len, mode, takes_unasked=not config.has_far_tiers)
         source = open_pixel_source(mode, config, RunDirectory(Path(start.run_directory)))
         self._loop = EngineLoop(engine.scheduler, engine.runner, engine.inbox, self._send, source, engine.tiers)
+        # Set below: it sends by the listener, which greets by it.
+        self._reporter: TierReporter | None = None
         self._listener = EngineListener(
-            start.endpoint, welcome, self._take, self._router.lose, on_welcomed=self._loop.tell_all_held
+            start.endpoint, welcome, self._take, self._router.lose, on_welcomed=self._tell_new_listener
         )
+        if engine.tiers is not None:
+            self._reporter = TierReporter(engine.tiers.status, self._send)
         self._is_asked_to_end = False
 
     def run(self) -> int:
         """The exit status."""
         self._loop.run()
+        if self._reporter is not None:
+            self._reporter.close()
         self._listener.close()
         return 0 if self._is_asked_to_end else 1
 
@@ -54,6 +61,11 @@ class EngineProcess:
                 self._inbox.close()
             case _:
                 raise AssertionError(message)
+
+    def _tell_new_listener(self) -> None:
+        self._loop.tell_all_held()
+        if self._reporter is not None:
+            self._reporter.tell_again()
 
     def _take(self, frontend_id: str, message: ToEngine) -> None:
         refusal = self._router.take(frontend_id, message)

@@ -9,7 +9,7 @@ import logging
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ from keepsight.frontend.chat_response import ErrorResponse, Usage
 from keepsight.frontend.generation_fields import GenerationFields
 from keepsight.frontend.prepare_request import PreparedRequest
 from keepsight.frontend.tokenizer import Tokenizer
-from keepsight.requests import TokenOutput
+from keepsight.requests import TierStatus, TokenOutput
 
 logger = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
@@ -38,6 +38,8 @@ class Engine(Protocol):
 
     @property
     def num_engines(self) -> int: ...
+
+    def list_tiers(self) -> Mapping[int, Sequence[TierStatus]]: ...
 
     def generate(self, prepared: PreparedRequest) -> AsyncGenerator[TokenOutput, None]: ...
 

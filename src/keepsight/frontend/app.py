@@ -1,6 +1,7 @@
 """The HTTP face: routes, bodies in, errors out.  What an endpoint does lies in the modules it calls."""
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -87,7 +88,7 @@ class Api:
                 self._check_model(asked.model)
                 salt = isolate_salt(self._settings, http, asked.cache_salt)
                 downloaded = await self._download(http, asked.messages, salt)
-                answer = await self._answers.chat(asked, salt, downloaded)
+                answer = await self._answers.chat(asked, salt, downloaded, len(body))
                 pins: list[PixelPin] = []
                 if self.media is not None:
                     await self.media.note_uses(http, asked.messages, answer.prompts[0])
@@ -155,8 +156,13 @@ class Api:
 
     async def health(self, _http: Request) -> Response:
         """Whoever can say that is alive."""
+        tiers = [
+            {"engine": rank, "status": "ok" if tier.reason is None else "set aside", **dataclasses.asdict(tier)}
+            for rank, tiers in self._engine.list_tiers().items()
+            for tier in tiers
+        ]
         told = {"status": self._status, "engines": self._engine.num_engines, "requests": self._room.num_requests}
-        return json_response(told)
+        return json_response({**told, "tiers": tiers} if tiers else told)
 
     async def ready(self, _http: Request) -> Response:
         status = self._status

@@ -1,0 +1,38 @@
+"""Tells the frontends how an engine's tiers are, whenever that has changed: of all that is told, what matters least.
+
+On a thread of its own, as tiers change while the engine's loop sleeps.  Invariant: whoever listens knows at most
+`SECONDS` later what is true now.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+
+from keepsight.requests import FromEngine, TiersChanged, TierStatus
+
+SECONDS = 0.5
+
+
+class TierReporter:
+    def __init__(
+        self, status: Callable[[], tuple[TierStatus, ...]], send: Callable[[Sequence[FromEngine]], object]
+    ) -> None:
+        self._status, self._send = status, send
+        self._told: tuple[TierStatus, ...] | None = None
+        self._is_ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tier reports", daemon=True)
+        self._thread.start()
+
+    def tell_again(self) -> None:
+        """Somebody listens who heard nothing yet."""
+        self._told = None
+
+    def close(self) -> None:
+        self._is_ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_ended.wait(SECONDS):
+            status = self._status()
+            if status != self._told:
+                self._told = status
+                self._send([TiersChanged(status)])

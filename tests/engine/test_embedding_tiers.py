@@ -1,0 +1,146 @@
+"""Between an engine and real tiers: what is kept, found, late, cleared and held.  Nothing is computed."""
+
+import json
+import threading
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from keepsight.engine.embedding_tiers import Embeddings, EmbeddingTiers
+from keepsight.media import Geometry, MediaItem, TokenSpan
+from keepsight.requests import EngineRequest
+from keepsight.sampling_params import SamplingParams
+from keepsight.scheduling.embedding_loads import Load
+from keepsight.scheduling.step_plan import Encoding
+from keepsight.tiers.entry_key import entry_key
+from keepsight.tiers.host_tier import HostTier
+from keepsight.tiers.tier import StoredArray
+from keepsight.tiers.tiered_store import TieredStore
+from keepsight.tiers.trace import TraceRecorder, read_trace
+from tests.tiers.fake_tier import FakeTier
+
+SOON = 20
+NUM_TOKENS, WIDTH = 4, 8
+EMBEDDINGS = Embeddings("float32", WIDTH, 4 * WIDTH)
+
+
+def array_of(number: int, num_tokens: int = NUM_TOKENS) -> StoredArray:
+    return StoredArray("float32", (num_tokens, WIDTH), memoryview(bytes([number]) * (4 * WIDTH * num_tokens)), 0.01)
+
+
+def name(encoder_key: str) -> str:
+    return entry_key(encoder_key, "model", "processor", "float32")
+
+
+def load(key: str) -> Load:
+    return Load(key, f"media of {key}", NUM_TOKENS)
+
+
+def encoding(key: str) -> Encoding:
+    return Encoding(key, f"media of {key}", NUM_TOKENS)
+
+
+class Bench:
+    """Room for two entries in host memory, and a far tier that can be told to misbehave."""
+
+    def __init__(self) -> None:
+        dropped: deque[str] = deque()
+        self.far = FakeTier()
+        host = HostTier(2 * array_of(0).num_bytes, "lru", on_drop=dropped.append)
+        self.store, self.woken = TieredStore(host, [self.far]), threading.Semaphore(0)
+        self.tiers = EmbeddingTiers(self.store, name, EMBEDDINGS, self.woken.release, dropped=dropped)
+
+    def keep(self, *keys: str) -> None:
+        for number, key in enumerate(keys):
+            self.tiers.keeping()(encoding(key), 0.01, lambda number=number: array_of(number))  # type: ignore[misc]
+
+    def find(self, key: str) -> StoredArray | None:
+        self.tiers.load(load(key))
+        if not self.tiers.has_answers:
+            assert self.woken.acquire(timeout=SOON)
+        [(found, array)] = self.tiers.take_loaded()
+        assert found == key
+        return array
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.tiers.close()
+
+
+def test_what_was_encoded_is_found_at_once_in_host_memory(bench: Bench) -> None:
+    bench.keep("a")
+    bench.tiers.load(load("a"))
+    assert bench.tiers.has_answers
+    [(_, array)] = bench.tiers.take_loaded()
+    assert array is not None
+    assert bytes(array.payload) == bytes(array_of(0).payload)
+    assert not bench.woken.acquire(blocking=False)
+
+
+def test_what_made_room_in_host_memory_is_found_farther_away_and_the_loop_is_woken(bench: Bench) -> None:
+    bench.keep("a", "b", "c")
+    assert bench.store.wait_written(SOON)
+    assert bench.find("a") is not None
+    assert [(tier.name, tier.num_hits) for tier in bench.tiers.status()] == [("host", 0), ("disk", 1)]
+
+
+def test_what_was_never_kept_is_nowhere(bench: Bench) -> None:
+    assert bench.find("a") is None
+
+
+def test_an_entry_of_another_shape_is_taken_for_none(bench: Bench) -> None:
+    bench.store.store(name("a"), array_of(1, num_tokens=3))
+    assert bench.find("a") is None
+
+
+def test_after_clearing_nothing_is_found_that_was_kept_asked_for_or_begun_before(bench: Bench) -> None:
+    keep = bench.tiers.keeping()
+    bench.keep("a")
+    bench.tiers.load(load("a"))
+    bench.tiers.clear()
+    keep(encoding("b"), 0.01, lambda: array_of(2))
+    assert bench.tiers.take_loaded() == [("a", None)]
+    assert bench.find("a") is None
+    assert bench.find("b") is None
+
+
+def test_media_are_held_as_long_as_a_tier_is_known_to_hold_them(bench: Bench) -> None:
+    bench.keep("a", "b")
+    assert bench.tiers.take_changes() == (["media of a", "media of b"], [])
+    bench.keep("a")
+    assert bench.tiers.take_changes() == ([], [])
+    assert bench.store.wait_written(SOON)
+    bench.far.clear()
+    bench.keep("c")
+    assert bench.tiers.take_changes() == (["media of c"], ["media of b"])
+    bench.tiers.clear()
+    assert bench.tiers.take_changes() == ([], ["media of a", "media of c"])
+
+
+def test_a_far_tier_has_as_long_as_making_all_that_is_loading_anew_would_take(bench: Bench) -> None:
+    unknown = bench.tiers._patience()
+    bench.tiers.load(load("a"))
+    waiting = bench.tiers._patience()
+    assert waiting > unknown
+    bench.keep("b")
+    assert bench.tiers._patience() < waiting
+
+
+def test_a_trace_names_each_use_by_its_entry_and_tells_what_encodings_take(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    tiers = EmbeddingTiers(None, name, EMBEDDINGS, lambda: None, trace=TraceRecorder(path))
+    media = tuple(MediaItem(key, TokenSpan(4 * place, 4), Geometry(9, 9)) for place, key in enumerate("ab"))
+    request = EngineRequest("r", (1,) * 8, media, SamplingParams())
+    tiers.note_uses(request)
+    tiers.keeping()(encoding("a"), 0.25, lambda: pytest.fail("nothing keeps it"))
+    tiers.note_uses(request)
+    tiers.close()
+    uses = list(read_trace(path))
+    assert [use.key for use in uses] == [name("a"), name("b")] * 2
+    assert {(use.num_bytes, use.seconds) for use in uses} == {(4 * EMBEDDINGS.num_bytes, 0.25)}
+    assert "media" not in json.dumps([use.key for use in uses])

@@ -1,0 +1,28 @@
+"""What tiers keep is bit for bit what was encoded."""
+
+import pytest
+import torch
+
+from keepsight.runner.stored_embeddings import from_stored, to_stored
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_embeddings_come_back_bit_for_bit(dtype: torch.dtype) -> None:
+    embeddings = torch.randn(5, 7).to(dtype)
+    stored = to_stored(embeddings, 0.5)
+    assert stored.is_whole
+    assert (stored.shape, stored.seconds) == ((5, 7), 0.5)
+    back = from_stored(stored)
+    assert back.dtype == dtype
+    assert torch.equal(back, embeddings)
+
+
+def test_on_a_cpu_it_is_the_same_memory() -> None:
+    embeddings = torch.randn(5, 7)
+    assert from_stored(to_stored(embeddings, 0)).data_ptr() == embeddings.data_ptr()
+
+
+def test_a_part_of_a_batch_is_kept_alone() -> None:
+    batch = torch.randn(3, 5, 7)
+    assert to_stored(batch[:, 2], 0).num_bytes == 3 * 7 * 4
+    assert torch.equal(from_stored(to_stored(batch[:, 2], 0)), batch[:, 2])
