@@ -9,6 +9,7 @@ from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.decode_body import BodyDecoder, Refused
 from keepsight.frontend.generation_fields import NESTED_STRUCTS, GenerationFields
 from keepsight.frontend.lift_data_urls import decode_lifting
+from keepsight.frontend.read_messages import read_messages
 
 
 class MediaProcessorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,7 +34,8 @@ class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    messages: Any  # read_messages() knows their shape, and their paths better than a decoder does
+    # A `Conversation` once it is parsed: read_messages() knows their shape, and their paths better than a decoder does.
+    messages: Any
     mm_processor_kwargs: MediaProcessorOptions | None = None
 
     max_completion_tokens: int | None = None
@@ -113,4 +115,4 @@ _decoder = BodyDecoder(ChatRequest, {**NESTED_STRUCTS, "mm_processor_kwargs": Me
 def parse_chat_request(body: bytes | bytearray) -> ChatRequest:
     request = decode_lifting(_decoder, body)
     request.check()
-    return request
+    return msgspec.structs.replace(request, messages=read_messages(request.messages))

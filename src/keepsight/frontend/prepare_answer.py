@@ -1,8 +1,12 @@
-"""From a parsed body to the answer that the engine can be asked for: prepares its prompts, off the event loop."""
+"""From a parsed body to the answer that the engine can be asked for: prepares its prompts.
+
+Off the event loop, but for so little that waking a thread would take longer.
+"""
 
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
@@ -22,6 +26,9 @@ from keepsight.frontend.tokenize_request import (
 )
 from keepsight.sampling_params import SamplingParams
 
+# Their text is tokens in less than a millisecond.
+MAX_BYTES_ON_LOOP = 2048
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerPreparer:
@@ -30,14 +37,21 @@ class AnswerPreparer:
     preparer: RequestPreparer
     model_name: str
 
-    async def chat(self, asked: ChatRequest, cache_salt: str | None, downloaded: Downloaded) -> ChatAnswer:
-        prepared = await run_in_threadpool(self._prepare_chat, asked, cache_salt, downloaded)
+    async def chat(
+        self, asked: ChatRequest, cache_salt: str | None, downloaded: Downloaded, num_bytes: int
+    ) -> ChatAnswer:
+        """`num_bytes`: what the request was read from."""
+        params = asked.to_sampling_params(self.preparer.sampling_defaults)
+        prepare = partial(self._prepare_chat, asked, params, cache_salt, downloaded)
+        is_little = num_bytes <= MAX_BYTES_ON_LOOP and not _looks_at_more(asked, params)
+        prepared = prepare() if is_little else await run_in_threadpool(prepare)
         # What the messages hold may be megabytes, and the answer may take minutes.
         asked = msgspec.structs.replace(asked, messages=None)
         return ChatAnswer(asked, [prepared], self.preparer.tokenizer, self.model_name)
 
-    def _prepare_chat(self, asked: ChatRequest, cache_salt: str | None, downloaded: Downloaded) -> PreparedRequest:
-        params = asked.to_sampling_params(self.preparer.sampling_defaults)
+    def _prepare_chat(
+        self, asked: ChatRequest, params: SamplingParams, cache_salt: str | None, downloaded: Downloaded
+    ) -> PreparedRequest:
         terms = (cache_salt, asked.priority or 0, asked.shown_tools)
         prepared = self.preparer.prepare_chat(asked.messages, params, asked.processor_overrides, *terms, downloaded)
         return dataclasses.replace(prepared, cache_key=asked.prompt_cache_key)
@@ -98,3 +112,8 @@ class AnswerPreparer:
             if not 0 <= token_id < tokenizer.vocab_size:
                 raise InvalidArgumentError(f"tokens[{index}]", f"{token_id} is none of {tokenizer.vocab_size} tokens")
         return DetokenizeResponse(prompt=tokenizer.decode(asked.tokens, skip_special_tokens=False))
+
+
+def _looks_at_more(asked: ChatRequest, params: SamplingParams) -> bool:
+    """Than at the request's own text: at pictures, which may be files, or at a grammar, which has to be compiled."""
+    return params.structured_outputs is not None or any(part.source is not None for part in asked.messages.pictures)

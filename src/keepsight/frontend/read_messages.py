@@ -46,6 +46,8 @@ class Conversation:
 
 
 def read_messages(messages: object, field: str = "messages") -> Conversation:
+    if isinstance(messages, Conversation):
+        return messages  # read before
     pictures: list[PicturePart] = []
     listed = _check_is_list(messages, field, "messages")
     read = [_read_message(message, f"{field}[{index}]", pictures) for index, message in enumerate(listed)]

@@ -10,6 +10,7 @@ from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.chat_request import MediaProcessorOptions, Tool
 from keepsight.frontend.decode_body import BodyDecoder, Refused, check_refused
 from keepsight.frontend.lift_data_urls import decode_lifting
+from keepsight.frontend.read_messages import read_messages
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -17,6 +18,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     model: str | None = None
     prompt: str | None = None
+    # A `Conversation` once it is parsed.
     messages: Any = None
     return_token_strs: bool = False
     # Of a prompt: whether it begins as prompts do.  A chat template writes its own.
@@ -78,7 +80,9 @@ _detokenize = BodyDecoder(DetokenizeRequest)
 def parse_tokenize_request(body: bytes | bytearray) -> TokenizeRequest:
     request = decode_lifting(_tokenize, body)
     request.check()
-    return request
+    if request.messages is None:
+        return request
+    return msgspec.structs.replace(request, messages=read_messages(request.messages))
 
 
 def parse_detokenize_request(body: bytes | bytearray) -> DetokenizeRequest:

@@ -1,0 +1,44 @@
+"""Where a request is prepared: on the event loop only if that is quickly done."""
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from keepsight.config import Config
+from keepsight.frontend.chat_request import parse_chat_request
+from keepsight.frontend.media_intake import NOTHING_DOWNLOADED
+from keepsight.frontend.prepare_answer import MAX_BYTES_ON_LOOP, AnswerPreparer
+from keepsight.frontend.prepare_request import RequestPreparer
+from tests.drawn import ask, by_url
+
+# Smaller than what may be on the loop; others of its kind are files.
+PICTURE = by_url(Image.new("RGB", (8, 8)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_on_loop"),
+    [
+        ({"messages": ask("Hello")}, True),
+        ({"messages": ask("Hello " * MAX_BYTES_ON_LOOP)}, False),
+        ({"messages": ask(PICTURE, "What?")}, False),
+        ({"messages": ask("Hello"), "guided_regex": "[ab]+"}, False),
+    ],
+)
+def test_little_text_takes_no_thread(fields: dict[str, Any], is_on_loop: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+    preparer = RequestPreparer.from_config(Config())
+    prepare_chat = preparer.prepare_chat
+
+    def note_thread(*args: Any) -> Any:
+        threads.append(threading.current_thread())
+        return prepare_chat(*args)
+
+    monkeypatch.setattr(preparer, "prepare_chat", note_thread)
+    body = json.dumps(fields).encode()
+    answers = AnswerPreparer(preparer, "demo")
+    asyncio.run(answers.chat(parse_chat_request(body), None, NOTHING_DOWNLOADED, len(body)))
+    assert [thread is threading.current_thread() for thread in threads] == [is_on_loop]
