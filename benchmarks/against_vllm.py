@@ -38,6 +38,8 @@ ONE_BY_ONE = [name for name in WORKLOADS if name not in ("zipf", "restart")]
 PHOTO_SIZE, PHOTO = (4000, 3000), "12 MP "
 PHOTO_WORKLOADS = ("cold", "same-picture-same-prompt", "same-picture-new-prompt")
 FIRST_TOKEN, LATE_FIRST_TOKEN, RATE = "first token p50 ms", "first token p95 ms", "requests/s"
+# What the table has beside the goals; the JSON file has all.
+SHOWN = (FIRST_TOKEN, LATE_FIRST_TOKEN, "gap p50 ms", "gap p95 ms", RATE)
 START_UP, FIRST_ANSWER = "start-up to ready s", "start-up to the first answer s"
 MEMORY_READY, MEMORY_LATER, IDLE = "memory MiB, ready", "memory MiB, at the end", "idle cores"
 # What of a round is kept, by its name.
@@ -149,15 +151,12 @@ class Contestant:
 
 
 def rows_of(found: dict[str, list[Findings]]) -> list[Row]:
-    """What both have in every round, costs and rates alone."""
-    costs = {metric.name: metric.is_cost for metric in METRICS if metric.is_cost is not None}
+    """What both have in every round."""
     names = [name for name in found[OURS][0] if all(name in each for rounds in found.values() for each in rounds)]
-    rows = []
-    for name in names:
-        metric = name.rpartition(": ")[2]
-        if metric == name or metric in costs:
-            rows.append(Row(name, GOALS.get(name), costs.get(metric, True)))
-    return rows
+    of_workloads = [name for name in names if ": " in name]
+    shown = [name for name in of_workloads if name.rpartition(": ")[2] in SHOWN]
+    kept = [name for name in names if name in shown or name not in of_workloads]
+    return [Row(name, GOALS.get(name), is_cost=not name.endswith(RATE)) for name in kept]
 
 
 def to_cells(row: Row, found: dict[str, list[Findings]]) -> list[str]:

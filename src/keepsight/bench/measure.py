@@ -1,7 +1,7 @@
 """Asks a server a workload: what is to be known first, then, on the clock, by so many clients at a time.
 
-A client asks its next request when it has its answer (a closed loop).  Conversations are sent again whole, with the
-server's own answers, at every turn.
+A client asks its next request when it has its answer (a closed loop), or a drawn pause later.  Conversations are sent
+again whole, with the server's own answers, at every turn.
 """
 
 import asyncio
@@ -53,6 +53,7 @@ async def measure(
 
 async def _converse_all(server: Server, conversations: Iterator[Conversation], keep: Keep) -> None:
     for conversation in conversations:
+        await asyncio.sleep(conversation.pause_seconds)
         async for answer in _converse(server, conversation):
             keep(answer)
 

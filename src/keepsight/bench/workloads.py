@@ -8,7 +8,7 @@ import base64
 import itertools
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from keepsight.bench.draw import choose_by_popularity, photograph, say
@@ -18,6 +18,7 @@ Part = bytes
 # As many requests with 0, 1, 2 and 3 pictures as real traffic has: 1.5 for each that has any.
 PICTURE_COUNT_WEIGHTS = {0: 0.25, 1: 0.48, 2: 0.16, 3: 0.11}
 QUESTION_WORDS = 20
+MEAN_PAUSE_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class Conversation:
     """What the user says, turn by turn; every turn is sent with all that was said before."""
 
     turns: tuple[tuple[Part, ...], ...]
+    # Before the first.
+    pause_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +153,15 @@ def many_pictures(draw: Drawer) -> Workload:
 
 
 def text_beside_pictures(draw: Drawer) -> Workload:
-    """Short questions without pictures, while somebody shows one new picture after the other."""
+    """Short questions without pictures, while somebody shows one new picture after the other.
 
-    def ask_on() -> Iterator[Conversation]:
-        return (once(draw.words()) for _ in itertools.count())
-
+    They come at moments that the server has no part in: asked as soon as it has time, they would not meet its pauses.
+    """
     # First, as what is timed is drawn while it is asked.
     beside = [once(draw.picture(), draw.words()) for _ in range(draw.options.num_requests)]
     before = [once(draw.picture(), draw.words()), once(draw.words())] * max(1, draw.options.num_warm_up)
-    return Workload(before, ask_on(), beside)
+    pauses = (draw.rng.expovariate(1 / MEAN_PAUSE_SECONDS) for _ in itertools.count())
+    return Workload(before, (Conversation(((draw.words(),),), pause) for pause in pauses), beside)
 
 
 def restart(draw: Drawer) -> Workload:

@@ -1,0 +1,131 @@
+"""Against a server that says what it is told to."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from keepsight.bench.ask import Answer, Server, ask
+from keepsight.bench.http_connection import Address
+from keepsight.bench.measure import Measurement, find_words_per_picture, measure
+from keepsight.bench.run_workloads import RunSettings, run_workloads
+from keepsight.bench.workloads import Workload, WorkloadOptions, draw_workload
+from keepsight.errors import InvalidArgumentError, NoAnswerError
+from tests.cli.scripted_server import DONE, USAGE_EVENT, Script, answer, event, scripted_server
+
+OPTIONS = WorkloadOptions(seed=1, num_requests=4, num_warm_up=1, picture_size=(16, 16), num_turns=2)
+OPENING = b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n'
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    with scripted_server(Script()) as running:
+        yield running
+
+
+def server_of(script: Script) -> Server:
+    return Server(Address.parse(script.url), "first", "a key", {"max_tokens": 3})
+
+
+def run(script: Script, workload: Workload, concurrency: int = 1) -> tuple[Measurement, list[Answer]]:
+    kept: list[Answer] = []
+    return asyncio.run(measure(server_of(script), workload, concurrency, kept.append)), kept
+
+
+def test_an_answer_has_the_times_of_its_tokens_and_what_the_server_counted(script: Script) -> None:
+    script.answers = [[OPENING, *answer("Hel", "lo", "")]]
+    heard = asyncio.run(ask(server_of(script), [b'{"role":"user","content":"?"}']))
+    assert heard.error is None
+    assert heard.text == "Hello"
+    assert len(heard.token_times) == 3, "a token may have no text; the opening is none"
+    assert sorted(heard.token_times) == heard.token_times
+    assert heard.token_times[-1] <= heard.seconds
+    assert (heard.num_tokens, heard.num_prompt_tokens, heard.num_cached_tokens) == (3, 20, 16)
+    [body] = script.bodies
+    assert (body["model"], body["max_tokens"], body["stream"]) == ("first", 3, True)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "said"),
+    [
+        ([event("Hi")], "ended before"),
+        ([event("Hi"), b'data: {"error": {"message": "out of luck"}}\n\n', DONE], "out of luck"),
+        ([b"data: nonsense\n\n", DONE], "Expecting value"),
+        ([OPENING, USAGE_EVENT, DONE], "without a token"),
+    ],
+)
+def test_an_answer_that_breaks_off_is_an_error(script: Script, pieces: list[bytes], said: str) -> None:
+    script.answers = [pieces]
+    heard = asyncio.run(ask(server_of(script), []))
+    assert heard.error is not None
+    assert said in heard.error
+
+
+def test_a_refusal_is_an_error_that_says_what_was_said(script: Script) -> None:
+    script.status, script.refusal = 503, b"busy"
+    assert asyncio.run(ask(server_of(script), [])).error == "503: busy"
+
+
+def test_nobody_there_is_an_error() -> None:
+    nobody = Server(Address.parse("http://127.0.0.1:9/v1"), "first")
+    assert asyncio.run(ask(nobody, [])).error
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://a/v1", "http://", "http://a:port/v1"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="--base-url"):
+        Address.parse(url)
+
+
+def test_what_goes_before_is_asked_and_not_counted(script: Script) -> None:
+    found, kept = run(script, draw_workload("cold", OPTIONS), concurrency=3)
+    assert found.answers == kept
+    assert (len(kept), len(script.bodies)) == (4, 5)
+
+
+def test_every_turn_sends_what_was_said_before_with_the_server_s_answers(script: Script) -> None:
+    _, kept = run(script, draw_workload("multi-turn", OPTIONS))
+    assert len(kept) == 4
+    roles = [[message["role"] for message in body["messages"]] for body in script.bodies]
+    assert roles == [["user"], ["user", "assistant", "user"]] * 3
+    assert script.messages[1]["content"] == "Hello!"
+
+
+def test_texts_are_asked_as_long_as_pictures_come(script: Script) -> None:
+    found, _ = run(script, draw_workload("text-beside-pictures", OPTIONS))
+    pictures = [body for body in script.bodies if len(body["messages"][0]["content"]) == 2]
+    assert len(pictures) == OPTIONS.num_warm_up + OPTIONS.num_requests
+    assert found.seconds > 0
+
+
+def test_preparation_that_fails_ends_it(script: Script) -> None:
+    script.status, script.refusal = 500, b"no"
+    with pytest.raises(NoAnswerError, match=r"before or beside.*500: no"):
+        run(script, draw_workload("cold", OPTIONS))
+
+
+def test_the_server_tells_how_many_words_are_a_picture(script: Script) -> None:
+    def saying(num_tokens: int) -> list[bytes]:
+        return [event("a"), USAGE_EVENT.replace(b'"prompt_tokens": 20', b'"prompt_tokens": %d' % num_tokens), DONE]
+
+    script.answers = [saying(30), saying(330), saying(288)]
+    assert asyncio.run(find_words_per_picture(server_of(script), OPTIONS)) == 172
+
+
+def test_a_server_that_counts_no_tokens_is_told_so(script: Script) -> None:
+    script.answers = [[event("a"), DONE]]
+    with pytest.raises(NoAnswerError, match="how many tokens"):
+        asyncio.run(find_words_per_picture(server_of(script), OPTIONS))
+
+
+def test_a_run_has_a_summary_of_each_workload_and_share_of_reuse(script: Script) -> None:
+    async def restart() -> None:
+        script.models = "restarted"
+
+    settings = RunSettings(["cold", "zipf", "restart"], OPTIONS, reuse_percents=(0, 50), restart=restart)
+    report = asyncio.run(run_workloads(server_of(script), settings))
+    assert list(report.summaries) == ["cold", "zipf-0", "zipf-50", "restart"]
+    assert {summary.num_requests for summary in report.summaries.values()} == {4}
+    assert report.summaries["cold"].cached_share == 0.8
+    assert script.models == "restarted"
+    assert report.facts["seed"] == 1
