@@ -1,9 +1,30 @@
-"""One thread per test process: small models gain nothing from more, and parallel test processes lose much."""
+"""What all tests share.
+
+One thread per test process: small models gain nothing from more, and parallel test processes lose much.
+"""
 
 import os
+import signal
 import warnings
+from collections.abc import Iterator
+
+import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TQDM_DISABLE", "1")
 warnings.filterwarnings("ignore", message=".*torchvision.*")
+
+
+@pytest.fixture(scope="session")
+def server_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """Of a real server without options, for all whom it does not matter what others ask it."""
+    from tests.cli.test_serve import END_SECONDS, serving
+
+    log = tmp_path_factory.mktemp("server") / "log"
+    with serving(log) as (process, port):
+        yield port
+        process.send_signal(signal.SIGINT)
+        assert process.wait(END_SECONDS) == 130
+    # Neither refused requests nor clients that left nor the end are failures.
+    assert "Traceback" not in log.read_text()

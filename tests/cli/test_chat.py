@@ -15,7 +15,6 @@ import pytest
 
 from keepsight.cli.main import main
 from tests.cli.scripted_server import DONE, Script, answer, event, scripted_server
-from tests.cli.test_serve import serving
 from tests.drawn import draw, to_data_url
 
 HELLO = {"role": "user", "content": "Hello"}
@@ -207,14 +206,13 @@ def test_at_a_terminal_it_asks_for_lines_until_ctrl_d(script: Script) -> None:
 
 
 def test_a_real_server_answers_rightly_and_finds_the_picture_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drawn = draw(7)
     drawn.picture.save(tmp_path / "x.png")
     colour = next(question for question in drawn.questions if question.kind == "colour")
-    with serving(tmp_path / "log") as (_process, port):
-        terminal = Terminal(monkeypatch, capsys, f"http://127.0.0.1:{port}/v1")
-        assert terminal.type(f"/image {tmp_path}/x.png", drawn.questions[0].text, colour.text) == 0
+    terminal = Terminal(monkeypatch, capsys, f"http://127.0.0.1:{server_port}/v1")
+    assert terminal.type(f"/image {tmp_path}/x.png", drawn.questions[0].text, colour.text) == 0
     assert terminal.out == f"{drawn.description}\n{colour.answer}\n"
     assert "keepsight-demo at" in terminal.err
     assert terminal.err.count("prompt tokens cached") == 2

@@ -4,8 +4,6 @@ import asyncio
 import json
 import re
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -51,19 +49,8 @@ def wait_for_port(process: subprocess.Popen[str], log: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    log = tmp_path_factory.mktemp("server") / "log"
-    with serving(log) as (process, port):
-        yield port
-        process.send_signal(signal.SIGINT)
-        assert process.wait(END_SECONDS) == 130
-    # Neither refused requests nor clients that left nor the end are failures.
-    assert "Traceback" not in log.read_text()
-
-
-@pytest.fixture(scope="module")
-def client(port: int) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
+def client(server_port: int) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{server_port}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -114,11 +101,11 @@ def test_a_stream_says_the_same_in_pieces_and_counts_its_tokens(client: openai.O
     assert whole.usage.prompt_tokens_details.image_tokens == 16
 
 
-def test_questions_asked_at_once_are_all_answered_rightly(port: int) -> None:
+def test_questions_asked_at_once_are_all_answered_rightly(server_port: int) -> None:
     drawings = [draw(seed) for seed in range(1, 7)]
 
     async def ask_all() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client:
+        async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{server_port}/v1", api_key="none") as client:
             return list(await asyncio.gather(*(ask_one(client, each) for each in drawings)))
 
     async def ask_one(client: openai.AsyncOpenAI, drawn: Drawn) -> str:
@@ -168,37 +155,20 @@ def test_the_client_finds_the_model(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_the_command_line_of_the_readme_gets_a_right_answer(port: int, tmp_path: Path) -> None:
+def test_the_command_line_of_the_readme_gets_a_right_answer(server_port: int, tmp_path: Path) -> None:
     line = next(line for line in README.read_text().splitlines() if "curl" in line and "demo-picture" in line)
     keepsight = tmp_path / "keepsight"
     keepsight.write_text(f'#!/bin/sh\nexec {sys.executable} -m keepsight "$@"\n')
     keepsight.chmod(0o755)
-    line = line.replace(".venv/bin/keepsight", str(keepsight)).replace(":8000", f":{port}")
+    line = line.replace(".venv/bin/keepsight", str(keepsight)).replace(":8000", f":{server_port}")
     done = subprocess.run(["bash", "-ec", line], cwd=tmp_path, capture_output=True, text=True, check=True)
     truth, _, *_, body = done.stdout.splitlines()
     assert json.loads(body)["choices"][0]["message"]["content"] == truth
 
 
-def test_a_port_that_is_taken_is_told_in_one_line_before_the_model_is_loaded(port: int) -> None:
-    done = subprocess.run([*COMMAND, "serve", "--port", str(port)], capture_output=True, text=True)
+def test_a_port_that_is_taken_is_told_in_one_line_before_the_model_is_loaded(server_port: int) -> None:
+    done = subprocess.run([*COMMAND, "serve", "--port", str(server_port)], capture_output=True, text=True)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     [line] = done.stderr.splitlines()
-    assert line.startswith(f"keepsight serve: --port: cannot listen on 127.0.0.1:{port}: Address already in use")
-
-
-def test_a_signal_to_end_lets_a_running_answer_finish(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    with serving(log, "--served-model-name", "mine") as (process, port):
-        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
-        options: Any = {"stream": True, "max_tokens": 150, "extra_body": {"ignore_eos": True, "stop_token_ids": []}}
-        stream = iter(complete(client, ask("Hello"), model="mine", **options))
-        next(stream)
-        process.send_signal(signal.SIGTERM)
-        assert list(stream)[-1].choices[0].finish_reason == "length"
-        assert process.wait(END_SECONDS) == 0
-        assert process.stdout is not None
-        assert process.stdout.read() == ""
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port), timeout=5)
-    assert "Traceback" not in log.read_text()
+    assert line.startswith(f"keepsight serve: --port: cannot listen on 127.0.0.1:{server_port}: Address already in use")

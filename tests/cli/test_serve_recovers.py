@@ -4,6 +4,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ import openai
 import pytest
 
 from keepsight.ipc.run_directory import RunDirectory
-from tests.cli.test_serve import START_SECONDS, answer, complete, serving
+from tests.cli.test_serve import END_SECONDS, START_SECONDS, answer, complete, serving
 from tests.drawn import Drawn, ask, by_url, draw
 
 ENDLESS = {"max_tokens": None, "stream": True, "extra_body": {"ignore_eos": True}}
@@ -125,6 +126,22 @@ def test_a_killed_supervisor_leaves_no_process_and_the_next_start_no_file(
     assert server.run_directory.exists()
     with server.client() as client:
         assert complete(client, ask("Hello"), max_tokens=1).usage.completion_tokens == 1
+
+
+def test_a_signal_to_end_lets_a_running_answer_finish(server: Server) -> None:
+    """The last one here."""
+    options = {**ENDLESS, "max_tokens": 150}
+    with server.client() as client:
+        stream = iter(complete(client, ask("Hello"), **options))
+        next(stream)
+        server.supervisor.send_signal(signal.SIGTERM)
+        assert list(stream)[-1].choices[0].finish_reason == "length"
+    assert server.supervisor.wait(END_SECONDS) == 0
+    assert server.supervisor.stdout is not None
+    assert server.supervisor.stdout.read() == ""
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", server.port), timeout=5)
+    assert "Traceback" not in server.log.read_text()
 
 
 def descendants(pid: int) -> list[int]:

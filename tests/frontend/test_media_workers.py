@@ -341,7 +341,7 @@ def test_any_other_failure_of_a_worker_is_never_the_caller_s(misbehaving: MediaW
     assert_works(misbehaving)
 
 
-def test_a_worker_that_was_killed_while_it_waited_is_replaced_and_no_picture_blamed(start: Start) -> None:
+def test_workers_are_replaced_with_no_picture_blamed_and_outlive_their_template(start: Start) -> None:
     workers = start(1)
     for _ in range(3):
         assert_works(workers)
@@ -351,12 +351,6 @@ def test_a_worker_that_was_killed_while_it_waited_is_replaced_and_no_picture_bla
         assert_works(workers)
         assert workers.pids()[0] == template
         assert workers.pids()[1] != worker
-    assert workers.num_crashes == 0
-
-
-def test_workers_outlive_their_template_and_the_next_one_comes_from_another(start: Start) -> None:
-    workers = start(1)
-    assert_works(workers)
     template, worker = workers.pids()
     os.kill(template, signal.SIGKILL)
     assert_works(workers)

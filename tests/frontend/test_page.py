@@ -20,7 +20,6 @@ from playwright.sync_api import (
 )
 
 from keepsight.frontend.serve_page import PAGE_FILES
-from tests.cli.test_serve import serving
 from tests.drawn import Drawn, draw, to_png
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -31,10 +30,9 @@ MAX_PAGE_BYTES = 25_000
 expect.set_options(timeout=PATIENCE_MS)
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serving(tmp_path_factory.mktemp("server") / "log") as (_process, port):
-        yield f"http://127.0.0.1:{port}/"
+@pytest.fixture
+def url(server_port: int) -> str:
+    return f"http://127.0.0.1:{server_port}/"
 
 
 @pytest.fixture(scope="module")
