@@ -165,7 +165,8 @@ def main() -> None:
 
 def peer_environment() -> dict[str, str]:
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    root = Path(__file__).parents[1]
+    paths = [str(root), str(root / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     own = {"VLLM_CPU_OMP_THREADS_BIND": cores, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(paths)}
     return {**os.environ, **VLLM_SETTINGS, **own}
 

@@ -9,9 +9,7 @@ reading all of the decoder's weights once.  `--layers` keeps only the first laye
 import argparse
 import functools
 import json
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,65 +17,30 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from keepsight.media import TokenSpan
-from keepsight.models.attention import AttentionBatch, RequestSlice
-from keepsight.models.block_table import BlockTable
+from keepsight.bench.model_work import ModelWork, median_seconds
 from keepsight.models.gemma3.config import Gemma3Config, VisionConfig
 from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.layers import Placement
-from keepsight.models.paged_attention import PagedAttention
-from keepsight.runner.kv_block_store import KvBlockStore
 from tests.models.gemma3.real_configs import REAL_CONFIGS
 
-BLOCK_SIZE, NUM_WORDS, CONTEXT = 16, 100, 512
 
-
-class Machine:
-    """A model of one size, a prompt of one picture and 100 words, and pages for it."""
+class Machine(ModelWork):
+    """A model of one size, with random weights."""
 
     def __init__(self, config: Gemma3Config, place: Placement) -> None:
-        self.config, self.place = config, place
-        self.model = Gemma3(config, place)
-        for parameter in self.model.parameters():
+        model = Gemma3(config, place)
+        for parameter in model.parameters():
             parameter.normal_(0, 0.02)
-        self.store = KvBlockStore(self.model.shape, CONTEXT // BLOCK_SIZE, BLOCK_SIZE, place)
-        self.attention = PagedAttention()
-        self.blocks = BlockTable(BLOCK_SIZE, range(CONTEXT // BLOCK_SIZE), place.device)
+        super().__init__(model)
+        self.config, self.place, self.decoder = config, place, model.decoder
 
-    def encode(self, num_pictures: int = 1) -> Tensor:
+    def encode_zeros(self, num_pictures: int = 1) -> Tensor:
         assert self.config.vision is not None
         size = self.config.vision.image_size
-        pixels = torch.zeros(num_pictures, size, size, 3, device=self.place.device, dtype=self.place.dtype)
-        return self.model.encode_images(pixels)
-
-    def prefill(self) -> Tensor:
-        num_image_tokens = self.config.tokens_per_image
-        spans = (TokenSpan(4, num_image_tokens),) if num_image_tokens else ()
-        return self._compute(RequestSlice(0, NUM_WORDS + num_image_tokens, self.blocks, spans))
-
-    def decode(self) -> Tensor:
-        return self._compute(RequestSlice(CONTEXT - 2, 1, self.blocks))
-
-    def _compute(self, piece: RequestSlice) -> Tensor:
-        batch = AttentionBatch([piece], self.place.device)
-        embeddings = self.model.embed_tokens(torch.zeros(piece.length, dtype=torch.int64, device=self.place.device))
-        hidden = self.model.compute(embeddings, self.attention, self.store.layers, batch)
-        return self.model.logits(hidden[-1:])
+        return self.encode(torch.zeros(num_pictures, size, size, 3, device=self.place.device, dtype=self.place.dtype))
 
     def seconds(self, work: Callable[[], object], runs: int) -> float:
-        work()
-        taken = []
-        for _ in range(runs):
-            self._wait()
-            started = time.perf_counter()
-            work()
-            self._wait()
-            taken.append(time.perf_counter() - started)
-        return statistics.median(taken)
-
-    def _wait(self) -> None:
-        if self.place.device.type == "cuda":
-            torch.cuda.synchronize()
+        return median_seconds(work, runs, self.place.device)
 
 
 def encoder_flops(vision: VisionConfig) -> float:
@@ -120,12 +83,14 @@ def report(machine: Machine, arguments: argparse.Namespace) -> None:
     if vision is not None:
         limit = encoder_flops(vision) / (arguments.peak_tflops * 1e12)
         for num_pictures in (1, 4):
-            seconds = machine.seconds(functools.partial(machine.encode, num_pictures), arguments.runs) / num_pictures
+            seconds = (
+                machine.seconds(functools.partial(machine.encode_zeros, num_pictures), arguments.runs) / num_pictures
+            )
             print(
                 f"encode, {num_pictures} at once  {seconds * 1e3:9.2f} ms a picture, {limit / seconds:6.1%} of the peak"
             )
     print(f"prefill           {machine.seconds(machine.prefill, arguments.runs) * 1e3:9.2f} ms")
-    weights = sum(parameter.nbytes for parameter in machine.model.decoder.parameters())
+    weights = sum(parameter.nbytes for parameter in machine.decoder.parameters())
     seconds = machine.seconds(machine.decode, arguments.runs)
     share = weights / (arguments.bandwidth_gb * 1e9) / seconds
     print(f"decode            {seconds * 1e3:9.2f} ms a token, {share:6.1%} of the bandwidth")

@@ -1,12 +1,9 @@
 """Requests and pictures to measure engines with: made from a seed, and carried to another interpreter in a folder.
 
-Knows no engine and imports nothing of the package, so that the environment of a peer can read it too.
+Knows no engine, and imports of the package only what draws, so that the environment of a peer can read it too.
 """
 
 import base64
-import bisect
-import io
-import itertools
 import json
 import random
 from collections.abc import Sequence
@@ -14,43 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image
+from keepsight.bench.draw import PICTURE_COUNT_WEIGHTS, choose_by_popularity, photograph, say
 
+__all__ = ["Request", "Workload", "mixed_requests", "photograph", "say", "to_messages"]
 # What a user says: texts, and pictures by their number, in the order of the message.
 Request = list[str | int]
-# As many requests with 0, 1, 2 and 3 pictures as real traffic has: 1.5 for each that has any.
-PICTURE_COUNT_WEIGHTS = {0: 0.25, 1: 0.48, 2: 0.16, 3: 0.11}
-TEXT = (
-    "the value of an object is what a name refers to when it is called with no argument and returns a list or string "
-    "that can be changed in place if its class defines such a method otherwise the statement raises an exception while "
-    "other modules import their functions from here before the first line of code after that block has been executed"
-)
-WORDS = TEXT.split()
-
-
-def photograph(seed: int, side: int = 1024) -> bytes:
-    """A JPEG of smooth shapes under fine noise, which compresses about as photographs do."""
-    rng = np.random.default_rng(seed)
-    coarse = rng.integers(0, 256, (side // 16, side // 16, 3), dtype=np.uint8)
-    smooth = np.asarray(Image.fromarray(coarse).resize((side, side), Image.Resampling.BICUBIC))
-    noise = rng.integers(-8, 9, smooth.shape)
-    buffer = io.BytesIO()
-    Image.fromarray((smooth + noise).clip(0, 255).astype(np.uint8)).save(buffer, "JPEG", quality=90)
-    return buffer.getvalue()
-
-
-def say(rng: random.Random, num_words: int) -> str:
-    return " ".join(rng.choice(WORDS) for _ in range(num_words))
-
-
-def choose_by_popularity(rng: random.Random, num_items: int, count: int, exponent: float) -> list[int]:
-    """Different items; the k-th is asked for as often as 1 / k ** exponent (Zipf)."""
-    weights = list(itertools.accumulate((k + 1) ** -exponent for k in range(num_items)))
-    chosen: dict[int, None] = {}
-    while len(chosen) < count:
-        chosen[bisect.bisect(weights, rng.random() * weights[-1])] = None
-    return list(chosen)
 
 
 def mixed_requests(num_requests: int, num_pictures: int, exponent: float, seed: int) -> list[Request]:

@@ -17,6 +17,8 @@ TEXT = (
     "other modules import their functions from here before the first line of code after that block has been executed"
 )
 WORDS = TEXT.split()
+# As many requests with 0, 1, 2 and 3 pictures as real traffic has: 1.5 for each that has any.
+PICTURE_COUNT_WEIGHTS = {0: 0.25, 1: 0.48, 2: 0.16, 3: 0.11}
 
 
 def photograph(seed: int, width: int = 1024, height: int | None = None) -> bytes:

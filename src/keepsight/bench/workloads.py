@@ -11,12 +11,10 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from keepsight.bench.draw import choose_by_popularity, photograph, say
+from keepsight.bench.draw import PICTURE_COUNT_WEIGHTS, choose_by_popularity, photograph, say
 
 # A part of a message's content, in OpenAI's form, encoded.
 Part = bytes
-# As many requests with 0, 1, 2 and 3 pictures as real traffic has: 1.5 for each that has any.
-PICTURE_COUNT_WEIGHTS = {0: 0.25, 1: 0.48, 2: 0.16, 3: 0.11}
 QUESTION_WORDS = 20
 MEAN_PAUSE_SECONDS = 0.2
 

@@ -1,8 +1,9 @@
-"""`keepsight bench`: measure any OpenAI server, and compare what was measured."""
+"""`keepsight bench`: measure any OpenAI server, this one's parts, and compare what was measured."""
 
 import argparse
 import asyncio
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import SystemRandom
@@ -12,23 +13,23 @@ from keepsight.bench.ask import Server
 from keepsight.bench.http_connection import Address
 from keepsight.bench.report import Report, comparison, table, to_markdown
 from keepsight.bench.run_workloads import RunSettings, restart_by_command, run_workloads
-from keepsight.bench.workloads import WORKLOADS, WorkloadOptions
+from keepsight.bench.workloads import WORKLOADS
+from keepsight.cli.bench_arguments import DEFAULTS, add_shape, check_counts, options_of, to_percent
+from keepsight.cli.bench_within import add_offline_arguments, add_parts_arguments, run_offline, run_parts
 from keepsight.cli.openai_server import OpenAIServer
 from keepsight.errors import InvalidArgumentError
-
-DEFAULTS = WorkloadOptions(seed=0)
-MAX_SIDE = 20_000
-AT_LEAST_ONE = ("requests", "concurrency", "max_tokens", "pictures", "turns", "pool")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="bench_command", required=True, metavar="COMMAND")
     _add_serve(_add_command(commands, "serve", "measure an OpenAI server, workload by workload"))
+    add_offline_arguments(_add_command(commands, "offline", "measure LLM on a workload, without a server"))
+    add_parts_arguments(_add_command(commands, "parts", "measure each step of a picture's way, beside a bare copy"))
     _add_compare(_add_command(commands, "compare", "two reports side by side"))
 
 
 def run(arguments: argparse.Namespace) -> int:
-    runners = {"serve": _run_serve, "compare": _run_compare}
+    runners = {"serve": _run_serve, "offline": run_offline, "parts": run_parts, "compare": _run_compare}
     return runners[arguments.bench_command](arguments)
 
 
@@ -60,38 +61,18 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add("--ignore-eos", action="store_true", help="answers of exactly that length; not every server knows the field")
     add("--warmup", type=int, default=DEFAULTS.num_warm_up, help="untimed requests before (default: %(default)d)")
     add("--seed", type=int, help="draws the same again, which the same server may know (default: another each time)")
-    _add_shape(parser)
-    add("--json", type=Path, metavar="FILE", help="write the report, which `bench compare` reads")
-    add("--restart-command", metavar="COMMAND", help="ends the server and starts it anew, in the background")
-
-
-def _add_shape(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--picture-size", type=_to_size, default=DEFAULTS.picture_size, metavar="WxH", help="default: 896x896")
-    add("--pictures", type=int, default=DEFAULTS.pictures_per_request, help="of many-pictures (default: %(default)d)")
     add("--turns", type=int, default=DEFAULTS.num_turns, help="of multi-turn (default: %(default)d)")
-    add("--pool", type=int, default=DEFAULTS.pool_size, help="pictures that zipf knows before (default: %(default)d)")
+    add_shape(parser)
     add(
         "--reuse",
-        type=_to_percent,
+        type=to_percent,
         nargs="+",
         default=[DEFAULTS.reuse_percent],
         metavar="PERCENT",
         help=f"of zipf's pictures that come from the pool; may be several (default: {DEFAULTS.reuse_percent})",
     )
-
-
-def _to_size(text: str) -> tuple[int, int]:
-    width, _, height = text.partition("x")
-    if not (width.isdecimal() and height.isdecimal() and 0 < int(width) <= MAX_SIDE and 0 < int(height) <= MAX_SIDE):
-        raise argparse.ArgumentTypeError(f"must be like 4000x3000, not {text!r}")
-    return int(width), int(height)
-
-
-def _to_percent(text: str) -> int:
-    if not (text.isdecimal() and int(text) <= 100):
-        raise argparse.ArgumentTypeError(f"must be from 0 to 100, not {text!r}")
-    return int(text)
+    add("--json", type=Path, metavar="FILE", help="write the report, which `bench compare` reads")
+    add("--restart-command", metavar="COMMAND", help="ends the server and starts it anew, in the background")
 
 
 def _run_serve(arguments: argparse.Namespace) -> int:
@@ -109,12 +90,7 @@ def _run_serve(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    for name in AT_LEAST_ONE:
-        if getattr(arguments, name) < 1:
-            flag = f"--{name.replace('_', '-')}"
-            raise InvalidArgumentError(flag, f"must be at least 1, not {getattr(arguments, name)}")
-    if arguments.warmup < 0:
-        raise InvalidArgumentError("--warmup", f"must be at least 0, not {arguments.warmup}")
+    check_counts(arguments)
     if "restart" in arguments.workload and arguments.restart_command is None:
         raise InvalidArgumentError("--workload", "restart needs --restart-command")
 
@@ -130,15 +106,8 @@ def _server_of(arguments: argparse.Namespace) -> Server:
 
 
 def _settings_of(arguments: argparse.Namespace, server: Server) -> RunSettings:
-    options = WorkloadOptions(
-        seed=SystemRandom().getrandbits(32) if arguments.seed is None else arguments.seed,
-        num_requests=arguments.requests,
-        num_warm_up=arguments.warmup,
-        picture_size=arguments.picture_size,
-        pictures_per_request=arguments.pictures,
-        num_turns=arguments.turns,
-        pool_size=arguments.pool,
-    )
+    seed = SystemRandom().getrandbits(32) if arguments.seed is None else arguments.seed
+    options = replace(options_of(arguments, seed), num_warm_up=arguments.warmup, num_turns=arguments.turns)
     command = arguments.restart_command
     restart = None if command is None else partial(restart_by_command, command, server)
     return RunSettings(_names_of(arguments), options, arguments.concurrency, arguments.reuse, restart)

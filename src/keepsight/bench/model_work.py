@@ -1,0 +1,62 @@
+"""A model's work on a prompt of one picture and some words, with no engine around: encode, prefill, decode."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from keepsight.media import TokenSpan
+from keepsight.models.attention import AttentionBatch, RequestSlice
+from keepsight.models.block_table import BlockTable
+from keepsight.models.model import Model
+from keepsight.models.paged_attention import PagedAttention
+from keepsight.runner.kv_block_store import KvBlockStore
+
+BLOCK_SIZE, NUM_WORDS, CONTEXT = 16, 100, 512
+_FIRST_PICTURE_TOKEN = 4
+
+
+class ModelWork:
+    def __init__(self, model: Model) -> None:
+        self.model, self._place = model, model.place
+        self._store = KvBlockStore(model.shape, CONTEXT // BLOCK_SIZE, BLOCK_SIZE, self._place)
+        self._attention = PagedAttention()
+        self._blocks = BlockTable(BLOCK_SIZE, range(CONTEXT // BLOCK_SIZE), self._place.device)
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Normalised."""
+        return self.model.encode_images(pixels)
+
+    def prefill(self) -> Tensor:
+        num_image_tokens = self.model.shape.tokens_per_image
+        spans = (TokenSpan(_FIRST_PICTURE_TOKEN, num_image_tokens),) if num_image_tokens else ()
+        return self._compute(RequestSlice(0, NUM_WORDS + num_image_tokens, self._blocks, spans))
+
+    def decode(self) -> Tensor:
+        return self._compute(RequestSlice(CONTEXT - 2, 1, self._blocks))
+
+    def _compute(self, piece: RequestSlice) -> Tensor:
+        batch = AttentionBatch([piece], self._place.device)
+        token_ids = torch.zeros(piece.length, dtype=torch.int64, device=self._place.device)
+        hidden = self.model.compute(self.model.embed_tokens(token_ids), self._attention, self._store.layers, batch)
+        return self.model.logits(hidden[-1:])
+
+
+def median_seconds(work: Callable[[], object], runs: int, device: torch.device) -> float:
+    """Once more before, which is not counted."""
+    work()
+    taken = []
+    for _ in range(runs):
+        _wait(device)
+        started = time.perf_counter()
+        work()
+        _wait(device)
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()

@@ -1,0 +1,95 @@
+"""What each step of one picture's way costs, alone, beside the bare copy of the bytes that it cannot do without.
+
+The frontend's steps read or make a picture; the model's read their weights, and keep them where they compute.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from keepsight.bench.draw import photograph
+from keepsight.bench.model_work import ModelWork, median_seconds
+from keepsight.config import Config
+from keepsight.frontend.decode_picture import decode_picture
+from keepsight.frontend.hash_media import MediaHasher, hash_content
+from keepsight.frontend.model_limits import load_image_config
+from keepsight.frontend.pixel_cache import LocalCache
+from keepsight.frontend.preprocess_image import resize_pixels
+from keepsight.frontend.read_header import read_header
+from keepsight.image_processor_config import ImageProcessorConfig
+from keepsight.models.gemma3.model import Gemma3
+from keepsight.models.model import Model
+from keepsight.runner.load_runner import load_model_for
+from keepsight.runner.normalize_pixels import PixelNormalizer
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    name: str
+    work: Callable[[], object]
+    # What it must at least read or write.
+    num_bytes: int
+    device: torch.device = _CPU
+
+
+@dataclass(frozen=True, slots=True)
+class PartCost:
+    name: str
+    ms: float
+    copy_ms: float
+    num_bytes: int
+
+
+@torch.inference_mode()
+def measure_parts(config: Config, picture_size: tuple[int, int], runs: int) -> list[PartCost]:
+    image_config = load_image_config(config.directory, config.image_backend, {})
+    jpeg = photograph(0, *picture_size)
+    parts = [*_frontend_parts(jpeg, image_config), *_model_parts(config, jpeg, image_config)]
+    return [_measure(part, runs) for part in parts]
+
+
+def _measure(part: Part, runs: int) -> PartCost:
+    source = torch.zeros(part.num_bytes, dtype=torch.uint8, device=part.device)
+    target = torch.zeros_like(source)
+    copy = median_seconds(lambda: target.copy_(source), runs, part.device)
+    return PartCost(part.name, median_seconds(part.work, runs, part.device) * 1e3, copy * 1e3, part.num_bytes)
+
+
+def _frontend_parts(jpeg: bytes, config: ImageProcessorConfig) -> Iterator[Part]:
+    hasher = MediaHasher("model", config, None, "blake3")
+
+    def identify() -> str:
+        geometry = read_header(jpeg, "picture").geometry
+        return next(hasher.hash_parts(hash_content(jpeg, "blake3"), geometry, [None]))
+
+    rgb = decode_picture(jpeg)
+    pixels = resize_pixels(rgb, config)
+    cache = LocalCache(2 * pixels.nbytes)
+    cache.put(media_hash := identify(), pixels)
+    yield Part("identify: header and content's hash", identify, len(jpeg))
+    yield Part("decode", lambda: decode_picture(jpeg), rgb.size)
+    yield Part("resize", lambda: resize_pixels(rgb, config), pixels.nbytes)
+    yield Part("processor cache, hit", lambda: cache.get_and_update(media_hash), pixels.nbytes)
+
+
+def _model_parts(config: Config, jpeg: bytes, image_config: ImageProcessorConfig) -> Iterator[Part]:
+    model = load_model_for(config)
+    place, work = model.place, ModelWork(model)
+    normalize = PixelNormalizer(image_config, place.device, place.dtype)
+    pixels = torch.from_numpy(resize_pixels(decode_picture(jpeg), image_config).copy())[None]
+    normalized = normalize(pixels.to(place.device))
+    encoder, decoder = _weight_bytes(model)
+    yield Part("to the device, normalised", lambda: normalize(pixels.to(place.device)), pixels.numel(), place.device)
+    yield Part("encode", lambda: work.encode(normalized), encoder, place.device)
+    yield Part("prefill: a picture and 100 words", work.prefill, decoder, place.device)
+    yield Part("decode one token", work.decode, decoder, place.device)
+
+
+def _weight_bytes(model: Model) -> tuple[int, int]:
+    """Of all before the decoder, and of the decoder."""
+    assert isinstance(model, Gemma3)
+    whole, decoder = (sum(weight.nbytes for weight in each.parameters()) for each in (model, model.decoder))
+    return whole - decoder, decoder

@@ -1,0 +1,62 @@
+"""The flags that say what a benchmark draws, whoever is asked."""
+
+import argparse
+
+from keepsight.bench.workloads import WorkloadOptions
+from keepsight.errors import InvalidArgumentError
+
+DEFAULTS = WorkloadOptions(seed=0)
+MAX_SIDE = 20_000
+# With the least that they may be, in whichever command has them.
+COUNTS = {
+    "requests": 1,
+    "concurrency": 1,
+    "max_tokens": 1,
+    "pictures": 1,
+    "turns": 1,
+    "pool": 1,
+    "runs": 1,
+    "warmup": 0,
+}
+
+
+def add_shape(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add_picture_size(parser)
+    add("--pictures", type=int, default=DEFAULTS.pictures_per_request, help="of many-pictures (default: %(default)d)")
+    add("--pool", type=int, default=DEFAULTS.pool_size, help="pictures that zipf knows before (default: %(default)d)")
+
+
+def add_picture_size(parser: argparse.ArgumentParser, default: tuple[int, int] = DEFAULTS.picture_size) -> None:
+    said = f"of the pictures (default: {default[0]}x{default[1]})"
+    parser.add_argument("--picture-size", type=_to_size, default=default, metavar="WxH", help=said)
+
+
+def options_of(arguments: argparse.Namespace, seed: int) -> WorkloadOptions:
+    return WorkloadOptions(
+        seed,
+        num_requests=arguments.requests,
+        picture_size=arguments.picture_size,
+        pictures_per_request=arguments.pictures,
+        pool_size=arguments.pool,
+    )
+
+
+def check_counts(arguments: argparse.Namespace) -> None:
+    for name, least in COUNTS.items():
+        value = getattr(arguments, name, least)
+        if value < least:
+            raise InvalidArgumentError(f"--{name.replace('_', '-')}", f"must be at least {least}, not {value}")
+
+
+def to_percent(text: str) -> int:
+    if not (text.isdecimal() and int(text) <= 100):
+        raise argparse.ArgumentTypeError(f"must be from 0 to 100, not {text!r}")
+    return int(text)
+
+
+def _to_size(text: str) -> tuple[int, int]:
+    width, _, height = text.partition("x")
+    if not (width.isdecimal() and height.isdecimal() and 0 < int(width) <= MAX_SIDE and 0 < int(height) <= MAX_SIDE):
+        raise argparse.ArgumentTypeError(f"must be like 4000x3000, not {text!r}")
+    return int(width), int(height)

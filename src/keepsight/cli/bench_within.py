@@ -1,0 +1,74 @@
+"""`keepsight bench offline` and `keepsight bench parts`: this package measured from within.
+
+What brings torch is imported when nothing can be refused without it any more.
+"""
+
+import argparse
+from dataclasses import replace
+
+from keepsight.bench.report import to_markdown
+from keepsight.bench.workloads import WORKLOADS
+from keepsight.cli.bench_arguments import (
+    DEFAULTS,
+    add_picture_size,
+    add_shape,
+    check_counts,
+    options_of,
+    to_percent,
+)
+from keepsight.cli.model_arguments import add_model_arguments, config_from
+from keepsight.config import DEVICES, DTYPES, Config
+
+PHOTO_SIZE = (4000, 3000)
+# What takes a server, or more than one moment.
+ONLY_SERVED = ("multi-turn", "text-beside-pictures", "restart")
+
+
+def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
+    names = [name for name in WORKLOADS if name not in ONLY_SERVED]
+    parser.add_argument("--model", help="a checkpoint's folder (default: the demo checkpoint)")
+    parser.add_argument("--workload", choices=names, default="zipf", help="what is asked for (default: %(default)s)")
+    parser.add_argument("--requests", type=int, default=64, help="timed, all at once (default: %(default)d)")
+    parser.add_argument("--max-tokens", type=int, default=16, help="of each answer (default: %(default)d)")
+    parser.add_argument("--seed", type=int, default=0, help="draws the same again (default: 0)")
+    add_shape(parser)
+    parser.add_argument(
+        "--reuse",
+        type=to_percent,
+        default=DEFAULTS.reuse_percent,
+        metavar="PERCENT",
+        help="of zipf's pictures that come from the pool (default: %(default)d)",
+    )
+    add_model_arguments(parser)
+
+
+def run_offline(arguments: argparse.Namespace) -> int:
+    from keepsight.bench.offline import measure_offline
+    from keepsight.llm import LLM
+    from keepsight.sampling_params import SamplingParams
+
+    check_counts(arguments)
+    options = replace(options_of(arguments, arguments.seed), reuse_percent=arguments.reuse)
+    params = SamplingParams(temperature=0, max_tokens=arguments.max_tokens, ignore_eos=True)
+    with LLM.from_config(config_from(arguments)) as llm:
+        print(measure_offline(llm, arguments.workload, options, params).describe())
+    return 0
+
+
+def add_parts_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", help="a checkpoint's folder (default: the demo checkpoint)")
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="where the model computes (default: auto)")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of its weights (default: auto)")
+    parser.add_argument("--runs", type=int, default=15, help="medians of so many (default: %(default)d)")
+    add_picture_size(parser, PHOTO_SIZE)
+
+
+def run_parts(arguments: argparse.Namespace) -> int:
+    check_counts(arguments)
+    from keepsight.bench.parts import measure_parts
+
+    config = Config.from_options(model=arguments.model, device=arguments.device, dtype=arguments.dtype)
+    costs = measure_parts(config, arguments.picture_size, arguments.runs)
+    rows = [(each.name, f"{each.ms:.3f}", f"{each.num_bytes / 1e6:.2f}", f"{each.copy_ms:.3f}") for each in costs]
+    print(to_markdown([("part", "ms", "MB", "ms to copy them"), *rows]))
+    return 0

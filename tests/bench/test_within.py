@@ -1,0 +1,28 @@
+import pytest
+
+from keepsight.cli.main import main
+
+
+def test_a_batch_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ("--picture-size", "64x64", "--requests", "3", "--max-tokens", "2", "--pool", "2")
+    assert main(["bench", "offline", "--workload", "same-picture-same-prompt", *shape]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("3 requests (")
+    assert " 3 pictures (" in said
+    assert " 6 output tokens (" in said
+
+
+def test_each_part_has_a_cost_and_that_of_a_copy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "parts", "--runs", "1", "--picture-size", "640x480"]) == 0
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in capsys.readouterr().out.splitlines()]
+    costs = {name: [float(each) for each in numbers] for name, *numbers in rows[2:]}
+    assert list(costs)[1:4] == ["decode", "resize", "processor cache, hit"]
+    assert costs["decode"][1] == pytest.approx(640 * 480 * 3 / 1e6, abs=0.01)
+    assert costs["encode"][0] > costs["processor cache, hit"][0]
+
+
+@pytest.mark.parametrize("command", ["offline", "parts"])
+def test_mistakes_are_told_before_anything_is_loaded(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flag = {"offline": "--requests", "parts": "--runs"}[command]
+    assert main(["bench", command, flag, "0"]) == 2
+    assert f"{flag}: must be at least 1" in capsys.readouterr().err
