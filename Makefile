@@ -26,9 +26,13 @@ $(VENV)/installed-test: $(VENV)/installed
 $(VENV)/browser: $(VENV)/installed-test
 	tests/install_browser && touch $@ || true
 
+# Tiers are tested against a real Redis.  Where there is none and it cannot be fetched, these tests are skipped.
+$(VENV)/redis/redis-server: $(VENV)/installed-test
+	tests/install_redis $(VENV)/redis || true
+
 install: $(VENV)/installed
 
-install-test: $(VENV)/installed-test $(VENV)/browser
+install-test: $(VENV)/installed-test $(VENV)/browser $(VENV)/redis/redis-server
 
 serve: install
 	$(BIN)/keepsight serve $(ARGS)

@@ -6,7 +6,7 @@ go on, aborts, budgets as tight as allowed, preemption, caches on and off), and 
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.requests import EngineRequest, RequestFailed
 from keepsight.runner.model_runner import ModelRunner
 from keepsight.scheduling.scheduler import Scheduler
+from keepsight.scheduling.step_plan import Encoding
+from keepsight.tiers.tier import StoredArray
 from tests.drawn import ask, draw
 from tests.models.gemma3 import reference as ref
 from tests.runner.small_model import WAIT_SECONDS, SmallModel
@@ -128,6 +130,7 @@ class Settings:
     num_encodings: int
     joining: int | None
     streams_wait: bool
+    has_tiers: bool
 
 
 SETTINGS = st.builds(
@@ -142,6 +145,7 @@ SETTINGS = st.builds(
     num_encodings=st.integers(1, 4),
     joining=st.sampled_from([None, 1, 8]),
     streams_wait=st.booleans(),
+    has_tiers=st.booleans(),
 )
 
 
@@ -164,6 +168,7 @@ def engine_config(settings: Settings, tokens_per_picture: int, longest: int) -> 
             max_bytes=settings.num_pictures * tokens_per_picture,
             bytes_per_embedding=1,
             is_shared=settings.shares_embeddings,
+            has_tiers=settings.has_tiers and settings.shares_embeddings,
         ),
     )
 
@@ -176,20 +181,40 @@ class Engine:
         small, kv_cache = judge.small, config.kv_cache
         self.finished = threading.Semaphore(0)
         self.runner = ModelRunner(
-            small.model, small.normalizer, kv_cache.num_blocks, kv_cache.block_size, self.finished.release
+            small.model,
+            small.normalizer,
+            kv_cache.num_blocks,
+            kv_cache.block_size,
+            self.finished.release,
+            keeping=lambda: self.keep,
         )
         self.needed: list[str] = []
+        self.loading: list[str] = []
+        self.tier: dict[str, StoredArray] = {}
         self.tokens: dict[str, list[int]] = {}
 
     def step(self) -> None:
         plan = self.scheduler.schedule()
         self.needed += [each for needed in self.scheduler.take_media_needed() for each in needed.media_hashes]
+        self.loading += [load.encoder_key for load in self.scheduler.take_loads()]
         result = self.runner.run(plan)
         for output in self.scheduler.update(plan, result):
             assert not isinstance(output, RequestFailed), output.message
             self.tokens[output.request_id].append(output.token_id)
-        if plan.is_empty and result.is_empty and not self.needed and self.scheduler.has_requests:
+        if plan.is_empty and result.is_empty and not self.is_owed and self.scheduler.has_requests:
             assert self.finished.acquire(timeout=WAIT_SECONDS)
+
+    @property
+    def is_owed(self) -> bool:
+        return bool(self.needed or self.loading)
+
+    def keep(self, encoding: Encoding, _seconds: float, make_array: Callable[[], StoredArray]) -> None:
+        self.tier[encoding.encoder_key] = make_array()
+
+    def end_load(self, key: str) -> None:
+        array = self.tier.get(key)
+        if self.scheduler.embeddings_loaded(key, is_found=array is not None) and array is not None:
+            self.runner.hold_embeddings(key, array)
 
     def deliver(self, media_hash: str) -> None:
         if self.scheduler.media_arrived(media_hash):
@@ -207,6 +232,8 @@ def run_workload(judge: Judge, engine: Engine, names: list[str], chance: random.
             assert engine.scheduler.add(judge.request(str(number), name, priority=chance.choice([0, 0, 1]))) is None
         elif engine.needed and chance.random() < 0.7:
             engine.deliver(engine.needed.pop(chance.randrange(len(engine.needed))))
+        elif engine.loading and chance.random() < 0.7:
+            engine.end_load(engine.loading.pop(chance.randrange(len(engine.loading))))
         elif chance.random() < 0.03:
             number = chance.randrange(len(names))
             engine.scheduler.abort(str(number))
@@ -285,7 +312,8 @@ DEMO_SETTINGS: dict[str, dict[str, Any]] = {
     "pixels alone": {"enable_prefix_caching": False, "encoder_cache_gb": 0},
     "pixels of one picture": {"enable_prefix_caching": False, "encoder_cache_gb": 0, "mm_processor_cache_gb": 2e-4},
     "no cache at all": {"enable_prefix_caching": False, "encoder_cache_gb": 0, "mm_processor_cache_gb": 0},
-    "room for one picture": {"encoder_cache_size": 16},
+    "room for one picture": {"encoder_cache_size": 16, "enable_prefix_caching": False},
+    "room for one picture and no tier": {"encoder_cache_size": 16, "encoder_host_cache_gb": 0},
     "one sequence": {"max_num_seqs": 1},
     "small chunks": {"max_num_batched_tokens": 19, "max_num_seqs": 4, "max_num_encoder_input_tokens": 16},
     "few pages": {"num_gpu_blocks_override": 8, "max_model_len": 128, "max_num_seqs": 8},

@@ -359,9 +359,25 @@ def test_what_an_earlier_prompt_left_in_the_prefix_cache_is_counted(llm: LLM, dr
     assert (third.num_cached_tokens, text_of(third)) == (0, text_of(first))
 
 
+ONE_PICTURE = {"encoder_cache_size": 16}
+
+
+def test_embeddings_that_made_room_are_found_in_host_memory(drawn: Drawn) -> None:
+    in_turn = [by_url(picture) for picture in [drawn.picture, draw(8).picture] * 3]
+    with LLM(device="cpu", enable_prefix_caching=False, mm_processor_cache_gb=0, **ONE_PICTURE) as llm:
+        answers = [text_of(llm.chat(ask(each, "What is this?"), GREEDY)[0]) for each in in_turn]
+        assert llm.engine._media_pool.num_decoded == 2
+    assert answers == answers[:2] * 3
+
+
 @pytest.mark.parametrize("cache", [None, "lru", "shm", "shared"])
 def test_a_picture_whose_embeddings_went_is_not_decoded_again(drawn: Drawn, cache: str | None) -> None:
-    options: dict[str, Any] = {"device": "cpu", "enable_prefix_caching": False, "encoder_cache_size": 16}
+    options: dict[str, Any] = {
+        "device": "cpu",
+        "enable_prefix_caching": False,
+        **ONE_PICTURE,
+        "encoder_host_cache_gb": 0,
+    }
     in_turn = [by_url(picture) for picture in [drawn.picture, draw(8).picture] * 3]
     answers, num_decoded = [], []
     for gigabytes in (0.01, 0):
