@@ -45,6 +45,7 @@ def test_failed_requests_make_the_command_fail(capsys: pytest.CaptureFixture[str
     [
         (["serve", "--requests", "0"], "--requests"),
         (["serve", "--warmup", "-1"], "--warmup"),
+        (["serve", "--plot", "a.jpg"], "--plot"),
         (["serve", "--workload", "restart"], "--restart-command"),
         (["serve", "--base-url", "nowhere", "--model", "m"], "--base-url"),
         (["compare", "missing.json", "missing.json"], "missing.json"),

@@ -11,6 +11,7 @@ from typing import Any
 
 from keepsight.bench.ask import Server
 from keepsight.bench.http_connection import Address
+from keepsight.bench.plot import check_ending, save_plot
 from keepsight.bench.report import Report, comparison, table, to_markdown
 from keepsight.bench.run_workloads import RunSettings, restart_by_command, run_workloads
 from keepsight.bench.workloads import WORKLOADS
@@ -72,6 +73,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         help=f"of zipf's pictures that come from the pool; may be several (default: {DEFAULTS.reuse_percent})",
     )
     add("--json", type=Path, metavar="FILE", help="write the report, which `bench compare` reads")
+    add("--plot", type=Path, metavar="FILE", help="draw the times to the first token; .svg or .png")
     add("--restart-command", metavar="COMMAND", help="ends the server and starts it anew, in the background")
 
 
@@ -81,6 +83,8 @@ def _run_serve(arguments: argparse.Namespace) -> int:
     report = asyncio.run(run_workloads(server, _settings_of(arguments, server)))
     if arguments.json is not None:
         report.save(arguments.json)
+    if arguments.plot is not None:
+        save_plot(report.summaries, arguments.plot)
     print(", ".join(f"{name} {value}" for name, value in report.facts.items()))
     print(to_markdown(table(report.summaries)))
     failed = {name: summary for name, summary in report.summaries.items() if summary.num_errors}
@@ -91,6 +95,8 @@ def _run_serve(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     check_counts(arguments)
+    if arguments.plot is not None:
+        check_ending(arguments.plot)
     if "restart" in arguments.workload and arguments.restart_command is None:
         raise InvalidArgumentError("--workload", "restart needs --restart-command")
 
