@@ -359,7 +359,7 @@ def test_what_an_earlier_prompt_left_in_the_prefix_cache_is_counted(llm: LLM, dr
     assert (third.num_cached_tokens, text_of(third)) == (0, text_of(first))
 
 
-ONE_PICTURE = {"encoder_cache_size": 16}
+ONE_PICTURE: dict[str, Any] = {"encoder_cache_size": 16}
 
 
 def test_embeddings_that_made_room_are_found_in_host_memory(drawn: Drawn) -> None:

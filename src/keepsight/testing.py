@@ -88,7 +88,7 @@ class _Sequence:
 
 def array_like(pixels: Pixels) -> StoredArray:
     """What tiers keep of their embeddings."""
-    return StoredArray("uint8", (pixels.size,), memoryview(pixels.tobytes()), 0.01)
+    return StoredArray("uint8", (pixels.size // 8, 8), memoryview(pixels.tobytes()), 0.01)
 
 
 class FakeRunner:

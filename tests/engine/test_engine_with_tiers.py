@@ -1,0 +1,165 @@
+"""Whole engines over tiers: what one encoded another finds, and whatever becomes of a tier, every answer is right."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from queue import SimpleQueue
+from typing import cast
+
+import pytest
+
+from keepsight.engine.embedding_tiers import Embeddings, EmbeddingTiers
+from keepsight.engine.in_process_engine import InProcessEngine
+from keepsight.engine.inbox import Inbox
+from keepsight.frontend.media_pool import MediaPool
+from keepsight.frontend.prepare_request import PreparedRequest
+from keepsight.requests import TokenOutput
+from keepsight.scheduling.scheduler import Scheduler
+from keepsight.testing import FakeRunner, answer_alone
+from keepsight.tiers.entry_key import entry_key
+from keepsight.tiers.redis_tier import RedisTier
+from keepsight.tiers.tier import Tier
+from keepsight.tiers.tiered_store import TieredStore
+from tests.made_up_request import MadeUpRequest
+from tests.scheduling.drive import END_IDS, TOKENS_PER_PICTURE, make_config, make_request
+from tests.tiers.fake_tier import FakeTier
+from tests.tiers.redis_servers import REAL, real_server
+
+SOON = 20
+needs_redis = pytest.mark.skipif(REAL is None, reason="NO REAL REDIS: redis-server is not installed")
+
+
+class Engine:
+    def __init__(self, tier: Tier) -> None:
+        inbox = Inbox()
+        self.config = make_config(has_tiers=True, num_pictures=4, caches_prefixes=False)
+        name = partial(entry_key, model_digest="model", processor="", dtype="fake")
+        self.store = TieredStore(None, [tier])
+        width = 48 // TOKENS_PER_PICTURE
+        tiers = EmbeddingTiers(self.store, name, Embeddings("uint8", width, width), inbox.wake)
+        self.tiers = tiers
+        kv_cache = self.config.kv_cache
+        self.runner = FakeRunner(kv_cache.num_blocks, kv_cache.block_size, None, lambda *told: tiers.keeping()(*told))
+        scheduler = Scheduler(self.config, END_IDS)
+        self.engine = InProcessEngine(scheduler, self.runner, inbox, MediaPool(1), tiers=tiers, takes_unasked=False)
+        self._num_asked = 0
+
+    def begin(self, *parts: int | str) -> "Answer":
+        self._num_asked += 1
+        return Answer(self, f"r{self._num_asked}", *parts)
+
+    def expect_right_answer(self, *parts: int | str) -> None:
+        self.begin(*parts).expect_right()
+
+
+class Answer:
+    def __init__(self, engine: Engine, request_id: str, *parts: int | str) -> None:
+        self._engine, self._request = engine, make_request(request_id, *parts)
+        self._outputs: SimpleQueue[list[TokenOutput | Exception]] = SimpleQueue()
+        engine.engine.submit(cast(PreparedRequest, MadeUpRequest(self._request)), self._outputs.put)
+
+    def expect_right(self) -> None:
+        tokens: list[int] = []
+        while True:
+            for output in self._outputs.get(timeout=SOON):
+                assert isinstance(output, TokenOutput), output
+                tokens.append(output.token_id)
+                if output.finish_reason:
+                    max_model_len = self._engine.config.scheduler.max_model_len
+                    assert tokens == answer_alone(self._request, 0, END_IDS, max_model_len)
+                    return
+
+
+@contextmanager
+def engine_over(tier: Tier) -> Iterator[Engine]:
+    engine = Engine(tier)
+    try:
+        yield engine
+    finally:
+        engine.engine.close()
+    assert engine.runner.num_loaded == 0
+    assert engine.runner.num_held_pixels == 0
+
+
+def test_what_one_engine_encoded_another_finds() -> None:
+    tier = FakeTier()
+    for encoded in (["cat", "dog"], []):
+        with engine_over(tier) as engine:
+            engine.expect_right_answer(3, "cat", 2, "dog")
+            assert engine.runner.encoded == encoded
+            assert engine.store.wait_written(SOON)
+
+
+def test_who_waits_for_a_slow_tier_holds_nobody_back_and_may_leave() -> None:
+    tier = FakeTier()
+    with engine_over(tier) as engine:
+        engine.expect_right_answer(2, "cat")
+        assert engine.store.wait_written(SOON)
+    tier.may_read.clear()
+    with engine_over(tier) as engine:
+        # Long enough for all that follows.
+        engine.tiers._encoding_seconds = SOON
+        slow, left = engine.begin(2, "cat"), engine.begin(3, "cat")
+        engine.expect_right_answer(5)
+        assert engine.engine.leave(left._request.request_id)
+        tier.may_read.set()
+        slow.expect_right()
+        assert engine.runner.encoded == []
+
+
+def test_a_tier_that_takes_longer_than_encoding_loses_the_race() -> None:
+    tier = FakeTier()
+    tier.may_read.clear()
+    with engine_over(tier) as engine:
+        engine.tiers._encoding_seconds = 0.001
+        engine.expect_right_answer(2, "cat")
+        assert engine.runner.encoded == ["cat"]
+        tier.may_read.set()
+
+
+@pytest.mark.parametrize("error", [OSError("gone"), RuntimeError("a fault of our own")])
+def test_a_tier_that_fails_costs_nobody_an_answer(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    tier = FakeTier()
+    tier.error = error
+    with engine_over(tier) as engine:
+        for name in ("cat", "dog", "cat"):
+            engine.expect_right_answer(2, name)
+        [status] = engine.tiers.status()
+        assert status.reason is not None
+
+
+@needs_redis
+def test_a_second_server_answers_from_a_real_redis() -> None:
+    pictures = [f"picture {number}" for number in range(20)]
+    with real_server() as (url, _):
+        for encoded in (pictures, []):
+            with engine_over(RedisTier(url)) as engine:
+                for picture in pictures:
+                    engine.expect_right_answer(2, picture)
+                assert engine.runner.encoded == encoded
+                assert engine.store.wait_written(SOON)
+
+
+@needs_redis
+def test_a_redis_that_is_killed_under_load_costs_nobody_an_answer() -> None:
+    pictures = [f"picture {number}" for number in range(60)]
+    with real_server() as (url, process):
+        with engine_over(RedisTier(url)) as engine:
+            for picture in pictures[:30]:
+                engine.expect_right_answer(2, picture)
+            assert engine.store.wait_written(SOON)
+        with engine_over(RedisTier(url, timeout=0.5)) as engine:
+            # While loads are under way, some behind others.
+            killer = threading.Timer(0.002, process.kill)
+            killer.start()
+            answers = [engine.begin(2, picture) for picture in pictures]
+            for answer in answers:
+                answer.expect_right()
+            killer.join()
+            process.wait()
+            began = time.monotonic()
+            engine.expect_right_answer(3, "another")
+            assert time.monotonic() - began < SOON
+            assert engine.tiers.status()[0].reason is not None
