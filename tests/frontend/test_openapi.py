@@ -1,10 +1,15 @@
 """The description says what is served, and the bodies that it allows by name are read."""
 
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from keepsight.api_settings import ApiSettings
+from keepsight.frontend.chat_request import ChatRequest
+from keepsight.frontend.completion_request import CompletionRequest
+from keepsight.frontend.tokenize_request import DetokenizeRequest, TokenizeRequest
 from tests.frontend.test_app import Client, client, engine, preparer
 
 __all__ = ["client", "engine", "preparer"]  # fixtures
@@ -64,3 +69,9 @@ def test_keys_are_described_where_they_are_needed(client: Client) -> None:
         client.settings = settings
         paths = describe(client)["paths"]
         assert {each for each in (chat, reset, health) if "security" in paths[each[0]][each[1]]} == closed
+
+
+@pytest.mark.parametrize("body", [ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest])
+def test_the_documentation_names_each_field(body: type[msgspec.Struct]) -> None:
+    documented = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    assert [name for name in body.__struct_fields__ if f"`{name}`" not in documented] == []

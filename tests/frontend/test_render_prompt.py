@@ -138,6 +138,7 @@ def test_empty_fields_of_an_earlier_answer_are_accepted_and_a_name_reaches_the_t
         "tool_calls": None,
         "annotations": [],
         "audio": None,
+        "provider_specific_fields": {"refusal": None},
     }
     assert render("{{ messages | tojson }}", [answer]) == '[{"role": "assistant", "content": "a"}]'
     assert render("{{ messages[0].name }}", [{"role": "user", "content": "a", "name": "Ann"}]) == "Ann"
@@ -180,6 +181,8 @@ def test_a_wrong_message_is_refused_with_its_path(messages: Any, field: str, sai
     ("message", "field"),
     [
         ({"role": "user", "content": "a", "tool_calls": [{}]}, "messages[0].tool_calls"),
+        ({"role": "assistant", "content": "a", "provider_specific_fields": {"refusal": "no"}},
+         "messages[0].provider_specific_fields"),
         ({"role": "user", "content": "a", "tool_call_id": "c"}, "messages[0].tool_call_id"),
         ({"role": "user", "content": "a", "colour": "red"}, "messages[0].colour"),
         (user({"type": "text", "text": "a", "cache_control": {}}), "messages[0].content[0].cache_control"),

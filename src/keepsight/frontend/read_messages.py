@@ -15,7 +15,16 @@ TemplateMessage = dict[str, Any]
 Fields = Mapping[str, Any]
 
 # Clients send an assistant's earlier answer back whole; these fields of it say nothing when they are empty.
-_EMPTY_IN_ANSWERS = ("annotations", "audio", "function_call", "reasoning", "reasoning_content", "refusal", "tool_calls")
+_EMPTY_IN_ANSWERS = (
+    "annotations",
+    "audio",
+    "function_call",
+    "provider_specific_fields",
+    "reasoning",
+    "reasoning_content",
+    "refusal",
+    "tool_calls",
+)
 # Beside those of every message.
 _FIELDS_OF = {"assistant": ("tool_calls",), "tool": ("tool_call_id",)}
 MAX_UUID_LENGTH = 256
@@ -229,7 +238,13 @@ def _check_is_url(value: object, field: str) -> str:
 
 def _check_fields(value: Fields, field: str, known: set[str], known_when_empty: Sequence[str] = ()) -> None:
     for name, content in value.items():
-        if name in known or (name in known_when_empty and (content is None or content == [])):
+        if name in known or (name in known_when_empty and _says_nothing(content)):
             continue
         why = "is not supported by this server" if name in known_when_empty else f"is unknown; known: {sorted(known)}"
         raise UnsupportedFieldError(f"{field}.{name}", why)
+
+
+def _says_nothing(content: object) -> bool:
+    if isinstance(content, Mapping):
+        return all(each is None for each in content.values())
+    return content is None or content == []

@@ -1,0 +1,108 @@
+"""Clients that are not OpenAI's own, unchanged, against a real server:
+
+    pip install -e ".[clients]" && python -m tests.other_clients
+
+LangChain and LiteLLM by their OpenAI adapters: pictures, streams, several turns, forms, errors.  Prints what each
+saw, and fails where that is not what was meant.
+"""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from tests.drawn import draw
+from tests.real_server import RealServer, real_server
+
+MODEL, KEY = "keepsight-demo", "a key"
+DRAWN = draw(5)
+QUESTION = DRAWN.questions[0]
+PICTURE = {"type": "image_url", "image_url": {"url": DRAWN.data_url}}
+INSIDE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}
+SCHEMA = {
+    "type": "object",
+    "properties": {"count": {"enum": [1, 2]}},
+    "required": ["count"],
+    "additionalProperties": False,
+}
+REFUSED = "is not on the public internet"
+
+
+def ask(*parts: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": QUESTION.text}]}]
+
+
+def see(what: str, seen: object, *, is_right: bool) -> None:
+    print(f"  {'ok   ' if is_right else 'WRONG'} {what}: {str(seen)[:80]!r}")
+    assert is_right, what
+
+
+def expect(what: str, seen: object) -> None:
+    see(what, seen, is_right=seen == QUESTION.answer)
+
+
+def expect_refusal(what: str, call: Callable[[], object], words: str) -> None:
+    try:
+        answer = call()
+    except Exception as error:
+        see(what, error, is_right=words in str(error))
+    else:
+        see(what, answer, is_right=False)
+
+
+def try_langchain(server: RealServer) -> None:
+    from langchain_openai import ChatOpenAI
+
+    chat = ChatOpenAI(
+        base_url=f"{server.url}/v1", api_key=KEY, model=MODEL, temperature=0, max_tokens=200, max_retries=0
+    )
+    answer = chat.invoke(ask(PICTURE))
+    expect("a picture", answer.content)
+    block = {"type": "image", "base64": DRAWN.data_url.partition(",")[2], "mime_type": "image/png"}
+    expect("a picture in LangChain's own form", chat.invoke(ask(block)).content)
+    expect("a stream", "".join(piece.content for piece in chat.stream(ask(PICTURE))))
+    expect("asynchronously", asyncio.run(chat.ainvoke(ask(PICTURE))).content)
+    again = chat.invoke([*ask(PICTURE), answer, *ask()])
+    see("a second turn that finds the first", again.usage_metadata, is_right=_num_found(again) > 0)
+    form = chat.with_structured_output({"title": "form", **SCHEMA}, method="json_schema").invoke(ask(PICTURE))
+    see("a schema", form, is_right=form["count"] in (1, 2))
+    expect_refusal("a picture from the inside", lambda: chat.invoke(ask(INSIDE)), REFUSED)
+    tools = chat.bind_tools([{"type": "function", "function": {"name": "look"}}])
+    expect_refusal("a tool, which this model's template cannot show", lambda: tools.invoke(ask(PICTURE)), "tools: ")
+
+
+def _num_found(answer: Any) -> int:
+    return int(answer.usage_metadata["input_token_details"]["cache_read"])
+
+
+def try_litellm(server: RealServer) -> None:
+    from litellm import acompletion, completion
+
+    options: dict[str, Any] = {"model": f"openai/{MODEL}", "api_base": f"{server.url}/v1", "api_key": KEY}
+    options |= {"temperature": 0, "max_tokens": 200, "num_retries": 0}
+
+    def say(messages: Any, **more: Any) -> Any:
+        return completion(messages=messages, **options, **more).choices[0].message
+
+    answer = say(ask(PICTURE))
+    expect("a picture", answer.content)
+    pieces = completion(messages=ask(PICTURE), stream=True, stream_options={"include_usage": True}, **options)
+    expect("a stream", "".join(piece.choices[0].delta.content or "" for piece in pieces))
+    expect("asynchronously", asyncio.run(acompletion(messages=ask(PICTURE), **options)).choices[0].message.content)
+    expect("a second turn", say([*ask(PICTURE), answer.model_dump(), *ask()]).content)
+    form = {"type": "json_schema", "json_schema": {"name": "form", "schema": SCHEMA}}
+    formed = say(ask(PICTURE), response_format=form).content
+    see("a schema", formed, is_right='"count"' in formed)
+    expect_refusal("a picture from the inside", lambda: say(ask(INSIDE)), REFUSED)
+
+
+def main() -> int:
+    with real_server("--api-key", KEY) as server:
+        for client in (try_langchain, try_litellm):
+            print(client.__name__.removeprefix("try_"))
+            client(server)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
