@@ -1,0 +1,118 @@
+"""The event loop goes on whatever the frontend does for requests with pictures: each long step waits here until it has.
+
+So a step on the loop, or one that keeps it waiting, is found out whatever the machine's speed.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from keepsight.frontend import expand_prompt, fetch_media, identify_picture, make_pixels, render_prompt
+from keepsight.frontend.app import create_app
+from keepsight.frontend.engine_client import EngineClient
+from keepsight.frontend.media_pool import MediaPool
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.requests import EngineRequest, MediaArrived, ToEngine, TokenOutput
+from tests.drawn import ask, by_url, draw
+from tests.frontend.test_app import MODEL, preparer
+
+__all__ = ["preparer"]  # a fixture
+NUM_CLIENTS = 8
+BEATS = 20
+PATIENCE = 20  # seconds, for what takes milliseconds
+
+
+class Heart:
+    def __init__(self) -> None:
+        self.num_beats = 0
+        self.held = set[str]()
+
+    async def beat(self) -> None:
+        while True:
+            self.num_beats += 1
+            # Not 0: the loop has to look at its sockets and timers too.
+            await asyncio.sleep(0.0001)
+
+    def hold(self, step: str) -> None:
+        """Until the loop has gone on for a while."""
+        self.held.add(step)
+        enough, waited = self.num_beats + BEATS, threading.Event()
+        for _ in range(PATIENCE * 1000):
+            if self.num_beats >= enough:
+                return
+            waited.wait(0.001)
+        raise AssertionError(f"the event loop stands still during {step}")
+
+
+class Engine:
+    """Answers with one token as soon as all of a request's pictures have come."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client, self._thread = client, ThreadPoolExecutor(1)
+        self._lock = threading.Lock()
+        self._missing: dict[str, set[str]] = {}
+
+    def send(self, message: ToEngine) -> bool:
+        with self._lock:
+            if isinstance(message, EngineRequest):
+                self._missing[message.request_id] = set(message.coming_media)
+            elif isinstance(message, MediaArrived):
+                for missing in self._missing.values():
+                    missing.discard(message.media_hash)
+            for request_id in [request_id for request_id, missing in self._missing.items() if not missing]:
+                del self._missing[request_id]
+                self._thread.submit(self._client.receive, [TokenOutput(request_id, 0, 42, finish_reason="length")])
+        return True
+
+
+STEPS: tuple[tuple[Any, str], ...] = (
+    (render_prompt.ChatTemplate, "render"),
+    (fetch_media, "read_data_url"),
+    (identify_picture, "read_header"),
+    (expand_prompt.PromptExpander, "expand"),
+    (identify_picture, "hash_content"),
+    (make_pixels, "decode_picture"),
+)
+
+
+@pytest.fixture
+def heart(monkeypatch: pytest.MonkeyPatch) -> Heart:
+    heart = Heart()
+    for owner, name in STEPS:
+        monkeypatch.setattr(owner, name, _holding(heart, name, getattr(owner, name)))
+    return heart
+
+
+def _holding(heart: Heart, step: str, do: Callable[..., Any]) -> Callable[..., Any]:
+    def held(*args: Any, **options: Any) -> Any:
+        heart.hold(step)
+        return do(*args, **options)
+
+    return held
+
+
+def test_no_step_holds_the_event_loop(preparer: RequestPreparer, heart: Heart) -> None:
+    engines = EngineClient(MediaPool(2))
+    engines.connect(Engine(engines).send)
+    app = create_app(preparer, engines, MODEL)
+    bodies = [{"messages": ask(by_url(draw(seed).picture), "What?"), "max_tokens": 1} for seed in range(NUM_CLIENTS)]
+
+    async def run() -> list[int]:
+        beating = asyncio.create_task(heart.beat())
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=PATIENCE) as client:
+            asked = (client.post("/v1/chat/completions", json=body) for body in bodies)
+            answers = await asyncio.gather(*asked)
+        beating.cancel()
+        return [answer.status_code for answer in answers]
+
+    try:
+        assert asyncio.run(run()) == [200] * NUM_CLIENTS
+    finally:
+        engines.close()
+    assert heart.held == {name for _, name in STEPS}
