@@ -22,6 +22,10 @@ class Address:
     path: str
     is_secure: bool
 
+    @property
+    def named(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
     @classmethod
     def parse(cls, url: str) -> "Address":
         try:
@@ -69,11 +73,11 @@ class Connection:
         await self._writer.drain()
         version, _, rest = (await self._reader.readline()).decode("latin-1").partition(" ")
         if not version.startswith("HTTP/1"):
-            raise NoAnswerError(f"{self.address.host}:{self.address.port} ended the connection")
+            raise NoAnswerError(f"{self.address.named} ended the connection")
         return Response(int(rest[:3]), await self._read_headers(), self._reader)
 
     def _head(self, method: str, path: str, num_bytes: int, headers: Mapping[str, str]) -> bytes:
-        lines = [f"{method} {self.address.path}{path} HTTP/1.1", f"Host: {self.address.host}:{self.address.port}"]
+        lines = [f"{method} {self.address.path}{path} HTTP/1.1", f"Host: {self.address.named}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         lines += ["Content-Type: application/json", f"Content-Length: {num_bytes}", "Connection: close"]
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

@@ -39,11 +39,15 @@ async def measure(
         answers.append(answer)
         keep(answer)
 
-    started = time.perf_counter()
+    started, over = time.perf_counter(), asyncio.Event()
     conversations = iter(workload.timed)
-    clients = [asyncio.create_task(_converse_all(server, conversations, note)) for _ in range(concurrency)]
+    clients = [asyncio.create_task(_converse_all(server, conversations, note, over)) for _ in range(concurrency)]
     try:
-        await (_converse_all(server, iter(workload.beside), _insist) if workload.beside else asyncio.gather(*clients))
+        if workload.beside:
+            await _converse_all(server, iter(workload.beside), _insist)
+            over.set()
+        # Those under way are waited for: the slowest must not be the ones that do not count.
+        await asyncio.gather(*clients)
         return Measurement(answers, time.perf_counter() - started)
     finally:
         for client in clients:
@@ -51,9 +55,14 @@ async def measure(
         await asyncio.gather(*clients, return_exceptions=True)
 
 
-async def _converse_all(server: Server, conversations: Iterator[Conversation], keep: Keep) -> None:
+async def _converse_all(
+    server: Server, conversations: Iterator[Conversation], keep: Keep, over: asyncio.Event | None = None
+) -> None:
+    """Until there are no more, or no more are to be begun."""
     for conversation in conversations:
         await asyncio.sleep(conversation.pause_seconds)
+        if over is not None and over.is_set():
+            return
         async for answer in _converse(server, conversation):
             keep(answer)
 
