@@ -37,6 +37,8 @@ install-test: $(VENV)/installed-test $(VENV)/browser $(VENV)/redis/redis-server
 serve: install
 	$(BIN)/keepsight serve $(ARGS)
 
+# Where compiled modules are not kept, each process that a test starts would compile all that it imports anew.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: install-test
 	$(BIN)/python -m pytest -n auto $(ARGS)
 
