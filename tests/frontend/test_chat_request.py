@@ -66,7 +66,7 @@ def test_every_field_arrives() -> None:
     request = parse(
         max_completion_tokens=7, temperature=0, top_p=0.5, n=2, stop="x", seed=3, logprobs=True, top_logprobs=4,
         logit_bias={"12": -1}, presence_penalty=1, frequency_penalty=-1, top_k=5, min_p=0.1, repetition_penalty=1.5,
-        ignore_eos=True, stop_token_ids=[9], allowed_token_ids=[9, 8], min_tokens=2,
+        ignore_eos=True, stop_token_ids=[9], allowed_token_ids=[9, 8], bad_words=["no"], min_tokens=2,
         include_stop_str_in_output=True, skip_special_tokens=False,
         stream=True, stream_options={"include_usage": True}, mm_processor_kwargs={"do_pan_and_scan": True},
         cache_salt="tenant", priority=-2,
@@ -75,7 +75,7 @@ def test_every_field_arrives() -> None:
     assert request.to_sampling_params() == SamplingParams(
         max_tokens=7, temperature=0, top_p=0.5, n=2, stop="x", seed=3, logprobs=4, logit_bias={12: -1},
         presence_penalty=1, frequency_penalty=-1, top_k=5, min_p=0.1, repetition_penalty=1.5, ignore_eos=True,
-        stop_token_ids=[9], allowed_token_ids=[9, 8], min_tokens=2,
+        stop_token_ids=[9], allowed_token_ids=[9, 8], bad_words=["no"], min_tokens=2,
         include_stop_str_in_output=True, skip_special_tokens=False,
     )  # fmt: skip
     assert request.stream
@@ -101,6 +101,12 @@ def test_logprobs_without_top_logprobs_are_of_the_sampled_token_alone() -> None:
     assert parse(logprobs=False, top_logprobs=0).to_sampling_params().logprobs is None
     with pytest.raises(InvalidArgumentError, match="needs logprobs"):
         parse(top_logprobs=3).to_sampling_params()
+
+
+def test_a_cache_key_has_at_most_its_length() -> None:
+    assert parse(prompt_cache_key="k" * 1024).prompt_cache_key
+    with pytest.raises(InvalidArgumentError, match="prompt_cache_key: must have at most 1024"):
+        parse(prompt_cache_key="k" * 1025)
 
 
 @pytest.mark.parametrize(("name", "values"), ChatRequest.NEUTRAL_VALUES.items())

@@ -20,6 +20,7 @@ from keepsight.frontend.response_format import (
 )
 from keepsight.sampling_params import SamplingParams
 
+MAX_CACHE_KEY_LENGTH = 1024
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -120,6 +121,8 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def check(self) -> None:
         """What the types of the fields do not say."""
         check_refused(self, self.NEUTRAL_VALUES)
+        if self.prompt_cache_key is not None and len(self.prompt_cache_key) > MAX_CACHE_KEY_LENGTH:
+            raise InvalidArgumentError("prompt_cache_key", f"must have at most {MAX_CACHE_KEY_LENGTH} characters")
         options = self.stream_options
         if options is None:
             return
