@@ -68,8 +68,8 @@ def test_the_package_lies_where_this_test_looks() -> None:
     assert len(list(modules())) > 30
 
 
-@pytest.mark.parametrize("folder", ["scheduling", "ipc", "tiers"])
-def test_decisions_messages_and_tiers_never_import_torch(folder: str) -> None:
+@pytest.mark.parametrize("folder", ["scheduling", "ipc", "tiers", "observe"])
+def test_decisions_messages_tiers_and_counters_never_import_torch(folder: str) -> None:
     assert not offenders(folder, r"torch\b")
 
 
@@ -89,6 +89,10 @@ def test_the_engine_knows_the_frontend_only_where_the_two_are_put_together() -> 
 
 def test_tiers_know_nothing_of_who_uses_them() -> None:
     assert not offenders("tiers", r"keepsight\.(frontend|scheduling|runner|models|engine|llm|cli)\b")
+
+
+def test_whoever_observes_knows_nothing_of_what_is_observed() -> None:
+    assert not offenders("observe", r"keepsight\.(?!observe\b|errors\b|requests\b)")
 
 
 def test_the_benchmark_is_a_client_and_knows_no_server_from_within() -> None:

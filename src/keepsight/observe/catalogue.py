@@ -1,0 +1,136 @@
+"""Every number that a server counts: its name, what it means, and its slot in a page of counters.
+
+All series are known beforehand, so a page is a row of numbers of one length, whichever process counts, and whoever
+sums pages needs no names.  Knows nothing of processes or of who counts what.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+Labels = tuple[tuple[str, str], ...]
+Kind = Literal["counter", "gauge", "histogram"]
+# Upper bounds of every histogram's buckets: half a decade each, from what a hit takes to what a long answer takes.
+BOUNDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+# A bucket for each, one for what is longer, and the sum.
+HISTOGRAM_SLOTS = len(BOUNDS) + 2
+
+CACHES = (
+    ("processor", "host", "image"),
+    ("encoder", "device", "image"),
+    ("encoder", "host", "image"),
+    ("encoder", "disk", "image"),
+    ("encoder", "remote", "image"),
+    ("prefix", "device", "all"),
+)
+STAGES = ("fetch", "identify", "decode", "resize", "transfer", "wait", "load", "encode", "prefill", "generate")
+Stage = Literal["fetch", "identify", "decode", "resize", "transfer", "wait", "load", "encode", "prefill", "generate"]
+FINISHED_REASONS = ("stop", "length", "abort", "error")
+NO_LABELS: tuple[Labels, ...] = ((),)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    name: str
+    kind: Kind
+    meaning: str
+    series: tuple[Labels, ...] = NO_LABELS
+
+    @property
+    def slots_per_series(self) -> int:
+        return HISTOGRAM_SLOTS if self.kind == "histogram" else 1
+
+
+def _each(label: str, values: Iterable[str]) -> tuple[Labels, ...]:
+    return tuple(((label, value),) for value in values)
+
+
+_OF_CACHES = tuple((("cache", cache), ("tier", tier), ("modality", modality)) for cache, tier, modality in CACHES)
+_OF_IMAGES = _each("modality", ("image",))
+
+METRICS = (
+    Metric("keepsight_cache_queries_total", "counter", "Looked for: items, tokens in the prefix cache.", _OF_CACHES),
+    Metric("keepsight_cache_hits_total", "counter", "Found: items, tokens in the prefix cache.", _OF_CACHES),
+    Metric("keepsight_cache_evictions_total", "counter", "Gave way: items, blocks of the prefix cache.", _OF_CACHES),
+    Metric("keepsight_cache_saved_seconds_total", "counter", "What making the hits took the last times.", _OF_CACHES),
+    Metric("keepsight_cache_bytes", "gauge", "Held.", _OF_CACHES),
+    Metric("keepsight_cache_budget_bytes", "gauge", "May be held; 0 where that is another's business.", _OF_CACHES),
+    Metric("keepsight_cache_entries", "gauge", "Held: items, blocks of the prefix cache.", _OF_CACHES),
+    Metric("keepsight_media_fetched_total", "counter", "Downloads, not those that the origin spared.", _OF_IMAGES),
+    Metric("keepsight_media_decoded_total", "counter", "Pictures decoded.", _OF_IMAGES),
+    Metric("keepsight_media_preprocessed_total", "counter", "Pictures and crops resized.", _OF_IMAGES),
+    Metric("keepsight_media_transferred_total", "counter", "Items whose pixels the runner was given.", _OF_IMAGES),
+    Metric("keepsight_media_encoded_total", "counter", "Items encoded.", _OF_IMAGES),
+    Metric("keepsight_stage_seconds", "histogram", "What each stage of a request took.", _each("stage", STAGES)),
+    Metric("keepsight_time_to_first_token_seconds", "histogram", "From a request's arrival to its first token."),
+    Metric("keepsight_inter_token_latency_seconds", "histogram", "Between tokens of a request that follow each other."),
+    Metric("keepsight_e2e_request_latency_seconds", "histogram", "From a request's arrival to its end."),
+    Metric("keepsight_num_requests_running", "gauge", "Sequences that have a seat."),
+    Metric("keepsight_num_requests_waiting", "gauge", "Sequences that wait for a seat, or for what they need first."),
+    Metric("keepsight_num_preemptions_total", "counter", "Sequences whose pages were taken back."),
+    Metric("keepsight_prompt_tokens_total", "counter", "Tokens of the prompts that were answered."),
+    Metric("keepsight_generation_tokens_total", "counter", "Tokens of answers."),
+    Metric(
+        "keepsight_request_success_total",
+        "counter",
+        "Requests that ended, and how.",
+        _each("finished_reason", FINISHED_REASONS),
+    ),
+    Metric("keepsight_kv_cache_blocks", "gauge", "Blocks that there are."),
+    Metric("keepsight_kv_cache_blocks_in_use", "gauge", "Blocks that sequences hold."),
+    Metric(
+        "keepsight_processes_restarted_total",
+        "counter",
+        "Processes that died and were replaced.",
+        _each("process", ("engine", "frontend", "media_worker")),
+    ),
+    Metric("keepsight_verified_hits_total", "counter", "Hits of the processor cache that were made anew to compare."),
+    Metric("keepsight_mismatched_hits_total", "counter", "Of these, those that held other pixels."),
+)
+
+_STARTS = tuple(accumulate((len(each.series) * each.slots_per_series for each in METRICS), initial=0))
+NUM_SLOTS = _STARTS[-1]
+SLOTS: Mapping[tuple[str, Labels], int] = {
+    (metric.name, labels): start + index * metric.slots_per_series
+    for metric, start in zip(METRICS, _STARTS, strict=False)
+    for index, labels in enumerate(metric.series)
+}
+_KINDS = {metric.name: metric.kind for metric in METRICS}
+GAUGES = frozenset(slot for (name, _), slot in SLOTS.items() if _KINDS[name] == "gauge")
+
+
+def slot_of(name: str, *values: str) -> int:
+    """Of the series whose labels have these values, in their order; a histogram's is its first bucket's."""
+    [metric] = (metric for metric in METRICS if metric.name == f"keepsight_{name}")
+    [labels] = (labels for labels in metric.series if tuple(value for _, value in labels) == values)
+    return SLOTS[metric.name, labels]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSlots:
+    """Of one cache in one tier."""
+
+    queries: int
+    hits: int
+    evictions: int
+    saved_seconds: int
+    num_bytes: int
+    budget_bytes: int
+    entries: int
+
+    @classmethod
+    def of(cls, cache: str, tier: str) -> "CacheSlots":
+        labels = next(each for each in CACHES if each[:2] == (cache, tier))
+        counted = ("queries_total", "hits_total", "evictions_total", "saved_seconds_total")
+        held = ("bytes", "budget_bytes", "entries")
+        return cls(*(slot_of(f"cache_{name}", *labels) for name in (*counted, *held)))
+
+
+PROCESSOR = CacheSlots.of("processor", "host")
+PREFIX = CacheSlots.of("prefix", "device")
+ENCODER = {tier: CacheSlots.of("encoder", tier) for cache, tier, _ in CACHES if cache == "encoder"}
+STAGE: Mapping[str, int] = {stage: slot_of("stage_seconds", stage) for stage in STAGES}
+FETCHED, DECODED, PREPROCESSED, TRANSFERRED, ENCODED = (
+    slot_of(f"media_{work}_total", "image") for work in ("fetched", "decoded", "preprocessed", "transferred", "encoded")
+)

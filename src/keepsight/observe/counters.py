@@ -1,0 +1,71 @@
+"""What one process counts: a page of numbers, in memory that the other processes of its server can read.
+
+A count is one addition in memory: nothing is sent, nobody is waken, and what was counted stays when the process is
+killed, for the successor of its rank goes on from there.  Invariant: each slot is changed by one thread, or under a
+lock of whoever counts.
+"""
+
+import logging
+import mmap
+import os
+from bisect import bisect_left
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from keepsight.observe.catalogue import BOUNDS, GAUGES, NUM_SLOTS
+
+logger = logging.getLogger(__name__)
+FOLDER = "counters"
+# In front of the slots: whose they are.
+PID = NUM_SLOTS
+PAGE_BYTES = (NUM_SLOTS + 1) * 8
+
+
+class Counters:
+    def __init__(self, page: mmap.mmap | bytearray | None = None) -> None:
+        """Without a page, in this process alone."""
+        self._numbers = memoryview(bytearray(PAGE_BYTES) if page is None else page).cast("d")
+        for slot in GAUGES:
+            self._numbers[slot] = 0.0
+        self._numbers[PID] = os.getpid()
+        self._before = self._numbers.tolist()
+
+    @classmethod
+    def open(cls, run_directory: Path, process: str) -> Self:
+        """The page of `process`, as a kind and a rank: of this one, or of the one that it replaces."""
+        try:
+            return cls(_map(run_directory / FOLDER / process))
+        except OSError as error:
+            logger.warning("what %s counts will be missing in the metrics: %s", process, error)
+            return cls()
+
+    def add(self, slot: int, amount: float = 1.0) -> None:
+        self._numbers[slot] += amount
+
+    def set(self, slot: int, value: float) -> None:
+        """Of a gauge."""
+        self._numbers[slot] = value
+
+    def follow(self, slot: int, value: float) -> None:
+        """Of what somebody else in this process counts from 0 on."""
+        self._numbers[slot] = self._before[slot] + value
+
+    def observe(self, slot: int, seconds: float) -> None:
+        """Of a histogram."""
+        self._numbers[slot + bisect_left(BOUNDS, seconds)] += 1.0
+        self._numbers[slot + len(BOUNDS) + 1] += seconds
+
+    def numbers(self) -> Sequence[float]:
+        return self._numbers.tolist()
+
+
+def _map(path: Path) -> mmap.mmap:
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        # Where memory has run out this fails; writing to the map would kill the process.
+        os.posix_fallocate(descriptor, 0, PAGE_BYTES)
+        return mmap.mmap(descriptor, PAGE_BYTES)
+    finally:
+        os.close(descriptor)
