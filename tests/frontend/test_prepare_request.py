@@ -304,7 +304,11 @@ def test_the_algorithm_of_the_names_is_the_option_s_else_the_environment_s(monke
 
 
 def test_another_salt_backend_or_model_is_another_picture(preparer: RequestPreparer, tmp_path: Path) -> None:
-    shutil.copytree(checkpoint_path(), tmp_path / "other", ignore=shutil.ignore_patterns("*.safetensors"))
+    for folder in ("moved", "other"):
+        shutil.copytree(checkpoint_path(), tmp_path / folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    with (tmp_path / "other" / "config.json").open("a") as configuration:
+        configuration.write("\n")
+    moved = RequestPreparer.from_config(Config(model=tmp_path / "moved"))
     pil = RequestPreparer.from_config(Config(image_backend="pil"))
     other = RequestPreparer.from_config(Config(model=tmp_path / "other"))
     messages = ask(by_url(draw(1).picture))
@@ -313,6 +317,8 @@ def test_another_salt_backend_or_model_is_another_picture(preparer: RequestPrepa
         *(preparer.prepare_chat(messages, PARAMS, cache_salt=salt) for salt in ("None", "a", "b")),
     ]
     assert len({hashes_of(each)[0] for each in prepared}) == len(prepared)
+    # Wherever it lies, and on whatever machine.
+    assert hashes_of(moved.prepare_chat(messages, PARAMS)) == hashes_of(prepared[0])
 
 
 def test_salt_and_priority_reach_the_engine_whatever_the_prompt(preparer: RequestPreparer) -> None:

@@ -190,10 +190,12 @@ class EmbeddingTiers:
 
     # For whoever asks -----------------------------------------------------------------------------------------
 
-    def status(self) -> tuple[TierStatus, ...]:
-        """Of each tier, the nearest first."""
+    def status(self, *, wait_seconds: float = 0) -> tuple[TierStatus, ...]:
+        """Of each tier, the nearest first; once all is written, for which it may wait."""
         if self._store is None:
             return ()
+        if wait_seconds:
+            self._store.wait_written(wait_seconds)
         health = {each.name: each for each in self._store.health()}
         hits = dict(self._store.counts.hits)
         return tuple(

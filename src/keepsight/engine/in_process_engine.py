@@ -9,7 +9,10 @@ from keepsight.engine.pixel_source import PixelSource
 from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.ipc.run_directory import RunDirectory
+from keepsight.requests import TierStatus
 from keepsight.scheduling.scheduler import Scheduler
+
+WRITING_SECONDS = 30.0
 
 
 class InProcessEngine(EngineClient):
@@ -27,11 +30,15 @@ class InProcessEngine(EngineClient):
     ) -> None:
         """`inbox` is the one that the runner wakes; what the two sides of the pixel cache share ends with this."""
         super().__init__(media_pool)
-        self._inbox, self._run_directory = inbox, run_directory
+        self._inbox, self._run_directory, self._tiers = inbox, run_directory, tiers
         self._loop = EngineLoop(scheduler, runner, inbox, self.receive, source, tiers)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.connect(inbox.try_put, takes_unasked=takes_unasked)
         self._thread.start()
+
+    def list_own_tiers(self) -> tuple[TierStatus, ...]:
+        """Of what was written too, for which this waits a little."""
+        return () if self._tiers is None else self._tiers.status(wait_seconds=WRITING_SECONDS)
 
     def close(self) -> None:
         self._inbox.close()

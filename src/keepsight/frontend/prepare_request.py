@@ -7,6 +7,7 @@ asks for; whatever can be refused without them is refused before.
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from keepsight.config import Config, resolve_hasher_algorithm
@@ -22,6 +23,7 @@ from keepsight.errors import (
 )
 from keepsight.frontend.check_grammar import check_structured_outputs
 from keepsight.frontend.expand_prompt import ExpandedPrompt, ImagePromptFormat, PromptExpander
+from keepsight.frontend.hash_media import hash_values
 from keepsight.frontend.identify_picture import NamedPicture, PictureIdentifier, ask_for_picture
 from keepsight.frontend.make_pixels import MakePixels, PictureJob
 from keepsight.frontend.media_intake import NOTHING_DOWNLOADED, Downloaded, MediaIntake
@@ -169,7 +171,7 @@ class RequestPreparer:
         limits = ModelLimits.from_checkpoint(directory, config.max_model_len)
         algorithm = resolve_hasher_algorithm(config.mm_hasher_algorithm)
         identifier = PictureIdentifier(
-            str(directory.resolve()), algorithm, config.trust_exif_image_id, config.max_image_pixels
+            _name_model(directory, algorithm), algorithm, config.trust_exif_image_id, config.max_image_pixels
         )
         intake = MediaIntake.from_config(config)
         defaults = read_sampling_defaults(directory, config.generation_config)
@@ -322,6 +324,11 @@ class RequestPreparer:
         """A word at the beginning of a text is written by other tokens than behind a space."""
         for word in params.bad_words:
             yield from {self.tokenizer.encode(each) for each in (word, f" {word.lstrip()}")}
+
+
+def _name_model(directory: Path, algorithm: str) -> str:
+    """The same wherever it lies, on whatever machine.  What its weights are is told where embeddings are kept."""
+    return hash_values(algorithm, config=(directory / "config.json").read_bytes())
 
 
 def _as_parts(pictures: Sequence[object], uuids: Sequence[object]) -> list[PicturePart]:

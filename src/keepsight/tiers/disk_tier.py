@@ -109,6 +109,24 @@ class DiskTier:
             if os.path.samestat(os.fstat(descriptor), (self._entries / key).lstat()):
                 self._remove(key)
 
+    def list_sizes(self) -> dict[str, int]:
+        """Bytes of all entries, those that others put there too."""
+        self._open()
+        with self._changing():
+            self._count()
+        return dict(self._sizes)
+
+    def verify(self, key: str) -> bool:
+        """False: it was not as it had been put there, and is removed.  No use of it."""
+        self._open()
+        with suppress(FileNotFoundError), opened(self._entries / _checked(key), _READING) as descriptor:
+            try:
+                _read(key, descriptor)
+            except DamagedEntryError as error:
+                self._remove_damaged(key, descriptor, error)
+                return False
+        return True
+
     # Coming and going -----------------------------------------------------------------------------------------
 
     def put(self, key: str, array: StoredArray) -> bool:

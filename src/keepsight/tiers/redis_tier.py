@@ -130,6 +130,18 @@ class RedisTier:
                 connection.close()
                 raise TierError("the transaction was not carried out")
 
+    def list_sizes(self) -> dict[str, int]:
+        """Bytes of all servers' entries under this prefix."""
+        with self._writer.held() as connection:
+            names = list(self._names(connection))
+            return {name[len(self._prefix) :].decode(): _int(connection.run([b"STRLEN", name])) for name in names}
+
+    def verify(self, key: str) -> bool:
+        """False: it was not as it had been put there, and is removed."""
+        num_damaged = self._num_damaged
+        self.get(key)
+        return self._num_damaged == num_damaged
+
     def drop(self, key: str) -> None:
         with self._writer.held() as connection:
             if self._max_bytes is None:

@@ -1,0 +1,111 @@
+"""`keepsight cache inspect|verify|clear|warm`: what lies in a disk tier or a Redis server, whoever put it there.
+
+Invariant: looking never makes anything go; only damaged entries are removed by `verify`, and all by `clear`.
+"""
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from keepsight.cli.model_arguments import add_model_arguments, config_from
+from keepsight.errors import InvalidArgumentError
+from keepsight.tiers.disk_tier import DiskTier
+from keepsight.tiers.open_tiers import parse_disk_place
+from keepsight.tiers.redis_tier import RedisTier
+
+_MIB = 2**20
+# Whatever the budget of those who fill it: nothing is to go because somebody looks.
+_NO_BUDGET = 2**62
+_SUMMARIES = {
+    "inspect": "how many embeddings are kept, and how large they are",
+    "verify": "read all embeddings that are kept, and remove what is damaged",
+    "clear": "remove all embeddings that are kept, also those of other servers that share the place",
+}
+
+
+def add_commands(commands: Any) -> None:
+    for name, summary in _SUMMARIES.items():
+        command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        place = command.add_mutually_exclusive_group()
+        place.add_argument("--disk", default="", metavar="PATH", help="folder (default: ~/.cache/keepsight/embeddings)")
+        place.add_argument("--remote", metavar="URL", help="server that speaks Redis's protocol, in place of a folder")
+    summary = "encode pictures ahead of a server that starts with the same flags"
+    warm = commands.add_parser("warm", help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    warm.add_argument("pictures", nargs="+", type=Path, metavar="PICTURE", help="as they will be sent, byte for byte")
+    warm.add_argument("--model", help="a checkpoint's folder (default: the demo checkpoint)")
+    add_model_arguments(warm)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.cache_command == "warm":
+        return _warm(arguments)
+    if arguments.remote is None and not parse_disk_place(arguments.disk, "--disk").directory.is_dir():
+        print("nothing is kept there")
+        return 0
+    act = {"inspect": _inspect, "verify": _verify, "clear": _clear}[arguments.cache_command]
+    with _opened(arguments) as tier:
+        return act(tier)
+
+
+@contextmanager
+def _opened(arguments: argparse.Namespace) -> Iterator[DiskTier | RedisTier]:
+    tier: DiskTier | RedisTier
+    if arguments.remote is not None:
+        tier = RedisTier(arguments.remote)
+    else:
+        tier = DiskTier(parse_disk_place(arguments.disk, "--disk").directory, _NO_BUDGET)
+    try:
+        yield tier
+    except OSError as error:
+        field, place = ("--disk", arguments.disk) if arguments.remote is None else ("--remote", arguments.remote)
+        raise InvalidArgumentError(field, f"{place} cannot be used: {error}") from error
+    finally:
+        tier.close()
+
+
+def _inspect(tier: DiskTier | RedisTier) -> int:
+    sizes = tier.list_sizes()
+    print(f"{len(sizes)} embeddings, {sum(sizes.values()) / _MIB:.1f} MiB")
+    return 0
+
+
+def _verify(tier: DiskTier | RedisTier) -> int:
+    sizes = tier.list_sizes()
+    num_damaged = sum(not tier.verify(key) for key in sizes)
+    print(f"{len(sizes)} embeddings read, {num_damaged} were damaged and are removed")
+    return 1 if num_damaged else 0
+
+
+def _clear(tier: DiskTier | RedisTier) -> int:
+    num_entries = len(tier.list_sizes())
+    tier.clear()
+    print(f"{num_entries} embeddings removed")
+    return 0
+
+
+def _warm(arguments: argparse.Namespace) -> int:
+    """By asking about each: what is kept already is not encoded again."""
+    if arguments.encoder_disk_cache is None and arguments.encoder_remote_cache is None:
+        arguments.encoder_disk_cache = ""
+    config = config_from(arguments)
+    pictures = [_read(path) for path in arguments.pictures]
+
+    from keepsight.llm import LLM  # after everything that can be refused without torch
+    from keepsight.sampling_params import SamplingParams
+
+    with LLM.from_config(config) as llm:
+        asked = [[{"role": "user", "content": [{"type": "image_pil", "image_pil": each}]}] for each in pictures]
+        llm.chat(asked, SamplingParams(temperature=0, max_tokens=1))
+        tiers = llm.engine.list_own_tiers()
+    for tier in tiers:
+        print(f"{tier.name}: {tier.num_entries} embeddings, {tier.num_bytes / _MIB:.1f} MiB")
+    return 0
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidArgumentError("PICTURE", f"cannot read {path}: {error.strerror}") from error
