@@ -1,0 +1,132 @@
+"""What a picture costs whose embeddings lie in a tier, beside one on the device and one that is encoded again.
+
+    PYTHONPATH=. python benchmarks/tier_hits.py [--model FOLDER] [--rounds 30] [--device cpu]
+
+Time to first token, in one process without a server, the prefix cache off and room on the device for one picture, so
+that two pictures asked about in turn evict one another: from the device (one picture, again and again), from host
+memory, from the disk (its pages in the page cache), encoded again from pixels that are held, and decoded too.  Then how
+long tiers hold up the engine's loop, call by call, while many requests load from a disk and write to it.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from keepsight import LLM, SamplingParams
+from tests.drawn import ask, by_url, draw
+
+FIRST_TOKEN = SamplingParams(temperature=0, max_tokens=1)
+OFF: dict[str, Any] = {"encoder_host_cache_gb": 0}
+
+
+def question(seed: int) -> list[dict[str, Any]]:
+    return ask(by_url(draw(seed).picture), "What is in the picture?")
+
+
+def measure(llm: LLM, questions: Sequence[Any], rounds: int) -> float:
+    """Median milliseconds to the first token, after one round that is not counted."""
+    taken = []
+    for turn in range(rounds + 1):
+        for each in questions:
+            began = time.perf_counter()
+            llm.chat(each, FIRST_TOKEN, use_tqdm=False)
+            if turn:
+                taken.append((time.perf_counter() - began) * 1000)
+    return statistics.median(taken)
+
+
+def measure_hits(common: dict[str, Any], rounds: int) -> dict[str, float]:
+    one, two = [question(1)], [question(1), question(2)]
+    found = {}
+    with LLM(**common, **OFF) as llm:
+        found["device"] = measure(llm, one, rounds)
+        found["encoded again"] = measure(llm, two, rounds)
+    with LLM(**common) as llm:
+        found["host memory"] = measure(llm, two, rounds)
+    with tempfile.TemporaryDirectory() as folder:
+        disk = {**common, **OFF, "encoder_disk_cache": f"{folder}/cache"}
+        with LLM(**disk) as llm:
+            found["disk"] = measure(llm, two, rounds)
+        for _ in range(2):
+            with LLM(**disk) as llm:
+                # Something else first: the model's first step is slow whatever it computes.
+                llm.chat(question(3), FIRST_TOKEN)
+                found["disk, after a restart"] = measure_once(llm, two)
+    with LLM(**common, **OFF, mm_processor_cache_gb=0) as llm:
+        found["decoded and encoded again"] = measure(llm, two, rounds)
+    return found
+
+
+def measure_once(llm: LLM, questions: Sequence[Any]) -> float:
+    taken = []
+    for each in questions:
+        began = time.perf_counter()
+        llm.chat(each, FIRST_TOKEN, use_tqdm=False)
+        taken.append((time.perf_counter() - began) * 1000)
+    return statistics.median(taken)
+
+
+def measure_pauses(common: dict[str, Any], num_pictures: int) -> list[float]:
+    """Milliseconds of each step of the loop that tiers took."""
+    questions = [question(seed) for seed in range(num_pictures)]
+    pauses: list[float] = []
+    with tempfile.TemporaryDirectory() as folder, LLM(**common, encoder_disk_cache=f"{folder}/cache") as llm:
+        loop: Any = llm.engine._loop
+        loop._load_embeddings = timed(loop._load_embeddings, pauses)
+        loop._tiers.take_changes = timed(loop._tiers.take_changes, pauses)
+        loop._runner._place = timed(loop._runner._place, pauses)
+        for _ in range(3):
+            llm.chat(questions, SamplingParams(temperature=0, max_tokens=16), use_tqdm=False)
+    return sorted(pauses)
+
+
+def timed(function: Callable[..., Any], pauses: list[float]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        began = time.perf_counter()
+        result = function(*arguments)
+        pauses.append((time.perf_counter() - began) * 1000)
+        return result
+
+    return call
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="a checkpoint's folder (default: the demo checkpoint)")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--pictures", type=int, default=64, help="of the load under which pauses are measured")
+    parser.add_argument("--device", default="auto")
+    arguments = parser.parse_args()
+    common: dict[str, Any] = {
+        "model": arguments.model,
+        "device": arguments.device,
+        "enable_prefix_caching": False,
+        "encoder_cache_size": tokens_per_picture(arguments),
+    }
+    found = measure_hits(common, arguments.rounds)
+    encoding = found["encoded again"] - found["device"]
+    for name, milliseconds in found.items():
+        more = milliseconds - found["device"]
+        ratio = milliseconds / found["device"]
+        print(
+            f"{name:<28}{milliseconds:8.2f} ms  {ratio:5.2f}x  {more / encoding:6.1%} of an encoding beside the device"
+        )
+    pauses = measure_pauses(common, arguments.pictures)
+    p50, p99 = (pauses[int(share * (len(pauses) - 1))] for share in (0.5, 0.99))
+    print(
+        f"tiers hold up the loop: median {p50:.3f} ms, p99 {p99:.3f} ms, longest {pauses[-1]:.2f} ms of {len(pauses)}"
+    )
+
+
+def tokens_per_picture(arguments: argparse.Namespace) -> int:
+    with LLM(arguments.model, device=arguments.device) as llm:
+        image_format = llm.preparer.prepare_chat(question(1), FIRST_TOKEN).engine_request.media[0]
+        return image_format.span.length
+
+
+if __name__ == "__main__":
+    main()
