@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import SystemRandom
 
 from benchmarks.processes import family_mib, family_processor_seconds
 from benchmarks.servers import ServerProcess
@@ -189,11 +190,13 @@ def say(line: str) -> None:
 
 async def run(arguments: argparse.Namespace) -> None:
     found: dict[str, list[Findings]] = {OURS: [], THEIRS: []}
+    seed = SystemRandom().getrandbits(32) if arguments.seed is None else arguments.seed
+    say(f"{arguments.model.name}: {arguments.rounds} rounds, {arguments.requests} requests a workload, seed {seed}")
     for number in range(arguments.rounds):
         names = [OURS, THEIRS] if number % 2 == 0 else [THEIRS, OURS]
         for name in names:
             say(f"{name}, round {number + 1}")
-            found[name].append(await Contestant(name, arguments.seed + number, arguments).measure())
+            found[name].append(await Contestant(name, seed + number, arguments).measure())
             if arguments.json is not None:
                 arguments.json.write_text(json.dumps(found, indent=1) + "\n")
     print_table(found)
@@ -218,7 +221,7 @@ def main() -> None:
     add("--restart", action="store_true", help="each server a second time, asked about what it knew before")
     add("--keepsight-options", type=shlex.split, default=[], help="more flags of keepsight serve, in one string")
     add("--vllm-options", type=shlex.split, default=[], help="more flags of vllm serve, in one string")
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, help="draws the same again, which a disk cache may know (default: another each time)")
     add("--json", type=Path, help="write everything that was found, after each server")
     # However it ends, no server is left behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
