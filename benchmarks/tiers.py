@@ -12,7 +12,6 @@ is named, beside what knows the future.
 import argparse
 import multiprocessing
 import os
-import shutil
 import socket
 import statistics
 import subprocess
@@ -33,6 +32,7 @@ from keepsight.tiers.redis_tier import RedisTier
 from keepsight.tiers.simulate import distinct_bytes, offline_bound, simulate, simulate_belady
 from keepsight.tiers.tier import StoredArray, Tier
 from keepsight.tiers.tiered_store import TieredStore
+from tests.tiers.redis_servers import REAL
 
 
 def key_of(number: int) -> str:
@@ -91,8 +91,7 @@ def drop_pages(path: Path) -> None:
 
 
 def measure_redis(entries: int, rounds: int) -> None:
-    executable = shutil.which("redis-server")
-    if executable is None:
+    if (executable := REAL) is None:
         print("redis: NOT MEASURED, redis-server is not installed")
         return
     with tempfile.TemporaryDirectory() as folder:

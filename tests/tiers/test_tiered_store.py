@@ -252,3 +252,26 @@ def test_stats_are_of_every_tier(make: Make, tmp_path: Path) -> None:
     stats = store.stats()
     assert (stats["host"].num_entries, stats["disk"].num_entries) == (1, 1)
     assert (stats["host"].num_bytes, stats["disk"].num_bytes) == (3000, 4096)
+
+
+def test_a_tier_that_could_not_be_cleared_gives_nothing_until_it_is() -> None:
+    tier = FakeTier()
+    tier.entries[key_of(1)] = array_of(1)
+    may_clear = threading.Event()
+
+    def clear() -> None:
+        if not may_clear.is_set():
+            raise OSError("not now")
+        tier.entries.clear()
+
+    tier.clear = clear  # type: ignore[method-assign]
+    store = TieredStore(None, [tier], limits=GuardLimits(first_pause=0.01))
+    store.clear()
+    found = queue.SimpleQueue[StoredArray | None]()
+    store.load(key_of(1), 20, lambda _, array: found.put(array))
+    assert found.get(timeout=20) is None
+    assert store.find(key_of(1)) is None
+    may_clear.set()
+    assert store.wait_written(20)
+    assert tier.entries == {}
+    store.close()

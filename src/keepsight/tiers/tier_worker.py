@@ -16,6 +16,7 @@ from keepsight.tiers.tier_guard import TierGuard
 logger = logging.getLogger(__name__)
 
 _MAX_READS = 1024
+_CLEAR_AGAIN_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +124,19 @@ class TierWorker:
 
     def _write_all(self) -> None:
         while self._take_write():
+            is_done = False
             with self._safely("written"), self.guard.watch() as may:
                 if may:
                     self._write()
+                    is_done = True
                 else:
-                    self.num_left_out += 1
+                    self.num_left_out += self._writing is not None
             with self._changed:
                 self._writing = None
+                if self._is_clearing and not is_done:
+                    # Until then nothing of it is found; what it holds must not come back with it.
+                    self._must_clear = True
+                    self._changed.wait(_CLEAR_AGAIN_SECONDS)
                 self._is_clearing = False
                 self._changed.notify_all()
 
@@ -138,7 +145,6 @@ class TierWorker:
             self._changed.wait_for(lambda: self._writes or self._must_clear or self._is_closed)
             if self._is_closed:
                 return False
-            # Tried once: while a tier is set aside nothing of it is found either.
             self._is_clearing, self._must_clear = self._must_clear, False
             if not self._is_clearing:
                 self._writing = self._writes.popitem(last=False)
