@@ -23,7 +23,7 @@ class Client:
         self.heard = SimpleQueue[Any]()
         self.send: Send | None = None
 
-    def connect(self, send: Send, rank: int) -> None:
+    def connect(self, send: Send, rank: int, *, takes_unasked: bool) -> None:
         self.send = send
         self.heard.put("connected")
 
@@ -72,29 +72,32 @@ def start_engine(tmp_path: Path) -> Iterator[StartEngine]:
         engine.close()
 
 
-def test_the_client_is_connected_once_an_engine_has_welcomed_it(
-    link: EngineLink, client: Client, welcomes: list[str], start_engine: StartEngine, tmp_path: Path
-) -> None:
+@pytest.fixture
+def first(link: EngineLink, client: Client, start_engine: StartEngine, tmp_path: Path) -> EngineListener:
+    """Engine 1, which the client is connected to."""
     engine = start_engine("engine-1")
     link.engine_is_ready(f"ipc://{tmp_path}/engine-1")
     assert client.next() == "connected"
+    return engine
+
+
+def test_the_client_is_connected_once_an_engine_has_welcomed_it(
+    first: EngineListener, client: Client, welcomes: list[str]
+) -> None:
     assert welcomes == ["engine-1"]
     assert client.send is not None
     assert client.send(ResetCaches())
-    engine.send("one", [TokenOutput("r", 0, 5)])
+    first.send("one", [TokenOutput("r", 0, 5)])
     assert client.next() == [TokenOutput("r", 0, 5)]
 
 
 def test_what_a_dying_engine_said_last_is_heard_before_its_end(
-    link: EngineLink, client: Client, start_engine: StartEngine, tmp_path: Path
+    first: EngineListener, link: EngineLink, client: Client
 ) -> None:
-    engine = start_engine("engine-1")
-    link.engine_is_ready(f"ipc://{tmp_path}/engine-1")
-    assert client.next() == "connected"
-    engine.send("one", [TokenOutput("r", 0, 5)])
+    first.send("one", [TokenOutput("r", 0, 5)])
     assert client.next() == [TokenOutput("r", 0, 5)]
     link.engine_is_lost()
-    engine.close()
+    first.close()
     assert client.next() == "disconnected"
 
 
@@ -125,12 +128,9 @@ def test_an_engine_that_is_replaced_is_left_even_if_it_still_answers(
 
 
 def test_a_connection_that_broke_while_its_engine_lives_is_made_again(
-    link: EngineLink, client: Client, welcomes: list[str], start_engine: StartEngine, tmp_path: Path
+    first: EngineListener, client: Client, welcomes: list[str]
 ) -> None:
-    engine = start_engine("engine-1")
-    link.engine_is_ready(f"ipc://{tmp_path}/engine-1")
-    assert client.next() == "connected"
-    engine.forget("one")
+    first.forget("one")
     assert [client.next(), client.next()] == ["disconnected", "connected"]
     assert welcomes == ["engine-1", "engine-1"]
 

@@ -5,7 +5,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from keepsight.frontend.pixel_cache import PixelCache, open_pixel_cache
 from keepsight.ipc.pixel_mode import PixelMode
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.requests import CarriedPixels, MediaArrived, Pixels, RingPlace
+from tests.names import name_of
 
 MODES: tuple[PixelMode, ...] = ("none", "processor_only", "lru", "shm", "shared")
 # Those whose frontend can send again what it once made.
@@ -25,10 +25,6 @@ KEEPING: tuple[PixelMode, ...] = ("processor_only", "shm", "shared")
 BY_USE: tuple[PixelMode, ...] = ("processor_only", "shared")
 MAX_BYTES = 1 << 20
 SHAPE = (64, 64, 3)  # of which MAX_BYTES holds 64 in files of whole pages, more elsewhere
-
-
-def name_of(number: int) -> str:
-    return blake2b(str(number).encode(), digest_size=32).hexdigest()
 
 
 def picture(number: int, shape: tuple[int, int, int] = SHAPE) -> Pixels:

@@ -6,7 +6,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +20,17 @@ from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.shared_store import SharedStore
 from keepsight.requests import Pixels
 from tests.ipc.killed import kill, stopped_process
+from tests.names import name_of
 from tests.scheduling.long_run import thorough
 
 PAGE = 4096
 MAX_BYTES = 10 * PAGE
 
 
-def name_of(number: int) -> str:
-    return blake2b(str(number).encode(), digest_size=32).hexdigest()
-
-
 def picture(seed: int, num_pages: int = 1) -> Pixels:
     """That takes so many pages."""
     rows = (num_pages * PAGE - 64) // 60
     return np.random.default_rng(seed).integers(0, 256, (rows, 20, 3), np.uint8)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with RunDirectory.create() as directory:
-        yield directory.path
 
 
 @pytest.fixture

@@ -41,12 +41,6 @@ def picture(seed: int, num_rows: int = 50) -> Pixels:
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    with RunDirectory.create() as directory:
-        yield directory.path
-
-
-@pytest.fixture
 def ring(folder: Path) -> Iterator[RingWriter]:
     ring = RingWriter.create(folder, MAX_BYTES, MAX_OBJECT_BYTES)
     yield ring

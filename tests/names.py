@@ -1,0 +1,7 @@
+"""Names of media as the caches take them."""
+
+from hashlib import blake2b
+
+
+def name_of(number: int) -> str:
+    return blake2b(str(number).encode(), digest_size=32).hexdigest()
