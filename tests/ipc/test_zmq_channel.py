@@ -16,7 +16,7 @@ import zmq
 
 from keepsight.errors import HandshakeError
 from keepsight.ipc.codec import encode_to_engine
-from keepsight.ipc.handshake import Hello, Welcome, encode_hello
+from keepsight.ipc.handshake import PROTOCOL_VERSION, Hello, Welcome, encode_hello
 from keepsight.ipc.zmq_channel import EngineListener, FrontendChannel
 from keepsight.requests import (
     AbortRequest,
@@ -165,7 +165,9 @@ class TestHandshake:
     ) -> None:
         frontend = Frontend(endpoint)
         frontend.channel._hello = encode_hello(Hello("a", protocol_version=99))
-        with pytest.raises(HandshakeError, match="frontend speaks version 99 of the protocol, the engine 1"):
+        with pytest.raises(
+            HandshakeError, match=f"frontend speaks version 99 of the protocol, the engine {PROTOCOL_VERSION}"
+        ):
             frontend.channel.connect(LIMIT)
         assert not frontend.channel.send(REQUEST)
         assert frontend.lost.empty()
