@@ -1,0 +1,68 @@
+"""Which tiers an engine has, and what is refused, as far as possible before a model is loaded."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keepsight.config import Config
+from keepsight.engine.embedding_tiers import Embeddings
+from keepsight.engine.open_embedding_tiers import plan_tiers
+from keepsight.errors import InvalidArgumentError
+
+EMBEDDINGS = Embeddings("float32", 8, 32)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "model.safetensors").write_bytes(b"weights")
+    return tmp_path / "checkpoint"
+
+
+def tiers_of(checkpoint: Path, host_bytes: int, **options: Any) -> list[str]:
+    plan = plan_tiers(Config(model=checkpoint, **options))
+    tiers = plan.open(host_bytes, EMBEDDINGS, "processor", "float32 on cpu", lambda: None)
+    if tiers is None:
+        return []
+    names = [status.name for status in tiers.status()]
+    tiers.close()
+    return names
+
+
+def test_each_tier_is_there_if_it_was_asked_for(checkpoint: Path, tmp_path: Path) -> None:
+    disk = {"encoder_disk_cache": f"{tmp_path}/kept:1M"}
+    assert tiers_of(checkpoint, 0) == []
+    assert tiers_of(checkpoint, 100) == ["host"]
+    assert tiers_of(checkpoint, 0, **disk) == ["disk"]
+    assert tiers_of(checkpoint, 100, **disk, encoder_remote_cache="redis://nowhere") == ["host", "disk", "remote"]
+    assert tiers_of(checkpoint, 0, encoder_disk_cache=True) == ["disk"]
+
+
+def test_weights_are_digested_only_where_entries_outlive_the_process(checkpoint: Path, tmp_path: Path) -> None:
+    assert plan_tiers(Config(model=checkpoint)).model_digest is None
+    digest = plan_tiers(Config(model=checkpoint, encoder_disk_cache=str(tmp_path / "kept"))).model_digest
+    assert digest is not None
+    assert len(digest.result(20)) == 64
+
+
+WRONG: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
+    "size": (lambda path: {"encoder_disk_cache": f"{path}:many"}, "encoder_disk_cache: must be PATH"),
+    "address": (lambda _: {"encoder_remote_cache": "http://x"}, "encoder_remote_cache: must be redis://"),
+    "trace": (lambda path: {"record_cache_trace": path / "no" / "folder"}, "record_cache_trace: .* cannot be written"),
+    "policy": (lambda _: {"encoder_cache_policy": "mru"}, "encoder_cache_policy: must be one of auto, lru, cost"),
+    "type": (lambda _: {"encoder_disk_cache": 5}, "encoder_disk_cache: must be PATH, PATH:SIZE, :SIZE or True"),
+    "nothing is kept": (
+        lambda _: {"encoder_cache_gb": 0, "encoder_disk_cache": True},
+        "encoder_disk_cache: is True, but an encoder cache of 0 keeps nothing for other requests",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_is_refused_in_the_words_of_the_user(name: str, checkpoint: Path, tmp_path: Path) -> None:
+    options, told = WRONG[name]
+    with pytest.raises(InvalidArgumentError, match=told):
+        tiers_of(checkpoint, 0, **options(tmp_path))
