@@ -53,7 +53,8 @@ class TraceRecorder:
         """Raises OSError if it cannot be written."""
         self.num_left_out = 0
         self._now = now
-        self._file = path.open("ab")
+        # Each line is one write: several engines may add to one file.
+        self._file = path.open("ab", buffering=0)
         self._waiting: queue.Queue[Access | None] = queue.Queue(_MAX_WAITING)
         self._thread = threading.Thread(target=self._write_all, name="trace", daemon=True)
         self._thread.start()
@@ -74,8 +75,6 @@ class TraceRecorder:
         while (access := self._waiting.get()) is not None:
             try:
                 self._file.write(encoder.encode(access) + b"\n")
-                if self._waiting.empty():
-                    self._file.flush()
             except OSError as error:
                 self.num_left_out += 1
                 logger.warning("the trace cannot be written: %s", error)
