@@ -105,14 +105,17 @@ class ModelRunner:
             self._loaded.pop(key, None)
 
     def _place(self, keys: Sequence[str]) -> StepResult:
+        if not keys:
+            return StepResult()
         placed, failed = [], {}
-        for key in keys:
-            try:
-                self.embeddings.adopt(key, from_stored(self._loaded.pop(key)))
-                placed.append(key)
-            except Exception as error:
-                logger.exception("embeddings could not be placed")
-                failed[key] = _describe(error)
+        with self._share.handing_over():
+            for key in keys:
+                try:
+                    self.embeddings.adopt(key, from_stored(self._loaded.pop(key)))
+                    placed.append(key)
+                except Exception as error:
+                    logger.exception("embeddings could not be placed")
+                    failed[key] = _describe(error)
         return StepResult(encoded=placed, failed_encodings=failed)
 
     def _encode(self, encodings: Sequence[Encoding], pixels: Sequence[Pixels | None], keep: Keep | None) -> Job:
