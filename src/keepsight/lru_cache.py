@@ -25,6 +25,16 @@ class CacheStat:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheSize:
+    """Of any cache: what it holds and may hold, and what had to go for it."""
+
+    num_bytes: int
+    max_bytes: int
+    num_entries: int
+    num_evictions: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Entry(Generic[V]):
     value: V
     num_bytes: int
@@ -41,6 +51,7 @@ class LruCache(Generic[K, V]):
         self._pins: Counter[K] = Counter()
         self.num_bytes = 0
         self.num_pinned_bytes = 0
+        self.num_evictions = 0
         self._hits = self._total = 0
         self._told = CacheStat(0, 0)
         self._has_warned = False
@@ -76,6 +87,9 @@ class LruCache(Generic[K, V]):
             return now
         before, self._told = self._told, now
         return CacheStat(now.hits - before.hits, now.total - before.total)
+
+    def size(self) -> CacheSize:
+        return CacheSize(self.num_bytes, self._max_bytes, len(self._entries), self.num_evictions)
 
     # Coming and going -----------------------------------------------------------------------------------------
 
@@ -123,6 +137,7 @@ class LruCache(Generic[K, V]):
             raise EverythingPinnedError(num_bytes, self._max_bytes, self.num_pinned_bytes)
         while num_bytes > self._max_bytes - self.num_bytes:
             self._drop(next(key for key in self._entries if key not in self._pins))
+            self.num_evictions += 1
 
     def _drop(self, key: K) -> None:
         self.num_bytes -= self._entries.pop(key).num_bytes

@@ -125,6 +125,33 @@ class TokenOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class MediaStory:
+    """Of one media item of a request.  Moments are of the machine's monotonic clock, which all its processes share."""
+
+    # The tier whose embeddings were used; "prefix": none were needed; None: they were made, for this request.
+    found_in: str | None
+    # Of loading or encoding.
+    began: float = 0.0
+    ended: float = 0.0
+    # When its pixels came to be encoded; whether the engine had kept them.
+    arrived: float = 0.0
+    were_kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RequestBegun:
+    """A request has its first token: how it came to that."""
+
+    request_id: str
+    arrived: float
+    # It had its first turn; its first token.
+    began: float
+    answered: float
+    # In the order of its items.
+    media: tuple[MediaStory, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class MediaNeeded:
     request_id: str
     media_hashes: tuple[str, ...]
@@ -180,4 +207,4 @@ class RequestFailed:
     is_refusal: bool = False
 
 
-FromEngine = TokenOutput | MediaNeeded | MediaHeld | MediaDropped | TiersChanged | RequestFailed
+FromEngine = TokenOutput | RequestBegun | MediaNeeded | MediaHeld | MediaDropped | TiersChanged | RequestFailed

@@ -197,7 +197,7 @@ class FakeRunner:
                 encoded.append(each.encoder_key)
             else:
                 failed_encodings[each.encoder_key] = "a bad picture"
-        return StepResult(computed, encoded, failed_encodings, failed_sequences)
+        return StepResult(computed, encoded, failed_encodings, failed_sequences, dict.fromkeys(encoded, 0.01))
 
     def _try_encode(self, encoding: Encoding) -> bool:
         assert encoding.encoder_key not in self.embeddings, "encoded twice"

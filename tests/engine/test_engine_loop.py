@@ -141,6 +141,9 @@ class Source:
         changes, self.changes = self.changes, ((), ())
         return changes
 
+    def size(self) -> None:
+        return None
+
     def clear(self) -> None:
         self.found.clear()
 

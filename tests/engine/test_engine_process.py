@@ -19,6 +19,7 @@ from keepsight.requests import (
     MediaArrived,
     MediaHeld,
     MediaNeeded,
+    RequestBegun,
     RequestFailed,
     TokenOutput,
 )
@@ -47,7 +48,7 @@ class Engine:
         self.runner = Runner(self.config.kv_cache.num_blocks, self.config.kv_cache.block_size)
         self.endpoint = f"ipc://{path}/engine-1"
         start = StartEngine({}, str(path), "none", "engine-1", self.endpoint)
-        loaded = LoadedEngine(Scheduler(self.config, END_IDS), self.runner, inbox, 200, False)
+        loaded = LoadedEngine(Scheduler(self.config, END_IDS), self.runner, inbox, 200, False, 1024)
         self.process = EngineProcess(start, loaded)
         self.status: int | None = None
         self._thread = threading.Thread(target=self._run)
@@ -69,7 +70,8 @@ class Frontend:
 
     def _take(self, outputs: Sequence[FromEngine]) -> None:
         for output in outputs:
-            self.outputs.put(output)
+            if not isinstance(output, RequestBegun):
+                self.outputs.put(output)
 
     def ask(self, request: EngineRequest) -> list[int]:
         assert self.channel.send(request)

@@ -18,6 +18,8 @@ from keepsight.requests import (
     MediaDropped,
     MediaHeld,
     MediaNeeded,
+    MediaStory,
+    RequestBegun,
     RequestFailed,
     ResetCaches,
     RingPlace,
@@ -94,6 +96,8 @@ to_engine: st.SearchStrategy[ToEngine] = (
 
 logprobs = st.builds(TokenLogprob, token_ids, st.floats(allow_nan=False), counts)
 hashes = st.lists(texts, max_size=3).map(tuple)
+moments = st.floats(allow_nan=False)
+media_stories = st.builds(MediaStory, st.none() | texts, moments, moments, moments, st.booleans())
 outputs: st.SearchStrategy[list[FromEngine]] = st.lists(
     st.builds(
         TokenOutput,
@@ -104,6 +108,7 @@ outputs: st.SearchStrategy[list[FromEngine]] = st.lists(
         st.sampled_from((None, "stop", "length")),
         counts,
     )
+    | st.builds(RequestBegun, texts, moments, moments, moments, st.lists(media_stories, max_size=3).map(tuple))
     | st.builds(MediaNeeded, texts, hashes, st.booleans())
     | st.builds(MediaHeld, hashes)
     | st.builds(MediaDropped, hashes)

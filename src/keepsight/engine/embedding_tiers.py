@@ -61,6 +61,7 @@ class EmbeddingTiers:
         self._answers: deque[_Answer] = deque()
         self._loop_thread = 0
         self._epoch = 0
+        self._tier_names = () if store is None else tuple(store.stats())
         # Entries whose place may have changed, those whose media are known, and those said to be held.
         self._changed: deque[str] = deque() if dropped is None else dropped
         self._media: dict[str, str] = {}
@@ -187,6 +188,14 @@ class EmbeddingTiers:
         with self._lock:
             self._media[name] = media_hash
         self._changed.append(name)
+
+    def tier_of(self, encoder_key: str) -> str:
+        """The nearest that is known to hold it, or the farthest, which may."""
+        assert self._store is not None
+        return self._store.find(self._name(encoder_key)) or self._tier_names[-1]
+
+    def has_tier(self, name: str) -> bool:
+        return name in self._tier_names
 
     # For whoever asks -----------------------------------------------------------------------------------------
 

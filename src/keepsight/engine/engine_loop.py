@@ -5,11 +5,13 @@ an answer gets one; and with nothing to compute it sleeps until a message or the
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from keepsight.engine.embedding_tiers import EmbeddingTiers
+from keepsight.engine.engine_meter import EngineMeter
 from keepsight.engine.inbox import Inbox
 from keepsight.engine.pixel_source import InlineSource, PixelSource
 from keepsight.engine.unanswered import Unanswered
@@ -52,9 +54,11 @@ class EngineLoop:
         send: Callable[[Sequence[FromEngine]], None],
         source: PixelSource | None = None,
         tiers: EmbeddingTiers | None = None,
+        meter: EngineMeter | None = None,
     ) -> None:
         self._scheduler, self._runner, self._inbox, self._send_on = scheduler, runner, inbox, send
         self._source, self._tiers = source or InlineSource(), tiers
+        self._meter = meter
         self._unanswered = Unanswered()
         self._is_idle = True
         # Somebody listens who was not told yet what is held.
@@ -82,8 +86,11 @@ class EngineLoop:
         self._receive()
         self._load_embeddings()
         plan = self._schedule()
+        began = time.monotonic()
         result = self._runner.run(plan)
-        outputs = self._scheduler.update(plan, result)
+        outputs: Sequence[FromEngine] = self._scheduler.update(plan, result)
+        if self._meter is not None:
+            outputs = [*self._meter.note_step(plan, result, outputs, time.monotonic() - began), *outputs]
         self._send([*outputs, *self._take_hints()])
         # With nothing begun and nothing heard, the next plan would be as empty.
         has_answers = self._tiers is not None and self._tiers.has_answers
@@ -108,7 +115,10 @@ class EngineLoop:
     def _add(self, request: EngineRequest) -> None:
         if refusal := self._scheduler.add(request):
             self._send([refusal])
-        elif self._tiers is not None:
+            return
+        if self._meter is not None:
+            self._meter.note_arrived(request)
+        if self._tiers is not None:
             self._tiers.note_uses(request)
 
     def _reset(self, *, prefix: bool, encoder: bool, processor: bool) -> None:
@@ -126,24 +136,32 @@ class EngineLoop:
                 self._send([needed])
         elif self._scheduler.media_arrived(message.media_hash):
             self._runner.hold_pixels(message.media_hash, pixels)
+            if self._meter is not None:
+                self._meter.note_pixels(message.media_hash)
 
     def _load_embeddings(self) -> None:
         """Asks tiers for what is wanted.  What lies in host memory, or nowhere, is known before the step is planned."""
         if self._tiers is None:
             return
-        for load in self._scheduler.take_loads():
-            self._tiers.load(load)
+        self._ask_tiers(self._tiers)
         for key, array in self._tiers.take_loaded():
             if self._scheduler.embeddings_loaded(key, is_found=array is not None) and array is not None:
                 self._runner.hold_embeddings(key, array)
+                if self._meter is not None:
+                    self._meter.note_loaded(key, array.seconds)
+
+    def _ask_tiers(self, tiers: EmbeddingTiers) -> None:
+        for load in self._scheduler.take_loads():
+            if self._meter is not None:
+                self._meter.note_load(load)
+            tiers.load(load)
 
     def _schedule(self) -> StepPlan:
         """What is missing is asked for before the step is computed: it is made meanwhile."""
         plan = self._scheduler.schedule()
         if self._tiers is not None:
             # Evicted since they were asked for, or never before; answered before the next step is planned.
-            for load in self._scheduler.take_loads():
-                self._tiers.load(load)
+            self._ask_tiers(self._tiers)
         missing = [self._find_pixels(needed) for needed in self._scheduler.take_media_needed()]
         self._send([needed for needed in missing if needed.media_hashes])
         return plan
@@ -154,6 +172,8 @@ class EngineLoop:
         for media_hash, pixels in found.items():
             if pixels is not None:
                 self._inbox.try_put(MediaArrived(media_hash, pixels))
+            if self._meter is not None:
+                self._meter.note_looked_for(media_hash, is_found=pixels is not None)
         return replace(needed, media_hashes=tuple(each for each, pixels in found.items() if pixels is None))
 
     def _take_hints(self) -> Sequence[FromEngine]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from keepsight.config import Config
 from keepsight.engine.engine_loop import EngineLoop
+from keepsight.engine.engine_meter import EngineMeter
 from keepsight.engine.load_engine import LoadedEngine, load_engine_alone
 from keepsight.engine.machine_part import MachinePart
 from keepsight.engine.pixel_source import open_pixel_source
@@ -21,6 +22,7 @@ from keepsight.ipc.control import Drain, FrontendLost, ProcessEnd, Ready, StartE
 from keepsight.ipc.handshake import Welcome
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.zmq_channel import EngineListener
+from keepsight.observe.counters import Counters
 from keepsight.requests import EngineRequest, FromEngine, RequestFailed, ToEngine
 
 logger = logging.getLogger(__name__)
@@ -32,15 +34,18 @@ class EngineProcess:
         mode = start.pixel_mode if engine.takes_pictures else "none"
         self._inbox, self._router = engine.inbox, OutputRouter(engine.inbox)
         welcome = Welcome(start.engine_id, engine.max_model_len, mode, takes_unasked=not config.has_far_tiers)
-        source = open_pixel_source(mode, config, RunDirectory(Path(start.run_directory)))
-        self._loop = EngineLoop(engine.scheduler, engine.runner, engine.inbox, self._send, source, engine.tiers)
+        run_directory = Path(start.run_directory)
+        source = open_pixel_source(mode, config, RunDirectory(run_directory))
+        counters = Counters.open(run_directory, f"engine-{start.rank}")
+        meter = EngineMeter(counters, engine.scheduler, engine.bytes_per_block, source, engine.tiers)
+        self._loop = EngineLoop(engine.scheduler, engine.runner, engine.inbox, self._send, source, engine.tiers, meter)
         # Set below: it sends by the listener, which greets by it.
         self._reporter: TierReporter | None = None
         self._listener = EngineListener(
             start.endpoint, welcome, self._take, self._router.lose, on_welcomed=self._tell_new_listener
         )
         if engine.tiers is not None:
-            self._reporter = TierReporter(engine.tiers.status, self._send)
+            self._reporter = TierReporter(meter.measure_tiers, self._send)
         self._is_asked_to_end = False
 
     def run(self) -> int:

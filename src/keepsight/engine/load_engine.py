@@ -34,6 +34,8 @@ class LoadedEngine:
     # What there is room for.
     max_model_len: int
     takes_pictures: bool
+    # Keys and values of one block.
+    bytes_per_block: int
     tiers: EmbeddingTiers | None = None
 
 
@@ -48,7 +50,8 @@ def load_engine(
     tier_plan = plan_tiers(config)
     model = load_model_for(config)
     machine = part.of_memory(measure_machine(model.place.device))
-    engine_config = resolve_config(config, measure_model(model, max_model_len), machine)
+    size = measure_model(model, max_model_len)
+    engine_config = resolve_config(config, size, machine)
     inbox = Inbox()
     tiers = _open_tiers(tier_plan, model, image_config, engine_config, inbox)
     runner = load_runner(
@@ -64,7 +67,15 @@ def load_engine(
     )
     scheduler = Scheduler(engine_config, end_ids)
     takes_pictures = image_config is not None and model.shape.tokens_per_image > 0
-    return LoadedEngine(scheduler, runner, inbox, engine_config.scheduler.max_model_len, takes_pictures, tiers)
+    return LoadedEngine(
+        scheduler,
+        runner,
+        inbox,
+        engine_config.scheduler.max_model_len,
+        takes_pictures,
+        size.bytes_per_position * engine_config.kv_cache.block_size,
+        tiers,
+    )
 
 
 def _open_tiers(

@@ -16,7 +16,7 @@ from keepsight.ipc.pixel_mode import PixelMode, cache_bytes
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.shared_store import SharedStore
 from keepsight.ipc.shm_ring import RingReader
-from keepsight.lru_cache import LruCache
+from keepsight.lru_cache import CacheSize, LruCache
 from keepsight.pixels import as_kept, held_bytes
 from keepsight.requests import MediaArrived, Pixels, RingPlace, StoredPixels
 
@@ -32,6 +32,9 @@ class PixelSource(Protocol):
 
     def take_changes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """What `find` would give and did not, and the reverse, since this was last asked."""
+
+    def size(self) -> CacheSize | None:
+        """Of what is kept here; None: nothing is."""
 
     def clear(self) -> None:
         """Of what is kept here."""
@@ -63,6 +66,9 @@ class InlineSource:
 
     def take_changes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return (), ()
+
+    def size(self) -> CacheSize | None:
+        return None
 
     def clear(self) -> None:
         pass
@@ -111,6 +117,9 @@ class KeptPixels(InlineSource):
         changes, self._changes = self._changes, {}
         held = tuple(media_hash for media_hash, is_held in changes.items() if is_held)
         return held, tuple(media_hash for media_hash, is_held in changes.items() if not is_held)
+
+    def size(self) -> CacheSize:
+        return self._cache.size()
 
     def clear(self) -> None:
         self._cache.clear()

@@ -23,6 +23,7 @@ from keepsight.requests import (
     MediaHeld,
     MediaNeeded,
     Pixels,
+    RequestBegun,
     RequestFailed,
     ResetCaches,
     RingPlace,
@@ -197,6 +198,7 @@ _OUTPUT_TYPES: tuple[type[FromEngine], ...] = (
     MediaDropped,
     RequestFailed,
     TiersChanged,
+    RequestBegun,
 )
 _RUNS = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]])
 _RUN_READERS = [msgspec.msgpack.Decoder(list[type_]) for type_ in _OUTPUT_TYPES]  # type: ignore[valid-type]

@@ -5,6 +5,7 @@ and reported by the run that finds it finished.  A failure concerns the sequence
 together, never the runner.
 """
 
+import dataclasses
 import itertools
 import logging
 import time
@@ -129,13 +130,13 @@ class ModelRunner:
         except Exception as error:
             logger.exception("encoding failed")
             return StepResult(failed_encodings={each.encoder_key: _describe(error) for each in encodings})
+        seconds = (time.perf_counter() - began) / len(encodings)
         if keep is not None:
             # After this has been reported, and before the next is encoded.
-            seconds = (time.perf_counter() - began) / len(encodings)
             done = [each for each in encodings if each.encoder_key in result.encoded]
             kept = {each: self.embeddings.get(each.encoder_key) for each in done}
             self._beside.begin(_keep_all(kept, seconds, keep), is_urgent=True)
-        return result
+        return dataclasses.replace(result, encode_seconds=dict.fromkeys(result.encoded, seconds))
 
     def _begin_beside(self, slices: Sequence[Slice]) -> StepResult:
         """Laid out here, in the order of the plans; only computed beside."""
@@ -222,4 +223,5 @@ def _merge(results: Sequence[StepResult]) -> StepResult:
         encoded=list(itertools.chain.from_iterable(each.encoded for each in results)),
         failed_encodings={key: text for each in results for key, text in each.failed_encodings.items()},
         failed_sequences={key: text for each in results for key, text in each.failed_sequences.items()},
+        encode_seconds={key: seconds for each in results for key, seconds in each.encode_seconds.items()},
     )

@@ -34,6 +34,10 @@ class BlockPool:
         """How many blocks can be taken, by eviction or without."""
         return len(self._free) + len(self._idle)
 
+    @property
+    def num_findable(self) -> int:
+        return len(self._block_of)
+
     def find(self, block_hash: bytes) -> int | None:
         return self._block_of.get(block_hash)
 

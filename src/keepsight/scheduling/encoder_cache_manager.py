@@ -60,6 +60,10 @@ class EncoderCacheManager:
         self._has_warned = False
 
     @property
+    def max_bytes(self) -> int:
+        return self._config.max_bytes
+
+    @property
     def num_entries(self) -> int:
         return len(self._entries)
 

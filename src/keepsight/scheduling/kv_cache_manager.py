@@ -58,6 +58,14 @@ class KvCacheManager:
         return self._pool.num_free
 
     @property
+    def num_blocks(self) -> int:
+        return self._pool.num_blocks
+
+    @property
+    def num_findable_blocks(self) -> int:
+        return self._pool.num_findable
+
+    @property
     def num_evicted_blocks(self) -> int:
         return self._pool.num_evicted
 

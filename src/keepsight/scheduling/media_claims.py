@@ -11,7 +11,7 @@ from keepsight.engine_config import EngineConfig
 from keepsight.requests import EngineRequest, MediaNeeded
 from keepsight.scheduling.embedding_loads import EmbeddingLoads, LoadState
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
-from keepsight.scheduling.request_state import ParkedFor, RequestState
+from keepsight.scheduling.request_state import Origin, ParkedFor, RequestState
 from keepsight.scheduling.step_plan import Encoding, SequenceId
 
 # Frees embeddings claimed by a request that may wait; False when there is none to take from.
@@ -99,17 +99,21 @@ class MediaClaims:
     def _try_claim(self, state: RequestState, index: int, take_from_later: TakeFromLater) -> ParkedFor | None:
         if index in state.claimed_items:
             return None
+        origin: Origin = "device"
         if not self.encoder_cache.try_use((state.sequence_id, index), state.encoder_keys[index]):
             match self.loads.ask(state, index):
                 case LoadState.LOADING:
                     lacks: ParkedFor | None = ParkedFor.TIERS
                 case LoadState.READY:
+                    origin = "tier"
                     lacks = self._try_place(state, index, take_from_later)
                 case LoadState.ABSENT:
+                    origin = "made"
                     lacks = self._try_encode(state, index, take_from_later)
             if lacks is not None:
                 return lacks
         state.claimed_items.add(index)
+        state.origins.setdefault(index, origin)
         return None
 
     def _try_place(self, state: RequestState, index: int, take_from_later: TakeFromLater) -> ParkedFor | None:

@@ -3,8 +3,10 @@
 "Prefill" and "decode" are not states: they are what `num_computed < num_tokens` looks like.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Literal, NamedTuple
 
 from keepsight.media import MediaItem
 from keepsight.requests import EngineRequest, FinishReason
@@ -43,6 +45,19 @@ class ParkedFor(Enum):
     LANE = "lane"
 
 
+# Where embeddings came from: they were held or being made, they were loaded, they were made for this sequence.
+Origin = Literal["device", "tier", "made"]
+
+
+class Begun(NamedTuple):
+    """A request that has its first token."""
+
+    request: EngineRequest
+    # By item; of those that are missing the prefix cache had all.
+    origins: Mapping[int, Origin]
+    encoder_keys: tuple[str, ...]
+
+
 # The order in which everything is granted, and the reverse of the order in which it is taken back.
 Order = tuple[int, int, int]  # priority, arrival, choice
 
@@ -70,6 +85,8 @@ class RequestState:
     next_item: int = 0
     # Items whose embeddings this sequence is a user of.
     claimed_items: set[int] = field(default_factory=set)
+    # Of items that it ever claimed, what the first claim found.
+    origins: dict[int, Origin] = field(default_factory=dict)
     is_under_way: bool = False
     is_known_to_runner: bool = False
 

@@ -17,7 +17,7 @@ from keepsight.scheduling.holdings import Holdings
 from keepsight.scheduling.kv_cache_manager import KvCacheManager, PrefixHit
 from keepsight.scheduling.lineup import Lineup, last_of
 from keepsight.scheduling.media_claims import MediaClaims
-from keepsight.scheduling.request_state import ParkedFor, RequestState, Status
+from keepsight.scheduling.request_state import Begun, ParkedFor, RequestState, Status
 from keepsight.scheduling.step_draft import Piece, StepDraft
 from keepsight.scheduling.step_plan import Computed, NewSequence, SequenceId, Slice, StepPlan, StepResult
 
@@ -51,6 +51,7 @@ class Scheduler:
         self._ended: list[SequenceId] = []
         self._num_beside = 0
         self.num_preemptions = 0
+        self._begun: list[Begun] = []
         self._arrivals = itertools.count()
 
     # What comes in --------------------------------------------------------------------------------------------
@@ -139,6 +140,19 @@ class Scheduler:
 
     def take_media_needed(self) -> list[MediaNeeded]:
         return self.media.take_needed()
+
+    def take_begun(self) -> list[Begun]:
+        """Requests whose first choice has its first token now and had none when they were last taken."""
+        taken, self._begun = self._begun, []
+        return taken
+
+    @property
+    def num_running(self) -> int:
+        return len(self._lineup.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._lineup) - len(self._lineup.running)
 
     def take_hints(self) -> list[MediaHeld | MediaDropped]:
         """Of what media something is held now that was not when they were last taken, or the other way round."""
@@ -403,6 +417,8 @@ class Scheduler:
         if computed.token is None:
             return
         finish_reason = state.append(computed.token.token_id)
+        if state.num_sampled == 1 and state.sequence_id[1] == 0:
+            self._begun.append(Begun(state.request, state.origins, state.encoder_keys))
         outputs.append(TokenOutput(*state.sequence_id, *computed.token, finish_reason, state.num_cached_tokens))
         if finish_reason is not None:
             self._finish(state)

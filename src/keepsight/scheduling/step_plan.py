@@ -97,6 +97,8 @@ class StepResult:
     # What went wrong, by encoder key and by sequence: those who use it fail, no other.
     failed_encodings: Mapping[str, str] = field(default_factory=dict)
     failed_sequences: Mapping[SequenceId, str] = field(default_factory=dict)
+    # What each encoding took; of those that were placed nothing.
+    encode_seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:

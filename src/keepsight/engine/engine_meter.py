@@ -1,0 +1,227 @@
+"""What the engine counts, and when each request came, had its turn and its first token.
+
+Decides nothing and changes nothing of what it watches; the engine's loop tells it of each step.  Numbers that others
+count anyway are copied, some times a second while there is work, and before anybody hears of a request's end or the
+loop falls asleep: whoever reads them after an answer finds that answer counted.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from keepsight.engine.embedding_tiers import EmbeddingTiers
+from keepsight.engine.pixel_source import PixelSource
+from keepsight.observe.catalogue import (
+    ENCODED,
+    ENCODER,
+    PREFIX,
+    PROCESSOR,
+    TRANSFERRED,
+    CacheSlots,
+    slot_of,
+)
+from keepsight.observe.counters import Counters
+from keepsight.observe.mean_cost import MeanCost
+from keepsight.requests import (
+    EngineRequest,
+    FromEngine,
+    MediaStory,
+    RequestBegun,
+    RequestFailed,
+    TierStatus,
+    TokenOutput,
+)
+from keepsight.scheduling.embedding_loads import Load
+from keepsight.scheduling.request_state import Begun
+from keepsight.scheduling.scheduler import Scheduler
+from keepsight.scheduling.step_plan import StepPlan, StepResult
+
+# Between two copies while nothing ends.
+SECONDS = 0.1
+# Of what may never be asked for.
+MAX_REMEMBERED = 8192
+RUNNING, WAITING = slot_of("num_requests_running"), slot_of("num_requests_waiting")
+PREEMPTIONS = slot_of("num_preemptions_total")
+BLOCKS, BLOCKS_IN_USE = slot_of("kv_cache_blocks"), slot_of("kv_cache_blocks_in_use")
+T = TypeVar("T")
+
+
+class _Recent(Generic[T]):
+    """By name; the oldest are forgotten."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, T] = {}
+
+    def put(self, name: str, value: T) -> None:
+        self._held.pop(name, None)
+        self._held[name] = value
+        if len(self._held) > MAX_REMEMBERED:
+            del self._held[next(iter(self._held))]
+
+    def get(self, name: str, default: T) -> T:
+        return self._held.get(name, default)
+
+    def pop(self, name: str, default: T) -> T:
+        return self._held.pop(name, default)
+
+
+class EngineMeter:
+    def __init__(
+        self,
+        counters: Counters,
+        scheduler: Scheduler,
+        bytes_per_block: int,
+        source: PixelSource,
+        tiers: EmbeddingTiers | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._counters, self._scheduler, self._bytes_per_block = counters, scheduler, bytes_per_block
+        self._source, self._tiers, self.clock = source, tiers, clock
+        self._copied_at = 0.0
+        self._num_device_hits = self._num_hit_tokens = 0
+        self._encoding, self._prompt_token = MeanCost(), MeanCost()
+        # By request; by media hash: when pixels came, and whether from the engine's own keeping; by encoder key.
+        self._arrivals, self._begins = _Recent[float](), _Recent[float]()
+        self._pixels = _Recent[tuple[float, bool]]()
+        self._loads = _Recent[tuple[str, float, float]]()
+        self._encodings = _Recent[tuple[float, float]]()
+        self._copy()
+        self.measure_tiers()
+
+    # On the engine's loop -------------------------------------------------------------------------------------
+
+    def note_arrived(self, request: EngineRequest) -> None:
+        self._arrivals.put(request.request_id, self.clock())
+
+    def note_pixels(self, media_hash: str) -> None:
+        """The runner has them now."""
+        self._counters.add(TRANSFERRED)
+        self._pixels.put(media_hash, (self.clock(), self._pixels.get(media_hash, (0.0, False))[1]))
+
+    def note_looked_for(self, media_hash: str, *, is_found: bool) -> None:
+        """Whoever is asked for what was not found counts that."""
+        if is_found:
+            self._counters.add(PROCESSOR.queries)
+            self._counters.add(PROCESSOR.hits)
+        self._pixels.put(media_hash, (0.0, is_found))
+
+    def note_load(self, load: Load) -> None:
+        assert self._tiers is not None
+        tier = self._tiers.tier_of(load.encoder_key)
+        self._loads.put(load.encoder_key, (tier, self.clock(), 0.0))
+        for name, slots in ENCODER.items():
+            if name != "device" and self._tiers.has_tier(name):
+                self._counters.add(slots.queries)
+            if name == tier:
+                break
+
+    def note_loaded(self, encoder_key: str, seconds_to_make: float) -> None:
+        tier, began, _ = self._loads.get(encoder_key, ("remote", 0.0, 0.0))
+        self._loads.put(encoder_key, (tier, began, self.clock()))
+        self._encoding.suggest(seconds_to_make)
+        self._counters.add(ENCODER[tier].hits)
+        self._counters.add(ENCODER[tier].saved_seconds, seconds_to_make)
+
+    def note_step(
+        self, plan: StepPlan, result: StepResult, outputs: Sequence[FromEngine], seconds: float
+    ) -> list[RequestBegun]:
+        """What is to be sent before the outputs; `seconds`: what the step took to compute."""
+        now = self.clock()
+        if plan.new:
+            self._note_begun(plan, now - seconds, seconds)
+        for key, spent in result.encode_seconds.items():
+            self._note_encoded(key, spent, now)
+        stories = [self._tell(begun, now) for begun in self._scheduler.take_begun()]
+        if now - self._copied_at > SECONDS or any(map(_is_end, outputs)) or (plan.is_empty and result.is_empty):
+            self._copied_at = now
+            self._copy()
+        return stories
+
+    def _note_begun(self, plan: StepPlan, now: float, seconds: float) -> None:
+        for new in plan.new:
+            if not self._begins.get(new.sequence_id[0], 0.0):
+                self._begins.put(new.sequence_id[0], now)
+        if plan.now:
+            self._prompt_token.note(seconds, sum(piece.length for piece in plan.now))
+
+    def _note_encoded(self, encoder_key: str, seconds: float, now: float) -> None:
+        self._counters.add(ENCODED)
+        self._encoding.note(seconds)
+        self._encodings.put(encoder_key, (now - seconds, now))
+
+    # What became of a request's media -------------------------------------------------------------------------
+
+    def _tell(self, begun: Begun, now: float) -> RequestBegun:
+        request_id = begun.request.request_id
+        arrived = self._arrivals.pop(request_id, now)
+        media = tuple(self._tell_of_item(begun, index) for index in range(len(begun.request.media)))
+        return RequestBegun(request_id, arrived, self._begins.pop(request_id, now), now, media)
+
+    def _tell_of_item(self, begun: Begun, index: int) -> MediaStory:
+        match begun.origins.get(index):
+            case None:
+                return MediaStory("prefix")
+            case "tier":
+                return MediaStory(*self._loads.get(begun.encoder_keys[index], ("remote", 0.0, 0.0)))
+            case "made":
+                arrived, were_kept = self._pixels.get(begun.request.media[index].media_hash, (0.0, False))
+                began, ended = self._encodings.get(begun.encoder_keys[index], (0.0, 0.0))
+                return MediaStory(None, began, ended, arrived, were_kept)
+            case origin:
+                return MediaStory(origin)
+
+    # Numbers of others ----------------------------------------------------------------------------------------
+
+    def _copy(self) -> None:
+        """Each line is an addition in memory."""
+        scheduler, counters = self._scheduler, self._counters
+        counters.set(RUNNING, scheduler.num_running)
+        counters.set(WAITING, scheduler.num_waiting)
+        counters.follow(PREEMPTIONS, scheduler.num_preemptions)
+        self._copy_prefixes()
+        self._copy_embeddings()
+        if (size := self._source.size()) is not None:
+            _set_size(counters, PROCESSOR, size.num_bytes, size.max_bytes, size.num_entries)
+            counters.follow(PROCESSOR.evictions, size.num_evictions)
+
+    def _copy_prefixes(self) -> None:
+        kv, counters, per_block = self._scheduler.kv_cache, self._counters, self._bytes_per_block
+        counters.set(BLOCKS, kv.num_blocks)
+        counters.set(BLOCKS_IN_USE, round(kv.usage * kv.num_blocks))
+        counters.follow(PREFIX.queries, kv.num_queried_tokens)
+        counters.follow(PREFIX.hits, kv.num_hit_tokens)
+        counters.follow(PREFIX.evictions, kv.num_evicted_blocks)
+        found = kv.num_findable_blocks
+        _set_size(counters, PREFIX, found * per_block, kv.num_blocks * per_block, found)
+        counters.add(PREFIX.saved_seconds, (kv.num_hit_tokens - self._num_hit_tokens) * self._prompt_token.seconds)
+        self._num_hit_tokens = kv.num_hit_tokens
+
+    def _copy_embeddings(self) -> None:
+        cache, counters, slots = self._scheduler.media.encoder_cache, self._counters, ENCODER["device"]
+        counters.follow(slots.queries, cache.num_queries)
+        counters.follow(slots.hits, cache.num_hits)
+        counters.follow(slots.evictions, cache.num_evictions)
+        _set_size(counters, slots, cache.num_bytes, cache.max_bytes, cache.num_entries)
+        counters.add(slots.saved_seconds, (cache.num_hits - self._num_device_hits) * self._encoding.seconds)
+        self._num_device_hits = cache.num_hits
+
+    # On whatever thread asks how the tiers are ----------------------------------------------------------------
+
+    def measure_tiers(self) -> tuple[TierStatus, ...]:
+        """They change while the loop sleeps."""
+        status = () if self._tiers is None else self._tiers.status()
+        for tier in status:
+            slots = ENCODER[tier.name]
+            _set_size(self._counters, slots, tier.num_bytes, tier.max_bytes or 0, tier.num_entries)
+            self._counters.follow(slots.evictions, tier.num_evictions)
+        return status
+
+
+def _set_size(counters: Counters, slots: CacheSlots, num_bytes: int, max_bytes: int, num_entries: int) -> None:
+    counters.set(slots.num_bytes, num_bytes)
+    counters.set(slots.budget_bytes, max_bytes)
+    counters.set(slots.entries, num_entries)
+
+
+def _is_end(output: FromEngine) -> bool:
+    return isinstance(output, RequestFailed) or (isinstance(output, TokenOutput) and output.finish_reason is not None)

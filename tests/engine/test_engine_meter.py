@@ -1,0 +1,164 @@
+"""What an engine counts of its steps, and what it tells of a request that has begun.  The runner is the fake one."""
+
+from functools import partial
+from itertools import count
+from typing import Any
+
+import pytest
+
+from keepsight.engine.embedding_tiers import Embeddings, EmbeddingTiers
+from keepsight.engine.engine_loop import EngineLoop
+from keepsight.engine.engine_meter import BLOCKS_IN_USE, RUNNING, EngineMeter
+from keepsight.engine.inbox import Inbox
+from keepsight.engine.pixel_source import InlineSource, KeptPixels, PixelSource
+from keepsight.observe.catalogue import ENCODED, ENCODER, PREFIX, PROCESSOR, TRANSFERRED
+from keepsight.observe.counters import Counters
+from keepsight.requests import (
+    AbortRequest,
+    FromEngine,
+    MediaArrived,
+    MediaNeeded,
+    RequestBegun,
+    RequestFailed,
+    ResetCaches,
+    TokenOutput,
+)
+from keepsight.scheduling.scheduler import Scheduler
+from keepsight.testing import FakeRunner, pixels_like
+from keepsight.tiers.entry_key import entry_key
+from keepsight.tiers.host_tier import HostTier
+from keepsight.tiers.tiered_store import TieredStore
+from tests.scheduling.drive import END_IDS, TOKENS_PER_PICTURE, make_config, make_request
+
+DEVICE, HOST = ENCODER["device"], ENCODER["host"]
+
+
+class Engine:
+    """Stepped by hand until all that was asked is answered; each look at the clock is a millisecond later."""
+
+    def __init__(self, source: PixelSource | None = None, tiers: EmbeddingTiers | None = None, **config: Any) -> None:
+        made, source = make_config(has_tiers=tiers is not None, **config), source or InlineSource()
+        self.scheduler, self.inbox, self.counters = Scheduler(made, END_IDS), Inbox(), Counters()
+        keep = (lambda *_: None) if tiers is None else tiers.keeping()
+        self.runner = FakeRunner(64, 4, keep=keep)
+        ticks = count(1)
+        meter = EngineMeter(self.counters, self.scheduler, 100, source, tiers, clock=lambda: next(ticks) / 1000)
+        self.loop = EngineLoop(self.scheduler, self.runner, self.inbox, self.take, source, tiers, meter)
+        self.sent: list[FromEngine] = []
+
+    def take(self, outputs: Any) -> None:
+        self.sent += outputs
+        for output in outputs:
+            if isinstance(output, MediaNeeded):
+                for media_hash in output.media_hashes:
+                    self.inbox.try_put(MediaArrived(media_hash, pixels_like(media_hash)))
+
+    def ask(self, request_id: str, *parts: int | str, **options: Any) -> RequestBegun | None:
+        """What was told of it before its first token."""
+        self.sent.clear()
+        self.inbox.try_put(make_request(request_id, *parts, **options))
+        self.loop.step()
+        while self.scheduler.has_requests:
+            self.loop.step()
+        of_request = [each for each in self.sent if isinstance(each, RequestBegun | TokenOutput)]
+        stories = [each for each in of_request if isinstance(each, RequestBegun)]
+        assert stories == [each for each in of_request[:1] if isinstance(each, RequestBegun)]
+        return stories[0] if stories else None
+
+    def counted(self, *slots: int) -> list[float]:
+        return [self.counters.numbers()[slot] for slot in slots]
+
+
+def test_a_new_picture_is_told_to_have_been_made_and_counted_once() -> None:
+    engine = Engine()
+    story = engine.ask("a", 3, "x", 4)
+    assert story is not None
+    [picture] = story.media
+    assert picture.found_in is None
+    assert story.arrived < picture.arrived < picture.ended < story.answered
+    assert picture.ended - picture.began == pytest.approx(0.01)
+    assert story.arrived < story.began < story.answered
+    assert engine.counted(TRANSFERRED, ENCODED, DEVICE.queries, DEVICE.hits) == [1, 1, 1, 0]
+
+
+def test_the_same_prompt_again_is_answered_by_the_prefix_cache() -> None:
+    engine = Engine()
+    engine.ask("a", 3, "x", 4)
+    story = engine.ask("b", 3, "x", 4)
+    assert story is not None
+    assert [each.found_in for each in story.media] == ["prefix"]
+    assert engine.counted(TRANSFERRED, ENCODED, DEVICE.queries, PREFIX.queries, PREFIX.hits) == [1, 1, 1, 26, 12]
+    assert engine.counted(PREFIX.saved_seconds)[0] > 0
+
+
+def test_another_prompt_about_a_known_picture_is_answered_by_the_encoder_cache() -> None:
+    engine = Engine()
+    engine.ask("a", 3, "x", 4)
+    story = engine.ask("b", 5, "x", 4)
+    assert story is not None
+    assert [each.found_in for each in story.media] == ["device"]
+    assert engine.counted(ENCODED, DEVICE.queries, DEVICE.hits) == [1, 2, 1]
+    # What the last encodings took.
+    assert engine.counted(DEVICE.saved_seconds) == [pytest.approx(0.01)]
+
+
+def test_after_a_reset_everything_is_done_and_counted_again() -> None:
+    engine = Engine()
+    engine.ask("a", 3, "x", 4)
+    engine.inbox.try_put(ResetCaches(prefix=True, encoder=True))
+    story = engine.ask("b", 3, "x", 4)
+    assert story is not None
+    assert [each.found_in for each in story.media] == [None]
+    assert engine.counted(TRANSFERRED, ENCODED, DEVICE.hits) == [2, 2, 0]
+
+
+def test_embeddings_of_a_tier_are_told_by_its_name() -> None:
+    name = partial(entry_key, model_digest="model", processor="", dtype="fake")
+    width = 48 // TOKENS_PER_PICTURE
+    tiers = EmbeddingTiers(TieredStore(HostTier(1 << 20), []), name, Embeddings("uint8", width, width), lambda: None)
+    engine = Engine(tiers=tiers, num_pictures=1)
+    engine.ask("a", 3, "x", 4)
+    engine.ask("b", 5, "y", 4)
+    story = engine.ask("c", 7, "x", 4)
+    tiers.close()
+    assert story is not None
+    [picture] = story.media
+    assert picture.found_in == "host"
+    assert 0 < picture.began < picture.ended < story.answered
+    assert engine.counted(ENCODED, HOST.queries, HOST.hits, HOST.saved_seconds) == [2, 3, 1, pytest.approx(0.01)]
+
+
+def test_pixels_that_the_engine_kept_are_hits_of_the_processor_cache() -> None:
+    engine = Engine(KeptPixels(1 << 20), num_pictures=1)
+    engine.ask("a", 3, "x", 4)
+    engine.ask("b", 5, "y", 4)
+    story = engine.ask("c", 7, "x", 4)
+    assert story is not None
+    assert [(each.found_in, each.were_kept) for each in story.media] == [(None, True)]
+    assert engine.counted(PROCESSOR.queries, PROCESSOR.hits, PROCESSOR.entries) == [1, 1, 2]
+
+
+def test_what_is_held_when_an_answer_ends_is_counted_before_it_is_heard() -> None:
+    engine = Engine()
+    engine.ask("a", 3, "x", 4)
+    held = engine.scheduler.kv_cache.num_findable_blocks
+    assert engine.counted(PREFIX.entries, PREFIX.num_bytes, BLOCKS_IN_USE, RUNNING) == [held, held * 100, 0, 0]
+    assert engine.counted(DEVICE.entries, DEVICE.num_bytes) == [1, engine.scheduler.media.encoder_cache.num_bytes]
+
+
+def test_nothing_is_told_of_a_request_that_is_refused_fails_or_leaves() -> None:
+    engine = Engine()
+    assert engine.ask("long", 500) is None
+    engine.runner.bad_media.add("bad")
+    assert engine.ask("failing", 3, "bad", 4) is None
+    assert isinstance(engine.sent[-1], RequestFailed)
+    engine.inbox.try_put(make_request("left", 3, "x", 4))
+    engine.inbox.try_put(AbortRequest("left"))
+    assert engine.ask("b", 2) is not None
+    assert engine.counted(ENCODED) == [0]
+
+
+def test_of_several_choices_the_first_one_s_beginning_is_told() -> None:
+    story = Engine().ask("a", 3, "x", 4, n=3, temperature=1.0)
+    assert story is not None
+    assert [each.found_in for each in story.media] == [None]
