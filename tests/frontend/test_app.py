@@ -116,7 +116,7 @@ class Client:
     async def _send(self, method: str, path: str, options: dict[str, Any]) -> httpx.Response:
         app = create_app(self.preparer, self.engine, MODEL, self.settings)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(self.address, 5000))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.request(method, path, **options)
 
     def chat(self, *, headers: Any = None, **fields: Any) -> httpx.Response:

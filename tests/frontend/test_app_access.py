@@ -60,7 +60,17 @@ def test_caches_are_reset_with_the_administrator_s_key_and_no_other(
 
 @pytest.mark.parametrize(
     "headers",
-    [{"Origin": "http://evil.example"}, {"X-Forwarded-For": "203.0.113.5"}, {"Forwarded": "for=203.0.113.5"}],
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://localhost:3000"},
+        {"X-Forwarded-For": "203.0.113.5"},
+        {"Forwarded": "for=203.0.113.5"},
+        # Its owner has it lead here.
+        {"Host": "evil.example"},
+        {"Host": "evil.example", "Origin": "http://evil.example"},
+        {"Host": "[localhost"},
+    ],
 )
 def test_without_an_administrator_s_key_only_the_machine_itself_may_reset(
     client: Client, engine: FakeEngine, headers: dict[str, str]
@@ -71,6 +81,21 @@ def test_without_an_administrator_s_key_only_the_machine_itself_may_reset(
     assert not engine.resets
     client.address = "::1"
     assert client.send("POST", "/reset_mm_cache").status_code == 200
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000"])
+def test_the_server_s_own_page_may_reset_on_the_machine_itself(client: Client, engine: FakeEngine, host: str) -> None:
+    own = {"Host": host, "Origin": f"http://{host}"}
+    assert client.send("POST", "/reset_mm_cache", headers=own).status_code == 200
+    assert engine.resets
+
+
+@pytest.mark.parametrize("path", ["/debug/state", "/debug/whatever/comes"])
+def test_whatever_looks_inside_is_for_administrators(client: Client, path: str) -> None:
+    client.settings = ApiSettings(api_keys=("one",), admin_api_key="admin")
+    assert client.send("GET", path, headers=bearing("one")).status_code == 401
+    client.settings, client.address = ApiSettings(), "203.0.113.5"
+    assert error_of(client.send("GET", path)) == (403, None, "admin_only")
 
 
 def test_callers_of_different_keys_share_no_salt_and_cannot_name_another_s(client: Client, engine: FakeEngine) -> None:

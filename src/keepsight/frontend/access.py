@@ -8,6 +8,7 @@ import hmac
 import ipaddress
 import logging
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -16,11 +17,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from keepsight.api_settings import ApiSettings
 from keepsight.errors import AccessError, AdminAccessError
 from keepsight.frontend.error_response import error_response
+from keepsight.frontend.serve_page import PAGE_FILES
 
 logger = logging.getLogger(__name__)
 # What says nothing of anybody: for load balancers, and for those who want to know how to ask.
-OPEN_PATHS = frozenset({"/", "/page.css", "/page.js", "/health", "/ready", "/version", "/openapi.json"})
+OPEN_PATHS = frozenset({*PAGE_FILES, "/health", "/ready", "/version", "/openapi.json"})
 ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/reset_encoder_cache", "/reset_mm_cache"})
+ADMIN_PREFIX = "/debug/"
 
 
 class Access:
@@ -45,11 +48,15 @@ class Access:
         if path in OPEN_PATHS:
             return None
         headers = Headers(scope=scope)
-        if path in ADMIN_PATHS and self._admin_keys:
+        if is_for_admins(path) and self._admin_keys:
             return _find_key(headers, self._admin_keys)
-        if path in ADMIN_PATHS and not _is_local(scope, headers):
+        if is_for_admins(path) and not _is_local(scope, headers):
             raise AdminAccessError("only the machine that the server runs on may ask for this: it has no admin key")
         return _find_key(headers, self._keys) if self._keys else None
+
+
+def is_for_admins(path: str) -> bool:
+    return path in ADMIN_PATHS or path.startswith(ADMIN_PREFIX)
 
 
 def isolate_salt(settings: ApiSettings, http: Request, cache_salt: str | None) -> str | None:
@@ -80,11 +87,27 @@ def _digest(key: str) -> bytes:
 
 
 def _is_local(scope: Scope, headers: Headers) -> bool:
-    """Neither passed on by a proxy nor sent by a web page that happens to be open on this machine."""
-    if any(name in headers for name in ("origin", "forwarded", "x-forwarded-for", "via")):
+    """Neither passed on by a proxy nor sent by a web page of others that happens to be open on this machine.
+
+    Such a page may have its own name lead here, and is then of one origin with what it asks: so the name counts too.
+    """
+    if any(name in headers for name in ("forwarded", "x-forwarded-for", "via")):
         return False
-    host = (scope.get("client") or ("",))[0]
+    asked = headers.get("host", "")
+    if headers.get("origin", f"://{asked}").partition("://")[2] != asked:
+        return False
+    return _is_loopback((scope.get("client") or ("",))[0]) and _is_loopback(_host_name(asked))
+
+
+def _host_name(host: str) -> str:
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False

@@ -7,7 +7,7 @@ import msgspec
 
 from keepsight import __version__
 from keepsight.api_settings import ApiSettings
-from keepsight.frontend.access import ADMIN_PATHS, OPEN_PATHS
+from keepsight.frontend.access import OPEN_PATHS, is_for_admins
 from keepsight.frontend.chat_request import ChatRequest
 from keepsight.frontend.chat_response import ChatCompletion, ChatCompletionChunk, ErrorResponse, ModelCard, ModelList
 from keepsight.frontend.completion_request import CompletionRequest
@@ -270,9 +270,9 @@ def _close(path: str, operation: Json, settings: ApiSettings) -> Json:
     if path in OPEN_PATHS:
         return operation
     responses = dict(operation["responses"])
-    if path in ADMIN_PATHS:
+    if is_for_admins(path):
         responses |= _failures((403,))
-    if settings.api_keys or (path in ADMIN_PATHS and settings.admin_api_key):
+    if settings.api_keys or (is_for_admins(path) and settings.admin_api_key):
         return operation | {"responses": responses | _failures((401,)), "security": [{"key": []}]}
     return operation | {"responses": responses}
 

@@ -1,4 +1,4 @@
-"""The page at `/`: a chat in the browser, of three static files.  It needs nothing but them and the API beside them.
+"""The page at `/`: a chat in the browser, of a few static files.  It needs nothing but them and the API beside them.
 
 The files are open to whoever reaches the server, as the API is not: they say nothing.
 """
@@ -9,7 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-PAGE_FILES = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+# By path.
+PAGE_FILES = {
+    "/": "index.html",
+    "/page.css": "page.css",
+    "/page.js": "page.js",
+    "/colours.css": "colours.css",
+}
 HEADERS = {
     # What an answer or a picture says can be shown, never run, and nothing else is asked for anything.
     "Content-Security-Policy": (
@@ -22,13 +29,12 @@ HEADERS = {
 
 
 def page_routes() -> list[Route]:
-    return [
-        _route("/" if name == "index.html" else f"/{name}", name, media_type) for name, media_type in PAGE_FILES.items()
-    ]
+    return [_route(path, name) for path, name in PAGE_FILES.items()]
 
 
-def _route(path: str, name: str, media_type: str) -> Route:
+def _route(path: str, name: str) -> Route:
     content = files("keepsight.frontend").joinpath("page", name).read_bytes()
+    media_type = MEDIA_TYPES[name.rpartition(".")[2]]
 
     async def page_file(_http: Request) -> Response:
         return Response(content, headers=HEADERS, media_type=media_type)
