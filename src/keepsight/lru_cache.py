@@ -8,6 +8,7 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Generic, TypeVar
 
 from keepsight.errors import EverythingPinnedError
@@ -64,6 +65,15 @@ class LruCache(Generic[K, V]):
     def bytes_of(self, key: K) -> int:
         """Raises KeyError if it is not held."""
         return self._entries[key].num_bytes
+
+    def look(self, key: K) -> V | None:
+        """Counts as no use."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.value
+
+    def newest(self, limit: int) -> list[K]:
+        """The last used first."""
+        return list(islice(reversed(self._entries), limit))
 
     def get_and_update(self, key: K) -> V | None:
         """Counts as a use, found or not."""

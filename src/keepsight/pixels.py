@@ -1,8 +1,19 @@
 """Pixels as caches keep them: unchangeable, and counted by the memory that they really hold."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from keepsight.requests import Pixels, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPixels:
+    """One entry of a cache of pixels."""
+
+    media_hash: str
+    num_bytes: int
+    is_pinned: bool
 
 
 def shape_of(pixels: Pixels) -> Shape:

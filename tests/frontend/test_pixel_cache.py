@@ -338,3 +338,27 @@ def test_what_is_not_held_cannot_be_pinned_and_looking_changes_nothing(sides: Si
     sides.put(0)
     assert sides.cache.is_held(name_of(0)) == (sides.mode in KEEPING)
     assert sides.cache.pin(name_of(0), 60) == (sides.mode in BY_USE)
+
+
+@of(*KEEPING)
+def test_what_is_held_can_be_listed_and_looked_at_the_newest_first(sides: Sides) -> None:
+    for number in (1, 2, 3):
+        sides.put(number)
+    assert [each.media_hash for each in sides.cache.newest(2)] == [name_of(3), name_of(2)]
+    for held in sides.cache.newest(9):
+        assert picture(1).nbytes <= held.num_bytes <= picture(1).nbytes + 4096
+        assert not held.is_pinned
+    seen = sides.cache.look(name_of(1))
+    assert seen is not None
+    assert np.array_equal(seen, picture(1))
+    assert sides.cache.newest(1)[0].media_hash == name_of(3)
+    assert sides.cache.look(name_of(4)) is None
+
+
+@of(*BY_USE)
+def test_the_list_tells_pins_until_they_end(sides: Sides) -> None:
+    sides.put(1)
+    sides.cache.pin(name_of(1), 60)
+    assert [each.is_pinned for each in sides.cache.newest(9)] == [True]
+    sides.cache.unpin(name_of(1))
+    assert [each.is_pinned for each in sides.cache.newest(9)] == [False]

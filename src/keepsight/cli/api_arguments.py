@@ -52,6 +52,11 @@ def _add_access(group: Any) -> None:
 
 
 def _add_http(group: Any) -> None:
+    group.add_argument(
+        "--dashboard-thumbnails",
+        action="store_true",
+        help="administrators see at /dashboard what pictures the processor cache holds",
+    )
     group.add_argument("--ssl-certfile", metavar="FILE", help="certificates, in PEM: speak HTTPS")
     group.add_argument("--ssl-keyfile", metavar="FILE", help="their private key, if it is not with them")
     group.add_argument("--ssl-keyfile-password", metavar="PASSWORD", help="of the private key")
@@ -112,6 +117,7 @@ def api_settings_from(arguments: argparse.Namespace) -> ApiSettings:
         cache_isolation=arguments.cache_isolation,
         allowed_origins=tuple(arguments.allowed_origins),
         root_path=arguments.root_path.rstrip("/"),
+        dashboard_thumbnails=arguments.dashboard_thumbnails,
         ssl_certfile=_absolute(arguments.ssl_certfile),
         ssl_keyfile=_absolute(arguments.ssl_keyfile),
         ssl_keyfile_password=arguments.ssl_keyfile_password,

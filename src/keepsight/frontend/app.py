@@ -27,9 +27,11 @@ from keepsight.frontend.chat_request import parse_chat_request
 from keepsight.frontend.chat_response import SERVER_FAILED, ErrorDetail, ErrorResponse, ModelCard, ModelList
 from keepsight.frontend.completion_request import parse_completion_request
 from keepsight.frontend.error_response import RETRY_LATER, error_response, json_response
+from keepsight.frontend.held_pictures import HeldPictures
 from keepsight.frontend.media_api import MediaApi, PixelPin, Uploads
 from keepsight.frontend.media_intake import NOTHING_DOWNLOADED, Downloaded
 from keepsight.frontend.openapi import describe_api
+from keepsight.frontend.pixel_cache import PixelCache
 from keepsight.frontend.prepare_answer import AnswerPreparer
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.read_body import reading_body
@@ -217,10 +219,13 @@ def create_app(
     model_name: str,
     settings: ApiSettings = DEFAULT_SETTINGS,
     uploads: Uploads | None = None,
+    pixel_cache: PixelCache | None = None,
 ) -> ASGIApp:
-    """Without `uploads` there are no handles of media."""
+    """Without `uploads` there are no handles of media; what lies in `pixel_cache` is shown if the settings say so."""
     api = Api(preparer, engine, model_name, settings, uploads)
     media_routes = [] if api.media is None else api.media.routes
+    if pixel_cache is not None and settings.dashboard_thumbnails:
+        media_routes += HeldPictures(pixel_cache).routes
     app = Starlette(
         routes=[*_routes(api), *media_routes, *page_routes()],
         middleware=_middleware(settings),

@@ -53,7 +53,8 @@ class FrontendProcess:
         if self._preparer.image_config is not None:
             # Beside the engine's start, which takes longer: the first picture shall not wait for it.
             self._workers.start()
-        pool = MediaPool(num_workers, self._open_cache(config), self._workers.make, config.verify_hits)
+        self._cache = self._open_cache(config)
+        pool = MediaPool(num_workers, self._cache, self._workers.make, config.verify_hits)
         self._client = EngineClient(pool)
         self._links = [
             EngineLink(self._client, start.frontend_id, partial(self._take_welcome, rank), rank)
@@ -70,7 +71,8 @@ class FrontendProcess:
     def serve(self, control: ProcessEnd) -> None:
         """Until it is drained."""
         self._may_go_on.wait()
-        app = create_app(self._preparer, self._client, self._start.model_name, self._start.api, self._open_uploads())
+        model_name, uploads = self._start.model_name, self._open_uploads()
+        app = create_app(self._preparer, self._client, model_name, self._start.api, uploads, self._cache)
         self._server = make_server(app, self._start.api)
         # Asked to end before there was anything to end.
         self._server.should_exit = self._is_draining

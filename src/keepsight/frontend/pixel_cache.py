@@ -11,6 +11,7 @@ import time
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
+from typing import ClassVar
 
 from keepsight.config import Config
 from keepsight.errors import EverythingPinnedError
@@ -18,8 +19,8 @@ from keepsight.ipc.pixel_mode import PixelMode, cache_bytes
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.shared_store import PINNABLE_PART, SharedStore
 from keepsight.ipc.shm_ring import RingWriter
-from keepsight.lru_cache import LruCache
-from keepsight.pixels import as_kept, held_bytes, shape_of
+from keepsight.lru_cache import CacheSize, LruCache
+from keepsight.pixels import HeldPixels, as_kept, held_bytes, shape_of
 from keepsight.requests import CarriedPixels, Pixels, RingPlace, StoredPixels
 
 logger = logging.getLogger(__name__)
@@ -29,6 +30,19 @@ MIB = 1 << 20
 
 class PixelCache:
     """Shared by threads.  This one keeps nothing: of `none`, and of `lru`, where the engine does."""
+
+    # Whether all processes of the server have this one, together.
+    is_common: ClassVar[bool] = False
+
+    def size(self) -> CacheSize | None:
+        """None: nothing is kept here."""
+        return None
+
+    @property
+    def num_evictions(self) -> int:
+        """By this process."""
+        size = self.size()
+        return 0 if size is None else size.num_evictions
 
     def touch(self, media_hash: str) -> None:
         """It goes later, where the order counts; never found or not found by this."""
@@ -47,6 +61,13 @@ class PixelCache:
     def is_held(self, media_hash: str) -> bool:
         """Counts as no use."""
         return False
+
+    def look(self, media_hash: str) -> Pixels | None:
+        """As `read`, but counts as no use."""
+        return None
+
+    def newest(self, limit: int) -> list[HeldPixels]:
+        return []
 
     def pin(self, media_hash: str, seconds: float) -> bool:
         """It stays for so long, unless it is dropped; False if that cannot be promised."""
@@ -102,6 +123,10 @@ class LocalCache(PixelCache):
         # Until when.
         self._pins: dict[str, float] = {}
 
+    def size(self) -> CacheSize:
+        with self._lock:
+            return self._cache.size()
+
     def touch(self, media_hash: str) -> None:
         with self._lock:
             self._cache.touch(media_hash)
@@ -123,6 +148,17 @@ class LocalCache(PixelCache):
     def is_held(self, media_hash: str) -> bool:
         with self._lock:
             return self._cache.is_cached(media_hash)
+
+    def look(self, media_hash: str) -> Pixels | None:
+        with self._lock:
+            return self._cache.look(media_hash)
+
+    def newest(self, limit: int) -> list[HeldPixels]:
+        with self._lock:
+            self._end_pins()
+            return [
+                HeldPixels(each, self._cache.bytes_of(each), each in self._pins) for each in self._cache.newest(limit)
+            ]
 
     def pin(self, media_hash: str, seconds: float) -> bool:
         with self._lock:
@@ -176,6 +212,9 @@ class RingCache(PixelCache):
         self._ring = ring
         self._has_warned = False
 
+    def size(self) -> CacheSize:
+        return self._ring.size()
+
     def get_and_update(self, media_hash: str) -> RingPlace | None:
         return self._ring.find(media_hash)
 
@@ -191,6 +230,12 @@ class RingCache(PixelCache):
 
     def is_held(self, media_hash: str) -> bool:
         return self._ring.find(media_hash) is not None
+
+    def look(self, media_hash: str) -> Pixels | None:
+        return self._ring.read(media_hash)
+
+    def newest(self, limit: int) -> list[HeldPixels]:
+        return self._ring.newest(limit)
 
     def drop(self, media_hash: str) -> None:
         self._ring.drop(media_hash)
@@ -208,8 +253,17 @@ class RingCache(PixelCache):
 class StoreCache(PixelCache):
     """Of `shared`: in the store that all processes of the server read and write."""
 
+    is_common = True
+
     def __init__(self, store: SharedStore) -> None:
         self._store = store
+
+    def size(self) -> CacheSize:
+        return self._store.size()
+
+    @property
+    def num_evictions(self) -> int:
+        return self._store.num_evictions
 
     def touch(self, media_hash: str) -> None:
         self._store.touch(media_hash)
@@ -226,6 +280,12 @@ class StoreCache(PixelCache):
 
     def is_held(self, media_hash: str) -> bool:
         return self._store.is_held(media_hash)
+
+    def look(self, media_hash: str) -> Pixels | None:
+        return self._store.look(media_hash)
+
+    def newest(self, limit: int) -> list[HeldPixels]:
+        return self._store.newest(limit)
 
     def pin(self, media_hash: str, seconds: float) -> bool:
         return self._store.pin(media_hash, seconds)

@@ -18,12 +18,15 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from heapq import nlargest
 from pathlib import Path
 
 import numpy as np
 
 from keepsight.ipc.record_lock import lock, opened, try_lock
 from keepsight.ipc.unnamed_file import give_name, open_unnamed
+from keepsight.lru_cache import CacheSize
+from keepsight.pixels import HeldPixels
 from keepsight.requests import Pixels
 
 logger = logging.getLogger(__name__)
@@ -63,6 +66,7 @@ class SharedStore:
         # As of the last count; whatever is not here, or has been used since, is younger than all of these.
         self._oldest: deque[_File] = deque()
         self._warned: set[str] = set()
+        self.num_evictions = 0
 
     # Looking --------------------------------------------------------------------------------------------------
 
@@ -89,6 +93,19 @@ class SharedStore:
             self.drop(media_hash)
         return pixels
 
+    def look(self, media_hash: str) -> Pixels | None:
+        """As `read`, but counts as no use."""
+        if not self.is_held(media_hash):
+            return None
+        with suppress(OSError):
+            return _map(self._directory / media_hash)
+        return None
+
+    def newest(self, limit: int) -> list[HeldPixels]:
+        """The last used first.  Takes no lock: what goes meanwhile may be among them."""
+        files = nlargest(limit, self._count(), key=lambda file: file.last_use)
+        return [HeldPixels(file.path.name, file.num_bytes, self._is_pinned(file.path.name)) for file in files]
+
     def is_held(self, media_hash: str) -> bool:
         """Counts as no use."""
         return _MEDIA_HASH.fullmatch(media_hash) is not None and (self._directory / media_hash).exists()
@@ -96,6 +113,11 @@ class SharedStore:
     @property
     def num_bytes(self) -> int:
         return self._read_ledger()[0]
+
+    def size(self) -> CacheSize:
+        """Evictions are those of this process."""
+        files = self._count()
+        return CacheSize(sum(file.num_bytes for file in files), self._max_bytes, len(files), self.num_evictions)
 
     # Coming and going -----------------------------------------------------------------------------------------
 
@@ -221,6 +243,7 @@ class SharedStore:
         with suppress(FileNotFoundError):
             if file.path.stat().st_mtime_ns == file.last_use:
                 self._remove(file.path)
+                self.num_evictions += 1
         return True
 
     def _count_pinned(self) -> dict[str, int]:
@@ -235,6 +258,12 @@ class SharedStore:
                 else:
                     pin.unlink()
         return pinned
+
+    def _is_pinned(self, media_hash: str) -> bool:
+        try:
+            return (self._pins / media_hash).stat().st_mtime_ns > time.monotonic_ns()
+        except FileNotFoundError:
+            return False
 
     def _write_pin(self, pin: Path, end: int) -> bool:
         """A file whose stamp is its end; the later end counts."""

@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from hmac import compare_digest
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Self
 
@@ -31,7 +31,8 @@ import numpy.typing as npt
 
 from keepsight.ipc.record_lock import opened, try_lock
 from keepsight.ipc.unnamed_file import give_name, open_unnamed
-from keepsight.pixels import shape_of
+from keepsight.lru_cache import CacheSize
+from keepsight.pixels import HeldPixels, shape_of
 from keepsight.requests import Pixels, RingPlace
 
 _PREFIX = "ring-"
@@ -82,6 +83,7 @@ class RingWriter:
         self.num_bytes = os.fstat(descriptor).st_size
         self._reader = RingReader(directory)
         self._lock = threading.Lock()
+        self.num_evictions = 0
         # The oldest first; those that were dropped keep their place until it is overwritten.
         self._entries: deque[_Entry] = deque()
         self._index: dict[str, _Entry] = {}
@@ -113,6 +115,12 @@ class RingWriter:
         place = self.find(media_hash)
         return None if place is None else self._reader.read(place)
 
+    def newest(self, limit: int) -> list[HeldPixels]:
+        """The last put first."""
+        with self._lock:
+            entries = list(islice(reversed(self._index.values()), limit))
+        return [HeldPixels(entry.media_hash, entry.num_bytes, is_pinned=False) for entry in entries]
+
     def put(self, media_hash: str, pixels: Pixels) -> RingPlace | None:
         """None: it is too large, or what would have to go for it is being read.  A known one stays where it is."""
         with self._lock:
@@ -128,6 +136,11 @@ class RingWriter:
             self._index[media_hash] = entry
             self._next_start = entry.end
             return entry.place
+
+    def size(self) -> CacheSize:
+        with self._lock:
+            held = sum(entry.num_bytes for entry in self._index.values())
+            return CacheSize(held, self.num_bytes, len(self._index), self.num_evictions)
 
     def drop(self, media_hash: str) -> None:
         with self._lock:
@@ -174,6 +187,7 @@ class RingWriter:
             entry = self._entries.popleft()
             if self._index.get(entry.media_hash) is entry:
                 del self._index[entry.media_hash]
+                self.num_evictions += 1
         return True
 
     def _try_take_back(self, entry: _Entry) -> bool:
