@@ -4,6 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from keepsight.frontend.make_pixels import MakePixels, PictureJob
+from keepsight.observe.account import RequestAccount
 from keepsight.requests import EngineRequest, Pixels
 from keepsight.testing import pixels_like
 
@@ -12,6 +13,12 @@ from keepsight.testing import pixels_like
 class MadeUpRequest:
     engine_request: EngineRequest
     cache_key: str | None = field(default=None, kw_only=True)
+    account: RequestAccount = field(init=False)
+
+    def __post_init__(self) -> None:
+        request = self.engine_request
+        media = [(item.media_hash, item.span.length) for item in request.media]
+        self.account = RequestAccount(request.request_id, media, len(request.token_ids))
 
     @property
     def makeable_media(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from keepsight.frontend.pixel_cache import LocalCache, PixelCache, StoreCache
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.shared_store import SharedStore
 from keepsight.media import Geometry, MediaItem, TokenSpan
+from keepsight.observe.account import RequestAccount
 from keepsight.requests import Pixels
 
 SOON = 20  # seconds, for what takes milliseconds
@@ -63,6 +64,7 @@ class FakePrepared:
     # Only the uuids of these came.
     unknown: frozenset[str] = frozenset()
     learned: list[str] = field(default_factory=list)
+    account: RequestAccount = field(default_factory=lambda: RequestAccount("", (), 1))
 
     @property
     def engine_request(self) -> _EngineRequest:

@@ -9,6 +9,7 @@ is none.
 import asyncio
 import dataclasses
 import threading
+import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from functools import partial
@@ -17,6 +18,7 @@ from keepsight.errors import EngineLostError, RequestFailedError, WireError
 from keepsight.frontend.choose_engine import EngineView, choose_engine
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepare_request import PreparedRequest
+from keepsight.observe.request_observer import RequestObserver
 from keepsight.requests import (
     AbortRequest,
     CarriedPixels,
@@ -25,6 +27,7 @@ from keepsight.requests import (
     MediaDropped,
     MediaHeld,
     MediaNeeded,
+    RequestBegun,
     RequestFailed,
     ResetCaches,
     TiersChanged,
@@ -54,7 +57,9 @@ class _Caller:
         self, prepared: PreparedRequest, on_outputs: OnOutputs, event_loop: asyncio.AbstractEventLoop | None
     ) -> None:
         self.prepared, self.on_outputs, self.event_loop = prepared, on_outputs, event_loop
-        self.request_id = prepared.engine_request.request_id
+        self.request_id, self.account = prepared.engine_request.request_id, prepared.account
+        # How it ends, as far as is known: those who end it otherwise have left.
+        self.reason_of_end = "abort"
         self.unfinished = set(range(prepared.engine_request.sampling_params.n))
         # Who is asked; None: there is none.
         self.engine: _Engine | None = None
@@ -63,8 +68,8 @@ class _Caller:
 
 
 class EngineClient:
-    def __init__(self, media_pool: MediaPool) -> None:
-        self._media_pool = media_pool
+    def __init__(self, media_pool: MediaPool, observer: RequestObserver | None = None) -> None:
+        self._media_pool, self._observer = media_pool, observer or RequestObserver()
         # Over which engines there are, and who asks which; never held while others are called back.
         self._lock = threading.RLock()
         self._callers: dict[str, _Caller] = {}
@@ -108,6 +113,7 @@ class EngineClient:
                 self._media_pool.forget(caller.request_id)
             lost = [caller for caller in theirs if caller.has_begun or caller.num_lost_engines >= MAX_LOST_ENGINES]
             for caller in lost:
+                caller.reason_of_end = "error"
                 self._take_out(caller.request_id)
             others = [caller for caller in theirs if caller.request_id in self._callers]
             making = [(caller, self._send_request(caller)) for caller in others]
@@ -129,6 +135,9 @@ class EngineClient:
             match output:
                 case TokenOutput():
                     heard[output.request_id].append(output)
+                case RequestBegun(request_id):
+                    if caller := self._callers.get(request_id):
+                        caller.account.note_begun(output)
                 case RequestFailed(request_id, message, is_refusal):
                     heard[request_id].append(RequestFailedError(message, is_refusal=is_refusal))
                 case MediaNeeded(request_id, media_hashes, inline):
@@ -174,6 +183,7 @@ class EngineClient:
         """No more tokens of this choice are needed; nothing happens if it has ended."""
         caller = self._callers.get(request_id)
         if caller is not None and choice in caller.unfinished:
+            caller.reason_of_end = "stop"
             _try_send(caller, AbortRequest(request_id, choice))
             self._note_end(caller, choice)
 
@@ -222,6 +232,8 @@ class EngineClient:
         with self._lock:
             if self._reason_of_end is not None:
                 raise EngineLostError(self._reason_of_end)
+            if caller.account.end_reason is not None:
+                caller.account.begin_again()
             self._callers[caller.request_id] = caller
             try:
                 coming = self._send_request(caller)
@@ -274,13 +286,26 @@ class EngineClient:
                 self.leave(caller.request_id)
 
     def _hand_out(self, deliveries: Sequence[tuple[_Caller, Outputs]]) -> None:
+        now = time.monotonic()
         for caller, outputs in deliveries:
+            self._observe(caller, outputs, now)
             for output in outputs:
                 if isinstance(output, Exception):
                     self._note_end(caller, *caller.unfinished)
                 elif output.finish_reason is not None:
                     self._note_end(caller, output.choice)
             caller.on_outputs(outputs)
+
+    def _observe(self, caller: _Caller, outputs: Outputs, now: float) -> None:
+        """Before anybody hears of them, so that an answer is counted when it is there."""
+        first, last = outputs[0], outputs[-1]
+        if isinstance(first, TokenOutput):
+            num_tokens = len(outputs) - isinstance(last, Exception)
+            self._observer.note_tokens(caller.account, num_tokens, first.num_cached_tokens, now)
+        if isinstance(last, Exception):
+            caller.reason_of_end = "error"
+        elif last.finish_reason is not None:
+            caller.reason_of_end = last.finish_reason
 
     def _note_end(self, caller: _Caller, *choices: int) -> None:
         caller.unfinished.difference_update(choices)
@@ -295,10 +320,14 @@ class EngineClient:
             if caller.engine is not None:
                 caller.engine.note_ended(request_id)
         self._media_pool.forget(request_id)
+        self._observer.note_end(caller.account, caller.reason_of_end)
         return caller
 
     def _fail(self, callers: Iterable[_Caller], reason: str) -> None:
         """Each with an error of its own: raised by many, one would gather the frames of them all."""
+        callers = list(callers)
+        for caller in callers:
+            caller.reason_of_end = "error"
         lost = [caller for caller in callers if self._take_out(caller.request_id) is not None]
         self._deliver([(caller, [EngineLostError(reason)]) for caller in lost])
 
@@ -314,10 +343,12 @@ class EngineClient:
 
     def _take_pixels(self, caller: _Caller, media_hash: str, pixels: CarriedPixels) -> None:
         """For the engine that it is with by now."""
+        caller.account.note_sent(media_hash)
         _try_send(caller, MediaArrived(media_hash, pixels))
 
     def _fail_media(self, caller: _Caller, error: Exception) -> None:
         """Its media cannot be made: the engine would wait for it for ever."""
+        caller.reason_of_end = "error"
         if self.leave(caller.request_id):
             self._deliver([(caller, [error])])
 

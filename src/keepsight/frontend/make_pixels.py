@@ -3,6 +3,7 @@
 Knows nothing of requests, threads or processes: a job is a value, and whoever has one may run it.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,10 @@ from keepsight.media import CropBox
 from keepsight.requests import Pixels
 
 
+def ignore_times(_decoding: float, _resizing: float) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class PictureJob:
     source: PictureSource
@@ -23,14 +28,20 @@ class PictureJob:
     parts: Mapping[str, CropBox | None]
     config: ImageProcessorConfig
     max_pixels: int = DEFAULT_MAX_PIXELS
+    # Told the seconds that it took, by whoever runs it.
+    note_times: Callable[[float, float], object] = ignore_times
 
     def run(self) -> dict[str, Pixels]:
         """Raises PictureError if the picture cannot be decoded."""
         # Imported when needed: a frontend that leaves this to other processes does without torch.
         from keepsight.frontend.preprocess_image import preprocess_image
 
+        began = time.perf_counter()
         rgb = decode_picture(self.source, self.field, self.max_pixels)
-        return dict(zip(self.parts, preprocess_image(rgb, tuple(self.parts.values()), self.config), strict=True))
+        decoded = time.perf_counter()
+        made = preprocess_image(rgb, tuple(self.parts.values()), self.config)
+        self.note_times(decoded - began, time.perf_counter() - decoded)
+        return dict(zip(self.parts, made, strict=True))
 
 
 MakePixels = Callable[[PictureJob], dict[str, Pixels]]

@@ -7,10 +7,12 @@ any more) exactly while it is queued or being made, and what is queued has at le
 import logging
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -18,9 +20,14 @@ from keepsight.errors import UnknownMediaError
 from keepsight.frontend.make_pixels import MakePixels, PictureJob
 from keepsight.frontend.pixel_cache import PixelCache
 from keepsight.frontend.prepare_request import PreparedRequest
+from keepsight.lru_cache import CacheSize
+from keepsight.observe.catalogue import DECODED, PREPROCESSED, PROCESSOR, slot_of
+from keepsight.observe.counters import Counters
+from keepsight.observe.mean_cost import MeanCost
 from keepsight.requests import CarriedPixels, Pixels
 
 logger = logging.getLogger(__name__)
+VERIFIED, MISMATCHED = slot_of("verified_hits_total"), slot_of("mismatched_hits_total")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,7 @@ class MediaPool:
         cache: PixelCache | None = None,
         make_pixels: MakePixels = PictureJob.run,
         verify_hits: float = 0.0,
+        counters: Counters | None = None,
     ) -> None:
         """So many of the hits, 0 to 1, are made again and compared."""
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="media")
@@ -61,6 +69,9 @@ class MediaPool:
         # Work really done.
         self.num_decoded = self.num_preprocessed = 0
         self.num_verified = self.num_mismatched = 0
+        # Changed under the lock.
+        self._counters, self._making = counters or Counters(), MeanCost()
+        self._note_size()
 
     def make(
         self,
@@ -81,14 +92,17 @@ class MediaPool:
             self._cache.touch(item.media_hash)
         with self._lock:
             held = self._find_held(media_hashes, inline=inline)
+            self._counters.add(PROCESSOR.queries, len(set(media_hashes)))
             checked = {each for each in held if self._is_checked() and prepared.find_unknown([each]) is None}
             missing = [each for each in media_hashes if each not in held or each in checked]
+            self._note_hits(len(held) - len(checked))
             unknown = self._queue_new(waiter, missing, checked)
         if unknown is not None:
             _call(fail, unknown)
             return
         for media_hash, pixels in held.items():
             if media_hash not in checked:
+                prepared.account.note_found_pixels(media_hash)
                 _call(deliver, media_hash, pixels)
 
     def forget(self, request_id: str) -> None:
@@ -109,6 +123,8 @@ class MediaPool:
     def reset_cache(self) -> None:
         """What is in the making is kept all the same once it is made."""
         self._cache.clear()
+        with self._lock:
+            self._note_size()
 
     def close(self) -> None:
         """Nothing more is delivered or held; returns when what had begun has ended."""
@@ -179,12 +195,47 @@ class MediaPool:
         held = {} if job.is_anew else self._find_held(job.media_hashes, inline=False)
         made: dict[str, Pixels] = {}
         if missing := [media_hash for media_hash in job.media_hashes if media_hash not in held]:
-            made = job.prepared.pixels_of(missing, self._make_pixels)
+            made = job.prepared.pixels_of(missing, partial(self._make_timed, job))
             job.prepared.learn(made)
-            with self._lock:
-                self.num_decoded += 1
-                self.num_preprocessed += len(made)
-        return held | {media_hash: self._keep(media_hash, pixels) for media_hash, pixels in made.items()}, made
+        carried = held | {media_hash: self._keep(media_hash, pixels) for media_hash, pixels in made.items()}
+        with self._lock:
+            self._note_work(len(held), len(made))
+        return carried, made
+
+    def _make_timed(self, job: _Job, picture: PictureJob) -> dict[str, Pixels]:
+        told: list[tuple[float, float]] = []
+        began = time.monotonic()
+        made = self._make_pixels(replace(picture, note_times=lambda *seconds: told.append(seconds)))
+        ended = time.monotonic()
+        decoding, resizing = told[0] if told else (ended - began, 0.0)
+        if not (decoding >= 0 <= resizing and decoding + resizing <= ended - began):  # no worker is believed
+            decoding, resizing = ended - began, 0.0
+        job.prepared.account.note_made(began, began + decoding, began + decoding + resizing, tuple(made))
+        with self._lock:
+            self._making.note(ended - began, len(made))
+        return made
+
+    def _note_work(self, num_held: int, num_made: int) -> None:
+        self._note_hits(num_held)
+        self.num_decoded += num_made > 0
+        self.num_preprocessed += num_made
+        self._counters.follow(DECODED, self.num_decoded)
+        self._counters.follow(PREPROCESSED, self.num_preprocessed)
+        self._note_size()
+
+    def _note_hits(self, count: int) -> None:
+        self._counters.add(PROCESSOR.hits, count)
+        self._counters.add(PROCESSOR.saved_seconds, count * self._making.seconds)
+
+    def _note_size(self) -> None:
+        self._counters.follow(PROCESSOR.evictions, self._cache.num_evictions)
+        if not self._cache.is_common:
+            for slot, value in _slots_of(self._cache.size()).items():
+                self._counters.set(slot, value)
+
+    def common_sizes(self) -> dict[int, float]:
+        """By slot, of a cache that all processes have together: none of them tells of it by itself."""
+        return _slots_of(self._cache.size()) if self._cache.is_common else {}
 
     def _keep(self, media_hash: str, pixels: Pixels) -> CarriedPixels:
         if self._verify_hits:
@@ -199,6 +250,8 @@ class MediaPool:
         with self._lock:
             self.num_verified += 1
             self.num_mismatched += not is_equal
+            self._counters.follow(VERIFIED, self.num_verified)
+            self._counters.follow(MISMATCHED, self.num_mismatched)
         if not is_equal:
             logger.error("the processor cache held OTHER PIXELS under %s than its picture gives: dropped", media_hash)
             self._cache.drop(media_hash)
@@ -222,6 +275,16 @@ class MediaPool:
             for waiter in waiters[media_hash].values():
                 in_hand = made.get(media_hash, pixels) if waiter.inline else pixels
                 _call(waiter.deliver, media_hash, in_hand)
+
+
+def _slots_of(size: CacheSize | None) -> dict[int, float]:
+    if size is None:
+        return {}
+    return {
+        PROCESSOR.num_bytes: size.num_bytes,
+        PROCESSOR.budget_bytes: size.max_bytes,
+        PROCESSOR.entries: size.num_entries,
+    }
 
 
 def _call(callback: Callable[..., None], *arguments: object) -> None:

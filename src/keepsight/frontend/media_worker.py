@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 from PIL import Image
@@ -89,8 +90,9 @@ def work(connection: socket.socket) -> None:
 
 
 def _answer(connection: socket.socket, job: PictureJob) -> None:
+    seconds = [(0.0, 0.0)]
     try:
-        made = job.run()
+        made = replace(job, note_times=lambda *told: seconds.append(told)).run()
     except MemoryError:
         send_error(connection, PictureTooLargeError(job.field, f"takes more than {MAX_BYTES} bytes to be decoded"))
     except Exception as error:
@@ -98,7 +100,7 @@ def _answer(connection: socket.socket, job: PictureJob) -> None:
             traceback.print_exc()
         send_error(connection, error)
     else:
-        send_pixels(connection, made)
+        send_pixels(connection, made, seconds[-1])
 
 
 def _limit_memory() -> None:

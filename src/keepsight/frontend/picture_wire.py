@@ -39,6 +39,8 @@ class _AnswerHeader:
 
     error: str | None = None
     message: str = ""
+    # Of decoding and of resizing, as the worker says.
+    seconds: tuple[float, float] = (0.0, 0.0)
 
 
 _job_header = msgspec.msgpack.Decoder(_JobHeader)
@@ -58,8 +60,8 @@ def receive_job(connection: socket.socket) -> PictureJob:
     return PictureJob(source, "picture", header.parts, header.config, header.max_pixels)
 
 
-def send_pixels(connection: socket.socket, made: dict[str, Pixels]) -> None:
-    _send_header(connection, _AnswerHeader())
+def send_pixels(connection: socket.socket, made: dict[str, Pixels], seconds: tuple[float, float] = (0.0, 0.0)) -> None:
+    _send_header(connection, _AnswerHeader(seconds=seconds))
     for pixels in made.values():
         connection.sendall(np.ascontiguousarray(pixels).data)
 
@@ -73,6 +75,7 @@ def receive_answer(connection: socket.socket, job: PictureJob) -> dict[str, Pixe
     """A ConnectionError or a MsgspecError is raised, not returned: no answer came, and none will."""
     header = _answer_header.decode(_receive_header(connection))
     if header.error is None:
+        job.note_times(*header.seconds)
         return {media_hash: _receive_pixels(connection, job.config) for media_hash in job.parts}
     if header.error in _ERRORS:
         return _ERRORS[header.error](job.field, header.message)

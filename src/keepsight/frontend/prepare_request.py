@@ -5,8 +5,9 @@ asks for; whatever can be refused without them is refused before.
 """
 
 import itertools
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from keepsight.frontend.sampling_defaults import read_sampling_defaults
 from keepsight.frontend.tokenizer import Tokenizer
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import MediaItem
+from keepsight.observe.account import RequestAccount
 from keepsight.requests import EngineRequest, Pixels
 from keepsight.sampling_params import SamplingParams
 
@@ -58,6 +60,7 @@ class PreparedRequest:
     _pictures: tuple[NamedPicture, ...] = ()
     # The caller's word for what shares a beginning: to be given to one engine.
     cache_key: str | None = None
+    account: RequestAccount = field(kw_only=True)
 
     @property
     def makeable_media(self) -> tuple[str, ...]:
@@ -237,7 +240,7 @@ class RequestPreparer:
     def prepare_tokens(
         self, token_ids: Sequence[int], params: SamplingParams, cache_salt: str | None = None, priority: int = 0
     ) -> PreparedRequest:
-        field = "prompt_token_ids"
+        began, field = time.monotonic(), "prompt_token_ids"
         if not isinstance(token_ids, list | tuple):
             raise InvalidArgumentError(field, f"must be a list of token ids, not {type(token_ids).__name__}")
         for token_id in token_ids:
@@ -248,7 +251,8 @@ class RequestPreparer:
                 raise ReservedTokenError(field, f"must not hold {token_id}, {token}: its picture cannot be sent along")
         prompt = ExpandedPrompt(tuple(token_ids), ())
         self._check_fits(prompt, field)
-        return PreparedRequest(self._finish(prompt, (), _Terms(params, cache_salt, priority)))
+        request = self._finish(prompt, (), _Terms(params, cache_salt, priority))
+        return PreparedRequest(request, account=_open_account(request, began, began))
 
     def _prepare(
         self,
@@ -262,8 +266,9 @@ class RequestPreparer:
         add_bos: bool,
     ) -> PreparedRequest:
         config = self._image_config_for(parts, overrides, field)
-        salt = terms.cache_salt
+        salt, began = terms.cache_salt, time.monotonic()
         parts = self.intake.fetch_all(parts, salt, downloaded)
+        fetched = time.monotonic()
         pictures = [self._identifier.look_at(part, config, salt) for part in parts if config is not None]
         expanded = self.expander.expand(text, [len(picture.crops) for picture in pictures], add_bos, field)
         # Refused before any content is hashed.
@@ -272,7 +277,8 @@ class RequestPreparer:
         if config is not None:
             named = self._identifier.name(pictures, config, salt)
         sent_first = sorted(named, key=lambda each: each.picture.source is None)
-        return PreparedRequest(self._finish(expanded, named, terms), tuple(sent_first))
+        request = self._finish(expanded, named, terms)
+        return PreparedRequest(request, tuple(sent_first), account=_open_account(request, began, fetched))
 
     def _image_config_for(
         self, parts: Sequence[PicturePart], overrides: dict[str, Any] | None, field: str
@@ -324,6 +330,16 @@ class RequestPreparer:
         """A word at the beginning of a text is written by other tokens than behind a space."""
         for word in params.bad_words:
             yield from {self.tokenizer.encode(each) for each in (word, f" {word.lstrip()}")}
+
+
+def _open_account(request: EngineRequest, began: float, fetched: float) -> RequestAccount:
+    """Of a request that has just been prepared."""
+    media = [(item.media_hash, item.span.length) for item in request.media]
+    account = RequestAccount(request.request_id, media, len(request.token_ids), began)
+    if media:
+        account.note("fetch", began, fetched)
+    account.note("identify", fetched, time.monotonic())
+    return account
 
 
 def _name_model(directory: Path, algorithm: str) -> str:

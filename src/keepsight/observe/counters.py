@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from keepsight.observe.catalogue import BOUNDS, GAUGES, NUM_SLOTS
+from keepsight.observe.shared_page import open_shared_page
 
 logger = logging.getLogger(__name__)
 FOLDER = "counters"
@@ -35,7 +36,7 @@ class Counters:
     def open(cls, run_directory: Path, process: str) -> Self:
         """The page of `process`, as a kind and a rank: of this one, or of the one that it replaces."""
         try:
-            return cls(_map(run_directory / FOLDER / process))
+            return cls(open_shared_page(run_directory / FOLDER / process, PAGE_BYTES))
         except OSError as error:
             logger.warning("what %s counts will be missing in the metrics: %s", process, error)
             return cls()
@@ -58,14 +59,3 @@ class Counters:
 
     def numbers(self) -> Sequence[float]:
         return self._numbers.tolist()
-
-
-def _map(path: Path) -> mmap.mmap:
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        # Where memory has run out this fails; writing to the map would kill the process.
-        os.posix_fallocate(descriptor, 0, PAGE_BYTES)
-        return mmap.mmap(descriptor, PAGE_BYTES)
-    finally:
-        os.close(descriptor)

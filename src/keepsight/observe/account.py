@@ -1,0 +1,220 @@
+"""The account of one request: for each of its media which cache answered and what that spared, and when each stage ran.
+
+Written by whoever does the work, on whatever thread, by appending; all that is told of a request (in its answer, its
+headers, the log, spans, histograms) is read from here.  Moments are of the machine's monotonic clock.  Holds nothing of
+what a request says.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from keepsight.observe.catalogue import STAGES, Stage
+from keepsight.requests import MediaStory, RequestBegun
+
+AnsweredBy = Literal["prefix", "encoder", "processor", "nobody"]
+# What each cache spares those who find something in it.
+SPARED: dict[AnsweredBy, tuple[Stage, ...]] = {
+    "prefix": ("decode", "resize", "transfer", "encode", "prefill"),
+    "encoder": ("decode", "resize", "transfer", "encode"),
+    "processor": ("decode", "resize"),
+    "nobody": (),
+}
+WORK = ("decoded", "preprocessed", "transferred", "encoded")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    stage: Stage
+    began: float
+    ended: float
+    # Of which media item; None: of the whole request.
+    item: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        return max(0.0, self.ended - self.began)
+
+
+class StageBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    stage: str
+    # Since the request came.
+    begin_ms: float
+    ms: float
+    item: int | None = None
+
+
+class MediaBody(msgspec.Struct, frozen=True, kw_only=True):
+    media_hash: str
+    tokens: int
+    # Null as long as the request has no token.
+    answered_by: AnsweredBy | None
+    # Where that cache had it.
+    tier: str | None
+    skipped: list[str]
+
+
+class AccountBody(msgspec.Struct, frozen=True, kw_only=True):
+    """As it is told, in JSON."""
+
+    id: str
+    began_at: float
+    # "running", or how it ended.
+    status: str
+    ms: float
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    work: dict[str, int]
+    media: list[MediaBody]
+    stages: list[StageBody]
+
+
+@dataclass(slots=True, eq=False)
+class RequestAccount:
+    id: str
+    # Hash and number of tokens of each item.
+    media: Sequence[tuple[str, int]]
+    num_prompt_tokens: int
+    began: float = field(default_factory=time.monotonic)
+    began_at: float = field(default_factory=time.time)
+    spans: list[Span] = field(default_factory=list)
+    # The caller's trace, as W3C's header has it.
+    trace_parent: str | None = None
+    num_cached_tokens: int = 0
+    num_tokens: int = 0
+    first_token_at: float = 0.0
+    last_token_at: float = 0.0
+    ended: float = 0.0
+    end_reason: str | None = None
+    _work: Counter[str] = field(default_factory=Counter)
+    # By media hash: when pixels were sent; those that nobody had to make.
+    _sent: dict[str, float] = field(default_factory=dict)
+    _found_pixels: set[str] = field(default_factory=set)
+    _stories: Sequence[MediaStory] = ()
+
+    # Written --------------------------------------------------------------------------------------------------
+
+    def name(self, request_id: str, began: float, trace_parent: str | None = None) -> None:
+        """As its caller knows it; it came before anybody could read what it asks."""
+        self.id, self.trace_parent = request_id, trace_parent
+        self.began_at -= self.began - began
+        self.began = began
+
+    def note(self, stage: Stage, began: float, ended: float, media_hash: str | None = None) -> None:
+        self.spans.append(Span(stage, began, ended, None if media_hash is None else self._index_of(media_hash)))
+
+    def note_made(self, began: float, decoded: float, resized: float, media_hashes: Sequence[str]) -> None:
+        """One picture was decoded, and made into these items."""
+        self._work["decoded"] += 1
+        self._work["preprocessed"] += len(media_hashes)
+        self.note("decode", began, decoded, media_hashes[0])
+        self.note("resize", decoded, resized, media_hashes[0])
+
+    def note_found_pixels(self, media_hash: str) -> None:
+        self._found_pixels.add(media_hash)
+
+    def note_sent(self, media_hash: str) -> None:
+        self._sent[media_hash] = time.monotonic()
+
+    def note_begun(self, story: RequestBegun) -> None:
+        """It has its first token: what the engine tells of it."""
+        self._stories = story.media
+        self.spans.append(Span("wait", story.arrived, story.began))
+        for index, item in enumerate(story.media):
+            self._note_item(index, item)
+        self.spans.append(Span("prefill", story.began, story.answered))
+
+    def _note_item(self, index: int, story: MediaStory) -> None:
+        if story.found_in is not None:
+            if story.ended:
+                self.spans.append(Span("load", story.began, story.ended, index))
+            return
+        self._work["encoded"] += 1
+        if story.arrived:
+            self._work["transferred"] += 1
+            if sent := self._sent.get(self.media[index][0]):
+                self.spans.append(Span("transfer", sent, story.arrived, index))
+        self.spans.append(Span("encode", story.began, story.ended, index))
+
+    def note_tokens(self, count: int, num_cached: int, now: float) -> float | None:
+        """Seconds since the tokens before these; None: they are the first."""
+        gap = now - self.last_token_at if self.num_tokens else None
+        if gap is None:
+            self.first_token_at, self.num_cached_tokens = now, num_cached
+        self.num_tokens += count
+        self.last_token_at = now
+        return gap
+
+    def note_end(self, reason: str) -> None:
+        self.end_reason, self.ended = reason, time.monotonic()
+        if self.num_tokens > 1:
+            self.spans.append(Span("generate", self.first_token_at, self.last_token_at))
+
+    def begin_again(self) -> None:
+        """Its engine is gone, and another is asked."""
+        self.spans = [span for span in self.spans if span.stage in ("fetch", "identify")]
+        self._work.clear()
+        self._stories, self.num_tokens, self.end_reason = (), 0, None
+
+    # Read -----------------------------------------------------------------------------------------------------
+
+    def describe(self) -> AccountBody:
+        spans = sorted(self.spans, key=lambda span: span.began)
+        return AccountBody(
+            id=self.id,
+            began_at=round(self.began_at, 3),
+            status=self.end_reason or "running",
+            ms=_ms((self.ended or time.monotonic()) - self.began),
+            prompt_tokens=self.num_prompt_tokens,
+            cached_tokens=self.num_cached_tokens,
+            completion_tokens=self.num_tokens,
+            work={work: self._work[work] for work in WORK},
+            media=[self._describe_item(index) for index in range(len(self.media))],
+            stages=[
+                StageBody(stage=each.stage, begin_ms=_ms(each.began - self.began), ms=_ms(each.seconds), item=each.item)
+                for each in spans
+            ],
+        )
+
+    def stage_seconds(self) -> dict[Stage, float]:
+        """Of all items together, in the order of a request's way."""
+        sums: Counter[Stage] = Counter()
+        for span in self.spans:
+            sums[span.stage] += span.seconds  # type: ignore[assignment]
+        return {stage: sums[stage] for stage in STAGES if stage in sums}  # type: ignore[misc, index]
+
+    def answers(self) -> list[tuple[AnsweredBy, str | None]]:
+        """For each item who answered, and the tier; nothing as long as there is no token."""
+        return [self._answer_of(index) for index in range(len(self._stories))]
+
+    def _describe_item(self, index: int) -> MediaBody:
+        media_hash, num_tokens = self.media[index]
+        if index >= len(self._stories):
+            return MediaBody(media_hash=media_hash, tokens=num_tokens, answered_by=None, tier=None, skipped=[])
+        answered_by, tier = self._answer_of(index)
+        done = {span.stage for span in self.spans if span.item == index}
+        skipped: list[str] = [stage for stage in SPARED[answered_by] if stage not in done]
+        return MediaBody(media_hash=media_hash, tokens=num_tokens, answered_by=answered_by, tier=tier, skipped=skipped)
+
+    def _answer_of(self, index: int) -> tuple[AnsweredBy, str | None]:
+        story = self._stories[index]
+        if story.found_in == "prefix":
+            return "prefix", "device"
+        if story.found_in is not None:
+            return "encoder", story.found_in
+        was_made = any(span.stage == "decode" and span.item == index for span in self.spans)
+        if not was_made and (story.were_kept or self.media[index][0] in self._found_pixels):
+            return "processor", "host"
+        return "nobody", None
+
+    def _index_of(self, media_hash: str) -> int:
+        return next(index for index, (known, _) in enumerate(self.media) if known == media_hash)
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)

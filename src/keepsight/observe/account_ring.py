@@ -1,0 +1,88 @@
+"""The accounts of a frontend's last requests, in memory that its siblings read: whoever is asked can tell of all.
+
+A slot for each, the oldest written over; it tells the moment of writing, which is 0 while it is being written.
+"""
+
+import logging
+import mmap
+import struct
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from keepsight.observe.account import AccountBody
+from keepsight.observe.shared_page import open_shared_page
+
+logger = logging.getLogger(__name__)
+FOLDER = "accounts"
+NUM_SLOTS, SLOT_BYTES = 128, 4096
+RING_BYTES = NUM_SLOTS * SLOT_BYTES
+_HEADER = struct.Struct("<QI")  # when it was written, bytes
+_encode = msgspec.json.Encoder().encode
+_decoder = msgspec.json.Decoder(AccountBody)
+
+
+class AccountRing:
+    def __init__(self, memory: mmap.mmap | bytearray | None = None) -> None:
+        """Without memory, of this process alone."""
+        self._memory = bytearray(RING_BYTES) if memory is None else memory
+        written = [_HEADER.unpack_from(self._memory, slot * SLOT_BYTES)[0] for slot in range(NUM_SLOTS)]
+        self._next = (written.index(max(written)) + 1) % NUM_SLOTS if any(written) else 0
+
+    @classmethod
+    def open(cls, run_directory: Path, process: str) -> Self:
+        """Of this process, or of the one that it replaces."""
+        try:
+            return cls(open_shared_page(run_directory / FOLDER / process, RING_BYTES))
+        except OSError as error:
+            logger.warning("nobody else will tell of this process's requests: %s", error)
+            return cls()
+
+    def put(self, account: AccountBody) -> None:
+        """From one thread at a time."""
+        body, begin = _fit(account), self._next * SLOT_BYTES
+        self._next = (self._next + 1) % NUM_SLOTS
+        _HEADER.pack_into(self._memory, begin, 0, len(body))
+        start = begin + _HEADER.size
+        self._memory[start : start + len(body)] = body
+        _HEADER.pack_into(self._memory, begin, time.time_ns(), len(body))
+
+    def content(self) -> bytes:
+        return bytes(self._memory)
+
+
+def read_rings(run_directory: Path) -> list[AccountBody]:
+    """Of all frontends, the last first."""
+    return read_accounts(path.read_bytes() for path in (run_directory / FOLDER).glob("*"))
+
+
+def read_accounts(rings: Iterable[bytes]) -> list[AccountBody]:
+    found = sorted((each for ring in rings for each in _read_slots(ring)), key=lambda each: each[0], reverse=True)
+    return [account for _, account in found]
+
+
+def _read_slots(ring: bytes) -> Iterator[tuple[int, AccountBody]]:
+    for begin in range(0, len(ring) - SLOT_BYTES + 1, SLOT_BYTES):
+        written, num_bytes = _HEADER.unpack_from(ring, begin)
+        if not written:
+            continue
+        start = begin + _HEADER.size
+        try:
+            yield written, _decoder.decode(ring[start : start + num_bytes])
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            # It was written while it was read.
+            continue
+
+
+def _fit(account: AccountBody) -> bytes:
+    """Of a request with very many pictures, what there is room for."""
+    while len(body := _encode(account)) > SLOT_BYTES - _HEADER.size:
+        account = msgspec.structs.replace(
+            account,
+            media=account.media[: len(account.media) // 2],
+            stages=account.stages[: len(account.stages) // 2],
+        )
+    return body

@@ -1,0 +1,50 @@
+"""Counts a frontend's requests as they go, and hands on the account of each that has ended.
+
+Tokens are counted without a lock, on the one thread that hands them out; ends, of which there is one for each request,
+under one.
+"""
+
+import threading
+from collections.abc import Callable
+
+from keepsight.observe.account import RequestAccount
+from keepsight.observe.account_ring import AccountRing
+from keepsight.observe.catalogue import FINISHED_REASONS, STAGE, slot_of
+from keepsight.observe.counters import Counters
+
+FIRST_TOKEN, NEXT_TOKEN = slot_of("time_to_first_token_seconds"), slot_of("inter_token_latency_seconds")
+WHOLE = slot_of("e2e_request_latency_seconds")
+PROMPT_TOKENS, ANSWER_TOKENS = slot_of("prompt_tokens_total"), slot_of("generation_tokens_total")
+ENDS = {reason: slot_of("request_success_total", reason) for reason in FINISHED_REASONS}
+
+
+class RequestObserver:
+    def __init__(
+        self,
+        counters: Counters | None = None,
+        ring: AccountRing | None = None,
+        export: Callable[[RequestAccount], object] = lambda _: None,
+    ) -> None:
+        self.counters, self._ring, self._export = counters or Counters(), ring, export
+        self._lock = threading.Lock()
+
+    def note_tokens(self, account: RequestAccount, count: int, num_cached: int, now: float) -> None:
+        gap = account.note_tokens(count, num_cached, now)
+        self.counters.add(ANSWER_TOKENS, count)
+        if gap is not None:
+            self.counters.observe(NEXT_TOKEN, gap)
+            return
+        self.counters.add(PROMPT_TOKENS, account.num_prompt_tokens)
+        self.counters.observe(FIRST_TOKEN, now - account.began)
+
+    def note_end(self, account: RequestAccount, reason: str) -> None:
+        """`reason` as a client is told it, "abort" if it left, "error" if it was told one."""
+        account.note_end(reason)
+        with self._lock:
+            self.counters.add(ENDS[reason])
+            self.counters.observe(WHOLE, account.ended - account.began)
+            for span in account.spans:
+                self.counters.observe(STAGE[span.stage], span.seconds)
+            if self._ring is not None:
+                self._ring.put(account.describe())
+        self._export(account)

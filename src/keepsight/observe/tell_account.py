@@ -1,0 +1,36 @@
+"""The account of a request in one line: for its log, and for the `Server-Timing` header that browsers draw."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from keepsight.observe.account import RequestAccount
+
+
+def tell_in_log(accounts: Sequence[RequestAccount]) -> str:
+    """Empty where there is nothing to tell."""
+    answers = Counter(answer for each in accounts for answer in each.answers())
+    pictures = ", ".join(f"{count} from {_name(*answer)}" for answer, count in answers.items())
+    seconds = _sum_stages(accounts)
+    stages = ", ".join(f"{stage} {spent * 1e3:.1f}" for stage, spent in seconds.items())
+    return "; ".join([*([f"pictures: {pictures}"] if pictures else []), *([f"ms: {stages}"] if stages else [])])
+
+
+def tell_in_header(accounts: Sequence[RequestAccount]) -> str:
+    """`encode;dur=12.3, media0;desc="encoder.disk"`: https://www.w3.org/TR/server-timing/"""
+    stages = [f"{stage};dur={spent * 1e3:.3f}" for stage, spent in _sum_stages(accounts).items()]
+    answers = [answer for each in accounts for answer in each.answers()]
+    return ", ".join(
+        [*stages, *(f'media{index};desc="{".".join(filter(None, answer))}"' for index, answer in enumerate(answers))]
+    )
+
+
+def _sum_stages(accounts: Sequence[RequestAccount]) -> Counter[str]:
+    sums: Counter[str] = Counter()
+    for account in accounts:
+        for stage, seconds in account.stage_seconds().items():
+            sums[stage] += seconds  # type: ignore[assignment]
+    return sums
+
+
+def _name(answered_by: str, tier: str | None) -> str:
+    return f"{answered_by} ({tier})" if answered_by == "encoder" else answered_by
