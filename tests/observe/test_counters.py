@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from keepsight.observe.catalogue import BOUNDS, ENCODED, ENCODER, GAUGES, METRICS, NUM_SLOTS, SLOTS, STAGE, slot_of
 from keepsight.observe.counters import FOLDER, PAGE_BYTES, Counters
+from keepsight.observe.process_memory import resident_bytes
 from keepsight.observe.totals import Totals
 from keepsight.observe.write_prometheus import write_prometheus
 
@@ -117,9 +118,11 @@ def test_memory_is_told_by_kind_of_process(tmp_path: Path) -> None:
     Counters.open(tmp_path, "frontend-0")
     child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     try:
+        childs = resident_bytes(child.pid)
         memory = served(Totals.of_server(tmp_path))["keepsight_process_resident_memory_bytes"]
     finally:
         child.communicate()
     resident = int(Path(f"/proc/{os.getpid()}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     assert memory["frontend",] == pytest.approx(resident, rel=0.1)
-    assert 0 < memory["media_worker",] < memory["frontend",]
+    # Other tests may have children of this process too.
+    assert 0 < childs <= memory["media_worker",]
