@@ -33,7 +33,7 @@ def test_flags_become_settings() -> None:
     said = (
         "--served-model-name a b --api-key k1 k2 --admin-api-key k3 --cache-isolation api-key --max-body-mb 0.5 "
         "--allowed-origins https://a.example * --root-path /x/y/ --no-log-requests --max-waiting-requests 3 "
-        f"--slow-client-timeout 1.5 --ssl-certfile {PEM}"
+        f"--slow-client-timeout 1.5 --dashboard-thumbnails --ssl-certfile {PEM}"
     )
     assert read(*said.split()) == ApiSettings(
         more_model_names=("b",),
@@ -46,6 +46,7 @@ def test_flags_become_settings() -> None:
         log_requests=False,
         max_waiting_requests=3,
         slow_client_seconds=1.5,
+        dashboard_thumbnails=True,
         ssl_certfile=str(PEM),
     )
 

@@ -1,4 +1,5 @@
-"""The page at `/`: a chat in the browser, of a few static files.  It needs nothing but them and the API beside them.
+"""The pages: a chat at `/`, and at `/dashboard` what the server holds and did.  Static files, which need nothing but
+themselves and the API beside them.
 
 The files are open to whoever reaches the server, as the API is not: they say nothing.
 """
@@ -16,11 +17,18 @@ PAGE_FILES = {
     "/page.css": "page.css",
     "/page.js": "page.js",
     "/colours.css": "colours.css",
+    "/dashboard": "dashboard.html",
+    "/dashboard.css": "dashboard.css",
+    "/dashboard.js": "dashboard.js",
+    "/draw_caches.js": "draw_caches.js",
+    "/draw_pictures.js": "draw_pictures.js",
+    "/draw_requests.js": "draw_requests.js",
+    "/elements.js": "elements.js",
 }
 HEADERS = {
     # What an answer or a picture says can be shown, never run, and nothing else is asked for anything.
     "Content-Security-Policy": (
-        "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'self'; img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",

@@ -1,0 +1,121 @@
+// What the server holds and did, asked for once a second while somebody can see it.
+// Whoever asks needs the administrator's key where the server has one; it is kept for as long as the tab is.
+
+import { drawCaches } from "./draw_caches.js";
+import { drawPictures } from "./draw_pictures.js";
+import { drawRequests } from "./draw_requests.js";
+import { at, write } from "./elements.js";
+
+const PERIOD_MS = 1000;
+const NUM_REQUESTS = 20;
+let timer = null;
+let seenPictures = null; // how the processor cache was when its pictures were listed; false: they are not shown
+
+// ---- the server
+
+class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+async function call(path, method = "GET") {
+  const key = sessionStorage.getItem("admin-key");
+  const response = await fetch(path, { method, headers: key ? { Authorization: `Bearer ${key}` } : {} });
+  if (response.ok) return response;
+  const body = await response.json().catch(() => null); // something in between may have answered
+  throw new Refused(response.status, body?.error?.message ?? `The server answered ${response.status}.`);
+}
+
+// ---- what is shown
+
+async function refresh() {
+  const state = await (await call(`debug/state?limit=${NUM_REQUESTS}`)).json();
+  at("shown").hidden = false;
+  drawCaches(at("caches"), state.caches, clear);
+  write(at("work"), tellWork(state.media));
+  at("no-requests").hidden = state.requests.length > 0;
+  at("legend").hidden = !state.requests.length;
+  drawRequests(at("requests"), state.requests);
+  await refreshPictures(JSON.stringify(state.caches.filter((each) => each.cache === "processor")));
+}
+
+function tellWork({ fetched, decoded, preprocessed, encoded }) {
+  return `Work done on pictures so far: ${fetched} fetched, ${decoded} decoded, ${preprocessed} resized, ${encoded} encoded.`;
+}
+
+// Only when something has changed: the server reads a folder for it.
+async function refreshPictures(processor) {
+  if (seenPictures === false || seenPictures === processor) return;
+  try {
+    const { data } = await (await call("debug/pictures")).json();
+    drawPictures(data, { look, pin });
+    seenPictures = processor;
+  } catch (failure) {
+    if (failure.status !== 404) throw failure;
+    seenPictures = false; // without --dashboard-thumbnails there is no such thing
+  }
+}
+
+const look = async (name) => (await call(`debug/pictures/${name}`)).blob();
+
+function tell(failure) {
+  at("error").textContent = failure instanceof Refused ? failure.message : "The server cannot be reached.";
+  if (!(failure instanceof Refused)) console.warn(failure);
+  at("error").hidden = false;
+}
+
+// ---- what is done
+
+// Whether to go on asking.  What was refused stays in sight until the same `kind` of work is done.
+async function run(kind, work) {
+  try {
+    await work();
+    if (at("error").dataset.kind === kind) at("error").hidden = true;
+    return true;
+  } catch (failure) {
+    at("error").dataset.kind = kind;
+    tell(failure);
+    if (failure.status === 401) askForKey();
+    return failure.status !== 401 && failure.status !== 403;
+  }
+}
+
+function askForKey() {
+  at("shown").hidden = true;
+  at("key-form").hidden = false;
+  at("key").focus();
+}
+
+async function act(work, said) {
+  write(at("said"), "");
+  const mayGoOn = await run("act", async () => {
+    await work();
+    write(at("said"), said);
+    seenPictures &&= null;
+  });
+  if (mayGoOn) await poll();
+}
+
+const clear = (title, path) => act(() => call(path, "POST"), `The ${title.toLowerCase()} was cleared.`);
+const pin = (name, isWanted) =>
+  act(() => call(`debug/pictures/${name}/pin`, isWanted ? "POST" : "DELETE"), isWanted ? "Pinned for an hour." : "Not pinned any more.");
+
+async function poll() {
+  clearTimeout(timer);
+  timer = null;
+  if (document.hidden) return;
+  const mayGoOn = await run("poll", refresh);
+  clearTimeout(timer); // another may have begun meanwhile
+  if (mayGoOn) timer = setTimeout(poll, PERIOD_MS);
+}
+
+at("key-form").onsubmit = (event) => {
+  event.preventDefault();
+  sessionStorage.setItem("admin-key", at("key").value);
+  at("key-form").hidden = true;
+  poll();
+};
+document.onvisibilitychange = poll;
+poll();

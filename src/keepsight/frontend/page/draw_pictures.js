@@ -1,0 +1,39 @@
+// The pictures that the processor cache holds, each with a button that pins it there.
+
+import { at, bytes, keep, make } from "./elements.js";
+
+const sights = new Map(); // media hash: the URL of a thumbnail that was fetched
+
+export function drawPictures(held, { look, pin }) {
+  at("held").hidden = false;
+  at("none-held").hidden = held.length > 0;
+  keep(at("pictures"), held, (each) => each.media_hash, (each) => createPicture(each, look, pin), updatePicture);
+  forgetOthers(new Set(held.map((each) => each.media_hash)));
+}
+
+function createPicture({ media_hash: name, num_bytes: size }, look, pin) {
+  const image = Object.assign(new Image(), { alt: `Picture ${name.slice(0, 8)}`, title: `${name.slice(0, 16)} · ${bytes(size)}` });
+  show(image, name, look);
+  const button = make("button", { type: "button", label: `Pin picture ${name.slice(0, 8)}` });
+  button.onclick = () => pin(name, button.getAttribute("aria-pressed") !== "true");
+  return make("li", {}, image, button);
+}
+
+async function show(image, name, look) {
+  if (!sights.has(name)) sights.set(name, URL.createObjectURL(await look(name)));
+  image.src = sights.get(name);
+}
+
+function updatePicture(item, { is_pinned: isPinned }) {
+  const button = item.querySelector("button");
+  button.setAttribute("aria-pressed", isPinned);
+  button.textContent = isPinned ? "Pinned" : "Pin";
+}
+
+function forgetOthers(names) {
+  for (const [name, url] of sights)
+    if (!names.has(name)) {
+      URL.revokeObjectURL(url);
+      sights.delete(name);
+    }
+}

@@ -1,0 +1,106 @@
+// Recent requests: each a line whose strip can be compared with the others', and opened a waterfall of its stages up to
+// the first token.  A stage that nobody had to do is drawn as skipped.
+
+import { count, keep, make, seconds, write } from "./elements.js";
+
+const STAGES = ["fetch", "identify", "decode", "resize", "transfer", "wait", "load", "encode", "prefill"];
+// How they are coloured.
+const KINDS = { wait: "wait", load: "encode", encode: "encode", prefill: "prefill" };
+const kindOf = (stage) => KINDS[stage] ?? "prepare";
+const FOUND_IN = { prefix: "prefix cache", encoder: "encoder cache", processor: "processor cache", nobody: "made anew" };
+const TIERS = { host: " (host memory)", disk: " (disk)", remote: " (Redis)" };
+
+export function drawRequests(parent, requests) {
+  const longest = Math.max(1, ...requests.map(firstToken));
+  const names = nameAll(requests);
+  keep(parent, requests, (each) => names.get(each), createRequest, (item, each) => updateRequest(item, each, longest));
+}
+
+// A request's id is its caller's, who may use it again, or for several prompts.
+function nameAll(requests) {
+  const times = new Map();
+  return new Map(requests.toReversed().map((each) => {
+    const name = `${each.id} ${each.began_at}`;
+    times.set(name, (times.get(name) ?? 0) + 1);
+    return [each, `${name} ${times.get(name)}`];
+  }));
+}
+
+// Milliseconds until there was a first token, or as far as it has come.
+function firstToken({ stages }) {
+  return Math.max(0, ...stages.filter((each) => each.stage !== "generate").map((each) => each.begin_ms + each.ms));
+}
+
+function createRequest() {
+  const parts = ["when", "what", "took"].map((name) => make("span", { className: name }));
+  const strip = make("span", { className: "strip" });
+  strip.setAttribute("aria-hidden", "true");
+  return make("li", {}, make("details", {}, make("summary", {}, ...parts, strip), make("div", { className: "opened" })));
+}
+
+function updateRequest(item, request, longest) {
+  const drawn = JSON.stringify([request, longest]);
+  if (item.drawn === drawn) return;
+  item.drawn = drawn;
+  write(item.querySelector(".when"), new Date(request.began_at * 1000).toLocaleTimeString("en-GB"));
+  write(item.querySelector(".what"), tellMedia(request.media));
+  write(item.querySelector(".took"), seconds(firstToken(request) / 1000));
+  item.querySelector(".strip").replaceChildren(...bars(request.stages, longest));
+  item.querySelector(".opened").replaceChildren(...open(request));
+}
+
+function tellMedia(media) {
+  if (!media.length) return "Text";
+  const found = new Map();
+  for (const each of media) found.set(foundIn(each), (found.get(foundIn(each)) ?? 0) + 1);
+  if (found.size === 1) return `${count(media.length, "picture")}: ${[...found.keys()][0]}`;
+  return `${count(media.length, "picture")}: ${[...found].map(([where, times]) => `${times} ${where}`).join(", ")}`;
+}
+
+const foundIn = ({ answered_by: cache, tier }) =>
+  cache ? FOUND_IN[cache] + (cache === "encoder" ? TIERS[tier] ?? "" : "") : "under way";
+
+// ---- opened
+
+function open(request) {
+  const { stages, media } = request;
+  const until = Math.max(0.001, firstToken(request));
+  const rows = STAGES.map((stage) => drawStage(stage, stages.filter((each) => each.stage === stage), media, until));
+  return [make("p", { className: "faint", textContent: tellRequest(request) }), make("ul", {}, ...rows.filter(Boolean)), ...tellEach(media)];
+}
+
+function tellRequest({ id, status, ms, stages, prompt_tokens: prompt, cached_tokens: cached, completion_tokens: said }) {
+  const generated = stages.find((each) => each.stage === "generate");
+  const told = [`${cached} of ${prompt} prompt tokens cached`, count(said, "token") + (generated ? ` in ${seconds(generated.ms / 1000)}` : "")];
+  return [...told, `${status} after ${seconds(ms / 1000)}`, id].join(" · ");
+}
+
+function drawStage(stage, done, media, until) {
+  const spared = media.filter((each) => each.skipped.includes(stage));
+  if (!done.length && !spared.length) return null;
+  const track = make("div", { className: "track" }, ...bars(done, until));
+  const name = make("span", { className: "name", textContent: stage });
+  if (!done.length) {
+    const why = [...new Set(spared.map(foundIn))].join(", ");
+    return make("li", { className: "skipped" }, name, track, make("span", { className: "ms", textContent: "skipped", title: why }));
+  }
+  const took = seconds(done.reduce((sum, each) => sum + each.ms, 0) / 1000) + (spared.length ? `, ${spared.length} skipped` : "");
+  return make("li", {}, name, track, make("span", { className: "ms", textContent: took }));
+}
+
+function bars(spans, until) {
+  // Much can be done while a request waits: that is drawn over it.
+  const order = [...spans].sort((one, other) => (other.stage === "wait") - (one.stage === "wait"));
+  return order.filter((each) => each.stage !== "generate").map(({ stage, begin_ms: begin, ms }) => {
+    const bar = make("i", { className: kindOf(stage) });
+    bar.style.left = `${(begin / until) * 100}%`;
+    bar.style.width = `max(2px, ${(ms / until) * 100}%)`;
+    return bar;
+  });
+}
+
+function tellEach(media) {
+  if (media.length < 2) return [];
+  const items = media.map((each, index) => make("li", { textContent: `Picture ${index + 1}: ${foundIn(each)}` }));
+  return [make("ul", { className: "each faint" }, ...items)];
+}
