@@ -20,6 +20,7 @@ from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
 from keepsight.frontend.engine_client import Outputs
 from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
 from keepsight.frontend.tokenizer import Tokenizer
+from keepsight.observe.metric_values import Metric, list_metrics
 from keepsight.outputs import CompletionOutput, Logprob, RequestOutput
 from keepsight.requests import TokenOutput
 from keepsight.sampling_params import SamplingParams
@@ -115,6 +116,10 @@ class LLM:
             )
         )
         return self._run_all(requests, len(conversations), use_tqdm)
+
+    def get_metrics(self) -> list[Metric]:
+        """What was counted since this was made, and what is held now."""
+        return list_metrics(self.engine.read_totals())
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What is taken where none are given: as the checkpoint wants it (`generation_config`)."""

@@ -38,6 +38,8 @@ from keepsight.ipc.control import (
     ToProcess,
 )
 from keepsight.ipc.pixel_mode import PixelMode
+from keepsight.observe.catalogue import RESTARTED
+from keepsight.observe.counters import Counters
 
 logger = logging.getLogger(__name__)
 # -P: a file in the folder that one happens to be in must not pass for a module.
@@ -119,6 +121,7 @@ class Supervisor:
         # Of this process, once it is known.
         self._status: int | None = None
         self._started_at = time.monotonic()
+        self._counters = Counters.open(settings.run_directory, "supervisor-0")
 
     def run(self) -> int:
         """The exit status.  In the main thread, as signals come there.
@@ -255,6 +258,7 @@ class Supervisor:
         self._num_failed_starts[child.kind, child.rank] += not child.is_ready
         if self._num_failed_starts[child.kind, child.rank] < MAX_FAILED_STARTS:
             logger.error("%s; another is started", child.tell_end())
+            self._counters.add(RESTARTED[child.kind])
             start = self._start_engine if child.kind == "engine" else self._start_frontend
             start(child.rank)
         elif others := self._of_kind(child.kind):

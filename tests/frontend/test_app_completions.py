@@ -309,7 +309,7 @@ def test_the_log_has_a_line_for_each_request_that_cannot_be_forged(
     whole, stream, forged = lines
     for line in (whole, stream):
         assert line.startswith("POST /v1/chat/completions 200 in ")
-        assert line.endswith("(0 cached, 0 of pictures), 6 of answer")
+        assert "(0 cached, 0 of pictures), 6 of answer; ms: identify " in line
     assert forged.startswith("GET /a%0APOST%20/b 404")
     client.settings = ApiSettings(log_requests=False)
     client.chat()

@@ -4,11 +4,15 @@ import threading
 
 from keepsight.engine.embedding_tiers import EmbeddingTiers
 from keepsight.engine.engine_loop import EngineLoop, Runner
+from keepsight.engine.engine_meter import EngineMeter
 from keepsight.engine.inbox import Inbox
-from keepsight.engine.pixel_source import PixelSource
+from keepsight.engine.pixel_source import InlineSource, PixelSource
 from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.ipc.run_directory import RunDirectory
+from keepsight.observe.counters import Counters
+from keepsight.observe.request_observer import RequestObserver
+from keepsight.observe.totals import Totals
 from keepsight.requests import TierStatus
 from keepsight.scheduling.scheduler import Scheduler
 
@@ -27,11 +31,17 @@ class InProcessEngine(EngineClient):
         tiers: EmbeddingTiers | None = None,
         *,
         takes_unasked: bool = True,
+        counters: Counters | None = None,
+        bytes_per_block: int = 0,
     ) -> None:
         """`inbox` is the one that the runner wakes; what the two sides of the pixel cache share ends with this."""
-        super().__init__(media_pool)
+        # The frontend's, which the pool has too, and the engine's: each is changed by its own threads.
+        self._counters = (counters or Counters(), Counters())
+        super().__init__(media_pool, RequestObserver(self._counters[0]))
         self._inbox, self._run_directory, self._tiers = inbox, run_directory, tiers
-        self._loop = EngineLoop(scheduler, runner, inbox, self.receive, source, tiers)
+        source = source or InlineSource()
+        self._meter = EngineMeter(self._counters[1], scheduler, bytes_per_block, source, tiers)
+        self._loop = EngineLoop(scheduler, runner, inbox, self.receive, source, tiers, self._meter)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.connect(inbox.try_put, takes_unasked=takes_unasked)
         self._thread.start()
@@ -39,6 +49,11 @@ class InProcessEngine(EngineClient):
     def list_own_tiers(self) -> tuple[TierStatus, ...]:
         """Of what was written too, for which this waits a little."""
         return () if self._tiers is None else self._tiers.status(wait_seconds=WRITING_SECONDS)
+
+    def read_totals(self) -> Totals:
+        self._meter.measure_tiers()
+        pages = (("llm", each.numbers()) for each in self._counters)
+        return Totals.of_pages(pages).with_gauges(self._media_pool.common_sizes())
 
     def close(self) -> None:
         self._inbox.close()

@@ -1,5 +1,7 @@
 """An engine in the caller's process: loaded, and asked by a client that makes its own pixels."""
 
+from functools import partial
+
 from keepsight.config import Config
 from keepsight.count_cores import count_cores
 from keepsight.engine.in_process_engine import InProcessEngine
@@ -10,6 +12,8 @@ from keepsight.frontend.pixel_cache import open_pixel_cache
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.ipc.pixel_mode import cache_bytes, choose_mode
 from keepsight.ipc.run_directory import RunDirectory
+from keepsight.observe.catalogue import FETCHED
+from keepsight.observe.counters import Counters
 
 
 def start_engine(config: Config, preparer: RequestPreparer) -> InProcessEngine:
@@ -21,7 +25,10 @@ def start_engine(config: Config, preparer: RequestPreparer) -> InProcessEngine:
     run_directory = RunDirectory.create() if is_in_files and engine.takes_pictures else None
     mode = choose_mode(config, 1, not engine.takes_pictures, run_directory)
     cache = open_pixel_cache(mode, config, run_directory)
-    media_pool = MediaPool(config.media_workers or count_cores(), cache, verify_hits=config.verify_hits)
+    counters = Counters()
+    preparer.intake.watch_downloads(partial(counters.add, FETCHED))
+    num_workers = config.media_workers or count_cores()
+    media_pool = MediaPool(num_workers, cache, verify_hits=config.verify_hits, counters=counters)
     source = open_pixel_source(mode, config, run_directory)
     return InProcessEngine(
         engine.scheduler,
@@ -32,4 +39,6 @@ def start_engine(config: Config, preparer: RequestPreparer) -> InProcessEngine:
         run_directory,
         engine.tiers,
         takes_unasked=not config.has_far_tiers,
+        counters=counters,
+        bytes_per_block=engine.bytes_per_block,
     )

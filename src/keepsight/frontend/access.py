@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 OPEN_PATHS = frozenset({*PAGE_FILES, "/health", "/ready", "/version", "/openapi.json"})
 ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/reset_encoder_cache", "/reset_mm_cache"})
 ADMIN_PREFIX = "/debug/"
+METRICS_PATH = "/metrics"
 
 
 class Access:
@@ -52,7 +53,9 @@ class Access:
             return _find_key(headers, self._admin_keys)
         if is_for_admins(path) and not _is_local(scope, headers):
             raise AdminAccessError("only the machine that the server runs on may ask for this: it has no admin key")
-        return _find_key(headers, self._keys) if self._keys else None
+        # Who watches the server need not be able to ask it anything.
+        keys = (*self._keys, *self._admin_keys) if path == METRICS_PATH else self._keys
+        return _find_key(headers, keys) if self._keys else None
 
 
 def is_for_admins(path: str) -> bool:

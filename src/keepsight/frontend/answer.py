@@ -17,10 +17,11 @@ import msgspec
 
 from keepsight.errors import EngineLostError, RequestFailedError
 from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
-from keepsight.frontend.chat_response import ErrorResponse, Usage
+from keepsight.frontend.chat_response import ErrorResponse, Extras, Usage
 from keepsight.frontend.generation_fields import GenerationFields
 from keepsight.frontend.prepare_request import PreparedRequest
 from keepsight.frontend.tokenizer import Tokenizer
+from keepsight.observe.account import RequestAccount
 from keepsight.requests import TierStatus, TokenOutput
 
 logger = logging.getLogger(__name__)
@@ -67,8 +68,23 @@ class Answer(ABC):
     def prompts(self) -> Sequence[PreparedRequest]:
         return self._prompts
 
+    @property
+    def accounts(self) -> list[RequestAccount]:
+        return [each.account for each in self._prompts]
+
+    def name_accounts(self, request_id: str, began: float, trace_parent: str | None) -> None:
+        """As whoever asked knows the request."""
+        for account in self.accounts:
+            account.name(request_id, began, trace_parent)
+
     async def whole(self, engine: Engine) -> msgspec.Struct:
-        return self._completion(await self._gather(engine))
+        return self._with_account(self._completion(await self._gather(engine)))
+
+    def _with_account(self, body: msgspec.Struct) -> msgspec.Struct:
+        """If it was asked for."""
+        if not self._asked.wants_account:
+            return body
+        return msgspec.structs.replace(body, keepsight=Extras([each.describe() for each in self.accounts]))
 
     async def _gather(self, engine: Engine) -> list[list[AnswerPiece]]:
         """All pieces of each choice.  Nobody has seen any of them yet, so a new engine may begin anew."""
@@ -113,6 +129,9 @@ class Answer(ABC):
                 # A token may add no text yet; its log-probability is told all the same.
                 if piece.text or piece.finish_reason or piece.token.logprobs:
                     yield self._event(self._chunk_choice(index, piece))
+        if self._asked.wants_account:
+            told = None if self._asked.includes_usage else msgspec.UNSET
+            yield b"data: " + _encode(self._with_account(self._chunk([], told))) + b"\n\n"
         if self._asked.includes_usage:
             yield self._event(None, self.usage)
 

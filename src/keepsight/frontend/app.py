@@ -30,6 +30,7 @@ from keepsight.frontend.error_response import RETRY_LATER, error_response, json_
 from keepsight.frontend.held_pictures import HeldPictures
 from keepsight.frontend.media_api import MediaApi, PixelPin, Uploads
 from keepsight.frontend.media_intake import NOTHING_DOWNLOADED, Downloaded
+from keepsight.frontend.metrics_api import MetricsApi
 from keepsight.frontend.openapi import describe_api
 from keepsight.frontend.pixel_cache import PixelCache
 from keepsight.frontend.prepare_answer import AnswerPreparer
@@ -40,12 +41,15 @@ from keepsight.frontend.request_log import RequestLog
 from keepsight.frontend.serve_page import page_routes
 from keepsight.frontend.tokenize_request import parse_detokenize_request, parse_tokenize_request
 from keepsight.frontend.waiting_room import WaitingRoom
+from keepsight.observe.server_view import ServerView
+from keepsight.observe.tell_account import tell_in_header
 
 logger = logging.getLogger(__name__)
 # Bodies that are being read or prepared, all together: so many of the largest.
 MAX_LARGEST_BODIES = 16
 CLIENT_CLOSED_REQUEST = 499  # nginx's number, for nobody but our own log
 DEFAULT_SETTINGS = ApiSettings()
+SEES_NOTHING = ServerView()
 Result = TypeVar("Result")
 
 
@@ -111,18 +115,23 @@ class Api:
 
     async def _answer(self, http: Request, answer: Answer, stream: bool) -> Response:
         http.state.answer = answer
+        answer.name_accounts(http.state.request_id, http.state.began, http.headers.get("traceparent"))
+        if (download := getattr(http.state, "download", None)) is not None:
+            answer.accounts[0].note("fetch", *download)
         if stream:
             events = answer.events(self._engine)
             # What fails before the first token still gets a status of its own.
             first = await _unless_client_leaves(http, anext(events))
-            return _EventStream(first, events)
-        return json_response(await _unless_client_leaves(http, answer.whole(self._engine)))
+            return _with_timing(_EventStream(first, events), answer)
+        return _with_timing(json_response(await _unless_client_leaves(http, answer.whole(self._engine))), answer)
 
     async def _download(self, http: Request, messages: object, cache_salt: str | None) -> Downloaded:
         """Before the request takes a thread: a slow origin must not hold one."""
         downloaded = NOTHING_DOWNLOADED
         if remote := self._preparer.pictures_to_download(messages):
+            began = time.monotonic()
             downloaded = await _unless_client_leaves(http, self._preparer.intake.download(remote, cache_salt))
+            http.state.download = began, time.monotonic()
         if self.media is not None:
             downloaded = {**downloaded, **await self.media.read_named(http, messages)}
         return downloaded
@@ -220,6 +229,7 @@ def create_app(
     settings: ApiSettings = DEFAULT_SETTINGS,
     uploads: Uploads | None = None,
     pixel_cache: PixelCache | None = None,
+    view: ServerView = SEES_NOTHING,
 ) -> ASGIApp:
     """Without `uploads` there are no handles of media; what lies in `pixel_cache` is shown if the settings say so."""
     api = Api(preparer, engine, model_name, settings, uploads)
@@ -227,7 +237,7 @@ def create_app(
     if pixel_cache is not None and settings.dashboard_thumbnails:
         media_routes += HeldPictures(pixel_cache).routes
     app = Starlette(
-        routes=[*_routes(api), *media_routes, *page_routes()],
+        routes=[*_routes(api), *media_routes, *MetricsApi(view, engine.list_tiers).routes, *page_routes()],
         middleware=_middleware(settings),
         exception_handlers={
             AnsweredError: _refuse,
@@ -272,10 +282,16 @@ def _middleware(settings: ApiSettings) -> list[Middleware]:
         allow_origins=settings.allowed_origins,
         allow_methods=("GET", "POST", "DELETE"),
         allow_headers=("*",),
-        expose_headers=(REQUEST_ID_HEADER, "Retry-After"),
+        expose_headers=(REQUEST_ID_HEADER, "Retry-After", "Server-Timing"),
     )
     access = Middleware(Access, settings=settings)
     return [cors, access] if settings.allowed_origins else [access]
+
+
+def _with_timing(response: Response, answer: Answer) -> Response:
+    """What is known by now: of a stream all that was before its first token."""
+    response.headers["server-timing"] = tell_in_header(answer.accounts)
+    return response
 
 
 async def _chain(first: bytes, others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

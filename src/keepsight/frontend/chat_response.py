@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from keepsight.errors import AnsweredError, InvalidArgumentError
+from keepsight.observe.account import AccountBody
 
 FinishReason = Literal["stop", "length"]
 
@@ -82,12 +83,20 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: int | str | None = None  # vLLM's: which stop string or stop token it was
 
 
+class Extras(msgspec.Struct, frozen=True):
+    """`keepsight`: what was asked for beside OpenAI's answer."""
+
+    # For each prompt.
+    accounts: list[AccountBody]
+
+
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     created: int
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    keepsight: Extras | UnsetType = UNSET
     object: Literal["chat.completion"] = "chat.completion"
 
 
@@ -112,6 +121,7 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    keepsight: Extras | UnsetType = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 

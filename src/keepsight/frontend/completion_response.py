@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from keepsight.frontend.chat_response import FinishReason, Usage
+from keepsight.frontend.chat_response import Extras, FinishReason, Usage
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,4 +33,5 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
+    keepsight: Extras | UnsetType = UNSET
     object: Literal["text_completion"] = "text_completion"

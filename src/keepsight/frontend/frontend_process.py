@@ -39,6 +39,11 @@ from keepsight.ipc.control import (
 )
 from keepsight.ipc.handshake import Welcome
 from keepsight.ipc.run_directory import RunDirectory
+from keepsight.observe.account_ring import AccountRing
+from keepsight.observe.catalogue import FETCHED, RESTARTED
+from keepsight.observe.counters import Counters
+from keepsight.observe.request_observer import RequestObserver
+from keepsight.observe.server_view import ServerView
 
 logger = logging.getLogger(__name__)
 
@@ -49,13 +54,18 @@ class FrontendProcess:
         self._preparer = RequestPreparer.from_config(config)
         self._preparer.request_prefix = f"{start.frontend_id}-"
         num_workers = share_of(config.media_workers or count_cores(), start.rank, start.num_frontends)
-        self._workers = MediaWorkers(num_workers)
+        self._run_directory, name = Path(start.run_directory), f"frontend-{start.rank}"
+        counters = Counters.open(self._run_directory, name)
+        self._preparer.intake.watch_downloads(partial(counters.add, FETCHED))
+        self._workers = MediaWorkers(num_workers, partial(counters.add, RESTARTED["media_worker"]))
         if self._preparer.image_config is not None:
             # Beside the engine's start, which takes longer: the first picture shall not wait for it.
             self._workers.start()
         self._cache = self._open_cache(config)
-        pool = MediaPool(num_workers, self._cache, self._workers.make, config.verify_hits)
-        self._client = EngineClient(pool)
+        pool = MediaPool(num_workers, self._cache, self._workers.make, config.verify_hits, counters)
+        self._view = ServerView.of_server(self._run_directory, pool.common_sizes)
+        ring = AccountRing.open(self._run_directory, name)
+        self._client = EngineClient(pool, RequestObserver(counters, ring))
         self._links = [
             EngineLink(self._client, start.frontend_id, partial(self._take_welcome, rank), rank)
             for rank in range(start.num_engines)
@@ -72,7 +82,8 @@ class FrontendProcess:
         """Until it is drained."""
         self._may_go_on.wait()
         model_name, uploads = self._start.model_name, self._open_uploads()
-        app = create_app(self._preparer, self._client, model_name, self._start.api, uploads, self._cache)
+        api = self._start.api
+        app = create_app(self._preparer, self._client, model_name, api, uploads, self._cache, self._view)
         self._server = make_server(app, self._start.api)
         # Asked to end before there was anything to end.
         self._server.should_exit = self._is_draining

@@ -30,6 +30,13 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
+class OwnOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`keepsight`: what no other server has."""
+
+    # The answer tells which cache knew each picture, and when each stage ran.
+    account: bool | None = None
+
+
 class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Null wherever the default is asked for."""
 
@@ -72,6 +79,8 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     # Of several engines, one is asked all that has the same key.
     prompt_cache_key: str | None = None
 
+    keepsight: OwnOptions | None = None
+
     # Labels: by their own definition they never change an answer.
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
@@ -109,6 +118,10 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     }
     # None: as much as the context holds.
     DEFAULT_MAX_TOKENS: ClassVar[int | None] = None
+
+    @property
+    def wants_account(self) -> bool:
+        return self.keepsight is not None and bool(self.keepsight.account)
 
     @property
     def includes_usage(self) -> bool:
@@ -176,6 +189,7 @@ _GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_gramma
 # For `BodyDecoder`.
 NESTED_STRUCTS: dict[str, type[msgspec.Struct]] = {
     "stream_options": StreamOptions,
+    "keepsight": OwnOptions,
     "response_format": ResponseFormat,
     "response_format.json_schema": JsonSchema,
     "structured_outputs": StructuredOutputs,

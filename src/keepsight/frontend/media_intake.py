@@ -6,7 +6,7 @@ used from several threads.
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Self
 
@@ -44,6 +44,10 @@ class MediaIntake:
     def find_handles(self, parts: Sequence[PicturePart]) -> list[PicturePart]:
         """Those that name what was uploaded: their bytes are looked for among what was downloaded."""
         return [part for part in parts if _scheme_of(part.source) == "media"]
+
+    def watch_downloads(self, on_fetched: Callable[[], object]) -> None:
+        """It is called for each, on their own thread."""
+        self._downloads.cache.on_fetched = on_fetched
 
     def count_bytes(self) -> RequestBytes:
         return self._limits.count_bytes()

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import LifoQueue
@@ -40,7 +41,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 class MediaWorkers:
     """May be used from several threads.  Close it before the pool whose threads may be waiting here."""
 
-    def __init__(self, num_workers: int) -> None:
+    def __init__(self, num_workers: int, on_crash: Callable[[], object] = lambda: None) -> None:
         self._seats = [_Seat() for _ in range(num_workers)]
         # The last that was given back goes first: its worker's memory is warm.
         self._free_seats: LifoQueue[_Seat] = LifoQueue()
@@ -49,7 +50,7 @@ class MediaWorkers:
         self._lock = threading.Lock()
         self._template: _Template | None = None
         self._is_closed = False
-        self.num_crashes = 0
+        self.num_crashes, self._on_crash = 0, on_crash
 
     def start(self) -> None:
         """Returns at once; whoever comes first waits for the rest."""
@@ -110,6 +111,7 @@ class MediaWorkers:
             if self._is_closed:
                 return
             self.num_crashes += 1
+            self._on_crash()
         logger.warning("%s: a media worker ended while it made this picture", job.field)
 
     def _worker_in(self, seat: "_Seat") -> "_Worker":

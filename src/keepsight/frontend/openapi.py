@@ -15,6 +15,7 @@ from keepsight.frontend.completion_response import Completion
 from keepsight.frontend.decode_body import refused_fields
 from keepsight.frontend.media_api import DEFAULT_PAGE, MAX_PAGE, DeletedMedia, MediaObject, MediaPage
 from keepsight.frontend.media_handles import DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS
+from keepsight.frontend.metrics_api import AccountList, ServerState
 from keepsight.frontend.read_messages import BREAKPOINT, BREAKPOINT_SECONDS
 from keepsight.frontend.tokenize_request import (
     DetokenizeRequest,
@@ -38,6 +39,8 @@ ANSWERS = (
     MediaObject,
     MediaPage,
     DeletedMedia,
+    ServerState,
+    AccountList,
 )
 # What `read_messages` reads.
 MESSAGES: Json = {
@@ -120,6 +123,7 @@ PROMPT: Json = {
         {"type": "array", "minItems": 1, "items": {"type": "array", "minItems": 1, "items": {"type": "integer"}}},
     ],
 }
+PROMETHEUS: Json = {"text/plain": {"schema": {"type": "string"}}}
 BINARY: Json = {"type": "string", "format": "binary"}
 SALT: Json = {"name": "cache_salt", "in": "query", "schema": {"type": "string", "minLength": 1}}
 STATUSES = {
@@ -167,6 +171,10 @@ def _operations() -> Sequence[tuple[str, str, Json]]:
         _get("/ready", "Whether a request would be answered now.", {"type": "object"}, (503,)),
         _get("/version", "Of the server.", {"type": "object"}),
         _get("/openapi.json", "This description.", {"type": "object"}),
+        ("/metrics", "get", {"summary": "What the server counts.", "responses": _responses(PROMETHEUS, ())}),
+        _get("/debug/state", "What is held, what was done, the last requests.", _refer(ServerState), (400,)),
+        _get("/debug/requests", "Accounts of the last requests.", _refer(AccountList), (400,)),
+        _account(),
     )
 
 
@@ -249,6 +257,12 @@ def _post(
         "responses": _responses(content, (400, 404, 408, 413, 415, 429, 500, 503)),
     }
     return path, "post", operation
+
+
+def _account() -> tuple[str, str, Json]:
+    path, method, operation = _get("/debug/requests/{id}", "The accounts of one request.", _refer(AccountList), (404,))
+    in_path = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+    return path, method, operation | {"parameters": [in_path]}
 
 
 def _reset(path: str, summary: str) -> tuple[str, str, Json]:

@@ -4,7 +4,6 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 from urllib.parse import quote
@@ -13,13 +12,14 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keepsight.frontend.chat_response import Usage
+from keepsight.observe.tell_account import tell_in_log
 
 logger = logging.getLogger(__name__)
 HEADER = "x-request-id"
 _SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
 # Asked every few seconds by whoever watches the server.
-UNTOLD_PATHS = frozenset({"/health", "/ready"})
+UNTOLD_PATHS = frozenset({"/health", "/ready", "/metrics", "/debug/state"})
 
 
 class RequestLog:
@@ -64,8 +64,9 @@ class _Record:
         self.request_id = asked if _SANE_ID.fullmatch(asked) else uuid.uuid4().hex
         # What is asked may hold line breaks, and must not look like lines of the log.
         self._asked = f"{scope['method']} {quote(scope['path'])}"
-        self._state: Mapping[str, Any] = scope.setdefault("state", {})
-        self._begin = time.perf_counter()
+        self._state: dict[str, Any] = scope.setdefault("state", {})
+        self._begin = time.monotonic()
+        self._state |= {"request_id": self.request_id, "began": self._begin}
         self._status, self._first_ms = 0, 0.0
 
     def note_start(self, status: int) -> None:
@@ -74,10 +75,13 @@ class _Record:
     def __str__(self) -> str:
         told = f"{self._asked} {self._status or 'unanswered'} in {self._elapsed_ms():.1f} ms"
         answer = self._state.get("answer")
-        return told if answer is None else f"{told}, {self._first_ms:.1f} to the first byte; {_tell(answer.usage)}"
+        if answer is None:
+            return told
+        parts = (f"{told}, {self._first_ms:.1f} to the first byte", _tell(answer.usage), tell_in_log(answer.accounts))
+        return "; ".join(filter(None, parts))
 
     def _elapsed_ms(self) -> float:
-        return (time.perf_counter() - self._begin) * 1e3
+        return (time.monotonic() - self._begin) * 1e3
 
 
 def _tell(usage: Usage) -> str:

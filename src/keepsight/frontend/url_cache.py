@@ -44,6 +44,7 @@ class UrlCache:
         self._flights: dict[Key, _Flight] = {}
         # Work really done: bodies downloaded, and bodies that the origin said still hold.
         self.num_fetched = self.num_revalidated = 0
+        self.on_fetched: Callable[[], object] = lambda: None
 
     async def get(self, url: str, cache_salt: str | None) -> bytes:
         """Raises UrlFault, the same for all who wait; failures are not kept."""
@@ -92,6 +93,7 @@ class UrlCache:
             content, digest = held, record.digest
         else:
             self.num_fetched += 1
+            self.on_fetched()
             content, digest = fetched.content, blake3(fetched.content).digest()
         self._keep(key, fetched, content, digest)
         return content

@@ -134,3 +134,4 @@ STAGE: Mapping[str, int] = {stage: slot_of("stage_seconds", stage) for stage in 
 FETCHED, DECODED, PREPROCESSED, TRANSFERRED, ENCODED = (
     slot_of(f"media_{work}_total", "image") for work in ("fetched", "decoded", "preprocessed", "transferred", "encoded")
 )
+RESTARTED = {kind: slot_of("processes_restarted_total", kind) for kind in ("engine", "frontend", "media_worker")}
