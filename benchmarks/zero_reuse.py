@@ -3,7 +3,8 @@
     PYTHONPATH=. python benchmarks/zero_reuse.py --model FOLDER [--rounds 5]
 
 Two engines in one process, of which one computes at a time; both get the same requests, no picture and no text of which
-came before.  Off means no prefix caching, and two caches of size 0.  Who begins changes with every round.
+came before.  Off means no prefix caching, and caches of size 0.  Who begins changes with every round.  Where a machine is
+noisy these ratios are too, so what the engine's loop does beside the model, caches included, is timed by itself as well.
 """
 
 import argparse
@@ -15,10 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.workload import photograph, say, to_messages
+from keepsight.engine.engine_loop import EngineLoop
 from keepsight.llm import LLM
+from keepsight.runner.model_runner import ModelRunner
 from keepsight.sampling_params import SamplingParams
 
-OFF = {"enable_prefix_caching": False, "encoder_cache_gb": 0, "mm_processor_cache_gb": 0}
+OFF = {
+    "enable_prefix_caching": False,
+    "encoder_cache_gb": 0,
+    "encoder_host_cache_gb": 0,
+    "mm_processor_cache_gb": 0,
+}
 Conversation = list[dict[str, Any]]
 
 
@@ -28,6 +36,29 @@ class Times:
 
     wall: list[float] = field(default_factory=list)
     processor: list[float] = field(default_factory=list)
+    # Of the engine's loop, without the model.
+    deciding: list[float] = field(default_factory=list)
+
+
+class LoopClock:
+    """Processor time of the engines' loops: in their steps, but not in what the runner does."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._count(EngineLoop, "step", 1)
+        self._count(ModelRunner, "run", -1)
+
+    def _count(self, owner: type, name: str, sign: int) -> None:
+        do = getattr(owner, name)
+
+        def counted(*args: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return do(*args)
+            finally:
+                self.seconds += sign * (time.thread_time() - began)
+
+        setattr(owner, name, counted)
 
 
 class NewRequests:
@@ -46,23 +77,28 @@ class NewRequests:
         return to_messages([0, say(self._rng, num_words)], [photograph(self._next_picture)])
 
 
-def answer(llm: LLM, conversations: list[Conversation], max_tokens: int, times: Times) -> list[tuple[int, ...]]:
+def answer(
+    llm: LLM, conversations: list[Conversation], max_tokens: int, times: Times, clock: LoopClock
+) -> list[tuple[int, ...]]:
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    wall, processor = time.perf_counter(), time.process_time()
+    wall, processor, deciding = time.perf_counter(), time.process_time(), clock.seconds
     outputs = llm.chat(conversations, params, use_tqdm=False)
     times.wall.append(time.perf_counter() - wall)
     times.processor.append(time.process_time() - processor)
+    times.deciding.append(clock.seconds - deciding)
     assert all(len(output.outputs[0].token_ids) == max_tokens for output in outputs)
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def compare(engines: dict[str, LLM], new: NewRequests, has_picture: bool, arguments: argparse.Namespace) -> None:
+def compare(
+    engines: dict[str, LLM], new: NewRequests, has_picture: bool, arguments: argparse.Namespace, clock: LoopClock
+) -> None:
     times = {name: Times() for name in engines}
     num_requests, num_words = (arguments.requests, 40) if has_picture else (4 * arguments.requests, 400)
     for number in range(-1, arguments.rounds):
         conversations = new.take(num_requests, num_words, has_picture)
         order = list(engines) if number % 2 else list(reversed(engines))
-        answers = [answer(engines[name], conversations, arguments.tokens, times[name]) for name in order]
+        answers = [answer(engines[name], conversations, arguments.tokens, times[name], clock) for name in order]
         assert answers[0] == answers[1], "a cache changed an answer"
     what = "one picture and 40 words" if has_picture else "400 words"
     print(f"{num_requests} requests of {what}, {arguments.tokens} tokens an answer, {arguments.rounds} rounds:")
@@ -78,6 +114,13 @@ def report(times: dict[str, Times], num_requests: int) -> None:
         ratios = sorted(a / b for a, b in zip(pairs[0][1:], pairs[1][1:], strict=True))
         spread = f"{ratios[0]:.3f} to {ratios[-1]:.3f}"
         print(f"    {name}, on / off: {statistics.median(ratios):.3f}, median of the rounds' ratios, {spread}")
+    shares = [(a - b) / c for a, b, c in zip(on.deciding[1:], off.deciding[1:], off.processor[1:], strict=True)]
+    each = " / ".join(f"{1e3 * statistics.median(its.deciding[1:]) / num_requests:.2f}" for its in (on, off))
+    print(f"    deciding, ms a request, on / off: {each}; the caches' part of all processor time: {_percent(shares)}")
+
+
+def _percent(shares: list[float]) -> str:
+    return f"{statistics.median(shares):.2%} ({min(shares):.2%} to {max(shares):.2%})"
 
 
 def main() -> None:
@@ -88,10 +131,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    new = NewRequests(arguments.seed)
+    new, clock = NewRequests(arguments.seed), LoopClock()
     with LLM(arguments.model) as on, LLM(arguments.model, **OFF) as off:
         for has_picture in (True, False):
-            compare({"on": on, "off": off}, new, has_picture, arguments)
+            compare({"on": on, "off": off}, new, has_picture, arguments, clock)
 
 
 if __name__ == "__main__":
