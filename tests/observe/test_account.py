@@ -1,0 +1,163 @@
+"""The account of a request: who answered, what was spared, and what is told of it where."""
+
+from pathlib import Path
+
+import pytest
+
+from keepsight.observe.account import AccountBody, RequestAccount
+from keepsight.observe.account_ring import NUM_SLOTS, SLOT_BYTES, AccountRing, read_accounts, read_rings
+from keepsight.observe.catalogue import STAGE
+from keepsight.observe.counters import Counters
+from keepsight.observe.request_observer import (
+    ANSWER_TOKENS,
+    ENDS,
+    FIRST_TOKEN,
+    NEXT_TOKEN,
+    PROMPT_TOKENS,
+    RequestObserver,
+)
+from keepsight.observe.tell_account import tell_in_header, tell_in_log
+from keepsight.requests import MediaStory, RequestBegun
+
+MADE = MediaStory(None, 1.04, 1.06, 1.03)
+
+
+def account(*hashes: str, request_id: str = "r") -> RequestAccount:
+    return RequestAccount(request_id, [(each, 256) for each in hashes], 300, began=1.0)
+
+
+def begun(*stories: MediaStory) -> RequestBegun:
+    return RequestBegun("r", 1.01, 1.02, 1.1, stories)
+
+
+def work_of(body: AccountBody) -> tuple[int, ...]:
+    return tuple(body.work.values())
+
+
+def test_each_picture_says_who_answered_for_it_and_what_that_spared() -> None:
+    asked = account("a", "b", "c", "d")
+    asked.note_made(1.01, 1.015, 1.02, ("d",))
+    asked.note_found_pixels("c")
+    asked.note_begun(begun(MediaStory("prefix"), MediaStory("disk", 1.02, 1.05), MADE, MADE))
+    body = asked.describe()
+    assert [(each.answered_by, each.tier) for each in body.media] == [
+        ("prefix", "device"),
+        ("encoder", "disk"),
+        ("processor", "host"),
+        ("nobody", None),
+    ]
+    assert [each.skipped for each in body.media] == [
+        ["decode", "resize", "transfer", "encode", "prefill"],
+        ["decode", "resize", "transfer", "encode"],
+        ["decode", "resize"],
+        [],
+    ]
+    assert body.work == {"decoded": 1, "preprocessed": 1, "transferred": 2, "encoded": 2}
+
+
+def test_pixels_that_the_engine_kept_are_the_processor_cache_s_answer() -> None:
+    asked = account("a")
+    asked.note_begun(begun(MediaStory(None, 1.04, 1.06, 1.03, were_kept=True)))
+    assert asked.answers() == [("processor", "host")]
+
+
+def test_what_was_done_in_vain_is_not_told_to_have_been_skipped() -> None:
+    asked = account("a")
+    asked.note_made(1.01, 1.015, 1.02, ("a",))
+    asked.note_begun(begun(MediaStory("device")))
+    assert asked.describe().media[0].skipped == ["transfer", "encode"]
+    assert work_of(asked.describe()) == (1, 1, 0, 0)
+
+
+def test_nobody_has_answered_before_the_first_token() -> None:
+    body = account("a").describe()
+    assert (body.status, body.media[0].answered_by, body.media[0].skipped, body.stages) == ("running", None, [], [])
+
+
+def test_stages_are_told_in_the_order_of_their_beginnings_since_the_request_came() -> None:
+    asked = account("a")
+    asked.note("identify", 1.0, 1.004)
+    asked.name("http", 0.99)
+    asked.note_begun(begun(MADE))
+    body = asked.describe()
+    told = [(each.stage, each.begin_ms, each.ms, each.item) for each in body.stages]
+    assert told == [
+        ("identify", 10, 4, None),
+        ("wait", 20, 10, None),
+        ("prefill", 30, 80, None),
+        ("encode", 50, 20, 0),
+    ]
+    assert body.id == "http"
+
+
+def test_a_request_that_is_given_to_another_engine_begins_again() -> None:
+    asked = account("a")
+    asked.note("identify", 1.0, 1.004)
+    asked.note_begun(begun(MADE))
+    asked.note_tokens(1, 0, 1.1)
+    asked.note_end("error")
+    asked.begin_again()
+    asked.note_begun(begun(MediaStory("device")))
+    assert asked.note_tokens(1, 0, 1.3) is None
+    body = asked.describe()
+    assert [each.stage for each in body.stages] == ["identify", "wait", "prefill"]
+    assert (body.status, body.completion_tokens, work_of(body)) == ("running", 1, (0, 0, 0, 0))
+
+
+def test_the_header_and_the_log_sum_stages_and_name_who_answered() -> None:
+    asked = account("a", "b")
+    asked.note_begun(begun(MADE, MediaStory("host", 1.02, 1.025)))
+    told = 'wait;dur=10.000, load;dur=5.000, encode;dur=20.000, prefill;dur=80.000, media0;desc="nobody", '
+    assert tell_in_header([asked]) == told + 'media1;desc="encoder.host"'
+    pictures = "pictures: 1 from nobody, 1 from encoder (host)"
+    assert tell_in_log([asked]) == f"{pictures}; ms: wait 10.0, load 5.0, encode 20.0, prefill 80.0"
+    assert tell_in_log([account()]) == tell_in_header([account()]) == ""
+
+
+def test_what_an_observer_counts_of_a_request() -> None:
+    counters, exported = Counters(), list[RequestAccount]()
+    observer, asked = RequestObserver(counters, export=exported.append), account()
+    asked.note_begun(begun())
+    observer.note_tokens(asked, 1, 16, 1.2)
+    observer.note_tokens(asked, 2, 16, 1.25)
+    observer.note_end(asked, "stop")
+    numbers = counters.numbers()
+    assert [numbers[slot] for slot in (PROMPT_TOKENS, ANSWER_TOKENS, ENDS["stop"], ENDS["abort"])] == [300, 3, 1, 0]
+    sums = [numbers[slot + 14] for slot in (FIRST_TOKEN, NEXT_TOKEN, STAGE["prefill"], STAGE["generate"])]
+    assert sums == pytest.approx([0.2, 0.05, 0.08, 0.05])
+    assert exported == [asked]
+    assert asked.describe().cached_tokens == 16
+
+
+def test_accounts_of_all_frontends_are_read_the_last_first(tmp_path: Path) -> None:
+    rings = [AccountRing.open(tmp_path, f"frontend-{rank}") for rank in range(2)]
+    for number in range(NUM_SLOTS + 3):
+        rings[number % 2].put(account("a", request_id=str(number)).describe())
+    assert [each.id for each in read_rings(tmp_path)] == [str(number) for number in reversed(range(NUM_SLOTS + 3))]
+
+
+def test_a_successor_goes_on_behind_the_last_account_and_writes_over_the_oldest(tmp_path: Path) -> None:
+    for first in (0, NUM_SLOTS - 2):
+        ring = AccountRing.open(tmp_path, "frontend-0")
+        for number in range(first, first + NUM_SLOTS - 2):
+            ring.put(account(request_id=str(number)).describe())
+    last = 2 * NUM_SLOTS - 5
+    assert [int(each.id) for each in read_rings(tmp_path)] == list(range(last, last - NUM_SLOTS, -1))
+
+
+def test_a_request_of_very_many_pictures_is_told_in_part(tmp_path: Path) -> None:
+    ring, asked = AccountRing(), account(*(f"{number:064}" for number in range(100)))
+    asked.note_begun(begun(*[MADE] * 100))
+    ring.put(asked.describe())
+    [read] = read_accounts([ring.content()])
+    assert 0 < len(read.media) < 100
+    assert read.work["encoded"] == 100
+
+
+def test_what_is_just_being_written_is_not_read() -> None:
+    ring = AccountRing()
+    ring.put(account(request_id="whole").describe())
+    ring.put(account(request_id="torn").describe())
+    content = bytearray(ring.content())
+    content[SLOT_BYTES + 20] = 0xFF
+    assert [each.id for each in read_accounts([bytes(content)])] == ["whole"]

@@ -1,0 +1,45 @@
+"""The dashboard for Grafana asks for nothing that is not served."""
+
+import json
+import re
+from pathlib import Path
+
+from keepsight.observe.totals import Family, Totals
+
+DASHBOARD = json.loads((Path(__file__).parents[2] / "docs" / "grafana.json").read_text())
+EXPRESSIONS = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+
+
+def served() -> dict[str, set[str]]:
+    """Label names by series name; memory, whose series are the processes that run, is that of one."""
+    totals = Totals(memory={"engine": 1})
+    return {name: labels for family in totals.families() for name, labels in _series_of(family)}
+
+
+def _series_of(family: Family) -> list[tuple[str, set[str]]]:
+    labels = {name for each in family.series for name, _ in each}
+    if family.kind != "histogram":
+        return [(family.name, labels)]
+    return [
+        (f"{family.name}_bucket", {*labels, "le"}),
+        (f"{family.name}_sum", labels),
+        (f"{family.name}_count", labels),
+    ]
+
+
+def test_every_metric_that_it_asks_for_is_served() -> None:
+    asked = {name for each in EXPRESSIONS for name in re.findall(r"keepsight_\w+", each)}
+    assert len(asked) > 20
+    assert asked <= served().keys()
+
+
+def test_every_label_that_it_groups_by_is_there() -> None:
+    for expression in EXPRESSIONS:
+        labels = set[str]().union(*(served()[name] for name in re.findall(r"keepsight_\w+", expression)))
+        for group in re.findall(r"by \(([^)]*)\)", expression):
+            assert set(group.split(", ")) <= labels, expression
+
+
+def test_the_documentation_names_every_metric() -> None:
+    documented = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    assert [family.name for family in Totals().families() if f"`{family.name}`" not in documented] == []
