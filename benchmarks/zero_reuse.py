@@ -3,8 +3,8 @@
     PYTHONPATH=. python benchmarks/zero_reuse.py --model FOLDER [--rounds 5]
 
 Two engines in one process, of which one computes at a time; both get the same requests, no picture and no text of which
-came before.  Off means no prefix caching, and caches of size 0.  Who begins changes with every round.  Where a machine is
-noisy these ratios are too, so what the engine's loop does beside the model, caches included, is timed by itself as well.
+came before.  Off means no prefix caching, and caches of size 0.  Who begins changes with every round.  Where a machine
+is noisy these ratios are too, so what the engine's loop does beside the model, caches included, is timed by itself too.
 """
 
 import argparse
