@@ -1,0 +1,48 @@
+"""A real `keepsight serve`: the second request about a picture does nothing again, and says so."""
+
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.drawn import ask, by_url, draw
+
+WORK = ("decoded", "preprocessed", "transferred", "encoded")
+
+
+@pytest.fixture(scope="module")
+def url(server_port: int) -> str:
+    return f"http://127.0.0.1:{server_port}"
+
+
+def work_done(url: str) -> dict[str, float]:
+    families = text_string_to_metric_families(httpx.get(f"{url}/metrics").text)
+    samples = {sample.name: sample.value for family in families for sample in family.samples}
+    return {work: samples[f"keepsight_media_{work}_total"] for work in WORK}
+
+
+def account_of(url: str, messages: Any) -> dict[str, Any]:
+    body = {"messages": messages, "max_tokens": 3, "keepsight": {"account": True}}
+    response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    [account] = response.json()["keepsight"]["accounts"]
+    assert isinstance(account, dict)
+    return account
+
+
+def test_a_known_picture_is_neither_decoded_nor_encoded_again_until_the_caches_are_reset(url: str) -> None:
+    picture = by_url(draw(4711).picture)
+    before = work_done(url)
+    first, second = account_of(url, ask(picture, "What is this?")), account_of(url, ask(picture, "How many?"))
+    assert first["work"] == dict.fromkeys(WORK, 1)
+    assert second["work"] == dict.fromkeys(WORK, 0)
+    assert first["media"][0]["answered_by"] == "nobody"
+    assert second["media"][0]["answered_by"] in ("encoder", "prefix")
+    assert {"decode", "resize", "transfer", "encode"} <= set(second["media"][0]["skipped"])
+    assert work_done(url) == {work: count + 1 for work, count in before.items()}
+    for cache in ("prefix", "encoder", "mm"):
+        assert httpx.post(f"{url}/reset_{cache}_cache").status_code == 200
+    assert account_of(url, ask(picture, "And now?"))["work"] == dict.fromkeys(WORK, 1)
+    assert work_done(url) == {work: count + 2 for work, count in before.items()}
+    told = httpx.get(f"{url}/debug/requests/{second['id']}").json()["data"]
+    assert [each["id"] for each in told] == [second["id"]]
