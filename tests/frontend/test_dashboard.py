@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
+from tests.drawn import ask, by_url, draw
 from tests.frontend.test_page import PATIENCE_MS, browser, gather_complaints, url
 from tests.names import name_of
 
@@ -63,6 +64,7 @@ class Server:
     def __init__(self) -> None:
         self.state: dict[str, Any] = copy.deepcopy(STATE)
         self.pins: set[str] | None = {name_of(2)}
+        self.order = (1, 2)
         self.key: str | None = None
         self.asked: list[str] = []
 
@@ -82,7 +84,7 @@ class Server:
         if self.pins is None:
             route.fulfill(status=404, json={"error": {"message": "Not Found"}})
         elif path == "pictures":
-            names = map(name_of, (1, 2))
+            names = map(name_of, self.order)
             held = [{"media_hash": each, "num_bytes": MIB, "is_pinned": each in self.pins} for each in names]
             route.fulfill(json={"data": held})
         elif path.endswith("/pin"):
@@ -215,6 +217,7 @@ def test_a_picture_is_pinned_and_a_cache_cleared_by_the_keyboard_alone(shown: Pa
     first, second = (f"Pin picture {name_of(number)[:8]}" for number in (1, 2))
     clear = [f"Clear the {each} cache" for each in ("processor", "encoder", "prefix")]
     assert reached == ["Chat", *clear, first, second]
+    server.order = (2, 1)  # a pin is a use
     shown.keyboard.press("Enter")
     expect(shown.get_by_role("status")).to_have_text("Not pinned any more.")
     expect(shown.get_by_role("button", name=second)).to_have_attribute("aria-pressed", "false")
@@ -280,3 +283,25 @@ def test_it_is_dark_where_the_reader_likes_it_dark(shown: Page) -> None:
         shown.emulate_media(color_scheme=scheme)
         colours.append(shown.evaluate("getComputedStyle(document.querySelector('article')).backgroundColor"))
     assert colours == ["rgb(255, 255, 255)", "rgb(33, 31, 29)"]
+
+
+def test_a_real_server_fills_and_the_second_request_about_a_picture_is_spared_most_stages(
+    browser: Browser, url: str
+) -> None:
+    drawn = draw(4711)
+    with browser.new_context(viewport={"width": PHONE, "height": 800}) as context:
+        page = context.new_page()
+        page.goto(url + "dashboard")
+        held = cache(page, "Encoder cache").locator("small").first
+        expect(held).to_be_visible()
+        before = held.text_content()
+        for found_in, kind in (("made anew", ""), ("encoder cache", "skipped")):
+            messages = ask(by_url(drawn.picture), drawn.questions[0].text)
+            answer = page.request.post(url + "v1/chat/completions", data={"messages": messages, "max_tokens": 2})
+            page.request.post(url + "reset_prefix_cache")
+            newest = page.locator(f"#requests > li[data-name^='{answer.headers['x-request-id']} ']")
+            expect(newest).to_contain_text(f"1 picture: {found_in}")
+            newest.locator("summary").click()
+            for name in ("decode", "resize", "encode"):
+                expect(stage(newest, name)).to_have_class(kind)
+        expect(held).not_to_have_text(before or "")

@@ -7,8 +7,16 @@ const sights = new Map(); // media hash: the URL of a thumbnail that was fetched
 export function drawPictures(held, { look, pin }) {
   at("held").hidden = false;
   at("none-held").hidden = held.length > 0;
-  keep(at("pictures"), held, (each) => each.media_hash, (each) => createPicture(each, look, pin), updatePicture);
+  const create = (each) => createPicture(each, look, pin);
+  keep(at("pictures"), newInFront(held), (each) => each.media_hash, create, updatePicture);
   forgetOthers(new Set(held.map((each) => each.media_hash)));
+}
+
+// Using one makes it the first; here it stays where it is, under the hand that is about to press its button.
+function newInFront(held) {
+  const places = new Map([...at("pictures").children].map((child, place) => [child.dataset.name, place]));
+  const placeOf = (each) => places.get(each.media_hash) ?? -1;
+  return [...held].sort((one, other) => placeOf(one) - placeOf(other));
 }
 
 function createPicture({ media_hash: name, num_bytes: size }, look, pin) {
