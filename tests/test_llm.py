@@ -15,6 +15,7 @@ from PIL import Image
 
 from keepsight import LLM, SamplingParams
 from keepsight.errors import InvalidArgumentError, RequestFailedError, UnreadablePictureError, UnsupportedFieldError
+from keepsight.observe.metric_values import Counter
 from keepsight.outputs import RequestOutput
 from keepsight.scheduling.step_plan import StepPlan, StepResult
 from tests.drawn import Drawn, ask, by_object, by_url, draw, list_question, to_png
@@ -139,6 +140,26 @@ def test_the_demo_answers_questions_about_a_drawn_picture_rightly(llm: LLM, seed
     outputs = llm.chat([ask(by_object(drawn.picture), text) for text in asked], GREEDY, use_tqdm=False)
     assert dict(zip(asked, map(text_of, outputs), strict=True)) == asked
     assert {output.outputs[0].finish_reason for output in outputs} == {"stop"}
+
+
+def test_metrics_tell_what_was_done_and_what_was_spared(llm: LLM) -> None:
+    def counted() -> dict[str, float]:
+        found = {each.name: each for each in llm.get_metrics() if each.labels in ({}, {"modality": "image"})}
+        names = ("media_decoded_total", "media_encoded_total", "generation_tokens_total")
+        values = (found[f"keepsight_{name}"] for name in names)
+        return {each.name: each.value for each in values if isinstance(each, Counter)}
+
+    picture, before = by_object(draw(4712).picture), list(counted().values())
+    for question in ("What is this?", "How many?"):
+        llm.chat(ask(picture, question), SamplingParams(max_tokens=2, ignore_eos=True))
+    assert [now - then for now, then in zip(counted().values(), before, strict=True)] == [1, 1, 4]
+    [hits] = (
+        each
+        for each in llm.get_metrics()
+        if dict(each.labels).get("tier") == "device" and "_hits" in each.name and each.labels["cache"] == "encoder"
+    )
+    assert isinstance(hits, Counter)
+    assert hits.value >= 1
 
 
 def test_the_demo_tells_several_pictures_apart_in_their_order(llm: LLM) -> None:

@@ -18,6 +18,8 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     allowed_origins: tuple[str, ...] = ()
     # The path that a proxy takes away before it passes a request on.
     root_path: str = ""
+    # Where spans of requests are sent, by OTLP over HTTP.
+    otlp_traces_endpoint: str | None = None
     # Administrators may see the pictures that are held.
     dashboard_thumbnails: bool = False
     ssl_certfile: str | None = None

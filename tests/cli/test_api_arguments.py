@@ -73,6 +73,7 @@ def test_keys_come_from_the_environment_unless_a_flag_has_some(monkeypatch: pyte
         ("--allowed-origins a.example", "--allowed-origins"),
         ("--allowed-origins https://a.example/", "--allowed-origins"),
         ("--ssl-keyfile k.pem", "--ssl-keyfile"),
+        ("--otlp-traces-endpoint collector:4318", "--otlp-traces-endpoint"),
         ("--ssl-certfile missing.pem", "--ssl-certfile"),
         (f"--ssl-certfile {__file__}", "--ssl-certfile"),
     ],

@@ -109,7 +109,7 @@ def test_the_header_and_the_log_sum_stages_and_name_who_answered() -> None:
     asked.note_begun(begun(MADE, MediaStory("host", 1.02, 1.025)))
     told = 'wait;dur=10.000, load;dur=5.000, encode;dur=20.000, prefill;dur=80.000, media0;desc="nobody", '
     assert tell_in_header([asked]) == told + 'media1;desc="encoder.host"'
-    pictures = "pictures: 1 from nobody, 1 from encoder (host)"
+    pictures = "pictures: 1 made, 1 from encoder (host)"
     assert tell_in_log([asked]) == f"{pictures}; ms: wait 10.0, load 5.0, encode 20.0, prefill 80.0"
     assert tell_in_log([account()]) == tell_in_header([account()]) == ""
 

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import ssl
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,11 @@ def _add_http(group: Any) -> None:
         "--dashboard-thumbnails",
         action="store_true",
         help="administrators see at /dashboard what pictures the processor cache holds",
+    )
+    group.add_argument(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="where each request is told as OpenTelemetry spans, by OTLP over HTTP; needs the extra 'otel'",
     )
     group.add_argument("--ssl-certfile", metavar="FILE", help="certificates, in PEM: speak HTTPS")
     group.add_argument("--ssl-keyfile", metavar="FILE", help="their private key, if it is not with them")
@@ -118,6 +124,7 @@ def api_settings_from(arguments: argparse.Namespace) -> ApiSettings:
         allowed_origins=tuple(arguments.allowed_origins),
         root_path=arguments.root_path.rstrip("/"),
         dashboard_thumbnails=arguments.dashboard_thumbnails,
+        otlp_traces_endpoint=_check_traces(arguments.otlp_traces_endpoint),
         ssl_certfile=_absolute(arguments.ssl_certfile),
         ssl_keyfile=_absolute(arguments.ssl_keyfile),
         ssl_keyfile_password=arguments.ssl_keyfile_password,
@@ -186,3 +193,17 @@ def _check_certificate(settings: ApiSettings) -> None:
         context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile, password or "")
     except OSError as error:  # ssl.SSLError is one
         raise InvalidArgumentError("--ssl-certfile", f"cannot be read: {error}") from error
+
+
+def _check_traces(endpoint: str | None) -> str | None:
+    if endpoint is None:
+        return None
+    if not re.match(r"https?://", endpoint):
+        raise InvalidArgumentError("--otlp-traces-endpoint", f"must be an http or https URL, not {endpoint!r}")
+    try:
+        is_there = find_spec("opentelemetry.exporter.otlp.proto.http") and find_spec("opentelemetry.sdk")
+    except ModuleNotFoundError:
+        is_there = None
+    if not is_there:
+        raise InvalidArgumentError("--otlp-traces-endpoint", "needs OpenTelemetry: pip install 'keepsight[otel]'")
+    return endpoint

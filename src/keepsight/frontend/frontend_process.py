@@ -10,6 +10,7 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -45,6 +46,9 @@ from keepsight.observe.counters import Counters
 from keepsight.observe.request_observer import RequestObserver
 from keepsight.observe.server_view import ServerView
 
+if TYPE_CHECKING:
+    from keepsight.observe.export_spans import SpanExport
+
 logger = logging.getLogger(__name__)
 
 
@@ -65,7 +69,9 @@ class FrontendProcess:
         pool = MediaPool(num_workers, self._cache, self._workers.make, config.verify_hits, counters)
         self._view = ServerView.of_server(self._run_directory, pool.common_sizes)
         ring = AccountRing.open(self._run_directory, name)
-        self._client = EngineClient(pool, RequestObserver(counters, ring))
+        self._spans = _open_span_export(start.api.otlp_traces_endpoint)
+        export = self._spans.export if self._spans is not None else None
+        self._client = EngineClient(pool, RequestObserver(counters, ring, export))
         self._links = [
             EngineLink(self._client, start.frontend_id, partial(self._take_welcome, rank), rank)
             for rank in range(start.num_engines)
@@ -98,6 +104,8 @@ class FrontendProcess:
         self._workers.close()
         self._client.close()
         self._preparer.close()
+        if self._spans is not None:
+            self._spans.close()
 
     def act_on(self, message: ToProcess) -> None:
         match message:
@@ -134,6 +142,15 @@ class FrontendProcess:
         if self._server is not None:
             self._server.should_exit = True
         self._may_go_on.set()
+
+
+def _open_span_export(endpoint: str | None) -> "SpanExport | None":
+    if endpoint is None:
+        return None
+    # An extra, which need not be installed.
+    from keepsight.observe.export_spans import SpanExport
+
+    return SpanExport.to_endpoint(endpoint)
 
 
 def main(control: ProcessEnd) -> int:

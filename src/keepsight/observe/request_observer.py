@@ -23,7 +23,7 @@ class RequestObserver:
         self,
         counters: Counters | None = None,
         ring: AccountRing | None = None,
-        export: Callable[[RequestAccount], object] = lambda _: None,
+        export: Callable[[RequestAccount], object] | None = None,
     ) -> None:
         self.counters, self._ring, self._export = counters or Counters(), ring, export
         self._lock = threading.Lock()
@@ -47,4 +47,5 @@ class RequestObserver:
                 self.counters.observe(STAGE[span.stage], span.seconds)
             if self._ring is not None:
                 self._ring.put(account.describe())
-        self._export(account)
+        if self._export is not None:
+            self._export(account)

@@ -9,7 +9,7 @@ from keepsight.observe.account import RequestAccount
 def tell_in_log(accounts: Sequence[RequestAccount]) -> str:
     """Empty where there is nothing to tell."""
     answers = Counter(answer for each in accounts for answer in each.answers())
-    pictures = ", ".join(f"{count} from {_name(*answer)}" for answer, count in answers.items())
+    pictures = ", ".join(f"{count} {_name(*answer)}" for answer, count in answers.items())
     seconds = _sum_stages(accounts)
     stages = ", ".join(f"{stage} {spent * 1e3:.1f}" for stage, spent in seconds.items())
     return "; ".join([*([f"pictures: {pictures}"] if pictures else []), *([f"ms: {stages}"] if stages else [])])
@@ -33,4 +33,6 @@ def _sum_stages(accounts: Sequence[RequestAccount]) -> Counter[str]:
 
 
 def _name(answered_by: str, tier: str | None) -> str:
-    return f"{answered_by} ({tier})" if answered_by == "encoder" else answered_by
+    if answered_by == "nobody":
+        return "made"
+    return f"from {answered_by} ({tier})" if answered_by == "encoder" else f"from {answered_by}"

@@ -1,0 +1,81 @@
+"""Each request's account as spans of OpenTelemetry, sent to whoever collects them.
+
+Needs the extra `otel`, and is imported only where an endpoint was named.  A request that came with a `traceparent`
+header goes on with its caller's trace.  Spans are sent from a thread of the SDK's own.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Tracer, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace import SpanKind, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from keepsight.observe.account import RequestAccount, Span
+
+SERVICE = "keepsight"
+Value = str | int
+
+
+class SpanExport:
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._provider = TracerProvider(resource=Resource.create({"service.name": SERVICE}), shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer: Tracer = self._provider.get_tracer(SERVICE)  # type: ignore[assignment]
+
+    @classmethod
+    def to_endpoint(cls, url: str) -> "SpanExport":
+        """By OTLP over HTTP."""
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        return cls(OTLPSpanExporter(url))
+
+    def export(self, account: RequestAccount) -> None:
+        """Of a request that has ended."""
+        # From the clock of moments to that of the day.
+        to_ns = _clock_difference()
+        caller = {} if account.trace_parent is None else {"traceparent": account.trace_parent}
+        context = TraceContextTextMapPropagator().extract(caller)
+        whole = self._tracer.start_span(
+            "request", context, SpanKind.SERVER, _attributes_of(account), start_time=to_ns(account.began)
+        )
+        inside = set_span_in_context(whole, context)
+        for span in account.spans:
+            part = self._tracer.start_span(
+                span.stage, inside, attributes=_attributes_of_stage(account, span), start_time=to_ns(span.began)
+            )
+            part.end(to_ns(span.ended))
+        whole.end(to_ns(account.ended))
+
+    def close(self) -> None:
+        """What waits is sent."""
+        self._provider.shutdown()
+
+
+def _clock_difference() -> Callable[[float], int]:
+    difference = time.time_ns() - time.monotonic_ns()
+    return lambda moment: difference + int(moment * 1e9)
+
+
+def _attributes_of(account: RequestAccount) -> Mapping[str, Value]:
+    body = account.describe()
+    media = {
+        f"keepsight.media.{index}.{name}": value
+        for index, item in enumerate(body.media)
+        for name, value in (("answered_by", item.answered_by), ("tier", item.tier), ("hash", item.media_hash))
+        if value is not None
+    }
+    return {
+        "gen_ai.response.id": body.id,
+        "gen_ai.response.finish_reasons": body.status,
+        "gen_ai.usage.input_tokens": body.prompt_tokens,
+        "gen_ai.usage.output_tokens": body.completion_tokens,
+        "keepsight.cached_tokens": body.cached_tokens,
+        **media,
+    }
+
+
+def _attributes_of_stage(account: RequestAccount, span: Span) -> Mapping[str, Value]:
+    return {} if span.item is None else {"keepsight.media_hash": account.media[span.item][0]}

@@ -1,0 +1,36 @@
+"""A request as OpenTelemetry sees it, by the SDK's own exporter in memory."""
+
+import time
+
+import pytest
+
+from keepsight.observe.account import RequestAccount
+from keepsight.requests import MediaStory, RequestBegun
+
+memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+CALLER = "b7ad6b7169203331"
+
+
+def test_a_request_is_a_span_of_its_caller_s_trace_and_its_stages_are_inside() -> None:
+    from keepsight.observe.export_spans import SpanExport
+
+    collected = memory.InMemorySpanExporter()
+    export = SpanExport(collected)
+    now = time.monotonic()
+    asked = RequestAccount("r", [("hash", 256)], 300, began=now - 1)
+    asked.name("mine", now - 1, f"00-{TRACE}-{CALLER}-01")
+    asked.note_begun(RequestBegun("r", now - 0.9, now - 0.8, now - 0.5, (MediaStory("disk", now - 0.75, now - 0.7),)))
+    asked.note_end("stop")
+    export.export(asked)
+    export.close()
+    *stages, whole = collected.get_finished_spans()
+    assert [each.name for each in (*stages, whole)] == ["wait", "load", "prefill", "request"]
+    assert f"{whole.context.trace_id:032x}" == TRACE
+    assert f"{whole.parent.span_id:016x}" == CALLER
+    assert {each.parent.span_id for each in stages} == {whole.context.span_id}
+    assert whole.attributes["keepsight.media.0.answered_by"] == "encoder"
+    assert whole.attributes["keepsight.media.0.tier"] == "disk"
+    assert stages[1].attributes["keepsight.media_hash"] == "hash"
+    assert (stages[1].end_time - stages[1].start_time) / 1e6 == pytest.approx(50, abs=0.1)
+    assert whole.start_time / 1e9 == pytest.approx(time.time() - 1, abs=0.5)
