@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from keepsight.observe.catalogue import RESTARTED
+from keepsight.observe.totals import Totals
+
 FAKE = Path(__file__).parent / "fake_process.py"
 PATIENCE = 20  # seconds
 SUPERVISE = """
@@ -77,6 +80,10 @@ class Stage:
         self._socket.settimeout(PATIENCE)
         self._actors: list[Actor] = []
         self._supervisor: subprocess.Popen[bytes] | None = None
+
+    def num_restarted(self, kind: str) -> float:
+        """As the metrics tell it."""
+        return Totals.of_server(self.path).numbers[RESTARTED[kind]]
 
     def start(self, num_frontends: int = 1, shutdown_seconds: float = 60, num_engines: int = 1) -> list[Actor]:
         """The engines, then the frontends, each in the order of their ranks."""
@@ -177,6 +184,7 @@ def test_a_lost_engine_is_replaced_and_the_frontends_are_told(stage: Stage) -> N
     assert frontend.hear() == {"type": "EngineReady", "endpoint": successor.start["endpoint"], "rank": 0}
     stage.wait_for_log(rf"engine-1 \(pid {engine.pid}\) was killed by SIGKILL; another is started")
     stage.wait_for_log(rf"engine-2 \(pid {successor.pid}\) is ready")
+    assert [stage.num_restarted(kind) for kind in ("engine", "frontend")] == [1, 0]
 
 
 def test_a_lost_frontend_is_replaced_under_another_name_and_the_engine_is_told(stage: Stage) -> None:
@@ -187,6 +195,7 @@ def test_a_lost_frontend_is_replaced_under_another_name_and_the_engine_is_told(s
     assert successor.start["frontend_id"] == "frontend-2"
     assert successor.hear() == {"type": "EngineReady", "endpoint": engine.start["endpoint"], "rank": 0}
     stage.wait_for_log(rf"frontend-1 \(pid {frontend.pid}\) ended with status 3; another is started")
+    assert [stage.num_restarted(kind) for kind in ("engine", "frontend")] == [0, 1]
 
 
 def test_of_several_engines_one_that_is_lost_is_replaced_at_its_rank_while_the_others_go_on(stage: Stage) -> None:

@@ -257,8 +257,8 @@ class Supervisor:
             self._tell_all("engine", FrontendLost(child.name))
         self._num_failed_starts[child.kind, child.rank] += not child.is_ready
         if self._num_failed_starts[child.kind, child.rank] < MAX_FAILED_STARTS:
-            logger.error("%s; another is started", child.tell_end())
             self._counters.add(RESTARTED[child.kind])
+            logger.error("%s; another is started", child.tell_end())
             start = self._start_engine if child.kind == "engine" else self._start_frontend
             start(child.rank)
         elif others := self._of_kind(child.kind):
