@@ -15,10 +15,13 @@ import pytest
 from keepsight.frontend.make_pixels import MakePixels, PictureJob
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixel_cache import LocalCache, PixelCache, StoreCache
+from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.shared_store import SharedStore
 from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.observe.account import RequestAccount
+from keepsight.observe.catalogue import PROCESSOR
+from keepsight.observe.counters import Counters
 from keepsight.requests import Pixels
 
 SOON = 20  # seconds, for what takes milliseconds
@@ -479,6 +482,25 @@ def test_a_pool_that_is_closed_holds_nothing(studio: Studio) -> None:
         assert kept[0]() is not None
     gc.collect()
     assert kept[0]() is None
+
+
+def test_what_an_engine_found_by_itself_saved_what_making_it_took(studio: Studio) -> None:
+    class ByJob(FakePrepared):
+        def pixels_of(self, media_hashes: Collection[str], make: MakePixels = PictureJob.run) -> dict[str, Pixels]:
+            return make(PictureJob(b"", "", dict.fromkeys(media_hashes), ImageProcessorConfig()))
+
+    studio.door.set()
+    counters = Counters()
+    pool = MediaPool(1, LocalCache(9 * BYTES), lambda job: studio.work(job.parts), counters=counters)
+    asker = Asker(pool, studio, "0")
+    asker.prepared = ByJob("0", studio, account=RequestAccount("0", [("a", 1)], 1))
+    asker.ask("a").await_heard(1)
+    pool.note_spared(1)
+    once = counters.numbers()[PROCESSOR.saved_seconds]
+    pool.note_spared(2)
+    assert counters.numbers()[PROCESSOR.saved_seconds] == pytest.approx(3 * once)
+    assert once > 0
+    pool.close()
 
 
 def test_a_checked_hit_is_made_again_and_served_as_it_was_made(studio: Studio) -> None:

@@ -44,6 +44,14 @@ def test_every_reference_leads_somewhere(client: Client) -> None:
     check(document)
 
 
+def test_pictures_are_described_where_they_are_shown(client: Client) -> None:
+    assert "/debug/pictures" not in describe(client)["paths"]
+    client.settings = ApiSettings(dashboard_thumbnails=True)
+    paths = describe(client)["paths"]
+    assert paths["/debug/pictures/{media_hash}/pin"].keys() == {"post", "delete"}
+    assert "403" in paths["/debug/pictures"]["get"]["responses"]
+
+
 @pytest.mark.parametrize("schema", ["ChatRequest", "CompletionRequest", "TokenizeRequest"])
 def test_fields_that_are_not_served_allow_only_what_asks_for_nothing(client: Client, schema: str) -> None:
     fields = describe(client)["components"]["schemas"][schema]["properties"]

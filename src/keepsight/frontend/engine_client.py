@@ -138,6 +138,7 @@ class EngineClient:
                 case RequestBegun(request_id):
                     if caller := self._callers.get(request_id):
                         caller.account.note_begun(output)
+                        self._media_pool.note_spared(sum(item.were_kept for item in output.media))
                 case RequestFailed(request_id, message, is_refusal):
                     heard[request_id].append(RequestFailedError(message, is_refusal=is_refusal))
                 case MediaNeeded(request_id, media_hashes, inline):

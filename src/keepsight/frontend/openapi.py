@@ -13,6 +13,7 @@ from keepsight.frontend.chat_response import ChatCompletion, ChatCompletionChunk
 from keepsight.frontend.completion_request import CompletionRequest
 from keepsight.frontend.completion_response import Completion
 from keepsight.frontend.decode_body import refused_fields
+from keepsight.frontend.held_pictures import HeldList
 from keepsight.frontend.media_api import DEFAULT_PAGE, MAX_PAGE, DeletedMedia, MediaObject, MediaPage
 from keepsight.frontend.media_handles import DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS
 from keepsight.frontend.metrics_api import AccountList, ServerState
@@ -39,6 +40,7 @@ ANSWERS = (
     MediaObject,
     MediaPage,
     DeletedMedia,
+    HeldList,
     ServerState,
     AccountList,
 )
@@ -132,6 +134,7 @@ STATUSES = {
     403: "Not for this caller.",
     404: "Nothing is here, or the model is not served.",
     408: "The rest of the body did not come.",
+    409: "That cannot be promised now.",
     413: "The body or a picture is too large.",
     415: "The body comes in a form that is not read here.",
     429: "So many pictures are being downloaded that there is no room for more: try again.",
@@ -144,7 +147,8 @@ STATUSES = {
 def describe_api(settings: ApiSettings, *, has_uploads: bool = False) -> Json:
     schemas = _schemas()
     paths: dict[str, Json] = {}
-    for path, method, operation in (*_operations(), *(_media_operations() if has_uploads else ())):
+    shown = _picture_operations() if settings.dashboard_thumbnails else ()
+    for path, method, operation in (*_operations(), *(_media_operations() if has_uploads else ()), *shown):
         paths.setdefault(path, {})[method] = _close(path, operation, settings)
     document: Json = {
         "openapi": "3.1.0",
@@ -192,6 +196,22 @@ def _media_operations() -> Sequence[tuple[str, str, Json]]:
             | {"requestBody": {"content": _json_content(_options())}},
         ),
     )
+
+
+def _picture_operations() -> Sequence[tuple[str, str, Json]]:
+    one = "/debug/pictures/{media_hash}"
+    named = {"parameters": [{"name": "media_hash", "in": "path", "required": True, "schema": {"type": "string"}}]}
+    pinned = _json_content({"type": "object", "properties": {"is_pinned": {"type": "boolean"}}})
+    return (
+        _get("/debug/pictures", "What the processor cache holds, the last used first.", _refer(HeldList)),
+        (one, "get", named | _answer_with("One of them, small.", {"image/jpeg": {"schema": BINARY}}, 404)),
+        (f"{one}/pin", "post", named | _answer_with("Keeps it for an hour.", pinned, 409)),
+        (f"{one}/pin", "delete", named | _answer_with("Lets it go.", pinned)),
+    )
+
+
+def _answer_with(summary: str, content: Json, *failures: int) -> Json:
+    return {"summary": summary, "responses": _responses(content, failures)}
 
 
 def _upload() -> tuple[str, str, Json]:
