@@ -90,7 +90,7 @@ class EngineLoop:
         result = self._runner.run(plan)
         outputs: Sequence[FromEngine] = self._scheduler.update(plan, result)
         if self._meter is not None:
-            outputs = [*self._meter.note_step(plan, result, outputs, time.monotonic() - began), *outputs]
+            outputs = [*self._meter.note_step(plan, result, time.monotonic() - began), *outputs]
         self._send([*outputs, *self._take_hints()])
         # With nothing begun and nothing heard, the next plan would be as empty.
         has_answers = self._tiers is not None and self._tiers.has_answers

@@ -6,7 +6,7 @@ loop falls asleep: whoever reads them after an answer finds that answer counted.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from keepsight.engine.embedding_tiers import EmbeddingTiers
@@ -24,12 +24,9 @@ from keepsight.observe.counters import Counters
 from keepsight.observe.mean_cost import MeanCost
 from keepsight.requests import (
     EngineRequest,
-    FromEngine,
     MediaStory,
     RequestBegun,
-    RequestFailed,
     TierStatus,
-    TokenOutput,
 )
 from keepsight.scheduling.embedding_loads import Load
 from keepsight.scheduling.request_state import Begun
@@ -77,7 +74,7 @@ class EngineMeter:
     ) -> None:
         self._counters, self._scheduler, self._bytes_per_block = counters, scheduler, bytes_per_block
         self._source, self._tiers, self.clock = source, tiers, clock
-        self._copied_at = 0.0
+        self._copied_at, self._num_sequences = 0.0, 0
         self._num_device_hits = self._num_hit_tokens = 0
         self._encoding, self._prompt_token = MeanCost(), MeanCost()
         # By request; by media hash: when pixels came, and whether from the engine's own keeping; by encoder key.
@@ -122,18 +119,17 @@ class EngineMeter:
         self._counters.add(ENCODER[tier].hits)
         self._counters.add(ENCODER[tier].saved_seconds, seconds_to_make)
 
-    def note_step(
-        self, plan: StepPlan, result: StepResult, outputs: Sequence[FromEngine], seconds: float
-    ) -> list[RequestBegun]:
-        """What is to be sent before the outputs; `seconds`: what the step took to compute."""
+    def note_step(self, plan: StepPlan, result: StepResult, seconds: float) -> list[RequestBegun]:
+        """What is to be sent before the step's outputs; `seconds`: what it took to compute."""
         now = self.clock()
         if plan.new:
             self._note_begun(plan, now - seconds, seconds)
         for key, spent in result.encode_seconds.items():
             self._note_encoded(key, spent, now)
         stories = [self._tell(begun, now) for begun in self._scheduler.take_begun()]
-        if now - self._copied_at > SECONDS or any(map(_is_end, outputs)) or (plan.is_empty and result.is_empty):
-            self._copied_at = now
+        has_changed = self._num_sequences != self._scheduler.num_sequences
+        if has_changed or now - self._copied_at > SECONDS or (plan.is_empty and result.is_empty):
+            self._copied_at, self._num_sequences = now, self._scheduler.num_sequences
             self._copy()
         return stories
 
@@ -221,7 +217,3 @@ def _set_size(counters: Counters, slots: CacheSlots, num_bytes: int, max_bytes: 
     counters.set(slots.num_bytes, num_bytes)
     counters.set(slots.budget_bytes, max_bytes)
     counters.set(slots.entries, num_entries)
-
-
-def _is_end(output: FromEngine) -> bool:
-    return isinstance(output, RequestFailed) or (isinstance(output, TokenOutput) and output.finish_reason is not None)

@@ -147,6 +147,10 @@ class Scheduler:
         return taken
 
     @property
+    def num_sequences(self) -> int:
+        return len(self._states)
+
+    @property
     def num_running(self) -> int:
         return len(self._lineup.running)
 
