@@ -237,7 +237,7 @@ def create_app(
     if pixel_cache is not None and settings.dashboard_thumbnails:
         media_routes += HeldPictures(pixel_cache).routes
     app = Starlette(
-        routes=[*_routes(api), *media_routes, *MetricsApi(view, engine.list_tiers).routes, *page_routes()],
+        routes=[*_routes(api), *media_routes, *MetricsApi(view, engine).routes, *page_routes()],
         middleware=_middleware(settings),
         exception_handlers={
             AnsweredError: _refuse,

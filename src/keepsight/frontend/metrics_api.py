@@ -3,7 +3,7 @@
 Whichever frontend is asked tells of all of them.  Nothing is asked of an engine: what is told lies in memory already.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.answer import Engine
 from keepsight.frontend.error_response import json_response
 from keepsight.observe.account import AccountBody
 from keepsight.observe.catalogue import CACHES, DECODED, ENCODED, FETCHED, PREPROCESSED, TRANSFERRED, CacheSlots
@@ -66,8 +67,8 @@ class AccountList(msgspec.Struct, frozen=True):
 
 
 class MetricsApi:
-    def __init__(self, view: ServerView, list_tiers: Callable[[], Tiers]) -> None:
-        self._view, self._list_tiers = view, list_tiers
+    def __init__(self, view: ServerView, engine: Engine) -> None:
+        self._view, self._engine = view, engine
 
     @property
     def routes(self) -> list[Route]:
@@ -85,7 +86,7 @@ class MetricsApi:
         totals, accounts = self._view.read_totals(), self._view.read_accounts()
         return json_response(
             ServerState(
-                caches=list(_describe_caches(totals, self._list_tiers())),
+                caches=list(_describe_caches(totals, self._engine.list_tiers())),
                 media=_describe_work(totals),
                 memory=dict(totals.memory),
                 requests=accounts[: _read_limit(http)],
