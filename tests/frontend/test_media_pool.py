@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,14 +15,18 @@ import pytest
 from keepsight.frontend.make_pixels import MakePixels, PictureJob
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixel_cache import LocalCache, PixelCache, StoreCache
+from keepsight.frontend.prepare_request import PreparedRequest
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.shared_store import SharedStore
 from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.observe.account import RequestAccount
-from keepsight.observe.catalogue import PROCESSOR
+from keepsight.observe.catalogue import DECODED, PREPROCESSED, PROCESSOR
 from keepsight.observe.counters import Counters
 from keepsight.requests import Pixels
+from keepsight.testing import pixels_like
+from tests.made_up_request import MadeUpRequest
+from tests.scheduling.drive import make_request
 
 SOON = 20  # seconds, for what takes milliseconds
 BYTES = 3  # of one picture here
@@ -610,3 +614,38 @@ def test_what_was_made_is_learned_before_anyone_has_it_and_what_was_held_is_not(
         assert learned_when_heard == [["a"]]
         assert second.ask("a").await_heard(1) == ["a"]
         assert second.prepared.learned == []
+
+
+def test_what_is_looked_for_found_and_driven_out_is_counted(studio: Studio) -> None:
+    studio.door.set()
+    counters = Counters()
+    pool = MediaPool(1, LocalCache(2 * BYTES), counters=counters)
+    try:
+        for number, media_hash in enumerate(("a", "a", "b", "c")):
+            Asker(pool, studio, str(number)).ask(media_hash).await_heard(1)
+    finally:
+        pool.close()
+    slots = (PROCESSOR.queries, PROCESSOR.hits, PROCESSOR.evictions, DECODED, PREPROCESSED)
+    assert [counters.numbers()[slot] for slot in slots] == [4, 1, 1, 3, 3]
+    assert [counters.numbers()[slot] for slot in (PROCESSOR.entries, PROCESSOR.num_bytes)] == [2, 2 * BYTES]
+
+
+@pytest.mark.parametrize("told", [(0.0, 0.0), (-1.0, 0.0), (1e9, 0.0), (0.0, float("nan"))])
+def test_what_a_worker_says_of_its_times_is_believed_only_within_what_passed(told: tuple[float, float]) -> None:
+    @dataclass
+    class Prepared(MadeUpRequest):
+        def pixels_of(self, media_hashes: Collection[str], make: MakePixels = PictureJob.run) -> dict[str, Pixels]:
+            return make(PictureJob(b"", "picture", dict.fromkeys(media_hashes), ImageProcessorConfig()))
+
+    def make(job: PictureJob) -> dict[str, Pixels]:
+        job.note_times(*told)
+        return {media_hash: pixels_like(media_hash) for media_hash in job.parts}
+
+    asked, arrived = Prepared(make_request("r", "a")), threading.Event()
+    pool, began = MediaPool(1, make_pixels=make), time.monotonic()
+    pool.make(cast(PreparedRequest, asked), ["a"], lambda *_: arrived.set(), break_down)
+    assert arrived.wait(SOON)
+    pool.close()
+    decode, resize = asked.account.spans
+    assert (decode.stage, resize.stage) == ("decode", "resize")
+    assert began <= decode.began <= decode.ended == resize.began <= resize.ended <= time.monotonic()

@@ -243,3 +243,14 @@ def test_cleared_nothing_is_known() -> None:
         assert bench.origin.asked == [(URL, False)] * 2
 
     run(test)
+
+
+def test_whoever_watches_is_told_of_each_download_and_of_nothing_that_was_spared() -> None:
+    async def run() -> int:
+        bench, told = Bench(), list[None]()
+        bench.cache.on_fetched = lambda: told.append(None)
+        for _ in range(3):
+            await bench.get()
+        return len(told)
+
+    assert asyncio.run(run()) == 1
