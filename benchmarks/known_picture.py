@@ -26,10 +26,10 @@ from typing import Any
 from blake3 import blake3
 
 from benchmarks.preprocess import encode, photograph
-from benchmarks.processes import descendants
 from keepsight.frontend.chat_request import parse_chat_request
 from keepsight.frontend.read_data_url import read_data_url
 from keepsight.frontend.read_header import read_header
+from keepsight.observe.process_memory import with_descendants
 
 START_SECONDS = 120
 PROGRAMS = {"engine_process": "engine", "frontend_process": "frontend", "media_worker": "workers"}
@@ -91,7 +91,7 @@ def wait_for_port(log: Path) -> int:
 def processor_ms(server: int) -> dict[str, float]:
     """Of each kind of process, since it began."""
     total = dict.fromkeys(PROGRAMS.values(), 0.0)
-    for pid in descendants(server):
+    for pid in {*with_descendants(server)} - {server}:
         with suppress(OSError):
             program = Path(f"/proc/{pid}/cmdline").read_text()
             kind = next(kind for name, kind in PROGRAMS.items() if f".{name}\0" in program)

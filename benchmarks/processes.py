@@ -4,23 +4,9 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from keepsight.observe.process_memory import with_descendants
+
 _TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def descendants(pid: int) -> list[int]:
-    """Of any of its threads."""
-    children: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(OSError):
-            children += map(int, (task / "children").read_text().split())
-    return [each for child in children for each in (child, *_if_it_lives(child))]
-
-
-def _if_it_lives(pid: int) -> list[int]:
-    try:
-        return descendants(pid)
-    except OSError:
-        return []
 
 
 def proportional_mib(pid: int) -> float:
@@ -31,7 +17,7 @@ def proportional_mib(pid: int) -> float:
 
 def family_mib(pid: int) -> float:
     total = 0.0
-    for each in (pid, *descendants(pid)):
+    for each in with_descendants(pid):
         with suppress(OSError):
             total += proportional_mib(each)
     return total
@@ -39,7 +25,7 @@ def family_mib(pid: int) -> float:
 
 def family_processor_seconds(pid: int) -> float:
     total = 0
-    for each in (pid, *descendants(pid)):
+    for each in with_descendants(pid):
         with suppress(OSError):
             # Behind the name, which is in parentheses and may hold anything.
             fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()

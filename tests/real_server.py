@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from keepsight.observe.process_memory import with_descendants
+
 LONGEST_START_SECONDS = 120
 LONGEST_END_SECONDS = 60
 
@@ -23,7 +25,7 @@ class RealServer:
 
     def memory_bytes(self) -> int:
         """Of all its processes; what they share is counted once."""
-        return sum(map(_proportional_bytes, _with_descendants(self.pid)))
+        return sum(map(_proportional_bytes, with_descendants(self.pid)))
 
 
 @contextmanager
@@ -47,17 +49,6 @@ def _wait_for_url(process: "subprocess.Popen[bytes]", log: Path) -> str:
             return found[1]
         time.sleep(0.1)
     raise SystemExit(f"the server did not start:\n{log.read_text()}")
-
-
-def _with_descendants(pid: int) -> Iterator[int]:
-    yield pid
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            own = children.read_text().split()
-        except OSError:  # it has just ended
-            continue
-        for child in own:
-            yield from _with_descendants(int(child))
 
 
 def _proportional_bytes(pid: int) -> int:

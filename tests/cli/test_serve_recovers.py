@@ -16,6 +16,7 @@ import openai
 import pytest
 
 from keepsight.ipc.run_directory import RunDirectory
+from keepsight.observe.process_memory import with_descendants
 from tests.cli.test_serve import END_SECONDS, START_SECONDS, answer, complete, serving
 from tests.drawn import Drawn, ask, by_url, draw
 
@@ -113,7 +114,7 @@ def test_a_killed_supervisor_leaves_no_process_and_the_next_start_no_file(
         other = Server(process, port, log)
         with other.client() as client:
             assert answer(client, ask(by_url(drawn.picture), drawn.questions[0].text)) == drawn.description
-        directory, pids = other.run_directory, descendants(process.pid)
+        directory, pids = other.run_directory, {*with_descendants(process.pid)} - {process.pid}
         assert len(pids) >= 3
         handles = [os.pidfd_open(pid) for pid in pids]
         process.kill()
@@ -142,8 +143,3 @@ def test_a_signal_to_end_lets_a_running_answer_finish(server: Server) -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", server.port), timeout=5)
     assert "Traceback" not in server.log.read_text()
-
-
-def descendants(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [each for child in map(int, children) for each in (child, *descendants(child))]
