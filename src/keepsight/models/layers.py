@@ -67,14 +67,26 @@ def linear_gelu(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(hidden, weight, bias, "gelu", [], "tanh")  # type: ignore[no-any-return]
 
 
+def linear_as_fused(hidden: Tensor, weight: Tensor) -> Tensor:
+    """Beside one with GELU.  Where the weight lies in rows, 16 to 64 tokens take a half of the time of torch's own."""
+    return torch.ops.mkldnn._linear_pointwise(hidden, weight, None, "none", [], "")  # type: ignore[no-any-return]
+
+
 class Linear(nn.Module):
     """One matrix product for one or several named projections of the same input, stacked."""
 
-    def __init__(self, place: Placement, in_features: int, outputs: Mapping[str, int], *, bias: bool) -> None:
+    def __init__(
+        self, place: Placement, in_features: int, outputs: Mapping[str, int], *, bias: bool, is_activated: bool = False
+    ) -> None:
+        """`is_activated`: its product may be fused with what follows it."""
         super().__init__()
         self.outputs = dict(outputs)
         total = sum(outputs.values())
-        self.weight = empty_parameter(place, total, in_features)
+        if place.device.type == "cpu" and place.dtype is torch.float32 and not is_activated:
+            # In columns: for 4 to 32 rows MKL takes a half to a quarter of the time, for others the same.
+            self.weight = nn.Parameter(empty_parameter(place, in_features, total).t(), requires_grad=False)
+        else:
+            self.weight = empty_parameter(place, total, in_features)
         self.bias = empty_parameter(place, total) if bias else None
 
     def forward(self, hidden: Tensor) -> Tensor:
