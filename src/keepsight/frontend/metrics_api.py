@@ -1,11 +1,13 @@
 """What a server tells of itself: `/metrics` for Prometheus, and for administrators its state and its last requests.
 
-Whichever frontend is asked tells of all of them.  Nothing is asked of an engine: what is told lies in memory already.
+Whichever frontend is asked tells of all of them.  Nothing is asked of an engine: what is told lies in files in
+memory, which are read off the event loop.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -80,10 +82,12 @@ class MetricsApi:
         ]
 
     async def metrics(self, _http: Request) -> Response:
-        return Response(write_prometheus(self._view.read_totals()), headers={"content-type": CONTENT_TYPE})
+        totals = await run_in_threadpool(self._view.read_totals)
+        return Response(write_prometheus(totals), headers={"content-type": CONTENT_TYPE})
 
     async def state(self, http: Request) -> Response:
-        totals, accounts = self._view.read_totals(), self._view.read_accounts()
+        totals = await run_in_threadpool(self._view.read_totals)
+        accounts = await run_in_threadpool(self._view.read_accounts)
         return json_response(
             ServerState(
                 caches=list(_describe_caches(totals, self._engine.list_tiers())),
@@ -94,12 +98,14 @@ class MetricsApi:
         )
 
     async def requests(self, http: Request) -> Response:
-        return json_response(AccountList(self._view.read_accounts()[: _read_limit(http)]))
+        limit, accounts = _read_limit(http), await run_in_threadpool(self._view.read_accounts)
+        return json_response(AccountList(accounts[:limit]))
 
     async def request(self, http: Request) -> Response:
         """A request may have several prompts, each with an account of its own."""
         request_id = http.path_params["id"]
-        found = [account for account in self._view.read_accounts() if account.id == request_id]
+        accounts = await run_in_threadpool(self._view.read_accounts)
+        found = [account for account in accounts if account.id == request_id]
         if not found:
             raise HTTPException(404, f"no request {request_id!r} is among the last that have ended")
         return json_response(AccountList(found))
