@@ -16,7 +16,7 @@ Refused = Annotated[Any, msgspec.Meta(description="Not supported: only what asks
 MAX_SHOWN_CHARACTERS = 80
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.?(?P<at>.*)`)?", re.DOTALL)
 _MISSING_FIELD = re.compile(r"Object missing required field `(?P<name>.*?)`(?: - at `\$\.?(?P<at>.*)`)?", re.DOTALL)
-_AT_PATH = re.compile(r"(?P<message>.*) - at `\$\.?(?P<path>.*)`", re.DOTALL)
+AT_PATH = re.compile(r"(?P<message>.*) - at `\$\.?(?P<path>.*)`", re.DOTALL)
 
 
 class BodyDecoder(Generic[Body]):
@@ -39,7 +39,7 @@ class BodyDecoder(Generic[Body]):
             self._refuse_unknown(unknown["name"], unknown["at"] or "")
         if missing := _MISSING_FIELD.fullmatch(message):
             raise InvalidArgumentError(_join(missing["at"] or "", missing["name"]), "is required")
-        if placed := _AT_PATH.fullmatch(message):
+        if placed := AT_PATH.fullmatch(message):
             raise InvalidArgumentError(placed["path"] or "body", placed["message"])
         raise InvalidArgumentError("body", message)
 

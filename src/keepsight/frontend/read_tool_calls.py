@@ -1,13 +1,11 @@
 """Calls of tools that an earlier answer made: as OpenAI's clients send them back, and as chat templates want them."""
 
-import re
 from typing import Any, Literal
 
 import msgspec
 
 from keepsight.errors import InvalidArgumentError
-
-_AT_PATH = re.compile(r"(?P<message>.*) - at `\$(?P<path>.*)`", re.DOTALL)
+from keepsight.frontend.decode_body import AT_PATH
 
 
 class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,7 +24,7 @@ def read_tool_calls(value: object, field: str) -> list[dict[str, Any]]:
     try:
         calls = msgspec.convert(value, list[ToolCall])
     except msgspec.ValidationError as error:
-        placed = _AT_PATH.fullmatch(str(error))
+        placed = AT_PATH.fullmatch(str(error))
         path, message = (placed["path"], placed["message"]) if placed else ("", str(error))
         raise InvalidArgumentError(field + path, message) from error
     return [_as_shown(call, f"{field}[{index}]") for index, call in enumerate(calls)]
