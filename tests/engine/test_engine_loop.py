@@ -80,7 +80,11 @@ class Parts:
         request_id = self.waiting.get(media_hash)
         return None if request_id is None else MediaNeeded(request_id, (media_hash,), inline=True)
 
-    def note_kept_pixels(self, kept: Sequence[str], dropped: Sequence[str]) -> None:
+    @property
+    def kept(self) -> "Parts":
+        return self
+
+    def note_pixels(self, kept: Sequence[str], dropped: Sequence[str]) -> None:
         if kept or dropped:
             self.story.append(("kept", kept, dropped))
 

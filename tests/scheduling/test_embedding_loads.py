@@ -156,9 +156,9 @@ def test_after_a_reset_nothing_that_was_loaded_before_is_used() -> None:
 
 def test_media_of_entries_in_tiers_are_held() -> None:
     drive = tiered_drive()
-    drive.scheduler.note_kept_embeddings(["cat", "cat", "dog"], [])
+    drive.scheduler.kept.note_embeddings(["cat", "cat", "dog"], [])
     drive.step()
     assert drive.believed == {"cat", "dog"}
-    drive.scheduler.note_kept_embeddings([], ["cat", "dog"])
+    drive.scheduler.kept.note_embeddings([], ["cat", "dog"])
     drive.step()
     assert drive.believed == {"cat"}

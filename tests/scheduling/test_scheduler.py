@@ -458,10 +458,10 @@ def test_without_caches_nothing_is_ever_held() -> None:
 def test_pixels_that_are_kept_beside_count_too_however_often_they_are_told_of() -> None:
     drive = Drive(make_config(shares_embeddings=False, caches_prefixes=False))
     for _ in range(2):
-        drive.scheduler.note_kept_pixels(["cat", "dog"], [])
+        drive.scheduler.kept.note_pixels(["cat", "dog"], [])
     drive.step()
     assert drive.believed == {"cat", "dog"}
     for _ in range(2):
-        drive.scheduler.note_kept_pixels([], ["cat", "owl"])
+        drive.scheduler.kept.note_pixels([], ["cat", "owl"])
     drive.step()
     assert drive.believed == {"dog"}

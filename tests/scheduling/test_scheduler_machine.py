@@ -125,7 +125,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(kept=st.sets(st.sampled_from(PICTURES)), dropped=st.sets(st.sampled_from(PICTURES)))
     def keep_pixels_beside(self, kept: set[str], dropped: set[str]) -> None:
-        self.drive.scheduler.note_kept_pixels(sorted(kept - dropped), sorted(dropped))
+        self.drive.scheduler.kept.note_pixels(sorted(kept - dropped), sorted(dropped))
         self.kept = (self.kept - dropped) | (kept - dropped)
 
     @rule()

@@ -177,9 +177,9 @@ class EngineLoop:
         return replace(needed, media_hashes=tuple(each for each, pixels in found.items() if pixels is None))
 
     def _take_hints(self) -> Sequence[FromEngine]:
-        self._scheduler.note_kept_pixels(*self._source.take_changes())
+        self._scheduler.kept.note_pixels(*self._source.take_changes())
         if self._tiers is not None:
-            self._scheduler.note_kept_embeddings(*self._tiers.take_changes())
+            self._scheduler.kept.note_embeddings(*self._tiers.take_changes())
         hints = self._scheduler.take_hints()
         if self._has_new_listener:
             self._has_new_listener = False

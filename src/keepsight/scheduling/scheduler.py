@@ -5,15 +5,16 @@ choice) and taken back in its reverse, so the first sequence of that order alway
 """
 
 import itertools
-from collections import Counter
 from collections.abc import Iterable
 
 from keepsight.engine_config import EngineConfig, SchedulerConfig
 from keepsight.requests import EngineRequest, MediaDropped, MediaHeld, MediaNeeded, RequestFailed, TokenOutput
 from keepsight.scheduling.admit_request import make_states, why_never
+from keepsight.scheduling.cut_piece import is_worth_a_step, ready_end, whole_items_end
 from keepsight.scheduling.embedding_loads import Load
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
 from keepsight.scheduling.holdings import Holdings
+from keepsight.scheduling.kept_beside import KeptBeside
 from keepsight.scheduling.kv_cache_manager import KvCacheManager, PrefixHit
 from keepsight.scheduling.lineup import Lineup, last_of
 from keepsight.scheduling.media_claims import MediaClaims
@@ -26,8 +27,6 @@ TOKENS_AHEAD = 128
 MAX_USAGE_TO_TAKE_AHEAD = 0.5
 # Streams wait for encodings only while others can still be seated, and while pages are at hand for them.
 MAX_USAGE_WHILE_STREAMS_WAIT = 0.8
-# A shorter piece of text before a picture that is not ready is not worth a step of its own.
-MIN_TEXT_BEFORE_MEDIA = 32
 
 
 class Scheduler:
@@ -39,10 +38,7 @@ class Scheduler:
         self.holdings = Holdings()
         self.kv_cache = KvCacheManager(config.kv_cache, self.holdings)
         self.media = MediaClaims(config, EncoderCacheManager(config.encoder_cache, self.holdings))
-        # Media whose pixels lie in a cache of the engine's.
-        self._kept_pixels: set[str] = set()
-        # Media of embeddings that lie in tiers, once for each entry.
-        self._kept_embeddings: Counter[str] = Counter()
+        self.kept = KeptBeside(self.holdings)
         self._states: dict[SequenceId, RequestState] = {}
         self._choices: dict[str, list[RequestState]] = {}  # live ones of each request
         self._lineup = Lineup()
@@ -100,26 +96,6 @@ class Scheduler:
             if state.parked_for in (ParkedFor.TIERS, ParkedFor.ENCODER):
                 self._lineup.unpark(state)
         return is_found and askers is not None
-
-    def note_kept_embeddings(self, kept: Iterable[str], dropped: Iterable[str]) -> None:
-        """Of what media an entry came into the tiers, and of what media one went that had come."""
-        for media_hash in kept:
-            self._kept_embeddings[media_hash] += 1
-            self.holdings.add(media_hash)
-        for media_hash in dropped:
-            self._kept_embeddings[media_hash] -= 1
-            self.holdings.remove(media_hash)
-
-    def note_kept_pixels(self, kept: Iterable[str], dropped: Iterable[str]) -> None:
-        """What a cache of pixels beside the scheduler keeps now, and keeps no more."""
-        for media_hash in dropped:
-            if media_hash in self._kept_pixels:
-                self._kept_pixels.remove(media_hash)
-                self.holdings.remove(media_hash)
-        for media_hash in kept:
-            if media_hash not in self._kept_pixels:
-                self._kept_pixels.add(media_hash)
-                self.holdings.add(media_hash)
 
     def reset(self, *, prefix: bool, encoder: bool) -> None:
         if prefix:
@@ -295,43 +271,21 @@ class Scheduler:
     def _next_piece(self, state: RequestState, start: int, draft: StepDraft) -> Piece | None:
         """Of a prompt that is computed up to `start`; None: it was parked."""
         lacks = self.media.claim(state, state.first_item_after(start), self._take_embeddings_from_later)
-        ready_end = self._ready_end(state, start)
-        if not self._is_worth_a_step(state, start, ready_end):
-            self._lineup.park(state, self._reason(state, ready_end, lacks))
+        most = ready_end(state, start, self.media)
+        if not is_worth_a_step(state, start, most):
+            self._lineup.park(state, self._reason(state, most, lacks))
             return None
-        joins = draft.joins(ready_end - start)
+        joins = draft.joins(most - start)
         if not joins and not draft.beside_tokens_left:
             self._lineup.park(state, ParkedFor.LANE)
             return None
-        end = min(ready_end, start + draft.tokens_left(joins=joins))
-        return Piece(self._whole_items_end(state, start, end), joins)
-
-    def _ready_end(self, state: RequestState, start: int) -> int:
-        """Up to where the embeddings are held."""
-        for index in range(state.first_item_after(start), len(state.media)):
-            if not self.media.is_ready(state, index):
-                return max(start, state.media[index].span.start)
-        return state.num_tokens
-
-    def _is_worth_a_step(self, state: RequestState, start: int, ready_end: int) -> bool:
-        if ready_end == state.num_tokens or ready_end - start >= MIN_TEXT_BEFORE_MEDIA:
-            return True
-        if ready_end == start:
-            return False
-        first_item = state.first_item_after(start)
-        # Embeddings that are held must be used, or nobody else gets their room.
-        return state.media[first_item].span.start < ready_end
+        end = min(most, start + draft.tokens_left(joins=joins))
+        return Piece(end if self.config.cuts_pictures else whole_items_end(state, start, end), joins)
 
     def _reason(self, state: RequestState, ready_end: int, lacks: ParkedFor | None) -> ParkedFor:
         first_unready = state.first_item_after(ready_end)
         is_being_encoded = first_unready in state.claimed_items
         return ParkedFor.ENCODER if is_being_encoded or lacks is None else lacks
-
-    def _whole_items_end(self, state: RequestState, start: int, end: int) -> int:
-        if self.config.cuts_pictures:
-            return end
-        cut = next((item.span for item in state.media if item.span.is_cut_by(end)), None)
-        return end if cut is None else max(start, cut.start)
 
     def _plan_prompt(
         self, state: RequestState, piece: Piece, first_block: int, added: tuple[int, ...], draft: StepDraft
@@ -476,8 +430,7 @@ class Scheduler:
         assert sum(map(len, self._choices.values())) == len(self._states)
         self._check_managers(itertools.chain(self._states.values(), self._leaving.values()))
         caches = (self.kv_cache.held_media(), self.media.encoder_cache.held_media())
-        beside = (self._kept_pixels, self._kept_embeddings.elements())
-        self.holdings.check_invariants(itertools.chain(*caches, *beside))
+        self.holdings.check_invariants(itertools.chain(*caches, self.kept.held_media()))
 
     def _check_managers(self, states: Iterable[RequestState]) -> None:
         live = list(states)

@@ -1,0 +1,31 @@
+"""Where a piece of a prompt may end: before media that are not ready, not amid an item, and not too soon."""
+
+from keepsight.scheduling.media_claims import MediaClaims
+from keepsight.scheduling.request_state import RequestState
+
+# A shorter piece of text before a picture that is not ready is not worth a step of its own.
+MIN_TEXT_BEFORE_MEDIA = 32
+
+
+def ready_end(state: RequestState, start: int, media: MediaClaims) -> int:
+    """Up to where the embeddings are held."""
+    for index in range(state.first_item_after(start), len(state.media)):
+        if not media.is_ready(state, index):
+            return max(start, state.media[index].span.start)
+    return state.num_tokens
+
+
+def is_worth_a_step(state: RequestState, start: int, end: int) -> bool:
+    if end == state.num_tokens or end - start >= MIN_TEXT_BEFORE_MEDIA:
+        return True
+    if end == start:
+        return False
+    first_item = state.first_item_after(start)
+    # Embeddings that are held must be used, or nobody else gets their room.
+    return state.media[first_item].span.start < end
+
+
+def whole_items_end(state: RequestState, start: int, end: int) -> int:
+    """The last place up to `end` that cuts no item."""
+    cut = next((item.span for item in state.media if item.span.is_cut_by(end)), None)
+    return end if cut is None else max(start, cut.start)

@@ -1,0 +1,44 @@
+"""What other parts of the engine keep of media, as they tell: pixels in its cache, embeddings in tiers.
+
+Invariant: each thing that is kept is counted among the holdings once.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from keepsight.scheduling.holdings import Holdings
+
+
+class KeptBeside:
+    def __init__(self, holdings: Holdings) -> None:
+        self._holdings = holdings
+        self._pixels: set[str] = set()
+        # One media item may have several entries.
+        self._embeddings: Counter[str] = Counter()
+
+    def note_pixels(self, kept: Iterable[str], dropped: Iterable[str]) -> None:
+        """What the cache of pixels keeps now, and keeps no more; either may be told again."""
+        for media_hash in dropped:
+            if media_hash in self._pixels:
+                self._pixels.remove(media_hash)
+                self._holdings.remove(media_hash)
+        for media_hash in kept:
+            if media_hash not in self._pixels:
+                self._pixels.add(media_hash)
+                self._holdings.add(media_hash)
+
+    def note_embeddings(self, kept: Iterable[str], dropped: Iterable[str]) -> None:
+        """Of what media an entry came into the tiers, and of what media one went that had come."""
+        for media_hash in kept:
+            self._embeddings[media_hash] += 1
+            self._holdings.add(media_hash)
+        for media_hash in dropped:
+            self._embeddings[media_hash] -= 1
+            if not self._embeddings[media_hash]:
+                del self._embeddings[media_hash]
+            self._holdings.remove(media_hash)
+
+    def held_media(self) -> Iterator[str]:
+        """Once for each thing that is kept."""
+        yield from self._pixels
+        yield from self._embeddings.elements()
