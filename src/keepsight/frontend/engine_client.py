@@ -113,8 +113,7 @@ class EngineClient:
                 self._media_pool.forget(caller.request_id)
             lost = [caller for caller in theirs if caller.has_begun or caller.num_lost_engines >= MAX_LOST_ENGINES]
             for caller in lost:
-                caller.reason_of_end = "error"
-                self._take_out(caller.request_id)
+                self._take_out(caller.request_id, "error")
             others = [caller for caller in theirs if caller.request_id in self._callers]
             making = [(caller, self._send_request(caller)) for caller in others]
         self._deliver([(caller, [EngineLostError(reason)]) for caller in lost])
@@ -313,7 +312,8 @@ class EngineClient:
         if not caller.unfinished:
             self._take_out(caller.request_id)
 
-    def _take_out(self, request_id: str) -> _Caller | None:
+    def _take_out(self, request_id: str, reason: str | None = None) -> _Caller | None:
+        """`reason`: how it ends, if that is not known by what it heard."""
         with self._lock:
             caller = self._callers.pop(request_id, None)
             if caller is None:
@@ -321,15 +321,12 @@ class EngineClient:
             if caller.engine is not None:
                 caller.engine.note_ended(request_id)
         self._media_pool.forget(request_id)
-        self._observer.note_end(caller.account, caller.reason_of_end)
+        self._observer.note_end(caller.account, reason or caller.reason_of_end)
         return caller
 
     def _fail(self, callers: Iterable[_Caller], reason: str) -> None:
         """Each with an error of its own: raised by many, one would gather the frames of them all."""
-        callers = list(callers)
-        for caller in callers:
-            caller.reason_of_end = "error"
-        lost = [caller for caller in callers if self._take_out(caller.request_id) is not None]
+        lost = [caller for caller in callers if self._take_out(caller.request_id, "error") is not None]
         self._deliver([(caller, [EngineLostError(reason)]) for caller in lost])
 
     # Media ----------------------------------------------------------------------------------------------------
