@@ -17,7 +17,6 @@ from keepsight.observe.catalogue import (
     PREFIX,
     PROCESSOR,
     TRANSFERRED,
-    CacheSlots,
     slot_of,
 )
 from keepsight.observe.counters import Counters
@@ -177,7 +176,7 @@ class EngineMeter:
         self._copy_prefixes()
         self._copy_embeddings()
         if (size := self._source.size()) is not None:
-            _set_size(counters, PROCESSOR, size.num_bytes, size.max_bytes, size.num_entries)
+            counters.set_all(PROCESSOR.sizes(size.num_bytes, size.max_bytes, size.num_entries))
             counters.follow(PROCESSOR.evictions, size.num_evictions)
 
     def _copy_prefixes(self) -> None:
@@ -188,7 +187,7 @@ class EngineMeter:
         counters.follow(PREFIX.hits, kv.num_hit_tokens)
         counters.follow(PREFIX.evictions, kv.num_evicted_blocks)
         found = kv.num_findable_blocks
-        _set_size(counters, PREFIX, found * per_block, kv.num_blocks * per_block, found)
+        counters.set_all(PREFIX.sizes(found * per_block, kv.num_blocks * per_block, found))
         counters.add(PREFIX.saved_seconds, (kv.num_hit_tokens - self._num_hit_tokens) * self._prompt_token.seconds)
         self._num_hit_tokens = kv.num_hit_tokens
 
@@ -197,7 +196,7 @@ class EngineMeter:
         counters.follow(slots.queries, cache.num_queries)
         counters.follow(slots.hits, cache.num_hits)
         counters.follow(slots.evictions, cache.num_evictions)
-        _set_size(counters, slots, cache.num_bytes, cache.max_bytes, cache.num_entries)
+        counters.set_all(slots.sizes(cache.num_bytes, cache.max_bytes, cache.num_entries))
         counters.add(slots.saved_seconds, (cache.num_hits - self._num_device_hits) * self._encoding.seconds)
         self._num_device_hits = cache.num_hits
 
@@ -208,12 +207,6 @@ class EngineMeter:
         status = () if self._tiers is None else self._tiers.status()
         for tier in status:
             slots = ENCODER[tier.name]
-            _set_size(self._counters, slots, tier.num_bytes, tier.max_bytes or 0, tier.num_entries)
+            self._counters.set_all(slots.sizes(tier.num_bytes, tier.max_bytes or 0, tier.num_entries))
             self._counters.follow(slots.evictions, tier.num_evictions)
         return status
-
-
-def _set_size(counters: Counters, slots: CacheSlots, num_bytes: int, max_bytes: int, num_entries: int) -> None:
-    counters.set(slots.num_bytes, num_bytes)
-    counters.set(slots.budget_bytes, max_bytes)
-    counters.set(slots.entries, num_entries)

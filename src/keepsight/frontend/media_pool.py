@@ -236,8 +236,7 @@ class MediaPool:
     def _note_size(self) -> None:
         self._counters.follow(PROCESSOR.evictions, self._cache.num_evictions)
         if not self._cache.is_common:
-            for slot, value in _slots_of(self._cache.size()).items():
-                self._counters.set(slot, value)
+            self._counters.set_all(_slots_of(self._cache.size()))
 
     def common_sizes(self) -> dict[int, float]:
         """By slot, of a cache that all processes have together: none of them tells of it by itself."""
@@ -284,13 +283,7 @@ class MediaPool:
 
 
 def _slots_of(size: CacheSize | None) -> dict[int, float]:
-    if size is None:
-        return {}
-    return {
-        PROCESSOR.num_bytes: size.num_bytes,
-        PROCESSOR.budget_bytes: size.max_bytes,
-        PROCESSOR.entries: size.num_entries,
-    }
+    return {} if size is None else PROCESSOR.sizes(size.num_bytes, size.max_bytes, size.num_entries)
 
 
 def _call(callback: Callable[..., None], *arguments: object) -> None:

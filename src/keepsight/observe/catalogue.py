@@ -126,6 +126,10 @@ class CacheSlots:
         held = ("bytes", "budget_bytes", "entries")
         return cls(*(slot_of(f"cache_{name}", *labels) for name in (*counted, *held)))
 
+    def sizes(self, num_bytes: float, budget_bytes: float, entries: float) -> dict[int, float]:
+        """By slot."""
+        return {self.num_bytes: num_bytes, self.budget_bytes: budget_bytes, self.entries: entries}
+
 
 PROCESSOR = CacheSlots.of("processor", "host")
 PREFIX = CacheSlots.of("prefix", "device")

@@ -9,7 +9,7 @@ import logging
 import mmap
 import os
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -47,6 +47,10 @@ class Counters:
     def set(self, slot: int, value: float) -> None:
         """Of a gauge."""
         self._numbers[slot] = value
+
+    def set_all(self, values: Mapping[int, float]) -> None:
+        for slot, value in values.items():
+            self.set(slot, value)
 
     def follow(self, slot: int, value: float) -> None:
         """Of what somebody else in this process counts from 0 on."""
