@@ -29,6 +29,7 @@ from keepsight.frontend.pan_and_scan import plan_crops
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.read_header import read_header
 from keepsight.image_processor_config import ImageProcessorConfig
+from keepsight.observe.process_memory import children_of
 from keepsight.requests import CarriedPixels, Pixels
 from keepsight.sampling_params import SamplingParams
 from tests.drawn import ask, to_data_url
@@ -124,9 +125,8 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def children_of_ours() -> set[str]:
-    tasks = Path("/proc/self/task").iterdir()
-    return {pid for task in tasks for pid in (task / "children").read_text().split()}
+def children_of_ours() -> set[int]:
+    return set(children_of(os.getpid()))
 
 
 def await_that(is_so: Callable[[], bool]) -> None:

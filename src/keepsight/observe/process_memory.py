@@ -15,10 +15,15 @@ def resident_bytes(pid: int) -> int:
 
 def with_descendants(pid: int) -> Iterator[int]:
     yield pid
+    for child in children_of(pid):
+        yield from with_descendants(child)
+
+
+def children_of(pid: int) -> Iterator[int]:
+    """Whichever of its threads started them."""
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             own = children.read_text().split()
         except OSError:  # it has just ended
             continue
-        for child in own:
-            yield from with_descendants(int(child))
+        yield from map(int, own)
