@@ -3,7 +3,7 @@
 A file is written aside and gets its name when it is whole; it is never changed.  It need not be synced: what a power
 failure tears fails its checksum, is a miss, and is removed.  The ledger tells the bytes of all files, those being
 written too; whoever adds or removes one does so under its lock.  Invariant: these bytes never exceed `max_bytes`,
-whoever is killed wherever, and nobody but their owner can read them.
+whoever is killed wherever, and nobody but their owner can read them; what is pinned is never what goes for others.
 """
 
 import fcntl
@@ -23,6 +23,7 @@ from pathlib import Path
 from keepsight.errors import TierError
 from keepsight.ipc.record_lock import opened, try_lock
 from keepsight.tiers.entry_format import HEADER_BYTES, DamagedEntryError, pack_header, read_entry, read_seconds
+from keepsight.tiers.pins import PinFolder, Sparing
 from keepsight.tiers.policies import POLICIES
 from keepsight.tiers.tier import OnDrop, StoredArray, TierStats, ignore_drop
 
@@ -60,7 +61,8 @@ class DiskTier:
         self._entries, self._aside = directory / "entries", directory / "aside"
         # What is known of the files: may be outdated where others share them.
         self._lock = threading.Lock()
-        self._policy_name, self._policy = policy, POLICIES[policy](max_bytes)
+        self._policy, self._pins = Sparing(POLICIES[policy](max_bytes)), PinFolder(directory)
+        self._is_full_of_pins = False
         self._sizes: dict[str, int] = {}
         self._last_uses: dict[str, int] = {}
         # Over the ledger's descriptor: threads of one process would share its lock.
@@ -138,7 +140,8 @@ class DiskTier:
         with self._changing():
             if (self._entries / key).exists():
                 return True
-            self._make_room(_occupied(num_bytes))
+            if not self._make_room(_occupied(num_bytes)):
+                return False
             aside, descriptor = self._reserve(num_bytes)
         try:
             _write(descriptor, header, array.payload)
@@ -184,6 +187,7 @@ class DiskTier:
         with self._lock:
             assert len(self._policy) == len(self._sizes) == len(self._last_uses)
             assert all(key in self._policy and key in self._last_uses for key in self._sizes)
+            self._policy.check_invariants()
 
     # The folder -----------------------------------------------------------------------------------------------
 
@@ -231,19 +235,38 @@ class DiskTier:
                     num_bytes = self._known_bytes = self._read_ledger()[0]
                     self._write_ledger(num_bytes, is_changing=False)
 
-    def _make_room(self, num_bytes: int) -> None:
-        if self._read_ledger()[0] + num_bytes <= self._max_bytes:
-            return
+    def _make_room(self, num_bytes: int) -> bool:
+        """False: what would have to go is pinned."""
+        if self._has_room(num_bytes):
+            return True
+        goal = num_bytes
         # Nothing but this process's own knowledge is needed while nobody else adds.
         if self._read_ledger()[0] != sum(self._sizes.values()):
             self._count()
-            num_bytes = min(self._max_bytes, num_bytes + self._max_bytes // _SLACK)
-        while self._read_ledger()[0] + num_bytes > self._max_bytes:
-            key = self._choose()
-            if key is None:
-                raise TierError(f"{self._directory} is full of what is being written")
+            goal = min(self._max_bytes, num_bytes + self._max_bytes // _SLACK)
+        with self._lock:
+            self._policy.spare(self._pins.list())
+        while not self._has_room(goal) and (key := self._choose()) is not None:
             self._remove(key)
             self._num_evictions += 1
+        if self._has_room(num_bytes):
+            self._is_full_of_pins = False
+            return True
+        self._blame_pins(num_bytes)
+        return False
+
+    def _has_room(self, num_bytes: int) -> bool:
+        return self._read_ledger()[0] + num_bytes <= self._max_bytes
+
+    def _blame_pins(self, num_bytes: int) -> None:
+        """Once, until there is room again.  Raises TierError if it is not they that take it."""
+        num_pinned_bytes = sum(self._sizes.values())
+        if num_pinned_bytes + num_bytes <= self._max_bytes:
+            raise TierError(f"{self._directory} is full of what is being written")
+        if not self._is_full_of_pins:
+            self._is_full_of_pins = True
+            told = f"of {self._max_bytes} bytes {num_pinned_bytes} are pinned (keepsight cache unpin)"
+            logger.error("%s takes nothing more: %s", self._directory, told)
 
     def _reserve(self, num_bytes: int) -> tuple[Path, int]:
         """A file that has all its bytes already: who counts, counts them, and a full disk shows now."""
@@ -347,7 +370,7 @@ class DiskTier:
     def _choose(self) -> str | None:
         """What is to go."""
         with self._lock:
-            if not len(self._policy):
+            if not self._policy.num_evictable:
                 return None
             key = self._policy.evict()
             del self._sizes[key], self._last_uses[key]

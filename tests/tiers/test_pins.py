@@ -1,0 +1,178 @@
+"""What is pinned stays, whoever pinned it and whenever; all else goes as if nothing were."""
+
+import logging
+from pathlib import Path
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from keepsight.tiers.disk_tier import DiskTier
+from keepsight.tiers.pins import PinFolder, Sparing
+from keepsight.tiers.policies import POLICIES
+from tests.scheduling.long_run import thorough
+from tests.tiers.arrays import array_of, assert_equal, key_of
+
+PAGE = 4096
+
+
+def opened(folder: Path, num_pages: int = 10, policy: str = "lru") -> DiskTier:
+    return DiskTier(folder, num_pages * PAGE, policy)
+
+
+def put(tier: DiskTier, *numbers: int) -> None:
+    for number in numbers:
+        assert tier.put(key_of(number), array_of(number))
+
+
+def held(tier: DiskTier) -> set[int]:
+    sizes = tier.list_sizes()
+    return {number for number in range(60) if key_of(number) in sizes}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_is_pinned_while_a_server_runs_stays_whatever_its_policy_says(tmp_path: Path, policy: str) -> None:
+    tier = opened(tmp_path, policy=policy)
+    put(tier, *range(5))
+    PinFolder(tmp_path).add([key_of(0), key_of(3)])
+    put(tier, *range(5, 40))
+    assert {0, 3} <= held(tier)
+    assert len(held(tier)) == 10
+    assert_equal(tier.get(key_of(3)), array_of(3))
+    PinFolder(tmp_path).remove([key_of(3)])
+    # Some policies give it the time of a newcomer.
+    put(tier, *range(40, 60))
+    assert 0 in held(tier)
+    assert 3 not in held(tier)
+    tier.check_invariants()
+    tier.close()
+
+
+def test_pins_outlive_servers_and_hold_for_all_who_share_the_folder(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    put(first, *range(10))
+    PinFolder(tmp_path).add([key_of(0)])
+    first.close()
+    tiers = [opened(tmp_path), opened(tmp_path)]
+    for number in range(10, 40):
+        put(tiers[number % 2], number)
+        assert 0 in held(tiers[0])
+        tiers[0].check_invariants()
+    for tier in tiers:
+        tier.close()
+
+
+def test_a_folder_full_of_pins_says_so_once_takes_nothing_and_still_gives(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = opened(tmp_path)
+    put(tier, *range(10))
+    PinFolder(tmp_path).add(map(key_of, range(10)))
+    with caplog.at_level(logging.ERROR):
+        for number in range(10, 13):
+            assert not tier.put(key_of(number), array_of(number))
+    assert [record.message for record in caplog.records] == [
+        f"{tmp_path} takes nothing more: of 40960 bytes 40960 are pinned (keepsight cache unpin)"
+    ]
+    for number in range(10):
+        assert_equal(tier.get(key_of(number)), array_of(number))
+    PinFolder(tmp_path).remove([key_of(4)])
+    put(tier, 10)
+    assert held(tier) == {*range(11)} - {4}
+    tier.check_invariants()
+    tier.close()
+
+
+def test_a_server_with_less_room_than_the_pins_take_gives_them_and_takes_nothing_more(tmp_path: Path) -> None:
+    large = opened(tmp_path)
+    put(large, *range(10))
+    PinFolder(tmp_path).add(map(key_of, range(6)))
+    large.close()
+    small = opened(tmp_path, 4)
+    assert_equal(small.get(key_of(5)), array_of(5))
+    assert held(small) == {*range(6)}
+    assert not small.put(key_of(20), array_of(20))
+    small.close()
+
+
+def test_what_is_damaged_or_cleared_is_pinned_again_when_it_comes_again(tmp_path: Path) -> None:
+    tier = opened(tmp_path)
+    put(tier, 0, 1)
+    PinFolder(tmp_path).add([key_of(0), key_of(1)])
+    (tmp_path / "entries" / key_of(0)).write_bytes(b"")
+    assert tier.get(key_of(0)) is None
+    tier.drop(key_of(1))
+    assert held(tier) == set()
+    put(tier, 0, *range(2, 30))
+    assert 0 in held(tier)
+    tier.clear()
+    assert held(tier) == set()
+    assert PinFolder(tmp_path).list() == {key_of(0), key_of(1)}
+    tier.close()
+
+
+def test_who_looks_for_pins_where_there_are_none_makes_no_folder(tmp_path: Path) -> None:
+    assert PinFolder(tmp_path).list() == frozenset()
+    PinFolder(tmp_path).remove([key_of(1)])
+    assert not list(tmp_path.iterdir())
+
+
+# The order ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_in_any_order_of_calls_nothing_pinned_is_named_and_all_else_is(name: str) -> None:
+    class Calls(_Calls):
+        policy_name = name
+
+    run_state_machine_as_test(Calls, settings=thorough(15))
+
+
+class _Calls(RuleBasedStateMachine):
+    policy_name = ""
+    keys = st.integers(0, 12).map(str)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy = Sparing(POLICIES[self.policy_name](20))
+        self.held: set[str] = set()
+        self.pinned: frozenset[str] = frozenset()
+
+    @rule(key=keys, size=st.integers(1, 5), seconds=st.floats(0, 10))
+    def ask(self, key: str, size: int, seconds: float) -> None:
+        if key in self.held:
+            self.policy.use(key)
+        else:
+            self.policy.add(key, size, seconds)
+            self.held.add(key)
+
+    @rule(pinned=st.frozensets(keys))
+    def spare(self, pinned: frozenset[str]) -> None:
+        self.policy.spare(pinned)
+        self.pinned = pinned
+
+    @rule(key=keys)
+    def remove(self, key: str) -> None:
+        if key in self.held:
+            self.policy.remove(key)
+            self.held.remove(key)
+
+    @precondition(lambda self: self.held - self.pinned)
+    @rule()
+    def evict(self) -> None:
+        key = self.policy.evict()
+        assert key not in self.pinned
+        self.held.remove(key)
+
+    @invariant()
+    def knows_what_is_held(self) -> None:
+        self.policy.check_invariants()
+        assert len(self.policy) == len(self.held)
+        assert self.policy.num_evictable == len(self.held - self.pinned)
+        assert all(key in self.policy for key in self.held)
+
+    def teardown(self) -> None:
+        """All that is not pinned goes, each once."""
+        while self.policy.num_evictable:
+            self.evict()
+        assert self.held <= self.pinned
