@@ -7,10 +7,13 @@ import pytest
 from benchmarks.cache_traces import zipf
 from keepsight.cli.main import main
 from keepsight.tiers.disk_tier import DiskTier
+from keepsight.tiers.pins import PinFolder
 from keepsight.tiers.policies import POLICIES
 from keepsight.tiers.trace import TraceRecorder
 from tests.drawn import draw
 from tests.tiers.arrays import array_of, key_of
+
+CROPS = '{"do_pan_and_scan": true}'
 
 
 @pytest.fixture
@@ -93,9 +96,81 @@ def test_a_server_that_is_not_there_is_told_of(tmp_path: Path, capsys: pytest.Ca
     assert "--remote" in capsys.readouterr().err
 
 
-def test_warmed_pictures_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    picture = tmp_path / "picture.png"
-    draw(3).picture.save(picture)
-    options = ["--encoder-disk-cache", str(tmp_path / "kept"), "--device", "cpu"]
+def test_warmed_pictures_are_kept_and_can_be_pinned_by_the_same_flags(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture, other = tmp_path / "picture.png", tmp_path / "other.png"
+    # Wide enough for crops, which are pinned with it.
+    draw(3).picture.resize((1200, 400)).save(picture)
+    draw(4).picture.save(other)
+    options = ["--encoder-disk-cache", str(tmp_path / "kept"), "--device", "cpu", "--mm-processor-kwargs", CROPS]
     assert main(["cache", "warm", str(picture), *options]) == 0
-    assert "disk: 1 embeddings" in capsys.readouterr().out
+    assert "disk: 4 embeddings" in capsys.readouterr().out
+    assert main(["cache", "pin", str(picture), *options]) == 0
+    assert capsys.readouterr().out.startswith("4 embeddings pinned; ")
+    assert main(["cache", "pin", str(picture), str(other), *options]) == 2
+    assert f"{other} is not kept in {tmp_path / 'kept'}; `keepsight cache warm`" in capsys.readouterr().err
+    assert main(["cache", "unpin", str(picture), str(other), *options]) == 0
+    assert capsys.readouterr().out == "4 embeddings unpinned\n"
+
+
+# Pins ---------------------------------------------------------------------------------------------------------
+
+
+def test_pins_are_shown_and_go_again(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place, keys = ["--encoder-disk-cache", str(kept)], [key_of(number) for number in range(3)]
+    assert main(["cache", "pin", keys[0], keys[2], *place]) == 0
+    # What is pinned already is not pinned anew, nor unpinned by an error.
+    assert main(["cache", "pin", keys[2], key_of(7), *place]) == 2
+    assert main(["cache", "inspect", "--keys", "--disk", str(kept)]) == 0
+    assert main(["cache", "unpin", keys[0], *place]) == 0
+    (kept / "entries" / keys[2]).unlink()
+    assert main(["cache", "inspect", "--disk", str(kept)]) == 0
+    assert main(["cache", "unpin", "--all", *place]) == 0
+    assert main(["cache", "inspect", "--disk", str(kept)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "2 embeddings pinned; all pinned take 0.0 of 16384.0 MiB",
+        "3 embeddings, 0.0 MiB; 2 pinned, 0.0 MiB",
+        *sorted(f"{key} 4096{'' if key == keys[1] else ' pinned'}" for key in keys),
+        "1 embeddings unpinned",
+        "2 embeddings, 0.0 MiB; 0 pinned, 0.0 MiB; 1 pinned that are not there",
+        "1 embeddings unpinned",
+        "2 embeddings, 0.0 MiB",
+    ]
+
+
+def test_what_is_pinned_while_its_server_runs_stays(tmp_path: Path) -> None:
+    server = DiskTier(tmp_path, 10 * 4096)
+    for number in range(30):
+        assert server.put(key_of(number), array_of(number))
+        if number == 5:
+            assert main(["cache", "pin", key_of(0), "--encoder-disk-cache", f"{tmp_path}:40K"]) == 0
+    assert key_of(0) in server.list_sizes()
+    server.close()
+
+
+def test_pins_never_take_more_than_the_budget(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ["--encoder-disk-cache", f"{kept}:9K"]
+    assert main(["cache", "pin", key_of(0), key_of(1), *place]) == 0
+    assert main(["cache", "pin", key_of(2), *place]) == 2
+    assert "would hold 12288 bytes of pinned embeddings, more than the 9216 it may" in capsys.readouterr().err
+    assert PinFolder(kept).list() == {key_of(0), key_of(1)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["pin", key_of(0), "--encoder-remote-cache", "redis://localhost"], "--encoder-remote-cache"),
+        (["pin", key_of(0), "--encoder-disk-cache", "/nowhere/at/all"], "--encoder-disk-cache"),
+        (["pin", "no-such-picture.png"], "PICTURE"),
+        (["unpin"], "PICTURE|KEY"),
+        (["unpin", "--all", key_of(0)], "PICTURE|KEY"),
+    ],
+)
+def test_what_cannot_be_pinned_is_refused(
+    arguments: list[str], field: str, kept: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keepsight.tiers.open_tiers.default_disk_directory", lambda: kept)
+    assert main(["cache", *arguments]) == 2
+    assert f"{field}: " in capsys.readouterr().err
+    assert not PinFolder(kept).list()

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from keepsight.cli import cache_contents
+from keepsight.cli import cache_contents, cache_pins
 from keepsight.errors import InvalidArgumentError
 from keepsight.tiers.policies import POLICIES
 from keepsight.tiers.simulate import distinct_bytes, offline_bound, simulate, simulate_belady
@@ -26,9 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the memory to compare around, in GiB (default: shares of all that the trace names)",
     )
     cache_contents.add_commands(commands)
+    cache_pins.add_commands(commands)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.cache_command in cache_pins.COMMANDS:
+        return cache_pins.run(arguments)
     if arguments.cache_command != "simulate":
         return cache_contents.run(arguments)
     trace = list(read_trace(arguments.trace))

@@ -5,23 +5,25 @@ Invariant: looking never makes anything go; only damaged entries are removed by 
 
 import argparse
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from keepsight.cli.model_arguments import add_model_arguments, config_from
 from keepsight.errors import InvalidArgumentError
 from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.open_tiers import parse_disk_place
+from keepsight.tiers.pins import PinFolder
 from keepsight.tiers.redis_tier import RedisTier
 
-_MIB = 2**20
+MIB = 2**20
 # Whatever the budget of those who fill it: nothing is to go because somebody looks.
 _NO_BUDGET = 2**62
+AnyTier = TypeVar("AnyTier", DiskTier, RedisTier)
 _SUMMARIES = {
-    "inspect": "how many embeddings are kept, and how large they are",
+    "inspect": "how many embeddings are kept, how large they are, and how many are pinned",
     "verify": "read all embeddings that are kept, and remove what is damaged",
-    "clear": "remove all embeddings that are kept, also those of other servers that share the place",
+    "clear": "remove all embeddings that are kept, pinned ones too, also those of other servers that share the place",
 }
 
 
@@ -31,11 +33,17 @@ def add_commands(commands: Any) -> None:
         place = command.add_mutually_exclusive_group()
         place.add_argument("--disk", default="", metavar="PATH", help="folder (default: ~/.cache/keepsight/embeddings)")
         place.add_argument("--remote", metavar="URL", help="server that speaks Redis's protocol, in place of a folder")
+        if name == "inspect":
+            command.add_argument("--keys", action="store_true", help="a line for each: its key, bytes, whether pinned")
     summary = "encode pictures ahead of a server that starts with the same flags"
     warm = commands.add_parser("warm", help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     warm.add_argument("pictures", nargs="+", type=Path, metavar="PICTURE", help="as they will be sent, byte for byte")
-    warm.add_argument("--model", help="a checkpoint's folder (default: the demo checkpoint)")
-    add_model_arguments(warm)
+    add_server_flags(warm)
+
+
+def add_server_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--model", help="a checkpoint's folder (default: the demo checkpoint)")
+    add_model_arguments(command)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -44,30 +52,50 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.remote is None and not parse_disk_place(arguments.disk, "--disk").directory.is_dir():
         print("nothing is kept there")
         return 0
-    act = {"inspect": _inspect, "verify": _verify, "clear": _clear}[arguments.cache_command]
     with _opened(arguments) as tier:
-        return act(tier)
+        if arguments.cache_command == "inspect":
+            return _inspect(tier, _list_pinned(arguments), arguments.keys)
+        return {"verify": _verify, "clear": _clear}[arguments.cache_command](tier)
+
+
+def opened_folder(directory: Path, field: str) -> AbstractContextManager[DiskTier]:
+    return _until_closed(DiskTier(directory, _NO_BUDGET), field, str(directory))
+
+
+def _opened(arguments: argparse.Namespace) -> AbstractContextManager[DiskTier | RedisTier]:
+    if arguments.remote is not None:
+        return _until_closed(RedisTier(arguments.remote), "--remote", arguments.remote)
+    return opened_folder(parse_disk_place(arguments.disk, "--disk").directory, "--disk")
 
 
 @contextmanager
-def _opened(arguments: argparse.Namespace) -> Iterator[DiskTier | RedisTier]:
-    tier: DiskTier | RedisTier
-    if arguments.remote is not None:
-        tier = RedisTier(arguments.remote)
-    else:
-        tier = DiskTier(parse_disk_place(arguments.disk, "--disk").directory, _NO_BUDGET)
+def _until_closed(tier: AnyTier, field: str, place: str) -> Iterator[AnyTier]:
     try:
         yield tier
     except OSError as error:
-        field, place = ("--disk", arguments.disk) if arguments.remote is None else ("--remote", arguments.remote)
         raise InvalidArgumentError(field, f"{place} cannot be used: {error}") from error
     finally:
         tier.close()
 
 
-def _inspect(tier: DiskTier | RedisTier) -> int:
+def _list_pinned(arguments: argparse.Namespace) -> frozenset[str]:
+    """Only a folder has any."""
+    if arguments.remote is not None:
+        return frozenset()
+    return PinFolder(parse_disk_place(arguments.disk, "--disk").directory).list()
+
+
+def _inspect(tier: DiskTier | RedisTier, pinned: frozenset[str], prints_keys: bool) -> int:
     sizes = tier.list_sizes()
-    print(f"{len(sizes)} embeddings, {sum(sizes.values()) / _MIB:.1f} MiB")
+    told = f"{len(sizes)} embeddings, {sum(sizes.values()) / MIB:.1f} MiB"
+    if pinned:
+        held = sizes.keys() & pinned
+        told += f"; {len(held)} pinned, {sum(sizes[key] for key in held) / MIB:.1f} MiB"
+    if missing := len(pinned - sizes.keys()):
+        told += f"; {missing} pinned that are not there"
+    print(told)
+    for key, num_bytes in sorted(sizes.items()) if prints_keys else ():
+        print(key, num_bytes, *(["pinned"] if key in pinned else []))
     return 0
 
 
@@ -90,7 +118,7 @@ def _warm(arguments: argparse.Namespace) -> int:
     if arguments.encoder_disk_cache is None and arguments.encoder_remote_cache is None:
         arguments.encoder_disk_cache = ""
     config = config_from(arguments)
-    pictures = [_read(path) for path in arguments.pictures]
+    pictures = [read_picture(path) for path in arguments.pictures]
 
     from keepsight.llm import LLM  # after everything that can be refused without torch
     from keepsight.sampling_params import SamplingParams
@@ -100,11 +128,11 @@ def _warm(arguments: argparse.Namespace) -> int:
         llm.chat(asked, SamplingParams(temperature=0, max_tokens=1))
         tiers = llm.engine.list_own_tiers()
     for tier in tiers:
-        print(f"{tier.name}: {tier.num_entries} embeddings, {tier.num_bytes / _MIB:.1f} MiB")
+        print(f"{tier.name}: {tier.num_entries} embeddings, {tier.num_bytes / MIB:.1f} MiB")
     return 0
 
 
-def _read(path: Path) -> bytes:
+def read_picture(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:

@@ -11,7 +11,7 @@ from keepsight.engine.engine_loop import Runner
 from keepsight.engine.inbox import Inbox
 from keepsight.engine.machine_part import WHOLE_MACHINE, MachinePart
 from keepsight.engine.measure_machine import measure_machine
-from keepsight.engine.open_embedding_tiers import TierPlan, describe_processor, plan_tiers
+from keepsight.engine.open_embedding_tiers import TierPlan, describe_place, describe_processor, plan_tiers
 from keepsight.engine.resolve_config import ModelSize, resolve_config
 from keepsight.engine_config import EngineConfig
 from keepsight.errors import CheckpointError
@@ -85,7 +85,7 @@ def _open_tiers(
         return None
     dtype, cache = name_of(model.place.dtype), config.encoder_cache
     embeddings = Embeddings(dtype, cache.bytes_per_embedding // model.place.dtype.itemsize, cache.bytes_per_embedding)
-    place = f"{dtype} on {model.place.device.type}"
+    place = describe_place(dtype, model.place.device.type)
     return plan.open(cache.host_bytes, embeddings, describe_processor(image_config), place, inbox.wake)
 
 

@@ -41,11 +41,14 @@ class TierPlan:
         store = open_tiers(host_bytes, disk, url, policy=self.policy, on_drop=dropped.append)
         if store is None and self.trace is None:
             return None
-        digest = "" if self.model_digest is None else self.model_digest.result()
-        name = partial(_name, digest, processor, place)
         trace = None if self.trace is None else _open_trace(self.trace)
         logger.info("embeddings are kept in: %s", "no tier" if store is None else ", ".join(store.stats()))
-        return EmbeddingTiers(store, name, embeddings, wake, trace=trace, dropped=dropped)
+        return EmbeddingTiers(store, self.namer(processor, place), embeddings, wake, trace=trace, dropped=dropped)
+
+    def namer(self, processor: str, place: str) -> Callable[[str], str]:
+        """From encoder keys to entries' names; waits for the model's digest."""
+        digest = "" if self.model_digest is None else self.model_digest.result()
+        return partial(_name, digest, processor, place)
 
 
 def plan_tiers(config: Config) -> TierPlan:
@@ -65,6 +68,10 @@ def plan_tiers(config: Config) -> TierPlan:
 def describe_processor(config: ImageProcessorConfig) -> str:
     """What becomes of pixels before they are encoded.  All before that is part of a picture's own name."""
     return json.dumps([config.rescale_factor, config.image_mean, config.image_std])
+
+
+def describe_place(dtype: str, device: str) -> str:
+    return f"{dtype} on {device}"
 
 
 def _digest_beside(directory: Path) -> Future[str]:

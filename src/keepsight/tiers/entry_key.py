@@ -6,6 +6,7 @@ Invariant: other weights, configuration, precision or preprocessing never read w
 import json
 import logging
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -17,12 +18,17 @@ logger = logging.getLogger(__name__)
 
 # Of how embeddings are computed here: to be raised when that changes their bits.
 _VERSION = 1
+_KEY = re.compile(r"[0-9a-f]{64}")
 _CONFIGURATION = ("config.json", "preprocessor_config.json", "processor_config.json", "model.safetensors.index.json")
 
 
 def entry_key(encoder_key: str, model_digest: str, processor: str, dtype: str) -> str:
     """64 hexadecimal digits.  The encoder key covers the content, the adapter and the tenant's salt."""
     return blake3(json.dumps([_VERSION, encoder_key, model_digest, processor, dtype]).encode()).hexdigest()
+
+
+def is_entry_key(text: str) -> bool:
+    return _KEY.fullmatch(text) is not None
 
 
 def model_content_digest(directory: Path, remembered: Path | None = None) -> str:

@@ -1,0 +1,101 @@
+"""`keepsight cache pin|unpin`: what stays in a disk tier whatever its policy says, also of servers that run just now.
+
+Invariant: what `pin` reports was there after its pin was, so nobody who shares the folder lets it go for others.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from keepsight.cli.cache_contents import MIB, add_server_flags, opened_folder, read_picture
+from keepsight.cli.model_arguments import config_from
+from keepsight.errors import InvalidArgumentError
+from keepsight.tiers.entry_key import is_entry_key
+from keepsight.tiers.open_tiers import DiskPlace, parse_disk_place
+from keepsight.tiers.pins import PinFolder
+
+COMMANDS = {
+    "pin": "keep pictures' embeddings in the disk tier until they are unpinned, whatever its policy says",
+    "unpin": "let pictures' embeddings go again when there is no more room",
+}
+_MORE = (
+    "Pictures are found by the flags of their server, which may be running. Only a folder can do this: a Redis server "
+    "lets go by its own policy, and host memory ends with its server."
+)
+
+
+def add_commands(commands: Any) -> None:
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}. {_MORE}")
+        names = "a picture as it is sent, byte for byte, or a key as `inspect --keys` prints it"
+        command.add_argument("names", nargs="+" if name == "pin" else "*", metavar="PICTURE|KEY", help=names)
+        if name == "unpin":
+            command.add_argument("--all", action="store_true", help="all that are pinned there")
+        add_server_flags(command)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.encoder_disk_cache is None and arguments.encoder_remote_cache is not None:
+        raise InvalidArgumentError("--encoder-remote-cache", "a Redis server lets go by its own policy: nothing stays")
+    arguments.encoder_disk_cache = arguments.encoder_disk_cache or ""
+    place = parse_disk_place(arguments.encoder_disk_cache)
+    return (_pin if arguments.cache_command == "pin" else _unpin)(arguments, place)
+
+
+def _pin(arguments: argparse.Namespace, place: DiskPlace) -> int:
+    if not place.directory.is_dir():
+        raise InvalidArgumentError("--encoder-disk-cache", f"nothing is kept in {place.directory}")
+    keys, pins = _find_keys(arguments), PinFolder(place.directory)
+    with opened_folder(place.directory, "--encoder-disk-cache") as tier:
+        new = {key for its in keys.values() for key in its} - pins.list()
+        pins.add(new)
+        try:
+            # Has to wait for whoever is evicting without having seen them.
+            sizes = tier.list_sizes()
+            _check_are_kept(keys, sizes, place)
+            num_bytes = sum(sizes.get(key, 0) for key in pins.list())
+            _check_have_room(num_bytes, place)
+        except BaseException:
+            pins.remove(new)
+            raise
+    print(f"{len(new)} embeddings pinned; all pinned take {num_bytes / MIB:.1f} of {place.max_bytes / MIB:.1f} MiB")
+    return 0
+
+
+def _check_are_kept(keys: Mapping[str, Sequence[str]], sizes: Mapping[str, int], place: DiskPlace) -> None:
+    for name, its in keys.items():
+        if not all(key in sizes for key in its):
+            advice = "`keepsight cache warm` with the same flags puts it there"
+            raise InvalidArgumentError("PICTURE|KEY", f"{name} is not kept in {place.directory}; {advice}")
+
+
+def _check_have_room(num_bytes: int, place: DiskPlace) -> None:
+    if num_bytes > place.max_bytes:
+        told = f"would hold {num_bytes} bytes of pinned embeddings, more than the {place.max_bytes} it may (PATH:SIZE)"
+        raise InvalidArgumentError("--encoder-disk-cache", f"{place.directory} {told}")
+
+
+def _unpin(arguments: argparse.Namespace, place: DiskPlace) -> int:
+    if bool(arguments.names) == arguments.all:
+        raise InvalidArgumentError("PICTURE|KEY", "name what to unpin, or say --all")
+    pins = PinFolder(place.directory)
+    keys = pins.list()
+    if not arguments.all:
+        keys &= {key for its in _find_keys(arguments).values() for key in its}
+    pins.remove(keys)
+    print(f"{len(keys)} embeddings unpinned")
+    return 0
+
+
+def _find_keys(arguments: argparse.Namespace) -> dict[str, Sequence[str]]:
+    """By what they were called."""
+    keys: dict[str, Sequence[str]] = {name: [name] for name in arguments.names if is_entry_key(name)}
+    pictures = {name: read_picture(Path(name)) for name in arguments.names if name not in keys}
+    if not pictures:
+        return keys
+    config = config_from(arguments)
+
+    from keepsight.cli.name_entries import name_entries  # brings torch, which keys do not need
+
+    return {**keys, **name_entries(config, pictures)}

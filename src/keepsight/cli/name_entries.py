@@ -1,0 +1,31 @@
+"""From pictures to the names of their embeddings in tiers, as a server with the same flags gives them.
+
+Reads the checkpoint's configuration and, the first time, its weights' bytes; loads no model.
+"""
+
+from collections.abc import Mapping
+
+from keepsight.config import Config
+from keepsight.engine.open_embedding_tiers import describe_place, describe_processor, plan_tiers
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.read_messages import PicturePart
+from keepsight.runner.load_runner import choose_place
+from keepsight.runner.stored_embeddings import name_of
+
+
+def name_entries(config: Config, pictures: Mapping[str, bytes]) -> dict[str, list[str]]:
+    """Of each picture one for the whole and one for each crop.  The keys of `pictures` are what errors call them."""
+    preparer = RequestPreparer.from_config(config)
+    try:
+        media_hashes = {
+            name: [media_hash for media_hash, _ in preparer.name_picture(PicturePart(content, name), None).items()]
+            for name, content in pictures.items()
+        }
+    finally:
+        preparer.close()
+    assert preparer.image_config is not None, "what reads no pictures has refused them"
+    place = choose_place(config)
+    where = describe_place(name_of(place.dtype), place.device.type)
+    name = plan_tiers(config).namer(describe_processor(preparer.image_config), where)
+    # No adapter: an encoder key is the media hash.
+    return {picture: [name(media_hash) for media_hash in its] for picture, its in media_hashes.items()}
