@@ -1,9 +1,7 @@
-"""A real `keepsight serve`, asked by the official client and by the README's own command line."""
+"""A real `keepsight serve`, asked by the official client."""
 
 import asyncio
-import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +14,6 @@ import pytest
 
 from tests.drawn import Drawn, ask, by_url, draw, list_question
 
-README = Path(__file__).parents[2] / "README.md"
 COMMAND = [sys.executable, "-m", "keepsight"]
 START_SECONDS, END_SECONDS = 120, 60
 
@@ -152,18 +149,6 @@ def test_the_client_finds_the_model(client: openai.OpenAI) -> None:
     assert client.models.retrieve(model.id) == model
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_the_command_line_of_the_readme_gets_a_right_answer(server_port: int, tmp_path: Path) -> None:
-    line = next(line for line in README.read_text().splitlines() if "curl" in line and "demo-picture" in line)
-    keepsight = tmp_path / "keepsight"
-    keepsight.write_text(f'#!/bin/sh\nexec {sys.executable} -m keepsight "$@"\n')
-    keepsight.chmod(0o755)
-    line = line.replace(".venv/bin/keepsight", str(keepsight)).replace(":8000", f":{server_port}")
-    done = subprocess.run(["bash", "-ec", line], cwd=tmp_path, capture_output=True, text=True, check=True)
-    truth, _, *_, body = done.stdout.splitlines()
-    assert json.loads(body)["choices"][0]["message"]["content"] == truth
 
 
 def test_a_port_that_is_taken_is_told_in_one_line_before_the_model_is_loaded(server_port: int) -> None:

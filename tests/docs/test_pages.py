@@ -1,0 +1,75 @@
+"""What the pages name is there: options, scripts, pages, headings."""
+
+import argparse
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+from keepsight.cli.main import COMMANDS
+from tests.docs.snippets import PAGES, ROOT
+
+SCRIPT = re.compile(
+    r"\bpython3? (?:-m ((?:tests|benchmarks)\.[\w.]+)|((?:benchmarks|tests|docs|training)/\w+\.py))(.*)"
+)
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+SCRIPTS = ("benchmarks/*.py", "tests/*.py", "tests/*/long_*.py")
+# What stands in a line with these may be theirs.
+FOREIGN = re.compile(r"\b(?:pip|curl) ")
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+
+
+def test_every_script_that_a_page_names_is_there_with_the_options_that_it_shows() -> None:
+    for page in PAGES:
+        for module, path, rest in SCRIPT.findall(page.read_text()):
+            script = ROOT / (path or module.replace(".", "/") + ".py")
+            # What stands behind a bare -- is for the server.
+            own = re.split(r" -- |`|   ", rest)[0]
+            missing = [option for option in OPTION.findall(own) if f'"{option}"' not in script.read_text()]
+            assert not missing, f"{page}: {script}"
+
+
+def test_every_option_of_keepsight_that_a_page_shows_is_there() -> None:
+    known = {option for command in COMMANDS for option in options_of(parser_of(command))}
+    scripts = [path for pattern in SCRIPTS for path in ROOT.glob(pattern)]
+    known |= {option for path in scripts for option in re.findall(r'"(--[a-z-]+)"', path.read_text())}
+    for page in PAGES:
+        shown = {
+            option
+            for line in page.read_text().splitlines()
+            if not FOREIGN.search(line)
+            for option in OPTION.findall(line)
+        }
+        assert shown <= known, page
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    import_module(f"keepsight.cli.{command.replace('-', '_')}").add_arguments(parser)
+    return parser
+
+
+def options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield from options_of(each)
+
+
+def test_every_link_leads_somewhere() -> None:
+    for page in PAGES:
+        for target, anchor in LINK.findall(page.read_text()):
+            leads_to = page.parent / target if target else page
+            assert leads_to.exists(), f"{page}: {target}"
+            assert not anchor or anchor in anchors_of(leads_to), f"{page}: {target}#{anchor}"
+
+
+def anchors_of(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    assert {page.name for page in PAGES[1:]} <= set(re.findall(r"\]\(docs/(\w+\.md)", PAGES[0].read_text()))

@@ -1,0 +1,63 @@
+"""A reader who types what the pages show gets what they say."""
+
+import json
+import re
+import shutil
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from tests.docs.snippets import NOT_RUN, PAGES, Reader, Snippet, commands_of, is_as_told, read_snippets
+
+SNIPPETS = [snippet for page in PAGES for snippet in read_snippets(page)]
+TYPED = ("sh", "console", "python")
+TO_TYPE = {
+    page: list(snippets)
+    for page, snippets in groupby(
+        (each for each in SNIPPETS if each.language in TYPED and each.is_run), lambda s: s.page
+    )
+}
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@pytest.mark.parametrize("page", TO_TYPE, ids=lambda page: page.stem)
+def test_what_a_page_shows_to_be_typed_works(page: Path, server_port: int, tmp_path: Path) -> None:
+    reader = Reader(tmp_path, server_port)
+    for snippet in TO_TYPE[page]:
+        output = reader.type_in(snippet)
+        if is_first_question(snippet):
+            # What the README says of it: the answer is what `demo-picture` says is true.
+            truth, _, *_, body = output.splitlines()
+            assert json.loads(body)["choices"][0]["message"]["content"] == truth
+
+
+def is_first_question(snippet: Snippet) -> bool:
+    return snippet.page.name == "README.md" and "| curl" in snippet.text
+
+
+def test_the_readme_asks_a_first_question() -> None:
+    assert len(list(filter(is_first_question, TO_TYPE[PAGES[0]]))) == 1
+
+
+def test_json_on_the_pages_is_json() -> None:
+    for snippet in SNIPPETS:
+        if snippet.language == "json":
+            json.loads(snippet.text)
+
+
+def test_a_block_without_a_known_language_is_a_drawing() -> None:
+    commands = re.compile(r"^ *(\$ |curl |keepsight |pip |python |import |from )", re.MULTILINE)
+    unknown = [each for each in SNIPPETS if each.language not in (*TYPED, "json")]
+    assert [each.place for each in unknown if each.language or commands.search(each.text)] == []
+
+
+def test_what_is_not_run_says_why() -> None:
+    lines = [line for page in PAGES for line in page.read_text().splitlines() if line.startswith("<!-- not")]
+    assert [line for line in lines if not NOT_RUN.fullmatch(line)] == []
+
+
+def test_what_a_command_prints_may_be_shown_in_part_and_broken_differently() -> None:
+    assert commands_of("$ one \\\n  more\nits output\n$ two") == [("one \\\n  more", "its output\n"), ("two", "")]
+    assert is_as_told('{"id":"media_6f0c","b":1}\n', '{"id":"media_...",\n "b":1}')
+    assert not is_as_told('{"id":"media_6f0c","b":2}', '{"id":"media_...","b":1}')
