@@ -41,7 +41,8 @@ def rewrite(saved: Path, tmp_path: Path) -> Callable[[Callable[[dict[str, Tensor
 
 
 def state_of(directory: Path) -> dict[str, Tensor]:
-    return dict(Gemma3.from_checkpoint(directory, PLACE).state_dict())
+    # In float64 no weight is laid out anew.
+    return dict(Gemma3.from_checkpoint(directory, Placement(PLACE.device, torch.float64)).state_dict())
 
 
 def rename(prefixes: dict[str, str]) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:

@@ -1,4 +1,5 @@
-"""The fast attention: torch's fused kernels over just the keys that a group of queries can see.
+"""The fast attention: over just the keys that a group of queries can see, by torch's fused kernels or, in float32 on a
+CPU, by two products.
 
 Long slices are cut into groups of rows, so that a prompt never pays for the keys its window or causality hides.  Slices
 of one token read their keys where they lie, each in turn; where copying the keys of all of them into one block costs
@@ -7,7 +8,7 @@ less than their turns (short contexts on a CPU, any on a GPU) they are attended 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +16,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from keepsight.models.attention import AttentionBatch, LayerCache, attend_plainly, write_cache
+from keepsight.models.packed_product import is_exact_on_cpu
 
-# Large enough for the kernels to run at full rate, small enough to skip most of what causality hides.
-ROWS_PER_GROUP = 512
+# Large enough for the kernels to run at full rate, small enough to skip most of what causality hides; and for products
+# few enough that a group's scores stay in the cache.
+ROWS_PER_GROUP, ROWS_BY_PRODUCTS = 512, 128
 # Of one sequence's keys and values: on a CPU copying more takes longer than a call of its own.
 MAX_BYTES_TO_COPY = 128 * 1024
 
@@ -50,12 +53,29 @@ class PagedAttention:
         if self._planned_for is not batch:
             self._planned_for, self._plans = batch, {}
         if window not in self._plans:
-            max_copied = 0 if softcap is not None else _max_keys_to_copy(cache)
-            self._plans[window] = plan(batch, window, max_copied, query.dtype)
+            self._plans[window] = plan(batch, window, _Way.of(query, cache, softcap))
         output = torch.empty_like(query)
         for part in self._plans[window]:
             part.attend(query, cache, output, scale, softcap)
         return output
+
+
+class _Way(NamedTuple):
+    """How the rows of a step are attended to, which is the same for all layers."""
+
+    dtype: torch.dtype
+    # So many query heads share a key head.
+    group: int
+    # Of one sequence, to attend to it together with others; 0: never.
+    max_keys_to_copy: int
+    by_products: bool
+
+    @classmethod
+    def of(cls, query: Tensor, cache: LayerCache, softcap: float | None) -> Self:
+        group = query.shape[1] // cache.keys.shape[1]
+        if softcap is not None:
+            return cls(query.dtype, group, 0, by_products=False)
+        return cls(query.dtype, group, _max_keys_to_copy(cache), is_exact_on_cpu(query))
 
 
 def _max_keys_to_copy(cache: LayerCache) -> int:
@@ -64,19 +84,20 @@ def _max_keys_to_copy(cache: LayerCache) -> int:
     return MAX_BYTES_TO_COPY // (2 * cache.keys[0].nbytes)
 
 
-def plan(batch: AttentionBatch, window: int | None, max_copied: int, dtype: torch.dtype) -> list[_Part]:
+def plan(batch: AttentionBatch, window: int | None, way: _Way) -> list[_Part]:
     parts: list[_Part] = []
     together: list[_Token] = []
     row = 0
     for index, piece in enumerate(batch.slices):
         if piece.length > 1:
-            parts.extend(plan_rows(batch, index, row, window))
+            groups = plan_rows(batch, index, row, window, ROWS_BY_PRODUCTS if way.by_products else ROWS_PER_GROUP)
+            parts.extend(_by_products(each, way.group) if way.by_products else each for each in groups)
         else:
             token = _token(batch, index, row, window)
-            (together if token.end - token.begin <= max_copied else parts).append(token)
+            (together if token.end - token.begin <= way.max_keys_to_copy else parts).append(token)
         row += piece.length
     if len(together) > 1:
-        return [*parts, _tokens_together(together, batch, dtype)]
+        return [*parts, _tokens_together(together, batch, way.dtype)]
     return [*parts, *together]
 
 
@@ -187,7 +208,7 @@ class _RowGroup:
 
 
 def plan_rows(
-    batch: AttentionBatch, index: int, first_row: int, window: int | None, rows_per_group: int = ROWS_PER_GROUP
+    batch: AttentionBatch, index: int, first_row: int, window: int | None, rows_per_group: int
 ) -> list[_RowGroup]:
     """Of one slice, whose first token is the batch's `first_row`."""
     begins, ends = batch.visible(index, window)
@@ -229,3 +250,32 @@ def _attend_fused(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | No
         scale=scale,
     )
     return output.permute(2, 0, 1, 3).reshape(num_queries, num_heads, head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class _RowGroupByProducts:
+    """The same by two products, in half to three quarters of the kernel's time."""
+
+    rows: slice
+    slots: slice | Tensor
+    # [count * group, keys]: 0 where seen, else minus infinity; a query head follows the other within its row.
+    mask: Tensor | None
+
+    def attend(self, query: Tensor, cache: LayerCache, output: Tensor, scale: float, softcap: float | None) -> None:
+        keys, values = cache.keys[self.slots], cache.values[self.slots]
+        grouped = _heads_as_queries(query[self.rows], keys.shape[1]).transpose(0, 1)
+        kv_heads, count, group, head_dim = grouped.shape
+        flat = grouped.reshape(kv_heads, count * group, head_dim)
+        if self.mask is None:
+            scores = torch.bmm(flat * scale, keys.permute(1, 2, 0))
+        else:
+            scores = torch.baddbmm(self.mask, flat, keys.permute(1, 2, 0), alpha=scale)
+        attended = torch.bmm(scores.softmax(dim=-1), values.transpose(0, 1)).view(grouped.shape)
+        output[self.rows] = attended.transpose(0, 1).reshape(count, kv_heads * group, head_dim)
+
+
+def _by_products(rows: _RowGroup, group: int) -> _RowGroupByProducts:
+    mask = None
+    if rows.mask is not None:
+        mask = torch.zeros(rows.mask.shape).masked_fill_(~rows.mask, float("-inf")).repeat_interleave(group, dim=0)
+    return _RowGroupByProducts(slice(rows.first, rows.first + rows.count), rows.slots, mask)

@@ -18,17 +18,12 @@ from keepsight.models.layers import (
     RMSNorm,
     RootMeanSquare,
     WeightSlot,
-    can_fuse,
     empty_parameter,
-    linear_as_fused,
-    linear_gelu,
     slot,
     under,
 )
 from keepsight.models.model import LayerWatcher
 
-# From so many tokens on, GELU within its product saves more than a second product costs.
-MIN_ROWS_TO_SPLIT = 16
 # Cosines, and sines that are negative in their first half, each [tokens, 1, head_dim].
 Angles = tuple[Tensor, Tensor]
 
@@ -109,19 +104,12 @@ class FeedForward(nn.Module):
         super().__init__()
         wide = config.intermediate_size
         self.activation = ACTIVATIONS[config.activation]
-        self.gate_up = Linear(
-            place, config.hidden_size, {"gate_proj": wide, "up_proj": wide}, bias=False, is_activated=True
-        )
+        self.gate_up = Linear(place, config.hidden_size, {"gate_proj": wide, "up_proj": wide}, bias=False)
         self.down = Linear(place, wide, {"down_proj": config.hidden_size}, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        if len(hidden) >= MIN_ROWS_TO_SPLIT and can_fuse(self.activation, hidden):
-            gate_weight, up_weight = self.gate_up.weight.chunk(2)
-            gated = linear_gelu(hidden, gate_weight, None).mul_(linear_as_fused(hidden, up_weight))
-        else:
-            gate, up = self.gate_up(hidden).chunk(2, dim=-1)
-            gated = self.activation(gate).mul_(up)
-        return self.down(gated)  # type: ignore[no-any-return]
+        gate, up = self.gate_up(hidden).chunk(2, dim=-1)
+        return self.down(self.activation(gate).mul_(up))  # type: ignore[no-any-return]
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from self.gate_up.slots()

@@ -41,7 +41,15 @@ class Gemma3(nn.Module):
         config = Gemma3Config.from_checkpoint(directory)
         model = cls(config, place)
         load_weights(directory, model.slots(), canonical_name, lambda name: is_never_read(name, config))
+        model.pack()
         return model
+
+    def pack(self) -> None:
+        """Where many tokens or few are computed; the tower's thousands of rows gain nothing."""
+        for module in (self.decoder, *([self.head] if self.head else [])):
+            for part in module.modules():
+                if isinstance(part, Linear):
+                    part.pack()
 
     def encode_images(self, pixels: Tensor) -> Tensor:
         return run_to_end(self.encode_in_parts(pixels))
@@ -67,8 +75,7 @@ class Gemma3(nn.Module):
         return self.decoder(embeddings, attention, caches, batch, watch_layer)  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        weight = self.decoder.embedding if self.head is None else self.head.weight
-        logits = nn.functional.linear(hidden, weight)
+        logits = nn.functional.linear(hidden, self.decoder.embedding) if self.head is None else self.head(hidden)
         cap = self.config.text.final_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 

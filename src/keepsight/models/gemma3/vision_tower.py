@@ -70,7 +70,7 @@ class VisionLayer(nn.Module):
         self.qkv = Linear(place, size, {"q_proj": size, "k_proj": size, "v_proj": size}, bias=True)
         self.out = Linear(place, size, {"out_proj": size}, bias=True)
         self.norm2 = LayerNorm(place, size, config.layer_norm_eps)
-        self.up = Linear(place, size, {"fc1": config.intermediate_size}, bias=True, is_activated=True)
+        self.up = Linear(place, size, {"fc1": config.intermediate_size}, bias=True)
         self.down = Linear(place, config.intermediate_size, {"fc2": size}, bias=True)
 
     def forward(self, hidden: Tensor, heads: Tensor) -> Iterator[None]:
