@@ -3,6 +3,7 @@
 import pytest
 
 from keepsight.api_settings import ApiSettings
+from keepsight.requests import TierStatus
 from tests.frontend.test_app import MODEL, Client, FakeEngine, client, engine, error_of, preparer
 
 __all__ = ["client", "engine", "preparer"]  # fixtures
@@ -27,6 +28,24 @@ def test_without_a_known_key_only_open_paths_answer(client: Client) -> None:
         assert error_of(client.send("GET", path, headers=bearing("three"))) == (401, None, "invalid_api_key")
     for key in ("one", "two"):
         assert client.send("GET", "/v1/models", headers=bearing(key)).status_code == 200
+
+
+def test_without_a_key_health_tells_how_the_server_is_and_nothing_of_its_callers(
+    client: Client, engine: FakeEngine
+) -> None:
+    reason = "OSError: [Errno 28] No space left on device: '/secret/place'"
+    engine.tiers = {0: (TierStatus("host", None, 10, 100, 1, 5, 0, 0), TierStatus("disk", reason, 0, 9, 0, 0, 0, 0))}
+    client.settings = ApiSettings(api_keys=("one", "two"), admin_api_key="admin")
+    words = [
+        {"engine": 0, "status": "ok", "name": "host"},
+        {"engine": 0, "status": "set aside", "name": "disk"},
+    ]
+    for headers in ({}, bearing("three"), {"Authorization": "Basic one"}):
+        told = client.send("GET", "/health", headers=headers)
+        assert (told.status_code, told.json()) == (200, {"status": "ok", "engines": 1, "tiers": words})
+    for key in ("one", "two", "admin"):
+        told = client.send("GET", "/health", headers=bearing(key)).json()
+        assert (told["requests"], told["tiers"][0]["num_entries"], told["tiers"][1]["reason"]) == (0, 1, reason)
 
 
 @pytest.mark.parametrize(

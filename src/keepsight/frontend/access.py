@@ -31,7 +31,7 @@ class Access:
     """ASGI middleware.  Notes the caller's key in the request's state."""
 
     def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
-        self._app, self._keys = app, settings.api_keys
+        self._app, self._keys, self._watching_keys = app, settings.api_keys, _watching_keys(settings)
         self._admin_keys = () if settings.admin_api_key is None else (settings.admin_api_key,)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,13 +53,26 @@ class Access:
             return _find_key(headers, self._admin_keys)
         if is_for_admins(path) and not _is_local(scope, headers):
             raise AdminAccessError("only the machine that the server runs on may ask for this: it has no admin key")
-        # Who watches the server need not be able to ask it anything.
-        keys = (*self._keys, *self._admin_keys) if path == METRICS_PATH else self._keys
-        return _find_key(headers, keys) if self._keys else None
+        keys = self._watching_keys if path == METRICS_PATH else self._keys
+        return _find_key(headers, keys) if keys else None
 
 
 def is_for_admins(path: str) -> bool:
     return path in ADMIN_PATHS or path.startswith(ADMIN_PREFIX)
+
+
+def may_watch(settings: ApiSettings, http: Request) -> bool:
+    """Whether whoever asks, on an open path too, may see what is counted of all callers."""
+    try:
+        return not (keys := _watching_keys(settings)) or bool(_find_key(http.headers, keys))
+    except AccessError:
+        return False
+
+
+def _watching_keys(settings: ApiSettings) -> tuple[str, ...]:
+    """Who watches the server need not be able to ask it anything.  None: whoever may ask, everybody, may watch."""
+    admin = () if settings.admin_api_key is None else (settings.admin_api_key,)
+    return (*settings.api_keys, *admin) if settings.api_keys else ()
 
 
 def isolate_salt(settings: ApiSettings, http: Request, cache_salt: str | None) -> str | None:

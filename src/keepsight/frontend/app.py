@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from keepsight import __version__
 from keepsight.api_settings import ApiSettings
 from keepsight.errors import AnsweredError, ModelNotFoundError, RequestFailedError
-from keepsight.frontend.access import Access, isolate_salt
+from keepsight.frontend.access import Access, isolate_salt, may_watch
 from keepsight.frontend.answer import Answer, Engine
 from keepsight.frontend.chat_request import parse_chat_request
 from keepsight.frontend.chat_response import SERVER_FAILED, ErrorDetail, ErrorResponse, ModelCard, ModelList
@@ -165,14 +165,21 @@ class Api:
         self._check_model(name)
         return json_response(self._cards[name])
 
-    async def health(self, _http: Request) -> Response:
-        """Whoever can say that is alive."""
+    async def health(self, http: Request) -> Response:
+        """Whoever can say that is alive.  What tells of callers and places is for those who may watch."""
+        tells_all = may_watch(self._settings, http)
         tiers = [
-            {"engine": rank, "status": "ok" if tier.reason is None else "set aside", **dataclasses.asdict(tier)}
+            {
+                "engine": rank,
+                "status": "ok" if tier.reason is None else "set aside",
+                **(dataclasses.asdict(tier) if tells_all else {"name": tier.name}),
+            }
             for rank, tiers in self._engine.list_tiers().items()
             for tier in tiers
         ]
-        told = {"status": self._status, "engines": self._engine.num_engines, "requests": self._room.num_requests}
+        told: dict[str, object] = {"status": self._status, "engines": self._engine.num_engines}
+        if tells_all:
+            told["requests"] = self._room.num_requests
         return json_response({**told, "tiers": tiers} if tiers else told)
 
     async def ready(self, _http: Request) -> Response:
