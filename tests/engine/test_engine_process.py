@@ -1,13 +1,14 @@
 """An engine's process without its process: a real socket and a real loop, over a runner of hashes."""
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 
-from keepsight.engine.engine_process import EngineProcess
+from keepsight.engine.engine_process import HAND_OVER_SECONDS, EngineProcess
 from keepsight.engine.inbox import Inbox
 from keepsight.engine.load_engine import LoadedEngine
 from keepsight.ipc.control import Drain, FrontendLost, StartEngine
@@ -43,12 +44,12 @@ class Runner(FakeRunner):
 
 
 class Engine:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, computes_on_cores: bool = False) -> None:
         self.config, inbox = make_config(num_blocks=5000), Inbox()
         self.runner = Runner(self.config.kv_cache.num_blocks, self.config.kv_cache.block_size)
         self.endpoint = f"ipc://{path}/engine-1"
         start = StartEngine({}, str(path), "none", "engine-1", self.endpoint)
-        loaded = LoadedEngine(Scheduler(self.config, END_IDS), self.runner, inbox, 200, False, 1024)
+        loaded = LoadedEngine(Scheduler(self.config, END_IDS), self.runner, inbox, 200, False, 1024, computes_on_cores)
         self.process = EngineProcess(start, loaded)
         self.status: int | None = None
         self._thread = threading.Thread(target=self._run)
@@ -130,6 +131,22 @@ def test_a_frontend_that_comes_late_is_told_what_is_held(engine: Engine, fronten
         assert late.outputs.get(timeout=SOON) == MediaHeld(("cat",))
     finally:
         late.channel.close()
+
+
+@pytest.mark.parametrize("computes_on_cores", [False, True])
+def test_an_engine_that_computes_on_all_cores_lets_first_tokens_pass_and_no_others(
+    computes_on_cores: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    engine = Engine(tmp_path, computes_on_cores=computes_on_cores)
+    frontend = Frontend(engine, "one")
+    for number in range(3):
+        frontend.ask(make_request(f"{number}-0", 3 + number, max_tokens=9))
+    engine.process.act_on(Drain())
+    engine.join()
+    frontend.channel.close()
+    assert pauses.count(HAND_OVER_SECONDS) == (3 if computes_on_cores else 0)
 
 
 def test_a_request_under_another_one_s_name_is_refused(frontends: list[Frontend]) -> None:

@@ -7,6 +7,7 @@ next engine.
 import gc
 import logging
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,9 +24,12 @@ from keepsight.ipc.handshake import Welcome
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.zmq_channel import EngineListener
 from keepsight.observe.counters import Counters
-from keepsight.requests import EngineRequest, FromEngine, RequestFailed, ToEngine
+from keepsight.requests import EngineRequest, FromEngine, RequestBegun, RequestFailed, ToEngine
 
 logger = logging.getLogger(__name__)
+# Enough for a socket's thread and a frontend to pass a token on.  Beside a step that computes on all cores they would
+# wait for the operating system's next tick, some milliseconds: as long as a small model takes for a token.
+HAND_OVER_SECONDS = 0.001
 
 
 class EngineProcess:
@@ -33,6 +37,7 @@ class EngineProcess:
         config = Config.from_options(**start.options)
         mode = start.pixel_mode if engine.takes_pictures else "none"
         self._inbox, self._router = engine.inbox, OutputRouter(engine.inbox)
+        self._computes_on_cores = engine.computes_on_cores
         welcome = Welcome(start.engine_id, engine.max_model_len, mode, takes_unasked=not config.has_far_tiers)
         run_directory = Path(start.run_directory)
         source = open_pixel_source(mode, config, RunDirectory(run_directory))
@@ -81,6 +86,9 @@ class EngineProcess:
         # After its end the loop fails what runs; the next engine may do better.
         if not self._inbox.is_closed:
             self._router.send(outputs, self._listener)
+            # Somebody waits for a first token.
+            if self._computes_on_cores and any(isinstance(each, RequestBegun) for each in outputs):
+                time.sleep(HAND_OVER_SECONDS)
 
 
 def main(control: ProcessEnd) -> int:

@@ -36,6 +36,8 @@ class LoadedEngine:
     takes_pictures: bool
     # Keys and values of one block.
     bytes_per_block: int
+    # Whether a step keeps the very cores busy that frontends run on.
+    computes_on_cores: bool
     tiers: EmbeddingTiers | None = None
 
 
@@ -74,6 +76,7 @@ def load_engine(
         engine_config.scheduler.max_model_len,
         takes_pictures,
         size.bytes_per_position * engine_config.kv_cache.block_size,
+        model.place.device.type == "cpu",
         tiers,
     )
 
