@@ -83,6 +83,21 @@ def test_what_is_pinned_stays_until_it_was_unpinned_as_often() -> None:
     assert cache.num_bytes == 0
 
 
+def test_what_may_go_first_goes_however_it_is_used_until_it_is_to_be_kept_again() -> None:
+    cache = cache_of("aaaa", "bbbb")
+    cache.let_go_first("bbbb")
+    cache.touch("bbbb")
+    cache.put_if_fits("cccc", "cccc")
+    assert held(cache, "aaaa", "bbbb", "cccc") == ["aaaa", "cccc"]
+    for word in ("aaaa", "cccc", "zzzz"):
+        cache.let_go_first(word)
+    cache.pin("cccc")
+    cache.keep_again("aaaa")
+    cache.put_if_fits("dddd", "dddd")
+    assert held(cache, "aaaa", "cccc", "dddd") == ["cccc", "dddd"]
+    cache.check_invariants()
+
+
 def test_where_everything_is_pinned_the_error_has_the_numbers_and_nothing_goes() -> None:
     cache = cache_of("aaaa", "bb", "ccc")
     cache.pin("aaaa")
@@ -116,7 +131,7 @@ KEYS = st.sampled_from("abcdefgh")
 
 
 class CacheAgainstAList(RuleBasedStateMachine):
-    """The model: keys and sizes in a list, the least recently used first."""
+    """The model: keys and sizes in a list, the least recently used first; and names of what is to go before these."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,6 +139,7 @@ class CacheAgainstAList(RuleBasedStateMachine):
         self.cache = LruCache[str, bytes](MAX_BYTES, len, on_drop=self.dropped.append)
         self.model: list[tuple[str, bytes]] = []
         self.pins: list[str] = []
+        self.first: list[str] = []
         self.asked: list[bool] = []
         self.told = self.num_put = 0
 
@@ -152,6 +168,7 @@ class CacheAgainstAList(RuleBasedStateMachine):
             return
         staying = [(each, value) for each, value in self.model if each in self.pins]
         leaving = [entry for entry in self.model if entry not in staying]
+        leaving.sort(key=lambda entry: -self.first.index(entry[0]) if entry[0] in self.first else 1)
         if size > MAX_BYTES:
             assert not self.cache.put_if_fits(key, bytes(size))
         elif total(staying) + size > MAX_BYTES:
@@ -162,8 +179,24 @@ class CacheAgainstAList(RuleBasedStateMachine):
                 leaving.pop(0)
             assert self.cache.put_if_fits(key, bytes(size))
             self.num_put += 1
-            self.model = [entry for entry in self.model if entry in staying + leaving]
+            self.keep([entry for entry in self.model if entry in staying + leaving])
             self.model.append((key, bytes(size)))
+
+    def keep(self, model: list[tuple[str, bytes]]) -> None:
+        self.model = model
+        self.first = [key for key in self.first if self.find(key) is not None]
+
+    @rule(key=KEYS)
+    def let_go_first(self, key: str) -> None:
+        self.cache.let_go_first(key)
+        if self.find(key) is not None:
+            self.first = [*(each for each in self.first if each != key), key]
+
+    @rule(key=KEYS)
+    def keep_again(self, key: str) -> None:
+        self.cache.keep_again(key)
+        self.first = [each for each in self.first if each != key]
+        self.renew(key)
 
     @rule(key=KEYS)
     def pin(self, key: str) -> None:
@@ -184,12 +217,12 @@ class CacheAgainstAList(RuleBasedStateMachine):
     @rule(key=KEYS)
     def drop(self, key: str) -> None:
         self.cache.drop(key)
-        self.model = [entry for entry in self.model if entry[0] != key or key in self.pins]
+        self.keep([entry for entry in self.model if entry[0] != key or key in self.pins])
 
     @rule()
     def clear(self) -> None:
         self.cache.clear()
-        self.model = [(key, value) for key, value in self.model if key in self.pins]
+        self.keep([(key, value) for key, value in self.model if key in self.pins])
 
     @rule()
     def tell_delta(self) -> None:

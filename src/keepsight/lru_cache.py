@@ -8,7 +8,7 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Generic, TypeVar
 
 from keepsight.errors import EverythingPinnedError
@@ -50,6 +50,8 @@ class LruCache(Generic[K, V]):
         # The least recently used first.
         self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()
         self._pins: Counter[K] = Counter()
+        # What goes before all others, the last of them first.
+        self._first: dict[K, None] = {}
         self.num_bytes = 0
         self.num_pinned_bytes = 0
         self.num_evictions = 0
@@ -132,6 +134,17 @@ class LruCache(Generic[K, V]):
             del self._pins[key]
             self.num_pinned_bytes -= self._entries[key].num_bytes
 
+    def let_go_first(self, key: K) -> None:
+        """Before all of which nobody has said so, however they are used; pins hold.  Nothing if it is not held."""
+        if key in self._entries:
+            self._first.pop(key, None)
+            self._first[key] = None
+
+    def keep_again(self, key: K) -> None:
+        """As if it had just been used."""
+        self._first.pop(key, None)
+        self.touch(key)
+
     def drop(self, key: K) -> None:
         """Unless it is pinned, or not held."""
         if key in self._entries and key not in self._pins:
@@ -146,11 +159,12 @@ class LruCache(Generic[K, V]):
         if num_bytes > self._max_bytes - self.num_pinned_bytes:
             raise EverythingPinnedError(num_bytes, self._max_bytes, self.num_pinned_bytes)
         while num_bytes > self._max_bytes - self.num_bytes:
-            self._drop(next(key for key in self._entries if key not in self._pins))
+            self._drop(next(key for key in chain(reversed(self._first), self._entries) if key not in self._pins))
             self.num_evictions += 1
 
     def _drop(self, key: K) -> None:
         self.num_bytes -= self._entries.pop(key).num_bytes
+        self._first.pop(key, None)
         self._on_drop(key)
 
     def _warn_once(self, num_bytes: int) -> None:
@@ -164,6 +178,7 @@ class LruCache(Generic[K, V]):
 
     def check_invariants(self) -> None:
         assert self._pins.keys() <= self._entries.keys()
+        assert self._first.keys() <= self._entries.keys()
         assert all(self._pins.values())
         assert self.num_bytes == sum(self._size_of(entry.value) for entry in self._entries.values())
         assert self.num_pinned_bytes == sum(self._entries[key].num_bytes for key in self._pins)

@@ -1,6 +1,6 @@
 """The order of a step, when the loop sleeps, and that everybody is answered however it ends.  Nothing is computed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -62,6 +62,7 @@ class Parts:
     wanted: set[str] = field(default_factory=set)
     waiting: dict[str, str] = field(default_factory=dict)  # media hash -> the request that waits for it
     hints: list[MediaHeld | MediaDropped] = field(default_factory=list)
+    embeddings: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     story: list[Any] = field(default_factory=list)
     sent: list[FromEngine] = field(default_factory=list)
 
@@ -87,6 +88,10 @@ class Parts:
     def note_pixels(self, kept: Sequence[str], dropped: Sequence[str]) -> None:
         if kept or dropped:
             self.story.append(("kept", kept, dropped))
+
+    def take_embeddings(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        embeddings, self.embeddings = self.embeddings, ((), ())
+        return embeddings
 
     def take_hints(self) -> list[MediaHeld | MediaDropped]:
         hints, self.hints = self.hints, []
@@ -132,6 +137,7 @@ class Source:
     found: dict[str, Pixels] = field(default_factory=dict)
     changes: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     received: list[str] = field(default_factory=list)
+    embeddings: list[tuple[Sequence[str], Sequence[str]]] = field(default_factory=list)
     is_closed: bool = False
 
     def find(self, media_hash: str) -> Pixels | None:
@@ -144,6 +150,10 @@ class Source:
     def take_changes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         changes, self.changes = self.changes, ((), ())
         return changes
+
+    def note_embeddings(self, held: Iterable[str], dropped: Iterable[str]) -> None:
+        if held or dropped:
+            self.embeddings.append((tuple(held), tuple(dropped)))
 
     def size(self) -> None:
         return None
@@ -268,6 +278,14 @@ def test_hints_follow_the_answers_of_their_step() -> None:
     loop.step()
     assert parts.sent == [token("a"), MediaHeld(("x",)), MediaDropped(("y",))]
     assert parts.story[-3:] == ["update", ("kept", ("x",), ("y",)), "send"]
+
+
+def test_the_source_hears_of_what_embeddings_are_held_and_hears_it_once() -> None:
+    parts, source = Parts(plans=[WORK, WORK], embeddings=(("x",), ("y",))), Source()
+    loop, _ = make_loop(parts, make_request("a", 3), source=source)
+    loop.step()
+    loop.step()
+    assert source.embeddings == [(("x",), ("y",))]
 
 
 def test_the_source_is_closed_with_the_loop() -> None:

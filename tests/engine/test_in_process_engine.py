@@ -15,6 +15,7 @@ import pytest
 
 from keepsight.engine.in_process_engine import InProcessEngine
 from keepsight.engine.inbox import Inbox
+from keepsight.engine.pixel_source import KeptPixels, PixelSource
 from keepsight.errors import PictureError, RequestFailedError
 from keepsight.frontend.engine_client import Outputs
 from keepsight.frontend.media_pool import MediaPool
@@ -83,13 +84,15 @@ class Runner(FakeRunner):
 
 
 class Bench:
-    def __init__(self, is_done: Callable[[], bool] | None = None, **config: Any) -> None:
+    def __init__(
+        self, is_done: Callable[[], bool] | None = None, source: PixelSource | None = None, **config: Any
+    ) -> None:
         inbox = Inbox()
         self.config = make_config(**config)
         self.scheduler, self.runner, self.studio = Scheduler(self.config, END_IDS), Runner(inbox, is_done), Studio()
         self.studio.may_make.set()
         self.pool = MediaPool(2)
-        self.engine = InProcessEngine(self.scheduler, self.runner, inbox, self.pool)
+        self.engine = InProcessEngine(self.scheduler, self.runner, inbox, self.pool, source)
         self._asked: dict[str, EngineRequest] = {}
 
     def prepare(self, request_id: str, *parts: int | str, **options: Any) -> PreparedRequest:
@@ -160,6 +163,20 @@ def test_a_picture_that_two_requests_wait_for_is_made_and_encoded_once() -> None
     with bench() as made:
         run(story(made))
         settle(made)
+
+
+def test_what_room_there_is_for_pixels_is_for_pictures_whose_embeddings_went() -> None:
+    async def story(made: Bench) -> None:
+        for number, picture in enumerate(["cat", "dog", "bird", "cat", "bird", "cat"]):
+            assert await made.answer(f"r{number}", 5, picture, 3) == made.alone(f"r{number}")
+        # The encoder cache had room for one, and so none of them when they came again.
+        assert made.runner.encoded == ["cat", "dog", "bird", "cat", "bird", "cat"]
+        assert made.studio.made == ["cat", "dog", "bird"]
+
+    kept = KeptPixels(2 * pixels_like("cat").nbytes)
+    with bench(source=kept, num_pictures=1, caches_prefixes=False) as made:
+        run(story(made))
+        kept.check_invariants()
 
 
 def test_the_event_loop_turns_while_a_step_is_computed() -> None:

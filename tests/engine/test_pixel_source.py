@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from keepsight.config import Config
-from keepsight.engine.pixel_source import KeptPixels, PixelSource, open_pixel_source
+from keepsight.engine.pixel_source import KeptPixels, PixelSource, StoreSource, open_pixel_source
 from keepsight.ipc.pixel_mode import PixelMode
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.shared_store import SharedStore
@@ -115,6 +115,39 @@ def test_what_was_kept_and_proves_wrong_gives_way_to_what_came(caplog: pytest.Lo
     assert source.num_mismatched == 1
     assert "OTHER PIXELS" in caplog.text
     source.check_invariants()
+
+
+@pytest.mark.parametrize("source", MODES, indirect=True)
+def test_pixels_go_first_while_embeddings_of_their_picture_are_held(source: PixelSource) -> None:
+    """Where this side has no say in it, nothing happens."""
+    room = MAX_BYTES // (picture(0).nbytes + 4096)
+
+    def put(number: int) -> None:
+        source.receive(MediaArrived(name_of(number), picture(number)))
+        if isinstance(source, StoreSource):
+            source._store.put(name_of(number), picture(number))
+
+    def held() -> set[int]:
+        return {number for number in range(2 * room) if source.find(name_of(number)) is not None}
+
+    for number in range(room):
+        put(number)
+    source.note_embeddings(names(4, 7, 9), names(0))
+    if not isinstance(source, KeptPixels | StoreSource):
+        assert held() == set()
+        return
+    source.note_embeddings((), names(7))
+    for number in range(room, room + 30):
+        put(number)
+        if 4 not in held() and 9 not in held():
+            break
+    assert held() == {*range(number + 1)} - {4, 9}
+    # What an engine held that has ended, the next one does not.
+    source.note_embeddings(names(20), ())
+    if isinstance(source, StoreSource):
+        StoreSource(source._store)
+        put(number + 1)
+        assert 20 in held()
 
 
 def test_where_hits_are_checked_the_store_s_frontends_are_asked_first() -> None:

@@ -237,7 +237,7 @@ def test_whoever_is_killed_in_put_leaves_a_true_ledger_and_no_half_file(folder: 
         kill(writer)
     store = SharedStore(folder, MAX_BYTES)
     store.check_invariants()
-    assert {path.name for path in folder.iterdir()} == {"pixels", "ledger"}
+    assert {path.name for path in folder.iterdir()} == {"pixels", "first", "ledger"}
     for number in range(10):
         pixels = store.read(f"{number:064x}")
         assert pixels is None or (pixels == number).all()
@@ -276,7 +276,7 @@ stop_in(shared_store, "_write")
 store.put("b" * 64, np.zeros((50, 20, 3), np.uint8))
 """
     with stopped_process(program, tmp_path) as server:
-        assert len(list(tmp_path.rglob("*"))) == 5
+        assert len(list(tmp_path.rglob("*"))) == 6
         kill(server)
     with RunDirectory.create(tmp_path) as directory:
         assert list(tmp_path.rglob("*")) == [directory.path]
@@ -378,6 +378,37 @@ with store.making(["{name_of(1)}"]):
     assert (folder / "claims").stat().st_blocks == 0
 
 
+def test_what_may_go_first_goes_in_whichever_process_but_no_pin(store: SharedStore, folder: Path) -> None:
+    other = SharedStore(folder, MAX_BYTES)
+    put(store, *range(10))
+    put(store, 10)
+    for number in (3, 5, 30):
+        other.let_go_first(name_of(number))
+    store.read(name_of(3))
+    assert store.pin(name_of(5), 100)
+    put(store, 11)
+    assert held(store) == [1, 2, *range(4, 12)]
+    put(store, 12)
+    assert held(store) == [2, *range(4, 13)]
+    other.close()
+
+
+def test_marks_of_what_is_not_there_or_that_cannot_be_written_do_no_harm(store: SharedStore, folder: Path) -> None:
+    put(store, *range(10))
+    (folder / "first" / name_of(40)).touch()
+    (folder / "first" / name_of(3)).touch()
+    store.let_go_first("../name")
+    (store._directory / name_of(3)).unlink()
+    put(store, 3)
+    put(store, 11)
+    assert held(store) == [*range(1, 10), 11]
+    assert not list((folder / "first").iterdir())
+    (folder / "first").rmdir()
+    store.let_go_first(name_of(4))
+    put(store, 12)
+    assert held(store) == [*range(2, 10), 11, 12]
+
+
 # Against a model --------------------------------------------------------------------------------------------------
 
 NUMBERS = st.integers(0, 9)
@@ -392,6 +423,8 @@ class StoresAgainstAList(RuleBasedStateMachine):
         self.directory = RunDirectory.create()
         self.stores = [self.open() for _ in range(3)]
         self.model: list[tuple[int, int]] = []
+        # What goes before these.
+        self.first: set[int] = set()
 
     def open(self) -> SharedStore:
         return SharedStore(self.directory.path, MAX_BYTES)
@@ -417,18 +450,44 @@ class StoresAgainstAList(RuleBasedStateMachine):
         assert self.stores[who].put(name_of(number), picture(number, num_pages)) == (is_known or num_pages <= 10)
         if not is_known and num_pages <= 10:
             while sum(dict(self.model).values()) + num_pages > 10:
-                self.model.pop(0)
+                self.model.remove(self.find_gone())
             self.model.append((number, num_pages))
+
+    def find_gone(self) -> tuple[int, int]:
+        """Of those that may go first any; then the least recently used."""
+        candidates = [entry for entry in self.model if entry[0] in self.first] or self.model[:1]
+        gone = [entry for entry in candidates if entry[0] not in held(self.stores[0])]
+        assert gone, "another went"
+        self.first.discard(min(gone, key=lambda entry: entry[1])[0])
+        return min(gone, key=lambda entry: entry[1])
+
+    @rule(who=WHO, number=NUMBERS)
+    def let_go_first(self, who: int, number: int) -> None:
+        self.stores[who].let_go_first(name_of(number))
+        if number in dict(self.model):
+            self.first.add(number)
+
+    @rule(who=WHO, number=NUMBERS)
+    def keep_again(self, who: int, number: int) -> None:
+        self.stores[who].keep_again(name_of(number))
+        self.first.discard(number)
+        self.renew(number)
+
+    @rule(who=WHO)
+    def keep_all_again(self, who: int) -> None:
+        self.stores[who].keep_all_again()
+        self.first = set()
 
     @rule(who=WHO, number=NUMBERS)
     def drop(self, who: int, number: int) -> None:
         self.stores[who].drop(name_of(number))
         self.model = [entry for entry in self.model if entry[0] != number]
+        self.first.discard(number)
 
     @rule(who=WHO)
     def clear(self, who: int) -> None:
         self.stores[who].clear()
-        self.model = []
+        self.model, self.first = [], set()
 
     @rule(who=WHO, is_counted=st.booleans())
     def one_dies_in_the_middle(self, who: int, is_counted: bool) -> None:

@@ -57,6 +57,21 @@ def test_all_changes_of_one_kind_are_one_message_in_their_order() -> None:
     assert holdings.take_changes() == [MediaHeld(("new", "newer")), MediaDropped(("older", "old"))]
 
 
+def test_one_kind_of_them_is_told_by_itself_and_among_all() -> None:
+    holdings = Holdings()
+    embeddings = Holdings(within=holdings)
+    holdings.add("cat")
+    embeddings.add("cat")
+    embeddings.add("dog")
+    assert embeddings.take_names() == (("cat", "dog"), ())
+    assert holdings.take_changes() == [MediaHeld(("cat", "dog"))]
+    embeddings.remove("cat")
+    assert embeddings.take_names() == ((), ("cat",))
+    assert holdings.take_changes() == []
+    embeddings.remove("dog")
+    assert holdings.take_changes() == [MediaDropped(("dog",))]
+
+
 def test_what_is_not_held_cannot_be_removed() -> None:
     with pytest.raises(AssertionError, match="nothing of cat is held"):
         Holdings().remove("cat")

@@ -180,6 +180,7 @@ class EngineLoop:
         self._scheduler.kept.note_pixels(*self._source.take_changes())
         if self._tiers is not None:
             self._scheduler.kept.note_embeddings(*self._tiers.take_changes())
+        self._source.note_embeddings(*self._scheduler.take_embeddings())
         hints = self._scheduler.take_hints()
         if self._has_new_listener:
             self._has_new_listener = False

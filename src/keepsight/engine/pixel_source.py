@@ -1,11 +1,13 @@
 """The engine's side of where pixels are kept: finds those it need not ask for, and reads what arrives.
 
 Knows neither requests nor the schedule; used by the engine's loop alone.  What a frontend says of a place is believed
-only if what lies there proves it: a stale or forged handle gives None, never other pixels.
+only if what lies there proves it: a stale or forged handle gives None, never other pixels.  Pixels whose embeddings are
+held are needed by nobody, but may be again: where this side has a say in what goes (`lru`, `shared`), they go first.
 """
 
 import logging
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -32,6 +34,9 @@ class PixelSource(Protocol):
 
     def take_changes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """What `find` would give and did not, and the reverse, since this was last asked."""
+
+    def note_embeddings(self, held: Iterable[str], dropped: Iterable[str]) -> None:
+        """Of what media the engine holds embeddings now and did not, and the reverse."""
 
     def size(self) -> CacheSize | None:
         """Of what is kept here; None: nothing is."""
@@ -66,6 +71,9 @@ class InlineSource:
 
     def take_changes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return (), ()
+
+    def note_embeddings(self, held: Iterable[str], dropped: Iterable[str]) -> None:
+        pass
 
     def size(self) -> CacheSize | None:
         return None
@@ -118,6 +126,9 @@ class KeptPixels(InlineSource):
         held = tuple(media_hash for media_hash, is_held in changes.items() if is_held)
         return held, tuple(media_hash for media_hash, is_held in changes.items() if not is_held)
 
+    def note_embeddings(self, held: Iterable[str], dropped: Iterable[str]) -> None:
+        _order(self._cache, held, dropped)
+
     def size(self) -> CacheSize:
         return self._cache.size()
 
@@ -155,6 +166,8 @@ class StoreSource(InlineSource):
 
     def __init__(self, store: SharedStore, *, looks_first: bool = True) -> None:
         self._store, self._looks_first = store, looks_first
+        # What was held by an engine that has ended, is not.
+        store.keep_all_again()
 
     def find(self, media_hash: str) -> Pixels | None:
         return self._store.read(media_hash) if self._looks_first else None
@@ -165,8 +178,19 @@ class StoreSource(InlineSource):
         pixels = self._store.read(message.media_hash)
         return pixels if pixels is not None and pixels.shape == message.pixels.shape else None
 
+    def note_embeddings(self, held: Iterable[str], dropped: Iterable[str]) -> None:
+        _order(self._store, held, dropped)
+
     def clear(self) -> None:
         self._store.clear()
 
     def close(self) -> None:
         self._store.close()
+
+
+def _order(cache: LruCache[str, Pixels] | SharedStore, held: Iterable[str], dropped: Iterable[str]) -> None:
+    """The rule, for whichever cache."""
+    for media_hash in held:
+        cache.let_go_first(media_hash)
+    for media_hash in dropped:
+        cache.keep_again(media_hash)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from keepsight.ipc.marked_files import MarkedFiles
 from keepsight.ipc.record_lock import lock, opened, try_lock
 from keepsight.ipc.unnamed_file import give_name, open_unnamed
 from keepsight.lru_cache import CacheSize
@@ -58,6 +59,7 @@ class SharedStore:
         self._directory, self._max_bytes = directory / "pixels", max_bytes
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._claims, self._pins = directory / "claims", directory / "pins"
+        self._first = MarkedFiles(directory / "first")
         # Over the ledger's descriptor: threads of one process would share its lock.
         self._lock = threading.Lock()
         self._ledger = os.open(directory / "ledger", os.O_RDWR | os.O_CREAT, 0o600)
@@ -152,6 +154,19 @@ class SharedStore:
         if _MEDIA_HASH.fullmatch(media_hash):
             (self._pins / media_hash).unlink(missing_ok=True)
 
+    def let_go_first(self, media_hash: str) -> None:
+        """Before all of which nobody has said so, however they are used; pins hold.  Waits for nobody."""
+        if self.is_held(media_hash):
+            self._first.add(media_hash)
+
+    def keep_again(self, media_hash: str) -> None:
+        """As if it had just been used."""
+        if self.touch(media_hash):
+            self._first.remove(media_hash)
+
+    def keep_all_again(self) -> None:
+        self._first.clear()
+
     def drop(self, media_hash: str) -> None:
         """Pinned or not."""
         if _MEDIA_HASH.fullmatch(media_hash):
@@ -223,6 +238,8 @@ class SharedStore:
             _write(descriptor, pixels)
             _stamp(descriptor)
             give_name(descriptor, self._directory / media_hash)
+            # Who marked it while the one before was going.
+            self._first.remove(media_hash)
             self._write_ledger(self.num_bytes + os.fstat(descriptor).st_blocks * 512, is_changing=True)
         except FileExistsError:
             self.touch(media_hash)
@@ -232,6 +249,10 @@ class SharedStore:
 
     def _evict_one(self) -> bool:
         """Or finds that it is still used; False if all that is left is pinned."""
+        if (path := self._find_first()) is not None:
+            self._remove(path)
+            self.num_evictions += 1
+            return True
         if not self._oldest:
             files, pinned = self._count(), self._count_pinned()
             unpinned = (file for file in files if file.path.name not in pinned)
@@ -245,6 +266,15 @@ class SharedStore:
                 self._remove(file.path)
                 self.num_evictions += 1
         return True
+
+    def _find_first(self) -> Path | None:
+        for name in self._first:
+            path = self._directory / name
+            if not path.exists():
+                self._first.remove(name)
+            elif not self._is_pinned(name):
+                return path
+        return None
 
     def _count_pinned(self) -> dict[str, int]:
         """Bytes by name; pins that have ended, or whose pixels have gone, are removed."""
@@ -285,6 +315,7 @@ class SharedStore:
             path.unlink()
             self._write_ledger(max(0, self.num_bytes - num_bytes), is_changing=True)
         (self._pins / path.name).unlink(missing_ok=True)
+        self._first.remove(path.name)
 
     def _count(self) -> list[_File]:
         """All files that have a name."""

@@ -11,7 +11,9 @@ from keepsight.requests import MediaDropped, MediaHeld
 
 
 class Holdings:
-    def __init__(self) -> None:
+    def __init__(self, within: "Holdings | None" = None) -> None:
+        """`within`: of all, where these are one kind."""
+        self._within = within
         self._counts: Counter[str] = Counter()
         # Those that were not held before and are now, or the other way round, in the order of their change.
         self._changed: dict[str, None] = {}
@@ -23,6 +25,8 @@ class Holdings:
         if media_hash not in self._counts:
             self._flip(media_hash)
         self._counts[media_hash] += 1
+        if self._within is not None:
+            self._within.add(media_hash)
 
     def remove(self, media_hash: str) -> None:
         assert media_hash in self._counts, f"nothing of {media_hash} is held"
@@ -30,6 +34,8 @@ class Holdings:
         if not self._counts[media_hash]:
             del self._counts[media_hash]
             self._flip(media_hash)
+        if self._within is not None:
+            self._within.remove(media_hash)
 
     def _flip(self, media_hash: str) -> None:
         """There and back again is no change."""
@@ -42,10 +48,14 @@ class Holdings:
         """Since they were last taken."""
         if not self._changed:
             return []
+        held, dropped = self.take_names()
+        return ([MediaHeld(held)] if held else []) + ([MediaDropped(dropped)] if dropped else [])
+
+    def take_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The same: of what is held now, and of what is not any more."""
         changed, self._changed = self._changed, {}
         held = tuple(each for each in changed if each in self._counts)
-        dropped = tuple(each for each in changed if each not in self._counts)
-        return ([MediaHeld(held)] if held else []) + ([MediaDropped(dropped)] if dropped else [])
+        return held, tuple(each for each in changed if each not in self._counts)
 
     def list_held(self) -> list[MediaHeld]:
         """All of it, whatever has changed."""

@@ -1,6 +1,6 @@
 """What other parts of the engine keep of media, as they tell: pixels in its cache, embeddings in tiers.
 
-Invariant: each thing that is kept is counted among the holdings once.
+Invariant: each thing that is kept is counted among the holdings of its kind once.
 """
 
 from collections import Counter
@@ -10,8 +10,8 @@ from keepsight.scheduling.holdings import Holdings
 
 
 class KeptBeside:
-    def __init__(self, holdings: Holdings) -> None:
-        self._holdings = holdings
+    def __init__(self, holdings: Holdings, held_embeddings: Holdings) -> None:
+        self._holdings, self._held_embeddings = holdings, held_embeddings
         self._pixels: set[str] = set()
         # One media item may have several entries.
         self._embeddings: Counter[str] = Counter()
@@ -31,14 +31,16 @@ class KeptBeside:
         """Of what media an entry came into the tiers, and of what media one went that had come."""
         for media_hash in kept:
             self._embeddings[media_hash] += 1
-            self._holdings.add(media_hash)
+            self._held_embeddings.add(media_hash)
         for media_hash in dropped:
             self._embeddings[media_hash] -= 1
             if not self._embeddings[media_hash]:
                 del self._embeddings[media_hash]
-            self._holdings.remove(media_hash)
+            self._held_embeddings.remove(media_hash)
 
-    def held_media(self) -> Iterator[str]:
-        """Once for each thing that is kept."""
-        yield from self._pixels
-        yield from self._embeddings.elements()
+    def held_pixels(self) -> Iterator[str]:
+        return iter(self._pixels)
+
+    def held_embeddings(self) -> Iterator[str]:
+        """Once for each entry."""
+        return self._embeddings.elements()

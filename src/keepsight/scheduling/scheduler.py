@@ -36,9 +36,10 @@ class Scheduler:
         self._block_size = config.kv_cache.block_size
         self._end_ids = end_ids
         self.holdings = Holdings()
+        self.held_embeddings = Holdings(within=self.holdings)
         self.kv_cache = KvCacheManager(config.kv_cache, self.holdings)
-        self.media = MediaClaims(config, EncoderCacheManager(config.encoder_cache, self.holdings))
-        self.kept = KeptBeside(self.holdings)
+        self.media = MediaClaims(config, EncoderCacheManager(config.encoder_cache, self.held_embeddings))
+        self.kept = KeptBeside(self.holdings, self.held_embeddings)
         self._states: dict[SequenceId, RequestState] = {}
         self._choices: dict[str, list[RequestState]] = {}  # live ones of each request
         self._lineup = Lineup()
@@ -141,6 +142,10 @@ class Scheduler:
     def list_hints(self) -> list[MediaHeld]:
         """Of all media that something is held of, for whoever heard none of the earlier ones."""
         return self.holdings.list_held()
+
+    def take_embeddings(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The same of embeddings alone, wherever they are: held now, and no more."""
+        return self.held_embeddings.take_names()
 
     def schedule(self) -> StepPlan:
         draft = self._begin_step()
@@ -429,8 +434,9 @@ class Scheduler:
         assert len(self._lineup.running) <= self.config.max_num_seqs
         assert sum(map(len, self._choices.values())) == len(self._states)
         self._check_managers(itertools.chain(self._states.values(), self._leaving.values()))
-        caches = (self.kv_cache.held_media(), self.media.encoder_cache.held_media())
-        self.holdings.check_invariants(itertools.chain(*caches, self.kept.held_media()))
+        embeddings = [*self.media.encoder_cache.held_media(), *self.kept.held_embeddings()]
+        self.held_embeddings.check_invariants(embeddings)
+        self.holdings.check_invariants([*embeddings, *self.kv_cache.held_media(), *self.kept.held_pixels()])
 
     def _check_managers(self, states: Iterable[RequestState]) -> None:
         live = list(states)
