@@ -47,6 +47,20 @@ def test_whatever_was_changed_is_told_apart(rng: random.Random) -> None:
             read(1, bytes(content))
 
 
+def test_pages_that_were_torn_emptied_or_exchanged_are_told_apart() -> None:
+    whole, other, page = entry(1, 600_000), entry(1, 600_000)[::-1], 4096
+    for at in range(page, len(whole) - 2 * page, 37 * page):
+        first, second = whole[at : at + page], whole[at + page : at + 2 * page]
+        for damaged in (bytes(2 * page), second + first, other[at : at + 2 * page]):
+            with pytest.raises(DamagedEntryError):
+                read(1, whole[:at] + damaged + whole[at + 2 * page :])
+
+
+def test_one_of_an_older_version_is_told_apart() -> None:
+    with pytest.raises(DamagedEntryError):
+        read(1, b"KSEMBED1" + entry(1)[8:])
+
+
 @pytest.mark.parametrize("cut", [0, 1, 255, 256, 257, 3255])
 def test_one_that_was_cut_off_is_told_apart(cut: int) -> None:
     with pytest.raises(DamagedEntryError):

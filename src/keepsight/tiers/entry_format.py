@@ -1,7 +1,8 @@
 """An entry as bytes, wherever it lies: a header that says what follows, then the array.
 
 Invariant: what is read is what was written under that key, or DamagedEntryError: every byte is under the checksum, and
-what is cut off, foreign, of another version or another key's is told apart.
+what is cut off, foreign, of another version or another key's is told apart.  The checksum is against damage: whoever
+may write there could write a right one, of whatever kind.
 """
 
 import math
@@ -9,20 +10,20 @@ import struct
 from collections.abc import Callable
 
 import numpy as np
-from blake3 import blake3
+from xxhash import xxh3_128
 
 from keepsight.errors import KeepsightError
-from keepsight.tiers.tier import ELEMENT_BYTES, StoredArray
+from keepsight.tiers.tier import StoredArray
 
 # Magic with the version; checksum of all that follows; key; type; seconds; bytes; rank; shape.
-_HEADER = struct.Struct("<8s32s32s16sdQB7x8Q")
-_MAGIC = b"KSEMBED1"
-_CHECKED_FROM = len(_MAGIC) + 32
+_HEADER = struct.Struct("<8s16s32s16sdQB7x8Q")
+_MAGIC = b"KSEMBED2"
+_CHECKED_FROM = len(_MAGIC) + 16
 _MAX_RANK = 8
 # The array begins aligned.
 HEADER_BYTES = 256
-# Read and checked in pieces: the disk brings the next one meanwhile.
-_PIECE = 512 * 1024
+# Checked in pieces, each while it still lies in the core's cache, and while the disk brings the next one.
+_PIECE = 256 * 1024
 
 # Fills some of the memory it is given, and says how much; 0 at the end.
 ReadInto = Callable[[memoryview], int]
@@ -37,8 +38,8 @@ def pack_header(key: str, array: StoredArray) -> bytes:
     assert len(array.shape) <= _MAX_RANK, array.shape
     shape = (*array.shape, *(0 for _ in range(_MAX_RANK - len(array.shape))))
     fields = (bytes.fromhex(key), array.dtype.encode(), array.seconds, array.num_bytes, len(array.shape))
-    header = _HEADER.pack(_MAGIC, bytes(32), *fields, *shape).ljust(HEADER_BYTES, b"\0")
-    hasher = blake3(header[_CHECKED_FROM:])
+    header = _HEADER.pack(_MAGIC, bytes(16), *fields, *shape).ljust(HEADER_BYTES, b"\0")
+    hasher = xxh3_128(header[_CHECKED_FROM:])
     hasher.update(array.payload)
     return _MAGIC + hasher.digest() + header[_CHECKED_FROM:]
 
@@ -55,29 +56,28 @@ def read_entry(key: str, num_bytes: int, read_into: ReadInto) -> StoredArray:
     """`num_bytes`: of all that there is to read."""
     if num_bytes < HEADER_BYTES:
         raise DamagedEntryError(f"{num_bytes} bytes are no entry")
-    header = bytearray(HEADER_BYTES)
-    _fill(memoryview(header), read_into)
-    array = _allocate(key, bytes(header), num_bytes - HEADER_BYTES)
-    hasher = blake3(header[_CHECKED_FROM:])
-    for start in range(0, array.num_bytes, _PIECE):
-        piece = array.payload[start : start + _PIECE]
+    # Of the size that is there, not of one that a damaged header claims; not zeroed first, which a bytearray would be.
+    entry = np.empty(num_bytes, np.uint8).data
+    hasher = xxh3_128()
+    for start in range(0, num_bytes, _PIECE):
+        piece = entry[start : start + _PIECE]
         _fill(piece, read_into)
-        hasher.update(piece)
-    if hasher.digest() != header[len(_MAGIC) : _CHECKED_FROM]:
+        hasher.update(piece if start else piece[_CHECKED_FROM:])
+    if hasher.digest() != entry[len(_MAGIC) : _CHECKED_FROM]:
         raise DamagedEntryError("checksum")
-    return StoredArray(array.dtype, array.shape, array.payload.toreadonly(), array.seconds)
+    return _as_array(key, entry.toreadonly())
 
 
-def _allocate(key: str, header: bytes, num_bytes: int) -> StoredArray:
-    """Of the size that is there, not of one that a damaged header claims."""
-    magic, _, found, dtype, seconds, claimed, rank, *shape = _HEADER.unpack_from(header)
-    if magic != _MAGIC or found.hex() != key or claimed != num_bytes or rank > _MAX_RANK:
+def _as_array(key: str, entry: memoryview) -> StoredArray:
+    """It is as it was written, but maybe under another key or by another version."""
+    magic, _, found, dtype, seconds, num_bytes, rank, *shape = _HEADER.unpack_from(entry)
+    payload = entry[HEADER_BYTES:]
+    if magic != _MAGIC or found.hex() != key or num_bytes != payload.nbytes or rank > _MAX_RANK:
         raise DamagedEntryError("header")
-    name = dtype.rstrip(b"\0").decode("ascii", "replace")
-    if ELEMENT_BYTES.get(name, 0) * math.prod(shape[:rank]) != num_bytes or not 0 <= seconds < math.inf:
+    array = StoredArray(dtype.rstrip(b"\0").decode("ascii", "replace"), tuple(shape[:rank]), payload, seconds)
+    if not array.is_whole or not 0 <= seconds < math.inf:
         raise DamagedEntryError("header")
-    # Not zeroed first, which a bytearray would be.
-    return StoredArray(name, tuple(shape[:rank]), np.empty(num_bytes, np.uint8).data, seconds)
+    return array
 
 
 def _fill(target: memoryview, read_into: ReadInto) -> None:
