@@ -1,6 +1,8 @@
 """The server over real sockets, with an engine that says what it is told to."""
 
+import hashlib
 import json
+import random
 import socket
 import ssl
 import threading
@@ -11,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -153,6 +155,58 @@ def test_who_reads_a_large_body_is_woken_once() -> None:
     with running(app, ApiSettings()) as port, connected(port, ask("/", b"x" * 5_000_000)) as connection:
         assert read_to_end(connection).endswith(b"5000000")
     assert len(heard) == 1
+
+
+async def tell_body(scope: Scope, receive: Receive, send: Send) -> None:
+    """An app that answers with a digest of what it was sent."""
+    async with reading_body(Request(scope, receive), WaitingRoom(4, 2**26), 2**26, PATIENCE) as body:
+        await Response(hashlib.sha256(body).hexdigest())(scope, receive, send)
+
+
+def test_large_bodies_come_whole_and_in_their_order_on_one_connection() -> None:
+    bodies = [random.Random(number).randbytes(size) for number, size in enumerate((3_000_000, 10, 1_500_001, 700_000))]
+    with running(tell_body, ApiSettings()) as port, httpx.Client(timeout=PATIENCE) as client:
+        for body in bodies:
+            assert client.post(f"http://127.0.0.1:{port}/", content=body).text == hashlib.sha256(body).hexdigest()
+
+
+def test_requests_behind_a_large_body_are_not_taken_for_its_end() -> None:
+    bodies = [b"a" * 1_000_000, b"b" * 2_000_000, b"c"]
+    sent = b"".join(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(each) + each for each in bodies)
+    with running(tell_body, ApiSettings()) as port, connected(port, sent + ask("/", b"last")) as connection:
+        told = read_to_end(connection)
+    assert all(hashlib.sha256(each).hexdigest().encode() in told for each in (*bodies, b"last"))
+
+
+def test_a_large_body_without_its_length_is_read_too() -> None:
+    pieces = [b"x" * 300_000] * 5
+    with running(tell_body, ApiSettings()) as port:
+        told = httpx.post(f"http://127.0.0.1:{port}/", content=iter(pieces), timeout=PATIENCE).text
+    assert told == hashlib.sha256(b"".join(pieces)).hexdigest()
+
+
+def test_a_large_body_that_stops_is_given_up_and_its_rest_is_not_taken_for_a_request(engine: FakeEngine) -> None:
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n"
+    with serving(engine) as port, connected(port, head + b" " * 1_000_000) as connection:
+        assert connection.recv(65536).split()[1] == b"408"
+        connection.sendall(b" " * 1_000_000 + b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        told = read_to_end(connection)
+    assert told.count(b"HTTP/1.1") == told.count(b"HTTP/1.1 200") == 1
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_large_body_is_noticed() -> None:
+    has_left = threading.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await tell_body(scope, receive, send)
+        except ClientDisconnect:
+            has_left.set()
+
+    with running(app, ApiSettings()) as port:
+        with connected(port, ask("/", b"x" * 1_000_000, length=2_000_000)):
+            pass
+        assert has_left.wait(PATIENCE)
 
 
 def test_head_is_get_without_a_body(engine: FakeEngine) -> None:

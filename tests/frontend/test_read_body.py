@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
 from keepsight.errors import BodyTimeoutError, BodyTooLargeError, ServerOverloadedError
-from keepsight.frontend.read_body import COLLECT_BODY, AddPiece, reading_body
+from keepsight.frontend.read_body import COLLECT_BODY, Body, reading_body
 from keepsight.frontend.waiting_room import WaitingRoom
 
 PAUSE = 0.05
@@ -21,18 +21,18 @@ class Server:
 
     def __init__(self, pieces: list[bytes], collects: bool, ends: bool = True) -> None:
         self.pieces, self.ends = pieces, ends
-        self.add: AddPiece | None = None
+        self.body: Body | None = None
         scope: dict[str, Any] = {"type": "http", "headers": []}
         if collects:
             scope["extensions"] = {COLLECT_BODY: self._collect}
         self.request = Request(scope, self._receive)
 
-    def _collect(self, add: AddPiece) -> None:
-        self.add = add
+    def _collect(self, body: Body) -> None:
+        self.body = body
 
     async def _receive(self) -> Message:
-        if self.add is not None:
-            while self.pieces and self.add(self.pieces[0]):
+        if self.body is not None:
+            while self.pieces and self.body.try_add(self.pieces[0]):
                 self.pieces.pop(0)
                 await asyncio.sleep(PAUSE / 2)
             return await self._say(b"", more=bool(self.pieces))
@@ -109,8 +109,8 @@ def test_what_comes_when_nobody_reads_any_more_is_not_taken(room: WaitingRoom) -
     server = Server([b"some"], collects=True, ends=False)
     with pytest.raises(BodyTimeoutError):
         read(server, room)
-    assert server.add is not None
-    assert not server.add(b"more")
+    assert server.body is not None
+    assert not server.body.try_add(b"more")
 
 
 def test_a_client_that_leaves_is_noticed(collects: bool, room: WaitingRoom) -> None:
@@ -122,3 +122,33 @@ def test_a_client_that_leaves_is_noticed(collects: bool, room: WaitingRoom) -> N
     server.request = Request(server.request.scope, leave)
     with pytest.raises(ClientDisconnect):
         read(server, room)
+
+
+def test_what_is_reserved_is_counted_and_becomes_the_body_as_it_is_filled(room: WaitingRoom) -> None:
+    body = Body(room, MAX_BYTES)
+    assert body.try_add(b"four") and body.try_reserve(6)
+    assert room.num_bytes == 10
+    for piece in (b"more", b"!?"):
+        body.free_part()[: len(piece)] = piece
+        body.note_filled(len(piece))
+    assert (body.num_bytes, bytes(body.content), len(body.free_part())) == (10, b"fourmore!?", 0)
+    body.close()
+
+
+def test_more_is_not_reserved_than_there_is_room_for_nor_than_a_body_may_have(room: WaitingRoom) -> None:
+    body = Body(room, MAX_BYTES)
+    room.take_bytes(100)
+    assert not body.try_reserve(60)
+    room.give_back_bytes(100)
+    assert not body.try_reserve(MAX_BYTES + 1)
+    assert body.try_add(b"a piece"), "it is no fault"
+    body.raise_fault()
+    body.close()
+
+
+def test_what_is_filled_in_when_nobody_reads_any_more_goes_nowhere(room: WaitingRoom) -> None:
+    body = Body(room, MAX_BYTES)
+    assert body.try_reserve(60)
+    body.close()
+    assert len(body.free_part()) == 0
+    assert not body.try_reserve(1)

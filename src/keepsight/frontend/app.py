@@ -214,11 +214,11 @@ class Api:
         self._engine.reset_caches(processor=True)
         return json_response({})
 
-    def _reading_body(self, http: Request) -> AbstractAsyncContextManager[bytearray]:
+    def _reading_body(self, http: Request) -> AbstractAsyncContextManager[bytearray | memoryview]:
         return reading_body(http, self._room, self._settings.max_body_bytes, self._settings.slow_client_seconds)
 
     @asynccontextmanager
-    async def _admit_body(self, http: Request) -> AsyncGenerator[bytearray, None]:
+    async def _admit_body(self, http: Request) -> AsyncGenerator[bytearray | memoryview, None]:
         with self._room.admit():
             async with self._reading_body(http) as body:
                 yield body

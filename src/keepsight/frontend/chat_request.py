@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
-from keepsight.frontend.decode_body import BodyDecoder, Refused
+from keepsight.frontend.decode_body import BodyDecoder, Buffer, Refused
 from keepsight.frontend.generation_fields import NESTED_STRUCTS, GenerationFields
 from keepsight.frontend.lift_data_urls import decode_lifting
 from keepsight.frontend.read_messages import read_messages
@@ -112,7 +112,7 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
 _decoder = BodyDecoder(ChatRequest, {**NESTED_STRUCTS, "mm_processor_kwargs": MediaProcessorOptions})
 
 
-def parse_chat_request(body: bytes | bytearray) -> ChatRequest:
+def parse_chat_request(body: Buffer) -> ChatRequest:
     request = decode_lifting(_decoder, body)
     request.check()
     return msgspec.structs.replace(request, messages=read_messages(request.messages))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from keepsight.errors import InvalidArgumentError
-from keepsight.frontend.decode_body import BodyDecoder, Refused
+from keepsight.frontend.decode_body import BodyDecoder, Buffer, Refused
 from keepsight.frontend.generation_fields import NESTED_STRUCTS, GenerationFields
 
 Prompt = str | list[int]
@@ -55,7 +55,7 @@ def _are_token_ids(prompt: list[Any]) -> bool:
 _decoder = BodyDecoder(CompletionRequest, NESTED_STRUCTS)
 
 
-def parse_completion_request(body: bytes | bytearray) -> CompletionRequest:
+def parse_completion_request(body: Buffer) -> CompletionRequest:
     request = _decoder.decode(body)
     request.check()
     return request

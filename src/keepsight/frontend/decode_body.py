@@ -11,6 +11,7 @@ import msgspec
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+Buffer = bytes | bytearray | memoryview
 # Of a field that clients know and this server does not implement.
 Refused = Annotated[Any, msgspec.Meta(description="Not supported: only what asks for nothing is accepted.")]
 MAX_SHOWN_CHARACTERS = 80
@@ -25,7 +26,7 @@ class BodyDecoder(Generic[Body]):
         self._decoder = msgspec.json.Decoder(body_type)
         self._structs: dict[str, type[msgspec.Struct]] = {"": body_type, **(nested or {})}
 
-    def decode(self, body: bytes | bytearray) -> Body:
+    def decode(self, body: Buffer) -> Body:
         try:
             return self._decoder.decode(body)
         except msgspec.ValidationError as error:

@@ -15,10 +15,15 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.accept_in_turn import ServerInTurn
-from keepsight.frontend.read_body import COLLECT_BODY, AddPiece
+from keepsight.frontend.direct_reader import Connection, DirectReader
+from keepsight.frontend.read_body import COLLECT_BODY, Body
 
 logger = logging.getLogger(__name__)
 MAX_HEADER_BYTES = 64 * 1024
+# A body whose rest is as large is read directly, once so much of it has come that its length can be believed: whoever
+# stalls holds no more than that many times what was sent.
+MIN_DIRECT_BYTES = 256 * 1024
+BELIEVED_RATIO = 32
 HEADERS_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -61,7 +66,7 @@ class _Deadline:
         transport.abort()
 
 
-class _Impatient:
+class _Impatient(Connection):
     """Before one of uvicorn's protocols, h11's or httptools': sees what comes, and when nobody reads."""
 
     patience_seconds: ClassVar[float]
@@ -69,18 +74,26 @@ class _Impatient:
     transport: asyncio.Transport
     scope: dict[str, Any]
     cycle: Any
-    # Of who reads the body that is coming.
-    _add_piece: AddPiece | None = None
+    flow: Any
+    parser: Any
+    # The one that is coming, if its reader was heard of, and what its headers say of its length.
+    _body: Body | None = None
+    _body_length = 0
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        super().connection_made(transport)  # type: ignore[misc]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
         self._num_header_bytes = 0
         self._to_ask = _Deadline(self.patience_seconds, "sent no whole request")
         self._to_read = _Deadline(self.patience_seconds, "did not read its answer")
         self._to_ask.start(transport)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)  # type: ignore[misc]
+        super().data_received(data)
+        self._watch(len(data))
+        self._try_read_directly()
+
+    def _watch(self, num_bytes: int) -> None:
+        """After so many were received."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._num_header_bytes = 0
             self._to_ask.stop()
@@ -88,7 +101,7 @@ class _Impatient:
         self._to_ask.start(self.transport)
         # What is left of a body that was refused is not counted.
         if self.cycle is None or not self.cycle.more_body:
-            self._num_header_bytes += len(data)
+            self._num_header_bytes += num_bytes
         if self._num_header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
             self.transport.write(HEADERS_TOO_LARGE)
             self.transport.close()
@@ -97,34 +110,71 @@ class _Impatient:
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()  # type: ignore[misc]
+        self._body_length = _length_of_body(self.scope["headers"])
         self.scope.setdefault("extensions", {})[COLLECT_BODY] = partial(self._collect_body, self.cycle)
 
     def on_body(self, body: bytes) -> None:
-        if self._add_piece is None:
+        if self._body is None:
             super().on_body(body)  # type: ignore[misc]
-        elif not self.cycle.response_complete and not self._add_piece(body):
+        elif not self.cycle.response_complete and not self._body.try_add(body):
             self.cycle.message_event.set()
 
     def on_message_complete(self) -> None:
-        self._add_piece = None
+        self._body = None
         super().on_message_complete()  # type: ignore[misc]
 
-    def _collect_body(self, cycle: Any, add_piece: AddPiece) -> None:
+    def _collect_body(self, cycle: Any, body: Body) -> None:
         if cycle is self.cycle and cycle.more_body and not cycle.disconnected:
-            add_piece(cycle.body)
+            body.try_add(cycle.body)
             cycle.body = bytearray()
             cycle.message_event.clear()
-            self._add_piece = add_piece
+            self._body = body
+            self._try_read_directly()
+
+    # Past the parser ------------------------------------------------------------------------------------------
+
+    def _try_read_directly(self) -> None:
+        body = self._body
+        if body is None or self.transport.is_closing():
+            return
+        num_left = self._body_length - body.num_bytes
+        is_believed = body.num_bytes * BELIEVED_RATIO >= self._body_length
+        if num_left >= MIN_DIRECT_BYTES and is_believed and body.try_reserve(num_left):
+            self._hand_reading_to(DirectReader(self, body, num_left))
+
+    def note_progress(self) -> None:
+        self._unset_keepalive_if_required()  # type: ignore[attr-defined]
+        self._watch(0)
+
+    def end_body(self) -> None:
+        # The one that there is still waits for the body.
+        self.parser = type(self.parser)(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self.on_message_complete()
+        self._hand_reading_to(self)
+
+    def _hand_reading_to(self, protocol: asyncio.BaseProtocol) -> None:
+        # Some transports look at who reads only when reading begins.
+        self.flow.pause_reading()
+        self.transport.set_protocol(protocol)
+        self.flow.resume_reading()
 
     def pause_writing(self) -> None:
-        super().pause_writing()  # type: ignore[misc]
+        super().pause_writing()
         self._to_read.start(self.transport)
 
     def resume_writing(self) -> None:
-        super().resume_writing()  # type: ignore[misc]
+        super().resume_writing()
         self._to_read.stop()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._to_ask.stop()
         self._to_read.stop()
-        super().connection_lost(error)  # type: ignore[misc]
+        super().connection_lost(error)
+
+
+def _length_of_body(headers: list[tuple[bytes, bytes]]) -> int:
+    """0 if it is not told."""
+    lengths = [value for name, value in headers if name == b"content-length"]
+    is_chunked = any(name == b"transfer-encoding" for name, _ in headers)
+    return int(lengths[0]) if len(lengths) == 1 and lengths[0].isdigit() and not is_chunked else 0

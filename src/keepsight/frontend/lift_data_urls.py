@@ -13,9 +13,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from keepsight.errors import InvalidArgumentError
-from keepsight.frontend.decode_body import BodyDecoder
+from keepsight.frontend.decode_body import BodyDecoder, Buffer
 
 MIN_BYTES = 4096
+# What is looked at at a time: it stays in the processor's cache.
+PIECE_BYTES = 2**16
 MAX_HEAD_BYTES = 128
 _OPENING, _MARKER = b'"data:', b";base64,"
 
@@ -37,7 +39,7 @@ class LiftedUrl(str):
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
-def decode_lifting(decoder: BodyDecoder[Body], body: bytearray | bytes) -> Body:
+def decode_lifting(decoder: BodyDecoder[Body], body: Buffer) -> Body:
     """For bodies with `messages`."""
     text, lifted = _lift(body)
     if lifted:
@@ -48,13 +50,13 @@ def decode_lifting(decoder: BodyDecoder[Body], body: bytearray | bytes) -> Body:
     return decoder.decode(body)
 
 
-def _lift(body: bytearray | bytes) -> tuple[bytes, dict[str, LiftedUrl]]:
+def _lift(body: Buffer) -> tuple[bytes, dict[str, LiftedUrl]]:
     """The body with a word in place of each large URL, and the URLs by these words, which nobody can guess."""
     word = f"data:{secrets.token_hex(16)}-"
     view, kept = memoryview(body), 0
     pieces: list[bytes | memoryview] = []
     lifted: dict[str, LiftedUrl] = {}
-    for begin, end in _find_urls(body):
+    for begin, end in _find_urls(view):
         name = f"{word}{len(lifted)}"
         lifted[name] = LiftedUrl.of(view[begin:end])
         pieces += [view[kept:begin], name.encode()]
@@ -62,26 +64,47 @@ def _lift(body: bytearray | bytes) -> tuple[bytes, dict[str, LiftedUrl]]:
     return b"".join([*pieces, view[kept:]]) if lifted else b"", lifted
 
 
-def _find_urls(body: bytearray | bytes) -> Iterator[tuple[int, int]]:
+def _find_urls(body: memoryview) -> Iterator[tuple[int, int]]:
     """Where they begin and end, inside their quotes.
 
     A quote that no backslash precedes opens a string or closes one, and after a closing one `data:` is no JSON, with or
     without the URL.  So what is found is a whole string, if it has no backslash.
     """
     end = 0
-    while (quote := body.find(_OPENING, end)) >= 0:
+    while (quote := _find(body, _OPENING, end)) >= 0:
         begin = quote + 1
-        end = body.find(b'"', begin)
+        end, has_backslash = _find_end(body, begin)
         if end < 0:
             return
-        if end - begin >= MIN_BYTES and _can_lift(body, begin, end):
+        if end - begin >= MIN_BYTES and not has_backslash and _can_lift(body, begin):
             yield begin, end
 
 
-def _can_lift(body: bytearray | bytes, begin: int, end: int) -> bool:
-    is_escaped = begin >= 2 and body[begin - 2 : begin - 1] == b"\\"
-    marker = body.find(_MARKER, begin, begin + MAX_HEAD_BYTES)
-    return not is_escaped and marker >= 0 and body[begin:marker].isascii() and body.find(b"\\", begin, end) < 0
+def _find(body: memoryview, what: bytes, begin: int) -> int:
+    for at in range(begin, len(body), PIECE_BYTES):
+        found = bytes(body[at : at + PIECE_BYTES + len(what) - 1]).find(what)
+        if found >= 0:
+            return at + found
+    return -1
+
+
+def _find_end(body: memoryview, begin: int) -> tuple[int, bool]:
+    """The next quote (-1: there is none), and whether a backslash precedes it.  In one passage over the memory."""
+    has_backslash = False
+    for at in range(begin, len(body), PIECE_BYTES):
+        piece = bytes(body[at : at + PIECE_BYTES])
+        quote = piece.find(b'"')
+        has_backslash = has_backslash or piece.find(b"\\", 0, quote if quote >= 0 else len(piece)) >= 0
+        if quote >= 0:
+            return at + quote, has_backslash
+    return -1, has_backslash
+
+
+def _can_lift(body: memoryview, begin: int) -> bool:
+    is_escaped = begin >= 2 and bytes(body[begin - 2 : begin - 1]) == b"\\"
+    head = bytes(body[begin : begin + MAX_HEAD_BYTES])
+    marker = head.find(_MARKER)
+    return not is_escaped and marker >= 0 and head[:marker].isascii()
 
 
 def _put_back(messages: object, lifted: dict[str, LiftedUrl]) -> bool:

@@ -32,7 +32,7 @@ DEFAULT_PAGE, MAX_PAGE = 20, 100
 # One who waits for an answer goes before one who will come.
 WARM_PRIORITY = 1
 
-ReadBody = Callable[[Request], AbstractAsyncContextManager[bytes | bytearray]]
+ReadBody = Callable[[Request], AbstractAsyncContextManager[bytearray | memoryview]]
 # What the caller asks for, and what becomes of it.
 SaltOf = Callable[[Request, str | None], str | None]
 

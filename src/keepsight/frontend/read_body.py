@@ -1,32 +1,31 @@
 """The body of a request, within its size and its time.
 
-Where the HTTP server offers it, its pieces are added here as they come, and the reader is woken when all have: passing
-each on by itself costs more than what is in it.
+Where the HTTP server offers it, it fills in what comes by itself, and the reader is woken when all has come: passing
+each piece on costs more than what is in it.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+import numpy as np
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
 from keepsight.errors import BodyTimeoutError, BodyTooLargeError, ServerOverloadedError, UnsupportedBodyError
 from keepsight.frontend.waiting_room import WaitingRoom
 
-# False: no more of it is wanted, which its reader shall learn at once.
-AddPiece = Callable[[bytes | bytearray], bool]
-# An extension of ASGI: what has come and what comes are given to an `AddPiece`; a message follows when all have.
+# An extension of ASGI: what has come and what comes is put into a `Body`; a message follows when all has come.
 COLLECT_BODY = "keepsight.collect_body"
 
 
 @asynccontextmanager
 async def reading_body(
     http: Request, room: WaitingRoom, max_bytes: int, pause_seconds: float
-) -> AsyncGenerator[bytearray, None]:
+) -> AsyncGenerator[bytearray | memoryview, None]:
     """The body counts as read until the context ends: what is made of it is about as large."""
     _check_headers(http, max_bytes)
-    body = _Body(room, max_bytes)
+    body = Body(room, max_bytes)
     try:
         await _read(http, body, pause_seconds)
         yield body.content
@@ -34,42 +33,77 @@ async def reading_body(
         body.close()
 
 
-class _Body:
+class Body:
+    """Who fills it is not who reads it, so filling raises nothing."""
+
     def __init__(self, room: WaitingRoom, max_bytes: int) -> None:
         self._room, self._max_bytes = room, max_bytes
         self._fault: Exception | None = None
         self._is_closed = False
-        self.content = bytearray()
+        self._added = bytearray()
+        # What was added and what else is about to come.
+        self._reserved: memoryview | None = None
+        self.num_bytes = 0
+
+    @property
+    def content(self) -> bytearray | memoryview:
+        return self._added if self._reserved is None else self._reserved
 
     def try_add(self, piece: bytes | bytearray) -> bool:
-        """Raises nothing: who adds is not who reads."""
+        """False: no more of it is wanted, which its reader shall learn at once."""
         if self._is_closed or self._fault is not None:
             return False
         try:
-            if len(self.content) + len(piece) > self._max_bytes:
-                _refuse_size(self._max_bytes)
-            self._room.take_bytes(len(piece))
+            self._take(len(piece))
         except (BodyTooLargeError, ServerOverloadedError) as fault:
             self._fault = fault
             return False
-        self.content += piece
+        self._added += piece
+        self.num_bytes += len(piece)
         return True
+
+    def try_reserve(self, num_bytes: int) -> bool:
+        """So many more are about to come, and are then written to `free_part`."""
+        if self._is_closed or self._fault is not None:
+            return False
+        try:
+            self._take(num_bytes)
+        except (BodyTooLargeError, ServerOverloadedError):
+            return False  # and may be added as far as there is room
+        # Not filled with zeros, which takes as long as what it is filled with.
+        self._reserved = np.empty(self.num_bytes + num_bytes, np.uint8).data
+        self._reserved[: self.num_bytes] = self._added
+        return True
+
+    def free_part(self) -> memoryview:
+        """Empty once nobody reads any more."""
+        return memoryview(b"") if self._reserved is None else self._reserved[self.num_bytes :]
+
+    def note_filled(self, num_bytes: int) -> None:
+        if not self._is_closed:
+            self.num_bytes += num_bytes
 
     def raise_fault(self) -> None:
         if self._fault is not None:
             raise self._fault
 
     def close(self) -> None:
-        """Pieces may still come."""
+        """More may still come."""
         self._is_closed = True
         self._room.give_back_bytes(len(self.content))
+        self._added, self._reserved = bytearray(), None
+
+    def _take(self, num_bytes: int) -> None:
+        if len(self.content) + num_bytes > self._max_bytes:
+            _refuse_size(self._max_bytes)
+        self._room.take_bytes(num_bytes)
 
 
-async def _read(http: Request, body: _Body, pause_seconds: float) -> None:
+async def _read(http: Request, body: Body, pause_seconds: float) -> None:
     # Taken out, so that what the server offers does not keep itself alive.
     collect = http.scope.get("extensions", {}).pop(COLLECT_BODY, None)
     if collect is not None:
-        collect(body.try_add)
+        collect(body)
     has_more = True
     while has_more:
         body.raise_fault()
@@ -81,14 +115,14 @@ async def _read(http: Request, body: _Body, pause_seconds: float) -> None:
     body.raise_fault()
 
 
-async def _next_message(http: Request, body: _Body, pause_seconds: float) -> Message:
+async def _next_message(http: Request, body: Body, pause_seconds: float) -> Message:
     while True:
-        num_bytes = len(body.content)
+        num_bytes = body.num_bytes
         try:
             async with asyncio.timeout(pause_seconds):
                 return await http.receive()
         except TimeoutError as error:
-            if len(body.content) == num_bytes:
+            if body.num_bytes == num_bytes:
                 raise BodyTimeoutError("body", f"did not go on for {pause_seconds:g} s") from error
 
 

@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.chat_request import MediaProcessorOptions, Tool
-from keepsight.frontend.decode_body import BodyDecoder, Refused, check_refused
+from keepsight.frontend.decode_body import BodyDecoder, Buffer, Refused, check_refused
 from keepsight.frontend.lift_data_urls import decode_lifting
 from keepsight.frontend.read_messages import read_messages
 
@@ -77,7 +77,7 @@ _tokenize = BodyDecoder(TokenizeRequest, {"mm_processor_kwargs": MediaProcessorO
 _detokenize = BodyDecoder(DetokenizeRequest)
 
 
-def parse_tokenize_request(body: bytes | bytearray) -> TokenizeRequest:
+def parse_tokenize_request(body: Buffer) -> TokenizeRequest:
     request = decode_lifting(_tokenize, body)
     request.check()
     if request.messages is None:
@@ -85,5 +85,5 @@ def parse_tokenize_request(body: bytes | bytearray) -> TokenizeRequest:
     return msgspec.structs.replace(request, messages=read_messages(request.messages))
 
 
-def parse_detokenize_request(body: bytes | bytearray) -> DetokenizeRequest:
+def parse_detokenize_request(body: Buffer) -> DetokenizeRequest:
     return _detokenize.decode(body)
