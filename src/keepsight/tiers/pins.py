@@ -5,6 +5,7 @@ the name, so what was damaged or cleared is pinned again as soon as it is there 
 policy names to go is not pinned.
 """
 
+import os
 from collections.abc import Iterable, Set
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +21,8 @@ class PinFolder:
 
     def list(self) -> frozenset[str]:
         try:
-            return frozenset(path.name for path in self._folder.iterdir())
+            with os.scandir(self._folder) as found:
+                return frozenset(each.name for each in found)
         except FileNotFoundError:
             return frozenset()
 
