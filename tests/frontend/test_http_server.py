@@ -229,3 +229,10 @@ def test_https_is_spoken_with_a_certificate(engine: FakeEngine) -> None:
         context.check_hostname = False
         with httpx.Client(verify=context) as client:
             assert client.get(f"https://127.0.0.1:{port}/ready").json() == {"status": "ok"}
+
+
+def test_a_large_body_comes_whole_through_https() -> None:
+    body = random.Random(0).randbytes(2_000_000)
+    with running(tell_body, ApiSettings(ssl_certfile=str(PEM))) as port:
+        told = httpx.post(f"https://127.0.0.1:{port}/", content=body, timeout=PATIENCE, verify=False).text
+    assert told == hashlib.sha256(body).hexdigest()

@@ -126,7 +126,8 @@ def test_a_client_that_leaves_is_noticed(collects: bool, room: WaitingRoom) -> N
 
 def test_what_is_reserved_is_counted_and_becomes_the_body_as_it_is_filled(room: WaitingRoom) -> None:
     body = Body(room, MAX_BYTES)
-    assert body.try_add(b"four") and body.try_reserve(6)
+    assert body.try_add(b"four")
+    assert body.try_reserve(6)
     assert room.num_bytes == 10
     for piece in (b"more", b"!?"):
         body.free_part()[: len(piece)] = piece
