@@ -3,14 +3,16 @@
 import asyncio
 import errno
 import socket
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
+import uvicorn
 
 from keepsight.frontend import accept_in_turn
-from keepsight.frontend.accept_in_turn import Acceptor
+from keepsight.frontend.accept_in_turn import Acceptor, ServerInTurn
 
 SOON = 20  # seconds, for what takes milliseconds
 
@@ -90,3 +92,20 @@ def test_who_can_open_nothing_more_for_a_moment_accepts_after_it(
         return heard
 
     assert asyncio.run(run()) == "me"
+
+
+def test_a_server_that_is_told_to_end_does_not_sleep_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accept_in_turn, "TICK_SECONDS", 1000 * SOON)
+    server = ServerInTurn(uvicorn.Config(lambda: None))
+
+    async def run() -> None:
+        serving = asyncio.create_task(server.main_loop())
+        await asyncio.sleep(0)
+        assert server.server_state.default_headers, "answers are given their date"
+        telling = threading.Thread(target=setattr, args=(server, "should_exit", True))
+        telling.start()
+        await asyncio.wait_for(serving, SOON)
+        telling.join()
+        server.should_exit = True  # again, when there is nothing to wake
+
+    asyncio.run(run())

@@ -9,6 +9,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -17,9 +18,39 @@ import uvicorn
 logger = logging.getLogger(__name__)
 # When the process may open nothing more, or the like.
 RETRY_SECONDS = 1.0
+# The date that answers are given is as old.
+TICK_SECONDS = 1.0
 
 
 class ServerInTurn(uvicorn.Server):
+    _should_exit = False
+    # On the event loop, while it runs.
+    _ending: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+
+    @property
+    def should_exit(self) -> bool:
+        return self._should_exit
+
+    @should_exit.setter
+    def should_exit(self, should_exit: bool) -> None:
+        """From any thread, and from a signal's handler."""
+        self._should_exit = should_exit
+        if should_exit and self._ending is not None:
+            event_loop, ending = self._ending
+            event_loop.call_soon_threadsafe(ending.set)
+
+    async def main_loop(self) -> None:
+        """uvicorn's own wakes ten times a second to see whether it shall end."""
+        ending = asyncio.Event()
+        self._ending = asyncio.get_running_loop(), ending
+        try:
+            while not await self.on_tick(0):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(TICK_SECONDS):
+                        await ending.wait()
+        finally:
+            self._ending = None
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
         protocol: Any = self.config.http_protocol_class
