@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import struct
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import Protocol
 from uuid import UUID
 
@@ -99,8 +100,12 @@ class MediaHasher:
         return hash_values(self._algorithm, terms=self._terms, geometry=size, crop=box, **shown)
 
 
+@lru_cache(maxsize=64)
 def _options_of_all(config: ImageProcessorConfig) -> dict[str, object]:
-    """Without those that choose the crops: the boxes say it, and the whole is the same picture whether or not."""
+    """Not to be changed.
+
+    Without those that choose the crops: the boxes say it, and the whole is the same picture whether or not.
+    """
     options = dataclasses.asdict(config)
     return {name: value for name, value in options.items() if "pan_and_scan" not in name}
 
