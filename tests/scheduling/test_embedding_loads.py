@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from keepsight.scheduling.embedding_loads import MAX_AT_ONCE
 from keepsight.testing import array_like, pixels_like
 from tests.scheduling.drive import Drive, make_config, make_request
 
@@ -50,6 +51,22 @@ def test_a_load_is_asked_for_once_and_before_the_request_has_its_turn() -> None:
     drive.end_load("cat")
     expect_all_answered(drive)
     assert drive.runner.encoded == []
+
+
+def test_of_many_that_are_wanted_a_few_are_asked_for_at_a_time_and_each_once() -> None:
+    drive = tiered_drive(loads=False)
+    names = [f"p{number}" for number in range(2 * MAX_AT_ONCE + 6)]
+    for name in names:
+        drive.add(make_request(name, 3, name))
+    taken = [load.encoder_key for load in drive.scheduler.take_loads()]
+    # Not asked for yet, given up, and wanted again.
+    drive.scheduler.abort(names[-1], 0)
+    drive.add(make_request("again", 3, names[-1]))
+    assert len(taken) == MAX_AT_ONCE
+    while loads := drive.scheduler.take_loads():
+        assert len(loads) <= MAX_AT_ONCE
+        taken += [load.encoder_key for load in loads]
+    assert sorted(taken) == sorted(names)
 
 
 def test_who_waits_for_a_load_holds_nobody_back() -> None:

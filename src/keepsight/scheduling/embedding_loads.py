@@ -15,6 +15,9 @@ from typing import NamedTuple
 
 from keepsight.scheduling.request_state import RequestState
 
+# Each takes its asker 20 to 40 us: the engine's loop asks, and many hundreds may arrive together.
+MAX_AT_ONCE = 32
+
 
 class Load(NamedTuple):
     """Embeddings that are wanted, wherever they may be."""
@@ -39,7 +42,8 @@ class EmbeddingLoads:
         self._live: Counter[str] = Counter()
         # Of what is loading: who waits.
         self._askers: dict[str, list[RequestState]] = {}
-        self._wanted: list[Load] = []
+        # Not handed out yet.
+        self._wanted: dict[str, Load] = {}
         self._unneeded: list[str] = []
         self.num_placed = 0
 
@@ -63,7 +67,7 @@ class EmbeddingLoads:
         key, item = state.encoder_keys[index], state.media[index]
         if key not in self._states:
             self._states[key] = LoadState.LOADING
-            self._wanted.append(Load(key, item.media_hash, item.span.length))
+            self._wanted[key] = Load(key, item.media_hash, item.span.length)
         if self._states[key] is LoadState.LOADING:
             askers = self._askers.setdefault(key, [])
             if state not in askers:
@@ -97,8 +101,10 @@ class EmbeddingLoads:
             self._unneeded.append(key)
 
     def take_wanted(self) -> list[Load]:
-        taken, self._wanted = self._wanted, []
-        return [each for each in taken if self._states.get(each.encoder_key) is LoadState.LOADING]
+        """The first of them: there are more only if some are returned."""
+        wanted = [load for key, load in self._wanted.items() if self._states.get(key) is LoadState.LOADING]
+        self._wanted = {load.encoder_key: load for load in wanted[MAX_AT_ONCE:]}
+        return wanted[:MAX_AT_ONCE]
 
     def take_unneeded(self) -> list[str]:
         taken, self._unneeded = self._unneeded, []
