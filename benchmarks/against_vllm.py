@@ -15,6 +15,7 @@ import shlex
 import signal
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -81,13 +82,20 @@ class Contestant:
     """Started, asked everything, and ended."""
 
     def __init__(self, name: str, seed: int, arguments: argparse.Namespace) -> None:
-        options = arguments.keepsight_options if name == OURS else [*VLLM_OPTIONS, *arguments.vllm_options]
-        self._process = ServerProcess(name, arguments.model, arguments.vllm_python, *options)
-        sampling = {"temperature": 0, "max_tokens": arguments.max_tokens, "ignore_eos": True}
-        self._server = Server(Address.parse(f"{self._process.url}/v1"), "model", None, sampling)
+        self._name, self._arguments = name, arguments
+        self._process = self._make_process()
+        self._sampling = {"temperature": 0, "max_tokens": arguments.max_tokens, "ignore_eos": True}
         self._options = WorkloadOptions(seed, arguments.requests, arguments.warmup, pool_size=arguments.pool)
-        self._arguments = arguments
         self._found: Findings = {}
+
+    def _make_process(self, *more: str) -> ServerProcess:
+        given = self._arguments
+        options = given.keepsight_options if self._name == OURS else [*VLLM_OPTIONS, *given.vllm_options]
+        return ServerProcess(self._name, given.model, given.vllm_python, *options, *more)
+
+    @property
+    def _server(self) -> Server:
+        return Server(Address.parse(f"{self._process.url}/v1"), "model", None, self._sampling)
 
     async def measure(self) -> Findings:
         try:
@@ -99,10 +107,22 @@ class Contestant:
             await self._ask_everything()
             self._found[MEMORY_LATER] = family_mib(self._process.pid)
             self._found[IDLE] = await self._measure_idle()
-            await self._ask(["restart"] if self._arguments.restart else [], self._options)
+            if self._arguments.restart:
+                await self._ask_after_restart()
         finally:
             await self._process.stop()
         return self._found
+
+    async def _ask_after_restart(self) -> None:
+        """Keepsight with a disk cache, which is off by default and empty here; vLLM has nothing that outlives it."""
+        with tempfile.TemporaryDirectory() as folder:
+            if self._name == OURS:
+                await self._process.stop()
+                self._process = self._make_process("--encoder-disk-cache", folder)
+                await self._process.start()
+                await wait_until_it_answers(self._server)
+            await self._ask(["restart"], self._options)
+            await self._process.stop()
 
     async def _ask_everything(self) -> None:
         chosen, options = self._arguments.workload, self._options
@@ -209,7 +229,7 @@ def main() -> None:
     add("--vllm-python", required=True, help="the interpreter of an environment that has vLLM")
     add("--rounds", type=int, default=3)
     choices = [*ONE_BY_ONE, "zipf", "photos"]
-    add("--workload", nargs="+", choices=choices, default=choices, help="default: all")
+    add("--workload", nargs="*", choices=choices, default=choices, help="default: all; may be none, with --restart")
     add("--requests", type=int, default=12, help="of each workload")
     add("--zipf-requests", type=int, default=64)
     add("--concurrency", type=int, default=8, help="clients of the Zipf mix")
@@ -218,7 +238,11 @@ def main() -> None:
     add("--warmup", type=int, default=2)
     add("--max-tokens", type=int, default=8)
     add("--idle-seconds", type=float, default=10)
-    add("--restart", action="store_true", help="each server a second time, asked about what it knew before")
+    add(
+        "--restart",
+        action="store_true",
+        help="each server also stopped, started again and asked about what it knew (Keepsight's with a disk cache)",
+    )
     add("--keepsight-options", type=shlex.split, default=[], help="more flags of keepsight serve, in one string")
     add("--vllm-options", type=shlex.split, default=[], help="more flags of vllm serve, in one string")
     add("--seed", type=int, help="draws the same again, which a disk cache may know (default: another each time)")
