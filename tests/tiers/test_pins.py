@@ -1,6 +1,10 @@
 """What is pinned stays, whoever pinned it and whenever; all else goes as if nothing were."""
 
+import itertools
 import logging
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -59,6 +63,39 @@ def test_pins_outlive_servers_and_hold_for_all_who_share_the_folder(tmp_path: Pa
         assert 0 in held(tiers[0])
         tiers[0].check_invariants()
     for tier in tiers:
+        tier.close()
+
+
+def test_what_was_there_after_it_was_pinned_stays_however_busy_the_servers_are(tmp_path: Path) -> None:
+    servers, looking, is_over = [opened(tmp_path), opened(tmp_path)], opened(tmp_path, 1000), threading.Event()
+    put(looking, *range(10))
+
+    def serve(server: DiskTier, first: int) -> None:
+        for number in itertools.count(first, 2):
+            if is_over.is_set():
+                return
+            server.put(key_of(number), array_of(number))
+
+    pins, kept = PinFolder(tmp_path), set[str]()
+    with ThreadPoolExecutor() as threads:
+        serving = [threads.submit(serve, each, 10 + place) for place, each in enumerate(servers)]
+        try:
+            for _ in range(200):
+                key = random.choice(list(looking.list_sizes()))
+                pins.add([key])
+                if key in looking.list_sizes():
+                    kept.add(key)
+                else:
+                    pins.remove([key])
+                if len(kept) == 5:
+                    break
+        finally:
+            is_over.set()
+    assert [each.result() for each in serving] == [None, None]
+    assert len(kept) == 5
+    assert kept <= looking.list_sizes().keys()
+    servers[0].check_invariants()
+    for tier in (*servers, looking):
         tier.close()
 
 
