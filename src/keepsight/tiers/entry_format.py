@@ -13,7 +13,7 @@ import numpy as np
 from xxhash import xxh3_128
 
 from keepsight.errors import KeepsightError
-from keepsight.tiers.tier import StoredArray
+from keepsight.tiers.tier import ELEMENT_BYTES, StoredArray
 
 # Magic with the version; checksum of all that follows; key; type; seconds; bytes; rank; shape.
 _HEADER = struct.Struct("<8s16s32s16sdQB7x8Q")
@@ -59,10 +59,13 @@ def read_entry(key: str, num_bytes: int, read_into: ReadInto) -> StoredArray:
     # Of the size that is there, not of one that a damaged header claims; not zeroed first, which a bytearray would be.
     entry = np.empty(num_bytes, np.uint8).data
     hasher = xxh3_128()
-    for start in range(0, num_bytes, _PIECE):
-        piece = entry[start : start + _PIECE]
-        _fill(piece, read_into)
-        hasher.update(piece if start else piece[_CHECKED_FROM:])
+    num_read = 0
+    while num_read < num_bytes:
+        end = num_read + read_into(entry[num_read : num_read + _PIECE])
+        if end <= num_read:
+            raise DamagedEntryError("it ends too early")
+        hasher.update(entry[max(num_read, _CHECKED_FROM) : end])
+        num_read = end
     if hasher.digest() != entry[len(_MAGIC) : _CHECKED_FROM]:
         raise DamagedEntryError("checksum")
     return _as_array(key, entry.toreadonly())
@@ -70,20 +73,11 @@ def read_entry(key: str, num_bytes: int, read_into: ReadInto) -> StoredArray:
 
 def _as_array(key: str, entry: memoryview) -> StoredArray:
     """It is as it was written, but maybe under another key or by another version."""
-    magic, _, found, dtype, seconds, num_bytes, rank, *shape = _HEADER.unpack_from(entry)
+    magic, _, found, dtype, seconds, num_bytes, rank, *sizes = _HEADER.unpack_from(entry)
+    name, shape = dtype.rstrip(b"\0").decode("ascii", "replace"), tuple(sizes[:rank])
     payload = entry[HEADER_BYTES:]
-    if magic != _MAGIC or found.hex() != key or num_bytes != payload.nbytes or rank > _MAX_RANK:
+    if magic != _MAGIC or found.hex() != key or num_bytes != len(payload) or rank > _MAX_RANK:
         raise DamagedEntryError("header")
-    array = StoredArray(dtype.rstrip(b"\0").decode("ascii", "replace"), tuple(shape[:rank]), payload, seconds)
-    if not array.is_whole or not 0 <= seconds < math.inf:
+    if ELEMENT_BYTES.get(name, -1) * math.prod(shape) != num_bytes or not 0 <= seconds < math.inf:
         raise DamagedEntryError("header")
-    return array
-
-
-def _fill(target: memoryview, read_into: ReadInto) -> None:
-    num_read = 0
-    while num_read < len(target):
-        step = read_into(target[num_read:])
-        if step <= 0:
-            raise DamagedEntryError("it ends too early")
-        num_read += step
+    return StoredArray(name, shape, payload, seconds)
