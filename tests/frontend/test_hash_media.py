@@ -275,6 +275,19 @@ def test_the_model_the_salt_and_the_crop_are_a_part_of_the_name() -> None:
     assert len(set(names)) == len(names)
 
 
+def test_a_long_salt_is_a_part_of_the_name_too_but_is_not_kept() -> None:
+    num_kept = hash_media._hash_terms.cache_info().currsize
+    long = "x" * hash_media.MAX_KEPT_SALT
+    assert name_of(salt=long + "a") != name_of(salt=long + "b")
+    assert hash_media._hash_terms.cache_info().currsize == num_kept
+
+
+def test_a_name_that_is_kept_is_the_one_that_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    twice = [name_of(salt="a"), name_of(salt="a")]
+    monkeypatch.setattr(hash_media, "MAX_KEPT_SALT", 0)
+    assert {*twice, name_of(salt="a")} == {twice[0]}
+
+
 def test_what_two_pictures_of_one_given_name_differ_in_without_being_looked_at_is_a_part_of_the_name() -> None:
     assert len({name_of(), name_of(geometry=Geometry(7, 5)), name_of(content="another")}) == 3
 

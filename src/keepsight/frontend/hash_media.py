@@ -34,6 +34,9 @@ _HASHERS: dict[str, Callable[[], _Hasher]] = {
     "sha512": hashlib.sha512,
 }
 
+# Longer ones are hashed each time: nobody shall fill the memory with them.
+MAX_KEPT_SALT = 256
+
 
 def hash_values(algorithm: str, /, **parts: object) -> str:
     """Of None, bool, int, float, str, bytes, and lists, tuples and dicts of these; lists are tuples."""
@@ -75,15 +78,8 @@ class MediaHasher:
 
     def __init__(self, model_id: str, config: ImageProcessorConfig, cache_salt: str | None, algorithm: str) -> None:
         self._algorithm = algorithm
-        self._terms = hash_values(
-            algorithm,
-            # Two algorithms whose names are equally long must not meet in them.
-            algorithm=algorithm,
-            model=model_id,
-            processor=_options_of_all(config),
-            cache_salt=cache_salt,
-            modality="image",
-        )
+        is_short = cache_salt is None or len(cache_salt) <= MAX_KEPT_SALT
+        self._terms = (_hash_terms if is_short else _hash_terms.__wrapped__)(algorithm, model_id, config, cache_salt)
 
     def hash_parts(self, content: str, geometry: Geometry, crops: Iterable[CropBox | None]) -> Iterator[str]:
         """One for each crop of a picture; None is the whole."""
@@ -100,12 +96,22 @@ class MediaHasher:
         return hash_values(self._algorithm, terms=self._terms, geometry=size, crop=box, **shown)
 
 
-@lru_cache(maxsize=64)
-def _options_of_all(config: ImageProcessorConfig) -> dict[str, object]:
-    """Not to be changed.
+@lru_cache(maxsize=256)
+def _hash_terms(algorithm: str, model_id: str, config: ImageProcessorConfig, cache_salt: str | None) -> str:
+    """Most requests have the same: kept, because it takes longer than all else about a name but its content."""
+    return hash_values(
+        algorithm,
+        # Two algorithms whose names are equally long must not meet in them.
+        algorithm=algorithm,
+        model=model_id,
+        processor=_options_of_all(config),
+        cache_salt=cache_salt,
+        modality="image",
+    )
 
-    Without those that choose the crops: the boxes say it, and the whole is the same picture whether or not.
-    """
+
+def _options_of_all(config: ImageProcessorConfig) -> dict[str, object]:
+    """Without those that choose the crops: the boxes say it, and the whole is the same picture whether or not."""
     options = dataclasses.asdict(config)
     return {name: value for name, value in options.items() if "pan_and_scan" not in name}
 
