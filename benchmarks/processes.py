@@ -24,10 +24,15 @@ def family_mib(pid: int) -> float:
 
 
 def family_processor_seconds(pid: int) -> float:
-    total = 0
+    total = 0.0
     for each in with_descendants(pid):
         with suppress(OSError):
-            # Behind the name, which is in parentheses and may hold anything.
-            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-            total += int(fields[11]) + int(fields[12])
-    return total / _TICKS
+            total += processor_seconds(each)
+    return total
+
+
+def processor_seconds(pid: int) -> float:
+    """Of all its threads, those that have ended included."""
+    # Behind the name, which is in parentheses and may hold anything.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS

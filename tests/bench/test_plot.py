@@ -4,7 +4,8 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from keepsight.bench.plot import TYPICAL, Box, check_ending, lay_out, save_plot, to_svg
+from keepsight.bench.drawing import Box, to_svg
+from keepsight.bench.plot import TYPICAL, check_ending, lay_out, save_plot
 from keepsight.bench.summary import Spread, Summary
 from keepsight.errors import InvalidArgumentError
 
