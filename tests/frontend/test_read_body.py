@@ -138,10 +138,11 @@ def test_what_is_reserved_is_counted_and_becomes_the_body_as_it_is_filled(room: 
 
 def test_more_is_not_reserved_than_there_is_room_for_nor_than_a_body_may_have(room: WaitingRoom) -> None:
     body = Body(room, MAX_BYTES)
-    room.take_bytes(100)
+    assert not body.try_reserve(76), "half of the room is left to what has come"
+    room.take_bytes(20)
     assert not body.try_reserve(60)
-    room.give_back_bytes(100)
-    assert not body.try_reserve(MAX_BYTES + 1)
+    room.give_back_bytes(20)
+    assert not Body(WaitingRoom(1, 1000), MAX_BYTES).try_reserve(MAX_BYTES + 1)
     assert body.try_add(b"a piece"), "it is no fault"
     body.raise_fault()
     body.close()

@@ -54,7 +54,9 @@ class Body:
         if self._is_closed or self._fault is not None:
             return False
         try:
-            self._take(len(piece))
+            if self.num_bytes + len(piece) > self._max_bytes:
+                _refuse_size(self._max_bytes)
+            self._room.take_bytes(len(piece))
         except (BodyTooLargeError, ServerOverloadedError) as fault:
             self._fault = fault
             return False
@@ -64,11 +66,8 @@ class Body:
 
     def try_reserve(self, num_bytes: int) -> bool:
         """So many more are about to come, and are then written to `free_part`."""
-        if self._is_closed or self._fault is not None:
-            return False
-        try:
-            self._take(num_bytes)
-        except (BodyTooLargeError, ServerOverloadedError):
+        is_wanted = not self._is_closed and self._fault is None and self.num_bytes + num_bytes <= self._max_bytes
+        if not is_wanted or not self._room.try_reserve_bytes(num_bytes):
             return False  # and may be added as far as there is room
         # Not filled with zeros, which takes as long as what it is filled with.
         self._reserved = np.empty(self.num_bytes + num_bytes, np.uint8).data
@@ -92,11 +91,6 @@ class Body:
         self._is_closed = True
         self._room.give_back_bytes(len(self.content))
         self._added, self._reserved = bytearray(), None
-
-    def _take(self, num_bytes: int) -> None:
-        if len(self.content) + num_bytes > self._max_bytes:
-            _refuse_size(self._max_bytes)
-        self._room.take_bytes(num_bytes)
 
 
 async def _read(http: Request, body: Body, pause_seconds: float) -> None:

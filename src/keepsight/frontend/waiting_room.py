@@ -37,6 +37,13 @@ class WaitingRoom:
             raise ServerOverloadedError("the server is reading as much as it takes: try again")
         self.num_bytes += num_bytes
 
+    def try_reserve_bytes(self, num_bytes: int) -> bool:
+        """Of a body that says how large it will be.  Half of the room is left to what has really come."""
+        if self.num_bytes + num_bytes > self._max_bytes // 2:
+            return False
+        self.num_bytes += num_bytes
+        return True
+
     def give_back_bytes(self, num_bytes: int) -> None:
         self.num_bytes -= num_bytes
 
