@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from keepsight.scheduling.request_state import RequestState
 
-# Each takes its asker 20 to 40 us: the engine's loop asks, and many hundreds may arrive together.
-MAX_AT_ONCE = 32
+# Each takes its asker 20 to 80 us: the engine's loop asks, and many hundreds may arrive together.
+MAX_AT_ONCE = 16
 
 
 class Load(NamedTuple):
