@@ -19,7 +19,10 @@ class Story:
         self.finished = threading.Semaphore(0)
         self.may_go_on = threading.Semaphore(0)
         self.waits = threading.Semaphore(0)
-        self.thread: BesideThread[str] = BesideThread(self.surroundings, self.before_part, self.finished.release)
+        self.rests = threading.Semaphore(0)
+        self.thread: BesideThread[str] = BesideThread(
+            self.surroundings, self.before_part, self.rests.release, self.finished.release
+        )
 
     @contextmanager
     def surroundings(self) -> Iterator[None]:
@@ -63,6 +66,17 @@ def test_an_urgent_job_is_taken_up_between_two_parts_of_a_patient_one(story: Sto
     story.await_finished(2)
     assert story.parts == ["in", "patient0", "urgent0", "patient1", "patient2"]
     assert list(story.thread.take_finished()) == ["urgent", "patient"]
+
+
+def test_it_rests_at_first_and_when_all_jobs_are_done_and_never_between(story: Story) -> None:
+    assert story.rests.acquire(timeout=WAIT_SECONDS)
+    for name in "abc":
+        story.thread.begin(story.job(name, 2))
+    story.go_on(5)
+    story.await_finished(2)
+    assert not story.rests.acquire(blocking=False)
+    story.go_on(1)
+    assert story.rests.acquire(timeout=WAIT_SECONDS)
 
 
 def test_every_job_is_reported_once_in_the_order_of_their_ends(story: Story) -> None:

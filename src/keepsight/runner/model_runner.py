@@ -71,7 +71,11 @@ class ModelRunner:
         self._share = share_device(device, encoder_share)
         # An attention remembers the plan of the batch that it works on, so each thread has its own.
         self._attention, self._attention_beside = PagedAttention(), PagedAttention()
-        self._beside: BesideThread[StepResult] = BesideThread(self._share.beside, self._share.before_part, on_finished)
+        self._beside: BesideThread[StepResult] = BesideThread(
+            self._share.beside, self._share.before_part, self._share.before_rest, on_finished
+        )
+        # Who loads may be another than who runs.
+        self._share.before_rest()
 
     def hold_pixels(self, media_hash: str, pixels: Pixels) -> None:
         self._pixels[media_hash] = pixels
@@ -82,6 +86,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
+        if not plan.now:
+            self._share.before_rest()
         self._forget(plan)
         for new in plan.new:
             self.sequences.remember(new)

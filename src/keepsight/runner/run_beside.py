@@ -21,10 +21,13 @@ class BesideThread(Generic[T]):
         surroundings: Callable[[], AbstractContextManager[object]],
         # Before each part of a job.
         before_part: Callable[[], None],
+        # Before it waits for jobs.
+        before_rest: Callable[[], None],
         # After each job's end, when its result can be taken.
         on_finished: Callable[[], None],
     ) -> None:
-        self._surroundings, self._before_part, self._on_finished = surroundings, before_part, on_finished
+        self._surroundings, self._before_part, self._before_rest = surroundings, before_part, before_rest
+        self._on_finished = on_finished
         self._urgent: deque[Job[T]] = deque()
         self._patient: deque[Job[T]] = deque()
         self._finished: deque[T] = deque()
@@ -66,6 +69,8 @@ class BesideThread(Generic[T]):
                     self._on_finished()
 
     def _wait_for_work(self) -> deque[Job[T]] | None:
+        if not self.has_work:
+            self._before_rest()
         with self._changed:
             self._changed.wait_for(lambda: self._is_closing or self.has_work)
             if self._is_closing:

@@ -12,6 +12,8 @@ from typing import Protocol
 
 import torch
 
+from keepsight.runner.openmp_team import dismiss_team
+
 # The pause between two steps of a stream of answers is shorter than this.
 LINGER_SECONDS = 0.02
 
@@ -35,6 +37,10 @@ class DeviceShare(Protocol):
 
     def finish_part(self) -> None:
         """On the other thread: returns when the device has done what it was given."""
+        ...
+
+    def before_rest(self) -> None:
+        """On either thread, with nothing to compute just now."""
         ...
 
 
@@ -92,6 +98,9 @@ class CpuShare:
     def finish_part(self) -> None:
         pass
 
+    def before_rest(self) -> None:
+        dismiss_team()
+
 
 def _use_threads(count: int) -> None:
     # What OpenMP is told concerns the calling thread alone.
@@ -136,3 +145,6 @@ class CudaShare:
     def finish_part(self) -> None:
         self._stream_beside.synchronize()
         self._part_began = None
+
+    def before_rest(self) -> None:
+        pass

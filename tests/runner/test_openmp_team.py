@@ -1,0 +1,53 @@
+"""What a thread computed with ends when it rests, and comes back with the next that it computes."""
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from keepsight.runner import openmp_team
+from keepsight.runner.openmp_team import dismiss_team
+
+TASKS = Path("/proc/self/task")
+
+
+@pytest.mark.skipif(openmp_team._find_pause() is None, reason="this torch does not compute with libgomp")
+def test_a_team_is_gone_after_it_was_dismissed_and_computes_again() -> None:
+    counts: list[int] = []
+    sums: list[float] = []
+
+    def compute() -> None:
+        torch.set_num_threads(3)
+        numbers = torch.ones(1000, 1000)
+        for _ in range(2):
+            sums.append(numbers.mul(2).sum().item())
+            counts.append(len(list(TASKS.iterdir())))
+            dismiss_team()
+            counts.append(len(list(TASKS.iterdir())))
+
+    before = torch.get_num_threads()
+    thread = threading.Thread(target=compute)
+    thread.start()
+    thread.join()
+    torch.set_num_threads(before)
+    assert sums == [2e6, 2e6]
+    with_team, without, with_team_again, without_again = counts
+    assert with_team == with_team_again == without + 2 == without_again + 2
+
+
+def test_a_thread_without_a_team_has_none_to_dismiss() -> None:
+    thread = threading.Thread(target=dismiss_team)
+    thread.start()
+    thread.join()
+
+
+def test_without_libgomp_nothing_is_dismissed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(_path: Path) -> str:
+        raise FileNotFoundError
+
+    openmp_team._find_pause.cache_clear()
+    monkeypatch.setattr(Path, "read_text", nowhere)
+    dismiss_team()
+    assert openmp_team._find_pause() is None
+    openmp_team._find_pause.cache_clear()
