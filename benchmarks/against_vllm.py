@@ -2,10 +2,11 @@
 
     PYTHONPATH=. python benchmarks/against_vllm.py --model FOLDER --vllm-python PYTHON [--rounds 3] [--json FILE]
 
-In each round both servers run, one after the other, alone on the machine, with the settings that they have by
-themselves but for float32, one length of context, all cores for both, and 2 GB of keys and values for vLLM, which it
-must be told on a CPU.  Both are asked the same by `keepsight bench`; who begins changes with every round.  A ratio is
-the median of the rounds' ratios, above 1 where Keepsight is better.  Memory is shared out fairly among processes.
+Both servers run, alone on the machine, with the settings that they have by themselves but for float32, one length of
+context, all cores for both, and 2 GB of keys and values for vLLM, which it must be told on a CPU.  They are asked in
+turn, workload by workload, by `keepsight bench`, as machines have slow minutes; who begins changes each time, and each
+round draws other pictures.  A ratio is the median of the rounds' ratios, above 1 where Keepsight is better.  Memory is
+shared out fairly among processes.
 """
 
 import argparse
@@ -17,7 +18,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import SystemRandom
@@ -75,84 +75,99 @@ GOALS = {
 }
 
 
+# What is asked -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One workload, with a name of its own where it is asked in another way."""
+
+    workload: str
+    options: WorkloadOptions
+    concurrency: int = 1
+    prefix: str = ""
+
+
+def list_tasks(seed: int, arguments: argparse.Namespace) -> list[Task]:
+    options = WorkloadOptions(seed, arguments.requests, arguments.warmup, pool_size=arguments.pool)
+    chosen = arguments.workload
+    tasks = [Task(name, options) for name in ONE_BY_ONE if name in chosen]
+    if "zipf" in chosen:
+        tasks.append(Task("zipf", replace(options, num_requests=arguments.zipf_requests), arguments.concurrency))
+    if "photos" in chosen:
+        tasks += [Task(name, replace(options, picture_size=PHOTO_SIZE), prefix=PHOTO) for name in PHOTO_WORKLOADS]
+    return tasks
+
+
 # One server ---------------------------------------------------------------------------------------------------
 
 
 class Contestant:
-    """Started, asked everything, and ended."""
+    """Started, asked, and ended."""
 
-    def __init__(self, name: str, seed: int, arguments: argparse.Namespace) -> None:
-        self._name, self._arguments = name, arguments
+    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
+        self.name, self._arguments = name, arguments
         self._process = self._make_process()
         self._sampling = {"temperature": 0, "max_tokens": arguments.max_tokens, "ignore_eos": True}
-        self._options = WorkloadOptions(seed, arguments.requests, arguments.warmup, pool_size=arguments.pool)
-        self._found: Findings = {}
+        # Of each round, and what is found once.
+        self.rounds: list[Findings] = []
+        self.once: Findings = {}
 
     def _make_process(self, *more: str) -> ServerProcess:
         given = self._arguments
-        options = given.keepsight_options if self._name == OURS else [*VLLM_OPTIONS, *given.vllm_options]
-        return ServerProcess(self._name, given.model, given.vllm_python, *options, *more)
+        options = given.keepsight_options if self.name == OURS else [*VLLM_OPTIONS, *given.vllm_options]
+        return ServerProcess(self.name, given.model, given.vllm_python, *options, *more)
 
     @property
     def _server(self) -> Server:
         return Server(Address.parse(f"{self._process.url}/v1"), "model", None, self._sampling)
 
-    async def measure(self) -> Findings:
-        try:
-            started = time.perf_counter()
-            self._found[START_UP] = await self._process.start()
-            await wait_until_it_answers(self._server)
-            self._found[FIRST_ANSWER] = time.perf_counter() - started
-            self._found[MEMORY_READY] = family_mib(self._process.pid)
-            await self._ask_everything()
-            self._found[MEMORY_LATER] = family_mib(self._process.pid)
-            self._found[IDLE] = await self._measure_idle()
-            if self._arguments.restart:
-                await self._ask_after_restart()
-        finally:
-            await self._process.stop()
-        return self._found
+    @property
+    def found(self) -> list[Findings]:
+        return [{**its, **self.once} for its in self.rounds]
 
-    async def _ask_after_restart(self) -> None:
+    async def start(self) -> None:
+        started = time.perf_counter()
+        self.once[START_UP] = await self._process.start()
+        await wait_until_it_answers(self._server)
+        self.once[FIRST_ANSWER] = time.perf_counter() - started
+        self.once[MEMORY_READY] = family_mib(self._process.pid)
+
+    async def stop(self) -> None:
+        await self._process.stop()
+
+    async def ask(self, task: Task) -> None:
+        settings = RunSettings([task.workload], task.options, task.concurrency, self._arguments.reuse, self._restart)
+        try:
+            report = await run_workloads(self._server, settings)
+        except NoAnswerError as error:
+            say(f"    {self.name}: {task.prefix}{task.workload} failed: {error}")
+            return
+        for label, summary in report.summaries.items():
+            self._note(task.prefix + label, summary)
+
+    async def measure_at_rest(self) -> None:
+        self.once[MEMORY_LATER] = family_mib(self._process.pid)
+        await asyncio.sleep(1)
+        before, started = family_processor_seconds(self._process.pid), time.perf_counter()
+        await asyncio.sleep(self._arguments.idle_seconds)
+        self.once[IDLE] = (family_processor_seconds(self._process.pid) - before) / (time.perf_counter() - started)
+
+    async def ask_after_restart(self, task: Task) -> None:
         """Keepsight with a disk cache, which is off by default and empty here; vLLM has nothing that outlives it."""
         with tempfile.TemporaryDirectory() as folder:
-            if self._name == OURS:
+            if self.name == OURS:
                 await self._process.stop()
                 self._process = self._make_process("--encoder-disk-cache", folder)
                 await self._process.start()
                 await wait_until_it_answers(self._server)
-            await self._ask(["restart"], self._options)
-            await self._process.stop()
-
-    async def _ask_everything(self) -> None:
-        chosen, options = self._arguments.workload, self._options
-        await self._ask([name for name in ONE_BY_ONE if name in chosen], options)
-        if "zipf" in chosen:
-            zipf = replace(options, num_requests=self._arguments.zipf_requests)
-            await self._ask(["zipf"], zipf, concurrency=self._arguments.concurrency)
-        if "photos" in chosen:
-            photos = replace(options, picture_size=PHOTO_SIZE)
-            await self._ask(PHOTO_WORKLOADS, photos, prefix=PHOTO)
-
-    async def _ask(
-        self, names: Sequence[str], options: WorkloadOptions, concurrency: int = 1, prefix: str = ""
-    ) -> None:
-        """One after the other, so that what a server cannot do leaves the rest."""
-        for name in names:
-            settings = RunSettings([name], options, concurrency, self._arguments.reuse, self._restart)
-            try:
-                report = await run_workloads(self._server, settings)
-            except NoAnswerError as error:
-                say(f"    {prefix}{name} failed: {error}")
-                continue
-            for label, summary in report.summaries.items():
-                self._note(prefix + label, summary)
+            await self.ask(task)
 
     def _note(self, label: str, summary: Summary) -> None:
         values = {metric.name: metric.of(summary) for metric in METRICS}
         known = {metric: value for metric, value in values.items() if value is not None}
-        self._found |= {f"{label}: {metric}": value for metric, value in known.items()}
-        say(f"    {label}: " + ", ".join(f"{metric} {value:.3g}" for metric, value in known.items()))
+        self.rounds[-1] |= {f"{label}: {metric}": value for metric, value in known.items()}
+        say(f"    {self.name}: {label}: " + ", ".join(f"{metric} {value:.3g}" for metric, value in known.items()))
         if summary.num_errors:
             say(f"    {summary.num_errors} of {summary.num_requests} failed, the first: {summary.first_error}")
 
@@ -161,11 +176,52 @@ class Contestant:
         await self._process.start()
         await wait_until_it_answers(self._server)
 
-    async def _measure_idle(self) -> float:
-        await asyncio.sleep(1)
-        before, started = family_processor_seconds(self._process.pid), time.perf_counter()
-        await asyncio.sleep(self._arguments.idle_seconds)
-        return (family_processor_seconds(self._process.pid) - before) / (time.perf_counter() - started)
+
+class Match:
+    """Both, asked in turn."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self._contestants = [Contestant(name, arguments) for name in (OURS, THEIRS)]
+
+    async def play(self, seed: int) -> None:
+        started: list[Contestant] = []
+        try:
+            for each in self._contestants:
+                started.append(each)
+                await each.start()
+            for number in range(self._arguments.rounds):
+                await self._play_round(number, seed + number)
+            for each in self._contestants:
+                await each.measure_at_rest()
+        finally:
+            for each in started:
+                await each.stop()
+            self._save()
+
+    async def _play_round(self, number: int, seed: int) -> None:
+        say(f"round {number + 1}")
+        for each in self._contestants:
+            each.rounds.append({})
+        for task in list_tasks(seed, self._arguments):
+            for each in self._in_turn():
+                await each.ask(task)
+        if self._arguments.restart:
+            options = WorkloadOptions(seed, self._arguments.requests, self._arguments.warmup)
+            for each in self._in_turn():
+                await each.ask_after_restart(Task("restart", options))
+        self._save()
+
+    def _in_turn(self) -> list[Contestant]:
+        self._contestants.reverse()
+        return list(self._contestants)
+
+    def found(self) -> dict[str, list[Findings]]:
+        return {each.name: each.found for each in self._contestants}
+
+    def _save(self) -> None:
+        if self._arguments.json is not None:
+            self._arguments.json.write_text(json.dumps(self.found(), indent=1) + "\n")
 
 
 # The table ----------------------------------------------------------------------------------------------------
@@ -209,17 +265,11 @@ def say(line: str) -> None:
 
 
 async def run(arguments: argparse.Namespace) -> None:
-    found: dict[str, list[Findings]] = {OURS: [], THEIRS: []}
     seed = SystemRandom().getrandbits(32) if arguments.seed is None else arguments.seed
     say(f"{arguments.model.name}: {arguments.rounds} rounds, {arguments.requests} requests a workload, seed {seed}")
-    for number in range(arguments.rounds):
-        names = [OURS, THEIRS] if number % 2 == 0 else [THEIRS, OURS]
-        for name in names:
-            say(f"{name}, round {number + 1}")
-            found[name].append(await Contestant(name, seed + number, arguments).measure())
-            if arguments.json is not None:
-                arguments.json.write_text(json.dumps(found, indent=1) + "\n")
-    print_table(found)
+    match = Match(arguments)
+    await match.play(seed)
+    print_table(match.found())
 
 
 def main() -> None:
@@ -246,7 +296,7 @@ def main() -> None:
     add("--keepsight-options", type=shlex.split, default=[], help="more flags of keepsight serve, in one string")
     add("--vllm-options", type=shlex.split, default=[], help="more flags of vllm serve, in one string")
     add("--seed", type=int, help="draws the same again, which a disk cache may know (default: another each time)")
-    add("--json", type=Path, help="write everything that was found, after each server")
+    add("--json", type=Path, help="write everything that was found, after each round")
     # However it ends, no server is left behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     asyncio.run(run(parser.parse_args()))
