@@ -45,9 +45,11 @@ def draw_pictures(rng: random.Random, end: int) -> tuple[TokenSpan, ...]:
     return tuple(spans)
 
 
-def random_cache(kv_heads: int, block_size: int, generator: torch.Generator) -> LayerCache:
-    shape = (NUM_BLOCKS * block_size, kv_heads, HEAD_DIM)
-    return LayerCache(torch.randn(shape, generator=generator), torch.randn(shape, generator=generator))
+def random_cache(
+    kv_heads: int, block_size: int, generator: torch.Generator, dtype: torch.dtype = torch.float32
+) -> LayerCache:
+    shape = (2, NUM_BLOCKS * block_size, kv_heads, HEAD_DIM)
+    return LayerCache(*torch.randn(shape, generator=generator, dtype=dtype))
 
 
 @settings(max_examples=60, deadline=None)
@@ -58,16 +60,24 @@ def random_cache(kv_heads: int, block_size: int, generator: torch.Generator) -> 
     window=st.sampled_from([None, 1, 3, 17, 10_000]),
     softcap=st.sampled_from([None, None, 2.0]),
     max_bytes=st.sampled_from([0, 2000, 10**6]),
+    # In float32 by products, in any other by torch's kernel.
+    dtype=st.sampled_from([torch.float32, torch.float64]),
 )
 def test_fast_attention_equals_the_plain_one(
-    seed: int, block_size: int, heads: tuple[int, int], window: int | None, softcap: float | None, max_bytes: int
+    seed: int,
+    block_size: int,
+    heads: tuple[int, int],
+    window: int | None,
+    softcap: float | None,
+    max_bytes: int,
+    dtype: torch.dtype,
 ) -> None:
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     num_heads, kv_heads = heads
     batch = AttentionBatch(draw_slices(rng, block_size), "cpu")
-    query = torch.randn(batch.num_tokens, num_heads, HEAD_DIM, generator=generator)
-    key, value = torch.randn(2, batch.num_tokens, kv_heads, HEAD_DIM, generator=generator)
-    cache = random_cache(kv_heads, block_size, generator)
+    query = torch.randn(batch.num_tokens, num_heads, HEAD_DIM, generator=generator, dtype=dtype)
+    key, value = torch.randn(2, batch.num_tokens, kv_heads, HEAD_DIM, generator=generator, dtype=dtype)
+    cache = random_cache(kv_heads, block_size, generator, dtype)
     copy = LayerCache(cache.keys.clone(), cache.values.clone())
     plain = ReferenceAttention()(query, key, value, cache, batch, scale=0.3, window=window, softcap=softcap)
     with patch.object(paged_attention, "MAX_BYTES_TO_COPY", max_bytes):

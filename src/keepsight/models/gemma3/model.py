@@ -46,10 +46,9 @@ class Gemma3(nn.Module):
 
     def pack(self) -> None:
         """Where many tokens or few are computed; the tower's thousands of rows gain nothing."""
-        for module in (self.decoder, *([self.head] if self.head else [])):
-            for part in module.modules():
-                if isinstance(part, Linear):
-                    part.pack()
+        for part in (*self.decoder.modules(), self.head):
+            if isinstance(part, Linear):
+                part.pack()
 
     def encode_images(self, pixels: Tensor) -> Tensor:
         return run_to_end(self.encode_in_parts(pixels))
