@@ -1,13 +1,13 @@
 """An engine's process without its process: a real socket and a real loop, over a runner of hashes."""
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 
+from keepsight.engine import engine_process
 from keepsight.engine.engine_process import HAND_OVER_SECONDS, EngineProcess
 from keepsight.engine.inbox import Inbox
 from keepsight.engine.load_engine import LoadedEngine
@@ -138,15 +138,15 @@ def test_an_engine_that_computes_on_all_cores_lets_first_tokens_pass_and_no_othe
     computes_on_cores: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(time, "sleep", pauses.append)
+    monkeypatch.setattr(engine_process, "sleep", pauses.append)
     engine = Engine(tmp_path, computes_on_cores=computes_on_cores)
     frontend = Frontend(engine, "one")
     for number in range(3):
         frontend.ask(make_request(f"{number}-0", 3 + number, max_tokens=9))
+    frontend.channel.close()
     engine.process.act_on(Drain())
     engine.join()
-    frontend.channel.close()
-    assert pauses.count(HAND_OVER_SECONDS) == (3 if computes_on_cores else 0)
+    assert pauses == [HAND_OVER_SECONDS] * (3 if computes_on_cores else 0)
 
 
 def test_a_request_under_another_one_s_name_is_refused(frontends: list[Frontend]) -> None:

@@ -7,9 +7,9 @@ next engine.
 import gc
 import logging
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
+from time import sleep
 
 from keepsight.config import Config
 from keepsight.engine.engine_loop import EngineLoop
@@ -88,7 +88,7 @@ class EngineProcess:
             self._router.send(outputs, self._listener)
             # Somebody waits for a first token.
             if self._computes_on_cores and any(isinstance(each, RequestBegun) for each in outputs):
-                time.sleep(HAND_OVER_SECONDS)
+                sleep(HAND_OVER_SECONDS)
 
 
 def main(control: ProcessEnd) -> int:
