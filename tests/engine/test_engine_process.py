@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
+from time import sleep
 
 import pytest
 
@@ -30,16 +31,18 @@ from keepsight.testing import FakeRunner, answer_alone, pixels_like
 from tests.scheduling.drive import END_IDS, make_config, make_request
 
 SOON = 20  # seconds, for what takes milliseconds
+SECONDS_OF_A_STEP = 0.0005
 
 
 class Runner(FakeRunner):
-    """Breaks when it is told to."""
+    """Breaks when it is told to, and leaves those who read its tokens the time to do so."""
 
     is_broken = False
 
     def run(self, plan: StepPlan) -> StepResult:
         if self.is_broken:
             raise RuntimeError("out of memory")
+        sleep(SECONDS_OF_A_STEP)
         return super().run(plan)
 
 

@@ -84,8 +84,8 @@ class FrontendChannel:
         self._reason_of_end: str | None = None
         self._io = _SocketThread[list[Frame]](zmq.DEALER, f"channel of {frontend_id}", max_outbox_bytes)
         self._io.socket.sndhwm, self._io.socket.rcvhwm = MAX_MESSAGES_TO_ENGINE, MAX_MESSAGES_FROM_ENGINE
-        # Nothing is queued for an engine that is not there: to be writable is to be connected.
-        self._io.socket.immediate = True
+        # Not `immediate`: the queue would go with the connection, and with it what was not read yet; where that happens
+        # between two parts of one message, libzmq aborts the process.
         self._io.socket.reconnect_ivl = RECONNECT_MS
 
     def connect(self, timeout: float) -> Welcome:
