@@ -26,9 +26,14 @@ MAX_BYTES_TO_COPY = 128 * 1024
 
 
 class _Part(Protocol):
-    """Some rows of the batch: reads their keys and values, writes their outputs [rows, heads, head_dim]."""
+    """Some rows of the batch, and where their keys and values lie."""
 
-    def attend(self, query: Tensor, cache: LayerCache, output: Tensor, scale: float, softcap: float | None) -> None: ...
+    @property
+    def rows(self) -> slice | Tensor: ...
+
+    def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
+        """Queries of these rows -> outputs of these rows, each [rows, heads, head_dim]"""
+        ...
 
 
 class PagedAttention:
@@ -54,9 +59,12 @@ class PagedAttention:
             self._planned_for, self._plans = batch, {}
         if window not in self._plans:
             self._plans[window] = plan(batch, window, _Way.of(query, cache, softcap))
+        parts = self._plans[window]
+        if len(parts) == 1:
+            return parts[0].attend(query, cache, scale, softcap)
         output = torch.empty_like(query)
-        for part in self._plans[window]:
-            part.attend(query, cache, output, scale, softcap)
+        for part in parts:
+            output[part.rows] = part.attend(query[part.rows], cache, scale, softcap)
         return output
 
 
@@ -114,19 +122,21 @@ class _Token:
     end: int
     slots: slice | Tensor
 
-    def attend(self, query: Tensor, cache: LayerCache, output: Tensor, scale: float, softcap: float | None) -> None:
-        rows = slice(self.row, self.row + 1)
+    @property
+    def rows(self) -> slice:
+        return slice(self.row, self.row + 1)
+
+    def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
         keys, values = cache.keys[self.slots], cache.values[self.slots]
-        if softcap is None:
-            attended = F.scaled_dot_product_attention(
-                _heads_as_queries(query[rows], keys.shape[1]),
-                keys.transpose(0, 1)[None],
-                values.transpose(0, 1)[None],
-                scale=scale,
-            )
-            output[rows] = attended.view(1, *query.shape[1:])
-        else:
-            output[rows] = attend_plainly(query[rows], keys, values, None, scale, softcap)
+        if softcap is not None:
+            return attend_plainly(query, keys, values, None, scale, softcap)
+        attended = F.scaled_dot_product_attention(
+            _heads_as_queries(query, keys.shape[1]),
+            keys.transpose(0, 1)[None],
+            values.transpose(0, 1)[None],
+            scale=scale,
+        )
+        return attended.view(query.shape)
 
 
 def _token(batch: AttentionBatch, index: int, row: int, window: int | None) -> _Token:
@@ -151,7 +161,7 @@ class _Tokens:
     slots: Tensor  # [rows, keys]
     mask: Tensor | None  # [rows, 1, 1, keys]: 0 where seen, else minus infinity
 
-    def attend(self, query: Tensor, cache: LayerCache, output: Tensor, scale: float, softcap: float | None) -> None:
+    def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
         num_kv_heads = cache.keys.shape[1]
         flat = self.slots.flatten()
         keys, values = (
@@ -159,9 +169,9 @@ class _Tokens:
             for tensor in (cache.keys, cache.values)
         )
         attended = F.scaled_dot_product_attention(
-            _heads_as_queries(query[self.rows], num_kv_heads), keys, values, attn_mask=self.mask, scale=scale
+            _heads_as_queries(query, num_kv_heads), keys, values, attn_mask=self.mask, scale=scale
         )
-        output[self.rows] = attended.reshape(-1, *query.shape[1:])
+        return attended.reshape(query.shape)
 
 
 def _tokens_together(tokens: Sequence[_Token], batch: AttentionBatch, dtype: torch.dtype) -> _Tokens:
@@ -188,23 +198,20 @@ def _tokens_together(tokens: Sequence[_Token], batch: AttentionBatch, dtype: tor
 
 @dataclass(frozen=True, slots=True)
 class _RowGroup:
-    """Rows [first, first + count) of the batch, and the keys [begin, end) of their request that they see."""
+    """Of one slice, and the keys [begin, end) of their request that they see."""
 
-    first: int
-    count: int
+    rows: slice
     begin: int
     end: int
     slots: slice | Tensor
-    # [count, end - begin]: True where seen; None where every row sees every key.
+    # [rows, end - begin]: True where seen; None where every row sees every key.
     mask: Tensor | None
 
-    def attend(self, query: Tensor, cache: LayerCache, output: Tensor, scale: float, softcap: float | None) -> None:
-        rows = slice(self.first, self.first + self.count)
+    def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
         keys, values = cache.keys[self.slots], cache.values[self.slots]
-        if softcap is None:
-            output[rows] = _attend_fused(query[rows], keys, values, self.mask, scale)
-        else:
-            output[rows] = attend_plainly(query[rows], keys, values, self.mask, scale, softcap)
+        if softcap is not None:
+            return attend_plainly(query, keys, values, self.mask, scale, softcap)
+        return _attend_fused(query, keys, values, self.mask, scale)
 
 
 def plan_rows(
@@ -225,7 +232,8 @@ def _row_group(batch: AttentionBatch, index: int, first: int, begins: Tensor, en
     if int(begins.max()) > begin or int(ends.min()) < end:
         keys = torch.arange(begin, end)
         mask = ((keys >= begins[:, None]) & (keys < ends[:, None])).to(batch.device)
-    return _RowGroup(first, len(begins), begin, end, _slot_index(batch, index, begin, end), mask)
+    rows = slice(first, first + len(begins))
+    return _RowGroup(rows, begin, end, _slot_index(batch, index, begin, end), mask)
 
 
 def _slot_index(batch: AttentionBatch, index: int, begin: int, end: int) -> slice | Tensor:
@@ -258,12 +266,12 @@ class _RowGroupByProducts:
 
     rows: slice
     slots: slice | Tensor
-    # [count * group, keys]: 0 where seen, else minus infinity; a query head follows the other within its row.
+    # [rows * group, keys]: 0 where seen, else minus infinity; a query head follows the other within its row.
     mask: Tensor | None
 
-    def attend(self, query: Tensor, cache: LayerCache, output: Tensor, scale: float, softcap: float | None) -> None:
+    def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
         keys, values = cache.keys[self.slots], cache.values[self.slots]
-        grouped = _heads_as_queries(query[self.rows], keys.shape[1]).transpose(0, 1)
+        grouped = _heads_as_queries(query, keys.shape[1]).transpose(0, 1)
         kv_heads, count, group, head_dim = grouped.shape
         flat = grouped.reshape(kv_heads, count * group, head_dim)
         if self.mask is None:
@@ -271,11 +279,11 @@ class _RowGroupByProducts:
         else:
             scores = torch.baddbmm(self.mask, flat, keys.permute(1, 2, 0), alpha=scale)
         attended = torch.bmm(scores.softmax(dim=-1), values.transpose(0, 1)).view(grouped.shape)
-        output[self.rows] = attended.transpose(0, 1).reshape(count, kv_heads * group, head_dim)
+        return attended.transpose(0, 1).reshape(query.shape)
 
 
-def _by_products(rows: _RowGroup, group: int) -> _RowGroupByProducts:
+def _by_products(plain: _RowGroup, group: int) -> _RowGroupByProducts:
     mask = None
-    if rows.mask is not None:
-        mask = torch.zeros(rows.mask.shape).masked_fill_(~rows.mask, float("-inf")).repeat_interleave(group, dim=0)
-    return _RowGroupByProducts(slice(rows.first, rows.first + rows.count), rows.slots, mask)
+    if plain.mask is not None:
+        mask = torch.zeros(plain.mask.shape).masked_fill_(~plain.mask, float("-inf")).repeat_interleave(group, dim=0)
+    return _RowGroupByProducts(plain.rows, plain.slots, mask)

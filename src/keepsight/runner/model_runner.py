@@ -183,7 +183,7 @@ class ModelRunner:
         model = self.model
         embeddings = merge_embeddings(model.embed_tokens(inputs.token_ids), inputs.media)
         watch = None if between_layers is None else lambda *_: between_layers()
-        hidden = model.compute(embeddings, attention, self.blocks.layers, inputs.batch, watch)
+        hidden = model.compute(embeddings, attention, self.blocks.layers, inputs.batch, inputs.sampled_rows, watch)
         tokens = iter(self._sample(hidden, inputs))
         computed = [
             Computed(piece.sequence_id, piece.end, next(tokens) if piece.samples else None) for piece in inputs.slices
@@ -194,11 +194,10 @@ class ModelRunner:
 
     def _sample(self, hidden: Tensor, inputs: StepInputs) -> list[SampledToken]:
         """One token for each slice that samples, added to its sequence."""
-        if not inputs.sampled_rows:
-            return []
         sequences = [each for each, piece in zip(inputs.sequences, inputs.slices, strict=True) if piece.samples]
-        rows = hidden if len(sequences) == len(hidden) else hidden[inputs.sampled_rows]
-        tokens = sample_tokens(self.model.logits(rows), [each.sampling for each in sequences])
+        if not sequences:
+            return []
+        tokens = sample_tokens(self.model.logits(hidden), [each.sampling for each in sequences])
         for sequence, token in zip(sequences, tokens, strict=True):
             sequence.token_ids.append(token.token_id)
         return tokens

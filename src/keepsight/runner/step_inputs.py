@@ -21,8 +21,8 @@ class StepInputs:
     token_ids: Tensor  # [tokens]
     media: Sequence[MediaRows]
     batch: AttentionBatch
-    # Of each slice that samples, its last row.
-    sampled_rows: Sequence[int]
+    # Of each slice that samples, its last row; None: that is all rows.
+    sampled_rows: Tensor | None
 
 
 def make_step_inputs(
@@ -44,7 +44,8 @@ def make_step_inputs(
         if piece.samples:
             sampled_rows.append(len(token_ids) - 1)
     batch = AttentionBatch(pieces, device)
-    return StepInputs(slices, sequences, torch.tensor(token_ids).to(device), media, batch, sampled_rows)
+    rows = None if len(sampled_rows) == len(token_ids) else torch.tensor(sampled_rows, dtype=torch.int64).to(device)
+    return StepInputs(slices, sequences, torch.tensor(token_ids).to(device), media, batch, rows)
 
 
 def _request_slice(piece: Slice, sequence: RunningSequence) -> RequestSlice:

@@ -186,12 +186,15 @@ def merged_embeddings(model: Gemma3, prompt: Prompt) -> Tensor:
     return embeddings
 
 
-def run_model(model: Gemma3, prompt: Prompt, attention: Attention) -> tuple[list[Tensor], Tensor]:
-    """Every decoder layer's output, and the logits of all positions."""
+def run_model(
+    model: Gemma3, prompt: Prompt, attention: Attention, rows: Tensor | None = None
+) -> tuple[list[Tensor], Tensor]:
+    """Every decoder layer's output, and the logits of `rows` or of all positions."""
     layers: list[Tensor] = []
     batch = whole_prompt_batch(prompt, model.decoder.embedding.device)
     caches = make_caches(model, len(batch.slices[0].table.block_ids))
+    embeddings = merged_embeddings(model, prompt)
     hidden = model.compute(
-        merged_embeddings(model, prompt), attention, caches, batch, lambda _, output: layers.append(output.clone())
+        embeddings, attention, caches, batch, rows, watch_layer=lambda _, output: layers.append(output.clone())
     )
     return layers, model.logits(hidden)

@@ -96,6 +96,16 @@ def test_every_decoder_layer_and_the_logits_equal(pair: Pair, num_pictures: int,
     assert_close(logits, their_logits)
 
 
+@pytest.mark.parametrize("wanted", [[], [-1], [0, 7, -1]])
+def test_the_rows_that_are_asked_for_are_what_they_are_among_all(pair: Pair, wanted: list[int]) -> None:
+    rows = torch.tensor(wanted, dtype=torch.int64, device=pair.model.place.device)
+    prompt = pair.prompt(1)
+    _, of_all = ref.run_model(pair.model, prompt, PagedAttention())
+    layers, of_rows = ref.run_model(pair.model, prompt, PagedAttention(), rows)
+    assert len(layers[-1]) == len(wanted) < len(layers[-2])
+    torch.testing.assert_close(of_rows, of_all[rows], rtol=0, atol=MAX_ERROR)
+
+
 @pytest.mark.parametrize("seed", [0, 3, 5, 8])
 def test_text_only_checkpoints_equal_too(seed: int, tmp_path: Path) -> None:
     arguments = ref.draw_config(seed)

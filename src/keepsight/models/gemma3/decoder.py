@@ -4,7 +4,7 @@ Knows positions and pages only through `AttentionBatch`; which tokens see which 
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -29,17 +29,21 @@ Angles = tuple[Tensor, Tensor]
 
 
 class RotaryTable:
-    """The frequencies of one rotary base; the model has two, one for each kind of layer."""
+    """The frequencies of all rotary bases; the model has two, one for each kind of layer."""
 
-    def __init__(self, config: RotaryConfig, head_dim: int, place: Placement) -> None:
+    def __init__(self, configs: Iterable[RotaryConfig], head_dim: int, place: Placement) -> None:
+        self.configs = tuple(dict.fromkeys(configs))
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=place.device) / head_dim
-        self.frequencies = 1.0 / config.theta**exponents / config.scaling_factor
+        frequencies = [1.0 / config.theta**exponents / config.scaling_factor for config in self.configs]
+        self.frequencies = torch.stack(frequencies)[:, None, None]  # [bases, 1, 1, half of head_dim]
         self.dtype = place.dtype
 
-    def angles(self, positions: Tensor) -> Angles:
-        angles = (positions[:, None].float() * self.frequencies)[:, None]
+    def angles(self, positions: Tensor) -> dict[RotaryConfig, Angles]:
+        """Of every base; a step has too few tokens to ask for them one by one."""
+        angles = positions[:, None, None].float() * self.frequencies
         cos, sin = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
-        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+        twice = torch.cat((cos, cos), dim=-1).unbind(), torch.cat((-sin, sin), dim=-1).unbind()
+        return dict(zip(self.configs, zip(*twice, strict=True), strict=True))
 
 
 def rotate(heads: Tensor, angles: Angles) -> Tensor:
@@ -47,6 +51,10 @@ def rotate(heads: Tensor, angles: Angles) -> Tensor:
     cos, sin = angles
     swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
     return heads.mul_(cos).addcmul_(swapped, sin)
+
+
+def _pick(hidden: Tensor, rows: Tensor | None) -> Tensor:
+    return hidden if rows is None else hidden[rows]
 
 
 class SelfAttention(nn.Module):
@@ -67,7 +75,13 @@ class SelfAttention(nn.Module):
         self.key_scale = empty_parameter(exact, dim)
 
     def forward(
-        self, hidden: Tensor, angles: Angles, attention: Attention, cache: LayerCache, batch: AttentionBatch
+        self,
+        hidden: Tensor,
+        angles: Angles,
+        attention: Attention,
+        cache: LayerCache,
+        batch: AttentionBatch,
+        rows: Tensor | None,
     ) -> Tensor:
         config = self.config
         heads = self.qkv(hidden).view(-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
@@ -83,7 +97,7 @@ class SelfAttention(nn.Module):
             window=self.layer.window,
             softcap=config.attention_softcap,
         )
-        return self.out(output.flatten(1))  # type: ignore[no-any-return]
+        return self.out(_pick(output.flatten(1), rows))  # type: ignore[no-any-return]
 
     @functools.cached_property
     def _scales(self) -> Tensor:
@@ -130,10 +144,17 @@ class DecoderLayer(nn.Module):
         self.feed_forward = FeedForward(config, place)
 
     def forward(
-        self, hidden: Tensor, angles: Angles, attention: Attention, cache: LayerCache, batch: AttentionBatch
+        self,
+        hidden: Tensor,
+        angles: Angles,
+        attention: Attention,
+        cache: LayerCache,
+        batch: AttentionBatch,
+        rows: Tensor | None = None,
     ) -> Tensor:
-        attended = self.attention(self.before_attention(hidden), angles, attention, cache, batch)
-        hidden = self.after_attention.add_to(hidden, attended)
+        """Of `rows` alone, if they are given."""
+        attended = self.attention(self.before_attention(hidden), angles, attention, cache, batch, rows)
+        hidden = self.after_attention.add_to(_pick(hidden, rows), attended)
         return self.after_feed_forward.add_to(hidden, self.feed_forward(self.before_feed_forward(hidden)))
 
     def slots(self) -> Iterator[WeightSlot]:
@@ -154,7 +175,7 @@ class Decoder(nn.Module):
         self.embedding_scale = torch.tensor(config.hidden_size**0.5).to(place.dtype).item()
         self.layers = nn.ModuleList(DecoderLayer(config, layer, place) for layer in config.layers)
         self.norm = RMSNorm(place, config.hidden_size, config.rms_norm_eps)
-        self.rotary = {layer.rotary: RotaryTable(layer.rotary, config.head_dim, place) for layer in config.layers}
+        self.rotary = RotaryTable((layer.rotary for layer in config.layers), config.head_dim, place)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         return nn.functional.embedding(token_ids, self.embedding) * self.embedding_scale
@@ -165,12 +186,16 @@ class Decoder(nn.Module):
         attention: Attention,
         caches: Sequence[LayerCache],
         batch: AttentionBatch,
+        rows: Tensor | None = None,
         watch_layer: LayerWatcher | None = None,
     ) -> Tensor:
-        angles = {rotary: table.angles(batch.positions) for rotary, table in self.rotary.items()}
+        angles = self.rotary.angles(batch.positions)
+        last = len(self.layers) - 1
         for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             assert isinstance(layer, DecoderLayer)
-            hidden = layer(hidden, angles[layer.layer.rotary], attention, cache, batch)
+            # Nobody reads the last layer's other rows: of them it computes the keys and values.
+            read = rows if index == last else None
+            hidden = layer(hidden, angles[layer.layer.rotary], attention, cache, batch, read)
             if watch_layer is not None:
                 watch_layer(index, hidden)
         return self.norm(hidden)  # type: ignore[no-any-return]
