@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.app import create_app
-from keepsight.frontend.http_server import MAX_HEADER_BYTES, make_server
+from keepsight.frontend.http_server import MAX_HEADER_BYTES, MAX_PIPELINED, make_server
 from keepsight.frontend.read_body import reading_body
 from keepsight.frontend.waiting_room import WaitingRoom
 from tests.frontend.test_app import MODEL, FakeEngine, engine, preparer
@@ -207,6 +207,77 @@ def test_a_client_that_leaves_in_the_middle_of_a_large_body_is_noticed() -> None
         with connected(port, ask("/", b"x" * 1_000_000, length=2_000_000)):
             pass
         assert has_left.wait(PATIENCE)
+
+
+VERSION = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+LAST = VERSION.replace(b"Host", b"Connection: close\r\nHost")
+CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "endless", [b"0\r\n" + b"a: b\r\n" * 60_000, b"0\r\na: " + b"b" * 400_000, b"1;" + b"a" * 400_000]
+)
+def test_headers_behind_a_body_or_in_it_have_an_end_too(engine: FakeEngine, endless: bytes) -> None:
+    with serving(engine, slow_client_seconds=PATIENCE) as port, connected(port, CHUNKED) as connection:
+        with suppress(ConnectionError):
+            connection.sendall(endless)
+        assert read_to_end(connection)[:13] in (b"HTTP/1.1 431 ", b"")  # the reset may outrun the answer
+
+
+def test_headers_behind_a_body_are_not_the_requests() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        async with reading_body(Request(scope, receive), WaitingRoom(1, 2**20), 2**20, PATIENCE):
+            await Response(str([name for name, _ in scope["headers"]]))(scope, receive, send)
+
+    sent = CHUNKED + b"0\r\nAuthorization: Bearer one\r\n\r\n"
+    with running(app, ApiSettings()) as port, connected(port, sent + LAST) as connection:
+        assert b"authorization" not in read_to_end(connection)
+
+
+def test_as_many_requests_at_once_as_anybody_sends_are_answered(engine: FakeEngine) -> None:
+    with serving(engine) as port, connected(port, VERSION * MAX_PIPELINED + LAST) as connection:
+        assert read_to_end(connection).count(b"HTTP/1.1 200") == MAX_PIPELINED + 1
+
+
+def test_no_more_requests_wait_on_one_connection_than_that(engine: FakeEngine) -> None:
+    with serving(engine) as port, connected(port, VERSION * 10 * MAX_PIPELINED) as connection:
+        told = read_to_end(connection)
+    assert told.count(b"HTTP/1.1 200") < MAX_PIPELINED
+    assert told.count(b"HTTP/1.1 400") == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_hangs_up_ends_its_request_though_it_has_asked_for_more(engine: FakeEngine, stream: bool) -> None:
+    engine.is_endless = True
+    has_begun, has_ended = threading.Event(), threading.Event()
+    engine.on_begun, engine.on_abandoned = has_begun.set, has_ended.set
+    body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "stream": stream}).encode()
+    with serving(engine, slow_client_seconds=2 * PATIENCE) as port:
+        asked = ask("/v1/chat/completions", body).replace(b"Connection: close\r\n", b"")
+        with connected(port, asked + VERSION):
+            assert has_begun.wait(PATIENCE)
+        assert has_ended.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("size", [10, 1_000_000])
+def test_who_would_rather_speak_another_protocol_is_answered_in_this_one(size: int) -> None:
+    # As Java's HttpClient and `curl --http2` do.
+    body = random.Random(0).randbytes(size)
+    wish = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n"
+    sent = ask("/", body).replace(b"Connection: close\r\n", wish) + ask("/", b"last")
+    for cut in (0, 60, len(sent) - size // 2):
+        with running(tell_body, ApiSettings()) as port, connected(port, sent[:cut]) as connection:
+            connection.sendall(sent[cut:])
+            told = read_to_end(connection)
+        assert [hashlib.sha256(each).hexdigest().encode() in told for each in (body, b"last")] == [True, True]
+
+
+def test_what_is_no_request_is_refused_as_a_request_would_be(engine: FakeEngine) -> None:
+    for sent in (b"hello\r\n\r\n", b"CONNECT x:1 HTTP/1.1\r\n\r\n", VERSION[:-2] + b"Content-Length: -1\r\n\r\n"):
+        with serving(engine) as port, connected(port, sent) as connection:
+            head, _, body = read_to_end(connection).partition(b"\r\n\r\n")
+        assert head.split()[1] == b"400"
+        assert json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
 def test_head_is_get_without_a_body(engine: FakeEngine) -> None:

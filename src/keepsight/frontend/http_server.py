@@ -6,15 +6,18 @@ request then ends as that of any client that leaves.  (What a body may take is t
 
 import asyncio
 import logging
+import sys
 from functools import partial
 from typing import Any, ClassVar
 
+import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.accept_in_turn import ServerInTurn
+from keepsight.frontend.chat_response import ErrorDetail, ErrorResponse
 from keepsight.frontend.direct_reader import Connection, DirectReader
 from keepsight.frontend.read_body import COLLECT_BODY, Body
 
@@ -24,7 +27,8 @@ MAX_HEADER_BYTES = 64 * 1024
 # stalls holds no more than that many times what was sent.
 MIN_DIRECT_BYTES = 256 * 1024
 BELIEVED_RATIO = 32
-HEADERS_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+# Requests of one connection that wait for those before them: clients that do so at all send a few.
+MAX_PIPELINED = 32
 
 
 def make_server(app: ASGIApp, settings: ApiSettings) -> uvicorn.Server:
@@ -76,52 +80,115 @@ class _Impatient(Connection):
     cycle: Any
     flow: Any
     parser: Any
+    url: bytes
+    headers: list[tuple[bytes, bytes]]
+    pipeline: Any
     # The one that is coming, if its reader was heard of, and what its headers say of its length.
     _body: Body | None = None
     _body_length = 0
+    # The request that is being answered.
+    _answered: Any = None
+    # httptools alone says what is of a body, and that headers behind one (trailers) are none of the request's.
+    _tells_bodies = False
+    _has_headers = False
+    _received = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # Of what is no body, since the last that was, or the end of a request.
         self._num_header_bytes = 0
         self._to_ask = _Deadline(self.patience_seconds, "sent no whole request")
         self._to_read = _Deadline(self.patience_seconds, "did not read its answer")
         self._to_ask.start(transport)
 
     def data_received(self, data: bytes) -> None:
+        self._num_header_bytes += len(data)
+        self._received = data
         super().data_received(data)
-        self._watch(len(data))
+        self._received = b""
+        self._watch()
         self._try_read_directly()
 
-    def _watch(self, num_bytes: int) -> None:
-        """After so many were received."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._num_header_bytes = 0
+    def _watch(self) -> None:
+        """After something was received."""
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
             self._to_ask.stop()
-            return
-        self._to_ask.start(self.transport)
-        # What is left of a body that was refused is not counted.
-        if self.cycle is None or not self.cycle.more_body:
-            self._num_header_bytes += num_bytes
+        else:
+            self._to_ask.start(self.transport)
+        if not self._tells_bodies and cycle is not None and (cycle.more_body or not cycle.response_complete):
+            self._num_header_bytes = 0
         if self._num_header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
-            self.transport.write(HEADERS_TOO_LARGE)
-            self.transport.close()
+            self._refuse(b"431 Request Header Fields Too Large", f"the headers exceed {MAX_HEADER_BYTES} bytes")
 
-    # httptools' alone calls these three: with h11 each piece of a body is passed on by itself.
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(b"400 Bad Request", msg)
+
+    def _refuse(self, status: bytes, message: str) -> None:
+        """What is not even a request."""
+        detail = ErrorDetail(message=message, type="invalid_request_error")
+        body = msgspec.json.encode(ErrorResponse(error=detail))
+        headers = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d" % len(body)
+        self.transport.write(b"HTTP/1.1 %s\r\n%s\r\n\r\n%s" % (status, headers, body))
+        self.transport.close()
+
+    # httptools' alone calls these: with h11 each piece of a body is passed on by itself.
+
+    def on_message_begin(self) -> None:
+        self._tells_bodies, self._has_headers = True, False
+        super().on_message_begin()  # type: ignore[misc]
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._has_headers:
+            super().on_header(name, value)  # type: ignore[misc]
 
     def on_headers_complete(self) -> None:
+        self._has_headers = True
         super().on_headers_complete()  # type: ignore[misc]
+        if self.parser.should_upgrade():
+            return
+        if len(self.pipeline) > MAX_PIPELINED:
+            raise OverflowError  # which ends the parsing
+        if self.pipeline:
+            # uvicorn reads no more while one waits, and would not notice that the client leaves.
+            self.flow.resume_reading()
         self._body_length = _length_of_body(self.scope["headers"])
         self.scope.setdefault("extensions", {})[COLLECT_BODY] = partial(self._collect_body, self.cycle)
 
     def on_body(self, body: bytes) -> None:
+        self._num_header_bytes = 0
         if self._body is None:
             super().on_body(body)  # type: ignore[misc]
         elif not self.cycle.response_complete and not self._body.try_add(body):
             self.cycle.message_event.set()
 
     def on_message_complete(self) -> None:
-        self._body = None
+        self._body, self._num_header_bytes = None, 0
         super().on_message_complete()  # type: ignore[misc]
+
+    def _start_asgi_task(self, cycle: Any, app: ASGIApp) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)  # type: ignore[misc]
+
+    def _should_upgrade(self) -> bool:
+        """Asked if the client would rather speak something else: then uvicorn makes no request of it yet."""
+        return True
+
+    def handle_websocket_upgrade(self) -> None:
+        """To whatever it is.  Nobody has to, so it is as if it were not asked for: some clients always do.
+
+        The parser takes what follows for that protocol, even if it is a body.
+        """
+        wish = sys.exception()
+        assert wish is not None
+        if self.scope["method"] == "CONNECT":
+            self.send_400_response("this is no proxy")
+            return
+        asked = f"{self.scope['method']} ".encode() + self.url + f" HTTP/{self.scope['http_version']}".encode()
+        headers = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        self._renew_parser()
+        self._received = b"\r\n".join([asked, *headers, b"", self._received[wish.args[0] :]])
+        super().data_received(self._received)
 
     def _collect_body(self, cycle: Any, body: Body) -> None:
         if cycle is self.cycle and cycle.more_body and not cycle.disconnected:
@@ -144,14 +211,16 @@ class _Impatient(Connection):
 
     def note_progress(self) -> None:
         self._unset_keepalive_if_required()  # type: ignore[attr-defined]
-        self._watch(0)
+        self._watch()
 
     def end_body(self) -> None:
-        # The one that there is still waits for the body.
-        self.parser = type(self.parser)(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self._renew_parser()  # the one that there is still waits for the body
         self.on_message_complete()
         self._hand_reading_to(self)
+
+    def _renew_parser(self) -> None:
+        self.parser = type(self.parser)(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
 
     def _hand_reading_to(self, protocol: asyncio.BaseProtocol) -> None:
         # Some transports look at who reads only when reading begins.
@@ -171,6 +240,10 @@ class _Impatient(Connection):
         self._to_ask.stop()
         self._to_read.stop()
         super().connection_lost(error)
+        # uvicorn tells only the last that was asked.
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
 
 
 def _length_of_body(headers: list[tuple[bytes, bytes]]) -> int:
