@@ -9,6 +9,7 @@ from keepsight.errors import (
     AdminAccessError,
     AnsweredError,
     EngineLostError,
+    MediaBusyError,
     MediaStoreError,
     RequestFailedError,
     ServerOverloadedError,
@@ -24,6 +25,7 @@ from keepsight.frontend.error_response import error_response
         (RequestFailedError("9 blocks of 5", is_refusal=True), 400, "invalid_request_error", "cannot_fit"),
         (EngineLostError("it ended"), 503, "server_error", "engine_lost"),
         (ServerOverloadedError("no room"), 503, "server_error", "server_overloaded"),
+        (MediaBusyError("url", "no room"), 429, "invalid_request_error", "media_busy"),
         (MediaStoreError("media", "no room"), 507, "server_error", "media_store_unavailable"),
     ],
 )
@@ -34,7 +36,7 @@ def test_what_is_the_caller_s_fault_or_worth_trying_again_is_told(
     told = json.loads(bytes(response.body))["error"]
     assert (response.status_code, told["type"], told["code"]) == (status, kind, code)
     assert told["message"] == str(error)
-    assert ("retry-after" in response.headers) == (status == 503)
+    assert ("retry-after" in response.headers) == (status in (429, 503, 507))
     assert ("www-authenticate" in response.headers) == (status == 401)
 
 

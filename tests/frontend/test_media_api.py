@@ -420,6 +420,7 @@ def test_an_upload_that_cannot_be_kept_is_refused_by_name(
         ("/v1/media/media_0", (404, "id", "media_not_found")),
         ("/v1/media?limit=0", (400, "limit", "invalid_argument")),
         ("/v1/media?limit=101", (400, "limit", "invalid_argument")),
+        (f"/v1/media?limit=000000001{9 * '9'}", (400, "limit", "invalid_argument")),
         ("/v1/media?limit=x", (400, "limit", "invalid_argument")),
         ("/v1/media?order=up", (400, "order", "invalid_argument")),
         ("/v1/media?after=media_0", (404, "after", "media_not_found")),

@@ -69,7 +69,9 @@ def test_a_request_is_found_by_its_id_whichever_frontend_answered_it(watched: Wa
     assert watched.send("GET", "/debug/requests/request-2").status_code == 404
 
 
-@pytest.mark.parametrize(("limit", "status"), [("1", 200), ("0", 400), ("-1", 400), ("1001", 400), ("x", 400)])
+@pytest.mark.parametrize(
+    ("limit", "status"), [("1", 200), ("0", 400), ("-1", 400), ("1001", 400), ("x", 400), ("0" * 5000 + "1", 400)]
+)
 def test_how_many_requests_are_told_is_a_number_within_limits(watched: Watched, limit: str, status: int) -> None:
     response = watched.send("GET", f"/debug/requests?limit={limit}")
     assert response.status_code == status

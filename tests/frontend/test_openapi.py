@@ -67,6 +67,13 @@ def test_fields_that_are_not_served_allow_only_what_asks_for_nothing(client: Cli
         assert client.send("POST", path, json=body | {name: "something"}).json()["error"]["param"] == name
 
 
+def test_content_parts_have_the_fields_that_are_described(client: Client) -> None:
+    for part in describe(client)["components"]["schemas"]["ContentPart"]["anyOf"]:
+        content = [{"type": part["properties"]["type"]["const"], "something": "else"}]
+        refused = client.send("POST", "/v1/chat/completions", json={"messages": [{"role": "user", "content": content}]})
+        assert refused.json()["error"]["message"].endswith(f"known: {sorted(part['properties'])}")
+
+
 def test_keys_are_described_where_they_are_needed(client: Client) -> None:
     chat, reset, health = (("/v1/chat/completions", "post"), ("/reset_mm_cache", "post"), ("/health", "get"))
     for settings, closed in (

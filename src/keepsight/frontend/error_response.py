@@ -8,9 +8,9 @@ from starlette.responses import Response
 from keepsight.errors import AnsweredError
 from keepsight.frontend.chat_response import ErrorResponse
 
-# Seconds: about what an engine takes to be there again.
+# Seconds: about what an engine takes to be there again, and more than downloads and uploads take to make room.
 RETRY_LATER = {"Retry-After": "2"}
-_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: RETRY_LATER}
+_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: RETRY_LATER, 503: RETRY_LATER, 507: RETRY_LATER}
 
 
 def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -23,6 +23,7 @@ from keepsight.frontend.identify_picture import NamedPicture
 from keepsight.frontend.media_handles import MediaHandle, MediaHandles
 from keepsight.frontend.media_intake import NOTHING_DOWNLOADED, Downloaded
 from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
+from keepsight.frontend.read_limit import read_limit
 from keepsight.frontend.read_messages import HANDLE_PREFIX, PicturePart, read_messages
 from keepsight.frontend.read_upload import Upload, UploadOptions, read_options, read_upload
 from keepsight.requests import TokenOutput
@@ -329,9 +330,7 @@ def _read_salt(http: Request) -> str | None:
 
 
 def _read_page(http: Request) -> tuple[int, str | None, str]:
-    limit, order = http.query_params.get("limit", str(DEFAULT_PAGE)), http.query_params.get("order", "desc")
-    if not limit.isdecimal() or not 1 <= int(limit[:9]) <= MAX_PAGE:
-        raise InvalidArgumentError("limit", f"must be from 1 to {MAX_PAGE}, not {limit[:20]!r}")
+    limit, order = read_limit(http, DEFAULT_PAGE, MAX_PAGE), http.query_params.get("order", "desc")
     if order not in ("asc", "desc"):
         raise InvalidArgumentError("order", f"must be asc or desc, not {order[:20]!r}")
-    return int(limit), http.query_params.get("after"), order
+    return limit, http.query_params.get("after"), order

@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.answer import Engine
 from keepsight.frontend.error_response import json_response
+from keepsight.frontend.read_limit import read_limit
 from keepsight.observe.account import AccountBody
 from keepsight.observe.catalogue import CACHES, DECODED, ENCODED, FETCHED, PREPROCESSED, TRANSFERRED, CacheSlots
 from keepsight.observe.server_view import ServerView
@@ -93,12 +93,13 @@ class MetricsApi:
                 caches=list(_describe_caches(totals, self._engine.list_tiers())),
                 media=_describe_work(totals),
                 memory=dict(totals.memory),
-                requests=accounts[: _read_limit(http)],
+                requests=accounts[: read_limit(http, DEFAULT_LIMIT, MAX_LIMIT)],
             )
         )
 
     async def requests(self, http: Request) -> Response:
-        limit, accounts = _read_limit(http), await run_in_threadpool(self._view.read_accounts)
+        limit = read_limit(http, DEFAULT_LIMIT, MAX_LIMIT)
+        accounts = await run_in_threadpool(self._view.read_accounts)
         return json_response(AccountList(accounts[:limit]))
 
     async def request(self, http: Request) -> Response:
@@ -142,10 +143,3 @@ def _describe_work(totals: Totals) -> MediaWork:
 
 def _whole(totals: Totals, *slots: int) -> list[int]:
     return [int(totals.numbers[slot]) for slot in slots]
-
-
-def _read_limit(http: Request) -> int:
-    asked = http.query_params.get("limit", str(DEFAULT_LIMIT))
-    if not asked.isascii() or not asked.isdigit() or not 0 < int(asked) <= MAX_LIMIT:
-        raise InvalidArgumentError("limit", f"must be from 1 to {MAX_LIMIT}, not {asked!r}")
-    return int(asked)

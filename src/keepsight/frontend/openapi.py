@@ -16,7 +16,7 @@ from keepsight.frontend.decode_body import refused_fields
 from keepsight.frontend.held_pictures import HeldList
 from keepsight.frontend.media_api import DEFAULT_PAGE, MAX_PAGE, DeletedMedia, MediaObject, MediaPage
 from keepsight.frontend.media_handles import DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS
-from keepsight.frontend.metrics_api import AccountList, ServerState
+from keepsight.frontend.metrics_api import DEFAULT_LIMIT, MAX_LIMIT, AccountList, ServerState
 from keepsight.frontend.read_messages import BREAKPOINT, BREAKPOINT_SECONDS
 from keepsight.frontend.tokenize_request import (
     DetokenizeRequest,
@@ -54,6 +54,11 @@ MESSAGES: Json = {
         "properties": {
             "role": {"type": "string", "examples": ["system", "user", "assistant"]},
             "name": {"type": ["string", "null"]},
+            "tool_calls": {
+                "type": ["array", "null"],
+                "description": "Of an assistant, where a chat template shows them.",
+            },
+            "tool_call_id": {"type": ["string", "null"], "description": "Of a tool's answer."},
             "content": {
                 "anyOf": [
                     {"type": "string"},
@@ -65,7 +70,7 @@ MESSAGES: Json = {
 }
 _UUID: Json = {"type": ["string", "null"], "description": "The caller's own name for the picture."}
 _BREAKPOINT: Json = {
-    "description": "A time to live is for uploads, which are then kept for it.",
+    "description": "All pictures up to here are kept for so long, as far as they can be.",
     "type": ["object", "null"],
     "required": ["mode"],
     "additionalProperties": False,
@@ -88,7 +93,7 @@ CONTENT_PART: Json = {
                 "uuid": _UUID,
                 BREAKPOINT: _BREAKPOINT,
                 "image_url": {
-                    "description": "A data:, http:, https: or media: URL.  It may be left out where the uuid is known.",
+                    "description": "A data:, http:, https:, file: or media: URL.  Where the uuid is known: null.",
                     "anyOf": [
                         {"type": ["string", "null"]},
                         {
@@ -105,11 +110,13 @@ CONTENT_PART: Json = {
         },
         {
             "type": "object",
-            "required": ["type", "media_id"],
+            "required": ["type"],
             "additionalProperties": False,
             "properties": {
                 "type": {"const": "image"},
-                "media_id": {"type": "string", "description": "Of an upload."},
+                "image": {"type": ["string", "null"], "description": "A URL."},
+                "url": {"type": ["string", "null"], "description": "The same, in place of it."},
+                "media_id": {"type": ["string", "null"], "description": "Of an upload, in place of a URL."},
                 "uuid": _UUID,
                 BREAKPOINT: _BREAKPOINT,
             },
@@ -176,8 +183,8 @@ def _operations() -> Sequence[tuple[str, str, Json]]:
         _get("/version", "Of the server.", {"type": "object"}),
         _get("/openapi.json", "This description.", {"type": "object"}),
         ("/metrics", "get", {"summary": "What the server counts.", "responses": _responses(PROMETHEUS, ())}),
-        _get("/debug/state", "What is held, what was done, the last requests.", _refer(ServerState), (400,)),
-        _get("/debug/requests", "Accounts of the last requests.", _refer(AccountList), (400,)),
+        _last("/debug/state", "What is held, what was done, the last requests.", ServerState),
+        _last("/debug/requests", "Accounts of the last requests.", AccountList),
         _account(),
     )
 
@@ -277,6 +284,12 @@ def _post(
         "responses": _responses(content, (400, 404, 408, 413, 415, 429, 500, 503)),
     }
     return path, "post", operation
+
+
+def _last(path: str, summary: str, answer: type[msgspec.Struct]) -> tuple[str, str, Json]:
+    path, method, operation = _get(path, summary, _refer(answer), (400,))
+    limit = {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT}
+    return path, method, operation | {"parameters": [_parameter("limit", limit)]}
 
 
 def _account() -> tuple[str, str, Json]:

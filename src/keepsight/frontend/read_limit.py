@@ -1,0 +1,17 @@
+"""How many of a list a caller wants to be told, as a path's `?limit=` says it."""
+
+import re
+
+from starlette.requests import Request
+
+from keepsight.errors import InvalidArgumentError
+
+# Python refuses to read thousands of digits.
+_NUMBER = re.compile(r"[0-9]{1,9}")
+
+
+def read_limit(http: Request, default: int, maximum: int) -> int:
+    asked = http.query_params.get("limit", str(default))
+    if not _NUMBER.fullmatch(asked) or not 1 <= int(asked) <= maximum:
+        raise InvalidArgumentError("limit", f"must be from 1 to {maximum}, not {asked[:20]!r}")
+    return int(asked)
