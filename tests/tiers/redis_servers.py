@@ -51,6 +51,11 @@ class FakeServer:
     def url(self) -> str:
         return f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
 
+    def send(self, content: bytes) -> None:
+        """On the newest connection."""
+        for connection in self._connections[-1:]:
+            connection.sendall(content)
+
     def drop_all(self) -> None:
         """As if it were restarted."""
         connections, self._connections = self._connections, []

@@ -2,6 +2,7 @@
 
 import logging
 import random
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -63,6 +64,32 @@ def test_a_silent_server_is_an_error_in_time(server: FakeServer) -> None:
     assert tier.put(key_of(1), array_of(1))
     assert_equal(tier.get(key_of(1)), array_of(1))
     tier.close()
+
+
+def test_a_server_that_drips_is_an_error_in_time(server: FakeServer) -> None:
+    tier = RedisTier(server.url, timeout=0.2)
+    tier.put(key_of(1), array_of(1))
+
+    def drip(reply: bytes) -> bytes:
+        for byte in reply[:100]:
+            server.send(bytes([byte]))
+            time.sleep(0.005)
+        return b""
+
+    server.misbehave = drip
+    with pytest.raises(TimeoutError):
+        tier.get(key_of(1))
+    tier.close()
+
+
+def test_a_server_that_ends_within_a_value_is_an_error_and_no_damage(tier: RedisTier, server: FakeServer) -> None:
+    # Closes the connection after that.
+    server.misbehave = lambda reply: server.send(reply[:1000])
+    with pytest.raises(ConnectionResetError):
+        tier.get(key_of(1))
+    server.misbehave = lambda reply: reply
+    assert_equal(tier.get(key_of(1)), array_of(1))
+    assert tier.stats().num_damaged == 0
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,8 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 _LEDGER = struct.Struct("<QB")
 # A strange file must not make its reader wait.
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+# Of a file at a time: checked while it still lies in the core's cache, and while the disk brings the next.
+_PIECE = 256 * 1024
 # The ledger is locked for milliseconds: whoever holds it longer was stopped.
 _PATIENCE_SECONDS = 2.0
 # Of the budget: made free at once, as two servers must look at all files to choose well.
@@ -404,7 +406,7 @@ def _read(key: str, descriptor: int) -> StoredArray:
     about = os.fstat(descriptor)
     if not stat.S_ISREG(about.st_mode):
         raise DamagedEntryError("not a file")
-    return read_entry(key, about.st_size, lambda target: os.readv(descriptor, [target]))
+    return read_entry(key, about.st_size, lambda target: os.readv(descriptor, [target[:_PIECE]]))
 
 
 def _write(descriptor: int, header: bytes, payload: memoryview) -> None:

@@ -22,8 +22,6 @@ _CHECKED_FROM = len(_MAGIC) + 16
 _MAX_RANK = 8
 # The array begins aligned.
 HEADER_BYTES = 256
-# Checked in pieces, each while it still lies in the core's cache, and while the disk brings the next one.
-_PIECE = 256 * 1024
 
 # Fills some of the memory it is given, and says how much; 0 at the end.
 ReadInto = Callable[[memoryview], int]
@@ -61,7 +59,8 @@ def read_entry(key: str, num_bytes: int, read_into: ReadInto) -> StoredArray:
     hasher = xxh3_128()
     num_read = 0
     while num_read < num_bytes:
-        end = num_read + read_into(entry[num_read : num_read + _PIECE])
+        # What was read is checked while more comes, if the reader gives it in pieces.
+        end = num_read + read_into(entry[num_read:])
         if end <= num_read:
             raise DamagedEntryError("it ends too early")
         hasher.update(entry[max(num_read, _CHECKED_FROM) : end])

@@ -22,7 +22,10 @@ Reply = int | str | bytes | None | list["Reply"]
 _MAX_LINE = 64 * 1024
 _MAX_VALUE = 512 * 2**20
 _MAX_REPLIES = 1_000_000
-_BUFFER = 64 * 1024
+# Smaller parts of a command are joined.
+_SMALL = 64 * 1024
+# What heads a large value comes first and alone: what comes with it is copied once more.
+_RECEIVED_AT_ONCE = 4096
 
 
 class RefusedError(TierError):
@@ -71,7 +74,8 @@ class RespConnection:
 
     def __init__(self, address: RedisAddress, timeout: float) -> None:
         """Raises OSError or TierError."""
-        self._timeout = timeout
+        # `patience`: the socket's own.
+        self._timeout = self._patience = timeout
         self._deadline = time.monotonic() + timeout
         self._buffer = b""
         self._socket = _connect(address, timeout)
@@ -128,13 +132,14 @@ class RespConnection:
         return None if size < 0 else size
 
     def read_into(self, target: memoryview) -> int:
-        if self._buffer:
-            num_bytes = min(len(target), len(self._buffer))
-            target[:num_bytes] = self._buffer[:num_bytes]
-            self._buffer = self._buffer[num_bytes:]
-            return num_bytes
-        self._limit_wait()
-        return self._socket.recv_into(target)
+        """All of it: whoever looked at each part first would keep the server waiting, whose buffers are small."""
+        num_read = min(len(target), len(self._buffer))
+        target[:num_read] = self._buffer[:num_read]
+        self._buffer = self._buffer[num_read:]
+        while num_read < len(target):
+            self._limit_wait()
+            num_read += _some(self._socket.recv_into(target[num_read:]))
+        return num_read
 
     def end_value(self) -> None:
         while len(self._buffer) < 2:
@@ -170,9 +175,8 @@ class RespConnection:
 
     def _receive(self) -> None:
         self._limit_wait()
-        received = self._socket.recv(_BUFFER)
-        if not received:
-            raise ConnectionResetError("the server closed the connection")
+        received = self._socket.recv(_RECEIVED_AT_ONCE)
+        _some(len(received))
         self._buffer += received
 
     # Writing --------------------------------------------------------------------------------------------------
@@ -196,7 +200,10 @@ class RespConnection:
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("the server takes too long")
-        self._socket.settimeout(left)
+        # A system call, as dear as receiving some: a server that is quick needs it once.
+        if not left <= self._patience <= left + self._timeout / 10:
+            self._patience = left
+            self._socket.settimeout(left)
 
 
 def _connect(address: RedisAddress, timeout: float) -> socket.socket:
@@ -216,6 +223,12 @@ def _connect(address: RedisAddress, timeout: float) -> socket.socket:
     return ssl.create_default_context().wrap_socket(connection, server_hostname=address.host)
 
 
+def _some(num_received: int) -> int:
+    if not num_received:
+        raise ConnectionResetError("the server closed the connection")
+    return num_received
+
+
 def _frames(command: Sequence[Part]) -> list[memoryview]:
     """Small parts joined, large ones as they are."""
     frames: list[memoryview] = []
@@ -224,7 +237,7 @@ def _frames(command: Sequence[Part]) -> list[memoryview]:
         buffers = part if isinstance(part, tuple) else (part,)
         small += b"$%d\r\n" % sum(map(len, buffers))
         for buffer in buffers:
-            if len(buffer) < _BUFFER:
+            if len(buffer) < _SMALL:
                 small += buffer
             else:
                 frames += [memoryview(bytes(small)), memoryview(buffer)]
