@@ -9,7 +9,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -119,11 +119,12 @@ class FrontendChannel:
 
     def _turn(self) -> None:
         has_something_to_send = not self._has_greeted or not self._io.outbox.is_empty
-        self._io.wait(zmq.POLLIN | zmq.POLLOUT if has_something_to_send else zmq.POLLIN)
+        found = self._io.wait(zmq.POLLIN | zmq.POLLOUT if has_something_to_send else zmq.POLLIN)
         # Asked before reading: what came before the end is heard before it.
-        is_cut = bool(list(self._io.take_events()))
-        for _, frames in self._io.receive(reads_all=is_cut):
-            self._read(frames)
+        is_cut = found.has_events and bool(list(self._io.take_events()))
+        if is_cut or found.has_messages:
+            for _, frames in self._io.receive(reads_all=is_cut):
+                self._read(frames)
         if is_cut and self._welcome is not None:
             raise _ConnectionLostError("the engine's process ended")
         if self._has_missed_something:
@@ -306,6 +307,13 @@ class _NobodyThereError(Exception):
     """The connection that a message is for is gone."""
 
 
+class _Found(NamedTuple):
+    """By waiting.  To look for what is not there costs more than to read what is."""
+
+    has_events: bool
+    has_messages: bool
+
+
 class _SocketThread(Generic[T]):
     """A socket, the events of its connections, an outbox, and the thread that has them to itself."""
 
@@ -375,11 +383,13 @@ class _SocketThread(Generic[T]):
 
     # Within a turn --------------------------------------------------------------------------------------------
 
-    def wait(self, flags: int, timeout_ms: int | None = None) -> None:
+    def wait(self, flags: int, timeout_ms: int | None = None) -> _Found:
         """Until the socket is ready, a connection comes or goes, or something was left in the outbox."""
         self._poller.register(self.socket, flags)
-        if (self.outbox.fd, zmq.POLLIN) in self._poller.poll(timeout_ms):
+        ready = dict(self._poller.poll(timeout_ms))
+        if self.outbox.fd in ready:
             self.outbox.note_awake()
+        return _Found(self._monitor in ready, bool(ready.get(self.socket, 0) & zmq.POLLIN))
 
     def take_events(self) -> Iterator[tuple[int, int]]:
         """What happened to connections, and to which of the kernel's."""
