@@ -6,8 +6,8 @@ exactly the tokens that were told.
 
 import asyncio
 import logging
+import os
 import time
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -58,7 +58,7 @@ class Answer(ABC):
         self, asked: GenerationFields, prompts: Sequence[PreparedRequest], tokenizer: Tokenizer, model_name: str
     ) -> None:
         self._asked, self._prompts, self._tokenizer, self._model_name = asked, prompts, tokenizer, model_name
-        self._id, self._created = f"{self.ID_PREFIX}-{uuid.uuid4().hex}", int(time.time())
+        self._id, self._created = f"{self.ID_PREFIX}-{os.urandom(16).hex()}", int(time.time())
         self._num_choices = prompts[0].engine_request.sampling_params.n
         self._num_tokens = 0
         # By prompt, of the choice that found least: the others find what that one has just computed.

@@ -252,7 +252,7 @@ class EngineClient:
         engine.note_sent(request)
         self.num_resent += caller.num_lost_engines > 0
         coming = engine.hints.promise(request.request_id, caller.prepared.makeable_media)
-        engine.send(dataclasses.replace(request, coming_media=coming))
+        engine.send(dataclasses.replace(request, coming_media=coming) if coming else request)
         return coming
 
     def _take_hint(self, hint: MediaHeld | MediaDropped | TiersChanged, rank: int) -> None:

@@ -1,9 +1,9 @@
 """Names each request, in its answer and in all that the log says of it, and logs one line when it has ended."""
 
 import logging
+import os
 import re
 import time
-import uuid
 from contextvars import ContextVar
 from typing import Any
 from urllib.parse import quote
@@ -61,7 +61,7 @@ class RequestIdFilter(logging.Filter):
 class _Record:
     def __init__(self, scope: Scope) -> None:
         asked = Headers(scope=scope).get(HEADER, "")
-        self.request_id = asked if _SANE_ID.fullmatch(asked) else uuid.uuid4().hex
+        self.request_id = asked if _SANE_ID.fullmatch(asked) else os.urandom(16).hex()
         # What is asked may hold line breaks, and must not look like lines of the log.
         self._asked = f"{scope['method']} {quote(scope['path'])}"
         self._state: dict[str, Any] = scope.setdefault("state", {})

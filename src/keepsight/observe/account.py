@@ -6,7 +6,6 @@ what a request says.
 """
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -91,7 +90,7 @@ class RequestAccount:
     last_token_at: float = 0.0
     ended: float = 0.0
     end_reason: str | None = None
-    _work: Counter[str] = field(default_factory=Counter)
+    _work: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WORK, 0))
     # By media hash: when pixels were sent; those that nobody had to make.
     _sent: dict[str, float] = field(default_factory=dict)
     _found_pixels: set[str] = field(default_factory=set)
@@ -158,7 +157,7 @@ class RequestAccount:
     def begin_again(self) -> None:
         """Its engine is gone, and another is asked."""
         self.spans = [span for span in self.spans if span.stage in ("fetch", "identify")]
-        self._work.clear()
+        self._work = dict.fromkeys(WORK, 0)
         self._stories, self.num_tokens, self.end_reason = (), 0, None
 
     # Read -----------------------------------------------------------------------------------------------------
@@ -173,7 +172,7 @@ class RequestAccount:
             prompt_tokens=self.num_prompt_tokens,
             cached_tokens=self.num_cached_tokens,
             completion_tokens=self.num_tokens,
-            work={work: self._work[work] for work in WORK},
+            work=dict(self._work),
             media=[self._describe_item(index) for index in range(len(self.media))],
             stages=[
                 StageBody(stage=each.stage, begin_ms=_ms(each.began - self.began), ms=_ms(each.seconds), item=each.item)
@@ -183,10 +182,10 @@ class RequestAccount:
 
     def stage_seconds(self) -> dict[Stage, float]:
         """Of all items together, in the order of a request's way."""
-        sums: Counter[Stage] = Counter()
+        sums: dict[Stage, float] = {}
         for span in self.spans:
-            sums[span.stage] += span.seconds  # type: ignore[assignment]
-        return {stage: sums[stage] for stage in STAGES if stage in sums}  # type: ignore[misc, index]
+            sums[span.stage] = sums.get(span.stage, 0.0) + span.seconds
+        return {stage: sums[stage] for stage in STAGES if stage in sums}
 
     def answers(self) -> list[tuple[AnsweredBy, str | None]]:
         """For each item who answered, and the tier; nothing as long as there is no token."""

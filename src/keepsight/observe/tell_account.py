@@ -1,15 +1,15 @@
 """The account of a request in one line: for its log, and for the `Server-Timing` header that browsers draw."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 from keepsight.observe.account import RequestAccount
+from keepsight.observe.catalogue import Stage
 
 
 def tell_in_log(accounts: Sequence[RequestAccount]) -> str:
     """Empty where there is nothing to tell."""
-    answers = Counter(answer for each in accounts for answer in each.answers())
-    pictures = ", ".join(f"{count} {_name(*answer)}" for answer, count in answers.items())
+    answers = [answer for each in accounts for answer in each.answers()]
+    pictures = ", ".join(f"{answers.count(each)} {_name(*each)}" for each in dict.fromkeys(answers))
     seconds = _sum_stages(accounts)
     stages = ", ".join(f"{stage} {spent * 1e3:.1f}" for stage, spent in seconds.items())
     return "; ".join([*([f"pictures: {pictures}"] if pictures else []), *([f"ms: {stages}"] if stages else [])])
@@ -24,11 +24,11 @@ def tell_in_header(accounts: Sequence[RequestAccount]) -> str:
     )
 
 
-def _sum_stages(accounts: Sequence[RequestAccount]) -> Counter[str]:
-    sums: Counter[str] = Counter()
+def _sum_stages(accounts: Sequence[RequestAccount]) -> dict[Stage, float]:
+    sums: dict[Stage, float] = {}
     for account in accounts:
         for stage, seconds in account.stage_seconds().items():
-            sums[stage] += seconds  # type: ignore[assignment]
+            sums[stage] = sums.get(stage, 0.0) + seconds
     return sums
 
 
