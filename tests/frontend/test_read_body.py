@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
 from keepsight.errors import BodyTimeoutError, BodyTooLargeError, ServerOverloadedError
-from keepsight.frontend.read_body import COLLECT_BODY, Body, reading_body
+from keepsight.frontend.read_body import COLLECT_BODY, MIN_BYTES_PER_SECOND, Body, reading_body
 from keepsight.frontend.waiting_room import WaitingRoom
 
 PAUSE = 0.05
@@ -19,8 +19,8 @@ MAX_BYTES = 100
 class Server:
     """Has a body's pieces, and passes them on one by one, or adds them all before it says anything."""
 
-    def __init__(self, pieces: list[bytes], collects: bool, ends: bool = True) -> None:
-        self.pieces, self.ends = pieces, ends
+    def __init__(self, pieces: list[bytes], collects: bool, ends: bool = True, delay: float = 0.0) -> None:
+        self.pieces, self.ends, self.delay = pieces, ends, delay
         self.body: Body | None = None
         scope: dict[str, Any] = {"type": "http", "headers": []}
         if collects:
@@ -34,7 +34,7 @@ class Server:
         if self.body is not None:
             while self.pieces and self.body.try_add(self.pieces[0]):
                 self.pieces.pop(0)
-                await asyncio.sleep(PAUSE / 2)
+                await asyncio.sleep(self.delay)
             return await self._say(b"", more=bool(self.pieces))
         piece = self.pieces.pop(0) if self.pieces else b""
         return await self._say(piece, more=bool(self.pieces))
@@ -83,7 +83,15 @@ def test_it_counts_as_long_as_it_is_used(collects: bool, room: WaitingRoom) -> N
 
 def test_a_body_that_is_slow_but_goes_on_is_waited_for(room: WaitingRoom) -> None:
     # Each piece comes within the pause after the one before, all of them do not.
-    assert read(Server([b"piece"] * 4, collects=True), room) == b"piece" * 4
+    piece = b"x" * int(MIN_BYTES_PER_SECOND * PAUSE)
+    assert read(Server([piece] * 4, collects=True, delay=PAUSE / 2), room) == piece * 4
+
+
+def test_a_body_that_comes_byte_by_byte_is_given_up(room: WaitingRoom) -> None:
+    server = Server([b"x"] * 99, collects=True, delay=PAUSE / 5)
+    with pytest.raises(BodyTimeoutError):
+        read(server, room)
+    assert len(server.pieces) > 90
 
 
 def test_too_large_a_body_is_refused_before_all_of_it_has_come(collects: bool, room: WaitingRoom) -> None:

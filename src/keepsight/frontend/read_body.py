@@ -17,6 +17,8 @@ from keepsight.frontend.waiting_room import WaitingRoom
 
 # An extension of ASGI: what has come and what comes is put into a `Body`; a message follows when all has come.
 COLLECT_BODY = "keepsight.collect_body"
+# Less in each pause that a client may make is no way of sending: a few bytes now and then would keep a place for days.
+MIN_BYTES_PER_SECOND = 240
 
 
 @asynccontextmanager
@@ -116,8 +118,9 @@ async def _next_message(http: Request, body: Body, pause_seconds: float) -> Mess
             async with asyncio.timeout(pause_seconds):
                 return await http.receive()
         except TimeoutError as error:
-            if body.num_bytes == num_bytes:
-                raise BodyTimeoutError("body", f"did not go on for {pause_seconds:g} s") from error
+            came = body.num_bytes - num_bytes
+            if came < MIN_BYTES_PER_SECOND * pause_seconds:
+                raise BodyTimeoutError("body", f"came too slowly: {came} bytes in {pause_seconds:g} s") from error
 
 
 def _check_headers(http: Request, max_bytes: int) -> None:
