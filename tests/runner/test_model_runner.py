@@ -291,10 +291,11 @@ def test_a_picture_is_whole_when_its_pixels_are_replaced_while_it_is_encoded(
     num_tokens = one_small.arguments["mm_tokens_per_image"]
     one.runner.hold_pixels("x", one_small.pixels(1))
     one.runner.run(StepPlan(encode=[Encoding("first", "x", num_tokens)]))
-    one.runner.run(StepPlan(unneeded_pixels=["x"]))
+    # On a busy machine it may have been encoded by now.
+    early = one.runner.run(StepPlan(unneeded_pixels=["x"])).encoded
     one.runner.hold_pixels("x", np.zeros_like(one_small.pixels(1)))
     assert one.finished.acquire(timeout=30)
-    assert one.runner.run(StepPlan()).encoded == ["first"]
+    assert [*early, *one.runner.run(StepPlan()).encoded] == ["first"]
     one.runner.hold_pixels("1", one_small.pixels(1))
     one.encode([Encoding("second", "1", num_tokens)])
     torch.testing.assert_close(one.runner.embeddings.get("first"), one.runner.embeddings.get("second"))
