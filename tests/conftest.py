@@ -19,7 +19,7 @@ warnings.filterwarnings("ignore", message=".*torchvision.*")
 @pytest.fixture(scope="session")
 def server_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """Of a real server without options, for all whom it does not matter what others ask it."""
-    from tests.cli.test_serve import END_SECONDS, serving
+    from tests.real_server import END_SECONDS, serving
 
     log = tmp_path_factory.mktemp("server") / "log"
     with serving(log) as (process, port):

@@ -1,44 +1,27 @@
 """Schemathesis against a real server, by the description that the server gives of itself.
 
-    pip install -e ".[fuzz]" && python tests/fuzz_api.py [EXAMPLES]
+    pip install -e ".[fuzz]" && python -m tests.fuzz_api [EXAMPLES]
 
 EXAMPLES of each operation (default 50; 1000 are more than 10,000 requests).  Fails if anything is answered with a 500,
 or with a status, a content type or a body that the description does not have.
 """
 
-import re
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import IO
 
-# Of a short context, so that no answer is long.
-COMMAND = [*(sys.executable, "-m", "keepsight", "serve", "--port", "0", "--no-log-requests"), "--max-model-len", "96"]
+from tests.real_server import real_server
+
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 
 
 def main() -> int:
     examples = sys.argv[1] if len(sys.argv) > 1 else "50"
-    with (
-        tempfile.NamedTemporaryFile("r", suffix=".log") as log,
-        Path(log.name).open("w") as stderr,
-        subprocess.Popen(COMMAND, stderr=stderr) as server,
-    ):
-        try:
-            status = _fuzz(_wait_for_url(server, log), examples)
-        finally:
-            server.terminate()
-        return status or int("Traceback" in Path(log.name).read_text())
-
-
-def _wait_for_url(server: "subprocess.Popen[bytes]", log: IO[str]) -> str:
-    while server.poll() is None:
-        if found := re.search(r" is served on (http://\S+)/v1", Path(log.name).read_text()):
-            return found[1]
-        time.sleep(0.1)
-    raise SystemExit("the server did not start")
+    # Of a short context, so that no answer is long.
+    with real_server("--max-model-len", "96") as server:
+        status = _fuzz(server.url, examples)
+        return status or int("Traceback" in server.log.read_text())
 
 
 def _fuzz(url: str, examples: str) -> int:

@@ -1,11 +1,10 @@
-"""A server as users start it, for tests that are run by hand: its processes, its place, its memory."""
+"""A server as users start it: its process, its place, its memory."""
 
 import os
 import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,12 +12,43 @@ from pathlib import Path
 
 from keepsight.observe.process_memory import with_descendants
 
-LONGEST_START_SECONDS = 120
-LONGEST_END_SECONDS = 60
+COMMAND = [sys.executable, "-m", "keepsight"]
+START_SECONDS, END_SECONDS = 120, 60
+
+
+@contextmanager
+def serving(
+    log: Path, *options: str, environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """The process and the port that its log names."""
+    command = [*COMMAND, "serve", "--port", "0", *options]
+    variables = {**os.environ, **(environment or {})}
+    with (
+        log.open("w") as stderr,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=variables) as process,
+    ):
+        try:
+            yield process, _wait_for_port(process, log)
+        finally:
+            process.kill()
+
+
+def _wait_for_port(process: subprocess.Popen[str], log: Path) -> int:
+    for _ in range(START_SECONDS * 10):
+        if found := re.search(r" is served on http://127\.0\.0\.1:(\d+)/v1", log.read_text()):
+            return int(found[1])
+        try:
+            process.wait(0.1)
+        except subprocess.TimeoutExpired:
+            continue
+        break
+    raise AssertionError(log.read_text())
 
 
 @dataclass(frozen=True)
 class RealServer:
+    """One that ends in peace."""
+
     url: str
     pid: int
     log: Path
@@ -30,25 +60,14 @@ class RealServer:
 
 @contextmanager
 def real_server(*options: str, environment: Mapping[str, str] | None = None) -> Iterator[RealServer]:
-    command = [sys.executable, "-m", "keepsight", "serve", "--port", "0", "--no-log-requests", *options]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        with log.open("w") as stderr:
-            process = subprocess.Popen(command, stderr=stderr, env={**os.environ, **(environment or {})})
-        try:
-            yield RealServer(_wait_for_url(process, log), process.pid, log)
-        finally:
-            process.terminate()
-            process.wait(LONGEST_END_SECONDS)
-
-
-def _wait_for_url(process: "subprocess.Popen[bytes]", log: Path) -> str:
-    deadline = time.monotonic() + LONGEST_START_SECONDS
-    while process.poll() is None and time.monotonic() < deadline:
-        if found := re.search(r" is served on (http://\S+)/v1", log.read_text()):
-            return found[1]
-        time.sleep(0.1)
-    raise SystemExit(f"the server did not start:\n{log.read_text()}")
+        with serving(log, "--no-log-requests", *options, environment=environment) as (process, port):
+            try:
+                yield RealServer(f"http://127.0.0.1:{port}", process.pid, log)
+            finally:
+                process.terminate()
+                process.wait(END_SECONDS)
 
 
 def _proportional_bytes(pid: int) -> int:

@@ -23,8 +23,8 @@ import httpx
 import openai
 
 from keepsight.ipc.run_directory import RunDirectory
-from tests.cli.test_serve import END_SECONDS, START_SECONDS, serving
 from tests.drawn import ask, by_url, draw, list_question
+from tests.real_server import END_SECONDS, START_SECONDS, serving
 
 # Everything that descends from a server has this, whoever its parent is by now.
 MARK = "KEEPSIGHT_TEST_MARK"

@@ -1,48 +1,15 @@
 """A real `keepsight serve`, asked by the official client."""
 
 import asyncio
-import re
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
 from tests.drawn import Drawn, ask, by_url, draw, list_question
-
-COMMAND = [sys.executable, "-m", "keepsight"]
-START_SECONDS, END_SECONDS = 120, 60
-
-
-@contextmanager
-def serving(log: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """The process and the port that its log names."""
-    with (
-        log.open("w") as stderr,
-        subprocess.Popen(
-            [*COMMAND, "serve", "--port", "0", *options], stdout=subprocess.PIPE, stderr=stderr, text=True
-        ) as process,
-    ):
-        try:
-            yield process, wait_for_port(process, log)
-        finally:
-            process.kill()
-
-
-def wait_for_port(process: subprocess.Popen[str], log: Path) -> int:
-    for _ in range(START_SECONDS * 10):
-        if found := re.search(r" is served on http://127\.0\.0\.1:(\d+)/v1", log.read_text()):
-            return int(found[1])
-        try:
-            process.wait(0.1)
-        except subprocess.TimeoutExpired:
-            continue
-        break
-    raise AssertionError(log.read_text())
+from tests.real_server import COMMAND
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,9 @@ import httpx
 import openai
 import pytest
 
-from tests.cli.test_serve import END_SECONDS, answer, complete, serving
+from tests.cli.test_serve import answer, complete
 from tests.drawn import ask, by_url, draw
+from tests.real_server import END_SECONDS, serving
 
 OPTIONS = (
     *("--api-key", "one", "two", "--admin-api-key", "admin", "--cache-isolation", "api-key"),

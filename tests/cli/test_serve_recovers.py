@@ -17,8 +17,9 @@ import pytest
 
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.observe.process_memory import with_descendants
-from tests.cli.test_serve import END_SECONDS, START_SECONDS, answer, complete, serving
+from tests.cli.test_serve import answer, complete
 from tests.drawn import Drawn, ask, by_url, draw
+from tests.real_server import END_SECONDS, START_SECONDS, serving
 
 ENDLESS = {"max_tokens": None, "stream": True, "extra_body": {"ignore_eos": True}}
 

@@ -8,8 +8,9 @@ from typing import Any
 import httpx
 import openai
 
-from tests.cli.test_serve import answer, serving
+from tests.cli.test_serve import answer
 from tests.drawn import Drawn, ask, by_url, draw
+from tests.real_server import serving
 
 SOON = 30
 

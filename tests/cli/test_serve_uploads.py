@@ -11,8 +11,8 @@ import pytest
 from keepsight.api_settings import ApiSettings
 from keepsight.cli.api_arguments import add_api_arguments, api_settings_from
 from keepsight.errors import InvalidArgumentError
-from tests.cli.test_serve import END_SECONDS, serving
 from tests.drawn import Drawn, ask, draw, to_png
+from tests.real_server import END_SECONDS, serving
 
 NUM_REQUESTS = 12  # of which each frontend gets some, by connections of their own
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.cli import test_serve
-from tests.cli.test_serve import COMMAND, answer, serving
+from tests import real_server
+from tests.cli.test_serve import answer
 from tests.drawn import ask, by_url, draw
+from tests.real_server import COMMAND, serving
 
 # In a world of its own, where `mount` concerns nobody else.
 ELSEWHERE = ["unshare", "--map-root-user", "--mount", "sh", "-ec"]
@@ -27,7 +28,7 @@ def serving_with(
     mount_options: str, log: Path, monkeypatch: pytest.MonkeyPatch, *options: str
 ) -> Iterator[tuple[int, openai.OpenAI]]:
     mount = f'mount -t tmpfs -o {mount_options} x /dev/shm && exec "$@"'
-    monkeypatch.setattr(test_serve, "COMMAND", [*ELSEWHERE, mount, "sh", *COMMAND])
+    monkeypatch.setattr(real_server, "COMMAND", [*ELSEWHERE, mount, "sh", *COMMAND])
     with (
         serving(log, *options) as (process, port),
         openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client,

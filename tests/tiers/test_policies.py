@@ -1,11 +1,11 @@
 """Each policy names only what is held, and what it should."""
 
 import pytest
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import run_state_machine_as_test
 
 from keepsight.tiers.policies import POLICIES, Auto, Cost, Lru, S3Fifo
 from tests.scheduling.long_run import thorough
+from tests.tiers.policy_calls import MAX_BYTES, PolicyCalls
 
 
 def test_lru_lets_go_what_was_used_least_recently() -> None:
@@ -86,43 +86,4 @@ def test_auto_follows_the_one_that_would_save_more() -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_any_order_of_calls_keeps_it_right(name: str) -> None:
-    class Calls(_Calls):
-        policy_name = name
-
-    run_state_machine_as_test(Calls, settings=thorough(25))
-
-
-class _Calls(RuleBasedStateMachine):
-    policy_name = ""
-    keys = st.integers(0, 30).map(str)
-    max_bytes = 20
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.policy = POLICIES[self.policy_name](self.max_bytes)
-        self.held: dict[str, int] = {}
-
-    @rule(key=keys, size=st.integers(1, 5), seconds=st.floats(0, 10))
-    def ask(self, key: str, size: int, seconds: float) -> None:
-        if key in self.held:
-            self.policy.use(key)
-            return
-        while sum(self.held.values()) + size > self.max_bytes:
-            self.evict()
-        self.policy.add(key, size, seconds)
-        self.held[key] = size
-
-    @rule(key=keys)
-    def remove(self, key: str) -> None:
-        if self.held.pop(key, None) is not None:
-            self.policy.remove(key)
-
-    @precondition(lambda self: self.held)
-    @rule()
-    def evict(self) -> None:
-        del self.held[self.policy.evict()]
-
-    @invariant()
-    def knows_what_is_held(self) -> None:
-        assert len(self.policy) == len(self.held)
-        assert all(key in self.policy for key in self.held)
+    run_state_machine_as_test(lambda: PolicyCalls(POLICIES[name](MAX_BYTES)), settings=thorough(25))
