@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import invariant, rule
 
 from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.pins import PinFolder, Sparing
 from keepsight.tiers.policies import POLICIES
-from tests.scheduling.long_run import thorough
+from tests.tiers.any_order import check_any_order
 from tests.tiers.arrays import array_of, assert_equal, key_of
 from tests.tiers.policy_calls import MAX_BYTES, PolicyCalls
 
@@ -160,7 +160,7 @@ def test_who_looks_for_pins_where_there_are_none_makes_no_folder(tmp_path: Path)
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_in_any_order_of_calls_nothing_pinned_is_named_and_all_else_is(name: str) -> None:
-    run_state_machine_as_test(lambda: _Calls(Sparing(POLICIES[name](MAX_BYTES))), settings=thorough(15))
+    check_any_order(lambda: _Calls(Sparing(POLICIES[name](MAX_BYTES))), 15)
 
 
 class _Calls(PolicyCalls):

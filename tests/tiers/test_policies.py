@@ -1,10 +1,9 @@
 """Each policy names only what is held, and what it should."""
 
 import pytest
-from hypothesis.stateful import run_state_machine_as_test
 
 from keepsight.tiers.policies import POLICIES, Auto, Cost, Lru, S3Fifo
-from tests.scheduling.long_run import thorough
+from tests.tiers.any_order import check_any_order
 from tests.tiers.policy_calls import MAX_BYTES, PolicyCalls
 
 
@@ -86,4 +85,4 @@ def test_auto_follows_the_one_that_would_save_more() -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_any_order_of_calls_keeps_it_right(name: str) -> None:
-    run_state_machine_as_test(lambda: PolicyCalls(POLICIES[name](MAX_BYTES)), settings=thorough(25))
+    check_any_order(lambda: PolicyCalls(POLICIES[name](MAX_BYTES)), 25)

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.host_tier import HostTier
 from keepsight.tiers.policies import POLICIES
 from keepsight.tiers.redis_tier import RedisTier
 from keepsight.tiers.tier import StoredArray, Tier
-from tests.scheduling.long_run import thorough
+from tests.tiers.any_order import check_any_order
 from tests.tiers.arrays import array_of, assert_equal, key_of
 from tests.tiers.redis_servers import REAL, FakeServer, real_server
 
@@ -103,25 +103,21 @@ def test_the_budget_holds_and_what_was_used_stays(tier: Tier) -> None:
 def test_any_policy_and_any_order_of_calls_keep_it_right(policy: str, kind: str, tmp_path: Path) -> None:
     folders = iter(range(1_000_000))
 
-    class Calls(_Calls):
-        def make(self) -> Tier:
-            if kind == "host":
-                return HostTier(MAX_BYTES, policy)
-            return DiskTier(tmp_path / str(next(folders)), MAX_BYTES, policy)
+    def make() -> Tier:
+        if kind == "host":
+            return HostTier(MAX_BYTES, policy)
+        return DiskTier(tmp_path / str(next(folders)), MAX_BYTES, policy)
 
-    run_state_machine_as_test(Calls, settings=thorough(8, 30))
+    check_any_order(lambda: _Calls(make()), 8, 30)
 
 
 class _Calls(RuleBasedStateMachine):
     keys = st.integers(0, 15)
 
-    def __init__(self) -> None:
+    def __init__(self, tier: Tier) -> None:
         super().__init__()
-        self.tier = self.make()
+        self.tier = tier
         self.dropped: set[int] = set()
-
-    def make(self) -> Tier:
-        raise NotImplementedError
 
     @rule(number=keys)
     def put(self, number: int) -> None:

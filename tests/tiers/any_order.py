@@ -1,0 +1,12 @@
+"""Hypothesis's state machines, of whatever makes one."""
+
+from collections.abc import Callable
+
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
+
+from tests.scheduling.long_run import thorough
+
+
+def check_any_order(make: Callable[[], RuleBasedStateMachine], *effort: int) -> None:
+    # Asks for a class, and only calls it.
+    run_state_machine_as_test(make, settings=thorough(*effort))  # type: ignore[arg-type]
