@@ -12,12 +12,11 @@ from typing import TypeVar
 
 import msgspec
 
-import keepsight
 from keepsight.errors import HandshakeError, WireError
 from keepsight.ipc.codec import Frame
 
 # Goes up with every change of what codec.py writes, the message types within it included.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 HELLO, WELCOME, REFUSED = b"H", b"W", b"X"
 MAX_GREETING_BYTES = 2**16
 
@@ -25,7 +24,6 @@ MAX_GREETING_BYTES = 2**16
 @dataclass(frozen=True, slots=True)
 class Hello:
     frontend_id: str
-    package_version: str = keepsight.__version__
     protocol_version: int = PROTOCOL_VERSION
 
 
@@ -40,7 +38,6 @@ class Welcome:
     # Whether it wants the pixels of media that it is not known to hold before it asks: not where it may find them in a
     # tier that is older than itself.
     takes_unasked: bool = True
-    package_version: str = keepsight.__version__
     protocol_version: int = PROTOCOL_VERSION
 
 
