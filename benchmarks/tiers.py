@@ -3,10 +3,11 @@
     PYTHONPATH=. python benchmarks/tiers.py [--entries 24] [--rounds 10] [--folder DIR] [--accesses 60000]
 
 Disk: an entry (27b: 2.75 MB) against a plain read of its file, from the disk itself (its pages dropped before) and from
-the page cache.  Redis: `get` of an entry against the same server's reply taken off a raw socket, neither parsed nor
-checked; and against as many bytes from a process that does nothing but send them.  Needs `redis-server`.  All take
-turns, entry by entry.  Then the share of seconds that each policy saves of each trace, with memory for 5 % of all that
-is named, beside what knows the future.
+the page cache; there also into memory that does not lie in the processor's cache, as when what was read is kept.
+Redis: `get` of an entry against the same server's reply taken off a raw socket, neither parsed nor checked; and against
+as many bytes from a process that does nothing but send them.  Needs `redis-server`.  All take turns, entry by entry.
+Then the share of seconds that each policy saves of each trace, with memory for 5 % of all that is named, beside what
+knows the future.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +35,9 @@ from keepsight.tiers.simulate import distinct_bytes, offline_bound, simulate, si
 from keepsight.tiers.tier import StoredArray, Tier
 from keepsight.tiers.tiered_store import TieredStore
 from tests.tiers.redis_servers import REAL
+
+# More than the processor's cache holds.
+NUM_KEPT = 32
 
 
 def key_of(number: int) -> str:
@@ -67,8 +72,10 @@ def measure_disk(folder: Path, entries: int, rounds: int) -> None:
         tier.put(key_of(number), embeddings(number))
     paths = [folder / "entries" / key_of(number) for number in range(entries)]
     os.sync()
-    for title, prepare in (("disk", drop_pages), ("page cache", lambda _: None)):
+    cached = ("page cache", lambda _: None, 0), ("page cache, kept", lambda _: None, NUM_KEPT)
+    for title, prepare, num_kept in (("disk", drop_pages, 0), *cached):
         found: dict[str, list[float]] = {"plain read": [], "tier": []}
+        kept: deque[object] = deque(maxlen=num_kept)
         for turn in range(rounds * entries):
             # Neither reads what the other has just brought into the processor's cache.
             plain, tiered = turn % entries, (turn + entries // 2) % entries
@@ -79,8 +86,10 @@ def measure_disk(folder: Path, entries: int, rounds: int) -> None:
             for name, path, read in ways if turn % 2 else reversed(ways):
                 prepare(path)
                 began = time.perf_counter()
-                read()
+                content = read()
                 found[name].append(time.perf_counter() - began)
+                kept.append(content)
+                del content
         report(title, {name: statistics.median(taken) * 1000 for name, taken in found.items()}, "plain read")
     tier.close()
 
