@@ -19,16 +19,19 @@ MAX_BYTES = 100
 class Server:
     """Has a body's pieces, and passes them on one by one, or adds them all before it says anything."""
 
-    def __init__(self, pieces: list[bytes], collects: bool, ends: bool = True, delay: float = 0.0) -> None:
-        self.pieces, self.ends, self.delay = pieces, ends, delay
+    def __init__(
+        self, pieces: list[bytes], collects: bool, ends: bool = True, delay: float = 0.0, is_there: bool = False
+    ) -> None:
+        self.pieces, self.ends, self.delay, self.is_there = pieces, ends, delay, is_there
         self.body: Body | None = None
         scope: dict[str, Any] = {"type": "http", "headers": []}
         if collects:
             scope["extensions"] = {COLLECT_BODY: self._collect}
         self.request = Request(scope, self._receive)
 
-    def _collect(self, body: Body) -> None:
-        self.body = body
+    def _collect(self, body: Body) -> bool:
+        self.body = None if self.is_there else body
+        return not self.is_there
 
     async def _receive(self) -> Message:
         if self.body is not None:
@@ -73,6 +76,15 @@ def test_pieces_become_the_body(collects: bool, room: WaitingRoom) -> None:
 
 def test_there_need_be_none(collects: bool, room: WaitingRoom) -> None:
     assert read(Server([], collects), room) == b""
+
+
+def test_what_is_there_already_is_the_next_message(room: WaitingRoom) -> None:
+    assert read(Server([b"all of it"], collects=True, is_there=True), room) == b"all of it"
+
+
+def test_a_server_that_has_more_than_it_said_has_to_go_on_with_it(room: WaitingRoom) -> None:
+    with pytest.raises(BodyTimeoutError):
+        read(Server([b"one", b"two"], collects=True, ends=False, is_there=True), room)
 
 
 def test_it_counts_as_long_as_it_is_used(collects: bool, room: WaitingRoom) -> None:

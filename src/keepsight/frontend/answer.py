@@ -135,11 +135,9 @@ class Answer(ABC):
         if self._asked.includes_usage:
             yield self._event(None, self.usage)
 
-    async def _pieces(self, engine: Engine) -> AsyncGenerator[IndexedPiece, None]:
+    def _pieces(self, engine: Engine) -> AsyncGenerator[IndexedPiece, None]:
         own = [self._pieces_of(engine, number) for number in range(len(self._prompts))]
-        async with aclosing(own[0] if len(own) == 1 else _merge(own)) as pieces:
-            async for each in pieces:
-                yield each
+        return own[0] if len(own) == 1 else _merge(own)
 
     async def _pieces_of(self, engine: Engine, number: int) -> AsyncGenerator[IndexedPiece, None]:
         prepared = self._prompts[number]

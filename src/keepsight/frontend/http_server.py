@@ -190,13 +190,15 @@ class _Impatient(Connection):
         self._received = b"\r\n".join([asked, *headers, b"", self._received[wish.args[0] :]])
         super().data_received(self._received)
 
-    def _collect_body(self, cycle: Any, body: Body) -> None:
-        if cycle is self.cycle and cycle.more_body and not cycle.disconnected:
-            body.try_add(cycle.body)
-            cycle.body = bytearray()
-            cycle.message_event.clear()
-            self._body = body
-            self._try_read_directly()
+    def _collect_body(self, cycle: Any, body: Body) -> bool:
+        if cycle is not self.cycle or not cycle.more_body or cycle.disconnected:
+            return False
+        body.try_add(cycle.body)
+        cycle.body = bytearray()
+        cycle.message_event.clear()
+        self._body = body
+        self._try_read_directly()
+        return True
 
     # Past the parser ------------------------------------------------------------------------------------------
 

@@ -15,7 +15,8 @@ from starlette.types import Message
 from keepsight.errors import BodyTimeoutError, BodyTooLargeError, ServerOverloadedError, UnsupportedBodyError
 from keepsight.frontend.waiting_room import WaitingRoom
 
-# An extension of ASGI: what has come and what comes is put into a `Body`; a message follows when all has come.
+# An extension of ASGI: what has come and what comes is put into a `Body`; a message follows when all has come.  False:
+# nothing more comes, and the next message is there.
 COLLECT_BODY = "keepsight.collect_body"
 # Less in each pause that a client may make is no way of sending: a few bytes now and then would keep a place for days.
 MIN_BYTES_PER_SECOND = 240
@@ -98,12 +99,13 @@ class Body:
 async def _read(http: Request, body: Body, pause_seconds: float) -> None:
     # Taken out, so that what the server offers does not keep itself alive.
     collect = http.scope.get("extensions", {}).pop(COLLECT_BODY, None)
-    if collect is not None:
-        collect(body)
+    # Most bodies come with their headers, and setting a clock for what is there costs more than to read it.
+    is_there = collect is not None and not collect(body)
     has_more = True
     while has_more:
         body.raise_fault()
-        message = await _next_message(http, body, pause_seconds)
+        message = await (http.receive() if is_there else _next_message(http, body, pause_seconds))
+        is_there = False
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         body.try_add(message.get("body", b""))
