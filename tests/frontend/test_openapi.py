@@ -1,5 +1,6 @@
 """The description says what is served, and the bodies that it allows by name are read."""
 
+import ast
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,19 @@ def test_fields_that_are_not_served_allow_only_what_asks_for_nothing(client: Cli
         for value in values:
             assert client.send("POST", path, json=body | {name: value}).status_code == 200, (name, value)
         assert client.send("POST", path, json=body | {name: "something"}).json()["error"]["param"] == name
+
+
+def test_messages_have_the_fields_that_are_described(client: Client) -> None:
+    fields = describe(client)["components"]["schemas"]["ChatRequest"]["properties"]["messages"]["items"]["properties"]
+    taken = {"assistant": "tool_calls", "tool": "tool_call_id"}
+    for name in fields.keys() - {"role", "content", *taken.values()}:
+        message = {"role": "user", "content": "Hello", name: None}
+        assert client.send("POST", "/v1/chat/completions", json={"messages": [message]}).status_code == 200, name
+    for role, field in taken.items():
+        refused = client.send("POST", "/v1/chat/completions", json={"messages": [{"role": role, "something": "else"}]})
+        known = ast.literal_eval(refused.json()["error"]["message"].partition("known: ")[2])
+        assert field in known
+        assert fields.keys() > set(known)
 
 
 def test_content_parts_have_the_fields_that_are_described(client: Client) -> None:

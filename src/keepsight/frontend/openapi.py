@@ -17,7 +17,7 @@ from keepsight.frontend.held_pictures import HeldList
 from keepsight.frontend.media_api import DEFAULT_PAGE, MAX_PAGE, DeletedMedia, MediaObject, MediaPage
 from keepsight.frontend.media_handles import DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS
 from keepsight.frontend.metrics_api import DEFAULT_LIMIT, MAX_LIMIT, AccountList, ServerState
-from keepsight.frontend.read_messages import BREAKPOINT, BREAKPOINT_SECONDS
+from keepsight.frontend.read_messages import BREAKPOINT, BREAKPOINT_SECONDS, EMPTY_IN_ANSWERS
 from keepsight.frontend.tokenize_request import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -51,7 +51,10 @@ MESSAGES: Json = {
     "items": {
         "type": "object",
         "required": ["role", "content"],
+        "additionalProperties": False,
         "properties": {
+            # Of an answer that is sent back whole.
+            **{name: {"enum": [None, []]} for name in EMPTY_IN_ANSWERS},
             "role": {"type": "string", "examples": ["system", "user", "assistant"]},
             "name": {"type": ["string", "null"]},
             "tool_calls": {

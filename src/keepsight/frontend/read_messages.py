@@ -15,7 +15,7 @@ TemplateMessage = dict[str, Any]
 Fields = Mapping[str, Any]
 
 # Clients send an assistant's earlier answer back whole; these fields of it say nothing when they are empty.
-_EMPTY_IN_ANSWERS = (
+EMPTY_IN_ANSWERS = (
     "annotations",
     "audio",
     "function_call",
@@ -68,7 +68,7 @@ def _read_message(message: object, field: str, pictures: list[PicturePart]) -> T
     role = message.get("role")
     if not isinstance(role, str) or not role:
         _refuse(f"{field}.role", role, "a role such as 'user'")
-    _check_fields(message, field, {"role", "content", "name", *_FIELDS_OF.get(role, ())}, _EMPTY_IN_ANSWERS)
+    _check_fields(message, field, {"role", "content", "name", *_FIELDS_OF.get(role, ())}, EMPTY_IN_ANSWERS)
     read: TemplateMessage = {"role": role}
     if calls := message.get("tool_calls"):
         read["tool_calls"] = read_tool_calls(calls, f"{field}.tool_calls")
