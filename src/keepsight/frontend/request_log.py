@@ -8,7 +8,6 @@ from contextvars import ContextVar
 from typing import Any
 from urllib.parse import quote
 
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keepsight.frontend.chat_response import Usage
@@ -16,6 +15,7 @@ from keepsight.observe.tell_account import tell_in_log
 
 logger = logging.getLogger(__name__)
 HEADER = "x-request-id"
+_RAW_HEADER = HEADER.encode()
 _SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
 # Asked every few seconds by whoever watches the server.
@@ -37,7 +37,7 @@ class RequestLog:
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.note_start(message["status"])
-                MutableHeaders(scope=message)[HEADER] = record.request_id
+                message["headers"] = [*message.get("headers", ()), (_RAW_HEADER, record.request_id.encode())]
             await send(message)
 
         before = _request_id.set(record.request_id)
@@ -60,7 +60,7 @@ class RequestIdFilter(logging.Filter):
 
 class _Record:
     def __init__(self, scope: Scope) -> None:
-        asked = Headers(scope=scope).get(HEADER, "")
+        asked = next((value for name, value in scope["headers"] if name == _RAW_HEADER), b"").decode("latin-1")
         self.request_id = asked if _SANE_ID.fullmatch(asked) else os.urandom(16).hex()
         # What is asked may hold line breaks, and must not look like lines of the log.
         self._asked = f"{scope['method']} {quote(scope['path'])}"

@@ -192,6 +192,9 @@ class ProcessEnd:
 def run_process(main: Callable[[ProcessEnd], int]) -> int:
     """The exit status.  What the user got wrong is told to the supervisor, in one line."""
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    # Which the format does not name, and which to look up takes a quarter of a line's time.
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     _allow_many_files()
     control = ProcessEnd.of_standard_input()
     try:
