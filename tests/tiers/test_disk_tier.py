@@ -11,7 +11,7 @@ import pytest
 
 from keepsight.errors import TierError
 from keepsight.ipc.record_lock import opened, try_lock
-from keepsight.tiers import disk_tier
+from keepsight.tiers import ledger
 from keepsight.tiers.disk_tier import DiskTier
 from tests.ipc.killed import kill, stopped_process
 from tests.tiers.arrays import array_of, assert_equal, key_of
@@ -249,8 +249,8 @@ DiskTier(folder, {MAX_BYTES // 2}).put(key_of(50), array_of(50))
 
 def test_who_holds_the_ledger_for_long_stops_nobody(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tier, 1)
-    monkeypatch.setattr(disk_tier, "_PATIENCE_SECONDS", 0.0)
-    with opened(tier._directory / "ledger", os.O_RDWR) as ledger, try_lock(ledger, 0) as is_held:
+    monkeypatch.setattr(ledger, "_PATIENCE_SECONDS", 0.0)
+    with opened(tier._directory / "ledger", os.O_RDWR) as descriptor, try_lock(descriptor, 0) as is_held:
         assert is_held
         with pytest.raises(TierError):
             tier.put(key_of(2), array_of(2))

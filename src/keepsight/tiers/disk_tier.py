@@ -13,16 +13,16 @@ import os
 import re
 import secrets
 import stat
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from keepsight.errors import TierError
-from keepsight.ipc.record_lock import opened, try_lock
+from keepsight.ipc.record_lock import opened
 from keepsight.tiers.entry_format import HEADER_BYTES, DamagedEntryError, pack_header, read_entry, read_seconds
+from keepsight.tiers.ledger import Ledger
 from keepsight.tiers.pins import PinFolder, Sparing
 from keepsight.tiers.policies import POLICIES
 from keepsight.tiers.tier import OnDrop, StoredArray, TierStats, ignore_drop
@@ -30,14 +30,10 @@ from keepsight.tiers.tier import OnDrop, StoredArray, TierStats, ignore_drop
 logger = logging.getLogger(__name__)
 
 _KEY = re.compile(r"[0-9a-f]{64}")
-# Bytes of all files, and whether somebody is changing that.
-_LEDGER = struct.Struct("<QB")
 # A strange file must not make its reader wait.
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 # Of a file at a time: checked while it still lies in the core's cache, and while the disk brings the next.
 _PIECE = 256 * 1024
-# The ledger is locked for milliseconds: whoever holds it longer was stopped.
-_PATIENCE_SECONDS = 2.0
 # Of the budget: made free at once, as two servers must look at all files to choose well.
 _SLACK = 64
 
@@ -67,11 +63,8 @@ class DiskTier:
         self._is_full_of_pins = False
         self._sizes: dict[str, int] = {}
         self._last_uses: dict[str, int] = {}
-        # Over the ledger's descriptor: threads of one process would share its lock.
-        self._ledger_lock = threading.Lock()
-        self._ledger = -1
+        self._ledger = Ledger(directory / "ledger")
         self._num_queries = self._num_hits = self._num_evictions = self._num_damaged = 0
-        self._known_bytes = 0
 
     # Looking --------------------------------------------------------------------------------------------------
 
@@ -79,7 +72,7 @@ class DiskTier:
         return key in self._sizes
 
     def get(self, key: str) -> StoredArray | None:
-        if self._ledger < 0:
+        if not self._ledger.is_open:
             self._open()
         self._num_queries += 1
         try:
@@ -175,18 +168,15 @@ class DiskTier:
 
     def stats(self) -> TierStats:
         counts = (self._num_queries, self._num_hits, self._num_evictions, self._num_damaged)
-        return TierStats(self._known_bytes, self._max_bytes, len(self._sizes), *counts)
+        return TierStats(self._ledger.known_bytes, self._max_bytes, len(self._sizes), *counts)
 
     def close(self) -> None:
-        with self._ledger_lock:
-            if self._ledger >= 0:
-                os.close(self._ledger)
-                self._ledger = -1
+        self._ledger.close()
 
     def check_invariants(self) -> None:
         self._open()
         with self._changing():
-            num_bytes = self._read_ledger()[0]
+            num_bytes = self._ledger.num_bytes
             assert num_bytes <= self._max_bytes, (num_bytes, self._max_bytes)
             files = [*self._files(self._entries), *self._files(self._aside)]
             assert sum(_occupied(path.stat().st_size) for path in files) == num_bytes
@@ -199,17 +189,13 @@ class DiskTier:
 
     def _open(self) -> None:
         """Whatever was wrong with the folder before may be right by now."""
-        with self._ledger_lock:
-            if self._ledger >= 0 and self._entries.is_dir():
-                return
-            if self._ledger >= 0:
-                os.close(self._ledger)
-                self._ledger = -1
-            for folder in (self._directory, self._entries, self._aside):
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for folder in (self._entries, self._aside):
-                _refuse_if_shared(folder)
-            self._ledger = os.open(self._directory / "ledger", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        if self._ledger.is_open and self._entries.is_dir():
+            return
+        for folder in (self._directory, self._entries, self._aside):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (self._entries, self._aside):
+            _refuse_if_shared(folder)
+        self._ledger.open()
         with self._changing():
             self._count()
             self._make_room(0)
@@ -222,24 +208,9 @@ class DiskTier:
 
     # Under the ledger's lock ----------------------------------------------------------------------------------
 
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _changing(self) -> AbstractContextManager[None]:
         """What a dead one left undone is made good first."""
-        with self._ledger_lock:
-            if self._ledger < 0:
-                raise TierError("the disk tier is closed")
-            with try_lock(self._ledger, 0, patience=_PATIENCE_SECONDS) as is_held:
-                if not is_held:
-                    raise TierError(f"another process holds {self._directory / 'ledger'}")
-                num_bytes, was_changing = self._read_ledger()
-                self._write_ledger(num_bytes, is_changing=True)
-                if was_changing:
-                    self._count()
-                try:
-                    yield
-                finally:
-                    num_bytes = self._known_bytes = self._read_ledger()[0]
-                    self._write_ledger(num_bytes, is_changing=False)
+        return self._ledger.changing(self._count)
 
     def _make_room(self, num_bytes: int) -> bool:
         """False: what would have to go is pinned."""
@@ -247,7 +218,7 @@ class DiskTier:
             return True
         goal = num_bytes
         # Nothing but this process's own knowledge is needed while nobody else adds.
-        if self._read_ledger()[0] != sum(self._sizes.values()):
+        if self._ledger.num_bytes != sum(self._sizes.values()):
             self._count()
             goal = min(self._max_bytes, num_bytes + self._max_bytes // _SLACK)
         with self._lock:
@@ -262,7 +233,7 @@ class DiskTier:
         return False
 
     def _has_room(self, num_bytes: int) -> bool:
-        return self._read_ledger()[0] + num_bytes <= self._max_bytes
+        return self._ledger.num_bytes + num_bytes <= self._max_bytes
 
     def _blame_pins(self, num_bytes: int) -> None:
         """Once, until there is room again.  Raises TierError if it is not they that take it."""
@@ -286,7 +257,7 @@ class DiskTier:
             os.close(descriptor)
             path.unlink()
             raise
-        self._add_to_ledger(_occupied(num_bytes))
+        self._ledger.num_bytes += _occupied(num_bytes)
         return path, descriptor
 
     def _give_name(self, key: str, aside: Path, array: StoredArray) -> None:
@@ -314,7 +285,7 @@ class DiskTier:
         with suppress(FileNotFoundError):
             num_bytes = path.lstat().st_size
             path.unlink()
-            self._add_to_ledger(-_occupied(num_bytes))
+            self._ledger.num_bytes -= _occupied(num_bytes)
 
     def _count(self) -> None:
         """All anew: what others added, used and removed, and what was being written by those who were killed."""
@@ -330,7 +301,7 @@ class DiskTier:
         for path in self._files(self._aside):
             with suppress(FileNotFoundError):
                 being_written += _occupied(path.lstat().st_size)
-        self._write_ledger(being_written + sum(num_bytes for _, _, num_bytes in found), is_changing=True)
+        self._ledger.num_bytes = being_written + sum(num_bytes for _, _, num_bytes in found)
 
     def _learn_all(self, found: list[tuple[int, str, int]]) -> None:
         for key in self._sizes.keys() - {key for _, key, _ in found}:
@@ -348,19 +319,6 @@ class DiskTier:
                 return read_seconds(key, os.pread(descriptor, HEADER_BYTES, 0)) or 0.0
         except OSError:
             return 0.0
-
-    def _read_ledger(self) -> tuple[int, bool]:
-        content = os.pread(self._ledger, _LEDGER.size, 0)
-        if len(content) < _LEDGER.size:
-            return 0, True
-        num_bytes, is_changing = _LEDGER.unpack(content)
-        return num_bytes, bool(is_changing)
-
-    def _write_ledger(self, num_bytes: int, *, is_changing: bool) -> None:
-        os.pwrite(self._ledger, _LEDGER.pack(num_bytes, is_changing), 0)
-
-    def _add_to_ledger(self, num_bytes: int) -> None:
-        self._write_ledger(max(0, self._read_ledger()[0] + num_bytes), is_changing=True)
 
     # What is known of the files -------------------------------------------------------------------------------
 

@@ -1,0 +1,87 @@
+"""How many bytes a folder's files have, for all processes that share it: a number in a file, changed under its lock.
+
+Knows none of these files.  Invariant: the lock dies with its holder, and who comes after one that was killed while it
+changed something counts anew before anything else.
+"""
+
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from keepsight.errors import TierError
+from keepsight.ipc.record_lock import try_lock
+
+# Bytes of all files, and whether somebody is changing that.
+_CONTENT = struct.Struct("<QB")
+# It is locked for milliseconds: whoever holds it longer was stopped.
+_PATIENCE_SECONDS = 2.0
+
+
+class Ledger:
+    """`num_bytes` is true while it is being changed, `known_bytes` was when this process had changed it last."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        # Over the descriptor: threads of one process would share its lock.
+        self._lock = threading.Lock()
+        self._descriptor = -1
+        self.known_bytes = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self._descriptor >= 0
+
+    def open(self) -> None:
+        """Anew, if it is open."""
+        with self._lock:
+            self._close()
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+
+    def close(self) -> None:
+        with self._lock:
+            self._close()
+
+    @contextmanager
+    def changing(self, count_anew: Callable[[], object]) -> Iterator[None]:
+        """`count_anew` sets `num_bytes`, if a dead one left something undone."""
+        with self._lock:
+            if not self.is_open:
+                raise TierError(f"{self._path} is closed")
+            with try_lock(self._descriptor, 0, patience=_PATIENCE_SECONDS) as is_held:
+                if not is_held:
+                    raise TierError(f"another process holds {self._path}")
+                num_bytes, was_changing = self._read()
+                self._write(num_bytes, is_changing=True)
+                if was_changing:
+                    count_anew()
+                try:
+                    yield
+                finally:
+                    self.known_bytes = self.num_bytes
+                    self._write(self.known_bytes, is_changing=False)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._read()[0]
+
+    @num_bytes.setter
+    def num_bytes(self, num_bytes: int) -> None:
+        self._write(max(0, num_bytes), is_changing=True)
+
+    def _read(self) -> tuple[int, bool]:
+        content = os.pread(self._descriptor, _CONTENT.size, 0)
+        if len(content) < _CONTENT.size:
+            return 0, True
+        num_bytes, is_changing = _CONTENT.unpack(content)
+        return num_bytes, bool(is_changing)
+
+    def _write(self, num_bytes: int, *, is_changing: bool) -> None:
+        os.pwrite(self._descriptor, _CONTENT.pack(num_bytes, is_changing), 0)
+
+    def _close(self) -> None:
+        if self.is_open:
+            os.close(self._descriptor)
+            self._descriptor = -1

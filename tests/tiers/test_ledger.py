@@ -1,0 +1,60 @@
+"""A number that all who share a folder change in turn, and that is made true again after whoever was killed."""
+
+from pathlib import Path
+
+import pytest
+
+from keepsight.errors import TierError
+from keepsight.tiers.ledger import Ledger
+
+
+def opened(folder: Path) -> Ledger:
+    ledger = Ledger(folder / "ledger")
+    ledger.open()
+    return ledger
+
+
+def count(ledger: Ledger, num_bytes: int) -> None:
+    ledger.num_bytes = num_bytes
+
+
+def test_a_new_one_is_counted_first_and_all_see_what_one_changed(tmp_path: Path) -> None:
+    one, other = opened(tmp_path), opened(tmp_path)
+    with one.changing(lambda: count(one, 7)):
+        one.num_bytes += 3
+    assert one.known_bytes == other.num_bytes == 10
+    with other.changing(pytest.fail):
+        other.num_bytes -= 11
+    assert one.num_bytes == 0
+
+
+def test_as_long_as_counting_fails_it_is_tried_again(tmp_path: Path) -> None:
+    ledger = opened(tmp_path)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), ledger.changing(lambda: 1 // 0):
+            pytest.fail("nothing may be changed")
+    with ledger.changing(lambda: count(ledger, 5)):
+        assert ledger.num_bytes == 5
+
+
+def test_a_change_that_fails_keeps_what_it_had_noted(tmp_path: Path) -> None:
+    ledger = opened(tmp_path)
+
+    def change_and_fail() -> None:
+        with ledger.changing(lambda: count(ledger, 5)):
+            ledger.num_bytes += 1
+            raise KeyError
+
+    pytest.raises(KeyError, change_and_fail)
+    with ledger.changing(pytest.fail):
+        assert ledger.num_bytes == 6
+
+
+def test_one_that_is_closed_is_an_error_until_it_is_opened(tmp_path: Path) -> None:
+    ledger = opened(tmp_path)
+    ledger.close()
+    with pytest.raises(TierError), ledger.changing(lambda: count(ledger, 5)):
+        pytest.fail("nothing may be changed")
+    ledger.open()
+    with ledger.changing(lambda: count(ledger, 5)):
+        assert ledger.num_bytes == 5
