@@ -45,7 +45,8 @@ def test_a_change_that_fails_keeps_what_it_had_noted(tmp_path: Path) -> None:
             ledger.num_bytes += 1
             raise KeyError
 
-    pytest.raises(KeyError, change_and_fail)
+    with pytest.raises(KeyError):
+        change_and_fail()
     with ledger.changing(pytest.fail):
         assert ledger.num_bytes == 6
 
