@@ -201,6 +201,31 @@ def test_what_cannot_be_made_warm_is_not_kept(server: Server, content: bytes, fa
     assert server.get("/v1/media")["data"] == []
 
 
+def test_who_leaves_while_an_upload_is_made_warm_has_nothing_made_or_kept(server: Server) -> None:
+    server.engine.is_ready = asyncio.Event()  # which never comes
+
+    async def call_and_leave() -> None:
+        messages: list[Any] = [{"type": "http.request", "body": PICTURE, "more_body": False}]
+
+        async def receive() -> Any:
+            while not messages and not server.engine.requests:
+                await asyncio.sleep(0.01)
+            return messages.pop() if messages else {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            pass
+
+        app = create_app(server.preparer, server.engine, MODEL, uploads=Uploads(server.handles, server.engine))
+        scope = {"type": "http", "method": "POST", "path": "/v1/media", "query_string": b"warm=true"}
+        headers = [(b"content-type", b"image/png")]
+        await asyncio.wait_for(app({**scope, "headers": headers}, receive, send), timeout=10)
+        await asyncio.sleep(0.05)
+        assert server.engine.num_abandoned == 1  # here, for the end of the loop would cancel whatever still runs
+
+    asyncio.run(call_and_leave())
+    assert not server.get("/v1/media")["data"]
+
+
 def test_a_pin_keeps_the_bytes_and_pixels_where_there_are_some(server: Server) -> None:
     media_id = server.upload(ttl_seconds=60)["id"]
     pin = f"/v1/media/{media_id}/pin"

@@ -1,13 +1,11 @@
 """The HTTP face: routes, bodies in, errors out.  What an endpoint does lies in the modules it calls."""
 
-import asyncio
 import dataclasses
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from functools import partial
-from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -40,6 +38,7 @@ from keepsight.frontend.request_log import HEADER as REQUEST_ID_HEADER
 from keepsight.frontend.request_log import RequestLog
 from keepsight.frontend.serve_page import page_routes
 from keepsight.frontend.tokenize_request import parse_detokenize_request, parse_tokenize_request
+from keepsight.frontend.unless_client_leaves import unless_client_leaves
 from keepsight.frontend.waiting_room import WaitingRoom
 from keepsight.observe.server_view import ServerView
 from keepsight.observe.tell_account import tell_in_header
@@ -50,7 +49,6 @@ MAX_LARGEST_BODIES = 16
 CLIENT_CLOSED_REQUEST = 499  # nginx's number, for nobody but our own log
 DEFAULT_SETTINGS = ApiSettings()
 SEES_NOTHING = ServerView()
-Result = TypeVar("Result")
 
 
 class _EventStream(StreamingResponse):
@@ -121,16 +119,16 @@ class Api:
         if stream:
             events = answer.events(self._engine)
             # What fails before the first token still gets a status of its own.
-            first = await _unless_client_leaves(http, anext(events))
+            first = await unless_client_leaves(http, anext(events))
             return _with_timing(_EventStream(first, events), answer)
-        return _with_timing(json_response(await _unless_client_leaves(http, answer.whole(self._engine))), answer)
+        return _with_timing(json_response(await unless_client_leaves(http, answer.whole(self._engine))), answer)
 
     async def _download(self, http: Request, messages: object, cache_salt: str | None) -> Downloaded:
         """Before the request takes a thread: a slow origin must not hold one."""
         downloaded = NOTHING_DOWNLOADED
         if remote := self._preparer.pictures_to_download(messages):
             began = time.monotonic()
-            downloaded = await _unless_client_leaves(http, self._preparer.intake.download(remote, cache_salt))
+            downloaded = await unless_client_leaves(http, self._preparer.intake.download(remote, cache_salt))
             http.state.download = began, time.monotonic()
         if self.media is not None:
             downloaded = {**downloaded, **await self.media.read_named(http, messages)}
@@ -305,20 +303,6 @@ async def _chain(first: bytes, others: AsyncIterator[bytes]) -> AsyncIterator[by
     yield first
     async for each in others:
         yield each
-
-
-async def _unless_client_leaves(http: Request, work: Awaitable[Result]) -> Result:
-    """Abandons the work of a client that is gone.  Only streams notice that by themselves."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(http.receive())  # the body is read, so nothing else can come
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        leaving.cancel()
-        working.cancel()
 
 
 async def _note_client_left(http: Request, _error: Exception) -> Response:

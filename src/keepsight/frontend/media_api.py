@@ -26,6 +26,7 @@ from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
 from keepsight.frontend.read_limit import read_limit
 from keepsight.frontend.read_messages import HANDLE_PREFIX, PicturePart, read_messages
 from keepsight.frontend.read_upload import Upload, UploadOptions, read_options, read_upload
+from keepsight.frontend.unless_client_leaves import unless_client_leaves
 from keepsight.requests import TokenOutput
 from keepsight.sampling_params import SamplingParams
 
@@ -173,12 +174,14 @@ class MediaApi:
         part = PicturePart(upload.source, upload.field)
         salt = self._salt_of(http, upload.options.cache_salt)
         remote = self._preparer.intake.find_remote([part])
-        downloaded = await self._preparer.intake.download(remote, salt) if remote else NOTHING_DOWNLOADED
+        downloaded = NOTHING_DOWNLOADED
+        if remote:
+            downloaded = await unless_client_leaves(http, self._preparer.intake.download(remote, salt))
         named = await run_in_threadpool(self._preparer.name_picture, part, salt, downloaded)
         handle = await run_in_threadpool(self._keep, http, named, upload.options)
         if upload.options.warm:
             try:
-                await self._warm(named, salt)
+                await unless_client_leaves(http, self._warm(named, salt))
             except Exception:
                 await run_in_threadpool(self._handles.delete, tenant_of(http), handle.id)
                 raise
@@ -206,7 +209,7 @@ class MediaApi:
             options = read_options(bytes(body), http.query_params)
         found, named = await run_in_threadpool(self._find, http, options.cache_salt)
         if options.warm:
-            await self._warm(named, self._salt_of(http, options.cache_salt))
+            await unless_client_leaves(http, self._warm(named, self._salt_of(http, options.cache_salt)))
         handle, pinned = await run_in_threadpool(self._pin, tenant_of(http), found.id, named.parts, options.ttl_seconds)
         return json_response(MediaObject.of(handle, self._tiers_of(named), pinned))
 
