@@ -2,8 +2,6 @@
 
 import ast
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -133,8 +131,3 @@ def test_nothing_needs_transformers_torchvision_or_pickle() -> None:
 
 def test_there_is_no_utils_module() -> None:
     assert not [name for name, _ in modules() if Path(name).stem in ("utils", "helpers", "common", "misc")]
-
-
-def test_importing_the_package_and_the_command_brings_no_torch() -> None:
-    program = "import sys, keepsight, keepsight.cli.main; assert 'torch' not in sys.modules, 'torch was imported'"
-    subprocess.run([sys.executable, "-c", program], check=True)

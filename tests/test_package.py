@@ -1,0 +1,28 @@
+"""What importing the package does to a process, and what it does not."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def run(program: str, **variables: str) -> str:
+    plain = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    found = subprocess.run(
+        [sys.executable, "-c", program], env={**plain, **variables}, check=True, stdout=subprocess.PIPE, text=True
+    )
+    return found.stdout.strip()
+
+
+def test_importing_the_package_and_the_command_brings_no_torch() -> None:
+    assert run("import sys, keepsight, keepsight.cli.main; print('torch' in sys.modules)") == "False"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "50000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+    ids=["nothing", "a count", "a policy"],
+)
+def test_threads_give_up_their_core_soon_unless_the_user_said_otherwise(given: dict[str, str], expected: str) -> None:
+    assert run("import os, keepsight; print(os.environ.get('GOMP_SPINCOUNT'))", **given) == expected
