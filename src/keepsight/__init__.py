@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["LLM", "SamplingParams", "StructuredOutputsParams", "__version__"]
 
-# Read by libgomp when torch loads it: how often a thread looks for the others of its team before it gives up its core, a
-# sixth of the default.  Where other programs want the cores, too, steps take half as long; alone they take 1 % more.
+# Read by libgomp when torch loads it: how often a thread looks for the others of its team before it gives up the core.
+# A sixth of the default: where other programs want the cores, too, steps take half as long; alone 1 % more.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "50000")
 
