@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+import re
 import socket
 import ssl
 import threading
@@ -16,8 +17,10 @@ import pytest
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from keepsight.api_settings import ApiSettings
+from keepsight.frontend import http_server
 from keepsight.frontend.app import create_app
 from keepsight.frontend.http_server import MAX_HEADER_BYTES, MAX_PIPELINED, make_server
 from keepsight.frontend.read_body import reading_body
@@ -278,6 +281,17 @@ def test_what_is_no_request_is_refused_as_a_request_would_be(engine: FakeEngine)
             head, _, body = read_to_end(connection).partition(b"\r\n\r\n")
         assert head.split()[1] == b"400"
         assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("behind", [b"", VERSION])
+def test_without_httptools_it_is_the_same(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, behind: bytes) -> None:
+    monkeypatch.setattr(http_server, "AutoHTTPProtocol", H11Protocol)
+    large = json.dumps({"prompt": "Hello"}).encode() + b" " * 1_000_000
+    wish = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
+    sent = [ask("/tokenize", each).replace(b"Connection: close\r\n", wish) for each in (large, b"{}")]
+    with serving(engine) as port, connected(port, b"".join(sent) + behind + LAST) as connection:
+        statuses = re.findall(rb"HTTP/1.1 (\d+)", read_to_end(connection))
+    assert statuses == [b"200", b"400", *[b"200"] * bool(behind), b"200"]
 
 
 def test_head_is_get_without_a_body(engine: FakeEngine) -> None:

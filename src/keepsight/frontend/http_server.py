@@ -32,7 +32,8 @@ MAX_PIPELINED = 32
 
 
 def make_server(app: ASGIApp, settings: ApiSettings) -> uvicorn.Server:
-    protocol = type("Protocol", (_Impatient, AutoHTTPProtocol), {"patience_seconds": settings.slow_client_seconds})
+    base = _PastHttptools if hasattr(AutoHTTPProtocol, "on_body") else _Impatient
+    protocol = type("Protocol", (base, AutoHTTPProtocol), {"patience_seconds": settings.slow_client_seconds})
     config = uvicorn.Config(
         app,
         http=protocol,
@@ -70,28 +71,15 @@ class _Deadline:
         transport.abort()
 
 
-class _Impatient(Connection):
+class _Impatient(asyncio.Protocol):
     """Before one of uvicorn's protocols, h11's or httptools': sees what comes, and when nobody reads."""
 
     patience_seconds: ClassVar[float]
+    # Whether it is seen what of all that comes is of a body.
+    tells_bodies: ClassVar[bool] = False
     # Of uvicorn's protocol.
     transport: asyncio.Transport
-    scope: dict[str, Any]
     cycle: Any
-    flow: Any
-    parser: Any
-    url: bytes
-    headers: list[tuple[bytes, bytes]]
-    pipeline: Any
-    # The one that is coming, if its reader was heard of, and what its headers say of its length.
-    _body: Body | None = None
-    _body_length = 0
-    # The request that is being answered.
-    _answered: Any = None
-    # httptools alone says what is of a body, and that headers behind one (trailers) are none of the request's.
-    _tells_bodies = False
-    _has_headers = False
-    _received = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -103,11 +91,8 @@ class _Impatient(Connection):
 
     def data_received(self, data: bytes) -> None:
         self._num_header_bytes += len(data)
-        self._received = data
         super().data_received(data)
-        self._received = b""
         self._watch()
-        self._try_read_directly()
 
     def _watch(self) -> None:
         """After something was received."""
@@ -116,7 +101,7 @@ class _Impatient(Connection):
             self._to_ask.stop()
         else:
             self._to_ask.start(self.transport)
-        if not self._tells_bodies and cycle is not None and (cycle.more_body or not cycle.response_complete):
+        if not self.tells_bodies and cycle is not None and (cycle.more_body or not cycle.response_complete):
             self._num_header_bytes = 0
         if self._num_header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
             self._refuse(b"431 Request Header Fields Too Large", f"the headers exceed {MAX_HEADER_BYTES} bytes")
@@ -132,10 +117,57 @@ class _Impatient(Connection):
         self.transport.write(b"HTTP/1.1 %s\r\n%s\r\n\r\n%s" % (status, headers, body))
         self.transport.close()
 
-    # httptools' alone calls these: with h11 each piece of a body is passed on by itself.
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._to_read.start(self.transport)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._to_read.stop()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._to_ask.stop()
+        self._to_read.stop()
+        super().connection_lost(error)
+
+
+class _PastHttptools(_Impatient, Connection):
+    """Bodies are put where they shall lie.  (With h11 each piece is passed on by itself.)"""
+
+    tells_bodies = True
+    # Of uvicorn's protocol.
+    scope: dict[str, Any]
+    flow: Any
+    parser: Any
+    url: bytes
+    headers: list[tuple[bytes, bytes]]
+    pipeline: Any
+    # The body that is coming, if its reader was heard of, and what its headers say of its length.
+    _body: Body | None = None
+    _body_length = 0
+    # The request that is being answered.
+    _answered: Any = None
+    # Those that come later, behind a body, are none of the request's.
+    _has_headers = False
+    _received = b""
+
+    def data_received(self, data: bytes) -> None:
+        self._received = data
+        super().data_received(data)
+        self._received = b""
+        self._try_read_directly()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
+        # uvicorn tells only the last that was asked.
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
+
+    # What httptools tells --------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        self._tells_bodies, self._has_headers = True, False
+        self._has_headers = False
         super().on_message_begin()  # type: ignore[misc]
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -188,7 +220,7 @@ class _Impatient(Connection):
         headers = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
         self._renew_parser()
         self._received = b"\r\n".join([asked, *headers, b"", self._received[wish.args[0] :]])
-        super().data_received(self._received)
+        super(_Impatient, self).data_received(self._received)  # which is counted already
 
     def _collect_body(self, cycle: Any, body: Body) -> bool:
         if cycle is not self.cycle or not cycle.more_body or cycle.disconnected:
@@ -229,23 +261,6 @@ class _Impatient(Connection):
         self.flow.pause_reading()
         self.transport.set_protocol(protocol)
         self.flow.resume_reading()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._to_read.start(self.transport)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._to_read.stop()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._to_ask.stop()
-        self._to_read.stop()
-        super().connection_lost(error)
-        # uvicorn tells only the last that was asked.
-        if self._answered is not None and not self._answered.response_complete:
-            self._answered.disconnected = True
-            self._answered.message_event.set()
 
 
 def _length_of_body(headers: list[tuple[bytes, bytes]]) -> int:
