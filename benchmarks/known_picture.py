@@ -1,27 +1,34 @@
 """What a picture costs the frontend: never seen, known by its content, and known by its uuid alone.
 
-    PYTHONPATH=. python benchmarks/known_picture.py [--runs 60]
+    PYTHONPATH=. python benchmarks/known_picture.py [--runs 60] [--before FOLDER]
 
 A real `keepsight serve` is asked by HTTP, one request after the other, about a 4000 x 3000 JPEG in a data URL.  Counted
 is processor time, as the kernel counts it for each thread: what the machine's other work takes does not count, though
-it makes caches cold.  The kinds of request take turns; medians are given.  Then the steps that nothing can save, each
-alone, in this process.
+it makes caches cold.  The kinds of request take turns; medians are given.  Then the steps that nothing can save, and a
+line of the log for something that is done once in a request: each alone in this process, after other memory was read
+and again at once.
+
+`--before`: a checkout of another version, of which a second server is asked in turn; then there are the ratios of the
+frontends.
 """
 
 import argparse
 import base64
 import gc
 import http.client
+import io
 import json
+import logging
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from blake3 import blake3
 
@@ -29,11 +36,15 @@ from benchmarks.preprocess import encode, photograph
 from keepsight.frontend.chat_request import parse_chat_request
 from keepsight.frontend.read_data_url import read_data_url
 from keepsight.frontend.read_header import read_header
+from keepsight.ipc.control import LOG_FORMAT
 from keepsight.observe.process_memory import with_descendants
 
+T = TypeVar("T")
 START_SECONDS = 120
 PROGRAMS = {"engine_process": "engine", "frontend_process": "frontend", "media_worker": "workers"}
 UUID = "a photograph"
+# More than a processor's caches hold.
+ELSEWHERE_BYTES = 64 * 2**20
 
 
 # Asking -------------------------------------------------------------------------------------------------------
@@ -67,12 +78,13 @@ def ask(port: int, body: bytes) -> None:
 
 
 @contextmanager
-def serving() -> Iterator[tuple[int, int]]:
+def serving(checkout: Path | None = None) -> Iterator[tuple[int, int]]:
     """Its process and its port."""
+    path = {} if checkout is None else {"PYTHONPATH": str(checkout / "src")}
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         command = [sys.executable, "-m", "keepsight", "serve", "--port", "0"]
-        with log.open("w") as stderr, subprocess.Popen(command, stderr=stderr) as process:
+        with log.open("w") as stderr, subprocess.Popen(command, stderr=stderr, env={**os.environ, **path}) as process:
             try:
                 yield process.pid, wait_for_port(log)
             finally:
@@ -114,7 +126,7 @@ def settle(server: int) -> dict[str, float]:
 # Measuring ----------------------------------------------------------------------------------------------------
 
 
-def measure_requests(runs: int, jpeg: bytes) -> None:
+def measure_requests(runs: int, jpeg: bytes, before: Path | None) -> None:
     asked: dict[str, Callable[[int], bytes]] = {
         "text alone": to_body,
         # What follows the end of a JPEG is content, but no picture.
@@ -123,17 +135,38 @@ def measure_requests(runs: int, jpeg: bytes) -> None:
         "known, with its uuid": lambda number: to_body(number, by_url(jpeg, uuid=UUID)),
         "its uuid alone": lambda number: to_body(number, {"type": "image_url", "image_url": None, "uuid": UUID}),
     }
-    costs: dict[str, list[dict[str, float]]] = {name: [] for name in asked}
-    with serving() as (server, port):
-        ask(port, to_body(-1, by_url(jpeg, uuid=UUID), by_url(jpeg)))
+    with ExitStack() as stack:
+        servers = [stack.enter_context(serving(checkout)) for checkout in dict.fromkeys((None, before))]
+        for _, port in servers:
+            ask(port, to_body(-1, by_url(jpeg, uuid=UUID), by_url(jpeg)))
+        costs: list[dict[str, list[dict[str, float]]]] = [{name: [] for name in asked} for _ in servers]
         for number in range(runs + 2):
             for name, write in asked.items():
-                body, before = write(number), settle(server)
-                ask(port, body)
-                after = settle(server)
-                if number >= 2:
-                    costs[name].append({kind: after[kind] - before[kind] for kind in after})
-    print(f"| processor ms a request, medians of {runs} | {' | '.join(PROGRAMS.values())} |")
+                for server, its in in_turn(zip(servers, costs, strict=True), number):
+                    its[name].append(measure_one(*server, write(number)))
+    for its in costs:
+        print_costs({name: each[2:] for name, each in its.items()})
+    if before is not None:
+        now, then = ({name: [cost["frontend"] for cost in each[2:]] for name, each in its.items()} for its in costs)
+        for name in asked:
+            ratio = statistics.median(a / b for a, b in zip(now[name], then[name], strict=True))
+            print(f"{name}: {ratio:.3f} of what it took the frontend before, median of the rounds")
+
+
+def in_turn(servers: Iterable[T], number: int) -> list[T]:
+    return list(servers)[:: -1 if number % 2 else 1]
+
+
+def measure_one(server: int, port: int, body: bytes) -> dict[str, float]:
+    before = settle(server)
+    ask(port, body)
+    after = settle(server)
+    return {kind: after[kind] - before[kind] for kind in after}
+
+
+def print_costs(costs: dict[str, list[dict[str, float]]]) -> None:
+    runs = len(costs["known"])
+    print(f"\n| processor ms a request, medians of {runs} | {' | '.join(PROGRAMS.values())} |")
     print("|---|---|---|---|")
     for name, its in costs.items():
         medians = [statistics.median(cost[kind] for cost in its) for kind in PROGRAMS.values()]
@@ -141,31 +174,43 @@ def measure_requests(runs: int, jpeg: bytes) -> None:
 
 
 def measure_steps(runs: int, jpeg: bytes) -> None:
-    body, url = bytearray(to_body(0, by_url(jpeg))), to_url(jpeg)
+    body, url, elsewhere = bytearray(to_body(0, by_url(jpeg))), to_url(jpeg), bytearray(ELSEWHERE_BYTES)
+    handler, logger = logging.StreamHandler(io.StringIO()), logging.getLogger("measured")
+    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    logger.addHandler(handler)
     steps: dict[str, Callable[[], object]] = {
         f"copy the body ({len(body) / 1e6:.1f} MB)": lambda: bytes(body),
         "read the JSON": lambda: parse_chat_request(body),
         "undo base64": lambda: read_data_url(url, "url"),
         f"blake3 ({len(jpeg) / 1e6:.1f} MB)": lambda: blake3(jpeg).digest(),
         "read the header": lambda: read_header(jpeg, "picture"),
+        "write a line of the log": lambda: logger.warning("%s", "a line"),
     }
-    times: dict[str, list[float]] = {name: [] for name in steps}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     for _ in range(runs):
         for name, step in steps.items():
-            began = time.process_time()
-            step()
-            times[name].append((time.process_time() - began) * 1e3)
-    print("\n| step alone, in a process that has done it before | ms |\n|---|---|")
+            elsewhere.find(b"\1")
+            times[name].append((measure_step(step), measure_step(step)))
+    print("\n| step alone, in a process that has done it before | ms, caches cold | again at once |\n|---|---|---|")
     for name, its in times.items():
-        print(f"| {name} | {statistics.median(its):.2f} |")
+        cold, again = map(statistics.median, zip(*its, strict=True))
+        print(f"| {name} | {cold:.3f} | {again:.3f} |")
+
+
+def measure_step(step: Callable[[], object]) -> float:
+    began = time.process_time()
+    step()
+    return (time.process_time() - began) * 1e3
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=60)
-    runs = parser.parse_args().runs
+    parser.add_argument("--before", type=Path)
+    arguments = parser.parse_args()
+    runs = arguments.runs
     jpeg = encode(photograph(4000, 3000), "JPEG", quality=90)
-    measure_requests(runs, jpeg)
+    measure_requests(runs, jpeg, arguments.before)
     gc.freeze()
     measure_steps(runs, jpeg)
 
