@@ -5,14 +5,13 @@ Invariant: what comes back is bit for bit what went, on whatever device.
 
 import warnings
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from keepsight.tiers.tier import StoredArray
 
 # Torch cannot keep others from writing into what came from a tier; nobody does.
-warnings.filterwarnings("ignore", message="The given buffer is not writable|The given NumPy array is not writable")
+warnings.filterwarnings("ignore", message="The given buffer is not writable")
 
 
 def to_stored(embeddings: Tensor, seconds: float) -> StoredArray:
@@ -23,9 +22,7 @@ def to_stored(embeddings: Tensor, seconds: float) -> StoredArray:
 
 def from_stored(array: StoredArray) -> Tensor:
     """On the CPU."""
-    content = torch.from_numpy(np.frombuffer(array.payload, np.uint8))
-    dtype: torch.dtype = getattr(torch, array.dtype)
-    return content.view(dtype).view(array.shape)
+    return torch.frombuffer(array.payload, dtype=getattr(torch, array.dtype)).view(array.shape)
 
 
 def name_of(dtype: torch.dtype) -> str:
