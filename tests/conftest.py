@@ -18,11 +18,11 @@ warnings.filterwarnings("ignore", message=".*torchvision.*")
 
 @pytest.fixture(scope="session")
 def server_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """Of a real server without options, for all whom it does not matter what others ask it."""
+    """Of a real server that takes embeddings too, for all whom it does not matter what others ask it."""
     from tests.real_server import END_SECONDS, serving
 
     log = tmp_path_factory.mktemp("server") / "log"
-    with serving(log) as (process, port):
+    with serving(log, "--enable-mm-embeds") as (process, port):
         yield port
         process.send_signal(signal.SIGINT)
         assert process.wait(END_SECONDS) == 130

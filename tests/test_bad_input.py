@@ -246,7 +246,9 @@ def test_a_text_that_no_encoding_has_is_refused(llm: LLM, text: str) -> None:
 
 def test_a_model_that_reads_text_only_says_so_of_pictures(tmp_path: Path) -> None:
     make_text_only_checkpoint(tmp_path)
-    llm = LLM(tmp_path, dtype="float32", device="cpu")
+    llm = LLM(tmp_path, dtype="float32", device="cpu", enable_mm_embeds=True)
+    with pytest.raises(PictureCountError, match="reads text only"):
+        llm.chat(ask({"type": "image_embeds", "image_embeds": np.zeros((16, 64), np.float32)}))
     with pytest.raises(PictureCountError, match="holds 1 pictures, but this model reads text only") as caught:
         llm.chat(ask(by_object(draw(1).picture), "What?"))
     assert caught.value.field == "messages"

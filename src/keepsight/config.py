@@ -55,7 +55,7 @@ _LEAST_INTEGERS = {
     "max_request_media_bytes": 1,
     "media_url_cache_bytes": 0,
 }
-_SWITCHES = ("enable_prefix_caching", "disable_chunked_mm_input", "trust_exif_image_id")
+_SWITCHES = ("enable_prefix_caching", "disable_chunked_mm_input", "enable_mm_embeds", "trust_exif_image_id")
 # Different ways to say one thing: at most one of each line.
 ONE_OF = (
     ("num_gpu_blocks_override", "kv_cache_memory_bytes"),
@@ -81,6 +81,8 @@ class Config:
     mm_hasher_algorithm: str | None = None
     # Whether the UUID in a picture's own metadata stands for its content.
     trust_exif_image_id: bool = False
+    # Whether a caller may send embeddings in place of a picture: whatever they are, the model is shown them.
+    enable_mm_embeds: bool = False
 
     # Of one step: tokens, and sequences that they belong to.
     max_num_batched_tokens: int | None = None

@@ -131,6 +131,12 @@ class MediaBusyError(MediaFetchError):
     code = "media_busy"
 
 
+class PictureEmbedsError(PictureError):
+    """Precomputed embeddings that are damaged, in no form that is read here, or not such as this model takes."""
+
+    code = "image_embeds_refused"
+
+
 class TooManyPicturesError(PictureError):
     code = "too_many_pictures"
 

@@ -106,7 +106,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """One conversation or several, in OpenAI's form; pictures as `image_url`.
 
-        Or as `image_pil` with a PIL image, a numpy array or a torch tensor.
+        Or as `image_pil` with a PIL image, a numpy array or a torch tensor; with `enable_mm_embeds` its embeddings as
+        `image_embeds`, an array, a tensor or a file's bytes.
         """
         conversations: Sequence[Any] = messages if _are_conversations(messages) else [messages]
         requests = (

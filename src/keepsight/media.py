@@ -4,6 +4,10 @@ Knows nothing of pixels or tensors.  `TokenSpan` is the only place where spans a
 """
 
 from dataclasses import dataclass
+from typing import Literal
+
+# What an item is made of: a picture, or its embeddings, which a caller computed.
+Modality = Literal["image", "image_embeds"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -58,4 +62,4 @@ class MediaItem:
     media_hash: str
     span: TokenSpan
     geometry: Geometry
-    modality: str = "image"
+    modality: Modality = "image"

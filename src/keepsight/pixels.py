@@ -1,8 +1,13 @@
-"""Pixels as caches keep them: unchangeable, and counted by the memory that they really hold."""
+"""Pixels as caches keep them: unchangeable, and counted by the memory that they really hold.
+
+Embeddings that a caller computed take the same way as pixels, as the bytes of their float32: a fourth byte in the last
+axis tells the two apart.
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from keepsight.requests import Pixels, Shape
 
@@ -14,6 +19,20 @@ class HeldPixels:
     media_hash: str
     num_bytes: int
     is_pinned: bool
+
+
+def carry_embeddings(embeddings: npt.NDArray[np.float32]) -> Pixels:
+    """[tokens, hidden], contiguous; nothing is copied."""
+    return embeddings.view(np.uint8).reshape(*embeddings.shape, 4)
+
+
+def carried_embeddings(pixels: Pixels) -> npt.NDArray[np.float32]:
+    """[..., tokens, hidden]"""
+    return pixels.view(np.float32)[..., 0]
+
+
+def show_a_picture(pixels: Pixels) -> bool:
+    return shape_of(pixels)[2] == 3
 
 
 def shape_of(pixels: Pixels) -> Shape:

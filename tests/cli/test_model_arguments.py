@@ -31,6 +31,7 @@ SAID: dict[str, tuple[tuple[str, ...], Any]] = {
     "mm_processor_kwargs": (("--mm-processor-kwargs", '{"do_pan_and_scan": true}'), {"do_pan_and_scan": True}),
     "mm_hasher_algorithm": (("--mm-hasher-algorithm", "sha256"), "sha256"),
     "trust_exif_image_id": (("--trust-exif-image-id",), True),
+    "enable_mm_embeds": (("--enable-mm-embeds",), True),
     "max_num_batched_tokens": (("--max-num-batched-tokens", "999"), 999),
     "max_num_seqs": (("--max-num-seqs", "9"), 9),
     "max_prompt_tokens_beside_streams": (("--max-prompt-tokens-beside-streams", "0"), 0),

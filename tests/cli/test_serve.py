@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from tests.drawn import Drawn, ask, by_url, draw, list_question
+from tests.precomputed import by_embeds, embed, to_npy
 from tests.real_server import COMMAND
 
 
@@ -37,6 +38,21 @@ def drawn() -> Drawn:
 def test_the_official_client_gets_right_answers_about_a_drawn_picture(client: openai.OpenAI, drawn: Drawn) -> None:
     asked = {question.text: question.answer for question in drawn.questions[:4]}
     assert {text: answer(client, ask(by_url(drawn.picture), text)) for text in asked} == asked
+
+
+def test_embeddings_that_the_client_computed_are_answered_about_as_the_picture(
+    client: openai.OpenAI, drawn: Drawn
+) -> None:
+    [values] = embed(drawn.picture)
+    question, part = drawn.questions[0], by_embeds(to_npy(values))
+    assert answer(client, ask(part, question.text)) == question.answer
+    again = complete(client, ask(part, question.text)).usage
+    assert again.prompt_tokens_details.cached_tokens == (again.prompt_tokens - 1) // 16 * 16
+    with pytest.raises(openai.BadRequestError) as refused:
+        complete(client, ask(question.text, by_embeds(to_npy(values[1:]))))
+    assert (refused.value.param, refused.value.code) == (
+        "messages[0].content[1].image_embeds", "image_embeds_refused"
+    )  # fmt: skip
 
 
 def test_several_pictures_are_told_apart(client: openai.OpenAI) -> None:

@@ -14,6 +14,7 @@ from keepsight.frontend.app import create_app
 from keepsight.frontend.held_pictures import MAX_LISTED, SIDE
 from keepsight.frontend.pixel_cache import LocalCache
 from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.pixels import carry_embeddings
 from tests.frontend.test_app import MODEL, FakeEngine, error_of, preparer
 from tests.names import name_of
 
@@ -74,6 +75,12 @@ def test_a_picture_is_shown_small(admin: Admin, cache: LocalCache) -> None:
     assert np.abs(np.asarray(shown).astype(int) - (10, 200, 30)).max() < 5
     assert response.headers["cache-control"] == "no-store"
     assert error_of(admin.send("GET", f"/{name_of(2)}"))[0] == 404
+
+
+def test_embeddings_are_no_picture_to_be_shown(admin: Admin, cache: LocalCache) -> None:
+    cache.put(name_of(1), carry_embeddings(np.zeros((4, 6), np.float32)))
+    assert [each for each, _ in admin.listed()] == [name_of(1)]
+    assert error_of(admin.send("GET", f"/{name_of(1)}"))[0] == 404
 
 
 def test_pins_are_set_and_taken_away(admin: Admin, cache: LocalCache) -> None:

@@ -1,6 +1,7 @@
 """Any message that either side may send, drawn by hypothesis; and messages that a fault has spoilt."""
 
 import dataclasses
+import math
 import random
 from collections.abc import Callable, Sequence
 
@@ -8,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from keepsight.ipc.codec import MAX_PRIORITY, Frame
-from keepsight.media import Geometry, MediaItem, TokenSpan
+from keepsight.media import Geometry, MediaItem, Modality, TokenSpan
 from keepsight.requests import (
     AbortRequest,
     Adapter,
@@ -34,7 +35,8 @@ texts = st.text(max_size=12)
 names = st.text(min_size=1, max_size=12)
 token_ids = st.integers(0, MAX_COUNT)
 counts = st.integers(0, MAX_COUNT)
-shapes = st.tuples(st.integers(1, 9), st.integers(1, 9), st.just(3))
+shapes = st.tuples(st.integers(1, 9), st.integers(1, 9), st.sampled_from((3, 4)))
+modalities: st.SearchStrategy[Modality] = st.sampled_from(("image", "image_embeds"))
 
 sampling_params = st.builds(
     SamplingParams,
@@ -65,7 +67,7 @@ def requests(draw: st.DrawFn) -> EngineRequest:
     media, end = [], 0
     for gap, length in lengths:
         geometry = Geometry(draw(st.integers(1, MAX_COUNT)), draw(st.integers(1, MAX_COUNT)))
-        media.append(MediaItem(draw(texts), TokenSpan(end + gap, length), geometry, draw(texts)))
+        media.append(MediaItem(draw(texts), TokenSpan(end + gap, length), geometry, draw(modalities)))
         end += gap + length
     hashes = [item.media_hash for item in media]
     return EngineRequest(
@@ -82,7 +84,7 @@ def requests(draw: st.DrawFn) -> EngineRequest:
 
 
 pixels = shapes.flatmap(
-    lambda shape: st.binary(min_size=shape[0] * shape[1] * 3, max_size=shape[0] * shape[1] * 3).map(
+    lambda shape: st.binary(min_size=math.prod(shape), max_size=math.prod(shape)).map(
         lambda content: np.frombuffer(content, np.uint8).reshape(shape)
     )
 )

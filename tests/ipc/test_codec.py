@@ -113,7 +113,7 @@ class TestWhatCannotBeWritten:
         with pytest.raises(WireError, match="surrogate"):
             encode_to_engine(replace(REQUEST, cache_salt="\ud800"))
 
-    @pytest.mark.parametrize("shape", [(0, 3, 3), (2, 3, 4), (2, 3), (MAX_SIDE + 1, 1, 3), (2**14, 2**14, 3)])
+    @pytest.mark.parametrize("shape", [(0, 3, 3), (2, 3, 5), (2, 3), (MAX_SIDE + 1, 1, 3), (2**14, 2**14, 3)])
     def test_pixels_that_the_other_side_would_refuse(self, shape: tuple[int, ...]) -> None:
         with pytest.raises(WireError, match="pixels"):
             encode_to_engine(MediaArrived("hash", np.broadcast_to(np.uint8(0), shape)))
@@ -161,7 +161,7 @@ WRONG: dict[str, list[Frame]] = {
     "a value that would be normalised": edited(REQUEST, "sampling_params", "top_k", value=-1),
     "a choice that cannot be": edited(AbortRequest("7", 0), "choice", value=128),
     "pixels without a side": edited(MediaArrived("hash", PIXELS), 1, value=[0, 3, 3]),
-    "pixels of four channels": edited(MediaArrived("hash", PIXELS), 1, value=[2, 3, 4]),
+    "pixels of five channels": edited(MediaArrived("hash", PIXELS), 1, value=[2, 3, 5]),
     "pixels with a negative side": edited(MediaArrived("hash", PIXELS), 1, value=[-2, -3, 3]),
     "stored pixels too large to be": edited(MediaArrived("hash", StoredPixels((1, 1, 3))), 1, "shape", 0, value=2**40),
     "a place before the ring": edited(

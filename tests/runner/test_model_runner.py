@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from keepsight.models.gemma3.model import Gemma3
+from keepsight.pixels import carry_embeddings
 from keepsight.requests import EngineRequest
 from keepsight.scheduling.step_plan import Encoding, NewSequence, Slice, StepPlan
 from tests.runner.small_model import Driver, SmallModel
@@ -269,6 +270,21 @@ def test_pictures_encoded_together_get_the_embeddings_that_each_gets_alone(one: 
         one.encode([Encoding(f"alone{index}", str(index), num_tokens)])
         together, alone = (one.runner.embeddings.get(f"{name}{index}") for name in ("together", "alone"))
         torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_embeddings_that_came_are_held_as_they_are_beside_pictures_that_are_encoded(
+    one: Driver, one_small: SmallModel
+) -> None:
+    num_tokens = one_small.arguments["mm_tokens_per_image"]
+    came = np.random.default_rng(1).standard_normal((num_tokens, 8), np.float32)
+    for name, pixels in (("e", carry_embeddings(came)), ("f", carry_embeddings(came[1:])), ("p", one_small.pixels(0))):
+        one.runner.hold_pixels(name, pixels)
+    embeds = [Encoding(name, name, num_tokens, "image_embeds") for name in "ef"]
+    wrong = Encoding("w", "p", num_tokens, "image_embeds")
+    results = one.encode([embeds[0], Encoding("p", "p", num_tokens), embeds[1], wrong])
+    assert {key for each in results for key in each.encoded} == {"e", "p"}
+    assert {key for each in results for key in each.failed_encodings} == {"f", "w"}
+    assert np.array_equal(one.runner.embeddings.get("e").numpy(), came)
 
 
 def test_evicted_embeddings_unneeded_pixels_and_ended_sequences_are_forgotten(

@@ -121,6 +121,12 @@ def _add_pictures(group: Any) -> None:
     )
     _add(
         group,
+        "enable_mm_embeds",
+        "take content parts of the type image_embeds: embeddings of a picture that the caller computed",
+        action="store_true",
+    )
+    _add(
+        group,
         "encoder_cache_gb",
         "GiB of embeddings kept for later requests, 0 for none (default: 512 pictures, at most 5 % of the memory)",
         type=float,

@@ -18,8 +18,9 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from keepsight.frontend.open_picture import PictureSource
+from keepsight.frontend.read_embeds import PictureEmbeds
 from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.media import CropBox, Geometry
+from keepsight.media import CropBox, Geometry, Modality
 from keepsight.requests import Pixels
 
 
@@ -46,10 +47,13 @@ def hash_values(algorithm: str, /, **parts: object) -> str:
     return hasher.hexdigest()
 
 
-def hash_content(source: PictureSource, algorithm: str) -> str:
+def hash_content(source: PictureSource | PictureEmbeds, algorithm: str) -> str:
     """Of the bytes as they were received, or of all that decoding a PIL image or an array looks at."""
     if isinstance(source, bytes):
         return hash_values(algorithm, received=source)
+    if isinstance(source, PictureEmbeds):
+        values = source.values
+        return hash_values(algorithm, embeds=_bytes_of(values), dtype=str(values.dtype), shape=values.shape)
     if isinstance(source, np.ndarray):
         return hash_values(algorithm, dtype=str(source.dtype), shape=source.shape, data=_bytes_of(source))
     pixels, palette = source.tobytes(), source.getpalette("RGBA")
@@ -68,6 +72,11 @@ def hash_client_uuid(uuid: str, cache_salt: str | None, algorithm: str) -> str:
     return hash_values(algorithm, client_uuid=uuid, cache_salt=cache_salt)
 
 
+def hash_embeds_uuid(uuid: str, cache_salt: str | None, algorithm: str) -> str:
+    """The same for embeddings: a caller may have one name for a picture and for what was computed of it."""
+    return hash_values(algorithm, embeds_uuid=uuid, cache_salt=cache_salt)
+
+
 def hash_exif_image_id(image_id: UUID, algorithm: str) -> str:
     """In place of the content, because the file says so."""
     return hash_values(algorithm, exif_image_id=image_id.bytes)
@@ -76,10 +85,18 @@ def hash_exif_image_id(image_id: UUID, algorithm: str) -> str:
 class MediaHasher:
     """Names the pictures of one request, and their crops."""
 
-    def __init__(self, model_id: str, config: ImageProcessorConfig, cache_salt: str | None, algorithm: str) -> None:
+    def __init__(
+        self,
+        model_id: str,
+        config: ImageProcessorConfig,
+        cache_salt: str | None,
+        algorithm: str,
+        modality: Modality = "image",
+    ) -> None:
         self._algorithm = algorithm
         is_short = cache_salt is None or len(cache_salt) <= MAX_KEPT_SALT
-        self._terms = (_hash_terms if is_short else _hash_terms.__wrapped__)(algorithm, model_id, config, cache_salt)
+        hash_terms = _hash_terms if is_short else _hash_terms.__wrapped__
+        self._terms = hash_terms(algorithm, model_id, config, cache_salt, modality)
 
     def hash_parts(self, content: str, geometry: Geometry, crops: Iterable[CropBox | None]) -> Iterator[str]:
         """One for each crop of a picture; None is the whole."""
@@ -97,7 +114,9 @@ class MediaHasher:
 
 
 @lru_cache(maxsize=256)
-def _hash_terms(algorithm: str, model_id: str, config: ImageProcessorConfig, cache_salt: str | None) -> str:
+def _hash_terms(
+    algorithm: str, model_id: str, config: ImageProcessorConfig, cache_salt: str | None, modality: Modality
+) -> str:
     """Most requests have the same: kept, because it takes longer than all else about a name but its content."""
     return hash_values(
         algorithm,
@@ -106,7 +125,7 @@ def _hash_terms(algorithm: str, model_id: str, config: ImageProcessorConfig, cac
         model=model_id,
         processor=_options_of_all(config),
         cache_salt=cache_salt,
-        modality="image",
+        modality=modality,
     )
 
 

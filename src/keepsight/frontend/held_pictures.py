@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from keepsight.frontend.error_response import json_response
 from keepsight.frontend.pixel_cache import PixelCache
-from keepsight.pixels import HeldPixels
+from keepsight.pixels import HeldPixels, show_a_picture
 from keepsight.requests import Pixels
 
 MAX_LISTED = 60
@@ -50,7 +50,7 @@ class HeldPictures:
         """Small, and as the model is shown it: resized to what the tower takes."""
         content = await run_in_threadpool(self._draw, http.path_params["media_hash"])
         if content is None:
-            raise HTTPException(404, "its pixels are not held (any more)")
+            raise HTTPException(404, "its pixels are not held (any more), or it never had any")
         # Content goes by its hash, so it could be kept for ever; a browser's disk is no place for it.
         return Response(content, headers={"Cache-Control": "no-store"}, media_type="image/jpeg")
 
@@ -68,7 +68,7 @@ class HeldPictures:
 
     def _draw(self, media_hash: str) -> bytes | None:
         pixels = self._cache.look(media_hash)
-        return None if pixels is None else draw_small(pixels)
+        return None if pixels is None or not show_a_picture(pixels) else draw_small(pixels)
 
 
 def draw_small(pixels: Pixels) -> bytes:

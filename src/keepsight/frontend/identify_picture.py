@@ -10,15 +10,22 @@ from dataclasses import dataclass
 from keepsight.errors import MediaConflictError, UnknownMediaError
 from keepsight.frontend.exif_image_id import read_image_id
 from keepsight.frontend.fetch_media import fetch_media, freeze
-from keepsight.frontend.hash_media import MediaHasher, hash_client_uuid, hash_content, hash_exif_image_id
+from keepsight.frontend.hash_media import (
+    MediaHasher,
+    hash_client_uuid,
+    hash_content,
+    hash_embeds_uuid,
+    hash_exif_image_id,
+)
 from keepsight.frontend.known_media import KnownMedia
 from keepsight.frontend.make_pixels import PictureJob
 from keepsight.frontend.open_picture import PictureSource
 from keepsight.frontend.pan_and_scan import plan_crops
+from keepsight.frontend.read_embeds import PictureEmbeds, read_embeds
 from keepsight.frontend.read_header import DEFAULT_MAX_PIXELS, read_header
 from keepsight.frontend.read_messages import PicturePart
 from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.media import CropBox, Geometry
+from keepsight.media import CropBox, Geometry, Modality
 from keepsight.requests import Pixels
 
 
@@ -27,13 +34,14 @@ class Picture:
     """A picture that was looked at, but not decoded."""
 
     # None: only its uuid came.
-    source: PictureSource | None
+    source: PictureSource | PictureEmbeds | None
     field: str
     geometry: Geometry
     crops: tuple[CropBox, ...]
     uuid: str | None = None
     # What stands for its content, if anything does.
     given_name: str | None = None
+    modality: Modality = "image"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,7 @@ class NamedPicture:
 
     def learn(self, media_hash: str, pixels: Pixels) -> None:
         """Other content that proves to have the same pixels goes by the same name from then on."""
-        if self.picture.given_name is None:
+        if self.picture.given_name is None and self.picture.modality == "image":
             pixel_hash = self._hasher.hash_pixels(pixels, self.picture.geometry, self.parts[media_hash])
             self._known.learn_pixels(media_hash, pixel_hash)
 
@@ -73,12 +81,16 @@ class PictureIdentifier:
         algorithm: str,
         trusts_exif_image_id: bool = False,
         max_pixels: int = DEFAULT_MAX_PIXELS,
+        embeds_shape: tuple[int, int] = (0, 0),
     ) -> None:
+        """`embeds_shape`: tokens and hidden size of what may come in place of a picture."""
         self._model_id, self._algorithm, self._max_pixels = model_id, algorithm, max_pixels
-        self._trusts_exif_image_id = trusts_exif_image_id
+        self._trusts_exif_image_id, self._embeds_shape = trusts_exif_image_id, embeds_shape
         self._known = KnownMedia()
 
     def look_at(self, part: PicturePart, config: ImageProcessorConfig, cache_salt: str | None) -> Picture:
+        if part.modality == "image_embeds":
+            return self._look_at_embeds(part, Geometry(config.width, config.height), cache_salt)
         field, uuid, source = part.field, part.uuid, None
         given_name = None if uuid is None else hash_client_uuid(uuid, cache_salt, self._algorithm)
         if given_name is not None and part.source is None:
@@ -98,11 +110,26 @@ class PictureIdentifier:
     ) -> tuple[NamedPicture, ...]:
         if not pictures:
             return ()
-        hasher = MediaHasher(self._model_id, config, cache_salt, self._algorithm)
+        hashers = {
+            each: MediaHasher(self._model_id, config, cache_salt, self._algorithm, each)
+            for each in {picture.modality for picture in pictures}
+        }
+        named = [(picture, hashers[picture.modality]) for picture in pictures]
         return tuple(
             NamedPicture(picture, self._name_parts(picture, hasher), config, hasher, self._known, self._max_pixels)
-            for picture in pictures
+            for picture, hasher in named
         )
+
+    def _look_at_embeds(self, part: PicturePart, geometry: Geometry, cache_salt: str | None) -> Picture:
+        """Of a picture as large as the tower's: whatever it was, its embeddings are of the whole."""
+        given_name = None if part.uuid is None else hash_embeds_uuid(part.uuid, cache_salt, self._algorithm)
+        source = None if part.source is None else read_embeds(part.source, part.field, self._embeds_shape)
+        if source is None:
+            assert given_name is not None
+            geometry = self._recall(part, given_name)
+        elif given_name is not None:
+            self._check_is_the_same(part, geometry, given_name)
+        return Picture(source, part.field, geometry, (), part.uuid, given_name, part.modality)
 
     def _name_parts(self, picture: Picture, hasher: MediaHasher) -> dict[str, CropBox | None]:
         crops = (None, *picture.crops)

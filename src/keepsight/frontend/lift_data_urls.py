@@ -122,6 +122,6 @@ def _find_places(messages: object) -> Iterator[tuple[dict[str, Any], str]]:
         content = message.get("content") if isinstance(message, dict) else None
         for part in content if isinstance(content, list) else ():
             if isinstance(part, dict):
-                yield from ((part, key) for key in ("image_url", "image", "url") if key in part)
+                yield from ((part, key) for key in ("image_url", "image", "url", "image_embeds") if key in part)
                 if isinstance(inner := part.get("image_url"), dict) and "url" in inner:
                     yield inner, "url"

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 from keepsight.frontend.decode_picture import decode_picture
 from keepsight.frontend.open_picture import PictureSource
+from keepsight.frontend.read_embeds import PictureEmbeds
 from keepsight.frontend.read_header import DEFAULT_MAX_PIXELS
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import CropBox
+from keepsight.pixels import carry_embeddings
 from keepsight.requests import Pixels
 
 
@@ -21,7 +23,7 @@ def ignore_times(_decoding: float, _resizing: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PictureJob:
-    source: PictureSource
+    source: PictureSource | PictureEmbeds
     # What the caller calls the picture.
     field: str
     # By media hash; None is the whole.
@@ -33,6 +35,8 @@ class PictureJob:
 
     def run(self) -> dict[str, Pixels]:
         """Raises PictureError if the picture cannot be decoded."""
+        if isinstance(self.source, PictureEmbeds):
+            return dict.fromkeys(self.parts, carry_embeddings(self.source.values))
         # Imported when needed: a frontend that leaves this to other processes does without torch.
         from keepsight.frontend.preprocess_image import preprocess_image
 

@@ -11,12 +11,14 @@ from functools import partial
 from typing import Self
 
 from keepsight.config import Config
+from keepsight.errors import UnsupportedFieldError
 from keepsight.frontend.downloads import Downloads
 from keepsight.frontend.fetch_media import fetch_media
 from keepsight.frontend.fetch_url import UrlFetcher
 from keepsight.frontend.local_files import LocalFiles
 from keepsight.frontend.media_limits import MediaLimits, RequestBytes
 from keepsight.frontend.network_guard import NetworkGuard
+from keepsight.frontend.read_embeds import fetch_embeds
 from keepsight.frontend.read_messages import PicturePart
 
 Downloaded = Mapping[str, bytes]  # by URL
@@ -25,8 +27,11 @@ LONGEST_SCHEME = 16
 
 
 class MediaIntake:
-    def __init__(self, limits: MediaLimits, files: LocalFiles, downloads: Downloads) -> None:
+    def __init__(
+        self, limits: MediaLimits, files: LocalFiles, downloads: Downloads, takes_embeds: bool = False
+    ) -> None:
         self._limits, self._files, self._downloads = limits, files, downloads
+        self._takes_embeds = takes_embeds
 
     @classmethod
     def from_config(cls, config: Config) -> Self:
@@ -34,16 +39,18 @@ class MediaIntake:
         guard = NetworkGuard(config.allowed_media_domains, config.allowed_media_networks)
         open_fetcher = partial(UrlFetcher, guard, limits.max_bytes, limits.fetch_seconds)
         downloads = Downloads(open_fetcher, limits, config.media_url_cache_bytes)
-        return cls(limits, LocalFiles(config.allowed_local_media_path, limits.max_bytes), downloads)
+        files = LocalFiles(config.allowed_local_media_path, limits.max_bytes)
+        return cls(limits, files, downloads, config.enable_mm_embeds)
 
     def find_remote(self, parts: Sequence[PicturePart]) -> list[PicturePart]:
-        """Those that would have to be downloaded.  What has too many pictures is refused before any is."""
+        """Those that would have to be downloaded.  What may not be sent is refused before any is."""
         self._limits.check_count(parts)
-        return [part for part in parts if _scheme_of(part.source) in ("http", "https")]
+        self._check_embeds(parts)
+        return [part for part in parts if _scheme_of(part) in ("http", "https")]
 
     def find_handles(self, parts: Sequence[PicturePart]) -> list[PicturePart]:
         """Those that name what was uploaded: their bytes are looked for among what was downloaded."""
-        return [part for part in parts if _scheme_of(part.source) == "media"]
+        return [part for part in parts if _scheme_of(part) == "media"]
 
     def watch_downloads(self, on_fetched: Callable[[], object]) -> None:
         """It is called for each, on their own thread."""
@@ -82,8 +89,17 @@ class MediaIntake:
         finally:
             future.cancel()  # whoever interrupts the waiting wants none of it any more
 
+    def _check_embeds(self, parts: Sequence[PicturePart]) -> None:
+        for part in parts:
+            if part.modality == "image_embeds" and not self._takes_embeds:
+                raise UnsupportedFieldError(
+                    part.field, "embeddings are not taken in place of a picture, but with --enable-mm-embeds"
+                )
+
     def _fetch(self, part: PicturePart, downloaded: Downloaded) -> PicturePart:
-        source, scheme = part.source, _scheme_of(part.source)
+        if part.modality == "image_embeds":
+            return dataclasses.replace(part, source=fetch_embeds(part.source, part.field, self._limits.max_bytes))
+        source, scheme = part.source, _scheme_of(part)
         if scheme is None:
             return part  # an object, or nothing but a uuid
         assert isinstance(source, str)
@@ -106,6 +122,8 @@ def _fields_of(remote: Sequence[PicturePart]) -> dict[str, str]:
     return fields
 
 
-def _scheme_of(source: object) -> str | None:
-    """By the first characters alone: the rest may be megabytes."""
-    return source[:LONGEST_SCHEME].partition(":")[0].lower() if isinstance(source, str) else None
+def _scheme_of(part: PicturePart) -> str | None:
+    """By the first characters alone: the rest may be megabytes.  Embeddings come from nowhere but the request."""
+    if part.modality == "image_embeds" or not isinstance(part.source, str):
+        return None
+    return part.source[:LONGEST_SCHEME].partition(":")[0].lower()

@@ -24,6 +24,7 @@ from keepsight.lru_cache import CacheSize
 from keepsight.observe.catalogue import DECODED, PREPROCESSED, PROCESSOR, slot_of
 from keepsight.observe.counters import Counters
 from keepsight.observe.mean_cost import MeanCost
+from keepsight.pixels import show_a_picture
 from keepsight.requests import CarriedPixels, Pixels
 
 logger = logging.getLogger(__name__)
@@ -205,7 +206,7 @@ class MediaPool:
             job.prepared.learn(made)
         carried = held | {media_hash: self._keep(media_hash, pixels) for media_hash, pixels in made.items()}
         with self._lock:
-            self._note_work(len(held), len(made))
+            self._note_work(len(held), sum(map(show_a_picture, made.values())))
         return carried, made
 
     def _make_timed(self, job: _Job, picture: PictureJob) -> dict[str, Pixels]:

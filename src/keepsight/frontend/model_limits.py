@@ -12,6 +12,7 @@ logger = logging.getLogger(__name__)
 # transformers' own, for checkpoints that name no numbers.
 DEFAULT_MAX_POSITIONS = 131_072
 DEFAULT_VOCAB_SIZE = 262_208
+DEFAULT_HIDDEN_SIZE = 2304
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class ModelLimits:
     max_model_len: int
     # A tokenizer may have more: a text-only Gemma's still has the token of a picture.
     vocab_size: int
+    # Of one token's embedding.
+    hidden_size: int = DEFAULT_HIDDEN_SIZE
 
     @classmethod
     def from_checkpoint(cls, directory: Path, max_model_len: int | None) -> "ModelLimits":
@@ -33,7 +36,8 @@ class ModelLimits:
             )
         reason = "the checkpoint's positions" if max_model_len is None else f"as asked, of {longest} positions"
         logger.info("max_model_len is %d: %s", max_model_len or longest, reason)
-        return cls(max_model_len or longest, text.integer("vocab_size", DEFAULT_VOCAB_SIZE))
+        vocab_size = text.integer("vocab_size", DEFAULT_VOCAB_SIZE)
+        return cls(max_model_len or longest, vocab_size, text.integer("hidden_size", DEFAULT_HIDDEN_SIZE))
 
 
 def load_image_config(directory: Path, backend: str, overrides: dict[str, object]) -> ImageProcessorConfig:

@@ -124,6 +124,23 @@ CONTENT_PART: Json = {
                 BREAKPOINT: _BREAKPOINT,
             },
         },
+        {
+            "type": "object",
+            "required": ["type"],
+            "additionalProperties": False,
+            "description": "Embeddings in place of a picture; only of a server with --enable-mm-embeds.",
+            "properties": {
+                "type": {"const": "image_embeds"},
+                "image_embeds": {
+                    "type": ["string", "null"],
+                    "description": "The base64 (or a data: URL) of a .npy file or a .safetensors file of one tensor; "
+                    "float32, float16 or, in safetensors, bfloat16; [tokens_per_image, hidden_size].  Where the uuid "
+                    "is known: null.",
+                },
+                "uuid": _UUID,
+                BREAKPOINT: _BREAKPOINT,
+            },
+        },
     ]
 }
 PROMPT: Json = {

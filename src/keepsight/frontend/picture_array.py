@@ -21,7 +21,7 @@ _CHANNEL_COUNTS = (1, 3, 4)
 
 def try_freeze_array(source: object, field: str) -> PictureArray | None:
     """A contiguous, read-only copy; None of what is neither array nor tensor."""
-    if not isinstance(source, np.ndarray) and not _is_tensor(source):
+    if not isinstance(source, np.ndarray) and not is_tensor(source):
         return None
     described: Any = source
     _check_kind(str(described.dtype).removeprefix("torch."), tuple(described.shape), field)
@@ -50,7 +50,7 @@ def _check_kind(dtype: str, shape: tuple[int, ...], field: str) -> None:
         raise UnsupportedPictureError(field, f"an array of {dtype} {list(shape)} is not taken; allowed are {ALLOWED}")
 
 
-def _is_tensor(source: object) -> bool:
+def is_tensor(source: object) -> bool:
     return all(hasattr(source, name) for name in ("detach", "cpu", "numpy", "dtype", "shape"))
 
 

@@ -174,7 +174,11 @@ class RequestPreparer:
         limits = ModelLimits.from_checkpoint(directory, config.max_model_len)
         algorithm = resolve_hasher_algorithm(config.mm_hasher_algorithm)
         identifier = PictureIdentifier(
-            _name_model(directory, algorithm), algorithm, config.trust_exif_image_id, config.max_image_pixels
+            _name_model(directory, algorithm),
+            algorithm,
+            config.trust_exif_image_id,
+            config.max_image_pixels,
+            (0 if image_format is None else image_format.tokens_per_image, limits.hidden_size),
         )
         intake = MediaIntake.from_config(config)
         defaults = read_sampling_defaults(directory, config.generation_config)
@@ -314,12 +318,12 @@ class RequestPreparer:
                 raise InvalidArgumentError(f"allowed_token_ids[{index}]", f"{token_id} is no token of {known}")
 
     def _finish(self, prompt: ExpandedPrompt, pictures: Sequence[NamedPicture], terms: _Terms) -> EngineRequest:
-        items = [item for picture in pictures for item in picture.items()]
+        items = [(*item, named.picture.modality) for named in pictures for item in named.items()]
         self._check_allowed_tokens(terms.sampling_params)
         return EngineRequest(
             request_id=f"{self.request_prefix}{next(self._request_numbers)}",
             token_ids=prompt.token_ids,
-            media=tuple(MediaItem(h, span, g) for (h, g), span in zip(items, prompt.spans, strict=True)),
+            media=tuple(MediaItem(h, span, g, m) for (h, g, m), span in zip(items, prompt.spans, strict=True)),
             sampling_params=terms.sampling_params,
             priority=terms.priority,
             cache_salt=terms.cache_salt,

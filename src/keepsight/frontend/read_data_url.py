@@ -17,15 +17,26 @@ def read_data_url(url: str, field: str, max_bytes: int | None = None) -> bytes:
     head, comma, body = _split(url)
     if not comma:
         raise UnreadablePictureError(field, "the data: URL has no comma, so no content")
-    is_base64 = head.lower().endswith(";base64")
-    least = len(body) // 4 * 3 - 2 if is_base64 else len(body) // 3
+    if head.lower().endswith(";base64"):
+        return decode_base64(body, field, max_bytes, "the data: URL")
+    _check_size(len(body) // 3, field, max_bytes)
+    try:
+        return unquote_to_bytes(str(body))
+    except ValueError as error:  # characters that no URL has
+        raise UnreadablePictureError(field, f"the data: URL is not percent-encoded: {error}") from error
+
+
+def decode_base64(text: str | memoryview, field: str, max_bytes: int | None, what: str) -> bytes:
+    _check_size(len(text) // 4 * 3 - 2, field, max_bytes)
+    try:
+        return b64decode(text, validate=True)
+    except ValueError as error:  # binascii.Error
+        raise UnreadablePictureError(field, f"{what} is not base64: {error}") from error
+
+
+def _check_size(least: int, field: str, max_bytes: int | None) -> None:
     if max_bytes is not None and least > max_bytes:
         raise MediaTooLargeError(field, f"has more than the {max_bytes} bytes that a picture may have")
-    try:
-        return b64decode(body, validate=True) if is_base64 else unquote_to_bytes(str(body))
-    except ValueError as error:  # binascii.Error, or characters that no URL has
-        kind = "base64" if is_base64 else "percent-encoded"
-        raise UnreadablePictureError(field, f"the data: URL is not {kind}: {error}") from error
 
 
 def _split(url: str) -> tuple[str, str, str | memoryview]:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.read_tool_calls import read_tool_calls
+from keepsight.media import Modality
 
 TemplateMessage = dict[str, Any]
 Fields = Mapping[str, Any]
@@ -46,6 +47,8 @@ class PicturePart:
     field: str  # where the caller put it
     uuid: str | None = None  # stands for the content, because the caller says so
     pin_seconds: float = 0.0  # for which it shall be kept at least, as far as it can be
+    # "image_embeds": its source is no picture but the embeddings of one, as a base64 text or an object.
+    modality: Modality = "image"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,16 @@ def _read_handle(part: Fields, field: str, pictures: list[PicturePart]) -> Field
     return {"type": "image"}
 
 
+def _read_image_embeds(part: Fields, field: str, pictures: list[PicturePart]) -> Fields:
+    _check_fields(part, field, {"type", "image_embeds", "uuid", BREAKPOINT})
+    source, uuid = part.get("image_embeds"), read_uuid(part.get("uuid"), f"{field}.uuid")
+    field = f"{field}.image_embeds"
+    if isinstance(source, _JSON_TYPES) and not isinstance(source, str) and not _is_left_out(source, uuid):
+        _refuse(field, source, "the base64 of a .npy or a .safetensors file")
+    pictures.append(PicturePart(source, field, uuid, _read_pin(part, field), "image_embeds"))
+    return {"type": "image"}
+
+
 def _read_pin(part: Fields, field: str) -> float:
     """For how long a breakpoint wants the pictures up to here to be kept; 0: there is none."""
     if part.get(BREAKPOINT) is None:
@@ -202,6 +215,7 @@ _PART_READERS = {
     "image_url": _read_image_url,
     "image_pil": _read_image_pil,
     "image": _read_image,
+    "image_embeds": _read_image_embeds,
 }
 
 

@@ -164,8 +164,9 @@ def _check_ring_place(named: tuple[str, RingPlace]) -> None:
 def _check_shape(shape: Sequence[int]) -> None:
     _check(len(shape) == 3, "pixels have three dimensions")
     height, width, num_channels = shape
-    _check(0 < height <= MAX_SIDE and 0 < width <= MAX_SIDE and num_channels == 3, f"no shape of pixels: {shape}")
-    _check(height * width * 3 <= MAX_PIXEL_BYTES, f"pixels of {height * width * 3} bytes; at most {MAX_PIXEL_BYTES}")
+    _check(0 < height <= MAX_SIDE and 0 < width <= MAX_SIDE and num_channels in (3, 4), f"no shape of pixels: {shape}")
+    num_bytes = height * width * num_channels
+    _check(num_bytes <= MAX_PIXEL_BYTES, f"pixels of {num_bytes} bytes; at most {MAX_PIXEL_BYTES}")
 
 
 def _frame_to_pixels(frame: Frame, shape: Shape) -> Pixels:

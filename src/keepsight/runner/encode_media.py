@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from keepsight.media import Modality
 from keepsight.models.model import Model
+from keepsight.pixels import carried_embeddings
 from keepsight.requests import Pixels
 from keepsight.runner.encoder_output_store import EncoderOutputStore
 from keepsight.runner.normalize_pixels import PixelNormalizer
@@ -28,15 +30,18 @@ def group_encodings(
     by_shape: dict[object, list[Encoding]] = {}
     for each in encodings:
         pixels = held.get(each.media_hash)
-        by_shape.setdefault(each.encoder_key if pixels is None else pixels.shape, []).append(each)
+        by_shape.setdefault(each.encoder_key if pixels is None else (each.modality, pixels.shape), []).append(each)
     for group in by_shape.values():
         yield from (tuple(group[first : first + together]) for first in range(0, len(group), together))
 
 
 def encode_media(
-    model: Model, normalizer: PixelNormalizer | None, pixels: Sequence[Pixels]
+    model: Model, normalizer: PixelNormalizer | None, pixels: Sequence[Pixels], modality: Modality = "image"
 ) -> Generator[None, None, Tensor]:
     """Pixels of one shape -> [pictures, tokens, hidden]"""
+    if modality == "image_embeds":  # as the projector would have given them
+        embeddings = torch.from_numpy(carried_embeddings(np.stack(pixels)))
+        return embeddings.to(model.place.device, model.place.dtype)
     assert normalizer is not None, "a model that takes no pictures was given one"
     batch = torch.from_numpy(np.stack(pixels)).to(model.place.device)
     return (yield from model.encode_in_parts(normalizer(batch)))

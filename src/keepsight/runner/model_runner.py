@@ -130,7 +130,7 @@ class ModelRunner:
         try:
             held = [each for each in pixels if each is not None]
             assert len(held) == len(pixels), f"no pixels of {encodings[0].media_hash}"
-            embeddings = yield from encode_media(self.model, self.normalizer, held)
+            embeddings = yield from encode_media(self.model, self.normalizer, held, encodings[0].modality)
             result = keep_embeddings(encodings, embeddings, self.embeddings)
             self._share.finish_part()
         except Exception as error:

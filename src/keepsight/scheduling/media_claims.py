@@ -133,7 +133,7 @@ class MediaClaims:
             return ParkedFor.ENCODER
         if not self._try_make_room(state, index, take_from_later):
             return ParkedFor.ENCODER
-        self._begin(Encoding(state.encoder_keys[index], item.media_hash, item.span.length))
+        self._begin(Encoding(state.encoder_keys[index], item.media_hash, item.span.length, item.modality))
         return None
 
     def _try_make_room(self, state: RequestState, index: int, take_from_later: TakeFromLater) -> bool:

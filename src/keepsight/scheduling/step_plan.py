@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from keepsight.media import Modality
 from keepsight.requests import EngineRequest, TokenLogprob
 
 # Request id and choice: each of a request's `n` choices is a sequence of its own.
@@ -49,6 +50,7 @@ class Encoding(NamedTuple):
     encoder_key: str
     media_hash: str
     num_tokens: int
+    modality: Modality = "image"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,62 @@
+"""Embeddings of drawn pictures as a client would compute them, and the files in which they can be sent."""
+
+import base64
+import io
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+
+from keepsight.config import Config
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.read_messages import PicturePart
+from keepsight.models.layers import Placement
+from keepsight.models.registry import load_model
+from keepsight.runner.normalize_pixels import PixelNormalizer
+
+Values = npt.NDArray[np.floating[Any]]
+
+
+def embed(*pictures: Image.Image) -> list[Values]:
+    """Each float32 [tokens, hidden], by the demo's own tower and projector."""
+    config = Config(device="cpu")
+    preparer = RequestPreparer.from_config(config)
+    place = Placement(torch.device("cpu"), torch.float32)
+    model = load_model(config.directory, place)
+    assert preparer.image_config is not None
+    normalizer = PixelNormalizer(preparer.image_config, place.device, place.dtype)
+    named = [preparer.name_picture(PicturePart(picture, "picture"), None) for picture in pictures]
+    pixels = [next(iter(each.job(tuple(each.parts)).run().values())) for each in named]
+    preparer.close()
+    with torch.inference_mode():
+        return list(model.encode_images(normalizer(torch.from_numpy(np.stack(pixels)))).numpy())
+
+
+def to_npy(values: npt.NDArray[Any], **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, values, **options)
+    return buffer.getvalue()
+
+
+def to_safetensors(*tensors: tuple[str, list[int], bytes], metadata: dict[str, str] | None = None) -> bytes:
+    """Each tensor by its dtype, its shape and its bytes."""
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    begin = 0
+    for index, (dtype, shape, content) in enumerate(tensors):
+        end = begin + len(content)
+        header[f"t{index}"] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+        begin = end
+    encoded = json.dumps(header).encode()
+    return len(encoded).to_bytes(8, "little") + encoded + b"".join(content for _, _, content in tensors)
+
+
+def by_embeds(source: object) -> dict[str, Any]:
+    """A file's bytes as a request has them; an object as it is."""
+    return {"type": "image_embeds", "image_embeds": _to_text(source) if isinstance(source, bytes) else source}
+
+
+def _to_text(content: bytes) -> str:
+    return base64.b64encode(content).decode()

@@ -1,0 +1,232 @@
+"""Embeddings in place of a picture, through all of Keepsight: the same answers by the same caches, never mixed."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from keepsight import LLM, SamplingParams
+from keepsight.config import Config
+from keepsight.errors import (
+    InvalidArgumentError,
+    MediaTooLargeError,
+    PictureEmbedsError,
+    TooManyPicturesError,
+    UnknownMediaError,
+    UnreadablePictureError,
+    UnsupportedFieldError,
+)
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.outputs import RequestOutput
+from keepsight.runner import model_runner
+from keepsight.runner.encode_media import encode_media
+from tests.drawn import Drawn, ask, by_object, by_url, draw
+from tests.precomputed import Values, by_embeds, embed, to_npy, to_safetensors
+
+GREEDY = SamplingParams(temperature=0, max_tokens=40)
+AT = "messages[0].content[0].image_embeds"
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(device="cpu", enable_mm_embeds=True) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def drawings() -> list[Drawn]:
+    return [draw(51), draw(52)]
+
+
+@pytest.fixture(scope="module")
+def embeds(drawings: list[Drawn]) -> list[Values]:
+    return embed(*(each.picture for each in drawings))
+
+
+class Work:
+    """How often something was made for the engine, and what it was given to encode."""
+
+    def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_made, self.num_encoded = 0, 0
+        make = llm.engine._media_pool._make_pixels
+
+        def count_made(*arguments: Any) -> Any:
+            self.num_made += 1
+            return make(*arguments)
+
+        def count_encoded(*arguments: Any) -> Any:
+            self.num_encoded += 1
+            return encode_media(*arguments)
+
+        monkeypatch.setattr(llm.engine._media_pool, "_make_pixels", count_made)
+        monkeypatch.setattr(model_runner, "encode_media", count_encoded)
+
+    def take(self) -> tuple[int, int]:
+        taken = self.num_made, self.num_encoded
+        self.num_made = self.num_encoded = 0
+        return taken
+
+
+@pytest.fixture
+def work(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Work:
+    return Work(llm, monkeypatch)
+
+
+def chat(llm: LLM, *parts: Any, **options: Any) -> RequestOutput:
+    [output] = llm.chat(ask(*parts), GREEDY, use_tqdm=False, **options)
+    return output
+
+
+def tokens_of(output: RequestOutput) -> list[int]:
+    return list(output.outputs[0].token_ids)
+
+
+def test_the_answer_is_the_picture_s_in_whatever_form_they_come(
+    llm: LLM, drawings: list[Drawn], embeds: list[Values]
+) -> None:
+    first, values = drawings[0], embeds[0]
+    forms = [values, torch.from_numpy(values.copy()), to_npy(values), to_npy(values[np.newaxis])]
+    forms.append(to_safetensors(("F32", list(values.shape), values.tobytes())))
+    for question in first.questions[:3]:
+        seen = chat(llm, by_object(first.picture), question.text)
+        assert seen.outputs[0].text == question.answer
+        for form in forms:
+            shown = chat(llm, by_embeds(form), question.text)
+            assert (shown.prompt_token_ids, tokens_of(shown)) == (seen.prompt_token_ids, tokens_of(seen))
+
+
+def test_among_pictures_they_stand_where_they_were_sent(
+    llm: LLM, drawings: list[Drawn], embeds: list[Values], work: Work
+) -> None:
+    llm.reset_prefix_cache()
+    llm.reset_encoder_cache()
+    llm.reset_mm_cache()
+    pictures = [by_object(each.picture) for each in drawings]
+    both = [by_embeds(each) for each in embeds]
+    seen = tokens_of(chat(llm, *pictures, "What do you see?"))
+    assert seen != tokens_of(chat(llm, *reversed(pictures), "What do you see?"))
+    assert tokens_of(chat(llm, both[0], pictures[1], "What do you see?")) == seen
+    assert tokens_of(chat(llm, pictures[0], both[1], "What do you see?")) == seen
+    assert tokens_of(chat(llm, *both, "What do you see?")) == seen
+    # No crops: they are of the whole.
+    wide = chat(llm, *both, "What do you see?", mm_processor_kwargs={"do_pan_and_scan": True})
+    assert tokens_of(wide) == seen
+    assert work.take()[0] == 4
+
+
+def test_the_second_time_nothing_is_sent_and_all_is_found(llm: LLM, embeds: list[Values], work: Work) -> None:
+    part, again = by_embeds(to_npy(embeds[0] / 2)), by_embeds(torch.from_numpy(embeds[0] / 2))
+    first = chat(llm, part, "What is this?")
+    assert (first.num_cached_tokens, work.take()) == (0, (1, 1))
+    second = chat(llm, again, "What is this?")
+    # All but the last block.
+    assert (second.num_cached_tokens, work.take()) == ((len(first.prompt_token_ids) - 1) // 16 * 16, (0, 0))
+    llm.reset_prefix_cache()
+    assert tokens_of(chat(llm, part, "What is this?")) == tokens_of(first)
+    assert work.take() == (0, 0)
+    llm.reset_prefix_cache()
+    llm.reset_encoder_cache()
+    assert tokens_of(chat(llm, part, "What is this?")) == tokens_of(first)
+    assert work.take() == (0, 1)
+
+
+def test_a_uuid_stands_for_them_and_is_not_a_picture_s(
+    llm: LLM, drawings: list[Drawn], embeds: list[Values], work: Work
+) -> None:
+    def say_cat(part: dict[str, Any]) -> list[int]:
+        return tokens_of(chat(llm, part | {"uuid": "cat"}, "What is this?"))
+
+    seen, shown = (by_object(drawings[0].picture), by_embeds(to_npy(embeds[1])))
+    answers = say_cat(seen), say_cat(shown)
+    assert answers[0] != answers[1]
+    assert work.take() == (2, 2)
+    left_out = {"type": "image_pil"}, {"type": "image_embeds", "image_embeds": None}
+    assert (say_cat(left_out[0]), say_cat(left_out[1])) == answers
+    assert work.take() == (0, 0)
+    with pytest.raises(UnknownMediaError) as caught:
+        chat(llm, {"type": "image_embeds", "uuid": "dog"}, "What is this?")
+    assert caught.value.field == AT
+
+
+@pytest.fixture(scope="module")
+def preparer() -> Iterator[RequestPreparer]:
+    preparer = RequestPreparer.from_config(Config(enable_mm_embeds=True, max_media_bytes=10**6))
+    yield preparer
+    preparer.close()
+
+
+def name_of(preparer: RequestPreparer, part: dict[str, Any], salt: str | None = None) -> str:
+    prepared = preparer.prepare_chat(ask(part), GREEDY, cache_salt=salt)
+    [item] = prepared.engine_request.media
+    assert item.modality == part["type"].replace("_pil", "")
+    return item.media_hash
+
+
+def test_a_name_depends_on_the_numbers_and_on_the_salt(preparer: RequestPreparer, embeds: list[Values]) -> None:
+    values = embeds[0].astype(np.float16).astype(np.float32)
+    other = values.copy()
+    other[-1, -1] += 1
+    forms = (values, to_npy(values.astype(np.float16)), np.asfortranarray(values))
+    names = [name_of(preparer, by_embeds(each)) for each in forms]
+    assert len(set(names)) == 1
+    named = by_embeds(values) | {"uuid": "x"}
+    picture = by_object(np.zeros((8, 8, 3), np.uint8)) | {"uuid": "x"}
+    parts = [by_embeds(values), by_embeds(other), named, picture]
+    salts = (None, "a", "b")
+    assert len({name_of(preparer, part, salt) for part in parts for salt in salts}) == len(parts) * len(salts)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda good: to_npy(good)[:-1], PictureEmbedsError, "is followed by"),
+        (lambda good: to_npy(good.astype(object)), PictureEmbedsError, "'|O' are not taken"),
+        (lambda good: to_npy(good[:, 1:]), PictureEmbedsError, "have the shape"),
+        (lambda good: to_npy(good[0]), PictureEmbedsError, "have the shape"),
+        (lambda good: to_npy(good * np.nan), PictureEmbedsError, "hold a NaN"),
+        (lambda good: b"\x80\x04}\x94.", PictureEmbedsError, "are not a .npy file"),
+        (lambda _: "https://example.org/a.npy", UnreadablePictureError, "not base64"),
+        (lambda _: "media://media_1", UnreadablePictureError, "not base64"),
+        (lambda _: "http", PictureEmbedsError, "3 bytes that are not"),
+        (lambda _: bytes(10**6 + 1), MediaTooLargeError, "1000000"),
+        (lambda _: None, InvalidArgumentError, "base64 of a .npy"),
+        (lambda _: {"a": 1}, InvalidArgumentError, "base64 of a .npy"),
+    ],
+)
+def test_what_cannot_be_taken_is_refused_at_its_field(
+    preparer: RequestPreparer, embeds: list[Values], make: Any, error: type[InvalidArgumentError], message: str
+) -> None:
+    with pytest.raises(error, match=message.replace("|", r"\|")) as caught:
+        preparer.prepare_chat(ask(by_embeds(make(embeds[0])), "What?"), GREEDY)
+    assert (caught.value.field, caught.value.status // 100) == (AT, 4)
+
+
+def test_nothing_is_downloaded_where_they_stand(preparer: RequestPreparer) -> None:
+    for source in ("http", "https://example.org/a.npy", "media://media_1", "file:///etc/hostname"):
+        messages = ask(by_embeds(source), "What?")
+        assert preparer.pictures_to_download(messages) == []
+        assert preparer.intake.find_handles(preparer.template.render(messages).pictures) == []
+
+
+def test_they_are_taken_only_where_it_was_said_and_count_as_pictures(embeds: list[Values]) -> None:
+    part = by_embeds(to_npy(embeds[0]))
+    preparer = RequestPreparer.from_config(Config())
+    for refuse in (preparer.pictures_to_download, lambda messages: preparer.prepare_chat(messages, GREEDY)):
+        with pytest.raises(UnsupportedFieldError, match="--enable-mm-embeds") as caught:
+            refuse(ask(part, "What?"))
+        assert caught.value.field == AT
+    preparer = RequestPreparer.from_config(Config(enable_mm_embeds=True, limit_mm_per_prompt={"image": 1}))
+    with pytest.raises(TooManyPicturesError):
+        preparer.prepare_chat(ask(part, by_url(draw(1).picture)), GREEDY)
+
+
+def test_a_model_computes_with_the_largest_that_is_taken(llm: LLM, embeds: list[Values]) -> None:
+    largest = np.where(embeds[0] > 0, np.float32(1e18), np.float32(-1e18))
+    params = SamplingParams(temperature=0, max_tokens=3, logprobs=1, ignore_eos=True)
+    [output] = llm.chat(ask(by_embeds(largest), "What?"), params, use_tqdm=False)
+    assert output.outputs[0].logprobs is not None
+    shown = [each.logprob for token in output.outputs[0].logprobs for each in token.values()]
+    assert shown
+    assert np.isfinite(shown).all()
