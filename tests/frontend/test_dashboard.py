@@ -165,6 +165,7 @@ def test_nobody_is_asked_while_nobody_looks(shown: Page, server: Server) -> None
         Object.defineProperty(document, "hidden", { value: true, configurable: true });
         document.dispatchEvent(new Event("visibilitychange"));
     }""")
+    shown.wait_for_timeout(300)  # for what is on its way
     before = len(server.asked)
     shown.wait_for_timeout(1300)
     assert len(server.asked) == before
