@@ -9,7 +9,11 @@ import warnings
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
+# How long an example takes says how busy the machine is.
+settings.register_profile("untimed", deadline=None, max_examples=50)
+settings.load_profile("untimed")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TQDM_DISABLE", "1")

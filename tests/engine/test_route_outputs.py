@@ -162,5 +162,5 @@ class RouterMachine(RuleBasedStateMachine):
         self.router.check_invariants()
 
 
-RouterMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+RouterMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestRouterMachine = RouterMachine.TestCase

@@ -544,7 +544,7 @@ bodies = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=plausible_bodies | bodies | json_values)
 def test_no_body_whatsoever_makes_the_server_fail(client: Client, body: Any) -> None:
     response = client.send("POST", "/v1/chat/completions", content=json.dumps(body).encode())

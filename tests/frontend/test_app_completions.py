@@ -271,7 +271,7 @@ completion_bodies = st.builds(
 token_bodies = st.dictionaries(st.sampled_from(["prompt", "messages", "tokens", "model"]), prompts, max_size=2)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     path=st.sampled_from(["/v1/completions", "/tokenize", "/detokenize"]),
     body=completion_bodies | token_bodies | json_values,

@@ -172,5 +172,5 @@ class AnyTraffic(RuleBasedStateMachine):
             assert engine.request_ids == {asked.request_id for its, asked in self.sent if its is engine}
 
 
-AnyTraffic.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+AnyTraffic.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
 TestAnyTraffic = AnyTraffic.TestCase

@@ -404,5 +404,5 @@ class ManyEngines(RuleBasedStateMachine):
         assert all(caller.num_ends <= 1 for caller in self.callers.values())
 
 
-ManyEngines.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+ManyEngines.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestManyEngines = ManyEngines.TestCase

@@ -48,7 +48,7 @@ def test_token_ids_and_spans_are_those_of_transformers_for_any_text(directory: P
     expander = make_expander(directory)
     soft_token_id = load_processor(directory).tokenizer.image_token_id
 
-    @settings(max_examples=400, deadline=None)
+    @settings(max_examples=200)
     @given(PROMPTS, st.booleans())
     def check(prompt: tuple[str, list[tuple[int, str]]], add_bos: bool) -> None:
         text = prompt[0] + "".join(MARKER + after for _, after in prompt[1])

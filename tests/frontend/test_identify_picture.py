@@ -82,7 +82,7 @@ pictures = st.tuples(st.sampled_from(SIZES), st.sampled_from(COLOURS), st.intege
 requests = st.tuples(pictures, st.sampled_from(CONFIGS), st.sampled_from([None, "a", "b"]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(requests, min_size=2, max_size=6))
 def test_two_items_have_one_name_exactly_if_everything_that_reaches_the_model_is_equal(asked: list[Any]) -> None:
     """Plain areas of any size look alike once they are resized: the trap."""

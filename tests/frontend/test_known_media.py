@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -88,7 +88,6 @@ def test_a_name_whose_pixels_vary_lends_itself_to_nobody_else() -> None:
     known.check_invariants()
 
 
-@settings(deadline=None)
 @given(st.lists(CONTENTS, max_size=30))
 def test_threads_that_learn_at_once_agree_on_a_name(names: list[str]) -> None:
     known = KnownMedia()

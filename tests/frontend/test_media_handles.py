@@ -278,4 +278,4 @@ class Handles(RuleBasedStateMachine):
 
 
 TestHandles = Handles.TestCase
-TestHandles.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+TestHandles.settings = settings(max_examples=25, stateful_step_count=20)

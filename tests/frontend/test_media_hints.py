@@ -80,7 +80,7 @@ class AnyHistory(RuleBasedStateMachine):
 
 
 TestAnyHistory = AnyHistory.TestCase
-TestAnyHistory.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestAnyHistory.settings = settings(max_examples=40, stateful_step_count=30)
 
 
 def test_what_is_held_can_be_asked_and_what_is_promised_is_not_held() -> None:

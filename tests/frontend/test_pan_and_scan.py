@@ -48,7 +48,7 @@ configs = st.builds(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250)
 @given(width=sides, height=sides, config=configs)
 def test_the_crops_are_those_of_the_reference(
     reference: Any, width: int, height: int, config: ImageProcessorConfig
@@ -57,7 +57,7 @@ def test_the_crops_are_those_of_the_reference(
     assert plan_crops(geometry, config) == crops_of_reference(reference, geometry, config)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150)
 @given(width=sides, height=sides, config=configs)
 def test_the_crops_cover_the_picture_without_overlap(width: int, height: int, config: ImageProcessorConfig) -> None:
     crops = plan_crops(Geometry(width, height), config)

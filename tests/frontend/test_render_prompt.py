@@ -53,7 +53,7 @@ CONVERSATIONS = st.tuples(st.booleans(), st.lists(CONTENTS, min_size=1, max_size
 def test_the_text_is_that_of_transformers() -> None:
     template, processor = demo_template(), load_processor(DEMO)
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=100)
     @given(CONVERSATIONS, st.booleans())
     def check(messages: list[dict[str, Any]], generate: bool) -> None:
         expected = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)

@@ -49,7 +49,7 @@ def search_naively(text: str, stop: list[str], first_end: int) -> tuple[int, str
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["demo", "gemma-like"])
 def test_the_stream_of_any_tokens_is_one_decode_of_them_all(tokenizer: Tokenizer) -> None:
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=150)
     @given(random_tokens(tokenizer), st.booleans())
     def check(token_ids: list[int], skip: bool) -> None:
         pieces, _ = stream(tokenizer, token_ids, SamplingParams(skip_special_tokens=skip))
@@ -65,7 +65,7 @@ LETTER_TOKENS = LETTERS.map(lambda text: byte_ids(DEMO_TOKENIZER, text.encode())
 STOP_STRINGS = st.text("abcd\n ", min_size=1, max_size=4) | st.text(min_size=1, max_size=2)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300)
 @given(
     random_tokens(DEMO_TOKENIZER) | LETTER_TOKENS,
     st.lists(STOP_STRINGS, min_size=1, max_size=4),

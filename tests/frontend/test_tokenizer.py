@@ -34,7 +34,7 @@ def checkpoint(request: pytest.FixtureRequest) -> Path:
 def test_token_ids_and_texts_are_those_of_transformers(directory: Path) -> None:
     ours, judge = Tokenizer.from_checkpoint(directory), load_processor(directory).tokenizer
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=150)
     @given(TEXTS)
     def check(text: str) -> None:
         assert list(ours.encode(text)) == judge.encode(text, add_special_tokens=False)
@@ -50,7 +50,7 @@ def test_token_ids_and_texts_are_those_of_transformers(directory: Path) -> None:
 def test_random_token_ids_decode_as_in_transformers(directory: Path) -> None:
     ours, judge = Tokenizer.from_checkpoint(directory), load_processor(directory).tokenizer
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=100)
     @given(st.lists(st.integers(0, ours.vocab_size + 20), max_size=20), st.booleans())
     def check(token_ids: list[int], skip: bool) -> None:
         assert ours.decode(token_ids, skip) == judge.decode(token_ids, skip_special_tokens=skip)

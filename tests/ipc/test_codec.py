@@ -240,12 +240,12 @@ def test_what_asserts_refuse_is_refused_without_them_too() -> None:
 class TestFuzz:
     """A short run of what `python -m tests.ipc.long_fuzz` does for long."""
 
-    @settings(max_examples=300)
+    @settings(max_examples=150)
     @given(st.lists(st.binary(max_size=64), max_size=4))
     def test_random_frames(self, frames: list[bytes]) -> None:
         assert_accepted_or_refused(frames)
 
-    @settings(max_examples=300)
+    @settings(max_examples=150)
     @given(to_engine.map(encode_to_engine) | outputs.map(encode_from_engine), st.integers(0, 2**32))
     def test_spoilt_messages(self, frames: list[Frame], seed: int) -> None:
         rng = random.Random(seed)

@@ -52,7 +52,7 @@ def random_cache(
     return LayerCache(*torch.randn(shape, generator=generator, dtype=dtype))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     block_size=st.sampled_from([1, 4, 16]),

@@ -37,7 +37,7 @@ def sample_alone(logits: Tensor, **params: Any) -> SampledToken:
     return sample_tokens(logits, [state(**params)])[0]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     seed=st.integers(0, 1000),
     temperature=st.floats(0.1, 3),
