@@ -53,10 +53,6 @@ def rotate(heads: Tensor, angles: Angles) -> Tensor:
     return heads.mul_(cos).addcmul_(swapped, sin)
 
 
-def _pick(hidden: Tensor, rows: Tensor | None) -> Tensor:
-    return hidden if rows is None else hidden[rows]
-
-
 class SelfAttention(nn.Module):
     def __init__(self, config: TextConfig, layer: LayerConfig, place: Placement) -> None:
         super().__init__()
@@ -75,14 +71,9 @@ class SelfAttention(nn.Module):
         self.key_scale = empty_parameter(exact, dim)
 
     def forward(
-        self,
-        hidden: Tensor,
-        angles: Angles,
-        attention: Attention,
-        cache: LayerCache,
-        batch: AttentionBatch,
-        rows: Tensor | None,
+        self, hidden: Tensor, angles: Angles, attention: Attention, cache: LayerCache, batch: AttentionBatch
     ) -> Tensor:
+        """What `out` is to be given, of all tokens."""
         config = self.config
         heads = self.qkv(hidden).view(-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
         rotated = rotate(self.rms.divide(heads[:, : -config.num_kv_heads], self._scales), angles)
@@ -97,7 +88,7 @@ class SelfAttention(nn.Module):
             window=self.layer.window,
             softcap=config.attention_softcap,
         )
-        return self.out(_pick(output.flatten(1), rows))  # type: ignore[no-any-return]
+        return output.flatten(1)
 
     @functools.cached_property
     def _scales(self) -> Tensor:
@@ -153,8 +144,10 @@ class DecoderLayer(nn.Module):
         rows: Tensor | None = None,
     ) -> Tensor:
         """Of `rows` alone, if they are given."""
-        attended = self.attention(self.before_attention(hidden), angles, attention, cache, batch, rows)
-        hidden = self.after_attention.add_to(_pick(hidden, rows), attended)
+        attended = self.attention(self.before_attention(hidden), angles, attention, cache, batch)
+        if rows is not None:
+            hidden, attended = hidden[rows], attended[rows]
+        hidden = self.after_attention.add_to(hidden, self.attention.out(attended))
         return self.after_feed_forward.add_to(hidden, self.feed_forward(self.before_feed_forward(hidden)))
 
     def slots(self) -> Iterator[WeightSlot]:
