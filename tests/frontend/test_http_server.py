@@ -117,14 +117,18 @@ def test_a_client_that_does_not_read_is_cut_off_and_its_request_ends(engine: Fak
         assert has_ended.wait(PATIENCE)
 
 
+@pytest.mark.parametrize("asks_for_more", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_hangs_up_ends_its_request(engine: FakeEngine, stream: bool) -> None:
+def test_a_client_that_hangs_up_ends_its_request(engine: FakeEngine, stream: bool, asks_for_more: bool) -> None:
     engine.is_endless = True
     has_begun, has_ended = threading.Event(), threading.Event()
     engine.on_begun, engine.on_abandoned = has_begun.set, has_ended.set
     body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "stream": stream}).encode()
+    sent = ask("/v1/chat/completions", body)
+    if asks_for_more:
+        sent = sent.replace(b"Connection: close\r\n", b"") + VERSION
     with serving(engine, slow_client_seconds=2 * PATIENCE) as port:
-        with connected(port, ask("/v1/chat/completions", body)):
+        with connected(port, sent):
             assert has_begun.wait(PATIENCE)
         assert has_ended.wait(PATIENCE)
 
@@ -247,19 +251,6 @@ def test_no_more_requests_wait_on_one_connection_than_that(engine: FakeEngine) -
         told = read_to_end(connection)
     assert told.count(b"HTTP/1.1 200") < MAX_PIPELINED
     assert told.count(b"HTTP/1.1 400") == 1
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_hangs_up_ends_its_request_though_it_has_asked_for_more(engine: FakeEngine, stream: bool) -> None:
-    engine.is_endless = True
-    has_begun, has_ended = threading.Event(), threading.Event()
-    engine.on_begun, engine.on_abandoned = has_begun.set, has_ended.set
-    body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "stream": stream}).encode()
-    with serving(engine, slow_client_seconds=2 * PATIENCE) as port:
-        asked = ask("/v1/chat/completions", body).replace(b"Connection: close\r\n", b"")
-        with connected(port, asked + VERSION):
-            assert has_begun.wait(PATIENCE)
-        assert has_ended.wait(PATIENCE)
 
 
 @pytest.mark.parametrize("size", [10, 1_000_000])
