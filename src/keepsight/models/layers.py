@@ -12,9 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from keepsight.models.packed_product import can_pack, is_exact_on_cpu, multiply_packed, pack_rows
-
-_HAS_ONEDNN = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+from keepsight.models.cpu_products import multiply, pack, takes_products
 
 
 class Placement(NamedTuple):
@@ -48,18 +46,8 @@ def empty_parameter(place: Placement, *shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape, device=place.device, dtype=place.dtype), requires_grad=False)
 
 
-# From so many rows on, torch's own GELU takes up to twice as long as the formula written out, here with
-# (1 + tanh(x)) / 2 = sigmoid(2 x).
-_MIN_ROWS_WRITTEN_OUT = 8
-_GELU_FACTOR, _GELU_CUBIC = 2 * (2 / torch.pi) ** 0.5, 0.044715
-_FACTOR = torch.tensor(_GELU_FACTOR)
-
-
 def _gelu_tanh(hidden: Tensor) -> Tensor:
-    if not is_exact_on_cpu(hidden) or len(hidden) < _MIN_ROWS_WRITTEN_OUT:
-        return F.gelu(hidden, approximate="tanh")
-    inner = torch.addcmul(_FACTOR, hidden, hidden, value=_GELU_FACTOR * _GELU_CUBIC).mul_(hidden)
-    return inner.sigmoid_().mul_(hidden)
+    return F.gelu(hidden, approximate="tanh")
 
 
 Activation = Callable[[Tensor], Tensor]
@@ -68,6 +56,11 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu": F.gelu,
     "silu": F.silu,
 }
+
+
+def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """By a weight that is read in other ways too, so it lies in rows."""
+    return multiply(hidden, weight, bias) if takes_products(weight) else F.linear(hidden, weight, bias)
 
 
 class Linear(nn.Module):
@@ -82,21 +75,20 @@ class Linear(nn.Module):
         self._packed: Tensor | None = None
 
     def pack(self) -> None:
-        """Once it is filled: its rows give way to what MKL reads best, whatever the number of tokens."""
-        if is_exact_on_cpu(self.weight) and can_pack():
-            self._packed = pack_rows(self.weight)
+        """Once it is filled: on a CPU its rows give way to what the kernels read."""
+        if takes_products(self.weight):
+            self._packed = pack(self.weight)
             self.weight = nn.Parameter(torch.full((1, 1), torch.nan).expand(self.weight.shape), requires_grad=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
         if self._packed is None:
             return F.linear(hidden, self.weight, self.bias)
-        return multiply_packed(hidden, self._packed, self.weight, self.bias)
+        return multiply(hidden, self._packed, self.bias)
 
     def then_activate(self, hidden: Tensor, activation: Activation) -> Tensor:
-        if _HAS_ONEDNN and activation is _gelu_tanh and self._packed is None and is_exact_on_cpu(hidden):
-            # What torch's compiler emits: bias and GELU while the product is still in the cache.
-            return torch.ops.mkldnn._linear_pointwise(hidden, self.weight, self.bias, "gelu", [], "tanh")  # type: ignore[no-any-return]
-        return activation(self(hidden))
+        if self._packed is None or activation is not _gelu_tanh:
+            return activation(self(hidden))
+        return multiply(hidden, self._packed, self.bias, then_gelu=True)
 
     def slots(self) -> Iterator[WeightSlot]:
         sizes = list(self.outputs.values())

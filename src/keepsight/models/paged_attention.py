@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from keepsight.models.attention import AttentionBatch, LayerCache, attend_plainly, write_cache
-from keepsight.models.packed_product import is_exact_on_cpu
+from keepsight.models.cpu_products import is_exact_on_cpu
 
 # Large enough for the kernels to run at full rate, small enough to skip most of what causality hides; and for products
 # few enough that a group's scores stay in the cache.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache
+from keepsight.models.cpu_products import pad_rows
 from keepsight.models.gemma3.config import LayerConfig, RotaryConfig, TextConfig
 from keepsight.models.layers import (
     ACTIVATIONS,
@@ -75,7 +76,8 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """What `out` is to be given, of all tokens."""
         config = self.config
-        heads = self.qkv(hidden).view(-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
+        projected = self.qkv(hidden)[: batch.num_tokens]
+        heads = projected.view(-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
         rotated = rotate(self.rms.divide(heads[:, : -config.num_kv_heads], self._scales), angles)
         query, key = torch.split(rotated, [config.num_heads, config.num_kv_heads], dim=1)
         output = attention(
@@ -109,15 +111,17 @@ class FeedForward(nn.Module):
         super().__init__()
         wide = config.intermediate_size
         self.activation = ACTIVATIONS[config.activation]
-        self.gate_up = Linear(place, config.hidden_size, {"gate_proj": wide, "up_proj": wide}, bias=False)
+        self.gate = Linear(place, config.hidden_size, {"gate_proj": wide}, bias=False)
+        self.up = Linear(place, config.hidden_size, {"up_proj": wide}, bias=False)
         self.down = Linear(place, wide, {"down_proj": config.hidden_size}, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        gate, up = self.gate_up(hidden).chunk(2, dim=-1)
-        return self.down(self.activation(gate).mul_(up))  # type: ignore[no-any-return]
+        gate = self.gate.then_activate(hidden, self.activation)
+        return self.down(gate.mul_(self.up(hidden)))  # type: ignore[no-any-return]
 
     def slots(self) -> Iterator[WeightSlot]:
-        yield from self.gate_up.slots()
+        yield from self.gate.slots()
+        yield from self.up.slots()
         yield from self.down.slots()
 
 
@@ -143,11 +147,11 @@ class DecoderLayer(nn.Module):
         batch: AttentionBatch,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Of `rows` alone, if they are given."""
+        """Of `rows` alone, if they are given; the last rows of `hidden` and of the result may be padding."""
         attended = self.attention(self.before_attention(hidden), angles, attention, cache, batch)
         if rows is not None:
-            hidden, attended = hidden[rows], attended[rows]
-        hidden = self.after_attention.add_to(hidden, self.attention.out(attended))
+            hidden, attended = pad_rows(hidden[: len(attended)][rows]), attended[rows]
+        hidden = self.after_attention.add_to(hidden, self.attention.out(pad_rows(attended)))
         return self.after_feed_forward.add_to(hidden, self.feed_forward(self.before_feed_forward(hidden)))
 
     def slots(self) -> Iterator[WeightSlot]:
@@ -183,15 +187,18 @@ class Decoder(nn.Module):
         watch_layer: LayerWatcher | None = None,
     ) -> Tensor:
         angles = self.rotary.angles(batch.positions)
+        num_rows = batch.num_tokens
+        hidden = pad_rows(hidden)
         last = len(self.layers) - 1
         for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             assert isinstance(layer, DecoderLayer)
             # Nobody reads the last layer's other rows: of them it computes the keys and values.
             read = rows if index == last else None
+            num_rows = num_rows if read is None else len(read)
             hidden = layer(hidden, angles[layer.layer.rotary], attention, cache, batch, read)
             if watch_layer is not None:
-                watch_layer(index, hidden)
-        return self.norm(hidden)  # type: ignore[no-any-return]
+                watch_layer(index, hidden[:num_rows])
+        return self.norm(hidden[:num_rows])  # type: ignore[no-any-return]
 
     def slots(self) -> Iterator[WeightSlot]:
         yield slot("embed_tokens.weight", self.embedding)

@@ -16,7 +16,7 @@ from keepsight.models.gemma3.config import Gemma3Config
 from keepsight.models.gemma3.decoder import Decoder
 from keepsight.models.gemma3.vision_tower import Projector, VisionTower
 from keepsight.models.gemma3.weight_names import canonical_name, is_never_read
-from keepsight.models.layers import Linear, Placement, WeightSlot, run_to_end, under
+from keepsight.models.layers import Linear, Placement, WeightSlot, linear, run_to_end, under
 from keepsight.models.load_weights import load_weights
 from keepsight.models.model import LayerWatcher, ModelShape
 
@@ -45,8 +45,7 @@ class Gemma3(nn.Module):
         return model
 
     def pack(self) -> None:
-        """Where many tokens or few are computed; the tower's thousands of rows gain nothing."""
-        for part in (*self.decoder.modules(), self.head):
+        for part in self.modules():
             if isinstance(part, Linear):
                 part.pack()
 
@@ -75,7 +74,7 @@ class Gemma3(nn.Module):
         return self.decoder(embeddings, attention, caches, batch, rows, watch_layer)  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        logits = nn.functional.linear(hidden, self.decoder.embedding) if self.head is None else self.head(hidden)
+        logits = linear(hidden, self.decoder.embedding) if self.head is None else self.head(hidden)
         cap = self.config.text.final_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 

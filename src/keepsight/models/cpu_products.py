@@ -1,0 +1,60 @@
+"""Matrix products of float32 on a CPU, by oneDNN: torch's own, by MKL, take twice as long where the CPU is not Intel's.
+
+A weight is laid out once as the kernels read it; from rows every product makes that layout anew, which for a few tokens
+takes as long as the product itself.  Kernels are made for one number of rows and kept, so that a prompt's length is
+rounded up: made anew for every length they would cost a short prompt as much as its products.
+"""
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# The layout depends on the weight alone, the kernels' choice on what is told; thousands make few rows slow.
+_EXPECTED_ROWS = 128
+_ROWS_ROUNDED_TO = 16
+
+
+def is_exact_on_cpu(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.dtype is torch.float32
+
+
+def takes_products(tensor: Tensor) -> bool:
+    return is_exact_on_cpu(tensor) and _has_products()
+
+
+@functools.cache
+def _has_products() -> bool:
+    """Tried on this machine: torch offers them to its compiler, and not in every build."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    weight = torch.linspace(-1, 1, 96 * 40).view(96, 40)
+    return all(_is_as_by_torch(weight, num_rows) for num_rows in (1, 2, 7, 64, 129, 300))
+
+
+def pack(weight: Tensor) -> Tensor:
+    """[out, in], which only `multiply` can read."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _EXPECTED_ROWS)  # type: ignore[no-any-return]
+
+
+def multiply(hidden: Tensor, weight: Tensor, bias: Tensor | None = None, *, then_gelu: bool = False) -> Tensor:
+    """[..., in] by a weight [out, in], packed or as it lies -> [..., out]; GELU (tanh) costs nothing here."""
+    operation, variant = ("gelu", "tanh") if then_gelu else ("none", "")
+    return torch.ops.mkldnn._linear_pointwise(hidden, weight, bias, operation, [], variant)  # type: ignore[no-any-return]
+
+
+def pad_rows(hidden: Tensor) -> Tensor:
+    """[rows, size], with rows of zeros up to a number that kernels are made for."""
+    missing = -len(hidden) % _ROWS_ROUNDED_TO
+    if not missing or len(hidden) < _ROWS_ROUNDED_TO or not takes_products(hidden):
+        return hidden
+    return F.pad(hidden, (0, 0, 0, missing))
+
+
+def _is_as_by_torch(weight: Tensor, num_rows: int) -> bool:
+    hidden = torch.linspace(-1, 1, num_rows * weight.shape[1]).view(num_rows, -1)
+    expected = hidden @ weight.t()
+    return all(
+        torch.allclose(multiply(hidden, each), expected, rtol=1e-4, atol=1e-4) for each in (weight, pack(weight))
+    )

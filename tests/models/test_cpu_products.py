@@ -1,0 +1,81 @@
+"""oneDNN's products are torch's, of packed weights and of weights in rows, for any number of tokens and threads."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from keepsight.models.cpu_products import multiply, pack, pad_rows, takes_products
+from keepsight.models.layers import ACTIVATIONS, Linear, Placement
+
+PLACE = Placement(torch.device("cpu"), torch.float32)
+pytestmark = pytest.mark.skipif(
+    not takes_products(torch.empty(0)), reason="this torch has no oneDNN: torch's own products are used"
+)
+NUM_ROWS = [*range(1, 70), 127, 128, 129, 255, 256, 257, 512, 1000]
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 33), (513, 5), (384, 256), (256, 1024), (1536, 640)])
+def test_the_products_are_those_of_the_rows(shape: tuple[int, int]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(shape, generator=generator)
+    packed = pack(weight)
+    for num_threads in (1, 2):
+        torch.set_num_threads(num_threads)
+        for num_rows in NUM_ROWS:
+            hidden = torch.randn(num_rows, shape[1], generator=generator)
+            exact = (hidden.double() @ weight.double().t()).float()
+            for each in (packed, weight):
+                torch.testing.assert_close(multiply(hidden, each), exact, rtol=1e-4, atol=1e-4)
+
+
+def test_a_linear_layer_answers_the_same_packed_and_holds_its_weight_once() -> None:
+    linear = Linear(PLACE, 24, {"a": 40, "b": 8}, bias=True)
+    for slot in linear.slots():
+        slot.fill(torch.randn(slot.shape))
+    hidden = torch.randn(9, 24)
+    before = linear(hidden)
+    linear.pack()
+    torch.testing.assert_close(linear(hidden), before)
+    assert linear.weight.untyped_storage().nbytes() == 4
+
+
+def test_a_packed_linear_layer_takes_rows_that_do_not_lie_together() -> None:
+    linear = Linear(PLACE, 24, {"a": 40}, bias=False)
+    torch.nn.init.normal_(linear.weight)
+    hidden = torch.randn(9, 48)[:, 12:36]
+    before = linear(hidden)
+    linear.pack()
+    torch.testing.assert_close(linear(hidden), before)
+
+
+@pytest.mark.parametrize("activation", ["gelu_pytorch_tanh", "silu"])
+def test_an_activation_in_the_product_is_the_activation_after_it(activation: str) -> None:
+    linear = Linear(PLACE, 24, {"a": 40}, bias=True)
+    for slot in linear.slots():
+        slot.fill(torch.randn(slot.shape) * torch.logspace(-6, 1, slot.shape[0]).view(-1, *(1 for _ in slot.shape[1:])))
+    hidden = torch.randn(9, 24)
+    before = linear.then_activate(hidden, ACTIVATIONS[activation])
+    linear.pack()
+    torch.testing.assert_close(linear.then_activate(hidden, ACTIVATIONS[activation]), before, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("num_rows", "padded"), [(0, 0), (1, 1), (15, 15), (16, 16), (17, 32), (33, 48), (290, 304)])
+def test_rows_are_padded_with_zeros_to_few_different_numbers(num_rows: int, padded: int) -> None:
+    hidden = torch.randn(num_rows, 8)
+    rows = pad_rows(hidden)
+    assert rows.shape == (padded, 8)
+    assert torch.equal(rows[:num_rows], hidden)
+    assert not rows[num_rows:].any()
+
+
+@pytest.mark.parametrize("hidden", [torch.ones(17, 8, dtype=torch.bfloat16), torch.ones(17, 8, device="meta")])
+def test_only_float32_on_a_cpu_is_padded(hidden: torch.Tensor) -> None:
+    assert pad_rows(hidden) is hidden
