@@ -1,0 +1,42 @@
+"""What was freed is allocated again without asking the kernel for it, on every thread."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import resource, sys, threading
+if sys.argv[1] == "keeping":
+    from keepsight.engine.keep_freed_memory import keep_freed_memory
+    keep_freed_memory()
+
+def count_faults():
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    for _ in range(10):
+        blocks = [bytearray(2**20) for _ in range(20)]
+        del blocks
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+
+def run():
+    count_faults()
+    counts.append(count_faults())
+
+counts = []
+run()
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+print(max(counts))
+"""
+
+
+def count_page_faults(way: str) -> int:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, way], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not glibc, whose rules these are")
+def test_what_was_freed_is_used_again_without_page_faults() -> None:
+    assert count_page_faults("keeping") < 1000 < count_page_faults("by itself")
