@@ -55,11 +55,10 @@ class Contest:
             self.reference.save_pretrained(directory)
             place = Placement(torch.device("cpu"), torch.float32)
             self.model = Gemma3.from_checkpoint(Path(directory), place)
-        # The decoder's own have given way to what MKL reads best.
-        self.decoder_products = [
-            {name: torch.rand(weight.shape) for name, weight in _products(layer).items()}
-            for layer in self.model.decoder.layers
-        ]
+        assert self.model.tower is not None
+        self.embedding = self.model.tower.embedding
+        self.tower_products = [_make_products(layer) for layer in self.model.tower.layers]
+        self.decoder_products = [_make_products(layer) for layer in self.model.decoder.layers]
         words = torch.randint(10, VOCAB_SIZE - 10, (2, NUM_WORDS // 2))
         self.token_ids = torch.cat((words[0], torch.full((256,), IMAGE_TOKEN), words[1]))
         self.span = TokenSpan(NUM_WORDS // 2, 256)
@@ -91,7 +90,7 @@ class Contest:
         return output.logits[0]  # type: ignore[no-any-return]
 
     def bare(self) -> None:
-        """The products alone, with each layer's own weights, so that nothing stays in the caches unfairly."""
+        """The products alone, each layer with weights of its own, so that nothing stays in the caches unfairly."""
         self.bare_encoder()
         num_tokens = len(self.token_ids)
         inputs = {width: torch.ones(num_tokens, width) for width in (640, 1024, 2048)}
@@ -105,19 +104,18 @@ class Contest:
         F.linear(inputs[640][-1:], self.model.decoder.embedding)
 
     def bare_encoder(self) -> None:
-        tower = self.model.tower
-        assert tower is not None
         inputs = {width: torch.ones(1, 4096, width) for width in (588, 576, 2152)}
         heads = torch.ones(1, 8, 4096, 72)
-        F.linear(inputs[588], tower.embedding.weight)
-        for layer in tower.layers:
-            for matrix in _products(layer).values():
+        F.linear(inputs[588], self.embedding.weight)
+        for matrices in self.tower_products:
+            for matrix in matrices.values():
                 F.linear(inputs[matrix.shape[1]], matrix)
             F.scaled_dot_product_attention(heads, heads, heads)
 
 
-def _products(layer: torch.nn.Module) -> dict[str, Tensor]:
-    return {name: weight for name, weight in layer.named_parameters() if weight.ndim == 2}
+def _make_products(layer: torch.nn.Module) -> dict[str, Tensor]:
+    """Of the layer's shapes; its own weights have given way to what the kernels read."""
+    return {name: torch.rand(weight.shape) for name, weight in layer.named_parameters() if weight.ndim == 2}
 
 
 def _make_reference(config: Gemma3Config) -> Any:

@@ -31,6 +31,7 @@ class Machine(ModelWork):
         model = Gemma3(config, place)
         for parameter in model.parameters():
             parameter.normal_(0, 0.02)
+        model.pack()
         super().__init__(model)
         self.config, self.place, self.decoder = config, place, model.decoder
 

@@ -14,7 +14,6 @@ from time import sleep
 from keepsight.config import Config
 from keepsight.engine.engine_loop import EngineLoop
 from keepsight.engine.engine_meter import EngineMeter
-from keepsight.engine.keep_freed_memory import keep_freed_memory
 from keepsight.engine.load_engine import LoadedEngine, load_engine_alone
 from keepsight.engine.machine_part import MachinePart
 from keepsight.engine.pixel_source import open_pixel_source
@@ -93,7 +92,6 @@ class EngineProcess:
 
 
 def main(control: ProcessEnd) -> int:
-    keep_freed_memory()
     start = control.receive()
     assert isinstance(start, StartEngine)
     config, part = Config.from_options(**start.options), MachinePart(start.rank, start.num_engines)

@@ -17,6 +17,7 @@ from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.models.layers import Placement
 from keepsight.models.model import Model
 from keepsight.models.registry import load_model
+from keepsight.runner.keep_freed_memory import keep_freed_memory
 from keepsight.runner.model_runner import Keep, ModelRunner
 from keepsight.runner.normalize_pixels import PixelNormalizer
 
@@ -27,8 +28,11 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load_model_for(config: Config) -> Model:
-    """Also settles how many threads compute it."""
-    model = load_model(Path(config.directory), choose_place(config))
+    """Also settles how many threads compute it, and on a CPU what becomes of the memory that they free."""
+    place = choose_place(config)
+    if place.device.type == "cpu":
+        keep_freed_memory()
+    model = load_model(Path(config.directory), place)
     _limit_threads(model)
     return model
 

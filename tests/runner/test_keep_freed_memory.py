@@ -1,5 +1,6 @@
 """What was freed is allocated again without asking the kernel for it, on every thread."""
 
+import os
 import platform
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import pytest
 PROGRAM = """
 import resource, sys, threading
 if sys.argv[1] == "keeping":
-    from keepsight.engine.keep_freed_memory import keep_freed_memory
+    from keepsight.runner.keep_freed_memory import keep_freed_memory
     keep_freed_memory()
 
 def count_faults():
@@ -32,11 +33,19 @@ print(max(counts))
 """
 
 
-def count_page_faults(way: str) -> int:
-    done = subprocess.run([sys.executable, "-c", PROGRAM, way], capture_output=True, text=True, check=True)
+def count_page_faults(way: str, **environment: str) -> int:
+    others = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, way], capture_output=True, text=True, check=True, env={**others, **environment}
+    )
     return int(done.stdout)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not glibc, whose rules these are")
 def test_what_was_freed_is_used_again_without_page_faults() -> None:
     assert count_page_faults("keeping") < 1000 < count_page_faults("by itself")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not glibc, whose rules these are")
+def test_what_the_environment_says_of_it_stands() -> None:
+    assert count_page_faults("keeping", MALLOC_TRIM_THRESHOLD_="131072") > 1000
