@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from keepsight.models.attention import Attention, ReferenceAttention
+from keepsight.models.gemma3 import vision_tower
 from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.layers import Placement
 from keepsight.models.paged_attention import PagedAttention
@@ -68,6 +69,14 @@ def test_the_vision_tower_sees_what_the_reference_sees(pair: Pair) -> None:
     theirs = pair.reference.model.vision_tower(pixel_values=pixels).last_hidden_state
     assert pair.model.tower is not None
     assert_close(pair.model.tower(pixels.permute(0, 2, 3, 1)), theirs)
+
+
+def test_the_tower_sees_the_same_when_it_attends_to_some_patches_at_a_time(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vision_tower, "ROWS_PER_CPU_GROUP", 3)
+    monkeypatch.setattr(vision_tower, "ROWS_OF_SCORES", 2)
+    test_the_vision_tower_sees_what_the_reference_sees(pair)
 
 
 def test_the_projector_gives_the_reference_s_embeddings(pair: Pair) -> None:
