@@ -27,7 +27,7 @@ class Observed:
     """The threads that each lane was given, each on a thread of its own so that the test's own are untouched."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.share = CpuShare(8, 0.25)
+        self.share = CpuShare(8, 0.25, max_tokens_alone=3)
         self.now = 100.0
         monkeypatch.setattr("time.monotonic", lambda: self.now)
 
@@ -43,12 +43,12 @@ class Observed:
         thread.join()
         return counts[0]
 
-    def foreground(self, *, beside_works: bool) -> tuple[int, int]:
+    def foreground(self, num_tokens: int = 4, *, beside_works: bool) -> tuple[int, int]:
         """Its own, and what the other lane gets meanwhile."""
         counts: list[int] = []
 
         def look() -> None:
-            with self.share.foreground(beside_works=beside_works):
+            with self.share.foreground(num_tokens, beside_works=beside_works):
                 counts.extend((torch.get_num_threads(), self.beside()))
 
         thread = threading.Thread(target=look)
@@ -69,6 +69,22 @@ def test_a_step_alone_has_all_threads_and_beside_others_its_own(observed: Observ
     assert observed.foreground(beside_works=False)[0] == 8
     assert observed.foreground(beside_works=True) == (6, 2)
     assert torch.get_num_threads() == before
+
+
+def test_a_step_of_few_tokens_leaves_the_other_cores_alone(observed: Observed) -> None:
+    assert observed.foreground(3, beside_works=False)[0] == 1
+    assert observed.foreground(3, beside_works=True) == (1, 2)
+
+
+@pytest.mark.parametrize(("num_parameters", "num_alone"), [(1_000_000, 64), (10_500_000, 6), (121_000_000, 0)])
+def test_the_larger_the_model_the_fewer_tokens_are_worth_a_second_core(num_parameters: int, num_alone: int) -> None:
+    share = share_device.share_device(torch.device("cpu"), 0.5, num_parameters)
+    counts = []
+    for num_tokens in (max(1, num_alone), num_alone + 1):
+        with share.foreground(num_tokens, beside_works=False):
+            counts.append(torch.get_num_threads())
+    every = torch.get_num_threads()
+    assert counts == [1 if num_alone else every, every]
 
 
 def test_what_runs_beside_has_all_threads_once_no_step_has_followed_for_a_while(observed: Observed) -> None:

@@ -60,3 +60,7 @@ class Model(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocabulary]"""
         ...
+
+
+def count_parameters(model: Model) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

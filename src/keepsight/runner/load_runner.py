@@ -15,7 +15,7 @@ from keepsight.engine_config import EngineConfig
 from keepsight.errors import InvalidArgumentError
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.models.layers import Placement
-from keepsight.models.model import Model
+from keepsight.models.model import Model, count_parameters
 from keepsight.models.registry import load_model
 from keepsight.runner.keep_freed_memory import keep_freed_memory
 from keepsight.runner.model_runner import Keep, ModelRunner
@@ -83,7 +83,7 @@ def choose_place(config: Config) -> Placement:
 
 
 def _limit_threads(model: Model) -> None:
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    num_parameters = count_parameters(model)
     if num_parameters < MIN_PARAMETERS_TO_SHARE and "OMP_NUM_THREADS" not in os.environ:
         logger.info("computing on one thread: %d parameters are too few to share", num_parameters)
         torch.set_num_threads(1)

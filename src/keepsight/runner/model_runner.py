@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from keepsight.models.model import Model
+from keepsight.models.model import Model, count_parameters
 from keepsight.models.paged_attention import PagedAttention
 from keepsight.requests import Pixels
 from keepsight.runner.encode_media import encode_media, group_encodings, keep_embeddings
@@ -68,7 +68,7 @@ class ModelRunner:
         self._pixels: dict[str, Pixels] = {}
         self._loaded: dict[str, StoredArray] = {}
         self._keeping = keeping
-        self._share = share_device(device, encoder_share)
+        self._share = share_device(device, encoder_share, count_parameters(model))
         # An attention remembers the plan of the batch that it works on, so each thread has its own.
         self._attention, self._attention_beside = PagedAttention(), PagedAttention()
         self._beside: BesideThread[StepResult] = BesideThread(
@@ -169,7 +169,8 @@ class ModelRunner:
         if not slices:
             return StepResult()
         try:
-            with self._share.foreground(beside_works=self._beside.has_work):
+            num_tokens = sum(piece.length for piece in slices)
+            with self._share.foreground(num_tokens, beside_works=self._beside.has_work):
                 return self._compute(self._make_inputs(slices), self._attention)
         except Exception as error:
             return _failure(slices, error)

@@ -16,11 +16,14 @@ from keepsight.runner.openmp_team import dismiss_team
 
 # The pause between two steps of a stream of answers is shorter than this.
 LINGER_SECONDS = 0.02
+# Multiply-adds.  A step of fewer gains a tenth by a second core, as it waits for memory, and loses far more where that
+# core is wanted by another: by whoever sends the token on, or reads the next request.
+MIN_WORK_TO_SHARE = 64_000_000
 
 
 class DeviceShare(Protocol):
-    def foreground(self, *, beside_works: bool) -> AbstractContextManager[None]:
-        """Around one step."""
+    def foreground(self, num_tokens: int, *, beside_works: bool) -> AbstractContextManager[None]:
+        """Around one step, of so many tokens."""
         ...
 
     def handing_over(self) -> AbstractContextManager[None]:
@@ -44,10 +47,10 @@ class DeviceShare(Protocol):
         ...
 
 
-def share_device(device: torch.device, beside_share: float) -> DeviceShare:
+def share_device(device: torch.device, beside_share: float, num_parameters: int) -> DeviceShare:
     if device.type == "cuda":
         return CudaShare(device, beside_share)
-    return CpuShare(torch.get_num_threads(), beside_share)
+    return CpuShare(torch.get_num_threads(), beside_share, MIN_WORK_TO_SHARE // num_parameters)
 
 
 class _Foreground:
@@ -72,16 +75,18 @@ class _Foreground:
 
 
 class CpuShare:
-    def __init__(self, num_threads: int, beside_share: float) -> None:
-        self.all = num_threads
+    def __init__(self, num_threads: int, beside_share: float, max_tokens_alone: int = 0) -> None:
+        """`max_tokens_alone`: up to so many are computed on one core."""
+        self.all, self._max_tokens_alone = num_threads, max_tokens_alone
         self.of_beside = min(max(1, round(num_threads * beside_share)), max(1, num_threads - 1))
         self.of_foreground = max(1, num_threads - self.of_beside)
         self._foreground = _Foreground()
 
     @contextmanager
-    def foreground(self, *, beside_works: bool) -> Iterator[None]:
+    def foreground(self, num_tokens: int, *, beside_works: bool) -> Iterator[None]:
         with self._foreground.step():
-            _use_threads(self.of_foreground if beside_works else self.all)
+            own = self.of_foreground if beside_works else self.all
+            _use_threads(1 if num_tokens <= self._max_tokens_alone else own)
             yield
 
     def handing_over(self) -> AbstractContextManager[None]:
@@ -120,7 +125,7 @@ class CudaShare:
         self._part_began: float | None = None
 
     @contextmanager
-    def foreground(self, *, beside_works: bool) -> Iterator[None]:
+    def foreground(self, num_tokens: int, *, beside_works: bool) -> Iterator[None]:
         with self._foreground.step(), self.handing_over():
             yield
 
