@@ -26,7 +26,7 @@ def server_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     from tests.real_server import END_SECONDS, serving
 
     log = tmp_path_factory.mktemp("server") / "log"
-    with serving(log, "--enable-mm-embeds") as (process, port):
+    with serving(log, "--enable-mm-embeds", "--enable-prompt-embeds") as (process, port):
         yield port
         process.send_signal(signal.SIGINT)
         assert process.wait(END_SECONDS) == 130

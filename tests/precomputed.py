@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,13 @@ def embed(*pictures: Image.Image) -> list[Values]:
         return list(model.encode_images(normalizer(torch.from_numpy(np.stack(pixels)))).numpy())
 
 
+def embed_tokens(token_ids: Sequence[int]) -> Values:
+    """[tokens, hidden], as the demo's decoder reads them."""
+    model = load_model(Config(device="cpu").directory, Placement(torch.device("cpu"), torch.float32))
+    with torch.inference_mode():
+        return np.array(model.embed_tokens(torch.tensor(token_ids)))
+
+
 def to_npy(values: npt.NDArray[Any], **options: Any) -> bytes:
     buffer = io.BytesIO()
     np.lib.format.write_array(buffer, values, **options)
@@ -55,8 +63,8 @@ def to_safetensors(*tensors: tuple[str, list[int], bytes], metadata: dict[str, s
 
 def by_embeds(source: object) -> dict[str, Any]:
     """A file's bytes as a request has them; an object as it is."""
-    return {"type": "image_embeds", "image_embeds": _to_text(source) if isinstance(source, bytes) else source}
+    return {"type": "image_embeds", "image_embeds": to_text(source) if isinstance(source, bytes) else source}
 
 
-def _to_text(content: bytes) -> str:
+def to_text(content: bytes) -> str:
     return base64.b64encode(content).decode()

@@ -55,7 +55,13 @@ _LEAST_INTEGERS = {
     "max_request_media_bytes": 1,
     "media_url_cache_bytes": 0,
 }
-_SWITCHES = ("enable_prefix_caching", "disable_chunked_mm_input", "enable_mm_embeds", "trust_exif_image_id")
+_SWITCHES = (
+    "enable_prefix_caching",
+    "disable_chunked_mm_input",
+    "enable_mm_embeds",
+    "enable_prompt_embeds",
+    "trust_exif_image_id",
+)
 # Different ways to say one thing: at most one of each line.
 ONE_OF = (
     ("num_gpu_blocks_override", "kv_cache_memory_bytes"),
@@ -83,6 +89,8 @@ class Config:
     trust_exif_image_id: bool = False
     # Whether a caller may send embeddings in place of a picture: whatever they are, the model is shown them.
     enable_mm_embeds: bool = False
+    # The same in place of a whole prompt's tokens.
+    enable_prompt_embeds: bool = False
 
     # Of one step: tokens, and sequences that they belong to.
     max_num_batched_tokens: int | None = None

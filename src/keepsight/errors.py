@@ -137,6 +137,12 @@ class PictureEmbedsError(PictureError):
     code = "image_embeds_refused"
 
 
+class PromptEmbedsError(InvalidArgumentError):
+    """The same of a prompt's."""
+
+    code = "prompt_embeds_refused"
+
+
 class TooManyPicturesError(PictureError):
     code = "too_many_pictures"
 

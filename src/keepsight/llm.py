@@ -28,7 +28,15 @@ from keepsight.sampling_params import SamplingParams
 Prompt = str | Mapping[str, Any]
 Message = Mapping[str, Any]
 PROMPT_FIELDS = frozenset(
-    {"prompt", "prompt_token_ids", "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "cache_salt"}
+    {
+        "prompt",
+        "prompt_token_ids",
+        "prompt_embeds",
+        "multi_modal_data",
+        "multi_modal_uuids",
+        "mm_processor_kwargs",
+        "cache_salt",
+    }
 )
 
 
@@ -89,6 +97,8 @@ class LLM:
         """A prompt is a text, or a mapping: `prompt` or `prompt_token_ids`, `multi_modal_data={"image": [...]}`.
 
         `multi_modal_uuids={"image": [...]}` may name its pictures: what was sent under a uuid once may be None later.
+        With `enable_prompt_embeds` a mapping may have `prompt_embeds` instead, an array or a tensor [tokens, hidden] of
+        what `transformers` calls `inputs_embeds`, or a file's bytes.
         Those with the smallest `priority` go first.
         """
         listed = _list_prompts(prompts)
@@ -139,7 +149,14 @@ class LLM:
                 raise UnsupportedFieldError(
                     name, f"is no part of a prompt; known are {', '.join(sorted(PROMPT_FIELDS))}"
                 )
-        pictures, uuids, salt = _pictures_of(prompt), _uuids_of(prompt), prompt.get("cache_salt")
+        salt = prompt.get("cache_salt")
+        if "prompt_embeds" in prompt:
+            if others := prompt.keys() - {"prompt_embeds", "cache_salt"}:
+                raise InvalidArgumentError(min(others), "must not be given beside prompt_embeds")
+            embeds = {"prompt_embeds": prompt["prompt_embeds"]}
+            [prepared] = self.preparer.prepare_embeds(embeds, params, salt, priority)
+            return prepared
+        pictures, uuids = _pictures_of(prompt), _uuids_of(prompt)
         if "prompt_token_ids" in prompt:
             if pictures or uuids:
                 raise UnsupportedFieldError("multi_modal_data", "needs the prompt as text, not as token ids")
@@ -186,8 +203,8 @@ class _Answer:
     def output(self) -> RequestOutput:
         return RequestOutput(
             request_id=self.request.request_id,
-            prompt=self._tokenizer.decode(self.request.token_ids, skip_special_tokens=False),
-            prompt_token_ids=self.request.token_ids,
+            prompt=self._tokenizer.decode(self.request.known_token_ids, skip_special_tokens=False),
+            prompt_token_ids=self.request.known_token_ids,
             outputs=tuple(_completion(index, own, self._tokenizer) for index, own in enumerate(self._pieces)),
             num_cached_tokens=self._num_cached_tokens,
         )

@@ -6,8 +6,10 @@ Knows nothing of pixels or tensors.  `TokenSpan` is the only place where spans a
 from dataclasses import dataclass
 from typing import Literal
 
-# What an item is made of: a picture, or its embeddings, which a caller computed.
-Modality = Literal["image", "image_embeds"]
+# What an item is made of: a picture, its embeddings, which a caller computed, or a strip of a prompt's.
+Modality = Literal["image", "image_embeds", "prompt_embeds"]
+# A strip is as long as a picture, so that whatever has room for one has room for it; of models that read text only:
+TOKENS_PER_STRIP = 64
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -56,10 +58,15 @@ class CropBox:
 
 @dataclass(frozen=True, slots=True)
 class MediaItem:
-    """One thing that the encoder turns into the embeddings of one span: a picture, or one crop of it."""
+    """One thing that becomes the embeddings of one span: a picture, a crop of it, a strip of an embedded prompt."""
 
     # Names everything that its embeddings depend on, but for the model.
     media_hash: str
     span: TokenSpan
     geometry: Geometry
     modality: Modality = "image"
+
+    @property
+    def is_picture(self) -> bool:
+        """Its tokens see each other in both directions; those of a prompt only what was before them."""
+        return self.modality != "prompt_embeds"

@@ -50,6 +50,15 @@ class EngineRequest:
     # Hashes of media whose pixels are being made already: the engine need not ask for them.
     coming_media: tuple[str, ...] = ()
 
+    @property
+    def known_token_ids(self) -> tuple[int, ...]:
+        """Of an embedded prompt none: its `token_ids` only hold the places of its vectors."""
+        return self.token_ids if all(item.is_picture for item in self.media) else ()
+
+    @property
+    def num_image_tokens(self) -> int:
+        return sum(item.span.length for item in self.media if item.is_picture)
+
 
 @dataclass(frozen=True, slots=True)
 class AbortRequest:

@@ -32,6 +32,7 @@ SAID: dict[str, tuple[tuple[str, ...], Any]] = {
     "mm_hasher_algorithm": (("--mm-hasher-algorithm", "sha256"), "sha256"),
     "trust_exif_image_id": (("--trust-exif-image-id",), True),
     "enable_mm_embeds": (("--enable-mm-embeds",), True),
+    "enable_prompt_embeds": (("--enable-prompt-embeds",), True),
     "max_num_batched_tokens": (("--max-num-batched-tokens", "999"), 999),
     "max_num_seqs": (("--max-num-seqs", "9"), 9),
     "max_prompt_tokens_beside_streams": (("--max-prompt-tokens-beside-streams", "0"), 0),

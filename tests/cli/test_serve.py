@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from tests.drawn import Drawn, ask, by_url, draw, list_question
-from tests.precomputed import by_embeds, embed, to_npy
+from tests.precomputed import by_embeds, embed, embed_tokens, to_npy, to_text
 from tests.real_server import COMMAND
 
 
@@ -53,6 +53,24 @@ def test_embeddings_that_the_client_computed_are_answered_about_as_the_picture(
     assert (refused.value.param, refused.value.code) == (
         "messages[0].content[1].image_embeds", "image_embeds_refused"
     )  # fmt: skip
+
+
+def test_embeddings_of_a_prompt_s_tokens_are_continued_as_the_prompt(client: openai.OpenAI) -> None:
+    token_ids = list(range(20, 60))
+    create: Any = client.completions.create
+    terms: Any = {"model": "keepsight-demo", "temperature": 0, "max_tokens": 8}
+    body = {"prompt_embeds": to_text(to_npy(embed_tokens(token_ids)))}
+    # As the client has it, there must be a prompt.
+    embedded, again = (create(prompt="", extra_body=body, **terms) for _ in range(2))
+    assert embedded.choices[0].text == create(prompt=token_ids, **terms).choices[0].text == again.choices[0].text
+    assert embedded.usage.prompt_tokens == 40
+    assert (embedded.usage.prompt_tokens_details.cached_tokens, again.usage.prompt_tokens_details.cached_tokens) == (
+        0,
+        32,
+    )
+    with pytest.raises(openai.BadRequestError) as refused:
+        create(prompt="Hello", extra_body=body, **terms)
+    assert (refused.value.param, refused.value.code) == ("prompt_embeds", "invalid_argument")
 
 
 def test_several_pictures_are_told_apart(client: openai.OpenAI) -> None:

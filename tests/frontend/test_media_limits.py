@@ -21,7 +21,7 @@ def test_the_first_picture_too_many_is_named_with_the_limit() -> None:
 
 def test_a_picture_may_have_exactly_its_limit() -> None:
     LIMITS.check_size(10, "url")
-    with pytest.raises(MediaTooLargeError, match="has 11 bytes, a picture may have at most 10") as caught:
+    with pytest.raises(MediaTooLargeError, match="has 11 bytes, one may have at most 10") as caught:
         LIMITS.check_size(11, "url")
     assert (caught.value.field, caught.value.status) == ("url", 413)
 

@@ -145,6 +145,19 @@ def test_all_else_is_one_error_that_names_its_field(name: str) -> None:
     assert len(str(caught.value)) < 600
 
 
+@pytest.mark.parametrize("num_tokens", [1, 4])
+def test_a_prompt_has_as_many_tokens_as_it_has(num_tokens: int) -> None:
+    for rows in (VALUES[:num_tokens], VALUES[np.newaxis, :num_tokens]):
+        for source in (to_npy(rows), rows, torch.from_numpy(rows.copy())):
+            assert np.array_equal(read_embeds(source, FIELD, (None, 6)).values, VALUES[:num_tokens])
+
+
+@pytest.mark.parametrize("rows", [VALUES[:0], VALUES[:, :5], VALUES[0], np.stack([VALUES, VALUES])])
+def test_a_prompt_without_tokens_or_of_another_width_is_refused(rows: Any) -> None:
+    with pytest.raises(PictureEmbedsError, match=r"have the shape .* a prompt of this model has \[tokens, 6\]"):
+        read_embeds(to_npy(rows), FIELD, (None, 6))
+
+
 def test_the_text_of_a_request_is_base64_or_a_data_url() -> None:
     text = base64.b64encode(NPY).decode()
     for source in (text, f"data:application/octet-stream;base64,{text}", NPY, bytearray(NPY)):

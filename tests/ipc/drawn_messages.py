@@ -36,7 +36,7 @@ names = st.text(min_size=1, max_size=12)
 token_ids = st.integers(0, MAX_COUNT)
 counts = st.integers(0, MAX_COUNT)
 shapes = st.tuples(st.integers(1, 9), st.integers(1, 9), st.sampled_from((3, 4)))
-modalities: st.SearchStrategy[Modality] = st.sampled_from(("image", "image_embeds"))
+modalities: st.SearchStrategy[Modality] = st.sampled_from(("image", "image_embeds", "prompt_embeds"))
 
 sampling_params = st.builds(
     SamplingParams,

@@ -19,6 +19,15 @@ def picture(media_hash: str, start: int, length: int) -> MediaItem:
     return MediaItem(media_hash, TokenSpan(start, length), Geometry(8, 8))
 
 
+def embedded(num_tokens: int, *strips: tuple[str, int], cache_salt: str | None = None) -> EngineRequest:
+    """A prompt of nothing but strips of embeddings, each by its name and its length."""
+    media, start = [], 0
+    for media_hash, length in strips:
+        media.append(MediaItem(media_hash, TokenSpan(start, length), Geometry(8, length), "prompt_embeds"))
+        start += length
+    return request(num_tokens, *media, token_ids=(0,) * num_tokens, cache_salt=cache_salt)
+
+
 def request(
     num_tokens: int = 64,
     *media: MediaItem,
@@ -65,8 +74,29 @@ class TestExtraKeys:
         of = request(16, picture("bbb", 1, 3), picture("aaa", 5, 3))
         assert extra_keys(of, 0, 16) == (("mm", "bbb", 1), ("mm", "aaa", 5))
 
+    def test_the_strips_of_an_embedded_prompt_are_named_wherever_they_lie(self) -> None:
+        of = embedded(48, ("aaa", 20), ("bbb", 28), cache_salt="salt")
+        assert extra_keys(of, 0, 16) == (("prompt_embeds", "aaa"), ("cache_salt", "salt"))
+        assert extra_keys(of, 16, 16) == (("prompt_embeds", "aaa"), ("prompt_embeds", "bbb"))
+        assert extra_keys(of, 32, 16) == (("prompt_embeds", "bbb"),)
+        assert BlockHasher(of, 16).media == {0: ("aaa",), 1: ("aaa", "bbb"), 2: ("bbb",)}
+
 
 class TestSharing:
+    def test_equal_embeddings_share_all_blocks_and_others_none_from_the_first_other_strip_on(self) -> None:
+        of = embedded(64, ("aaa", 20), ("bbb", 20), ("ccc", 24))
+        assert num_shared_blocks(of, embedded(64, ("aaa", 20), ("bbb", 20), ("ccc", 24))) == 4
+        assert num_shared_blocks(of, embedded(64, ("aaa", 20), ("bbb", 20), ("ddd", 24))) == 2
+        assert num_shared_blocks(of, embedded(64, ("aaa", 20), ("ddd", 20), ("ccc", 24))) == 1
+        assert num_shared_blocks(of, embedded(64, ("bbb", 20), ("aaa", 20), ("ccc", 24))) == 0
+        assert num_shared_blocks(of, embedded(64, ("aaa", 20), ("bbb", 20), ("ccc", 24), cache_salt="salt")) == 0
+
+    def test_embeddings_share_nothing_with_the_tokens_that_hold_their_places_nor_with_a_picture(self) -> None:
+        assert num_shared_blocks(embedded(32, ("aaa", 32)), request(token_ids=(0,) * 32)) == 0
+        assert (
+            num_shared_blocks(embedded(32, ("aaa", 32)), request(32, picture("aaa", 0, 32), token_ids=(0,) * 32)) == 0
+        )
+
     def test_equal_requests_share_all_blocks(self) -> None:
         assert num_shared_blocks(request(64, picture("aaa", 20, 9)), request(64, picture("aaa", 20, 9))) == 4
 

@@ -127,6 +127,12 @@ def _add_pictures(group: Any) -> None:
     )
     _add(
         group,
+        "enable_prompt_embeds",
+        "take prompt_embeds in place of a completion's prompt: embeddings of its tokens that the caller computed",
+        action="store_true",
+    )
+    _add(
+        group,
         "encoder_cache_gb",
         "GiB of embeddings kept for later requests, 0 for none (default: 512 pictures, at most 5 % of the memory)",
         type=float,

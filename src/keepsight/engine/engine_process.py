@@ -35,7 +35,7 @@ HAND_OVER_SECONDS = 0.001
 class EngineProcess:
     def __init__(self, start: StartEngine, engine: LoadedEngine) -> None:
         config = Config.from_options(**start.options)
-        mode = start.pixel_mode if engine.takes_pictures else "none"
+        mode = start.pixel_mode if engine.takes_media else "none"
         self._inbox, self._router = engine.inbox, OutputRouter(engine.inbox)
         self._computes_on_cores = engine.computes_on_cores
         welcome = Welcome(start.engine_id, engine.max_model_len, mode, takes_unasked=not config.has_far_tiers)

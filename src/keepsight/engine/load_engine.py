@@ -19,6 +19,7 @@ from keepsight.frontend.model_limits import ModelLimits, load_image_config
 from keepsight.frontend.tokenizer import Tokenizer
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.json_fields import read_json_object
+from keepsight.media import TOKENS_PER_STRIP
 from keepsight.models.model import Model
 from keepsight.runner.load_runner import load_model_for, load_runner
 from keepsight.runner.stored_embeddings import name_of
@@ -33,7 +34,7 @@ class LoadedEngine:
     inbox: Inbox
     # What there is room for.
     max_model_len: int
-    takes_pictures: bool
+    takes_media: bool
     # Keys and values of one block.
     bytes_per_block: int
     # Whether a step keeps the very cores busy that frontends run on.
@@ -52,7 +53,7 @@ def load_engine(
     tier_plan = plan_tiers(config)
     model = load_model_for(config)
     machine = part.of_memory(measure_machine(model.place.device))
-    size = measure_model(model, max_model_len)
+    size = measure_model(model, max_model_len, takes_prompt_embeds=config.enable_prompt_embeds)
     engine_config = resolve_config(config, size, machine)
     inbox = Inbox()
     tiers = _open_tiers(tier_plan, model, image_config, engine_config, inbox)
@@ -68,13 +69,12 @@ def load_engine(
         keeping=None if tiers is None else tiers.keeping,
     )
     scheduler = Scheduler(engine_config, end_ids)
-    takes_pictures = image_config is not None and model.shape.tokens_per_image > 0
     return LoadedEngine(
         scheduler,
         runner,
         inbox,
         engine_config.scheduler.max_model_len,
-        takes_pictures,
+        size.tokens_per_item > 0,
         size.bytes_per_position * engine_config.kv_cache.block_size,
         model.place.device.type == "cpu",
         tiers,
@@ -84,12 +84,14 @@ def load_engine(
 def _open_tiers(
     plan: TierPlan, model: Model, image_config: ImageProcessorConfig | None, config: EngineConfig, inbox: Inbox
 ) -> EmbeddingTiers | None:
-    if image_config is None or not model.shape.tokens_per_image:
+    if not config.scheduler.tokens_per_item:
         return None
     dtype, cache = name_of(model.place.dtype), config.encoder_cache
     embeddings = Embeddings(dtype, cache.bytes_per_embedding // model.place.dtype.itemsize, cache.bytes_per_embedding)
     place = describe_place(dtype, model.place.device.type)
-    return plan.open(cache.host_bytes, embeddings, describe_processor(image_config), place, inbox.wake)
+    return plan.open(
+        cache.host_bytes, embeddings, describe_processor(image_config or ImageProcessorConfig()), place, inbox.wake
+    )
 
 
 def load_engine_alone(config: Config, part: MachinePart = WHOLE_MACHINE) -> LoadedEngine:
@@ -108,13 +110,14 @@ def load_engine_alone(config: Config, part: MachinePart = WHOLE_MACHINE) -> Load
     return load_engine(config, limits.max_model_len, image_config, end_ids, part)
 
 
-def measure_model(model: Model, max_model_len: int) -> ModelSize:
+def measure_model(model: Model, max_model_len: int, *, takes_prompt_embeds: bool = False) -> ModelSize:
     shape = model.shape
+    tokens_per_strip = TOKENS_PER_STRIP if takes_prompt_embeds else 0
     # The model alone knows how wide its embeddings are.
     embedding = model.embed_tokens(torch.zeros(1, dtype=torch.long, device=model.place.device))
     return ModelSize(
         max_model_len=max_model_len,
-        tokens_per_item=shape.tokens_per_image,
+        tokens_per_item=shape.tokens_per_image or tokens_per_strip,
         bytes_per_position=2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * model.place.dtype.itemsize,
         bytes_per_embedding=embedding.nbytes,
     )

@@ -35,7 +35,7 @@ CUDA_RESERVE_BYTES = 2 * GIB
 class ModelSize:
     # Of the checkpoint, or what the user asked for.
     max_model_len: int
-    # 0: reads text only.
+    # Of a picture, or of a strip of an embedded prompt; 0: takes neither.
     tokens_per_item: int
     # Keys and values of all layers.
     bytes_per_position: int

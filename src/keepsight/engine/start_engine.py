@@ -22,8 +22,8 @@ def start_engine(config: Config, preparer: RequestPreparer) -> InProcessEngine:
     preparer.max_model_len = engine.max_model_len
     # Only files need a place that processes share.
     is_in_files = config.mm_processor_cache_type in ("shm", "shared") and cache_bytes(config) > 0
-    run_directory = RunDirectory.create() if is_in_files and engine.takes_pictures else None
-    mode = choose_mode(config, 1, not engine.takes_pictures, run_directory)
+    run_directory = RunDirectory.create() if is_in_files and engine.takes_media else None
+    mode = choose_mode(config, 1, not engine.takes_media, run_directory)
     cache = open_pixel_cache(mode, config, run_directory)
     counters = Counters()
     preparer.intake.watch_downloads(partial(counters.add, FETCHED))

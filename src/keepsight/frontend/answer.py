@@ -158,7 +158,7 @@ class Answer(ABC):
     def usage(self) -> Usage:
         requests = [each.engine_request for each in self._prompts]
         num_prompt_tokens = sum(len(each.token_ids) for each in requests)
-        num_image_tokens = sum(item.span.length for each in requests for item in each.media)
+        num_image_tokens = sum(each.num_image_tokens for each in requests)
         return Usage.count(num_prompt_tokens, self._num_tokens, num_image_tokens, sum(self._num_cached_tokens))
 
     def _event(self, choice: msgspec.Struct | None, usage: Usage | None = None) -> bytes:

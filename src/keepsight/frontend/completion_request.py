@@ -1,4 +1,4 @@
-"""The body of `POST /v1/completions`: prompts without a chat template, as texts or as token ids."""
+"""The body of `POST /v1/completions`: prompts without a chat template, as texts, as token ids or as embeddings."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -13,10 +13,11 @@ MAX_CHOICES = 256
 
 
 class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    prompt: str | list[Any]
+    # One of the two; clients that must send a prompt send an empty one beside embeddings.
+    prompt: str | list[Any] | None = None
+    prompt_embeds: str | list[Any] | None = None
     logprobs: int | None = None
 
-    prompt_embeds: Refused = None
     suffix: Refused = None
 
     NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -29,23 +30,55 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkn
     @property
     def prompts(self) -> dict[str, Prompt]:
         """By what the caller calls each."""
+        if self.prompt is None:
+            return {}
         if isinstance(self.prompt, str) or _are_token_ids(self.prompt):
             return {"prompt": self.prompt}
         return {f"prompt[{index}]": each for index, each in enumerate(self.prompt)}
 
+    @property
+    def embedded_prompts(self) -> dict[str, object]:
+        """Those that came as embeddings, in place of the others: texts of files."""
+        if isinstance(self.prompt_embeds, str):
+            return {"prompt_embeds": self.prompt_embeds}
+        return {f"prompt_embeds[{index}]": each for index, each in enumerate(self.prompt_embeds or ())}
+
     def check(self) -> None:
         super().check()
+        if self.prompt_embeds is None:
+            self._check_prompts()
+        else:
+            self._check_embedded_prompts()
+
+    def choose_logprobs(self) -> int | None:
+        return self.logprobs
+
+    def _check_prompts(self) -> None:
+        if self.prompt is None:
+            raise InvalidArgumentError("prompt", "is required, or prompt_embeds in place of it")
         for field, prompt in self.prompts.items():
             if not isinstance(prompt, str) and not (isinstance(prompt, list) and _are_token_ids(prompt)):
                 raise InvalidArgumentError(field, "must be a text or a list of token ids, or a list of such")
             if not prompt:
                 raise InvalidArgumentError(field, "is empty")
-        num_choices = len(self.prompts) * (1 if self.n is None else self.n)
-        if not self.prompts or num_choices > MAX_CHOICES:
-            raise InvalidArgumentError("prompt", f"must ask for 1 to {MAX_CHOICES} answers in all, not {num_choices}")
+        self._check_num_choices("prompt", len(self.prompts))
 
-    def choose_logprobs(self) -> int | None:
-        return self.logprobs
+    def _check_embedded_prompts(self) -> None:
+        if self.prompt not in (None, ""):
+            raise InvalidArgumentError(
+                "prompt_embeds", "exactly one of prompt and prompt_embeds must be given, not both"
+            )
+        for field, prompt in self.embedded_prompts.items():
+            if not isinstance(prompt, str):
+                raise InvalidArgumentError(field, "must be the base64 of a file, or a list of such")
+            if not prompt:
+                raise InvalidArgumentError(field, "is empty")
+        self._check_num_choices("prompt_embeds", len(self.embedded_prompts))
+
+    def _check_num_choices(self, field: str, num_prompts: int) -> None:
+        num_choices = num_prompts * (1 if self.n is None else self.n)
+        if not num_prompts or num_choices > MAX_CHOICES:
+            raise InvalidArgumentError(field, f"must ask for 1 to {MAX_CHOICES} answers in all, not {num_choices}")
 
 
 def _are_token_ids(prompt: list[Any]) -> bool:

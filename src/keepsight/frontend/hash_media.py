@@ -18,7 +18,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from keepsight.frontend.open_picture import PictureSource
-from keepsight.frontend.read_embeds import PictureEmbeds
+from keepsight.frontend.read_embeds import Embeds
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import CropBox, Geometry, Modality
 from keepsight.requests import Pixels
@@ -47,11 +47,11 @@ def hash_values(algorithm: str, /, **parts: object) -> str:
     return hasher.hexdigest()
 
 
-def hash_content(source: PictureSource | PictureEmbeds, algorithm: str) -> str:
+def hash_content(source: PictureSource | Embeds, algorithm: str) -> str:
     """Of the bytes as they were received, or of all that decoding a PIL image or an array looks at."""
     if isinstance(source, bytes):
         return hash_values(algorithm, received=source)
-    if isinstance(source, PictureEmbeds):
+    if isinstance(source, Embeds):
         values = source.values
         return hash_values(algorithm, embeds=_bytes_of(values), dtype=str(values.dtype), shape=values.shape)
     if isinstance(source, np.ndarray):

@@ -21,7 +21,7 @@ from keepsight.frontend.known_media import KnownMedia
 from keepsight.frontend.make_pixels import PictureJob
 from keepsight.frontend.open_picture import PictureSource
 from keepsight.frontend.pan_and_scan import plan_crops
-from keepsight.frontend.read_embeds import PictureEmbeds, read_embeds
+from keepsight.frontend.read_embeds import Embeds, read_embeds
 from keepsight.frontend.read_header import DEFAULT_MAX_PIXELS, read_header
 from keepsight.frontend.read_messages import PicturePart
 from keepsight.image_processor_config import ImageProcessorConfig
@@ -34,7 +34,7 @@ class Picture:
     """A picture that was looked at, but not decoded."""
 
     # None: only its uuid came.
-    source: PictureSource | PictureEmbeds | None
+    source: PictureSource | Embeds | None
     field: str
     geometry: Geometry
     crops: tuple[CropBox, ...]
@@ -83,7 +83,7 @@ class PictureIdentifier:
         max_pixels: int = DEFAULT_MAX_PIXELS,
         embeds_shape: tuple[int, int] = (0, 0),
     ) -> None:
-        """`embeds_shape`: tokens and hidden size of what may come in place of a picture."""
+        """`embeds_shape`: tokens and hidden size of what may come in place of a picture, or of a strip of a prompt."""
         self._model_id, self._algorithm, self._max_pixels = model_id, algorithm, max_pixels
         self._trusts_exif_image_id, self._embeds_shape = trusts_exif_image_id, embeds_shape
         self._known = KnownMedia()
@@ -104,6 +104,15 @@ class PictureIdentifier:
                 self._check_is_the_same(part, geometry, given_name)
             source = freeze(sent, field)
         return Picture(source, field, geometry, plan_crops(geometry, config), uuid, given_name)
+
+    def cut_prompt(self, source: object, field: str) -> list[Picture]:
+        """A prompt's embeddings as strips, which are named as pictures are: prompts that begin alike share those."""
+        length, hidden = self._embeds_shape
+        values = read_embeds(source, field, (None, hidden)).values
+        strips = [values[first : first + length] for first in range(0, len(values), length)]
+        return [
+            Picture(Embeds(each), field, Geometry(hidden, len(each)), (), modality="prompt_embeds") for each in strips
+        ]
 
     def name(
         self, pictures: Sequence[Picture], config: ImageProcessorConfig, cache_salt: str | None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from keepsight.frontend.decode_picture import decode_picture
 from keepsight.frontend.open_picture import PictureSource
-from keepsight.frontend.read_embeds import PictureEmbeds
+from keepsight.frontend.read_embeds import Embeds
 from keepsight.frontend.read_header import DEFAULT_MAX_PIXELS
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import CropBox
@@ -23,7 +23,7 @@ def ignore_times(_decoding: float, _resizing: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PictureJob:
-    source: PictureSource | PictureEmbeds
+    source: PictureSource | Embeds
     # What the caller calls the picture.
     field: str
     # By media hash; None is the whole.
@@ -35,7 +35,7 @@ class PictureJob:
 
     def run(self) -> dict[str, Pixels]:
         """Raises PictureError if the picture cannot be decoded."""
-        if isinstance(self.source, PictureEmbeds):
+        if isinstance(self.source, Embeds):
             return dict.fromkeys(self.parts, carry_embeddings(self.source.values))
         # Imported when needed: a frontend that leaves this to other processes does without torch.
         from keepsight.frontend.preprocess_image import preprocess_image

@@ -6,7 +6,7 @@ used from several threads.
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Self
 
@@ -28,10 +28,16 @@ LONGEST_SCHEME = 16
 
 class MediaIntake:
     def __init__(
-        self, limits: MediaLimits, files: LocalFiles, downloads: Downloads, takes_embeds: bool = False
+        self,
+        limits: MediaLimits,
+        files: LocalFiles,
+        downloads: Downloads,
+        *,
+        takes_embeds: bool = False,
+        takes_prompt_embeds: bool = False,
     ) -> None:
         self._limits, self._files, self._downloads = limits, files, downloads
-        self._takes_embeds = takes_embeds
+        self._takes_embeds, self._takes_prompt_embeds = takes_embeds, takes_prompt_embeds
 
     @classmethod
     def from_config(cls, config: Config) -> Self:
@@ -40,7 +46,8 @@ class MediaIntake:
         open_fetcher = partial(UrlFetcher, guard, limits.max_bytes, limits.fetch_seconds)
         downloads = Downloads(open_fetcher, limits, config.media_url_cache_bytes)
         files = LocalFiles(config.allowed_local_media_path, limits.max_bytes)
-        return cls(limits, files, downloads, config.enable_mm_embeds)
+        embeds, prompt_embeds = config.enable_mm_embeds, config.enable_prompt_embeds
+        return cls(limits, files, downloads, takes_embeds=embeds, takes_prompt_embeds=prompt_embeds)
 
     def find_remote(self, parts: Sequence[PicturePart]) -> list[PicturePart]:
         """Those that would have to be downloaded.  What may not be sent is refused before any is."""
@@ -71,11 +78,18 @@ class MediaIntake:
         if missing:
             downloaded = {**downloaded, **self._wait_for(missing, cache_salt)}
         fetched = [self._fetch(part, downloaded) for part in parts]
-        budget = self._limits.count_bytes()
-        for part in fetched:
-            if isinstance(part.source, bytes):
-                self._limits.check_size(len(part.source), part.field)
-                budget.add(len(part.source), part.field)
+        self._check_sizes((part.field, part.source) for part in fetched)
+        return fetched
+
+    def fetch_prompts(self, sources: Mapping[str, object]) -> dict[str, object]:
+        """Embeddings of prompts, by what the caller calls each: the same with bytes in place of texts."""
+        for field in sources:
+            if not self._takes_prompt_embeds:
+                raise UnsupportedFieldError(
+                    field, "embeddings are not taken in place of a prompt, but with --enable-prompt-embeds"
+                )
+        fetched = {field: fetch_embeds(each, field, self._limits.max_bytes) for field, each in sources.items()}
+        self._check_sizes(fetched.items())
         return fetched
 
     def close(self) -> None:
@@ -88,6 +102,14 @@ class MediaIntake:
             return future.result()
         finally:
             future.cancel()  # whoever interrupts the waiting wants none of it any more
+
+    def _check_sizes(self, sources: Iterable[tuple[str, object]]) -> None:
+        """Of one request: each, and all together."""
+        budget = self._limits.count_bytes()
+        for field, source in sources:
+            if isinstance(source, bytes):
+                self._limits.check_size(len(source), field)
+                budget.add(len(source), field)
 
     def _check_embeds(self, parts: Sequence[PicturePart]) -> None:
         for part in parts:

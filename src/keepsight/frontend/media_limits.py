@@ -37,7 +37,7 @@ class MediaLimits:
 
     def check_size(self, num_bytes: int, field: str) -> None:
         if num_bytes > self.max_bytes:
-            message = f"has {num_bytes} bytes, a picture may have at most {self.max_bytes}"
+            message = f"has {num_bytes} bytes, one may have at most {self.max_bytes}"
             raise MediaTooLargeError(field, message)
 
     def count_bytes(self) -> "RequestBytes":
@@ -53,5 +53,5 @@ class RequestBytes:
     def add(self, num_bytes: int, field: str) -> None:
         self._num_bytes += num_bytes
         if self._num_bytes > self._max_bytes:
-            message = f"brings the request's pictures to more than the {self._max_bytes} bytes that all may have"
+            message = f"brings the request's media to more than the {self._max_bytes} bytes that all may have"
             raise MediaTooLargeError(field, message)

@@ -152,6 +152,16 @@ PROMPT: Json = {
         {"type": "array", "minItems": 1, "items": {"type": "array", "minItems": 1, "items": {"type": "integer"}}},
     ],
 }
+PROMPT_EMBEDS: Json = {
+    "description": "In place of a prompt, one or several: the base64 (or a data: URL) of a .npy file or a .safetensors "
+    "file of one tensor, [tokens, hidden_size]; float32, float16 or, in safetensors, bfloat16.  Only of a server with "
+    "--enable-prompt-embeds.",
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
+        {"type": "null"},
+    ],
+}
 PROMETHEUS: Json = {"text/plain": {"schema": {"type": "string"}}}
 BINARY: Json = {"type": "string", "format": "binary"}
 SALT: Json = {"name": "cache_salt", "in": "query", "schema": {"type": "string", "minLength": 1}}
@@ -377,3 +387,4 @@ def _narrow(properties: Json, struct: type[msgspec.Struct]) -> None:
         properties["messages"] = MESSAGES if struct is ChatRequest else {"anyOf": [MESSAGES, {"type": "null"}]}
     if struct is CompletionRequest:
         properties["prompt"] = PROMPT
+        properties["prompt_embeds"] = PROMPT_EMBEDS

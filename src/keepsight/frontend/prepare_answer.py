@@ -58,12 +58,17 @@ class AnswerPreparer:
 
     async def completion(self, asked: CompletionRequest, cache_salt: str | None) -> CompletionAnswer:
         prompts = await run_in_threadpool(self._prepare_prompts, asked, cache_salt)
+        # As of a chat's messages: megabytes, which are numbers by now.
+        asked = msgspec.structs.replace(asked, prompt_embeds=None)
         return CompletionAnswer(asked, prompts, self.preparer.tokenizer, self.model_name)
 
     def _prepare_prompts(self, asked: CompletionRequest, cache_salt: str | None) -> Sequence[PreparedRequest]:
         params = asked.to_sampling_params(self.preparer.sampling_defaults)
         terms = (cache_salt, asked.priority or 0)
-        prepared = [self._prepare_prompt(prompt, field, params, *terms) for field, prompt in asked.prompts.items()]
+        if asked.prompt_embeds is not None:
+            prepared = self.preparer.prepare_embeds(asked.embedded_prompts, params, *terms)
+        else:
+            prepared = [self._prepare_prompt(prompt, field, params, *terms) for field, prompt in asked.prompts.items()]
         return [dataclasses.replace(each, cache_key=asked.prompt_cache_key) for each in prepared]
 
     def _prepare_prompt(
@@ -93,7 +98,7 @@ class AnswerPreparer:
                 asked.messages, SamplingParams(), asked.processor_overrides, *terms, downloaded
             )
             token_ids = prepared.engine_request.token_ids
-            num_image_tokens = sum(item.span.length for item in prepared.engine_request.media)
+            num_image_tokens = prepared.engine_request.num_image_tokens
         tokenizer = self.preparer.tokenizer
         return TokenizeResponse(
             count=len(token_ids),

@@ -16,11 +16,14 @@ from keepsight.errors import (
     CheckpointError,
     InvalidArgumentError,
     PictureCountError,
+    PictureEmbedsError,
     PictureError,
+    PromptEmbedsError,
     PromptTooLongError,
     RequestFailedError,
     ReservedTokenError,
     UnknownMediaError,
+    UnreadablePictureError,
 )
 from keepsight.frontend.check_grammar import check_structured_outputs
 from keepsight.frontend.expand_prompt import ExpandedPrompt, ImagePromptFormat, PromptExpander
@@ -34,7 +37,7 @@ from keepsight.frontend.render_prompt import ChatTemplate
 from keepsight.frontend.sampling_defaults import read_sampling_defaults
 from keepsight.frontend.tokenizer import Tokenizer
 from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.media import MediaItem
+from keepsight.media import TOKENS_PER_STRIP, MediaItem, TokenSpan
 from keepsight.observe.account import RequestAccount
 from keepsight.requests import EngineRequest, Pixels
 from keepsight.sampling_params import SamplingParams
@@ -49,6 +52,8 @@ REQUEST_OVERRIDES = frozenset(
     }
 )
 MAX_PRIORITY = 2**63 - 1
+# Of a position whose vector the caller sent: never embedded.
+PLACEHOLDER = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +183,7 @@ class RequestPreparer:
             algorithm,
             config.trust_exif_image_id,
             config.max_image_pixels,
-            (0 if image_format is None else image_format.tokens_per_image, limits.hidden_size),
+            (TOKENS_PER_STRIP if image_format is None else image_format.tokens_per_image, limits.hidden_size),
         )
         intake = MediaIntake.from_config(config)
         defaults = read_sampling_defaults(directory, config.generation_config)
@@ -257,6 +262,34 @@ class RequestPreparer:
         self._check_fits(prompt, field)
         request = self._finish(prompt, (), _Terms(params, cache_salt, priority))
         return PreparedRequest(request, account=_open_account(request, began, began))
+
+    def prepare_embeds(
+        self,
+        sources: Mapping[str, object],
+        params: SamplingParams,
+        cache_salt: str | None = None,
+        priority: int = 0,
+    ) -> list[PreparedRequest]:
+        """Prompts of one request, by what the caller calls each: [tokens, hidden], as the first layer reads them."""
+        terms = _Terms(params, cache_salt, priority)
+        try:
+            fetched = self.intake.fetch_prompts(sources)
+            return [self._prepare_embedded(source, field, terms) for field, source in fetched.items()]
+        except (PictureEmbedsError, UnreadablePictureError) as error:
+            raise PromptEmbedsError(error.field, error.message) from error
+
+    def _prepare_embedded(self, source: object, field: str, terms: _Terms) -> PreparedRequest:
+        began = time.monotonic()
+        strips = self._identifier.cut_prompt(source, field)
+        lengths = [strip.geometry.height for strip in strips]
+        ends = list(itertools.accumulate(lengths))
+        spans = tuple(TokenSpan(end - length, length) for end, length in zip(ends, lengths, strict=True))
+        token_ids = (PLACEHOLDER,) * ends[-1]
+        self._check_fits(ExpandedPrompt(token_ids, ()), field)
+        # A model that reads text only has no options of a processor, and these change nothing here.
+        named = self._identifier.name(strips, self.image_config or ImageProcessorConfig(), terms.cache_salt)
+        request = self._finish(ExpandedPrompt(token_ids, spans), named, terms)
+        return PreparedRequest(request, named, account=_open_account(request, began, began))
 
     def _prepare(
         self,

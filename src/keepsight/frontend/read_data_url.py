@@ -36,7 +36,7 @@ def decode_base64(text: str | memoryview, field: str, max_bytes: int | None, wha
 
 def _check_size(least: int, field: str, max_bytes: int | None) -> None:
     if max_bytes is not None and least > max_bytes:
-        raise MediaTooLargeError(field, f"has more than the {max_bytes} bytes that a picture may have")
+        raise MediaTooLargeError(field, f"has more than the {max_bytes} bytes that it may have")
 
 
 def _split(url: str) -> tuple[str, str, str | memoryview]:

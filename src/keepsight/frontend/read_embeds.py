@@ -1,4 +1,4 @@
-"""The embeddings of a picture that a caller computed: from a .npy or .safetensors file, or an array, to float32.
+"""Embeddings of a picture or a prompt that a caller computed: from .npy, .safetensors or an array to float32.
 
 Headers are parsed here, within bounds, and nothing of a file is ever evaluated.  What is taken has this model's own
 shape and only numbers that it can compute with, as the keys made of it lie in memory that all requests share.
@@ -19,6 +19,8 @@ from keepsight.frontend.read_data_url import decode_base64, read_data_url
 
 Values = npt.NDArray[np.float32]
 Shape = tuple[int, ...]
+# Tokens, of a prompt as many as there are (None), and hidden size.
+Wanted = tuple[int | None, int]
 
 ALLOWED = "a .npy file of float32 or float16, or a .safetensors file of one tensor of float32, float16 or bfloat16"
 MAX_NPY_HEADER_BYTES, MAX_SAFETENSORS_HEADER_BYTES = 1024, 16 * 1024
@@ -36,7 +38,7 @@ _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PictureEmbeds:
+class Embeds:
     """Contiguous, and never to change."""
 
     values: Values  # [tokens, hidden]
@@ -51,25 +53,32 @@ def fetch_embeds(source: object, field: str, max_bytes: int | None = None) -> ob
     return bytes(source) if isinstance(source, bytearray | memoryview) else source
 
 
-def read_embeds(source: object, field: str, shape: tuple[int, int]) -> PictureEmbeds:
+def read_embeds(source: object, field: str, wanted: Wanted) -> Embeds:
     """Raises PictureEmbedsError of whatever has not this shape, a leading 1 excepted."""
-    values = _read_file(source, field, shape) if isinstance(source, bytes) else _read_array(source, field, shape)
+    values = _read_file(source, field, wanted) if isinstance(source, bytes) else _read_array(source, field, wanted)
     if not np.abs(values).max() <= MAX_MAGNITUDE:  # nor is a NaN
         _refuse(field, f"hold a NaN, an infinity, or a number beyond {MAX_MAGNITUDE:g}")
     values.flags.writeable = False
-    return PictureEmbeds(values)
+    return Embeds(values)
 
 
 def _refuse(field: str, message: str) -> NoReturn:
     raise PictureEmbedsError(field, message)
 
 
-def _check_kind(dtype: str, found: Shape, expected: tuple[int, int], field: str) -> None:
+def _check_kind(dtype: str, found: Shape, wanted: Wanted, field: str) -> Shape:
+    """The shape without its leading 1."""
     if dtype not in _ITEM_BYTES:
         _refuse(field, f"embeddings of {dtype[:40]} are not taken; allowed is {ALLOWED}")
-    if found not in (expected, (1, *expected)):
+    shape = found[1:] if len(found) == 3 and found[0] == 1 else found
+    num_tokens, width = wanted
+    if len(shape) != 2 or shape[1] != width or shape[0] < 1 or num_tokens not in (None, shape[0]):
         shown = str(list(found)) if len(found) <= 4 and max(found, default=0) < 2**63 else f"{len(found)} axes"
-        _refuse(field, f"have the shape {shown}, a picture of this model has {list(expected)}")
+        allowed = f"a prompt of this model has [tokens, {width}]"
+        if num_tokens is not None:
+            allowed = f"a picture of this model has {list(wanted)}"
+        _refuse(field, f"have the shape {shown}, {allowed}")
+    return shape
 
 
 # Files --------------------------------------------------------------------------------------------------------
@@ -83,12 +92,12 @@ class _Header(NamedTuple):
     offset: int
 
 
-def _read_file(data: bytes, field: str, shape: tuple[int, int]) -> Values:
+def _read_file(data: bytes, field: str, wanted: Wanted) -> Values:
     try:
         header = _parse_npy(data) if data.startswith(_NPY_MAGIC) else _parse_safetensors(data)
     except (ValueError, RecursionError, msgspec.MsgspecError) as error:
         _refuse(field, f"{len(data)} bytes that are not {ALLOWED}: {str(error)[:200]}")
-    _check_kind(header.dtype, header.shape, shape, field)
+    shape = _check_kind(header.dtype, header.shape, wanted, field)
     payload = memoryview(data)[header.offset :]
     expected = math.prod(header.shape) * _ITEM_BYTES[header.dtype]
     if len(payload) != expected:
@@ -149,11 +158,11 @@ def _view(payload: memoryview, dtype: str) -> npt.NDArray[np.floating[Any]]:
 # Objects ------------------------------------------------------------------------------------------------------
 
 
-def _read_array(source: object, field: str, shape: tuple[int, int]) -> Values:
+def _read_array(source: object, field: str, wanted: Wanted) -> Values:
     if not isinstance(source, np.ndarray) and not is_tensor(source):
         _refuse(field, f"must be {ALLOWED}, an array or a tensor, not {type(source).__name__}")
     described: Any = source
-    _check_kind(str(described.dtype).removeprefix("torch."), tuple(described.shape), shape, field)
+    shape = _check_kind(str(described.dtype).removeprefix("torch."), tuple(described.shape), wanted, field)
     if isinstance(source, np.ndarray):
         return np.array(source.reshape(shape), np.float32, order="C")
     try:

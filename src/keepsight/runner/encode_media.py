@@ -39,7 +39,7 @@ def encode_media(
     model: Model, normalizer: PixelNormalizer | None, pixels: Sequence[Pixels], modality: Modality = "image"
 ) -> Generator[None, None, Tensor]:
     """Pixels of one shape -> [pictures, tokens, hidden]"""
-    if modality == "image_embeds":  # as the projector would have given them
+    if modality != "image":  # as the projector, or the table of the tokens, would have given them
         embeddings = torch.from_numpy(carried_embeddings(np.stack(pixels)))
         return embeddings.to(model.place.device, model.place.dtype)
     assert normalizer is not None, "a model that takes no pictures was given one"

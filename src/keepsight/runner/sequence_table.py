@@ -47,7 +47,7 @@ class SequenceTable:
             BlockTable(self._block_size, device=self._device),
             SamplingState(
                 params,
-                request.token_ids,
+                request.known_token_ids,
                 self._end_ids,
                 new.sequence_id[1],
                 self._device,

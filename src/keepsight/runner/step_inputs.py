@@ -52,5 +52,5 @@ def _request_slice(piece: Slice, sequence: RunningSequence) -> RequestSlice:
     if piece.start >= sequence.media_end:
         return RequestSlice(piece.start, piece.length, sequence.table)
     span = TokenSpan(piece.start, piece.length)
-    pictures = tuple(item.span for item in sequence.request.media if item.span.overlaps(span))
+    pictures = tuple(item.span for item in sequence.request.media if item.is_picture and item.span.overlaps(span))
     return RequestSlice(piece.start, piece.length, sequence.table, pictures)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from blake3 import blake3
 
+from keepsight.media import MediaItem
 from keepsight.requests import EngineRequest
 
 ExtraKey = tuple[str | int, ...]
@@ -31,14 +32,20 @@ def _extra_keys_by_block(request: EngineRequest, block_size: int) -> dict[int, l
     for item in request.media:
         start, last = item.span.start, item.span.end - 1
         for block in range(start // block_size, last // block_size + 1):
-            keys.setdefault(block, []).append(("mm", item.media_hash, start - block * block_size))
+            keys.setdefault(block, []).append(_media_key(item, start - block * block_size))
     if request.cache_salt is not None:
         keys.setdefault(0, []).append(("cache_salt", request.cache_salt))
     return keys
 
 
+def _media_key(item: MediaItem, offset: int) -> ExtraKey:
+    """The strips of an embedded prompt follow each other from its beginning: their names alone say where they lie."""
+    return ("mm", item.media_hash, offset) if item.is_picture else ("prompt_embeds", item.media_hash)
+
+
 def _media_by_block(extra_keys: Mapping[int, Iterable[ExtraKey]]) -> dict[int, tuple[str, ...]]:
-    media = {block: tuple(str(key[1]) for key in keys if key[0] == "mm") for block, keys in extra_keys.items()}
+    kinds = ("mm", "prompt_embeds")
+    media = {block: tuple(str(key[1]) for key in keys if key[0] in kinds) for block, keys in extra_keys.items()}
     return {block: media_hashes for block, media_hashes in media.items() if media_hashes}
 
 
