@@ -13,7 +13,7 @@ from torch import Tensor
 
 # The layout depends on the weight alone, the kernels' choice on what is told; thousands make few rows slow.
 _EXPECTED_ROWS = 128
-_ROWS_ROUNDED_TO = 16
+_ROWS_ROUNDED_TO = 8
 
 
 def is_exact_on_cpu(tensor: Tensor) -> bool:
