@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# The layout depends on the weight alone, the kernels' choice on what is told; thousands make few rows slow.
+# oneDNN chooses a layout for as many; it serves any number.
 _EXPECTED_ROWS = 128
+# Of 4, prompts of 20 to 40 tokens would take 4 % less, and twice as many kernels.
 _ROWS_ROUNDED_TO = 8
 
 
