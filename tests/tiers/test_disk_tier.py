@@ -89,6 +89,17 @@ def test_two_servers_share_one_folder_and_one_budget(tier: DiskTier) -> None:
     other.close()
 
 
+def test_a_server_whose_entries_another_has_replaced_meanwhile_takes_new_ones(tier: DiskTier) -> None:
+    put(tier, *range(10))
+    other = reopened(tier)
+    put(other, *range(10, 20))
+    assert held(tier) == list(range(10, 20)), "as many bytes as before"
+    put(tier, 20)
+    assert 20 in held(tier)
+    assert len(held(tier)) >= 9
+    other.close()
+
+
 def test_many_threads_of_two_servers_at_once(tier: DiskTier) -> None:
     tiers = (tier, reopened(tier))
     faults: list[BaseException] = []

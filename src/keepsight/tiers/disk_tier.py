@@ -218,19 +218,28 @@ class DiskTier:
             return True
         goal = num_bytes
         # Nothing but this process's own knowledge is needed while nobody else adds.
-        if self._ledger.num_bytes != sum(self._sizes.values()):
+        is_counted = self._ledger.num_bytes != sum(self._sizes.values())
+        if is_counted:
             self._count()
             goal = min(self._max_bytes, num_bytes + self._max_bytes // _SLACK)
-        with self._lock:
-            self._policy.spare(self._pins.list())
-        while not self._has_room(goal) and (key := self._choose()) is not None:
-            self._remove(key)
-            self._num_evictions += 1
+        self._evict(goal)
+        if not self._has_room(num_bytes) and not is_counted:
+            # Others had put as much as they had removed.
+            self._count()
+            self._evict(goal)
         if self._has_room(num_bytes):
             self._is_full_of_pins = False
             return True
         self._blame_pins(num_bytes)
         return False
+
+    def _evict(self, goal: int) -> None:
+        """As far as pins let it, until so many bytes are free."""
+        with self._lock:
+            self._policy.spare(self._pins.list())
+        while not self._has_room(goal) and (key := self._choose()) is not None:
+            self._remove(key)
+            self._num_evictions += 1
 
     def _has_room(self, num_bytes: int) -> bool:
         return self._ledger.num_bytes + num_bytes <= self._max_bytes
