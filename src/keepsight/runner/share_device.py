@@ -16,8 +16,8 @@ from keepsight.runner.openmp_team import dismiss_team
 
 # The pause between two steps of a stream of answers is shorter than this.
 LINGER_SECONDS = 0.02
-# Multiply-adds.  A step of fewer gains a tenth by a second core, as it waits for memory, and loses far more where that
-# core is wanted by another: by whoever sends the token on, or reads the next request.
+# Multiply-adds.  A step of fewer gains a seventh by a second core, as it waits for memory, and loses far more where
+# that core is wanted by another: by whoever sends the token on, or reads the next request.
 MIN_WORK_TO_SHARE = 64_000_000
 
 

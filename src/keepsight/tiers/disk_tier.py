@@ -216,22 +216,22 @@ class DiskTier:
         """False: what would have to go is pinned."""
         if self._has_room(num_bytes):
             return True
-        goal = num_bytes
         # Nothing but this process's own knowledge is needed while nobody else adds.
-        is_counted = self._ledger.num_bytes != sum(self._sizes.values())
-        if is_counted:
+        if self._knows_all():
+            self._evict(num_bytes)
+        if not self._has_room(num_bytes) and not self._knows_all():
+            # Others have added, or put as much as they removed: then what was to go was gone already.
             self._count()
-            goal = min(self._max_bytes, num_bytes + self._max_bytes // _SLACK)
-        self._evict(goal)
-        if not self._has_room(num_bytes) and not is_counted:
-            # Others had put as much as they had removed.
-            self._count()
-            self._evict(goal)
+            self._evict(min(self._max_bytes, num_bytes + self._max_bytes // _SLACK))
         if self._has_room(num_bytes):
             self._is_full_of_pins = False
             return True
         self._blame_pins(num_bytes)
         return False
+
+    def _knows_all(self) -> bool:
+        """As far as the sum tells."""
+        return self._ledger.num_bytes == sum(self._sizes.values())
 
     def _evict(self, goal: int) -> None:
         """As far as pins let it, until so many bytes are free."""
