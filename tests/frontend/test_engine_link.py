@@ -10,7 +10,7 @@ import pytest
 from keepsight.frontend.engine_client import EngineClient, Send
 from keepsight.frontend.engine_link import EngineLink
 from keepsight.ipc.handshake import Welcome
-from keepsight.ipc.zmq_channel import EngineListener
+from keepsight.ipc.zmq_channel import EngineListener, FrontendChannel
 from keepsight.requests import FromEngine, ResetCaches, TokenOutput
 
 SOON = 20  # seconds, for what takes milliseconds
@@ -125,6 +125,27 @@ def test_an_engine_that_is_replaced_is_left_even_if_it_still_answers(
         heard.append(client.next())
     # The first may have been left before it answered.
     assert heard in (["connected"], ["connected", "disconnected", "connected"], ["disconnected", "connected"])
+
+
+def test_an_engine_that_is_replaced_before_there_is_a_channel_to_it_is_never_connected_to(
+    link: EngineLink,
+    client: Client,
+    welcomes: list[str],
+    start_engine: StartEngine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def open_channel(endpoint: str, *others: Any) -> FrontendChannel:
+        if endpoint.endswith("engine-1"):
+            link.engine_is_ready(f"ipc://{tmp_path}/engine-2")
+        return FrontendChannel(endpoint, *others)
+
+    monkeypatch.setattr("keepsight.frontend.engine_link.FrontendChannel", open_channel)
+    start_engine("engine-1")
+    start_engine("engine-2")
+    link.engine_is_ready(f"ipc://{tmp_path}/engine-1")
+    assert client.next() == "connected"
+    assert welcomes == ["engine-2"]
 
 
 def test_a_connection_that_broke_while_its_engine_lives_is_made_again(

@@ -84,7 +84,7 @@ class EngineLink:
             lambda reason: self._lose(channel, reason),
         )
         with self._changed:
-            if self._is_closed:
+            if self._is_closed or self._endpoint != endpoint:  # told so before there was a channel to close
                 return
             self._channel = channel
         try:
