@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from keepsight.models.attention import Attention, ReferenceAttention
+from keepsight.models.cpu_products import takes_products
 from keepsight.models.gemma3 import vision_tower
 from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.layers import Placement
@@ -77,6 +79,18 @@ def test_the_tower_sees_the_same_when_it_attends_to_some_patches_at_a_time(
     monkeypatch.setattr(vision_tower, "ROWS_PER_CPU_GROUP", 3)
     monkeypatch.setattr(vision_tower, "ROWS_OF_SCORES", 2)
     test_the_vision_tower_sees_what_the_reference_sees(pair)
+
+
+@pytest.mark.skipif(not takes_products(torch.ones(1)), reason="this torch offers no products of oneDNN")
+@pytest.mark.parametrize("length", [0.0, 1.0, 100.0, 1e4], ids=lambda length: f"of length {length:g}")
+def test_attention_by_products_is_that_of_torch_whatever_the_scores(length: float) -> None:
+    def directions() -> Tensor:
+        return F.normalize(torch.randn(500, 24), dim=-1)
+
+    query, key, value, output = length * directions(), length * directions(), 100 * directions(), torch.empty(500, 24)
+    expected = F.scaled_dot_product_attention(query.double(), key.double(), value.double())
+    vision_tower._attend_by_products(query, key, value, output)
+    assert (output - expected).abs().max() <= (5e-3 if length >= 100 else 1e-4)
 
 
 def test_the_projector_gives_the_reference_s_embeddings(pair: Pair) -> None:

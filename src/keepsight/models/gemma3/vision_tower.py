@@ -5,6 +5,7 @@ Takes normalised pixels, channels last.  Knows nothing of prompts; pictures of a
 """
 
 import itertools
+import math
 from collections.abc import Generator, Iterator
 from typing import cast
 
@@ -29,7 +30,11 @@ from keepsight.models.layers import (
 )
 
 # On a CPU the inner rows of more would leave its cache between two products.
-ROWS_PER_CPU_GROUP, ROWS_OF_SCORES = 1024, 128
+ROWS_PER_CPU_GROUP = 1024
+# With fewer oneDNN shares the products of heads of 72 unevenly between two cores.
+ROWS_OF_SCORES = 384
+# As powers of 2: sums of such weights, and of values by them, are far from float32's end.
+MAX_EXPONENT = 80.0
 FLOATS_PER_VECTOR = 16
 
 
@@ -106,15 +111,14 @@ class VisionLayer(nn.Module):
     def _attend(self, heads: Tensor, attended: Tensor) -> Iterator[None]:
         query, key, value = heads.transpose(2, 3).unbind(0)  # each [pictures, heads, patches, width]
         outputs = attended.view(*attended.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2)
-        scale = self.head_dim**-0.5
         if not _is_by_products(attended):
-            output = F.scaled_dot_product_attention(query, key, value, scale=scale)
+            output = F.scaled_dot_product_attention(query, key, value, scale=self.head_dim**-0.5)
             outputs.copy_(output[..., : self.head_dim])
             yield
             return
         for picture, head in itertools.product(range(len(query)), range(self.num_heads)):
             one = picture, head
-            _attend_by_products(query[one] * scale, key[one], value[one], outputs[one])
+            _attend_by_products(query[one], key[one], value[one], outputs[one])
             yield
 
     def slots(self) -> Iterator[WeightSlot]:
@@ -132,11 +136,19 @@ def _is_by_products(hidden: Tensor) -> bool:
 
 
 def _attend_by_products(query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> None:
-    """Of one head, each [patches, head_dim]: 0.65 of the time of torch's kernel."""
+    """Of one head, each [patches, head_dim]: half of the time of torch's kernel.
+
+    Softmax by powers of 2, whose sum divides the few outputs and not the many weights: 0.45 of its time.
+    """
+    query = query * (query.shape[1] ** -0.5 / math.log(2))
     packed_key, value_columns = pack(key), value.t()
+    needs_maximum = bool(query.norm(dim=-1).max() * key.norm(dim=-1).max() > MAX_EXPONENT)
     for rows in _chunks(len(query), ROWS_OF_SCORES):
-        weights = multiply(query[rows], packed_key).softmax(dim=-1)
-        output[rows] = multiply(weights, value_columns)
+        scores = multiply(query[rows], packed_key)
+        if needs_maximum:
+            scores -= scores.amax(dim=-1, keepdim=True)
+        weights = scores.exp2_()
+        torch.div(multiply(weights, value_columns), weights.sum(dim=-1, keepdim=True), out=output[rows])
 
 
 def _row_groups(hidden: Tensor) -> list[tuple[slice, slice]]:
