@@ -62,6 +62,7 @@ def random_cache(
     max_bytes=st.sampled_from([0, 2000, 10**6]),
     # In float32 by products, in any other by torch's kernel.
     dtype=st.sampled_from([torch.float32, torch.float64]),
+    max_together=st.sampled_from([2, 8]),
 )
 def test_fast_attention_equals_the_plain_one(
     seed: int,
@@ -71,6 +72,7 @@ def test_fast_attention_equals_the_plain_one(
     softcap: float | None,
     max_bytes: int,
     dtype: torch.dtype,
+    max_together: int,
 ) -> None:
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     num_heads, kv_heads = heads
@@ -80,7 +82,10 @@ def test_fast_attention_equals_the_plain_one(
     cache = random_cache(kv_heads, block_size, generator, dtype)
     copy = LayerCache(cache.keys.clone(), cache.values.clone())
     plain = ReferenceAttention()(query, key, value, cache, batch, scale=0.3, window=window, softcap=softcap)
-    with patch.object(paged_attention, "MAX_BYTES_TO_COPY", max_bytes):
+    with (
+        patch.object(paged_attention, "MAX_BYTES_TO_COPY", max_bytes),
+        patch.object(paged_attention, "MAX_TOKENS_TOGETHER", max_together),
+    ):
         fast = PagedAttention()(query, key, value, copy, batch, scale=0.3, window=window, softcap=softcap)
     torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
     assert torch.equal(cache.keys, copy.keys)

@@ -2,8 +2,8 @@
 CPU, by two products.
 
 Long slices are cut into groups of rows, so that a prompt never pays for the keys its window or causality hides.  Slices
-of one token read their keys where they lie, each in turn; where copying the keys of all of them into one block costs
-less than their turns (short contexts on a CPU, any on a GPU) they are attended to together.
+of one token read their keys where they lie, each in turn; where copying the keys of several into one block costs less
+than their turns (not very long contexts on a CPU, any on a GPU) they are attended to together.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,9 @@ from keepsight.models.cpu_products import is_exact_on_cpu
 # Large enough for the kernels to run at full rate, small enough to skip most of what causality hides; and for products
 # few enough that a group's scores stay in the cache.
 ROWS_PER_GROUP, ROWS_BY_PRODUCTS = 512, 128
-# Of one sequence's keys and values: on a CPU copying more takes longer than a call of its own.
-MAX_BYTES_TO_COPY = 128 * 1024
+# Of one sequence's keys and values: on a CPU copying more takes longer than a call of its own.  And of so many
+# sequences at once: a block of more leaves the cache before it is read.
+MAX_BYTES_TO_COPY, MAX_TOKENS_TOGETHER = 2**20, 8
 
 
 class _Part(Protocol):
@@ -74,22 +75,20 @@ class _Way(NamedTuple):
     dtype: torch.dtype
     # So many query heads share a key head.
     group: int
-    # Of one sequence, to attend to it together with others; 0: never.
+    # Of one sequence, to attend to it together with others, 0: never; and with how many.
     max_keys_to_copy: int
+    max_tokens_together: int
     by_products: bool
 
     @classmethod
     def of(cls, query: Tensor, cache: LayerCache, softcap: float | None) -> Self:
         group = query.shape[1] // cache.keys.shape[1]
         if softcap is not None:
-            return cls(query.dtype, group, 0, by_products=False)
-        return cls(query.dtype, group, _max_keys_to_copy(cache), is_exact_on_cpu(query))
-
-
-def _max_keys_to_copy(cache: LayerCache) -> int:
-    if cache.keys.device.type != "cpu":
-        return cache.keys.shape[0]
-    return MAX_BYTES_TO_COPY // (2 * cache.keys[0].nbytes)
+            return cls(query.dtype, group, 0, 1, by_products=False)
+        if query.device.type != "cpu":
+            return cls(query.dtype, group, cache.keys.shape[0], len(query), by_products=False)
+        max_keys = MAX_BYTES_TO_COPY // (2 * cache.keys[0].nbytes)
+        return cls(query.dtype, group, max_keys, MAX_TOKENS_TOGETHER, is_exact_on_cpu(query))
 
 
 def plan(batch: AttentionBatch, window: int | None, way: _Way) -> list[_Part]:
@@ -104,9 +103,10 @@ def plan(batch: AttentionBatch, window: int | None, way: _Way) -> list[_Part]:
             token = _token(batch, index, row, window)
             (together if token.end - token.begin <= way.max_keys_to_copy else parts).append(token)
         row += piece.length
-    if len(together) > 1:
-        return [*parts, _tokens_together(together, batch, way.dtype)]
-    return [*parts, *together]
+    for first in range(0, len(together), way.max_tokens_together):
+        some = together[first : first + way.max_tokens_together]
+        parts.append(some[0] if len(some) == 1 else _tokens_together(some, batch, way.dtype))
+    return parts
 
 
 # One token ----------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class _Token:
         return slice(self.row, self.row + 1)
 
     def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
-        keys, values = cache.keys[self.slots], cache.values[self.slots]
+        keys, values = _read(cache, self.slots)
         if softcap is not None:
             return attend_plainly(query, keys, values, None, scale, softcap)
         attended = F.scaled_dot_product_attention(
@@ -165,8 +165,7 @@ class _Tokens:
         num_kv_heads = cache.keys.shape[1]
         flat = self.slots.flatten()
         keys, values = (
-            tensor.index_select(0, flat).view(*self.slots.shape, num_kv_heads, -1).transpose(1, 2)
-            for tensor in (cache.keys, cache.values)
+            tensor.view(*self.slots.shape, num_kv_heads, -1).transpose(1, 2) for tensor in _read(cache, flat)
         )
         attended = F.scaled_dot_product_attention(
             _heads_as_queries(query, num_kv_heads), keys, values, attn_mask=self.mask, scale=scale
@@ -208,7 +207,7 @@ class _RowGroup:
     mask: Tensor | None
 
     def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
-        keys, values = cache.keys[self.slots], cache.values[self.slots]
+        keys, values = _read(cache, self.slots)
         if softcap is not None:
             return attend_plainly(query, keys, values, self.mask, scale, softcap)
         return _attend_fused(query, keys, values, self.mask, scale)
@@ -243,6 +242,13 @@ def _slot_index(batch: AttentionBatch, index: int, begin: int, end: int) -> slic
     return table.slots(begin, end) if run is None else run
 
 
+def _read(cache: LayerCache, slots: slice | Tensor) -> tuple[Tensor, Tensor]:
+    if isinstance(slots, slice):
+        return cache.keys[slots], cache.values[slots]
+    # Indexing would give the same and take four times as long.
+    return cache.keys.index_select(0, slots), cache.values.index_select(0, slots)
+
+
 def _attend_fused(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     num_queries, num_heads, head_dim = query.shape
     num_kv_heads = keys.shape[1]
@@ -270,7 +276,7 @@ class _RowGroupByProducts:
     mask: Tensor | None
 
     def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
-        keys, values = cache.keys[self.slots], cache.values[self.slots]
+        keys, values = _read(cache, self.slots)
         grouped = _heads_as_queries(query, keys.shape[1]).transpose(0, 1)
         kv_heads, count, group, head_dim = grouped.shape
         flat = grouped.reshape(kv_heads, count * group, head_dim)

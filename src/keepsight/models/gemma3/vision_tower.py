@@ -33,8 +33,8 @@ from keepsight.models.layers import (
 ROWS_PER_CPU_GROUP = 1024
 # With fewer oneDNN shares the products of heads of 72 unevenly between two cores.
 ROWS_OF_SCORES = 384
-# As powers of 2: sums of such weights, and of values by them, are far from float32's end.
-MAX_EXPONENT = 80.0
+# As powers of 2: sums of that many, of values too, stay below 2^128, float32's end.
+MAX_EXPONENT = 100.0
 FLOATS_PER_VECTOR = 16
 
 
