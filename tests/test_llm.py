@@ -15,6 +15,7 @@ from PIL import Image
 
 from keepsight import LLM, SamplingParams
 from keepsight.errors import InvalidArgumentError, RequestFailedError, UnreadablePictureError, UnsupportedFieldError
+from keepsight.frontend import preprocess_image
 from keepsight.observe.metric_values import Counter
 from keepsight.outputs import RequestOutput
 from keepsight.scheduling.step_plan import StepPlan, StepResult
@@ -160,6 +161,27 @@ def test_metrics_tell_what_was_done_and_what_was_spared(llm: LLM) -> None:
     )
     assert isinstance(hits, Counter)
     assert hits.value >= 1
+
+
+def test_pixels_are_made_by_threads_that_compute_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A team of each would be counted among those that share the cores with the model."""
+    counts, preprocess = [], preprocess_image.preprocess_image
+
+    def look_and_preprocess(*arguments: Any) -> Any:
+        counts.append(torch.get_num_threads())
+        return preprocess(*arguments)
+
+    monkeypatch.setattr(preprocess_image, "preprocess_image", look_and_preprocess)
+    # Or so small a model would compute on one itself, and threads that are started later as well.
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with LLM(media_workers=2) as llm:
+            llm.chat([ask(by_object(draw(seed).picture), "What is this?") for seed in (8001, 8002, 8003)], GREEDY)
+    finally:
+        torch.set_num_threads(before)
+    assert counts == [1, 1, 1]
 
 
 def test_the_demo_tells_several_pictures_apart_in_their_order(llm: LLM) -> None:

@@ -93,3 +93,9 @@ def test_what_runs_beside_has_all_threads_once_no_step_has_followed_for_a_while(
     assert observed.beside() == 2
     observed.now += 2 * share_device.LINGER_SECONDS
     assert observed.beside() == 8
+
+
+def test_what_runs_beside_has_all_threads_at_once_when_no_step_is_to_follow(observed: Observed) -> None:
+    observed.foreground(beside_works=True)
+    observed.share.end_foreground()
+    assert observed.beside() == 8

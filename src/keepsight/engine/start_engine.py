@@ -2,6 +2,8 @@
 
 from functools import partial
 
+import torch
+
 from keepsight.config import Config
 from keepsight.count_cores import count_cores
 from keepsight.engine.in_process_engine import InProcessEngine
@@ -28,7 +30,14 @@ def start_engine(config: Config, preparer: RequestPreparer) -> InProcessEngine:
     counters = Counters()
     preparer.intake.watch_downloads(partial(counters.add, FETCHED))
     num_workers = config.media_workers or count_cores()
-    media_pool = MediaPool(num_workers, cache, verify_hits=config.verify_hits, counters=counters)
+    media_pool = MediaPool(
+        num_workers,
+        cache,
+        verify_hits=config.verify_hits,
+        counters=counters,
+        # Teams of theirs would count for OpenMP beside those of the model, and slow each of its products.
+        on_thread_start=partial(torch.set_num_threads, 1),
+    )
     source = open_pixel_source(mode, config, run_directory)
     return InProcessEngine(
         engine.scheduler,

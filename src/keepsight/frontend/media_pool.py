@@ -58,9 +58,10 @@ class MediaPool:
         make_pixels: MakePixels = PictureJob.run,
         verify_hits: float = 0.0,
         counters: Counters | None = None,
+        on_thread_start: Callable[[], object] = lambda: None,
     ) -> None:
         """So many of the hits, 0 to 1, are made again and compared."""
-        self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="media")
+        self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="media", initializer=on_thread_start)
         self._lock = threading.Lock()
         self._queue: deque[_Job] = deque()
         # By media hash, then by request.

@@ -87,6 +87,7 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         if not plan.now:
+            self._share.end_foreground()
             self._share.before_rest()
         self._forget(plan)
         for new in plan.new:

@@ -46,6 +46,10 @@ class DeviceShare(Protocol):
         """On either thread, with nothing to compute just now."""
         ...
 
+    def end_foreground(self) -> None:
+        """No step follows the last for now: what works beside need not wait to find that out."""
+        ...
+
 
 def share_device(device: torch.device, beside_share: float, num_parameters: int) -> DeviceShare:
     if device.type == "cuda":
@@ -68,6 +72,9 @@ class _Foreground:
         finally:
             self._last_step_ended = time.monotonic()
             self._is_in_step = False
+
+    def end(self) -> None:
+        self._last_step_ended = -LINGER_SECONDS
 
     @property
     def is_active(self) -> bool:
@@ -105,6 +112,9 @@ class CpuShare:
 
     def before_rest(self) -> None:
         dismiss_team()
+
+    def end_foreground(self) -> None:
+        self._foreground.end()
 
 
 def _use_threads(count: int) -> None:
@@ -153,3 +163,6 @@ class CudaShare:
 
     def before_rest(self) -> None:
         pass
+
+    def end_foreground(self) -> None:
+        self._foreground.end()
