@@ -22,6 +22,7 @@ from keepsight.json_fields import read_json_object
 from keepsight.media import TOKENS_PER_STRIP
 from keepsight.models.model import Model
 from keepsight.runner.load_runner import load_model_for, load_runner
+from keepsight.runner.lock_pages import make_page_lock
 from keepsight.runner.stored_embeddings import name_of
 from keepsight.scheduling.scheduler import Scheduler
 
@@ -86,12 +87,10 @@ def _open_tiers(
 ) -> EmbeddingTiers | None:
     if not config.scheduler.tokens_per_item:
         return None
-    dtype, cache = name_of(model.place.dtype), config.encoder_cache
+    device, dtype, cache = model.place.device, name_of(model.place.dtype), config.encoder_cache
     embeddings = Embeddings(dtype, cache.bytes_per_embedding // model.place.dtype.itemsize, cache.bytes_per_embedding)
-    place = describe_place(dtype, model.place.device.type)
-    return plan.open(
-        cache.host_bytes, embeddings, describe_processor(image_config or ImageProcessorConfig()), place, inbox.wake
-    )
+    processor, place = describe_processor(image_config or ImageProcessorConfig()), describe_place(dtype, device.type)
+    return plan.open(cache.host_bytes, embeddings, processor, place, inbox.wake, make_page_lock(device))
 
 
 def load_engine_alone(config: Config, part: MachinePart = WHOLE_MACHINE) -> LoadedEngine:

@@ -16,6 +16,7 @@ from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.tiers.entry_key import entry_key, model_content_digest
 from keepsight.tiers.open_tiers import DiskPlace, open_tiers, parse_disk_place
 from keepsight.tiers.resp import parse_address
+from keepsight.tiers.tier import StoredArray
 from keepsight.tiers.trace import TraceRecorder
 
 logger = logging.getLogger(__name__)
@@ -33,12 +34,18 @@ class TierPlan:
     model_digest: Future[str] | None
 
     def open(
-        self, host_bytes: int, embeddings: Embeddings, processor: str, place: str, wake: Callable[[], object]
+        self,
+        host_bytes: int,
+        embeddings: Embeddings,
+        processor: str,
+        place: str,
+        wake: Callable[[], object],
+        move_in_host: Callable[[StoredArray], StoredArray] | None = None,
     ) -> EmbeddingTiers | None:
         """None if there is nothing to do.  `place`: where embeddings are computed, in which precision."""
         dropped: deque[str] = deque()
         disk, url = (self.disk, self.remote_url) if embeddings.num_bytes else (None, None)
-        store = open_tiers(host_bytes, disk, url, policy=self.policy, on_drop=dropped.append)
+        store = open_tiers(host_bytes, disk, url, policy=self.policy, on_drop=dropped.append, move_in_host=move_in_host)
         if store is None and self.trace is None:
             return None
         trace = None if self.trace is None else _open_trace(self.trace)

@@ -27,8 +27,8 @@ class EncoderOutputStore:
         return held
 
     def adopt(self, key: str, embeddings: Tensor) -> None:
-        """Nobody may change them any more; copied only from another device."""
-        self._entries[key] = embeddings.to(self.device)
+        """Nobody may change them any more; copied only from another device, which may go on when this returns."""
+        self._entries[key] = embeddings.to(self.device, non_blocking=True)
 
     def get(self, key: str) -> Tensor:
         assert key in self._entries, f"no embeddings are held under {key}"

@@ -116,10 +116,13 @@ class ModelRunner:
         if not keys:
             return StepResult()
         placed, failed = [], {}
+        # Until the device has read them, which the end of the handing over waits for.
+        held = []
         with self._share.handing_over():
             for key in keys:
                 try:
-                    self.embeddings.adopt(key, from_stored(self._loaded.pop(key)))
+                    held.append(self._loaded.pop(key))
+                    self.embeddings.adopt(key, from_stored(held[-1]))
                     placed.append(key)
                 except Exception as error:
                     logger.exception("embeddings could not be placed")

@@ -4,6 +4,7 @@ Invariant: the bytes are those of what is held, and never more than `max_bytes`.
 """
 
 import threading
+from collections.abc import Callable
 
 from keepsight.tiers.policies import POLICIES
 from keepsight.tiers.tier import OnDrop, StoredArray, TierStats, ignore_drop
@@ -12,9 +13,16 @@ from keepsight.tiers.tier import OnDrop, StoredArray, TierStats, ignore_drop
 class HostTier:
     name = "host"
 
-    def __init__(self, max_bytes: int, policy: str = "auto", *, on_drop: OnDrop = ignore_drop) -> None:
-        """`on_drop` hears of what had to make room."""
-        self._max_bytes, self._policy_name, self._on_drop = max_bytes, policy, on_drop
+    def __init__(
+        self,
+        max_bytes: int,
+        policy: str = "auto",
+        *,
+        on_drop: OnDrop = ignore_drop,
+        move: Callable[[StoredArray], StoredArray] | None = None,
+    ) -> None:
+        """`on_drop` hears of what had to make room; `move` puts an array where it is better kept."""
+        self._max_bytes, self._policy_name, self._on_drop, self._move = max_bytes, policy, on_drop, move
         self._lock = threading.Lock()
         self._policy = POLICIES[policy](max_bytes)
         self._entries: dict[str, StoredArray] = {}
@@ -33,6 +41,8 @@ class HostTier:
             return array
 
     def put(self, key: str, array: StoredArray) -> bool:
+        if self._move is not None and not self.has(key) and array.num_bytes <= self._max_bytes:
+            array = self._move(array)
         with self._lock:
             if key in self._entries:
                 self._policy.use(key)

@@ -5,6 +5,7 @@ Invariant: nothing is touched here; a folder or server that cannot be used shows
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from keepsight.errors import InvalidArgumentError
 from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.host_tier import HostTier
 from keepsight.tiers.redis_tier import RedisTier
-from keepsight.tiers.tier import OnDrop, Tier, ignore_drop
+from keepsight.tiers.tier import OnDrop, StoredArray, Tier, ignore_drop
 from keepsight.tiers.tiered_store import TieredStore
 
 DEFAULT_DISK_BYTES = 16 * 2**30
@@ -46,6 +47,7 @@ def open_tiers(
     *,
     policy: str = "auto",
     on_drop: OnDrop = ignore_drop,
+    move_in_host: Callable[[StoredArray], StoredArray] | None = None,
 ) -> TieredStore | None:
     """None if there is no tier at all.  Raises InvalidArgumentError for what is no address."""
     others: list[Tier] = []
@@ -55,7 +57,8 @@ def open_tiers(
         others.append(RedisTier(remote_url))
     if not others and host_bytes <= 0:
         return None
-    return TieredStore(HostTier(host_bytes, policy, on_drop=on_drop) if host_bytes > 0 else None, others)
+    host = HostTier(host_bytes, policy, on_drop=on_drop, move=move_in_host) if host_bytes > 0 else None
+    return TieredStore(host, others)
 
 
 def _parse_size(text: str, field: str) -> int:
