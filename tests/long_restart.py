@@ -1,5 +1,7 @@
 """Many pictures answered, the server killed, started again: none is decoded or encoded, and the answers are equal.
 
+From the disk; then from a Redis server, which is killed while a third server answers from it.
+
 python -m tests.long_restart [--pictures 200]
 """
 
@@ -7,7 +9,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from tests.cli.test_serve_restarts import restart
+from tests.cli.test_serve_restarts import restart_from_disk, share_by_redis
 from tests.drawn import draw
 
 
@@ -15,9 +17,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pictures", type=int, default=200)
     arguments = parser.parse_args()
+    pictures = [draw(seed) for seed in range(arguments.pictures)]
     with tempfile.TemporaryDirectory() as folder:
-        restart(Path(folder), f"{folder}/cache:1G", [draw(seed) for seed in range(arguments.pictures)])
-    print(f"{arguments.pictures} pictures: answers equal, none decoded, none encoded after kill -9")
+        restart_from_disk(Path(folder), pictures)
+    print(f"{len(pictures)} pictures: answers equal, none decoded, none encoded after kill -9")
+    with tempfile.TemporaryDirectory() as folder:
+        share_by_redis(Path(folder), pictures)
+    print(f"{len(pictures)} pictures: the same from Redis; all answered alike while Redis was killed")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,21 @@
-"""A server that was killed and started again has all its pictures on the disk: none is decoded, none is encoded."""
+"""What one server encoded before kill -9 the next one has, from a disk or from Redis: none is decoded or encoded."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
+import pytest
 
+from keepsight.tiers.disk_tier import DiskTier
+from keepsight.tiers.redis_tier import RedisTier
 from tests.cli.test_serve import answer
 from tests.drawn import Drawn, ask, by_url, draw
 from tests.real_server import serving
+from tests.tiers.redis_servers import REAL, real_server
 
 SOON = 30
 
@@ -20,33 +25,68 @@ def tiers_of(port: int) -> dict[str, dict[str, Any]]:
     return {tier["name"]: tier for tier in told.get("tiers", ())}
 
 
-def wait_for_tier(port: int, name: str, field: str, value: int) -> dict[str, Any]:
+def wait_until(is_so: Callable[[], object]) -> None:
     deadline = time.monotonic() + SOON
-    while (tier := tiers_of(port).get(name, {})).get(field, 0) < value:
-        assert time.monotonic() < deadline, tier
-        time.sleep(0.05)
-    return tier
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
-def answers_of(port: int, pictures: Sequence[Drawn]) -> list[str]:
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
-        return [answer(client, ask(by_url(each.picture), each.questions[0].text), max_tokens=8) for each in pictures]
+def wait_until_written(tier: DiskTier | RedisTier, count: int) -> None:
+    wait_until(lambda: len(tier.list_sizes()) == count)
 
 
-def restart(folder: Path, place: str, pictures: Sequence[Drawn]) -> None:
-    """Asks about all pictures, kills the server, and asks the next one."""
-    options = ("--encoder-disk-cache", place, "--media-workers", "1")
+def wait_for_hits(port: int, name: str, count: int) -> dict[str, Any]:
+    """Of an engine that has done nothing yet no tiers are told."""
+    wait_until(lambda: name in (tiers := tiers_of(port)) and tiers[name]["num_hits"] >= count)
+    return tiers_of(port)[name]
+
+
+def answers_of(port: int, pictures: Sequence[Drawn], at_once: int = 1) -> list[str]:
+    """Of each its own question's; any that fails is raised."""
+    with (
+        openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client,
+        ThreadPoolExecutor(at_once) as threads,
+    ):
+        asked = [ask(by_url(each.picture), each.questions[0].text) for each in pictures]
+        return list(threads.map(lambda messages: answer(client, messages, max_tokens=8), asked))
+
+
+def restart(folder: Path, tier: DiskTier | RedisTier, options: Sequence[str], pictures: Sequence[Drawn]) -> list[str]:
+    """Asks about all pictures, kills the server, and asks the next one, which finds all in the tier."""
+    options = (*options, "--media-workers", "1")
     with serving(folder / "first", *options) as (process, port):
         first = answers_of(port, pictures)
-        assert wait_for_tier(port, "disk", "num_entries", len(pictures))["num_hits"] == 0
+        wait_until_written(tier, len(pictures))
+        assert wait_for_hits(port, tier.name, 0)["num_hits"] == 0
         assert num_kept_pixels(process.pid) == len(pictures)
         process.kill()
     with serving(folder / "second", *options) as (process, port):
         assert answers_of(port, pictures) == first
-        # Each was given by the disk, so none was encoded; and none encoded, none was asked for.
-        disk = wait_for_tier(port, "disk", "num_hits", len(pictures))
-        assert (disk["num_hits"], disk["num_entries"], disk["status"]) == (len(pictures), len(pictures), "ok")
+        # Each was given by the tier, so none was encoded; and none encoded, none was asked for.
+        found = wait_for_hits(port, tier.name, len(pictures))
+        assert (found["num_hits"], found["status"]) == (len(pictures), "ok")
         assert num_kept_pixels(process.pid) == 0
+    return first
+
+
+def restart_from_disk(folder: Path, pictures: Sequence[Drawn]) -> None:
+    directory, max_bytes = folder / "cache", 2**30
+    options = ("--encoder-disk-cache", f"{directory}:{max_bytes}")
+    restart(folder, DiskTier(directory, max_bytes), options, pictures)
+
+
+def share_by_redis(folder: Path, pictures: Sequence[Drawn]) -> None:
+    """Two servers after each other; then a third, whose Redis is killed while it answers."""
+    with real_server() as (url, redis):
+        tier, options = RedisTier(url), ("--encoder-remote-cache", url)
+        first = restart(folder, tier, options, pictures)
+        with serving(folder / "third", *options) as (_, port), ThreadPoolExecutor(1) as thread:
+            answers = thread.submit(answers_of, port, pictures, 4)
+            wait_for_hits(port, tier.name, len(pictures) // 4)
+            redis.kill()
+            assert answers.result() == first
+            assert tiers_of(port)[tier.name]["num_hits"] < len(pictures)
 
 
 def num_kept_pixels(supervisor_pid: int) -> int:
@@ -57,4 +97,9 @@ def num_kept_pixels(supervisor_pid: int) -> int:
 
 
 def test_after_kill_9_nothing_is_decoded_or_encoded_again(tmp_path: Path) -> None:
-    restart(tmp_path, f"{tmp_path / 'cache'}:64M", [draw(seed) for seed in range(4)])
+    restart_from_disk(tmp_path, [draw(seed) for seed in range(4)])
+
+
+@pytest.mark.skipif(REAL is None, reason="NO REAL REDIS: redis-server is not installed")
+def test_a_second_server_has_all_from_redis_and_a_third_answers_when_that_is_killed(tmp_path: Path) -> None:
+    share_by_redis(tmp_path, [draw(seed) for seed in range(24)])
