@@ -2,11 +2,12 @@
 
     PYTHONPATH=. python benchmarks/tier_hits.py [--model FOLDER] [--rounds 30] [--device cpu]
 
-Time to first token, in one process without a server, the prefix cache off and room on the device for one picture, so
-that two pictures asked about in turn evict one another: from the device (one picture, again and again), from host
-memory, from the disk (its pages in the page cache), encoded again from pixels that are held, and decoded too.  Then how
-long tiers hold up the engine's loop, call by call, while many requests load from a disk and write to it: in all;
-without waits for a core, which threads that compute and other processes take from it; and computing itself.
+Time to first token, without a server, the prefix cache off and room on the device for one picture, so that two pictures
+asked about in turn evict one another: from the device (one picture, again and again), from host memory, from the disk
+(its pages in the page cache), from what an engine before left there (each picture once), encoded again from pixels that
+are held, and decoded too.  Each way has an engine of its own in one process, and all are asked in turn.  Then how long
+tiers hold up the engine's loop, call by call, while many requests load from a disk and write to it: in all; without
+waits for a core, which threads that compute and other processes take from it; and computing itself.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,47 +39,32 @@ def question(seed: int) -> list[dict[str, Any]]:
     return ask(by_url(draw(seed).picture), "What is in the picture?")
 
 
-def measure(llm: LLM, questions: Sequence[Any], rounds: int) -> float:
-    """Median milliseconds to the first token, after one round that is not counted."""
-    taken = []
-    for turn in range(rounds + 1):
-        for each in questions:
-            began = time.perf_counter()
-            llm.chat(each, FIRST_TOKEN, use_tqdm=False)
-            if turn:
-                taken.append((time.perf_counter() - began) * 1000)
-    return statistics.median(taken)
-
-
 def measure_hits(common: dict[str, Any], rounds: int) -> dict[str, float]:
+    """Median milliseconds to the first token, all ways in turn, after two rounds that are not counted."""
     one, two = [question(1)], [question(1), question(2)]
-    found = {}
-    with LLM(**common, **OFF) as llm:
-        found["device"] = measure(llm, one, rounds)
-        found["encoded again"] = measure(llm, two, rounds)
-    with LLM(**common) as llm:
-        found["host memory"] = measure(llm, two, rounds)
-    with tempfile.TemporaryDirectory() as folder:
-        disk = {**common, **OFF, "encoder_disk_cache": f"{folder}/cache"}
-        with LLM(**disk) as llm:
-            found["disk"] = measure(llm, two, rounds)
-        for _ in range(2):
-            with LLM(**disk) as llm:
-                # Something else first: the model's first step is slow whatever it computes.
-                llm.chat(question(3), FIRST_TOKEN)
-                found["disk, after a restart"] = measure_once(llm, two)
-    with LLM(**common, **OFF, mm_processor_cache_gb=0) as llm:
-        found["decoded and encoded again"] = measure(llm, two, rounds)
-    return found
-
-
-def measure_once(llm: LLM, questions: Sequence[Any]) -> float:
-    taken = []
-    for each in questions:
-        began = time.perf_counter()
-        llm.chat(each, FIRST_TOKEN, use_tqdm=False)
-        taken.append((time.perf_counter() - began) * 1000)
-    return statistics.median(taken)
+    each_once = [question(seed) for seed in range(10, 10 + rounds + 2)]
+    taken: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        disk, left_behind = ({**common, **OFF, "encoder_disk_cache": f"{folder}/{name}"} for name in ("new", "old"))
+        with LLM(**left_behind) as llm:
+            llm.chat(each_once, FIRST_TOKEN, use_tqdm=False)
+        asked: dict[str, tuple[dict[str, Any], Sequence[Any]]] = {
+            "device": ({**common, **OFF}, one),
+            "encoded again": ({**common, **OFF}, two),
+            "host memory": (common, two),
+            "disk": (disk, two),
+            "disk, after a restart": (left_behind, each_once),
+            "decoded and encoded again": ({**common, **OFF, "mm_processor_cache_gb": 0}, two),
+        }
+        llms = {name: stack.enter_context(LLM(**options)) for name, (options, _) in asked.items()}
+        for turn in range(rounds + 2):
+            # Each follows another one every time: what was encoded before has emptied the processor's cache.
+            for name in list(asked) if turn % 2 else reversed(asked):
+                questions = asked[name][1]
+                began = time.perf_counter()
+                llms[name].chat(questions[turn % len(questions)], FIRST_TOKEN, use_tqdm=False)
+                taken.setdefault(name, []).append((time.perf_counter() - began) * 1000)
+    return {name: statistics.median(counted[2:]) for name, counted in taken.items()}
 
 
 def measure_pauses(common: dict[str, Any], num_pictures: int) -> list[Pause]:
