@@ -88,6 +88,23 @@ def test_a_host_tier_locks_what_it_holds_once_and_nothing_else() -> None:
     assert not runtime.locked
 
 
+def test_pages_are_unlocked_when_the_tier_is_free_for_others_again() -> None:
+    runtime, held_by_tier = Runtime(), []
+    tier = HostTier(embeddings(0).num_bytes, "lru", move=PageLock(runtime))
+
+    class Watched(dict[int, int]):
+        def __delitem__(self, address: int) -> None:
+            held_by_tier.append(tier._lock.locked())
+            super().__delitem__(address)
+
+    runtime.locked = Watched()
+    for number, key in enumerate(KEYS):
+        tier.put(key, embeddings(number))
+    tier.clear()
+    gc.collect()
+    assert held_by_tier == [False, False, False]
+
+
 def test_where_nothing_more_can_be_locked_all_goes_on_unlocked(caplog: pytest.LogCaptureFixture) -> None:
     runtime = Runtime(most=1)
     lock = PageLock(runtime)

@@ -43,6 +43,8 @@ class HostTier:
     def put(self, key: str, array: StoredArray) -> bool:
         if self._move is not None and not self.has(key) and array.num_bytes <= self._max_bytes:
             array = self._move(array)
+        # Freed after the lock, which the engine's loop waits for: to unlock their pages takes a while.
+        evicted: list[StoredArray] = []
         with self._lock:
             if key in self._entries:
                 self._policy.use(key)
@@ -50,10 +52,11 @@ class HostTier:
             if array.num_bytes > self._max_bytes:
                 return False
             while self._num_bytes + array.num_bytes > self._max_bytes:
-                evicted = self._policy.evict()
-                self._num_bytes -= self._entries.pop(evicted).num_bytes
+                victim = self._policy.evict()
+                evicted.append(self._entries.pop(victim))
+                self._num_bytes -= evicted[-1].num_bytes
                 self._num_evictions += 1
-                self._on_drop(evicted)
+                self._on_drop(victim)
             self._policy.add(key, array.num_bytes, array.seconds)
             self._entries[key] = array
             self._num_bytes += array.num_bytes
@@ -63,11 +66,13 @@ class HostTier:
         with self._lock:
             if key in self._entries:
                 self._policy.remove(key)
-                self._num_bytes -= self._entries.pop(key).num_bytes
+                dropped = self._entries.pop(key)
+                self._num_bytes -= dropped.num_bytes
 
     def clear(self) -> None:
         with self._lock:
-            self._entries.clear()
+            # Named, so that they are freed after the lock, too.
+            _held, self._entries = self._entries, {}
             self._policy = POLICIES[self._policy_name](self._max_bytes)
             self._num_bytes = 0
 
