@@ -65,7 +65,7 @@ def restart(folder: Path, tier: DiskTier | RedisTier, options: Sequence[str], pi
         assert answers_of(port, pictures) == first
         # Each was given by the tier, so none was encoded; and none encoded, none was asked for.
         found = wait_for_hits(port, tier.name, len(pictures))
-        assert (found["num_hits"], found["status"]) == (len(pictures), "ok")
+        assert (found["num_hits"], len(tier.list_sizes()), found["status"]) == (len(pictures), len(pictures), "ok")
         assert num_kept_pixels(process.pid) == 0
     return first
 
