@@ -144,6 +144,9 @@ class FakeRunner:
     def set_pace(self, is_done: Callable[[], bool]) -> None:
         self._is_done = is_done
 
+    def prepare(self) -> bool:
+        return False
+
     def close(self) -> None:
         pass
 

@@ -58,6 +58,7 @@ class Parts:
     results: list[StepResult | Exception] = field(default_factory=list)
     outputs: list[list[FromEngine] | Exception] = field(default_factory=list)
     needed: list[MediaNeeded] = field(default_factory=list)
+    num_left_to_prepare: int = 0
     refused: set[str] = field(default_factory=set)
     wanted: set[str] = field(default_factory=set)
     waiting: dict[str, str] = field(default_factory=dict)  # media hash -> the request that waits for it
@@ -121,6 +122,10 @@ class Parts:
     def run(self, plan: StepPlan) -> StepResult:
         self.story.append("run")
         return _next(self.results, StepResult())
+
+    def prepare(self) -> bool:
+        self.num_left_to_prepare -= 1
+        return self.num_left_to_prepare >= 0
 
     def close(self) -> None:
         self.story.append("close")
@@ -315,6 +320,18 @@ def test_it_sleeps_when_nothing_was_begun_and_nothing_was_heard(
     loop.run()
     assert inbox.waits[: len(waits)] == waits
     assert inbox.waits[len(waits) :] == [True, False]  # asleep, and what is read at the end
+
+
+def test_before_it_sleeps_the_runner_prepares_and_who_comes_meanwhile_does_not_wait() -> None:
+    parts = Parts(num_left_to_prepare=2)
+    loop, inbox = make_loop(parts)
+    loop.step()
+    assert inbox.try_put(AbortRequest("a"))
+    loop.step()
+    assert ("abort", "a", None) in parts.story
+    assert parts.num_left_to_prepare == 0
+    loop.step()
+    assert inbox.waits == [False, False, True]
 
 
 def test_an_empty_plan_is_carried_out_too() -> None:

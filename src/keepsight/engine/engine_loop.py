@@ -42,6 +42,10 @@ class Runner(Protocol):
 
     def run(self, plan: StepPlan) -> StepResult: ...
 
+    def prepare(self) -> bool:
+        """Called when there is nothing to run: a moment's work for later; False where none is left."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -97,7 +101,7 @@ class EngineLoop:
         self._is_idle = plan.is_empty and result.is_empty and not has_answers
 
     def _receive(self) -> None:
-        for message in self._inbox.take(waits=self._is_idle):
+        for message in self._inbox.take(waits=self._is_idle and not self._runner.prepare()):
             self._unanswered.note_asked(message)
             self._act_on(message)
 

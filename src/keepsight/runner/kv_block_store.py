@@ -2,35 +2,37 @@
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from keepsight.models.attention import LayerCache
 from keepsight.models.layers import Placement
 from keepsight.models.model import ModelShape
+from keepsight.runner.memory_ahead import MemoryAhead
+
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 class KvBlockStore:
     def __init__(self, shape: ModelShape, num_blocks: int, block_size: int, place: Placement) -> None:
         self.block_size = block_size
         slots = (num_blocks * block_size, shape.num_kv_heads, shape.head_dim)
-        reserve = _reserve_lazily if place.device.type == "cpu" else _reserve
-        self.layers: Sequence[LayerCache] = [
-            LayerCache(reserve(slots, place), reserve(slots, place)) for _ in range(shape.num_layers)
-        ]
+        memory: list[mmap.mmap] = []
+        if place.device.type == "cpu":
+            num_bytes = math.prod(slots) * place.dtype.itemsize
+            # There once it is written to; private, as pages that could be shared cost the kernel twice the work.
+            memory = [mmap.mmap(-1, num_bytes, flags=_PRIVATE) for _ in range(2 * shape.num_layers)]
+            tensors = [torch.frombuffer(each, dtype=place.dtype).view(slots) for each in memory]
+        else:
+            tensors = [torch.empty(slots, device=place.device, dtype=place.dtype) for _ in range(2 * shape.num_layers)]
+        self.layers: Sequence[LayerCache] = list(map(LayerCache, tensors[::2], tensors[1::2]))
+        # With prefix caching every prompt is written to where none was before, until all blocks are in use.
+        self._ahead = MemoryAhead(memory, num_blocks)
 
+    def note_used(self, block_ids: Iterable[int]) -> None:
+        self._ahead.note_used(max(block_ids, default=-1) + 1)
 
-def _reserve(slots: tuple[int, ...], place: Placement) -> torch.Tensor:
-    return torch.empty(slots, device=place.device, dtype=place.dtype)
-
-
-def _reserve_lazily(slots: tuple[int, ...], place: Placement) -> torch.Tensor:
-    """Memory that is there once it is written to: in large pages, because small ones cost a fault for every few tokens.
-
-    With prefix caching every prompt is written to where none was before, until all pages are in use.
-    """
-    memory = mmap.mmap(-1, math.prod(slots) * place.dtype.itemsize)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=place.dtype).view(slots)
+    def prepare(self) -> bool:
+        """A moment's work for blocks that will be used next; False where nothing is left to do."""
+        return self._ahead.extend()

@@ -90,6 +90,7 @@ class ModelRunner:
             self._share.end_foreground()
             self._share.before_rest()
         self._forget(plan)
+        self.blocks.note_used(block_id for each in (*plan.now, *plan.beside) for block_id in each.new_block_ids)
         for new in plan.new:
             self.sequences.remember(new)
         placed = self._place(plan.place)
@@ -98,6 +99,10 @@ class ModelRunner:
             self._beside.begin(self._encode(encodings, pixels, self._keeping() if self._keeping else None))
         results = [placed, self._begin_beside(plan.beside), self._compute_now(plan.now)]
         return _merge((*results, *self._beside.take_finished()))
+
+    def prepare(self) -> bool:
+        """For when there is nothing to run: a moment's work that a later run is spared; False where none is left."""
+        return not self._beside.has_work and self.blocks.prepare()
 
     def close(self) -> None:
         self._beside.close()

@@ -1,0 +1,97 @@
+"""Pages are there before they are written to: some, in small steps, and nothing breaks where there can be none."""
+
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from keepsight.runner.memory_ahead import Memory, MemoryAhead
+
+PAGE = mmap.PAGESIZE
+NUM_ROWS = 100
+
+
+class Asked:
+    """Memory that notes what it is asked for: a page a row."""
+
+    def __init__(self, story: list[tuple[str, int]], name: str) -> None:
+        self._story, self._name = story, name
+
+    def __len__(self) -> int:
+        return NUM_ROWS * PAGE
+
+    def madvise(self, option: int, start: int, length: int) -> None:
+        assert length == PAGE
+        self._story.append((self._name, start // PAGE))
+
+
+class Refused(Asked):
+    def madvise(self, option: int, start: int, length: int) -> None:
+        super().madvise(option, start, length)
+        raise OSError("the kernel is too old")
+
+
+def extend_to_end(ahead: MemoryAhead) -> int:
+    """How many moments it took."""
+    return next(count for count in range(10_000) if not ahead.extend())
+
+
+def test_the_rows_of_one_number_are_asked_for_together_and_some_rows_ahead() -> None:
+    story: list[tuple[str, int]] = []
+    ahead = MemoryAhead([Asked(story, "keys"), Asked(story, "values")], NUM_ROWS, bytes_ahead=6 * PAGE)
+    extend_to_end(ahead)
+    assert story == [(name, row) for row in range(3) for name in ("keys", "values")]
+    ahead.note_used(2)
+    extend_to_end(ahead)
+    assert [row for name, row in story if name == "keys"] == [0, 1, 2, 3, 4]
+
+
+def test_what_was_used_before_is_not_used_less_later() -> None:
+    story: list[tuple[str, int]] = []
+    ahead = MemoryAhead([Asked(story, "keys")], NUM_ROWS, bytes_ahead=PAGE)
+    ahead.note_used(5)
+    ahead.note_used(1)
+    extend_to_end(ahead)
+    assert len(story) == 6
+
+
+def test_it_never_goes_beyond_the_end() -> None:
+    story: list[tuple[str, int]] = []
+    ahead = MemoryAhead([Asked(story, "keys")], NUM_ROWS)
+    ahead.note_used(NUM_ROWS)
+    # A moment is a part of it.
+    assert extend_to_end(ahead) > 1
+    assert [row for _, row in story] == list(range(NUM_ROWS))
+
+
+def test_a_refusal_is_the_end_of_it() -> None:
+    story: list[tuple[str, int]] = []
+    ahead = MemoryAhead([Refused(story, "keys")], NUM_ROWS)
+    assert not ahead.extend()
+    assert not ahead.extend()
+    assert len(story) == 1
+
+
+@pytest.mark.parametrize("arrays", [[], [mmap.mmap(-1, NUM_ROWS)]], ids=["none", "rows of a byte"])
+def test_next_to_nothing_needs_next_to_nothing(arrays: Sequence[Memory]) -> None:
+    assert extend_to_end(MemoryAhead(arrays, NUM_ROWS)) <= 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="only Linux tells which pages are there")
+def test_the_kernel_s_pages_are_there_and_what_was_written_is_kept() -> None:
+    memory = mmap.mmap(-1, NUM_ROWS * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory[PAGE : PAGE + 7] = b"written"
+    assert count_pages(memory) == 1
+    extend_to_end(MemoryAhead([memory], NUM_ROWS, bytes_ahead=10 * PAGE))
+    assert count_pages(memory) == 10
+    assert memory[PAGE : PAGE + 7] == b"written"
+
+
+def count_pages(memory: mmap.mmap) -> int:
+    first = torch.frombuffer(memory, dtype=torch.uint8).data_ptr() // PAGE
+    with Path("/proc/self/pagemap").open("rb") as pages:
+        pages.seek(8 * first)
+        entries = pages.read(8 * NUM_ROWS)
+    return sum(entry >> 7 for entry in entries[7::8])
