@@ -221,6 +221,22 @@ def test_a_long_prompt_is_computed_in_chunks_beside_what_runs() -> None:
     drive.expect_right_answers()
 
 
+def test_what_is_left_of_a_step_begins_no_prompt_that_could_soon_find_its_beginning() -> None:
+    drive = Drive(make_config(max_num_batched_tokens=64))
+    drive.run(make_request("before", "cat", 1))
+    drive.run(
+        make_request("long", 56, cache_salt="another's"), make_request("b", 3, "cat", 5), make_request("c", 3, "cat", 9)
+    )
+    assert drive.cached["c", 0] == 12
+    drive.expect_right_answers()
+
+
+def test_a_short_beginning_is_computed_where_a_step_has_room_for_no_more() -> None:
+    drive = Drive(make_config(max_num_batched_tokens=13))
+    drive.run(make_request("a", 10, "cat", 3))
+    drive.expect_right_answers()
+
+
 def test_no_more_sequences_run_than_allowed() -> None:
     drive = Drive(make_config(max_num_seqs=2))
     plans = drive.run(*(make_request(str(index), 3) for index in range(7)))

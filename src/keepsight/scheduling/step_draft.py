@@ -25,6 +25,7 @@ class StepDraft:
     now: list[Slice] = field(default_factory=list)
     beside: list[Slice] = field(default_factory=list)
     new: list[NewSequence] = field(default_factory=list)
+    _num_joining: int = 0
 
     def joins(self, length: int) -> bool:
         """Whether a prompt with so much left to compute belongs into `now`."""
@@ -37,11 +38,15 @@ class StepDraft:
             return self.now_tokens_left
         return min(self.now_tokens_left, self.joining_tokens_left)
 
+    def has_prompts(self, *, joins: bool) -> bool:
+        return bool(self._num_joining if joins else self.beside)
+
     def add_prompt(self, prompt: Slice, *, joins: bool) -> None:
         if not joins:
             self.beside.append(prompt)
             self.beside_tokens_left -= prompt.length
             return
+        self._num_joining += 1
         self.now.append(prompt)
         self.now_tokens_left -= prompt.length
         if self.joining_tokens_left is not None:
