@@ -129,7 +129,7 @@ class Settings:
     num_spare_tokens: int
     num_encodings: int
     joining: int | None
-    streams_wait: bool
+    takes_turns: bool
     has_tiers: bool
 
 
@@ -144,7 +144,7 @@ SETTINGS = st.builds(
     num_spare_tokens=st.sampled_from([0, 7, 300]),
     num_encodings=st.integers(1, 4),
     joining=st.sampled_from([None, 1, 8]),
-    streams_wait=st.booleans(),
+    takes_turns=st.booleans(),
     has_tiers=st.booleans(),
 )
 
@@ -158,7 +158,7 @@ def engine_config(settings: Settings, tokens_per_picture: int, longest: int) -> 
             max_model_len=longest,
             max_num_encoder_input_tokens=tokens_per_picture * settings.num_encodings,
             max_prompt_tokens_beside_streams=settings.joining,
-            streams_wait_for_encodings=settings.streams_wait,
+            takes_turns=settings.takes_turns,
             tokens_per_item=tokens_per_picture,
         ),
         kv_cache=KvCacheConfig(

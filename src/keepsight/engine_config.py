@@ -27,8 +27,8 @@ class SchedulerConfig:
     # While answers stream, so many tokens of prompts join the same batch; longer prompts are computed beside it.
     # None: all prompts join it.
     max_prompt_tokens_beside_streams: int | None
-    # Whether answers pause while pictures are encoded, to go on in larger batches afterwards.
-    streams_wait_for_encodings: bool = False
+    # Whether encodings and steps take turns, and answers pause for both to go on in larger batches: nobody reads along.
+    takes_turns: bool = False
     # Of one media item, the most there are.
     tokens_per_item: int
     # Whether a step may compute a part of a picture: never where its tokens attend to each other in both directions.

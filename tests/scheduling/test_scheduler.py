@@ -334,7 +334,7 @@ def test_who_is_aborted_while_under_way_keeps_its_pages_until_the_work_is_done()
 
 
 def test_for_throughput_answers_pause_while_pictures_are_encoded() -> None:
-    drive = Drive(make_config(streams_wait_for_encodings=True))
+    drive = Drive(make_config(takes_turns=True))
     drive.add(make_request("text", 3, max_tokens=4, ignore_eos=True))
     drive.step()
     drive.runner.set_pace(lambda: False)
@@ -349,8 +349,42 @@ def test_for_throughput_answers_pause_while_pictures_are_encoded() -> None:
     drive.expect_right_answers()
 
 
+def test_for_throughput_a_round_of_encodings_and_a_step_of_prompts_take_turns() -> None:
+    drive = Drive(make_config(takes_turns=True), is_done=lambda: False)
+    drive.add(make_request("pictures", "cat", 2, "dog", 2, max_tokens=1))
+    drive.step()
+    assert [each.media_hash for each in drive.step().encode] == ["cat", "dog"]
+    drive.add(make_request("another", "owl", 2, max_tokens=1))
+    drive.add(make_request("text", 9, max_tokens=1))
+    for _ in range(3):
+        assert not drive.step().now
+    drive.runner.set_pace(lambda: True)
+    drive.step()
+    prompts = drive.step()
+    assert {each.sequence_id[0] for each in prompts.now} == {"pictures", "text"}
+    assert not prompts.encode
+    assert [each.media_hash for each in drive.step().encode] == ["owl"]
+    drive.run()
+    drive.expect_right_answers()
+
+
+@pytest.mark.parametrize("others", [(9,), ("owl", 9)], ids=["texts", "pictures"])
+def test_for_throughput_whoever_keeps_coming_starves_nobody(others: tuple[int | str, ...]) -> None:
+    drive = Drive(make_config(takes_turns=True, num_blocks=200))
+    for number in range(40):
+        drive.add(make_request(f"other{number}", *(f"{each}{number}" if each == "owl" else each for each in others)))
+        if number == 4:
+            drive.add(make_request("text", 9, max_tokens=1, priority=1))
+            drive.add(make_request("picture", "cat", 2, max_tokens=1, priority=1))
+        if number == 30:
+            assert {("text", 0), ("picture", 0)} <= drive.finished.keys()
+        drive.step()
+    drive.run()
+    drive.expect_right_answers()
+
+
 def test_answers_that_fill_all_seats_do_not_pause() -> None:
-    drive = Drive(make_config(streams_wait_for_encodings=True, max_num_seqs=1), is_done=lambda: False)
+    drive = Drive(make_config(takes_turns=True, max_num_seqs=1), is_done=lambda: False)
     drive.add(make_request("text", 3, max_tokens=4))
     drive.add(make_request("picture", 3, "cat", 3))
     for _ in range(6):

@@ -32,7 +32,7 @@ def configs(draw: st.DrawFn) -> Any:
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=5 + max_num_seqs + draw(st.integers(0, 60)),
         max_num_encoder_input_tokens=6 * draw(st.integers(1, 4)),
-        streams_wait_for_encodings=draw(st.booleans()),
+        takes_turns=draw(st.booleans()),
         max_prompt_tokens_beside_streams=draw(st.sampled_from([None, 1, 4, 16])),
     )
 

@@ -75,7 +75,7 @@ def resolve_config(config: Config, size: ModelSize, machine: Machine) -> EngineC
             max_model_len=config.max_model_len or _fit_model_len(size, kv_cache),
             max_num_encoder_input_tokens=encoder_tokens,
             max_prompt_tokens_beside_streams=_choose_prompt_tokens_beside_streams(config, machine),
-            streams_wait_for_encodings=config.performance_mode == "throughput",
+            takes_turns=config.performance_mode == "throughput",
             tokens_per_item=size.tokens_per_item,
         ),
         kv_cache=kv_cache,

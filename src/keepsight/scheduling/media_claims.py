@@ -69,7 +69,12 @@ class MediaClaims:
 
     @property
     def is_encoding(self) -> bool:
-        return bool(self._encodings)
+        """Whether some that were begun have not ended."""
+        return len(self._encodings) > len(self._to_begin)
+
+    @property
+    def has_to_begin(self) -> bool:
+        return bool(self._to_begin)
 
     def is_ready(self, state: RequestState, index: int) -> bool:
         return index in state.claimed_items and self.encoder_cache.is_ready(state.encoder_keys[index])

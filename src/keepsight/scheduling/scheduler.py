@@ -21,12 +21,11 @@ from keepsight.scheduling.media_claims import MediaClaims
 from keepsight.scheduling.request_state import Begun, ParkedFor, RequestState, Status
 from keepsight.scheduling.step_draft import Piece, StepDraft
 from keepsight.scheduling.step_plan import Computed, NewSequence, SequenceId, Slice, StepPlan, StepResult
+from keepsight.scheduling.turns import Turns
 
 # Pages for so many tokens of an answer are taken at once while most are free: what lies in a row is read in place.
 TOKENS_AHEAD = 128
 MAX_USAGE_TO_TAKE_AHEAD = 0.5
-# Streams wait for encodings only while others can still be seated, and while pages are at hand for them.
-MAX_USAGE_WHILE_STREAMS_WAIT = 0.8
 
 
 class Scheduler:
@@ -39,6 +38,7 @@ class Scheduler:
         self.held_embeddings = Holdings(within=self.holdings)
         self.kv_cache = KvCacheManager(config.kv_cache, self.holdings)
         self.media = MediaClaims(config, EncoderCacheManager(config.encoder_cache, self.held_embeddings))
+        self._turns = Turns(self.media, are_taken=self.config.takes_turns)
         self.kept = KeptBeside(self.holdings, self.held_embeddings)
         self._states: dict[SequenceId, RequestState] = {}
         self._choices: dict[str, list[RequestState]] = {}  # live ones of each request
@@ -164,7 +164,7 @@ class Scheduler:
             unneeded_embeddings=self.media.loads.take_unneeded(),
             new=draft.new,
             place=self.media.take_placements(),
-            encode=self.media.take_encodings(),
+            encode=self._turns.take_encodings(draft),
             beside=draft.beside,
             now=draft.now,
         )
@@ -181,27 +181,18 @@ class Scheduler:
             joining_tokens_left=max_joining if num_streams else None,
             max_joining_tokens=max_joining or 0,
             beside_tokens_left=config.max_num_batched_tokens if lane_is_free else 0,
-            streams_wait=self._streams_wait(),
-        )
-
-    def _streams_wait(self) -> bool:
-        """Nobody reads along: a token for many sequences at once costs little more than for few."""
-        return (
-            self.config.streams_wait_for_encodings
-            and self.media.is_encoding
-            and len(self._lineup.running) < self.config.max_num_seqs
-            and self.kv_cache.usage < MAX_USAGE_WHILE_STREAMS_WAIT
+            is_for_encodings=self._turns.is_encoders,
         )
 
     # Running sequences ----------------------------------------------------------------------------------------
 
     def _continue(self, state: RequestState, draft: StepDraft) -> None:
         if state.is_stream:
-            if not draft.streams_wait:
+            if not draft.is_for_encodings:
                 self._continue_stream(state, draft)
             return
         piece = self._next_piece(state, state.num_computed, draft)
-        if piece is None or piece.end == state.num_computed:
+        if piece is None or piece.end == state.num_computed or draft.is_for_encodings:
             return
         first_block = self.kv_cache.num_blocks_of(state.sequence_id)
         added = self._extend(state, piece.end)
@@ -247,6 +238,9 @@ class Scheduler:
         piece = self._next_piece(state, start, draft)
         if piece is None:
             return True
+        if draft.is_for_encodings:
+            draft.now_tokens_left -= piece.end - start
+            return draft.now_tokens_left > 0
         if piece.end == start or self._is_better_begun_later(state, start, piece, draft):
             return draft.now_tokens_left > 0
         first_block = 0 if hit is not None else self.kv_cache.num_blocks_of(state.sequence_id)

@@ -21,7 +21,8 @@ class StepDraft:
     joining_tokens_left: int | None
     max_joining_tokens: int
     beside_tokens_left: int
-    streams_wait: bool
+    # Nothing is computed: of who could be, as many as a step would reach only ask for the media that they lack.
+    is_for_encodings: bool
     now: list[Slice] = field(default_factory=list)
     beside: list[Slice] = field(default_factory=list)
     new: list[NewSequence] = field(default_factory=list)
