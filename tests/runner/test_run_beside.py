@@ -68,6 +68,19 @@ def test_an_urgent_job_is_taken_up_between_two_parts_of_a_patient_one(story: Sto
     assert list(story.thread.take_finished()) == ["urgent", "patient"]
 
 
+def test_a_light_job_comes_before_the_next_patient_one_and_is_no_heavy_work(story: Story) -> None:
+    story.thread.begin(story.job("light", 1), is_light=True)
+    assert story.waits.acquire(timeout=WAIT_SECONDS)
+    assert story.thread.has_work
+    assert not story.thread.has_heavy_work
+    story.thread.begin(story.job("patient", 1))
+    assert story.thread.has_heavy_work
+    story.thread.begin(story.job("other", 1), is_light=True)
+    story.go_on(3)
+    story.await_finished(3)
+    assert story.parts == ["in", "light0", "other0", "patient0"]
+
+
 def test_it_rests_at_first_and_when_all_jobs_are_done_and_never_between(story: Story) -> None:
     assert story.rests.acquire(timeout=WAIT_SECONDS)
     for name in "abc":

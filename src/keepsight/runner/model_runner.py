@@ -150,7 +150,7 @@ class ModelRunner:
             # After this has been reported, and before the next is encoded.
             done = [each for each in encodings if each.encoder_key in result.encoded]
             kept = {each: self.embeddings.get(each.encoder_key) for each in done}
-            self._beside.begin(_keep_all(kept, seconds, keep), is_urgent=True)
+            self._beside.begin(_keep_all(kept, seconds, keep), is_light=True)
         return dataclasses.replace(result, encode_seconds=dict.fromkeys(result.encoded, seconds))
 
     def _begin_beside(self, slices: Sequence[Slice]) -> StepResult:
@@ -179,7 +179,7 @@ class ModelRunner:
             return StepResult()
         try:
             num_tokens = sum(piece.length for piece in slices)
-            with self._share.foreground(num_tokens, beside_works=self._beside.has_work):
+            with self._share.foreground(num_tokens, beside_works=self._beside.has_heavy_work):
                 return self._compute(self._make_inputs(slices), self._attention)
         except Exception as error:
             return _failure(slices, error)

@@ -29,6 +29,7 @@ class BesideThread(Generic[T]):
         self._surroundings, self._before_part, self._before_rest = surroundings, before_part, before_rest
         self._on_finished = on_finished
         self._urgent: deque[Job[T]] = deque()
+        self._light: deque[Job[T]] = deque()
         self._patient: deque[Job[T]] = deque()
         self._finished: deque[T] = deque()
         self._is_closing = False
@@ -38,12 +39,17 @@ class BesideThread(Generic[T]):
 
     @property
     def has_work(self) -> bool:
+        return self.has_heavy_work or bool(self._light)
+
+    @property
+    def has_heavy_work(self) -> bool:
         return bool(self._urgent or self._patient)
 
-    def begin(self, job: Job[T], *, is_urgent: bool = False) -> None:
+    def begin(self, job: Job[T], *, is_urgent: bool = False, is_light: bool = False) -> None:
+        """A light one takes no more of the machine than a moment of one core, before the next patient one."""
         assert self._thread.is_alive(), "closed, or dead of a fault of our own"
         with self._changed:
-            (self._urgent if is_urgent else self._patient).append(job)
+            (self._light if is_light else self._urgent if is_urgent else self._patient).append(job)
             self._changed.notify()
 
     def take_finished(self) -> Iterator[T]:
@@ -75,4 +81,4 @@ class BesideThread(Generic[T]):
             self._changed.wait_for(lambda: self._is_closing or self.has_work)
             if self._is_closing:
                 return None
-            return self._urgent or self._patient
+            return self._urgent or self._light or self._patient
