@@ -72,8 +72,8 @@ class Contest:
         embeddings = self.model.embed_tokens(self.token_ids)
         embeddings[self.span.start : self.span.end] = encoded[0]
         piece = RequestSlice(0, len(self.token_ids), self.blocks, (self.span,))
-        batch = AttentionBatch([piece], "cpu")
-        hidden = self.model.compute(embeddings, PagedAttention(), self.store.layers, batch, torch.tensor([-1]))
+        batch = AttentionBatch([piece], "cpu", read=[0])
+        hidden = self.model.compute(embeddings, PagedAttention(), self.store.layers, batch)
         return self.model.logits(hidden)
 
     def encode(self) -> Tensor:

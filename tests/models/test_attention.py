@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from keepsight.media import TokenSpan
 from keepsight.models import paged_attention
-from keepsight.models.attention import AttentionBatch, LayerCache, ReferenceAttention, RequestSlice
+from keepsight.models.attention import AttentionBatch, LayerCache, ReferenceAttention, RequestSlice, write_cache
 from keepsight.models.block_table import BlockTable
 from keepsight.models.paged_attention import PagedAttention, plan_rows
 
@@ -80,16 +80,14 @@ def test_fast_attention_equals_the_plain_one(
     query = torch.randn(batch.num_tokens, num_heads, HEAD_DIM, generator=generator, dtype=dtype)
     key, value = torch.randn(2, batch.num_tokens, kv_heads, HEAD_DIM, generator=generator, dtype=dtype)
     cache = random_cache(kv_heads, block_size, generator, dtype)
-    copy = LayerCache(cache.keys.clone(), cache.values.clone())
-    plain = ReferenceAttention()(query, key, value, cache, batch, scale=0.3, window=window, softcap=softcap)
+    write_cache(key, value, cache, batch)
+    plain = ReferenceAttention()(query, cache, batch, scale=0.3, window=window, softcap=softcap)
     with (
         patch.object(paged_attention, "MAX_BYTES_TO_COPY", max_bytes),
         patch.object(paged_attention, "MAX_TOKENS_TOGETHER", max_together),
     ):
-        fast = PagedAttention()(query, key, value, copy, batch, scale=0.3, window=window, softcap=softcap)
+        fast = PagedAttention()(query, cache, batch, scale=0.3, window=window, softcap=softcap)
     torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
-    assert torch.equal(cache.keys, copy.keys)
-    assert torch.equal(cache.values, copy.values)
 
 
 def test_a_token_sees_its_whole_picture_and_no_further() -> None:
@@ -131,8 +129,7 @@ def test_requests_of_one_batch_never_see_each_other() -> None:
 
     def attend(first: int, slices: list[RequestSlice]) -> torch.Tensor:
         batch = AttentionBatch(slices, "cpu")
-        return PagedAttention()(
-            query[first:], key[first:], value[first:], cache, batch, scale=1.0, window=None, softcap=None
-        )
+        write_cache(key[first:], value[first:], cache, batch)
+        return PagedAttention()(query[first:], cache, batch, scale=1.0, window=None, softcap=None)
 
     torch.testing.assert_close(attend(0, both)[5:], attend(5, both[1:]))

@@ -23,7 +23,6 @@ class ModelWork:
         self.model, self._place = model, model.place
         self._store = KvBlockStore(model.shape, CONTEXT // BLOCK_SIZE, BLOCK_SIZE, self._place)
         self._attention = PagedAttention()
-        self._last = torch.tensor([-1], device=self._place.device)
         self._blocks = BlockTable(BLOCK_SIZE, range(CONTEXT // BLOCK_SIZE), self._place.device)
 
     def encode(self, pixels: Tensor) -> Tensor:
@@ -39,10 +38,10 @@ class ModelWork:
         return self._compute(RequestSlice(CONTEXT - 2, 1, self._blocks))
 
     def _compute(self, piece: RequestSlice) -> Tensor:
-        batch = AttentionBatch([piece], self._place.device)
+        batch = AttentionBatch([piece], self._place.device, read=[0])
         token_ids = torch.zeros(piece.length, dtype=torch.int64, device=self._place.device)
         embeddings = self.model.embed_tokens(token_ids)
-        return self.model.logits(self.model.compute(embeddings, self._attention, self._store.layers, batch, self._last))
+        return self.model.logits(self.model.compute(embeddings, self._attention, self._store.layers, batch))
 
 
 def median_seconds(work: Callable[[], object], runs: int, device: torch.device) -> float:

@@ -2,10 +2,11 @@
 
 The tokens of all requests of a step lie flat in one batch.  Whatever the layer (causal, windowed, two-way inside a
 picture), a token sees *one interval* of positions of its own request: `AttentionBatch.visible` computes it, and it is
-the only rule of visibility.  Implementations first write the new keys and values to their pages, then attend.
+the only rule of visibility.  The new keys and values are written to their pages first.
 """
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -43,20 +44,42 @@ class LayerCache:
 
 
 class AttentionBatch:
-    """Where the tokens of one step stand and where their keys and values live; made once, read by every layer."""
+    """Where the tokens of one step stand and where their keys and values live; made once, read by every layer.
 
-    def __init__(self, slices: Sequence[RequestSlice], device: torch.device | str) -> None:
-        self.slices = tuple(slices)
+    `read`: of these slices the hidden state of the last token is wanted, and of no other token; None: of all tokens.
+    """
+
+    def __init__(
+        self, slices: Sequence[RequestSlice], device: torch.device | str, read: Sequence[int] | None = None
+    ) -> None:
+        self.slices, self._read = tuple(slices), read
         self.device = torch.device(device)
         self.num_tokens = sum(piece.length for piece in slices)
+        self.num_read = self.num_tokens if read is None else len(read)
         if self.num_tokens == len(slices):
-            positions = torch.tensor([piece.start for piece in slices])
-            slots = torch.tensor([piece.table.slot(piece.start) for piece in slices])
+            positions = torch.tensor([piece.start for piece in slices], dtype=torch.int64)
+            slots = torch.tensor([piece.table.slot(piece.start) for piece in slices], dtype=torch.int64)
         else:
             positions = torch.cat([torch.arange(piece.start, piece.end) for piece in slices])
             slots = torch.cat([piece.table.slots(piece.start, piece.end) for piece in slices])
         self.positions = positions.to(self.device)  # [tokens]
         self.slots = slots.to(self.device)  # [tokens]
+
+    @functools.cached_property
+    def read_rows(self) -> Tensor | None:
+        """Where among all tokens those stand whose hidden state is wanted; None: everywhere."""
+        if self._read is None:
+            return None
+        ends = list(itertools.accumulate(piece.length for piece in self.slices))
+        return torch.tensor([ends[index] - 1 for index in self._read], dtype=torch.int64).to(self.device)
+
+    @functools.cached_property
+    def read_part(self) -> "AttentionBatch":
+        """Those tokens alone: nobody else needs to attend in the last layer."""
+        if self._read is None:
+            return self
+        pieces = [self.slices[index] for index in self._read]
+        return AttentionBatch([RequestSlice(piece.end - 1, 1, piece.table) for piece in pieces], self.device)
 
     @functools.cached_property
     def _picture_ends(self) -> list[Tensor]:
@@ -82,8 +105,6 @@ class Attention(Protocol):
     def __call__(
         self,
         query: Tensor,  # [tokens, heads, head_dim]
-        key: Tensor,  # [tokens, kv_heads, head_dim]
-        value: Tensor,  # [tokens, kv_heads, head_dim]
         cache: LayerCache,
         batch: AttentionBatch,
         *,
@@ -124,8 +145,6 @@ class ReferenceAttention:
     def __call__(
         self,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
         cache: LayerCache,
         batch: AttentionBatch,
         *,
@@ -133,7 +152,6 @@ class ReferenceAttention:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        write_cache(key, value, cache, batch)
         outputs = []
         for index, queries in enumerate(torch.split(query, [piece.length for piece in batch.slices])):
             begin, end = batch.visible(index, window)
@@ -144,4 +162,4 @@ class ReferenceAttention:
             outputs.append(
                 attend_plainly(queries, cache.keys[slots], cache.values[slots], mask.to(query.device), scale, softcap)
             )
-        return torch.cat(outputs)
+        return torch.cat(outputs) if outputs else query

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache
 from keepsight.models.layers import Placement
 
-# Called after each decoder layer, with its number and its output: [tokens, hidden], after the last one [rows, hidden].
+# Called after each decoder layer, with its number and its output: [tokens, hidden], after the last one [read, hidden].
 LayerWatcher = Callable[[int, Tensor], None]
 
 
@@ -51,10 +51,9 @@ class Model(Protocol):
         attention: Attention,
         caches: Sequence[LayerCache],
         batch: AttentionBatch,
-        rows: Tensor | None = None,
         watch_layer: LayerWatcher | None = None,
     ) -> Tensor:
-        """[tokens, hidden] -> hidden states of `rows`, or of all; the keys and values of all stay in the caches."""
+        """[tokens, hidden] -> hidden states of those that are read; keys and values of all stay in the caches."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

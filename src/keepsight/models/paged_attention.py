@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from keepsight.models.attention import AttentionBatch, LayerCache, attend_plainly, write_cache
+from keepsight.models.attention import AttentionBatch, LayerCache, attend_plainly
 from keepsight.models.cpu_products import is_exact_on_cpu
 
 # Large enough for the kernels to run at full rate, small enough to skip most of what causality hides; and for products
@@ -46,8 +46,6 @@ class PagedAttention:
     def __call__(
         self,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
         cache: LayerCache,
         batch: AttentionBatch,
         *,
@@ -55,7 +53,6 @@ class PagedAttention:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        write_cache(key, value, cache, batch)
         if self._planned_for is not batch:
             self._planned_for, self._plans = batch, {}
         if window not in self._plans:
@@ -86,7 +83,7 @@ class _Way(NamedTuple):
         if softcap is not None:
             return cls(query.dtype, group, 0, 1, by_products=False)
         if query.device.type != "cpu":
-            return cls(query.dtype, group, cache.keys.shape[0], len(query), by_products=False)
+            return cls(query.dtype, group, cache.keys.shape[0], max(1, len(query)), by_products=False)
         max_keys = MAX_BYTES_TO_COPY // (2 * cache.keys[0].nbytes)
         return cls(query.dtype, group, max_keys, MAX_TOKENS_TOGETHER, is_exact_on_cpu(query))
 

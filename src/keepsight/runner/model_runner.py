@@ -193,7 +193,7 @@ class ModelRunner:
         model = self.model
         embeddings = merge_embeddings(model.embed_tokens(inputs.token_ids), inputs.media)
         watch = None if between_layers is None else lambda *_: between_layers()
-        hidden = model.compute(embeddings, attention, self.blocks.layers, inputs.batch, inputs.sampled_rows, watch)
+        hidden = model.compute(embeddings, attention, self.blocks.layers, inputs.batch, watch)
         tokens = iter(self._sample(hidden, inputs))
         computed = [
             Computed(piece.sequence_id, piece.end, next(tokens) if piece.samples else None) for piece in inputs.slices

@@ -1,4 +1,4 @@
-"""The slices of one batch as tensors: what the model reads, and which rows the sampler wants."""
+"""The slices of one batch as tensors: what the model reads, and of whom the sampler wants something."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,8 +21,6 @@ class StepInputs:
     token_ids: Tensor  # [tokens]
     media: Sequence[MediaRows]
     batch: AttentionBatch
-    # Of each slice that samples, its last row; None: that is all rows.
-    sampled_rows: Tensor | None
 
 
 def make_step_inputs(
@@ -30,7 +28,6 @@ def make_step_inputs(
 ) -> StepInputs:
     sequences: list[RunningSequence] = []
     token_ids: list[int] = []
-    sampled_rows: list[int] = []
     media: list[MediaRows] = []
     pieces: list[RequestSlice] = []
     for piece in slices:
@@ -41,11 +38,9 @@ def make_step_inputs(
         pieces.append(_request_slice(piece, sequence))
         token_ids.extend(sequence.token_ids[piece.start : piece.end])
         sequences.append(sequence)
-        if piece.samples:
-            sampled_rows.append(len(token_ids) - 1)
-    batch = AttentionBatch(pieces, device)
-    rows = None if len(sampled_rows) == len(token_ids) else torch.tensor(sampled_rows, dtype=torch.int64).to(device)
-    return StepInputs(slices, sequences, torch.tensor(token_ids).to(device), media, batch, rows)
+    sampling = [index for index, piece in enumerate(slices) if piece.samples]
+    batch = AttentionBatch(pieces, device, None if len(sampling) == len(token_ids) else sampling)
+    return StepInputs(slices, sequences, torch.tensor(token_ids).to(device), media, batch)
 
 
 def _request_slice(piece: Slice, sequence: RunningSequence) -> RequestSlice:

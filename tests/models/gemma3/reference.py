@@ -1,6 +1,7 @@
 """Random small Gemma 3 checkpoints, and transformers' own answers about them: the outside judge."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,11 +170,14 @@ def make_caches(model: Gemma3, num_blocks: int) -> list[LayerCache]:
     return [LayerCache(empty(), empty()) for _ in text.layers]
 
 
-def whole_prompt_batch(prompt: Prompt, device: torch.device | str = "cpu") -> AttentionBatch:
-    num_blocks = -(-len(prompt.token_ids) // BLOCK_SIZE)
-    table = BlockTable(BLOCK_SIZE, range(num_blocks), device)
-    piece = RequestSlice(0, len(prompt.token_ids), table, tuple(prompt.spans))
-    return AttentionBatch([piece], device)
+def whole_prompts(prompts: Sequence[Prompt], device: torch.device | str) -> list[RequestSlice]:
+    pieces, first = [], 0
+    for prompt in prompts:
+        end = first - (-len(prompt.token_ids) // BLOCK_SIZE)
+        table = BlockTable(BLOCK_SIZE, range(first, end), device)
+        pieces.append(RequestSlice(0, len(prompt.token_ids), table, tuple(prompt.spans)))
+        first = end
+    return pieces
 
 
 def merged_embeddings(model: Gemma3, prompt: Prompt) -> Tensor:
@@ -186,15 +190,25 @@ def merged_embeddings(model: Gemma3, prompt: Prompt) -> Tensor:
     return embeddings
 
 
-def run_model(
-    model: Gemma3, prompt: Prompt, attention: Attention, rows: Tensor | None = None
+def run_model(model: Gemma3, prompt: Prompt, attention: Attention) -> tuple[list[Tensor], Tensor]:
+    """Every decoder layer's output, and the logits of all positions."""
+    return run_together(model, [prompt], attention)
+
+
+def run_together(
+    model: Gemma3, prompts: Sequence[Prompt], attention: Attention, read: Sequence[int] | None = None
 ) -> tuple[list[Tensor], Tensor]:
-    """Every decoder layer's output, and the logits of `rows` or of all positions."""
+    """The same of several prompts in one batch, or the logits of the last position of those that are to be read."""
     layers: list[Tensor] = []
-    batch = whole_prompt_batch(prompt, model.decoder.embedding.device)
-    caches = make_caches(model, len(batch.slices[0].table.block_ids))
-    embeddings = merged_embeddings(model, prompt)
+    device = model.decoder.embedding.device
+    pieces = whole_prompts(prompts, device)
+    caches = make_caches(model, sum(len(piece.table.block_ids) for piece in pieces))
+    embeddings = torch.cat([merged_embeddings(model, prompt) for prompt in prompts])
     hidden = model.compute(
-        embeddings, attention, caches, batch, rows, watch_layer=lambda _, output: layers.append(output.clone())
+        embeddings,
+        attention,
+        caches,
+        AttentionBatch(pieces, device, read),
+        watch_layer=lambda _, output: layers.append(output.clone()),
     )
     return layers, model.logits(hidden)

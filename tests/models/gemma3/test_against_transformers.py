@@ -120,14 +120,17 @@ def test_every_decoder_layer_and_the_logits_equal(pair: Pair, num_pictures: int,
     assert_close(logits, their_logits)
 
 
-@pytest.mark.parametrize("wanted", [[], [-1], [0, 7, -1]])
-def test_the_rows_that_are_asked_for_are_what_they_are_among_all(pair: Pair, wanted: list[int]) -> None:
-    rows = torch.tensor(wanted, dtype=torch.int64, device=pair.model.place.device)
-    prompt = pair.prompt(1)
-    _, of_all = ref.run_model(pair.model, prompt, PagedAttention())
-    layers, of_rows = ref.run_model(pair.model, prompt, PagedAttention(), rows)
-    assert len(layers[-1]) == len(wanted) < len(layers[-2])
-    torch.testing.assert_close(of_rows, of_all[rows], rtol=0, atol=MAX_ERROR)
+@pytest.mark.parametrize("attention", [ReferenceAttention(), PagedAttention()], ids=["reference", "paged"])
+@pytest.mark.parametrize("read", [[], [1], [0, 2], [0, 1, 2]], ids=str)
+def test_the_ends_that_are_read_are_what_they_are_when_all_is_read(
+    pair: Pair, read: list[int], attention: Attention
+) -> None:
+    prompts = [pair.prompt(num_pictures) for num_pictures in (0, 1, 2)]
+    ends = [ref.run_model(pair.model, prompt, PagedAttention())[1][-1] for prompt in prompts]
+    layers, logits = ref.run_together(pair.model, prompts, attention, read)
+    assert len(logits) == len(layers[-1]) == len(read) < len(layers[-2])
+    for row, index in zip(logits, read, strict=True):
+        torch.testing.assert_close(row, ends[index], rtol=0, atol=MAX_ERROR)
 
 
 @pytest.mark.parametrize("seed", [0, 3, 5, 8])

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from keepsight.models.attention import Attention, AttentionBatch, LayerCache
+from keepsight.models.attention import Attention, AttentionBatch, LayerCache, write_cache
 from keepsight.models.cpu_products import pad_rows
 from keepsight.models.gemma3.config import LayerConfig, RotaryConfig, TextConfig
 from keepsight.models.layers import (
@@ -72,18 +72,26 @@ class SelfAttention(nn.Module):
         self.key_scale = empty_parameter(exact, dim)
 
     def forward(
-        self, hidden: Tensor, angles: Angles, attention: Attention, cache: LayerCache, batch: AttentionBatch
+        self,
+        hidden: Tensor,
+        angles: Angles,
+        attention: Attention,
+        cache: LayerCache,
+        batch: AttentionBatch,
+        *,
+        is_last: bool,
     ) -> Tensor:
-        """What `out` is to be given, of all tokens."""
+        """What `out` is to be given: of all tokens, or in the last layer of those that are read."""
         config = self.config
         projected = self.qkv(hidden)[: batch.num_tokens]
         heads = projected.view(-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
         rotated = rotate(self.rms.divide(heads[:, : -config.num_kv_heads], self._scales), angles)
         query, key = torch.split(rotated, [config.num_heads, config.num_kv_heads], dim=1)
+        write_cache(key, heads[:, -config.num_kv_heads :], cache, batch)
+        if is_last and batch.read_rows is not None:
+            query, batch = query[batch.read_rows], batch.read_part
         output = attention(
             query,
-            key,
-            heads[:, -config.num_kv_heads :],
             cache,
             batch,
             scale=config.attention_scale,
@@ -145,12 +153,13 @@ class DecoderLayer(nn.Module):
         attention: Attention,
         cache: LayerCache,
         batch: AttentionBatch,
-        rows: Tensor | None = None,
+        *,
+        is_last: bool,
     ) -> Tensor:
-        """Of `rows` alone, if they are given; the last rows of `hidden` and of the result may be padding."""
-        attended = self.attention(self.before_attention(hidden), angles, attention, cache, batch)
-        if rows is not None:
-            hidden, attended = pad_rows(hidden[: len(attended)][rows]), attended[rows]
+        """The last rows of `hidden` and of the result may be padding; the last layer's are those that are read."""
+        attended = self.attention(self.before_attention(hidden), angles, attention, cache, batch, is_last=is_last)
+        if is_last and batch.read_rows is not None:
+            hidden = pad_rows(hidden[batch.read_rows])
         hidden = self.after_attention.add_to(hidden, self.attention.out(pad_rows(attended)))
         return self.after_feed_forward.add_to(hidden, self.feed_forward(self.before_feed_forward(hidden)))
 
@@ -183,22 +192,17 @@ class Decoder(nn.Module):
         attention: Attention,
         caches: Sequence[LayerCache],
         batch: AttentionBatch,
-        rows: Tensor | None = None,
         watch_layer: LayerWatcher | None = None,
     ) -> Tensor:
         angles = self.rotary.angles(batch.positions)
-        num_rows = batch.num_tokens
         hidden = pad_rows(hidden)
         last = len(self.layers) - 1
         for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             assert isinstance(layer, DecoderLayer)
-            # Nobody reads the last layer's other rows: of them it computes the keys and values.
-            read = rows if index == last else None
-            num_rows = num_rows if read is None else len(read)
-            hidden = layer(hidden, angles[layer.layer.rotary], attention, cache, batch, read)
+            hidden = layer(hidden, angles[layer.layer.rotary], attention, cache, batch, is_last=index == last)
             if watch_layer is not None:
-                watch_layer(index, hidden[:num_rows])
-        return self.norm(hidden[:num_rows])  # type: ignore[no-any-return]
+                watch_layer(index, hidden[: batch.num_read if index == last else batch.num_tokens])
+        return self.norm(hidden[: batch.num_read])  # type: ignore[no-any-return]
 
     def slots(self) -> Iterator[WeightSlot]:
         yield slot("embed_tokens.weight", self.embedding)

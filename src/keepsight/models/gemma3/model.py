@@ -68,10 +68,9 @@ class Gemma3(nn.Module):
         attention: Attention,
         caches: Sequence[LayerCache],
         batch: AttentionBatch,
-        rows: Tensor | None = None,
         watch_layer: LayerWatcher | None = None,
     ) -> Tensor:
-        return self.decoder(embeddings, attention, caches, batch, rows, watch_layer)  # type: ignore[no-any-return]
+        return self.decoder(embeddings, attention, caches, batch, watch_layer)  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits = linear(hidden, self.decoder.embedding) if self.head is None else self.head(hidden)
