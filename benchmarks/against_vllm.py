@@ -5,7 +5,8 @@
 Both servers run, alone on the machine, with the settings that they have by themselves but for float32, one length of
 context, all cores for both, and 2 GB of keys and values for vLLM, which it must be told on a CPU.  They are asked in
 turn, workload by workload, by `keepsight bench`, as machines have slow minutes; who begins changes each time, and each
-round draws other pictures.  A ratio is the median of the rounds' ratios, above 1 where Keepsight is better.  Memory is
+round draws other pictures.  Nobody is asked before the other is at rest: for a second after an answer vLLM keeps a
+core busy with waiting.  A ratio is the median of the rounds' ratios, above 1 where Keepsight is better.  Memory is
 shared out fairly among processes.
 """
 
@@ -44,6 +45,8 @@ FIRST_TOKEN, LATE_FIRST_TOKEN, RATE = "first token p50 ms", "first token p95 ms"
 SHOWN = (FIRST_TOKEN, LATE_FIRST_TOKEN, "gap p50 ms", "gap p95 ms", RATE)
 START_UP, FIRST_ANSWER = "start-up to ready s", "start-up to the first answer s"
 MEMORY_READY, MEMORY_LATER, IDLE = "memory MiB, ready", "memory MiB, at the end", "idle cores"
+# At rest is who took no more than so much of a core for so long; but nobody is waited for much longer.
+REST_CORES, REST_SECONDS, LONGEST_WAIT = 0.05, 0.3, 10.0
 # What of a round is kept, by its name.
 Findings = dict[str, float]
 
@@ -145,13 +148,24 @@ class Contestant:
             return
         for label, summary in report.summaries.items():
             self._note(task.prefix + label, summary)
+        await self._come_to_rest()
+
+    async def _come_to_rest(self) -> None:
+        give_up = time.perf_counter() + LONGEST_WAIT
+        while await self._cores_busy(REST_SECONDS) > REST_CORES:
+            if time.perf_counter() > give_up:
+                say(f"    {self.name} does not come to rest: whoever is asked next has less of the machine")
+                return
+
+    async def _cores_busy(self, seconds: float) -> float:
+        before, started = family_processor_seconds(self._process.pid), time.perf_counter()
+        await asyncio.sleep(seconds)
+        return (family_processor_seconds(self._process.pid) - before) / (time.perf_counter() - started)
 
     async def measure_at_rest(self) -> None:
         self.once[MEMORY_LATER] = family_mib(self._process.pid)
         await asyncio.sleep(1)
-        before, started = family_processor_seconds(self._process.pid), time.perf_counter()
-        await asyncio.sleep(self._arguments.idle_seconds)
-        self.once[IDLE] = (family_processor_seconds(self._process.pid) - before) / (time.perf_counter() - started)
+        self.once[IDLE] = await self._cores_busy(self._arguments.idle_seconds)
 
     async def ask_after_restart(self, task: Task) -> None:
         """Keepsight with a disk cache, which is off by default and empty here; vLLM has nothing that outlives it."""
