@@ -231,6 +231,20 @@ def test_what_is_left_of_a_step_begins_no_prompt_that_could_soon_find_its_beginn
     drive.expect_right_answers()
 
 
+def test_who_waits_for_more_room_is_not_overtaken_by_those_who_would_take_it() -> None:
+    drive = Drive(make_config(max_num_batched_tokens=64))
+    drive.run(make_request("before", "cat", 1))
+    drive.add(make_request("first", 60, cache_salt="first", max_tokens=1))
+    drive.add(make_request("picture", 3, "cat", 5, max_tokens=1))
+    for number in range(8):
+        # Each would leave the next step four tokens short of a whole one.
+        drive.add(make_request(f"later{number}", 64, cache_salt=f"{number}", max_tokens=1))
+        drive.step()
+    assert ("picture", 0) in drive.finished
+    drive.run()
+    drive.expect_right_answers()
+
+
 def test_a_short_beginning_is_computed_where_a_step_has_room_for_no_more() -> None:
     drive = Drive(make_config(max_num_batched_tokens=13))
     drive.run(make_request("a", 10, "cat", 3))

@@ -241,7 +241,7 @@ class Scheduler:
         if draft.is_for_encodings:
             draft.now_tokens_left -= piece.end - start
             return draft.now_tokens_left > 0
-        if piece.end == start or self._is_better_begun_later(state, start, piece, draft):
+        if draft.waits_for_room(piece, start, state.num_tokens, self._block_size):
             return draft.now_tokens_left > 0
         first_block = 0 if hit is not None else self.kv_cache.num_blocks_of(state.sequence_id)
         added = self._extend(state, piece.end, hit)
@@ -250,14 +250,6 @@ class Scheduler:
         self._seat(state, hit)
         self._plan_prompt(state, piece, first_block, added, draft)
         return True
-
-    def _is_better_begun_later(self, state: RequestState, start: int, piece: Piece, draft: StepDraft) -> bool:
-        """Beginning with what others leave of a step it would fill no block, and a prefix is only found by who begins.
-
-        Those behind it with the same beginning would do likewise, and compute all of it once more.
-        """
-        fills_no_block = piece.end < state.num_tokens and piece.end - start < self._block_size
-        return fills_no_block and draft.has_prompts(joins=piece.joins)
 
     def _find_prefix(self, state: RequestState) -> PrefixHit | None:
         """None for a sequence that holds pages: it goes on where it was."""

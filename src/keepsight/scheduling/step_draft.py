@@ -26,6 +26,8 @@ class StepDraft:
     now: list[Slice] = field(default_factory=list)
     beside: list[Slice] = field(default_factory=list)
     new: list[NewSequence] = field(default_factory=list)
+    # By `joins`: where somebody waits for more room.
+    _lanes_waited_for: set[bool] = field(default_factory=set)
     _num_joining: int = 0
 
     def joins(self, length: int) -> bool:
@@ -41,6 +43,18 @@ class StepDraft:
 
     def has_prompts(self, *, joins: bool) -> bool:
         return bool(self._num_joining if joins else self.beside)
+
+    def waits_for_room(self, piece: Piece, start: int, end_of_prompt: int, block_size: int) -> bool:
+        """What others leave of the step is too little to begin with.  Who is behind may take it, but nothing later.
+
+        With less than a block, all who have the same beginning would begin likewise, and each compute all of it.
+        """
+        if piece.end == end_of_prompt:
+            return False
+        is_scrap = piece.end - start < block_size and self.has_prompts(joins=piece.joins)
+        if piece.end == start or is_scrap:
+            self._lanes_waited_for.add(piece.joins)
+        return piece.joins in self._lanes_waited_for
 
     def add_prompt(self, prompt: Slice, *, joins: bool) -> None:
         if not joins:
