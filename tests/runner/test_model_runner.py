@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,8 +12,10 @@ import torch
 from keepsight.models.gemma3.model import Gemma3
 from keepsight.pixels import carry_embeddings
 from keepsight.requests import EngineRequest
-from keepsight.scheduling.step_plan import Encoding, NewSequence, Slice, StepPlan
-from tests.runner.small_model import Driver, SmallModel
+from keepsight.runner.model_runner import Job
+from keepsight.scheduling.step_plan import Encoding, NewSequence, Slice, StepPlan, StepResult
+from tests.runner.small_model import WAIT_SECONDS, Driver, SmallModel
+from tests.runner.test_memory_ahead import needs_kernel
 
 NUM_TOKENS = 64
 
@@ -323,6 +326,37 @@ def test_a_closed_runner_s_thread_has_ended(one_small: SmallModel) -> None:
     driver.runner.run(StepPlan(encode=[Encoding("0", "0", 1)] * 20))
     driver.runner.close()
     assert not driver.runner._beside._thread.is_alive()
+
+
+@needs_kernel
+def test_it_prepares_memory_until_there_is_enough_and_keeps_what_is_computed(
+    one: Driver, one_small: SmallModel
+) -> None:
+    request = one_small.request("r", 1)
+    sequence_id = one.begin(request)
+    first, *others = one.prompt_slices(sequence_id, legal_cuts(request)[:1])
+    one.compute(first)
+    assert sum(1 for _ in iter(one.runner.prepare, False)) > 0
+    one.compute(*others)
+    assert not one.runner.prepare()
+    one.decode(sequence_id, num_tokens=3)
+    assert one.tokens[sequence_id] == one_small.reference_answer(1, 4)
+
+
+@needs_kernel
+def test_it_prepares_nothing_while_others_compute(one: Driver) -> None:
+    may_end = threading.Event()
+
+    def other_work() -> Job:
+        yield
+        assert may_end.wait(WAIT_SECONDS)
+        return StepResult()
+
+    one.runner._beside.begin(other_work())
+    assert not one.runner.prepare()
+    may_end.set()
+    assert one.finished.acquire(timeout=WAIT_SECONDS)
+    assert one.runner.prepare()
 
 
 def test_a_request_id_may_come_again_after_its_sequence_ended(one: Driver, one_small: SmallModel) -> None:
