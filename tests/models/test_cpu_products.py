@@ -67,7 +67,10 @@ def test_an_activation_in_the_product_is_the_activation_after_it(activation: str
     torch.testing.assert_close(linear.then_activate(hidden, ACTIVATIONS[activation]), before, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("num_rows", "padded"), [(0, 0), (1, 1), (7, 7), (8, 8), (9, 16), (33, 40), (290, 296)])
+@pytest.mark.parametrize(
+    ("num_rows", "padded"),
+    [(0, 0), (1, 1), (7, 7), (8, 8), (9, 16), (33, 40), (249, 256), (290, 304), (513, 544), (1025, 1088), (2048, 2048)],
+)
 def test_rows_are_padded_with_zeros_to_few_different_numbers(num_rows: int, padded: int) -> None:
     hidden = torch.randn(num_rows, 8)
     rows = pad_rows(hidden)

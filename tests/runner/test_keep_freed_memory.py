@@ -9,9 +9,11 @@ import pytest
 
 PROGRAM = """
 import resource, sys, threading
-if sys.argv[1] == "keeping":
-    from keepsight.runner.keep_freed_memory import keep_freed_memory
+from keepsight.runner.keep_freed_memory import keep_freed_memory, write_memory_ahead
+if sys.argv[1] != "by itself":
     keep_freed_memory()
+if sys.argv[1] == "ahead":
+    write_memory_ahead()
 
 def count_faults():
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
@@ -21,7 +23,8 @@ def count_faults():
     return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
 
 def run():
-    count_faults()
+    if sys.argv[1] != "ahead":
+        count_faults()
     counts.append(count_faults())
 
 counts = []
@@ -44,6 +47,11 @@ def count_page_faults(way: str, **environment: str) -> int:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not glibc, whose rules these are")
 def test_what_was_freed_is_used_again_without_page_faults() -> None:
     assert count_page_faults("keeping") < 1000 < count_page_faults("by itself")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not glibc, whose rules these are")
+def test_the_first_find_memory_that_was_written_to_before() -> None:
+    assert count_page_faults("ahead") < 1000
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not glibc, whose rules these are")

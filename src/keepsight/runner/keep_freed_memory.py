@@ -1,4 +1,5 @@
-"""What a step frees the next one allocates again: it shall not go back to the operating system in between.
+"""What a step frees the next one allocates again: it shall not go back to the operating system in between.  And the
+first ones shall find some.
 
 By itself glibc returns what lies free at the end of its memory, from an amount that grows with the largest block ever
 freed.  Until a picture was encoded each prompt of some hundred tokens paid for thousands of page faults, a quarter of
@@ -13,6 +14,8 @@ logger = logging.getLogger(__name__)
 # glibc's names.  The first takes at most 32 MiB: larger blocks always come from the kernel, and go back to it.
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _ARENA_MAX = -3, -1, -8
 _MIB = 2**20
+# As steps of some hundred tokens take; with more of them, or of a larger model, it matters less.
+_MIB_AHEAD = 96
 
 
 def keep_freed_memory() -> None:
@@ -24,6 +27,16 @@ def keep_freed_memory() -> None:
     for name, value in ((_MMAP_THRESHOLD, 32 * _MIB), (_TRIM_THRESHOLD, 256 * _MIB), (_ARENA_MAX, 1)):
         if not mallopt(name, value):
             logger.info("this C library keeps to its own rules: %d cannot be set", name)
+
+
+def write_memory_ahead() -> None:
+    """When the weights have their places.
+
+    By itself the memory of steps grows with every new length of a prompt.  Until some dozens had been seen, each prompt
+    paid for hundreds of pages, a fifth of its time.
+    """
+    written = [b"\1" * _MIB for _ in range(_MIB_AHEAD)]
+    del written
 
 
 def _is_told_otherwise() -> bool:

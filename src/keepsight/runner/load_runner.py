@@ -17,7 +17,7 @@ from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.models.layers import Placement
 from keepsight.models.model import Model, count_parameters
 from keepsight.models.registry import load_model
-from keepsight.runner.keep_freed_memory import keep_freed_memory
+from keepsight.runner.keep_freed_memory import keep_freed_memory, write_memory_ahead
 from keepsight.runner.model_runner import Keep, ModelRunner
 from keepsight.runner.normalize_pixels import PixelNormalizer
 
@@ -34,6 +34,8 @@ def load_model_for(config: Config) -> Model:
         keep_freed_memory()
     model = load_model(Path(config.directory), place)
     _limit_threads(model)
+    if place.device.type == "cpu":
+        write_memory_ahead()
     return model
 
 
