@@ -101,7 +101,9 @@ class EngineLoop:
         self._is_idle = plan.is_empty and result.is_empty and not has_answers
 
     def _receive(self) -> None:
-        for message in self._inbox.take(waits=self._is_idle and not self._runner.prepare()):
+        while self._is_idle and not self._inbox.has_news and self._runner.prepare():
+            pass
+        for message in self._inbox.take(waits=self._is_idle):
             self._unanswered.note_asked(message)
             self._act_on(message)
 

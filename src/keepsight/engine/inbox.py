@@ -20,6 +20,11 @@ class Inbox:
     def is_closed(self) -> bool:
         return self._is_closed
 
+    @property
+    def has_news(self) -> bool:
+        """Whether a wait would end at once."""
+        return bool(self._messages) or self._is_awake or self._is_closed
+
     def try_put(self, message: ToEngine) -> bool:
         """False once it is closed: nobody will read this message."""
         with self._changed:
@@ -43,7 +48,7 @@ class Inbox:
     def take(self, *, waits: bool) -> list[ToEngine]:
         """All that have come, in their order.  A wait ends with a message, a waking or the closing."""
         with self._changed:
-            while waits and not (self._messages or self._is_awake or self._is_closed):
+            while waits and not self.has_news:
                 self._changed.wait()
             self._is_awake = False
             messages, self._messages = self._messages, []
