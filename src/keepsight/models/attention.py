@@ -52,10 +52,11 @@ class AttentionBatch:
     def __init__(
         self, slices: Sequence[RequestSlice], device: torch.device | str, read: Sequence[int] | None = None
     ) -> None:
-        self.slices, self._read = tuple(slices), read
+        self.slices = tuple(slices)
         self.device = torch.device(device)
         self.num_tokens = sum(piece.length for piece in slices)
         self.num_read = self.num_tokens if read is None else len(read)
+        self._read = None if self.num_read == self.num_tokens else read
         if self.num_tokens == len(slices):
             positions = torch.tensor([piece.start for piece in slices], dtype=torch.int64)
             slots = torch.tensor([piece.table.slot(piece.start) for piece in slices], dtype=torch.int64)

@@ -39,7 +39,7 @@ def make_step_inputs(
         token_ids.extend(sequence.token_ids[piece.start : piece.end])
         sequences.append(sequence)
     sampling = [index for index, piece in enumerate(slices) if piece.samples]
-    batch = AttentionBatch(pieces, device, None if len(sampling) == len(token_ids) else sampling)
+    batch = AttentionBatch(pieces, device, sampling)
     return StepInputs(slices, sequences, torch.tensor(token_ids).to(device), media, batch)
 
 

@@ -5,6 +5,7 @@ Knows positions and pages only through `AttentionBatch`; which tokens see which 
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +55,17 @@ def rotate(heads: Tensor, angles: Angles) -> Tensor:
     return heads.mul_(cos).addcmul_(swapped, sin)
 
 
+class LayerStep(NamedTuple):
+    """What a layer is given beside the hidden states of all tokens."""
+
+    angles: Angles
+    attention: Attention
+    cache: LayerCache
+    batch: AttentionBatch
+    # Where those stand whose output alone is read, in the last layer; None: everywhere.
+    rows: Tensor | None
+
+
 class SelfAttention(nn.Module):
     def __init__(self, config: TextConfig, layer: LayerConfig, place: Placement) -> None:
         super().__init__()
@@ -71,28 +83,19 @@ class SelfAttention(nn.Module):
         self.query_scale = empty_parameter(exact, dim)
         self.key_scale = empty_parameter(exact, dim)
 
-    def forward(
-        self,
-        hidden: Tensor,
-        angles: Angles,
-        attention: Attention,
-        cache: LayerCache,
-        batch: AttentionBatch,
-        *,
-        is_last: bool,
-    ) -> Tensor:
-        """What `out` is to be given: of all tokens, or in the last layer of those that are read."""
-        config = self.config
+    def forward(self, hidden: Tensor, step: LayerStep) -> Tensor:
+        """What `out` is to be given, of the tokens that are read."""
+        config, batch = self.config, step.batch
         projected = self.qkv(hidden)[: batch.num_tokens]
         heads = projected.view(-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
-        rotated = rotate(self.rms.divide(heads[:, : -config.num_kv_heads], self._scales), angles)
+        rotated = rotate(self.rms.divide(heads[:, : -config.num_kv_heads], self._scales), step.angles)
         query, key = torch.split(rotated, [config.num_heads, config.num_kv_heads], dim=1)
-        write_cache(key, heads[:, -config.num_kv_heads :], cache, batch)
-        if is_last and batch.read_rows is not None:
-            query, batch = query[batch.read_rows], batch.read_part
-        output = attention(
+        write_cache(key, heads[:, -config.num_kv_heads :], step.cache, batch)
+        if step.rows is not None:
+            query, batch = query[step.rows], batch.read_part
+        output = step.attention(
             query,
-            cache,
+            step.cache,
             batch,
             scale=config.attention_scale,
             window=self.layer.window,
@@ -146,20 +149,11 @@ class DecoderLayer(nn.Module):
         self.attention = SelfAttention(config, layer, place)
         self.feed_forward = FeedForward(config, place)
 
-    def forward(
-        self,
-        hidden: Tensor,
-        angles: Angles,
-        attention: Attention,
-        cache: LayerCache,
-        batch: AttentionBatch,
-        *,
-        is_last: bool,
-    ) -> Tensor:
-        """The last rows of `hidden` and of the result may be padding; the last layer's are those that are read."""
-        attended = self.attention(self.before_attention(hidden), angles, attention, cache, batch, is_last=is_last)
-        if is_last and batch.read_rows is not None:
-            hidden = pad_rows(hidden[batch.read_rows])
+    def forward(self, hidden: Tensor, step: LayerStep) -> Tensor:
+        """Of the tokens that are read; the last rows of `hidden` and of the result may be padding."""
+        attended = self.attention(self.before_attention(hidden), step)
+        if step.rows is not None:
+            hidden = pad_rows(hidden[step.rows])
         hidden = self.after_attention.add_to(hidden, self.attention.out(pad_rows(attended)))
         return self.after_feed_forward.add_to(hidden, self.feed_forward(self.before_feed_forward(hidden)))
 
@@ -199,7 +193,8 @@ class Decoder(nn.Module):
         last = len(self.layers) - 1
         for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             assert isinstance(layer, DecoderLayer)
-            hidden = layer(hidden, angles[layer.layer.rotary], attention, cache, batch, is_last=index == last)
+            rows = batch.read_rows if index == last else None
+            hidden = layer(hidden, LayerStep(angles[layer.layer.rotary], attention, cache, batch, rows))
             if watch_layer is not None:
                 watch_layer(index, hidden[: batch.num_read if index == last else batch.num_tokens])
         return self.norm(hidden[: batch.num_read])  # type: ignore[no-any-return]
