@@ -8,10 +8,10 @@ import sys
 import pytest
 
 PROGRAM = """
-import resource, sys, threading
+import os, resource, sys, threading
 from keepsight.runner.keep_freed_memory import keep_freed_memory, write_memory_ahead
 if sys.argv[1] != "by itself":
-    keep_freed_memory()
+    assert keep_freed_memory() == ("MALLOC_TRIM_THRESHOLD_" not in os.environ)
 if sys.argv[1] == "ahead":
     write_memory_ahead()
 

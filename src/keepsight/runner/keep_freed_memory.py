@@ -18,19 +18,21 @@ _MIB = 2**20
 _MIB_AHEAD = 96
 
 
-def keep_freed_memory() -> None:
-    """Before threads that compute allocate.  Without glibc nothing happens."""
+def keep_freed_memory() -> bool:
+    """Before threads that compute allocate.  Without glibc nothing happens.  Whether what is freed is kept."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or _is_told_otherwise():
-        return
+        return False
     # Of one arena: threads that compute in turn would each keep their own.
     for name, value in ((_MMAP_THRESHOLD, 32 * _MIB), (_TRIM_THRESHOLD, 256 * _MIB), (_ARENA_MAX, 1)):
         if not mallopt(name, value):
             logger.info("this C library keeps to its own rules: %d cannot be set", name)
+            return False
+    return True
 
 
 def write_memory_ahead() -> None:
-    """When the weights have their places.
+    """When the weights have their places, and what is freed is kept.
 
     By itself the memory of steps grows with every new length of a prompt.  Until some dozens had been seen, each prompt
     paid for hundreds of pages, a fifth of its time.

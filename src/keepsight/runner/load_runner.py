@@ -30,11 +30,10 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def load_model_for(config: Config) -> Model:
     """Also settles how many threads compute it, and on a CPU what becomes of the memory that they free."""
     place = choose_place(config)
-    if place.device.type == "cpu":
-        keep_freed_memory()
+    keeps_memory = place.device.type == "cpu" and keep_freed_memory()
     model = load_model(Path(config.directory), place)
     _limit_threads(model)
-    if place.device.type == "cpu":
+    if keeps_memory:
         write_memory_ahead()
     return model
 
