@@ -21,9 +21,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import zmq
 
+from keepsight.ipc.channel import EngineListener, FrontendChannel
 from keepsight.ipc.codec import decode_from_engine, decode_to_engine, encode_from_engine, encode_to_engine
 from keepsight.ipc.handshake import Welcome
-from keepsight.ipc.zmq_channel import EngineListener, FrontendChannel
 from keepsight.requests import (
     AbortRequest,
     EngineRequest,

@@ -12,8 +12,8 @@ from keepsight.engine import engine_process
 from keepsight.engine.engine_process import HAND_OVER_SECONDS, EngineProcess
 from keepsight.engine.inbox import Inbox
 from keepsight.engine.load_engine import LoadedEngine
+from keepsight.ipc.channel import FrontendChannel
 from keepsight.ipc.control import Drain, FrontendLost, StartEngine
-from keepsight.ipc.zmq_channel import FrontendChannel
 from keepsight.requests import (
     AbortRequest,
     EngineRequest,

@@ -9,8 +9,8 @@ import pytest
 
 from keepsight.frontend.engine_client import EngineClient, Send
 from keepsight.frontend.engine_link import EngineLink
+from keepsight.ipc.channel import EngineListener, FrontendChannel
 from keepsight.ipc.handshake import Welcome
-from keepsight.ipc.zmq_channel import EngineListener, FrontendChannel
 from keepsight.requests import FromEngine, ResetCaches, TokenOutput
 
 SOON = 20  # seconds, for what takes milliseconds

@@ -19,10 +19,10 @@ from keepsight.engine.machine_part import MachinePart
 from keepsight.engine.pixel_source import open_pixel_source
 from keepsight.engine.report_tiers import TierReporter
 from keepsight.engine.route_outputs import OutputRouter
+from keepsight.ipc.channel import EngineListener
 from keepsight.ipc.control import Drain, FrontendLost, ProcessEnd, Ready, StartEngine, ToProcess, run_process
 from keepsight.ipc.handshake import Welcome
 from keepsight.ipc.run_directory import RunDirectory
-from keepsight.ipc.zmq_channel import EngineListener
 from keepsight.observe.counters import Counters
 from keepsight.requests import EngineRequest, FromEngine, RequestBegun, RequestFailed, ToEngine
 

@@ -12,8 +12,8 @@ from functools import partial
 
 from keepsight.errors import HandshakeError
 from keepsight.frontend.engine_client import EngineClient
+from keepsight.ipc.channel import FrontendChannel
 from keepsight.ipc.handshake import Welcome
-from keepsight.ipc.zmq_channel import FrontendChannel
 
 logger = logging.getLogger(__name__)
 # An engine is listening before it is named here.

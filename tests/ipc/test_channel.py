@@ -15,9 +15,9 @@ import pytest
 import zmq
 
 from keepsight.errors import HandshakeError
+from keepsight.ipc.channel import EngineListener, FrontendChannel
 from keepsight.ipc.codec import encode_to_engine
 from keepsight.ipc.handshake import PROTOCOL_VERSION, Hello, Welcome, encode_hello
-from keepsight.ipc.zmq_channel import EngineListener, FrontendChannel
 from keepsight.requests import (
     AbortRequest,
     EngineRequest,
@@ -226,7 +226,7 @@ class TestStrangers:
     ) -> None:
         engine: Engine = opened(Engine(endpoint))
         frontend: Frontend = opened(Frontend(endpoint)).connect()
-        engine.listener._put(("a", [b"O", b"?"]))
+        engine.listener._io.outbox.try_put(("a", [b"O", b"?"]), 0)
         assert frontend.lost.get(timeout=LIMIT)
         assert not frontend.channel.send(REQUEST)
 
@@ -372,7 +372,7 @@ class TestEnds:
 
 FRONTEND_PROGRAM = """
 import sys, time
-from keepsight.ipc.zmq_channel import FrontendChannel
+from keepsight.ipc.channel import FrontendChannel
 channel = FrontendChannel(sys.argv[1], "child", print, print)
 channel.connect(20)
 print("ready", flush=True)
@@ -381,7 +381,7 @@ sys.stdin.read()
 ENGINE_PROGRAM = """
 import sys
 from keepsight.ipc.handshake import Welcome
-from keepsight.ipc.zmq_channel import EngineListener
+from keepsight.ipc.channel import EngineListener
 listener = EngineListener(sys.argv[1], Welcome("child", 1, "lru"), print, print)
 print("ready", flush=True)
 sys.stdin.read()
@@ -428,7 +428,7 @@ class TestKilledProcesses:
 def test_a_channel_that_was_never_connected_is_forgotten_without_waiting(tmp_path: Path) -> None:
     program = """
 import gc, sys
-from keepsight.ipc.zmq_channel import FrontendChannel
+from keepsight.ipc.channel import FrontendChannel
 for number in range(20):
     channel = FrontendChannel(sys.argv[1], "a", print, print)
     channel.itself = channel

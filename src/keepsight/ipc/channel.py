@@ -1,22 +1,17 @@
-"""Frontends and an engine over ZeroMQ: one DEALER in each frontend, one ROUTER in the engine.
+"""Frontends and an engine, and what connects them.
 
-Each end has a thread, which alone touches its sockets, sleeps until there is something to do, and calls back.  Others
-leave what they send in its outbox and never wait.  Nothing is believed before the handshake, a connection that is lost
-is never taken up again, and every queue has a bound.  Endpoints are files: who must not connect must not reach them.
+Each end has a thread, which sleeps until there is something to read, and calls back.  Whoever sends never waits.
+Nothing is believed before the handshake, a connection that is lost is never taken up again, and every queue has a
+bound.  Endpoints are files: who must not connect must not reach them.
 """
 
 import logging
 import threading
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, NamedTuple, TypeVar
-
-import zmq
-from zmq.utils.monitor import recv_monitor_message
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from keepsight.errors import HandshakeError, WireError
 from keepsight.ipc.codec import (
-    MAX_PIXEL_BYTES,
     Frame,
     decode_from_engine,
     decode_to_engine,
@@ -36,29 +31,25 @@ from keepsight.ipc.handshake import (
     encode_refused,
     encode_welcome,
 )
-from keepsight.ipc.outbox import Outbox
 from keepsight.ipc.peers import Peer, Peers, Source
+from keepsight.ipc.zmq_socket import ConnectionLostError, NobodyThereError, UnreadError, ZmqSocket
 from keepsight.requests import FromEngine, RequestFailed, ToEngine
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 # To whom (None: to all), and what; without frames: it shall be forgotten.
 _Outgoing = tuple[str | None, list[Frame] | None]
 
-# Messages that ZeroMQ holds per connection and side.  To the engine few: pixels are large, and wait in the outbox, that
+# Messages that are held per connection and side.  To the engine few: pixels are large, and wait in the outbox, that
 # counts bytes.  From it many: outputs are small, and a frontend that lags so far behind is cut off.
 MAX_MESSAGES_TO_ENGINE = 16
 MAX_MESSAGES_FROM_ENGINE = 4096
 MAX_OUTBOX_BYTES = 2**30
 # What a waiting message takes beside its frames, about.
 MESSAGE_OVERHEAD_BYTES = 512
-MAX_READ_IN_A_ROW = 64
-# Smaller frames are cheaper copied than shared.
-MIN_SHARED_BYTES = 2**16
-RECONNECT_MS = 20
 # How long until one that does not read, and so could not be told that it was cut off, is told again.
 RETELL_MS = 1000
+DOES_NOT_READ = Refused("it did not read what the engine sent")
 
 
 class FrontendChannel:
@@ -82,15 +73,12 @@ class FrontendChannel:
         self._has_greeted = self._has_missed_something = False
         self._welcome: Welcome | None = None
         self._reason_of_end: str | None = None
-        self._io = _SocketThread[list[Frame]](zmq.DEALER, f"channel of {frontend_id}", max_outbox_bytes)
-        self._io.socket.sndhwm, self._io.socket.rcvhwm = MAX_MESSAGES_TO_ENGINE, MAX_MESSAGES_FROM_ENGINE
-        # Not `immediate`: the queue would go with the connection, and with it what was not read yet; where that happens
-        # between two parts of one message, libzmq aborts the process.
-        self._io.socket.reconnect_ivl = RECONNECT_MS
+        limits = max_outbox_bytes, MAX_MESSAGES_TO_ENGINE, MAX_MESSAGES_FROM_ENGINE
+        self._io = ZmqSocket[list[Frame]]("connects", f"channel of {frontend_id}", *limits)
 
     def connect(self, timeout: float) -> Welcome:
         """Waits until an engine is there and answers.  Raises HandshakeError; the channel is closed then."""
-        self._io.start(zmq.EVENT_DISCONNECTED, lambda socket: socket.connect(self._endpoint), self._turn, self._end)
+        self._io.start(self._endpoint, self._turn, self._end)
         is_answered = self._answered.wait(timeout)
         if self._welcome is not None:
             return self._welcome
@@ -104,7 +92,7 @@ class FrontendChannel:
         if self._welcome is None or self._reason_of_end is not None:
             return False
         frames = encode_to_engine(message)
-        is_taken = self._io.outbox.try_put(frames, _num_bytes(frames))
+        is_taken = self._io.send_or_keep(frames, _num_bytes(frames), partial(self._io.try_send, frames))
         if not is_taken:
             # What is missing would be waited for, for ever.
             self._has_missed_something = True
@@ -118,17 +106,16 @@ class FrontendChannel:
     # On its own thread ----------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        has_something_to_send = not self._has_greeted or not self._io.outbox.is_empty
-        found = self._io.wait(zmq.POLLIN | zmq.POLLOUT if has_something_to_send else zmq.POLLIN)
+        found = self._io.wait(for_sending=not self._has_greeted or not self._io.outbox.is_empty)
         # Asked before reading: what came before the end is heard before it.
         is_cut = found.has_events and bool(list(self._io.take_events()))
         if is_cut or found.has_messages:
             for _, frames in self._io.receive(reads_all=is_cut):
                 self._read(frames)
         if is_cut and self._welcome is not None:
-            raise _ConnectionLostError("the engine's process ended")
+            raise ConnectionLostError("the engine's process ended")
         if self._has_missed_something:
-            raise _ConnectionLostError("the engine does not read what it is sent")
+            raise ConnectionLostError("the engine does not read what it is sent")
         self._has_greeted = (self._has_greeted and not is_cut) or self._io.try_send(self._hello)
         if self._welcome is not None:
             self._io.send_waiting(self._io.try_send)
@@ -141,7 +128,7 @@ class FrontendChannel:
             else:
                 self._on_outputs(decode_from_engine(frames))
         except (HandshakeError, WireError) as error:
-            raise _ConnectionLostError(str(error)) from error
+            raise ConnectionLostError(str(error)) from error
 
     def _end(self, reason: str, is_closed: bool) -> None:
         self._reason_of_end = reason
@@ -176,19 +163,19 @@ class EngineListener:
         # Connections that were cut off and could not be told.
         self._untold: dict[bytes, Refused] = {}
         self.num_unreadable = 0
-        self._io = _SocketThread[_Outgoing](zmq.ROUTER, "engine listener", max_outbox_bytes)
-        self._io.socket.sndhwm, self._io.socket.rcvhwm = max_messages_from_engine, MAX_MESSAGES_TO_ENGINE
-        # What cannot be sent is not dropped in silence.
-        self._io.socket.router_mandatory = True
-        connections = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
-        self._io.start(connections, lambda socket: socket.bind(endpoint), self._turn, lambda reason, is_closed: None)
+        limits = max_outbox_bytes, max_messages_from_engine, MAX_MESSAGES_TO_ENGINE
+        self._io = ZmqSocket[_Outgoing]("listens", "engine listener", *limits)
+        self._io.start(endpoint, self._turn, lambda reason, is_closed: None)
 
     def send(self, frontend_id: str, outputs: Sequence[FromEngine]) -> bool:
         """From any thread.  False: it is closed, or its thread is too far behind; then `forget` whom it was for."""
-        return self._put((frontend_id, encode_from_engine(outputs)))
+        frames = encode_from_engine(outputs)
+        try_send = partial(self._try_send, frontend_id, frames)
+        return self._io.send_or_keep((frontend_id, frames), _num_bytes(frames), try_send)
 
     def send_to_all(self, outputs: Sequence[FromEngine]) -> bool:
-        return self._put((None, encode_from_engine(outputs)))
+        frames = encode_from_engine(outputs)
+        return self._io.outbox.try_put((None, frames), _num_bytes(frames))
 
     def forget(self, frontend_id: str) -> None:
         """It ended, or missed something, as whoever calls this knows: `on_lost` is not called."""
@@ -199,13 +186,15 @@ class EngineListener:
         """At any time, from any thread, more than once."""
         self._io.close()
 
-    def _put(self, outgoing: _Outgoing) -> bool:
-        return self._io.outbox.try_put(outgoing, _num_bytes(outgoing[1] or []))
+    def _try_send(self, frontend_id: str, frames: list[Frame]) -> bool:
+        """Whoever cannot be sent it now is the thread's business."""
+        peer = self._peers.named(frontend_id)
+        return peer is not None and self._io.try_send([peer.source.routing_id, *frames])
 
     # On its own thread ----------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        self._io.wait(zmq.POLLIN, RETELL_MS if self._untold else None)
+        self._io.wait(timeout_ms=RETELL_MS if self._untold else None)
         self._note_connections()
         for source, frames in self._io.receive():
             self._read(source, frames)
@@ -214,12 +203,12 @@ class EngineListener:
             self._refuse(routing_id, refused)
 
     def _note_connections(self) -> None:
-        for event, fd in self._io.take_events():
-            if event == zmq.EVENT_ACCEPTED:
-                self._open_fds.add(fd)
+        for event in self._io.take_events():
+            if event.is_new:
+                self._open_fds.add(event.fd)
             else:
-                self._open_fds.discard(fd)
-                self._lose(self._peers.at_fd(fd))
+                self._open_fds.discard(event.fd)
+                self._lose(self._peers.at_fd(event.fd))
 
     def _read(self, source: Source, frames: list[Frame]) -> None:
         peer = self._peers.from_source(source)
@@ -248,9 +237,13 @@ class EngineListener:
     def _welcome_peer(self, peer: Peer) -> None:
         self._lose(self._peers.at_fd(peer.source.fd))
         self._lose(self._peers.named(peer.frontend_id), Refused("another one came under this name"))
-        self._peers.add(peer)
-        self._send_to(peer, self._welcome)
-        self._on_welcomed()
+        with self._io.lock:  # nobody else sends it anything before
+            self._peers.add(peer)
+            is_told = self._io.try_send([peer.source.routing_id, *self._welcome])
+        if is_told:
+            self._on_welcomed()
+        else:
+            self._lose(peer, DOES_NOT_READ)
 
     def _complain(self, peer: Peer, frames: list[Frame], error: WireError) -> None:
         if peer.num_unreadable == 0:
@@ -275,7 +268,7 @@ class EngineListener:
 
     def _send_to(self, peer: Peer, frames: list[Frame]) -> None:
         if not self._io.try_send([peer.source.routing_id, *frames]):
-            self._lose(peer, Refused("it did not read what the engine sent"))
+            self._lose(peer, DOES_NOT_READ)
 
     def _lose(self, peer: Peer | None, refused: Refused | None = None) -> None:
         if peer is not None:
@@ -291,154 +284,13 @@ class EngineListener:
     def _refuse(self, routing_id: bytes, refused: Refused) -> None:
         try:
             self._io.send([routing_id, *encode_refused(refused)])
-        except zmq.Again:
+        except UnreadError:
             self._untold[routing_id] = refused
             return
-        except _NobodyThereError:
+        except NobodyThereError:
             pass
         self._untold.pop(routing_id, None)
 
 
-class _ConnectionLostError(Exception):
-    """The turn that meets it is the last."""
-
-
-class _NobodyThereError(Exception):
-    """The connection that a message is for is gone."""
-
-
-class _Found(NamedTuple):
-    """By waiting.  To look for what is not there costs more than to read what is."""
-
-    has_events: bool
-    has_messages: bool
-
-
-class _SocketThread(Generic[T]):
-    """A socket, the events of its connections, an outbox, and the thread that has them to itself."""
-
-    def __init__(self, socket_type: int, name: str, max_outbox_bytes: int) -> None:
-        self.outbox = Outbox[T](max_outbox_bytes)
-        self._context = zmq.Context()
-        self.socket: zmq.Socket[bytes] = self._context.socket(socket_type)
-        self.socket.linger = 0
-        self.socket.maxmsgsize = MAX_PIXEL_BYTES
-        # A context that is garbage together with its sockets waits for ever for their closing, inside the collection.
-        self._free_sockets = weakref.finalize(self, _close_all, self._context, self.socket)
-        self._free_sockets.atexit = False
-        self._poller = zmq.Poller()
-        self._name = name
-        # Over whether there is a thread.
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def start(
-        self,
-        events: int,
-        attach: Callable[[zmq.Socket[bytes]], object],
-        turn: Callable[[], None],
-        end: Callable[[str, bool], None],
-    ) -> None:
-        """`turn` over and over; then `end` with the reason, and whether that was the closing."""
-        with self._lock:
-            if self.outbox.is_closed:
-                end("the connection was closed", True)
-                return
-            self._monitor = self.socket.get_monitor_socket(events)
-            self._poller.register(self._monitor, zmq.POLLIN)
-            self._poller.register(self.outbox.fd, zmq.POLLIN)
-            try:
-                attach(self.socket)
-            except zmq.ZMQError as error:
-                self._free()
-                raise OSError(error.errno, str(error)) from error
-            self._thread = threading.Thread(target=self._run, args=(turn, end), name=self._name, daemon=True)
-            self._thread.start()
-
-    def close(self) -> None:
-        with self._lock:
-            self.outbox.close()
-            thread = self._thread
-            if thread is None:
-                self._free()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
-
-    def _run(self, turn: Callable[[], None], end: Callable[[str, bool], None]) -> None:
-        reason = "a fault in the connection's thread"
-        try:
-            while not self.outbox.is_closed:
-                turn()
-            reason = "the connection was closed"
-        except _ConnectionLostError as lost:
-            reason = str(lost)
-        finally:
-            is_closed = self.outbox.is_closed
-            self._free()
-            end(reason, is_closed)
-
-    def _free(self) -> None:
-        self.outbox.free()
-        self._free_sockets()
-
-    # Within a turn --------------------------------------------------------------------------------------------
-
-    def wait(self, flags: int, timeout_ms: int | None = None) -> _Found:
-        """Until the socket is ready, a connection comes or goes, or something was left in the outbox."""
-        self._poller.register(self.socket, flags)
-        ready = dict(self._poller.poll(timeout_ms))
-        if self.outbox.fd in ready:
-            self.outbox.note_awake()
-        return _Found(self._monitor in ready, bool(ready.get(self.socket, 0) & zmq.POLLIN))
-
-    def take_events(self) -> Iterator[tuple[int, int]]:
-        """What happened to connections, and to which of the kernel's."""
-        while int(self._monitor.get(zmq.EVENTS)) & zmq.POLLIN:
-            event = recv_monitor_message(self._monitor)
-            yield event["event"], event["value"]
-
-    def receive(self, reads_all: bool = False) -> Iterator[tuple[Source, list[Frame]]]:
-        """Of those that are there some, so that nobody who sends much keeps others from being heard."""
-        num_read = 0
-        while reads_all or num_read < MAX_READ_IN_A_ROW:
-            try:
-                parts = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            num_read += 1
-            routing_id = parts.pop(0).bytes if self.socket.type == zmq.ROUTER else b""
-            if parts:
-                yield Source(routing_id, int(parts[0].get(zmq.SRCFD))), [_content(part) for part in parts]
-
-    def send_waiting(self, try_send: Callable[[T], bool]) -> None:
-        while not self.outbox.is_empty and try_send(self.outbox.first()):
-            self.outbox.remove_first()
-
-    def try_send(self, frames: Sequence[Frame]) -> bool:
-        try:
-            self.send(frames)
-        except (zmq.Again, _NobodyThereError):
-            return False
-        return True
-
-    def send(self, frames: Sequence[Frame]) -> None:
-        """Raises zmq.Again if its reader has too many unread, and _NobodyThereError."""
-        try:
-            self.socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
-        except zmq.ZMQError as error:
-            if error.errno == zmq.EHOSTUNREACH:
-                raise _NobodyThereError from error
-            raise
-
-
-def _close_all(context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
-    socket.close(linger=0)
-    context.destroy(linger=0)
-
-
 def _num_bytes(frames: Sequence[Frame]) -> int:
     return MESSAGE_OVERHEAD_BYTES + sum(map(len, frames))
-
-
-def _content(part: zmq.Frame) -> Frame:
-    return part.buffer if len(part) >= MIN_SHARED_BYTES else part.bytes

@@ -1,0 +1,212 @@
+"""A ZeroMQ socket that one thread reads and any may write to, the events of its connections, and an outbox.
+
+Knows nothing of what the messages say.  Whoever sends does it at once where nothing waits before it, as waking a thread
+takes longer than sending; what cannot be sent at once waits in the outbox for the socket's thread.  Nobody ever waits
+for a reader.  Invariant: messages leave in the order in which they were given.
+"""
+
+import select
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, Literal, NamedTuple, TypeVar
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from keepsight.ipc.codec import MAX_PIXEL_BYTES, Frame
+from keepsight.ipc.outbox import Outbox
+from keepsight.ipc.peers import Source
+
+T = TypeVar("T")
+MAX_READ_IN_A_ROW = 64
+# Smaller frames are cheaper copied than shared.
+MIN_SHARED_BYTES = 2**16
+RECONNECT_MS = 20
+
+
+class ConnectionLostError(Exception):
+    """The turn that meets it is the last."""
+
+
+class NobodyThereError(Exception):
+    """The connection that a message is for is gone."""
+
+
+class UnreadError(Exception):
+    """Its reader has too many unread, or there is none yet."""
+
+
+class Found(NamedTuple):
+    """By waiting.  To look for what is not there costs more than to read what is."""
+
+    has_events: bool
+    has_messages: bool
+
+
+class ConnectionEvent(NamedTuple):
+    is_new: bool
+    # The kernel's name of the connection.
+    fd: int
+
+
+class ZmqSocket(Generic[T]):
+    def __init__(
+        self, kind: Literal["connects", "listens"], name: str, max_outbox_bytes: int, max_unsent: int, max_unread: int
+    ) -> None:
+        """`max_unsent`, `max_unread`: messages that ZeroMQ holds, of each connection."""
+        self.outbox = Outbox[T](max_outbox_bytes)
+        # Over the socket, and over the order of what is sent.  Never held while others are called back.
+        self.lock = threading.RLock()
+        self._context = zmq.Context()
+        self._listens = kind == "listens"
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER if self._listens else zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.maxmsgsize = MAX_PIXEL_BYTES
+        self._socket.sndhwm, self._socket.rcvhwm = max_unsent, max_unread
+        if self._listens:
+            # What cannot be sent is not dropped in silence.
+            self._socket.router_mandatory = True
+        else:
+            # Not `immediate`: the queue would go with the connection, and with it what was not read yet; where that
+            # happens between two parts of one message, libzmq aborts the process.
+            self._socket.reconnect_ivl = RECONNECT_MS
+        # A context that is garbage together with its sockets waits for ever for their closing, inside the collection.
+        self._free_sockets = weakref.finalize(self, _close_all, self._context, self._socket)
+        self._free_sockets.atexit = False
+        self._name = name
+        # Over whether there is a thread.
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def start(self, endpoint: str, turn: Callable[[], None], end: Callable[[str, bool], None]) -> None:
+        """`turn` over and over; then `end` with the reason, and whether that was the closing."""
+        with self._starting:
+            if self.outbox.is_closed:
+                end("the connection was closed", True)
+                return
+            self._monitor = self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+            # Not the sockets themselves: whoever waits for them uses them meanwhile.
+            self._fd, self._monitor_fd = int(self._socket.get(zmq.FD)), int(self._monitor.get(zmq.FD))
+            # It tells of what comes only whoever has looked before.
+            self._monitor.get(zmq.EVENTS)
+            self._poll = select.poll()
+            for fd in (self._fd, self._monitor_fd, self.outbox.fd):
+                self._poll.register(fd, select.POLLIN)
+            try:
+                (self._socket.bind if self._listens else self._socket.connect)(endpoint)
+            except zmq.ZMQError as error:
+                self._free()
+                raise OSError(error.errno, str(error)) from error
+            self._thread = threading.Thread(target=self._run, args=(turn, end), name=self._name, daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        with self._starting:
+            self.outbox.close()
+            thread = self._thread
+            if thread is None:
+                self._free()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _run(self, turn: Callable[[], None], end: Callable[[str, bool], None]) -> None:
+        reason = "a fault in the connection's thread"
+        try:
+            while not self.outbox.is_closed:
+                turn()
+            reason = "the connection was closed"
+        except ConnectionLostError as lost:
+            reason = str(lost)
+        finally:
+            is_closed = self.outbox.is_closed
+            self._free()
+            end(reason, is_closed)
+
+    def _free(self) -> None:
+        with self.lock:
+            self.outbox.free()
+            self._free_sockets()
+
+    # From any thread ------------------------------------------------------------------------------------------
+
+    def send_or_keep(self, item: T, num_bytes: int, try_send: Callable[[], bool]) -> bool:
+        """At once, or by the socket's thread.  False: it was closed, or too much is waiting."""
+        with self.lock:
+            if self.outbox.is_closed:
+                return False
+            if not self.outbox.is_empty or not try_send():
+                return self.outbox.try_put(item, num_bytes)
+            # Sending takes notice of what has come, and then nothing else tells the thread.
+            if self._look() & zmq.POLLIN:
+                self.outbox.wake()
+            return True
+
+    def try_send(self, frames: Sequence[Frame]) -> bool:
+        try:
+            self.send(frames)
+        except (UnreadError, NobodyThereError):
+            return False
+        return True
+
+    def send(self, frames: Sequence[Frame]) -> None:
+        """Raises UnreadError and NobodyThereError."""
+        try:
+            with self.lock:
+                self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.Again as error:
+            raise UnreadError from error
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                raise NobodyThereError from error
+            raise
+
+    # Within a turn --------------------------------------------------------------------------------------------
+
+    def wait(self, *, for_sending: bool = False, timeout_ms: int | None = None) -> Found:
+        """Until something has come or can be sent, a connection comes or goes, or the outbox wakes."""
+        wanted = zmq.POLLIN | zmq.POLLOUT if for_sending else zmq.POLLIN
+        state = self._look()
+        ready = dict(self._poll.poll(0 if state & wanted else timeout_ms))
+        if self.outbox.fd in ready:
+            self.outbox.note_awake()
+        if self._fd in ready:
+            state = self._look()
+        return Found(self._monitor_fd in ready, bool(state & zmq.POLLIN))
+
+    def take_events(self) -> Iterator[ConnectionEvent]:
+        while int(self._monitor.get(zmq.EVENTS)) & zmq.POLLIN:
+            event = recv_monitor_message(self._monitor)
+            yield ConnectionEvent(event["event"] == zmq.EVENT_ACCEPTED, event["value"])
+
+    def receive(self, reads_all: bool = False) -> Iterator[tuple[Source, list[Frame]]]:
+        """Of those that are there some, so that nobody who sends much keeps others from being heard."""
+        num_read = 0
+        while reads_all or num_read < MAX_READ_IN_A_ROW:
+            try:
+                with self.lock:
+                    parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            num_read += 1
+            routing_id = parts.pop(0).bytes if self._listens else b""
+            if parts:
+                yield Source(routing_id, int(parts[0].get(zmq.SRCFD))), [_content(part) for part in parts]
+
+    def send_waiting(self, try_send: Callable[[T], bool]) -> None:
+        while not self.outbox.is_empty and try_send(self.outbox.first()):
+            self.outbox.remove_first()
+
+    def _look(self) -> int:
+        """What can be done."""
+        with self.lock:
+            return int(self._socket.get(zmq.EVENTS))
+
+
+def _close_all(context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
+    socket.close(linger=0)
+    context.destroy(linger=0)
+
+
+def _content(part: zmq.Frame) -> Frame:
+    return part.buffer if len(part) >= MIN_SHARED_BYTES else part.bytes
