@@ -145,6 +145,51 @@ class TestMessages:
                 m for m in heard if isinstance(m, AbortRequest) and m.request_id.startswith(f"{sender} ")
             ] == expected
 
+    def test_both_may_send_at_once_and_nothing_is_missing(self, engine: Engine, frontend: Frontend) -> None:
+        count = 3000
+
+        def send_from_engine() -> None:
+            for number in range(count):
+                assert engine.listener.send("a", [TokenOutput("7", 0, number)])
+
+        thread = threading.Thread(target=send_from_engine)
+        thread.start()
+        for number in range(count):
+            assert frontend.channel.send(AbortRequest(str(number)))
+        thread.join()
+        assert [engine.heard.get(timeout=LIMIT)[1] for _ in range(count)] == [
+            AbortRequest(str(number)) for number in range(count)
+        ]
+        assert [frontend.heard.get(timeout=LIMIT) for _ in range(count)] == [
+            [TokenOutput("7", 0, number)] for number in range(count)
+        ]
+
+    def test_what_has_to_wait_for_a_busy_engine_keeps_its_place(
+        self, endpoint: str, opened: Callable[[Any], Any]
+    ) -> None:
+        may_go_on, heard = threading.Event(), queue.Queue[ToEngine]()
+
+        def wait(_name: str, message: ToEngine) -> None:
+            may_go_on.wait(LIMIT)
+            heard.put(message)
+
+        opened(EngineListener(endpoint, WELCOME, wait, lambda _: None))
+        frontend: Frontend = opened(Frontend(endpoint)).connect()
+        # Larger than what the kernel takes of a connection.
+        pictures = [MediaArrived(str(number), np.zeros((600, 600, 3), np.uint8)) for number in range(60)]
+        for number, picture in enumerate(pictures):
+            if number == 40:
+                assert not frontend.channel._io.outbox.is_empty
+                may_go_on.set()
+            assert frontend.channel.send(picture)
+            assert frontend.channel.send(AbortRequest(str(number)))
+        names = [
+            message.media_hash if isinstance(message, MediaArrived) else message.request_id
+            for message in (heard.get(timeout=LIMIT) for _ in range(120))
+            if isinstance(message, MediaArrived | AbortRequest)
+        ]
+        assert names == [str(number) for number in range(60) for _ in range(2)]
+
 
 class TestHandshake:
     def test_the_engine_is_waited_for(self, endpoint: str, opened: Callable[[Any], Any]) -> None:

@@ -1,0 +1,73 @@
+"""Whoever sends does it beside the thread that reads, and takes nothing from it."""
+
+import select
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import zmq
+
+from keepsight.ipc.codec import Frame
+from keepsight.ipc.zmq_socket import ZmqSocket
+
+LIMIT = 20.0
+
+
+@pytest.fixture
+def peer(tmp_path: Path) -> Iterator["zmq.Socket[bytes]"]:
+    context = zmq.Context()
+    peer = context.socket(zmq.ROUTER)
+    peer.rcvtimeo = int(LIMIT * 1000)
+    peer.bind(f"ipc://{tmp_path}/peer")
+    yield peer
+    context.destroy(linger=0)
+
+
+@pytest.fixture
+def connected(peer: "zmq.Socket[bytes]", tmp_path: Path) -> Iterator[ZmqSocket[list[Frame]]]:
+    """Without its thread."""
+    connected = ZmqSocket[list[Frame]]("connects", "test", max_outbox_bytes=1000, max_unsent=9, max_unread=9)
+    connected._socket.connect(f"ipc://{tmp_path}/peer")
+    yield connected
+    connected.close()
+
+
+def is_readable(fd: int, seconds: float = 0) -> bool:
+    return bool(select.select([fd], [], [], seconds)[0])
+
+
+def send(connected: ZmqSocket[list[Frame]], content: bytes) -> bool:
+    return connected.send_or_keep([content], len(content), partial(connected.try_send, [content]))
+
+
+def test_what_can_be_sent_does_not_wait_for_the_thread(
+    connected: ZmqSocket[list[Frame]], peer: "zmq.Socket[bytes]"
+) -> None:
+    assert send(connected, b"now")
+    assert connected.outbox.is_empty
+    assert peer.recv_multipart()[1] == b"now"
+    assert not is_readable(connected.outbox.fd)
+
+
+def test_what_comes_is_told_to_the_thread_even_if_a_sender_noticed_it_first(
+    connected: ZmqSocket[list[Frame]], peer: "zmq.Socket[bytes]"
+) -> None:
+    send(connected, b"question")
+    peer.send_multipart([peer.recv_multipart()[0], b"answer"])
+    assert is_readable(connected._socket.fileno(), LIMIT)
+    send(connected, b"another")
+    assert is_readable(connected.outbox.fd)
+
+
+def test_nothing_overtakes_what_waits(connected: ZmqSocket[list[Frame]], peer: "zmq.Socket[bytes]") -> None:
+    assert connected.outbox.try_put([b"first"], 0)
+    assert send(connected, b"second")
+    connected.send_waiting(connected.try_send)
+    assert send(connected, b"third")
+    assert [peer.recv_multipart()[1] for _ in range(3)] == [b"first", b"second", b"third"]
+
+
+def test_once_closed_it_sends_nothing(connected: ZmqSocket[list[Frame]]) -> None:
+    connected.close()
+    assert not send(connected, b"late")
