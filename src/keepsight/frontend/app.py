@@ -3,8 +3,8 @@
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from functools import partial
 
 from starlette.applications import Starlette
@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -51,16 +51,28 @@ DEFAULT_SETTINGS = ApiSettings()
 SEES_NOTHING = ServerView()
 
 
-class _EventStream(StreamingResponse):
-    """Closes its events however it ends: a client that leaves frees the engine now, not when garbage is collected."""
+class _EventStream(Response):
+    """Closes its events however it ends: a client that leaves frees the engine now, not when garbage is collected.
 
-    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(_chain(first, events), media_type="text/event-stream")
-        self._events = events
+    (The framework's own stream takes four times as long to begin.)
+    """
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._events):
-            await super().__call__(scope, receive, send)
+    def __init__(self, first: bytes, others: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(media_type="text/event-stream")
+        del self.headers["content-length"]  # nobody knows
+        self._first, self._others = first, others
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._others):
+            with suppress(ClientDisconnect):
+                await unless_client_leaves(receive, self._send(send))
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        async for event in self._others:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body"})
 
 
 class Api:
@@ -119,16 +131,16 @@ class Api:
         if stream:
             events = answer.events(self._engine)
             # What fails before the first token still gets a status of its own.
-            first = await unless_client_leaves(http, anext(events))
+            first = await unless_client_leaves(http.receive, anext(events))
             return _with_timing(_EventStream(first, events), answer)
-        return _with_timing(json_response(await unless_client_leaves(http, answer.whole(self._engine))), answer)
+        return _with_timing(json_response(await unless_client_leaves(http.receive, answer.whole(self._engine))), answer)
 
     async def _download(self, http: Request, messages: object, cache_salt: str | None) -> Downloaded:
         """Before the request takes a thread: a slow origin must not hold one."""
         downloaded = NOTHING_DOWNLOADED
         if remote := self._preparer.pictures_to_download(messages):
             began = time.monotonic()
-            downloaded = await unless_client_leaves(http, self._preparer.intake.download(remote, cache_salt))
+            downloaded = await unless_client_leaves(http.receive, self._preparer.intake.download(remote, cache_salt))
             http.state.download = began, time.monotonic()
         if self.media is not None:
             downloaded = {**downloaded, **await self.media.read_named(http, messages)}
@@ -297,12 +309,6 @@ def _with_timing(response: Response, answer: Answer) -> Response:
     """What is known by now: of a stream all that was before its first token."""
     response.headers["server-timing"] = tell_in_header(answer.accounts)
     return response
-
-
-async def _chain(first: bytes, others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    async for each in others:
-        yield each
 
 
 async def _note_client_left(http: Request, _error: Exception) -> Response:

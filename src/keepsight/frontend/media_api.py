@@ -176,12 +176,12 @@ class MediaApi:
         remote = self._preparer.intake.find_remote([part])
         downloaded = NOTHING_DOWNLOADED
         if remote:
-            downloaded = await unless_client_leaves(http, self._preparer.intake.download(remote, salt))
+            downloaded = await unless_client_leaves(http.receive, self._preparer.intake.download(remote, salt))
         named = await run_in_threadpool(self._preparer.name_picture, part, salt, downloaded)
         handle = await run_in_threadpool(self._keep, http, named, upload.options)
         if upload.options.warm:
             try:
-                await unless_client_leaves(http, self._warm(named, salt))
+                await unless_client_leaves(http.receive, self._warm(named, salt))
             except Exception:
                 await run_in_threadpool(self._handles.delete, tenant_of(http), handle.id)
                 raise
@@ -209,7 +209,7 @@ class MediaApi:
             options = read_options(bytes(body), http.query_params)
         found, named = await run_in_threadpool(self._find, http, options.cache_salt)
         if options.warm:
-            await unless_client_leaves(http, self._warm(named, self._salt_of(http, options.cache_salt)))
+            await unless_client_leaves(http.receive, self._warm(named, self._salt_of(http, options.cache_salt)))
         handle, pinned = await run_in_threadpool(self._pin, tenant_of(http), found.id, named.parts, options.ttl_seconds)
         return json_response(MediaObject.of(handle, self._tiers_of(named), pinned))
 

@@ -1,23 +1,35 @@
-"""Work for a client that is given up when the client is gone.  Streams alone notice that by themselves."""
+"""Work for a client that is given up when the client is gone."""
 
 import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
 Result = TypeVar("Result")
 
 
-async def unless_client_leaves(http: Request, work: Awaitable[Result]) -> Result:
-    """Once the body is read: nothing else can come then.  Raises ClientDisconnect."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(http.receive())
+async def unless_client_leaves(receive: Receive, work: Awaitable[Result]) -> Result:
+    """Once the body is read: nothing else can come then.  Raises ClientDisconnect, when the work has ended."""
+    here, leaving = asyncio.current_task(), asyncio.ensure_future(receive())
+    assert here is not None
+    has_left = is_over = False
+
+    def give_up(_: object) -> None:
+        nonlocal has_left
+        # Being cancelled twice it would not be given the time to end.
+        if not is_over and not here.cancelling():
+            has_left = here.cancel()
+
+    leaving.add_done_callback(give_up)
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
+        return await work
+    except asyncio.CancelledError:
+        # Whoever else wants an end of it comes first.
+        if has_left and not here.uncancel():
+            raise ClientDisconnect from None
+        raise
     finally:
+        is_over = True
         leaving.cancel()
-        working.cancel()
