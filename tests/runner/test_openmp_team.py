@@ -1,4 +1,4 @@
-"""What a thread computed with ends when it rests, and comes back with the next that it computes."""
+"""What a thread computes with is as large as it says, ends when it rests, and comes back when it computes again."""
 
 import threading
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from keepsight.runner import openmp_team
-from keepsight.runner.openmp_team import dismiss_team
+from keepsight.runner.openmp_team import dismiss_team, set_team_size
 
 TASKS = Path("/proc/self/task")
 
@@ -34,6 +34,26 @@ def test_a_team_is_gone_after_it_was_dismissed_and_computes_again() -> None:
     assert sums == [2e6, 2e6]
     with_team, without, with_team_again, without_again = counts
     assert with_team == with_team_again == without + 2 == without_again + 2
+
+
+def test_a_team_keeps_its_size_whatever_others_set_meanwhile() -> None:
+    is_set, may_look, counts = threading.Event(), threading.Event(), list[int]()
+
+    def set_and_look() -> None:
+        set_team_size(1)
+        is_set.set()
+        may_look.wait()
+        counts.append(torch.get_num_threads())
+
+    before = torch.get_num_threads()
+    thread = threading.Thread(target=set_and_look)
+    thread.start()
+    is_set.wait()
+    set_team_size(before + 1)
+    may_look.set()
+    thread.join()
+    set_team_size(before)
+    assert counts == [1]
 
 
 def test_a_thread_without_a_team_has_none_to_dismiss() -> None:

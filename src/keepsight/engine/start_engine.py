@@ -2,8 +2,6 @@
 
 from functools import partial
 
-import torch
-
 from keepsight.config import Config
 from keepsight.count_cores import count_cores
 from keepsight.engine.in_process_engine import InProcessEngine
@@ -16,6 +14,7 @@ from keepsight.ipc.pixel_mode import cache_bytes, choose_mode
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.observe.catalogue import FETCHED
 from keepsight.observe.counters import Counters
+from keepsight.runner.openmp_team import set_team_size
 
 
 def start_engine(config: Config, preparer: RequestPreparer) -> InProcessEngine:
@@ -36,7 +35,7 @@ def start_engine(config: Config, preparer: RequestPreparer) -> InProcessEngine:
         verify_hits=config.verify_hits,
         counters=counters,
         # Teams of theirs would count for OpenMP beside those of the model, and slow each of its products.
-        on_thread_start=partial(torch.set_num_threads, 1),
+        on_thread_start=partial(set_team_size, 1),
     )
     source = open_pixel_source(mode, config, run_directory)
     return InProcessEngine(

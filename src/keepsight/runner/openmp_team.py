@@ -1,4 +1,4 @@
-"""The OpenMP threads that a thread computes with, sent home while it has nothing to compute.
+"""The OpenMP threads that a thread computes with: how many they are, and that they go home when there is nothing to do.
 
 As long as all teams together have no more threads than there are cores, libgomp's threads wait for the next piece of
 work awake; else they sleep between any two, and a team that rests counts like one that works.  With the team of
@@ -11,7 +11,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import torch
+
 _SOFT = 1  # omp_pause_soft: what was set stays set
+
+
+def set_team_size(count: int) -> None:
+    """Of the calling thread alone."""
+    # Asking comes first even where the answer is known: a thread that has not yet asked is given, whenever it first
+    # does or computes, the number that any other was given last.
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
 
 
 def dismiss_team() -> None:

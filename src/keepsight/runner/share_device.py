@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from keepsight.runner.openmp_team import dismiss_team
+from keepsight.runner.openmp_team import dismiss_team, set_team_size
 
 # The pause between two steps of a stream of answers is shorter than this.
 LINGER_SECONDS = 0.02
@@ -93,7 +93,7 @@ class CpuShare:
     def foreground(self, num_tokens: int, *, beside_works: bool) -> Iterator[None]:
         with self._foreground.step():
             own = self.of_foreground if beside_works else self.all
-            _use_threads(1 if num_tokens <= self._max_tokens_alone else own)
+            set_team_size(1 if num_tokens <= self._max_tokens_alone else own)
             yield
 
     def handing_over(self) -> AbstractContextManager[None]:
@@ -105,7 +105,7 @@ class CpuShare:
             yield
 
     def before_part(self) -> None:
-        _use_threads(self.of_beside if self._foreground.is_active else self.all)
+        set_team_size(self.of_beside if self._foreground.is_active else self.all)
 
     def finish_part(self) -> None:
         pass
@@ -115,12 +115,6 @@ class CpuShare:
 
     def end_foreground(self) -> None:
         self._foreground.end()
-
-
-def _use_threads(count: int) -> None:
-    # What OpenMP is told concerns the calling thread alone.
-    if torch.get_num_threads() != count:
-        torch.set_num_threads(count)
 
 
 class CudaShare:
