@@ -21,7 +21,7 @@ def test_importing_the_package_and_the_command_brings_no_torch() -> None:
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [({}, "50000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+    [({}, "5000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
     ids=["nothing", "a count", "a policy"],
 )
 def test_threads_give_up_their_core_soon_unless_the_user_said_otherwise(given: dict[str, str], expected: str) -> None:
