@@ -106,12 +106,11 @@ class FrontendChannel:
     # On its own thread ----------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        found = self._io.wait(for_sending=not self._has_greeted or not self._io.outbox.is_empty)
+        has_events = self._io.wait(for_sending=not self._has_greeted or not self._io.outbox.is_empty)
         # Asked before reading: what came before the end is heard before it.
-        is_cut = found.has_events and bool(list(self._io.take_events()))
-        if is_cut or found.has_messages:
-            for _, frames in self._io.receive(reads_all=is_cut):
-                self._read(frames)
+        is_cut = has_events and bool(list(self._io.take_events()))
+        for _, frames in self._io.receive(reads_all=is_cut):
+            self._read(frames)
         if is_cut and self._welcome is not None:
             raise ConnectionLostError("the engine's process ended")
         if self._has_missed_something:
@@ -170,7 +169,7 @@ class EngineListener:
     def send(self, frontend_id: str, outputs: Sequence[FromEngine]) -> bool:
         """From any thread.  False: it is closed, or its thread is too far behind; then `forget` whom it was for."""
         frames = encode_from_engine(outputs)
-        try_send = partial(self._try_send, frontend_id, frames)
+        try_send = partial(self._try_send_now, frontend_id, frames)
         return self._io.send_or_keep((frontend_id, frames), _num_bytes(frames), try_send)
 
     def send_to_all(self, outputs: Sequence[FromEngine]) -> bool:
@@ -186,10 +185,13 @@ class EngineListener:
         """At any time, from any thread, more than once."""
         self._io.close()
 
-    def _try_send(self, frontend_id: str, frames: list[Frame]) -> bool:
+    def _try_send_now(self, frontend_id: str, frames: list[Frame]) -> bool:
         """Whoever cannot be sent it now is the thread's business."""
         peer = self._peers.named(frontend_id)
-        return peer is not None and self._io.try_send([peer.source.routing_id, *frames])
+        return peer is not None and self._try_send(peer, frames)
+
+    def _try_send(self, peer: Peer, frames: list[Frame]) -> bool:
+        return self._io.try_send([peer.source.routing_id, *frames])
 
     # On its own thread ----------------------------------------------------------------------------------------
 
@@ -239,7 +241,7 @@ class EngineListener:
         self._lose(self._peers.named(peer.frontend_id), Refused("another one came under this name"))
         with self._io.lock:  # nobody else sends it anything before
             self._peers.add(peer)
-            is_told = self._io.try_send([peer.source.routing_id, *self._welcome])
+            is_told = self._try_send(peer, self._welcome)
         if is_told:
             self._on_welcomed()
         else:
@@ -267,7 +269,7 @@ class EngineListener:
         return True
 
     def _send_to(self, peer: Peer, frames: list[Frame]) -> None:
-        if not self._io.try_send([peer.source.routing_id, *frames]):
+        if not self._try_send(peer, frames):
             self._lose(peer, DOES_NOT_READ)
 
     def _lose(self, peer: Peer | None, refused: Refused | None = None) -> None:

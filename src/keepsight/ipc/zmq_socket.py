@@ -39,13 +39,6 @@ class UnreadError(Exception):
     """Its reader has too many unread, or there is none yet."""
 
 
-class Found(NamedTuple):
-    """By waiting.  To look for what is not there costs more than to read what is."""
-
-    has_events: bool
-    has_messages: bool
-
-
 class ConnectionEvent(NamedTuple):
     is_new: bool
     # The kernel's name of the connection.
@@ -88,12 +81,12 @@ class ZmqSocket(Generic[T]):
                 end("the connection was closed", True)
                 return
             self._monitor = self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
-            # Not the sockets themselves: whoever waits for them uses them meanwhile.
-            self._fd, self._monitor_fd = int(self._socket.get(zmq.FD)), int(self._monitor.get(zmq.FD))
+            self._monitor_fd = int(self._monitor.get(zmq.FD))
             # It tells of what comes only whoever has looked before.
             self._monitor.get(STATE)
+            # Not for the sockets themselves: whoever waits for them uses them meanwhile.
             self._poll = select.poll()
-            for fd in (self._fd, self._monitor_fd, self.outbox.fd):
+            for fd in (int(self._socket.get(zmq.FD)), self._monitor_fd, self.outbox.fd):
                 self._poll.register(fd, select.POLLIN)
             try:
                 (self._socket.bind if self._listens else self._socket.connect)(endpoint)
@@ -165,16 +158,16 @@ class ZmqSocket(Generic[T]):
 
     # Within a turn --------------------------------------------------------------------------------------------
 
-    def wait(self, *, for_sending: bool = False, timeout_ms: int | None = None) -> Found:
-        """Until something has come or can be sent, a connection comes or goes, or the outbox wakes."""
+    def wait(self, *, for_sending: bool = False, timeout_ms: int | None = None) -> bool:
+        """Until something has come or can be sent, a connection comes or goes, or the outbox wakes.
+
+        Whether there may be events of connections.
+        """
         wanted = CAN_READ | CAN_SEND if for_sending else CAN_READ
-        state = self._look()
-        ready = dict(self._poll.poll(0 if state & wanted else timeout_ms))
+        ready = dict(self._poll.poll(0 if self._look() & wanted else timeout_ms))
         if self.outbox.fd in ready:
             self.outbox.note_awake()
-        if self._fd in ready:
-            state = self._look()
-        return Found(self._monitor_fd in ready, bool(state & CAN_READ))
+        return self._monitor_fd in ready
 
     def take_events(self) -> Iterator[ConnectionEvent]:
         while int(self._monitor.get(STATE)) & CAN_READ:
