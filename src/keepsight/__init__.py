@@ -17,7 +17,7 @@ __all__ = ["LLM", "SamplingParams", "StructuredOutputsParams", "__version__"]
 
 # Read by libgomp when torch loads it: how often a thread looks for the others of its team before it gives up the core.
 # A sixtieth of the default: longer than it takes from one product to the next, and not much longer than a wake-up.
-# Where another program wants a core, too, steps take a fifth of the time; alone 1 % more.
+# Where another program wants a core, too, steps take a fifth of the time; alone what they took.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 

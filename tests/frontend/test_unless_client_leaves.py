@@ -95,6 +95,24 @@ def test_what_the_work_raises_is_raised() -> None:
     run(scene)
 
 
+def test_work_that_ends_otherwise_when_its_client_leaves_leaves_nothing_behind() -> None:
+    async def scene(client: Client, work: Work) -> None:
+        async def fail_when_cancelled() -> None:
+            try:
+                await work.run()
+            except asyncio.CancelledError as error:
+                raise ValueError("of the work") from error
+
+        asyncio.get_running_loop().call_later(0.01, client.leaves.set)
+        with pytest.raises(ValueError, match="of the work"):
+            await unless_client_leaves(client.receive, fail_when_cancelled())
+        # Else the next client's leaving would be taken for another's wish to end.
+        with pytest.raises(ClientDisconnect):
+            await unless_client_leaves(client.receive, Work().run())
+
+    run(scene)
+
+
 @pytest.mark.parametrize("has_left", [False, True])
 def test_a_server_that_ends_it_is_not_taken_for_the_client(has_left: bool) -> None:
     async def scene(client: Client, work: Work) -> None:

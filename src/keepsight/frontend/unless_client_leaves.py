@@ -27,9 +27,11 @@ async def unless_client_leaves(receive: Receive, work: Awaitable[Result]) -> Res
         return await work
     except asyncio.CancelledError:
         # Whoever else wants an end of it comes first.
-        if has_left and not here.uncancel():
+        if has_left and here.cancelling() == 1:
             raise ClientDisconnect from None
         raise
     finally:
         is_over = True
         leaving.cancel()
+        if has_left:
+            here.uncancel()
