@@ -75,7 +75,7 @@ def step(scheduler: Scheduler) -> None:
             scheduler.media_arrived(each)
     outputs = scheduler.update(plan, compute(plan))
     assert not any(isinstance(output, RequestFailed) for output in outputs)
-    scheduler.take_hints()
+    scheduler.holdings.take_changes()
     scheduler.take_begun()
 
 

@@ -87,15 +87,17 @@ class Parts:
     def kept(self) -> "Parts":
         return self
 
+    holdings = held_embeddings = kept
+
     def note_pixels(self, kept: Sequence[str], dropped: Sequence[str]) -> None:
         if kept or dropped:
             self.story.append(("kept", kept, dropped))
 
-    def take_embeddings(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def take_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         embeddings, self.embeddings = self.embeddings, ((), ())
         return embeddings
 
-    def take_hints(self) -> list[MediaHeld | MediaDropped]:
+    def take_changes(self) -> list[MediaHeld | MediaDropped]:
         hints, self.hints = self.hints, []
         return hints
 

@@ -170,7 +170,7 @@ class Drive:
                     self.deliver(media_hash)
 
     def _believe(self) -> None:
-        for hint in self.scheduler.take_hints():
+        for hint in self.scheduler.holdings.take_changes():
             hashes = set(hint.media_hashes)
             assert hashes, "a hint of nothing"
             assert len(hashes) == len(hint.media_hashes)

@@ -186,11 +186,11 @@ class EngineLoop:
         self._scheduler.kept.note_pixels(*self._source.take_changes())
         if self._tiers is not None:
             self._scheduler.kept.note_embeddings(*self._tiers.take_changes())
-        self._source.note_embeddings(*self._scheduler.take_embeddings())
-        hints = self._scheduler.take_hints()
+        self._source.note_embeddings(*self._scheduler.held_embeddings.take_names())
+        hints = self._scheduler.holdings.take_changes()
         if self._has_new_listener:
             self._has_new_listener = False
-            hints += self._scheduler.list_hints()
+            hints += self._scheduler.holdings.list_held()
         return hints
 
     def _send(self, outputs: Sequence[FromEngine]) -> None:

@@ -126,9 +126,10 @@ class EngineMeter:
         for key, spent in result.encode_seconds.items():
             self._note_encoded(key, spent, now)
         stories = [self._tell(begun, now) for begun in self._scheduler.take_begun()]
-        has_changed = self._num_sequences != self._scheduler.num_sequences
+        num_sequences = len(self._scheduler.lineup)
+        has_changed = self._num_sequences != num_sequences
         if has_changed or now - self._copied_at > SECONDS or (plan.is_empty and result.is_empty):
-            self._copied_at, self._num_sequences = now, self._scheduler.num_sequences
+            self._copied_at, self._num_sequences = now, num_sequences
             self._copy()
         return stories
 
@@ -170,8 +171,8 @@ class EngineMeter:
     def _copy(self) -> None:
         """Each line is an addition in memory."""
         scheduler, counters = self._scheduler, self._counters
-        counters.set(RUNNING, scheduler.num_running)
-        counters.set(WAITING, scheduler.num_waiting)
+        counters.set(RUNNING, len(scheduler.lineup.running))
+        counters.set(WAITING, scheduler.lineup.num_unseated)
         counters.follow(PREEMPTIONS, scheduler.num_preemptions)
         self._copy_prefixes()
         self._copy_embeddings()

@@ -58,7 +58,7 @@ class Holdings:
         return held, tuple(each for each in changed if each not in self._counts)
 
     def list_held(self) -> list[MediaHeld]:
-        """All of it, whatever has changed."""
+        """All of it, whatever has changed: for whoever heard nothing of it."""
         return [MediaHeld(tuple(self._counts))] if self._counts else []
 
     def check_invariants(self, media_hashes: Iterable[str]) -> None:

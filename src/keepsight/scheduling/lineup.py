@@ -21,6 +21,10 @@ class Lineup:
     def __len__(self) -> int:
         return len(self.waiting) + len(self.running) + len(self.parked)
 
+    @property
+    def num_unseated(self) -> int:
+        return len(self) - len(self.running)
+
     def add(self, state: RequestState) -> None:
         insort(self.waiting, state, key=by_order)
 

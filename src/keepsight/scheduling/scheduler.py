@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterable
 
 from keepsight.engine_config import EngineConfig, SchedulerConfig
-from keepsight.requests import EngineRequest, MediaDropped, MediaHeld, MediaNeeded, RequestFailed, TokenOutput
+from keepsight.requests import EngineRequest, MediaNeeded, RequestFailed, TokenOutput
 from keepsight.scheduling.admit_request import make_states, why_never
 from keepsight.scheduling.cut_piece import is_worth_a_step, ready_end, whole_items_end
 from keepsight.scheduling.embedding_loads import Load
@@ -34,6 +34,7 @@ class Scheduler:
         self._engine_config = config
         self._block_size = config.kv_cache.block_size
         self._end_ids = end_ids
+        # Of what media anything is held; the same of embeddings alone, wherever they are.
         self.holdings = Holdings()
         self.held_embeddings = Holdings(within=self.holdings)
         self.kv_cache = KvCacheManager(config.kv_cache, self.holdings)
@@ -42,7 +43,7 @@ class Scheduler:
         self.kept = KeptBeside(self.holdings, self.held_embeddings)
         self._states: dict[SequenceId, RequestState] = {}
         self._choices: dict[str, list[RequestState]] = {}  # live ones of each request
-        self._lineup = Lineup()
+        self.lineup = Lineup()
         # Finished while a slice of theirs was under way: they keep their pages until it is done.
         self._leaving: dict[SequenceId, RequestState] = {}
         self._ended: list[SequenceId] = []
@@ -66,7 +67,7 @@ class Scheduler:
         for state in states:
             self._states[state.sequence_id] = state
             self.media.add(state)
-            self._lineup.add(state)
+            self.lineup.add(state)
             hit = self._find_prefix(state)
             self.media.look_ahead(state, 0 if hit is None else state.first_item_after(hit.num_tokens))
         return None
@@ -82,7 +83,7 @@ class Scheduler:
         askers = self.media.arrived(media_hash)
         for state in askers or ():
             if state.parked_for is ParkedFor.PIXELS:
-                self._lineup.unpark(state)
+                self.lineup.unpark(state)
         return askers is not None
 
     def media_lost(self, media_hash: str) -> MediaNeeded | None:
@@ -95,7 +96,7 @@ class Scheduler:
         for state in askers or ():
             # Also one that waits for the encoding of another item: pixels of this one may be asked for meanwhile.
             if state.parked_for in (ParkedFor.TIERS, ParkedFor.ENCODER):
-                self._lineup.unpark(state)
+                self.lineup.unpark(state)
         return is_found and askers is not None
 
     def reset(self, *, prefix: bool, encoder: bool) -> None:
@@ -123,35 +124,11 @@ class Scheduler:
         taken, self._begun = self._begun, []
         return taken
 
-    @property
-    def num_sequences(self) -> int:
-        return len(self._states)
-
-    @property
-    def num_running(self) -> int:
-        return len(self._lineup.running)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._lineup) - len(self._lineup.running)
-
-    def take_hints(self) -> list[MediaHeld | MediaDropped]:
-        """Of what media something is held now that was not when they were last taken, or the other way round."""
-        return self.holdings.take_changes()
-
-    def list_hints(self) -> list[MediaHeld]:
-        """Of all media that something is held of, for whoever heard none of the earlier ones."""
-        return self.holdings.list_held()
-
-    def take_embeddings(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The same of embeddings alone, wherever they are: held now, and no more."""
-        return self.held_embeddings.take_names()
-
     def schedule(self) -> StepPlan:
         draft = self._begin_step()
         # Pages are only taken back while the running ones are considered and from those that do not run, so a
         # sequence that found a prefix in this step never finds it gone.
-        for state in tuple(self._lineup.running):
+        for state in tuple(self.lineup.running):
             if state.status is Status.RUNNING and not state.is_under_way:
                 self._continue(state, draft)
         self._start_waiting(draft)
@@ -171,11 +148,11 @@ class Scheduler:
 
     def _begin_step(self) -> StepDraft:
         config = self.config
-        num_streams = sum(state.is_stream for state in self._lineup.running)
+        num_streams = sum(state.is_stream for state in self.lineup.running)
         max_joining = config.max_prompt_tokens_beside_streams
         lane_is_free = not self._num_beside
         if lane_is_free or not num_streams:
-            self._lineup.unpark_all(ParkedFor.LANE)
+            self.lineup.unpark_all(ParkedFor.LANE)
         return StepDraft(
             now_tokens_left=config.max_num_batched_tokens - num_streams,
             joining_tokens_left=max_joining if num_streams else None,
@@ -213,14 +190,14 @@ class Scheduler:
 
     def _give_way(self, state: RequestState) -> None:
         """All pages are with sequences before this one, which may need what it holds; or soon free again."""
-        is_holder_under_way = self._leaving or any(each.is_under_way for each in self._lineup.running)
+        is_holder_under_way = self._leaving or any(each.is_under_way for each in self.lineup.running)
         if not is_holder_under_way:
             self._preempt(state)
 
     # Waiting sequences ----------------------------------------------------------------------------------------
 
     def _start_waiting(self, draft: StepDraft) -> None:
-        index, waiting, running = 0, self._lineup.waiting, self._lineup.running
+        index, waiting, running = 0, self.lineup.waiting, self.lineup.running
         while index < len(waiting) and len(running) < self.config.max_num_seqs:
             state = waiting[index]
             if not self._try_start(state, draft):
@@ -232,7 +209,7 @@ class Scheduler:
         """Whether those behind it may have their turn."""
         hit = self._find_prefix(state)
         if hit is not None and hit.is_being_computed:
-            self._lineup.park(state, ParkedFor.PREFIX)
+            self.lineup.park(state, ParkedFor.PREFIX)
             return True
         start = state.num_computed if hit is None else hit.num_tokens
         piece = self._next_piece(state, start, draft)
@@ -263,7 +240,7 @@ class Scheduler:
             if not (state.num_sampled or state.num_preemptions):
                 state.num_cached_tokens = hit.num_tokens
                 self.kv_cache.count(hit, state.num_tokens)
-        self._lineup.seat(state)
+        self.lineup.seat(state)
 
     # How much of a sequence -----------------------------------------------------------------------------------
 
@@ -272,11 +249,11 @@ class Scheduler:
         lacks = self.media.claim(state, state.first_item_after(start), self._take_embeddings_from_later)
         most = ready_end(state, start, self.media)
         if not is_worth_a_step(state, start, most):
-            self._lineup.park(state, self._reason(state, most, lacks))
+            self.lineup.park(state, self._reason(state, most, lacks))
             return None
         joins = draft.joins(most - start)
         if not joins and not draft.beside_tokens_left:
-            self._lineup.park(state, ParkedFor.LANE)
+            self.lineup.park(state, ParkedFor.LANE)
             return None
         end = min(most, start + draft.tokens_left(joins=joins))
         return Piece(end if self.config.cuts_pictures else whole_items_end(state, start, end), joins)
@@ -312,9 +289,7 @@ class Scheduler:
 
     def _take_pages_from_later(self, state: RequestState) -> bool:
         """A running sequence takes from all behind it, one that waits only from those that do not run."""
-        holders = itertools.chain(
-            self._lineup.unseated(), self._lineup.running if state.status is Status.RUNNING else ()
-        )
+        holders = itertools.chain(self.lineup.unseated(), self.lineup.running if state.status is Status.RUNNING else ())
         victim = last_of(
             each
             for each in holders
@@ -331,12 +306,12 @@ class Scheduler:
         state.begin_again()
         self.num_preemptions += 1
         if state.status is Status.RUNNING:
-            self._lineup.unseat(state)
-        self._lineup.unpark_all(ParkedFor.ENCODER)
+            self.lineup.unseat(state)
+        self.lineup.unpark_all(ParkedFor.ENCODER)
 
     def _take_embeddings_from_later(self, state: RequestState) -> bool:
         """From one that waits or is parked behind `state`: what runs gives them back by itself."""
-        victim = last_of(each for each in self._lineup.unseated() if each.claimed_items and each.order > state.order)
+        victim = last_of(each for each in self.lineup.unseated() if each.claimed_items and each.order > state.order)
         if victim is not None:
             self.media.drop(victim)
         return victim is not None
@@ -356,7 +331,7 @@ class Scheduler:
             for request_id in sorted(self.media.fail(key)):
                 self._fail_request(request_id, message, outputs)
         if result.encoded or result.failed_encodings:
-            self._lineup.unpark_all(ParkedFor.ENCODER)
+            self.lineup.unpark_all(ParkedFor.ENCODER)
         return outputs
 
     def _advance(self, computed: Computed, outputs: list[TokenOutput | RequestFailed]) -> None:
@@ -382,9 +357,9 @@ class Scheduler:
 
     def _publish(self, state: RequestState) -> None:
         self.kv_cache.publish(state.sequence_id, state.hasher.hashes, state.num_computed, state.hasher.media)
-        self._lineup.unpark_all(ParkedFor.PREFIX)
+        self.lineup.unpark_all(ParkedFor.PREFIX)
         if self.media.release_before(state, state.next_item):
-            self._lineup.unpark_all(ParkedFor.ENCODER)
+            self.lineup.unpark_all(ParkedFor.ENCODER)
 
     def _fail_sequence(self, sequence_id: SequenceId, message: str, outputs: list[TokenOutput | RequestFailed]) -> None:
         if (state := self._states.get(sequence_id)) is None:
@@ -401,7 +376,7 @@ class Scheduler:
             outputs.append(RequestFailed(request_id, message))
 
     def _finish(self, state: RequestState) -> None:
-        self._lineup.finish(state)
+        self.lineup.finish(state)
         del self._states[state.sequence_id]
         choices = self._choices[state.request.request_id]
         choices.remove(state)
@@ -417,15 +392,15 @@ class Scheduler:
         self.media.remove(state)
         if state.is_known_to_runner:
             self._ended.append(state.sequence_id)
-        self._lineup.unpark_all(ParkedFor.ENCODER)
-        self._lineup.unpark_all(ParkedFor.PREFIX)
+        self.lineup.unpark_all(ParkedFor.ENCODER)
+        self.lineup.unpark_all(ParkedFor.PREFIX)
 
     # For tests ------------------------------------------------------------------------------------------------
 
     def check_invariants(self) -> None:
-        self._lineup.check_invariants()
-        assert len(self._states) == len(self._lineup)
-        assert len(self._lineup.running) <= self.config.max_num_seqs
+        self.lineup.check_invariants()
+        assert len(self._states) == len(self.lineup)
+        assert len(self.lineup.running) <= self.config.max_num_seqs
         assert sum(map(len, self._choices.values())) == len(self._states)
         self._check_managers(itertools.chain(self._states.values(), self._leaving.values()))
         embeddings = [*self.media.encoder_cache.held_media(), *self.kept.held_embeddings()]
