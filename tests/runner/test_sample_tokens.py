@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import (
@@ -44,6 +44,7 @@ def sample_alone(logits: Tensor, **params: Any) -> SampledToken:
     top_k=st.integers(0, VOCAB_SIZE + 5),
     top_p=st.floats(0.01, 1),
 )
+@example(seed=0, temperature=0.5, top_k=0, top_p=0.9999999999999999)
 def test_temperature_top_k_and_top_p_keep_what_transformers_keeps(
     seed: int, temperature: float, top_k: int, top_p: float
 ) -> None:

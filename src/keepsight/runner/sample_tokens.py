@@ -158,10 +158,11 @@ def filter_logits(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     vocab_size = logits.shape[-1]
     rank = torch.arange(vocab_size, device=logits.device)
     ordered.masked_fill_(rank >= column([each.top_k or vocab_size for each in params]), NEVER)
-    probabilities = ordered.softmax(dim=-1)
-    before = probabilities.cumsum(dim=-1) - probabilities
-    # The most likely token has nothing before it, so it always stays.  Rounded sums can reach 1, so 1 must not cut.
-    ordered.masked_fill_(before >= column([each.top_p if each.top_p < 1 else 2 for each in params]), NEVER)
+    # How likely each token and all after it are.  Summed from the end, as what is small is lost beside what is large.
+    rest = ordered.softmax(dim=-1).flip(-1).cumsum(dim=-1).flip(-1)
+    # Rounded sums reach neither 0 nor 1 for certain, so the most likely token must stay, and 1 must not cut.
+    rest[:, 0] = 2
+    ordered.masked_fill_(rest <= column([1 - each.top_p if each.top_p < 1 else -1 for each in params]), NEVER)
     return logits.scatter(-1, order, ordered)
 
 
