@@ -131,6 +131,7 @@ class Settings:
     joining: int | None
     takes_turns: bool
     has_tiers: bool
+    max_prompt_ends: int
 
 
 SETTINGS = st.builds(
@@ -146,6 +147,7 @@ SETTINGS = st.builds(
     joining=st.sampled_from([None, 1, 8]),
     takes_turns=st.booleans(),
     has_tiers=st.booleans(),
+    max_prompt_ends=st.sampled_from([0, 2, 50]),
 )
 
 
@@ -162,7 +164,10 @@ def engine_config(settings: Settings, tokens_per_picture: int, longest: int) -> 
             tokens_per_item=tokens_per_picture,
         ),
         kv_cache=KvCacheConfig(
-            num_blocks=num_blocks, block_size=settings.block_size, enable_prefix_caching=settings.caches_prefixes
+            num_blocks=num_blocks,
+            block_size=settings.block_size,
+            enable_prefix_caching=settings.caches_prefixes,
+            max_prompt_ends=settings.max_prompt_ends,
         ),
         encoder_cache=EncoderCacheConfig(
             max_bytes=settings.num_pictures * tokens_per_picture,

@@ -18,7 +18,9 @@ from keepsight.requests import EngineRequest, FromEngine, Pixels, ToEngine
 from keepsight.scheduling.step_plan import (
     Computed,
     Encoding,
+    EndName,
     NewSequence,
+    Recall,
     SampledToken,
     SequenceId,
     Slice,
@@ -107,6 +109,9 @@ class FakeRunner:
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._pixels: dict[str, Pixels] = {}
         self._loaded: dict[str, int] = {}
+        # What an answer begins with, by name.
+        self.ends: dict[EndName, list[int]] = {}
+        self._newly_kept: list[EndName] = []
         self._keep = keep
         self._beside: deque[list[Slice] | Encoding] = deque()
         self.embeddings: dict[str, int] = {}
@@ -161,11 +166,22 @@ class FakeRunner:
         for piece in (*plan.beside, *plan.now):
             table = self._sequences[piece.sequence_id].block_ids
             table[piece.first_block :] = piece.new_block_ids
+        recalled = self._recall(plan.recall)
         work: list[list[Slice] | Encoding] = [list(plan.now)]
         while self._beside and self._is_done():
             work.append(self._beside.popleft())
         result = self._carry_out(work)
-        return replace(result, encoded=[*self._place(plan.place), *result.encoded])
+        failed = {each.sequence_id: "a bad request" for each in plan.recall if each.sequence_id not in recalled}
+        return replace(
+            result,
+            encoded=[*self._place(plan.place), *result.encoded],
+            failed_sequences={**failed, **result.failed_sequences},
+            recalled=recalled,
+        )
+
+    def _recall(self, recalls: Iterable[Recall]) -> dict[SequenceId, SampledToken]:
+        good = [each for each in recalls if each.sequence_id[0] not in self.bad_requests]
+        return {each.sequence_id: self._sample(each.sequence_id, self.ends[each.kept_as]) for each in good}
 
     def _place(self, keys: Iterable[str]) -> list[str]:
         for key in keys:
@@ -178,6 +194,8 @@ class FakeRunner:
             del self._sequences[sequence_id]
         for key in plan.evicted:
             del self.embeddings[key]
+        for name in plan.evicted_ends:
+            del self.ends[name]
         for media_hash in plan.unneeded_pixels:
             del self._pixels[media_hash]
         for key in plan.unneeded_embeddings:
@@ -192,6 +210,7 @@ class FakeRunner:
 
     def _carry_out(self, work: Iterable[list[Slice] | Encoding]) -> StepResult:
         computed, failed_sequences = list[Computed](), dict[SequenceId, str]()
+        self._newly_kept.clear()
         encoded, failed_encodings = list[str](), dict[str, str]()
         for each in work:
             if isinstance(each, list):
@@ -200,7 +219,10 @@ class FakeRunner:
                 encoded.append(each.encoder_key)
             else:
                 failed_encodings[each.encoder_key] = "a bad picture"
-        return StepResult(computed, encoded, failed_encodings, failed_sequences, dict.fromkeys(encoded, 0.01))
+        seconds = dict.fromkeys(encoded, 0.01)
+        return StepResult(
+            computed, encoded, failed_encodings, failed_sequences, seconds, kept_ends=list(self._newly_kept)
+        )
 
     def _try_encode(self, encoding: Encoding) -> bool:
         assert encoding.encoder_key not in self.embeddings, "encoded twice"
@@ -238,8 +260,15 @@ class FakeRunner:
         assert piece.samples == (piece.end == len(sequence.token_ids))
         if not piece.samples:
             return Computed(piece.sequence_id, piece.end, None)
-        sequence.token_ids.append(_next_token(values, request, piece.sequence_id[1]))
-        return Computed(piece.sequence_id, piece.end, SampledToken(sequence.token_ids[-1]))
+        if piece.keep_as is not None:
+            self.ends[piece.keep_as] = values
+            self._newly_kept.append(piece.keep_as)
+        return Computed(piece.sequence_id, piece.end, self._sample(piece.sequence_id, values))
+
+    def _sample(self, sequence_id: SequenceId, values: Sequence[int]) -> SampledToken:
+        sequence = self._sequences[sequence_id]
+        sequence.token_ids.append(_next_token(values, sequence.request, sequence_id[1]))
+        return SampledToken(sequence.token_ids[-1])
 
     def _slot(self, sequence: _Sequence, position: int) -> int:
         return sequence.block_ids[position // self._block_size] * self._block_size + position % self._block_size

@@ -1,6 +1,7 @@
 """What follows from what was asked for, from the model and from the machine; what cannot be is refused."""
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,12 +15,18 @@ from keepsight.errors import InvalidArgumentError
 CPU = Machine(device="cpu", total_bytes=64 * GIB, available_bytes=32 * GIB, available_host_bytes=32 * GIB)
 CUDA = Machine(device="cuda", total_bytes=80 * GIB, available_bytes=70 * GIB, available_host_bytes=200 * GIB)
 KV_BYTES = 34 * 4 * 256 * 2 * 4
-SIZE = ModelSize(max_model_len=131_072, tokens_per_item=256, bytes_per_position=KV_BYTES, bytes_per_embedding=10_240)
-CUDA_SIZE = ModelSize(
-    max_model_len=131_072, tokens_per_item=256, bytes_per_position=KV_BYTES // 2, bytes_per_embedding=5120
+SIZE = ModelSize(
+    max_model_len=131_072,
+    tokens_per_item=256,
+    bytes_per_position=KV_BYTES,
+    bytes_per_embedding=10_240,
+    bytes_of_logits=2**20,
 )
-TEXT_ONLY = ModelSize(max_model_len=2048, tokens_per_item=0, bytes_per_position=1024, bytes_per_embedding=512)
-TINY = ModelSize(max_model_len=2048, tokens_per_item=16, bytes_per_position=1024, bytes_per_embedding=512)
+CUDA_SIZE = replace(SIZE, bytes_per_position=KV_BYTES // 2, bytes_per_embedding=5120, bytes_of_logits=2**19)
+TINY = ModelSize(
+    max_model_len=2048, tokens_per_item=16, bytes_per_position=1024, bytes_per_embedding=512, bytes_of_logits=4096
+)
+TEXT_ONLY = replace(TINY, tokens_per_item=0)
 
 
 def resolve(size: ModelSize = SIZE, machine: Machine = CPU, **options: Any) -> EngineConfig:
@@ -167,9 +174,15 @@ def test_the_context_shrinks_to_the_pages_unless_it_was_asked_for(caplog: pytest
         config = resolve(TINY, num_gpu_blocks_override=100)
     assert config.scheduler.max_model_len == 1600
     assert "max_model_len is 1600: what the 100 pages hold, fewer than the 2048 of the checkpoint" in caplog.text
-    asked = ModelSize(max_model_len=1601, tokens_per_item=16, bytes_per_position=1024, bytes_per_embedding=512)
+    asked = replace(TINY, max_model_len=1601)
     with pytest.raises(InvalidArgumentError, match="max_model_len: is 1601, but the 100 pages of 16 "):
         resolve(asked, num_gpu_blocks_override=100, max_model_len=1601)
+
+
+def test_the_ends_of_so_many_prompts_are_kept_as_have_room() -> None:
+    assert resolve().kv_cache.max_prompt_ends == 64
+    assert resolve(CUDA_SIZE, CUDA).kv_cache.max_prompt_ends == 128
+    assert resolve(replace(TINY, bytes_of_logits=2**30)).kv_cache.max_prompt_ends == 0
 
 
 def test_prefix_caching_and_page_size_are_passed_on() -> None:

@@ -4,6 +4,7 @@ import itertools
 import random
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from keepsight.models.gemma3.model import Gemma3
 from keepsight.pixels import carry_embeddings
 from keepsight.requests import EngineRequest
 from keepsight.runner.model_runner import Job
-from keepsight.scheduling.step_plan import Encoding, NewSequence, Slice, StepPlan, StepResult
+from keepsight.scheduling.step_plan import Encoding, EndName, NewSequence, Recall, Slice, StepPlan, StepResult
 from tests.runner.small_model import WAIT_SECONDS, Driver, SmallModel
 from tests.runner.test_memory_ahead import needs_kernel
 
@@ -371,3 +372,35 @@ def test_a_request_id_may_come_again_after_its_sequence_ended(one: Driver, one_s
         one.compute(*one.prompt_slices(sequence_id))
         assert one.tokens[sequence_id] == one_small.reference_answer(number, 1)
         one.end(sequence_id)
+
+
+# Prompts that come again --------------------------------------------------------------------------------------
+
+
+END = EndName(0, b"of the first prompt")
+
+
+def test_a_first_token_is_drawn_from_what_was_kept_as_it_was_from_what_was_computed(one: Driver) -> None:
+    params: dict[str, Any] = {"temperature": 1.0, "seed": 3, "logprobs": 2}
+    requests = [one.small.request(name, 1, **params) for name in ("first", "again")]
+    first, again = (one.begin(request) for request in requests)
+    [whole] = one.prompt_slices(first)
+    kept = one.compute(whole._replace(keep_as=END))
+    assert kept.kept_ends == [END]
+    recalled = one.runner.run(StepPlan(recall=[Recall(again, END)]))
+    assert recalled.recalled == {again: kept.computed[0].token}
+    # It goes on from there.
+    one.tokens[again].append(recalled.recalled[again].token_id)
+    for sequence_id in (first, again):
+        for piece in one.prompt_slices(sequence_id) if sequence_id == again else [one.next_slice(first)]:
+            one.compute(piece)
+    assert one.tokens[first] == one.tokens[again]
+
+
+def test_only_whoever_has_no_logits_to_begin_with_fails(one: Driver) -> None:
+    first, lost = one.begin(one.small.request("first", 0)), one.begin(one.small.request("lost", 0))
+    [whole] = one.prompt_slices(first)
+    one.compute(whole._replace(keep_as=END))
+    result = one.runner.run(StepPlan(evicted_ends=[END], recall=[Recall(lost, END)], now=[one.next_slice(first)]))
+    assert list(result.failed_sequences) == [lost]
+    assert [each.sequence_id for each in result.computed] == [first]

@@ -24,6 +24,7 @@ def make_config(
     num_blocks: int = 64,
     block_size: int = 4,
     caches_prefixes: bool = True,
+    max_prompt_ends: int = 8,
     num_pictures: int = 8,
     shares_embeddings: bool = True,
     has_tiers: bool = False,
@@ -40,7 +41,12 @@ def make_config(
     }
     return EngineConfig(
         scheduler=SchedulerConfig(**settings),
-        kv_cache=KvCacheConfig(num_blocks=num_blocks, block_size=block_size, enable_prefix_caching=caches_prefixes),
+        kv_cache=KvCacheConfig(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            enable_prefix_caching=caches_prefixes,
+            max_prompt_ends=max_prompt_ends,
+        ),
         encoder_cache=EncoderCacheConfig(
             max_bytes=num_pictures * TOKENS_PER_PICTURE * 8,
             bytes_per_embedding=8,
@@ -242,6 +248,7 @@ class Drive:
         assert self.runner.num_sequences == 0
         assert self.runner.num_held_pixels == 0
         assert self.runner.num_loaded == 0
+        assert len(self.runner.ends) == len(self.scheduler.kv_cache.ends)
         assert self.scheduler.kv_cache.num_free_blocks == self.config.kv_cache.num_blocks
 
 

@@ -247,3 +247,24 @@ def test_a_hasher_knows_which_media_lie_in_each_block(of: EngineRequest) -> None
         for start in range(0, end, BLOCK)
     }
     assert BlockHasher(of, BLOCK).media == {block: media for block, media in expected.items() if media}
+
+
+@thorough(300)
+@given(alike_requests(), st.integers(0, 4 * BLOCK), st.integers(-1, 1))
+def test_two_prompts_have_one_end_exactly_if_all_that_they_depend_on_is_equal(
+    pair: tuple[EngineRequest, EngineRequest], length: int, difference: int
+) -> None:
+    def cut(of: EngineRequest, num_tokens: int) -> EngineRequest:
+        media = tuple(item for item in of.media if item.span.start < num_tokens)
+        return replace(of, token_ids=of.token_ids[: max(0, num_tokens)], media=media)
+
+    def name(of: EngineRequest) -> object:
+        end = max([len(of.token_ids), 1, *(item.span.end for item in of.media)])
+        return of.token_ids, [naive_keys(of, start) for start in range(0, end, BLOCK)]
+
+    left, right = cut(pair[0], length), cut(pair[1], length + difference)
+    ends = [BlockHasher(each, BLOCK).prompt_end for each in (left, right)]
+    # A picture beyond the last block of tokens is no part of what they say.
+    if all(item.span.end <= len(each.token_ids) for each in (left, right) for item in each.media):
+        assert (name(left) == name(right)) == (ends[0] == ends[1])
+    assert not {*ends} & {*hashes(left, BLOCK), *hashes(right, BLOCK)}

@@ -56,6 +56,83 @@ def test_another_picture_with_the_same_text_shares_nothing_after_it() -> None:
     drive.expect_right_answers()
 
 
+# The same prompt again -----------------------------------------------------------------------------------------
+
+
+def test_the_same_prompt_has_its_first_token_before_anything_is_computed() -> None:
+    drive = Drive(make_config())
+    drive.run(make_request("first", 8, "cat", 5))
+    plans = drive.run(make_request("again", 8, "cat", 5, max_tokens=3))
+    assert [len(plan.recall) for plan in plans] == [1, 0, 0]
+    # The three tokens of the prompt that fill no block, and the answer's first.
+    assert lengths(plans) == [[], [4], [1]]
+    assert drive.cached["again", 0] == 16
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
+
+
+def test_an_answer_of_one_token_to_the_same_prompt_computes_nothing() -> None:
+    drive = Drive(make_config(max_num_seqs=1))
+    drive.run(make_request("first", 3))
+    num_computed = drive.runner.num_computed_tokens
+    plans = drive.run(*(make_request(str(number), 3, max_tokens=1, seed=number) for number in range(5)))
+    assert len(plans) == 1
+    assert drive.runner.num_computed_tokens == num_computed
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
+
+
+def test_a_known_prompt_waits_until_there_is_a_seat() -> None:
+    drive = Drive(make_config(max_num_seqs=1))
+    drive.run(make_request("first", 8, "cat", 6))
+    drive.run(make_request("long", 5, max_tokens=20), make_request("again", 8, "cat", 6))
+    recalls = [index for index, plan in enumerate(drive.runner.plans) if plan.recall]
+    assert drive.runner.plans[recalls[0]].now == []
+    drive.expect_right_answers()
+
+
+def test_the_end_of_a_prompt_whose_blocks_are_gone_is_not_enough() -> None:
+    drive = Drive(make_config(num_blocks=8))
+    drive.run(make_request("first", 20))
+    drive.run(with_text(make_request("other", 28), [9] * 28))
+    plans = drive.run(make_request("again", 20))
+    assert not any(plan.recall for plan in plans)
+    drive.expect_right_answers()
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 3])
+def test_ends_of_prompts_begun_before_all_was_forgotten_are_not_found(num_steps: int) -> None:
+    drive = Drive(make_config(max_num_batched_tokens=14))
+    drive.add(make_request("first", 30))
+    for _ in range(num_steps):
+        drive.step()
+    drive.scheduler.reset(prefix=True, encoder=False)
+    drive.run()
+    plans = drive.run(make_request("again", 30))
+    assert any(plan.recall for plan in plans) == (num_steps == 0)
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
+
+
+def test_the_runner_keeps_no_more_ends_than_it_is_told_to() -> None:
+    drive = Drive(make_config(max_prompt_ends=2))
+    for number in (3, 5, 7, 3, 9):
+        drive.run(make_request(f"{number}, the {len(drive.requests)}th", number))
+    assert len(drive.runner.ends) == 2
+    assert not any(plan.recall for plan in drive.run(make_request("gone", 5)))
+    assert any(plan.recall for plan in drive.run(make_request("kept", 9)))
+
+
+def test_a_first_token_that_cannot_be_drawn_fails_its_request_and_no_other() -> None:
+    drive = Drive(make_config())
+    drive.run(make_request("first", 8, "cat", 6))
+    drive.runner.bad_requests.add("bad")
+    drive.run(make_request("bad", 8, "cat", 6), make_request("good", 8, "cat", 6))
+    assert drive.failed["bad"].message == "a bad request"
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
+
+
 # What makes prefixes differ -----------------------------------------------------------------------------------
 
 

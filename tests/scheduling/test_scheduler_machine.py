@@ -26,6 +26,7 @@ def configs(draw: st.DrawFn) -> Any:
         num_blocks=num_positions // block_size,
         max_model_len=num_positions // block_size * block_size,
         caches_prefixes=draw(st.booleans()),
+        max_prompt_ends=draw(st.sampled_from([0, 1, 3, 20])),
         num_pictures=draw(st.integers(1, 5)),
         shares_embeddings=shares_embeddings,
         has_tiers=shares_embeddings and draw(st.booleans()),

@@ -38,6 +38,7 @@ SECONDS = 0.1
 MAX_REMEMBERED = 8192
 RUNNING, WAITING = slot_of("num_requests_running"), slot_of("num_requests_waiting")
 PREEMPTIONS = slot_of("num_preemptions_total")
+RECALLED = slot_of("first_tokens_recalled_total")
 BLOCKS, BLOCKS_IN_USE = slot_of("kv_cache_blocks"), slot_of("kv_cache_blocks_in_use")
 T = TypeVar("T")
 
@@ -186,6 +187,7 @@ class EngineMeter:
         counters.set(BLOCKS_IN_USE, round(kv.usage * kv.num_blocks))
         counters.follow(PREFIX.queries, kv.num_queried_tokens)
         counters.follow(PREFIX.hits, kv.num_hit_tokens)
+        counters.follow(RECALLED, kv.ends.num_found)
         counters.follow(PREFIX.evictions, kv.num_evicted_blocks)
         found = kv.num_findable_blocks
         counters.set_all(PREFIX.sizes(found * per_block, kv.num_blocks * per_block, found))

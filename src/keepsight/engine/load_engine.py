@@ -119,4 +119,5 @@ def measure_model(model: Model, max_model_len: int, *, takes_prompt_embeds: bool
         tokens_per_item=shape.tokens_per_image or tokens_per_strip,
         bytes_per_position=2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * model.place.dtype.itemsize,
         bytes_per_embedding=embedding.nbytes,
+        bytes_of_logits=shape.vocab_size * model.place.dtype.itemsize,
     )

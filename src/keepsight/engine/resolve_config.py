@@ -25,6 +25,7 @@ DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
 # A CPU computes a longer prompt slowly enough for streams to stutter; a GPU does not.
 DEFAULT_PROMPT_TOKENS_BESIDE_STREAMS = {"cpu": 32, "cuda": None}
 MAX_KV_BYTES_ON_CPU = 4 * GIB
+MAX_BYTES_OF_PROMPT_ENDS = 64 * 2**20
 DEFAULT_CACHED_PICTURES = 512
 DEFAULT_HOST_CACHE_BYTES = 1 * GIB
 # On a GPU, for what the model computes with besides its weights.
@@ -40,6 +41,8 @@ class ModelSize:
     # Keys and values of all layers.
     bytes_per_position: int
     bytes_per_embedding: int
+    # Of one row, a number for each token of the vocabulary.
+    bytes_of_logits: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,7 @@ def resolve_config(config: Config, size: ModelSize, machine: Machine) -> EngineC
         num_blocks=_choose_num_blocks(config, size, machine, max_num_seqs, encoder_cache.max_bytes),
         block_size=config.block_size,
         enable_prefix_caching=config.enable_prefix_caching,
+        max_prompt_ends=MAX_BYTES_OF_PROMPT_ENDS // size.bytes_of_logits,
     )
     if config.disable_chunked_mm_input:
         logger.info("disable_chunked_mm_input changes nothing: this model's pictures are always computed whole")

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,11 +27,21 @@ from keepsight.runner.merge_embeddings import merge_embeddings
 from keepsight.runner.normalize_pixels import PixelNormalizer
 from keepsight.runner.run_beside import BesideThread
 from keepsight.runner.sample_tokens import sample_tokens
-from keepsight.runner.sequence_table import SequenceTable
+from keepsight.runner.sequence_table import RunningSequence, SequenceTable
 from keepsight.runner.share_device import share_device
 from keepsight.runner.step_inputs import StepInputs, make_step_inputs
 from keepsight.runner.stored_embeddings import from_stored, to_stored
-from keepsight.scheduling.step_plan import Computed, Encoding, SampledToken, Slice, StepPlan, StepResult
+from keepsight.scheduling.step_plan import (
+    Computed,
+    Encoding,
+    EndName,
+    Recall,
+    SampledToken,
+    SequenceId,
+    Slice,
+    StepPlan,
+    StepResult,
+)
 from keepsight.tiers.tier import StoredArray
 
 logger = logging.getLogger(__name__)
@@ -67,6 +77,8 @@ class ModelRunner:
         self.sequences = SequenceTable(block_size, end_ids, device, self._guides)
         self._pixels: dict[str, Pixels] = {}
         self._loaded: dict[str, StoredArray] = {}
+        # The last logits of prompts, by name.
+        self._ends: dict[EndName, Tensor] = {}
         self._keeping = keeping
         self._share = share_device(device, encoder_share, count_parameters(model))
         # An attention remembers the plan of the batch that it works on, so each thread has its own.
@@ -97,7 +109,7 @@ class ModelRunner:
         for encodings in group_encodings(plan.encode, self._pixels, self.model):
             pixels = [self._pixels.get(each.media_hash) for each in encodings]
             self._beside.begin(self._encode(encodings, pixels, self._keeping() if self._keeping else None))
-        results = [placed, self._begin_beside(plan.beside), self._compute_now(plan.now)]
+        results = [placed, self._recall(plan.recall), self._begin_beside(plan.beside), self._compute_now(plan.now)]
         return _merge((*results, *self._beside.take_finished()))
 
     def prepare(self) -> bool:
@@ -112,6 +124,8 @@ class ModelRunner:
         self.sequences.forget(plan.ended)
         for key in plan.evicted:
             self.embeddings.drop(key)
+        for name in plan.evicted_ends:
+            del self._ends[name]
         for media_hash in plan.unneeded_pixels:
             self._pixels.pop(media_hash, None)
         for key in plan.unneeded_embeddings:
@@ -153,6 +167,20 @@ class ModelRunner:
             self._beside.begin(_keep_all(kept, seconds, keep), is_light=True)
         return dataclasses.replace(result, encode_seconds=dict.fromkeys(result.encoded, seconds))
 
+    def _recall(self, recalls: Sequence[Recall]) -> StepResult:
+        if not recalls:
+            return StepResult()
+        sequences = {each.sequence_id: self.sequences[each.sequence_id] for each in recalls}
+        try:
+            with self._share.handing_over():
+                drawn = _draw(torch.stack([self._ends[each.kept_as] for each in recalls]), sequences)
+        except Exception as error:
+            return _failure(sequences, error)
+        failed = _faults(sequences)
+        return StepResult(
+            recalled={each: token for each, token in drawn.items() if each not in failed}, failed_sequences=failed
+        )
+
     def _begin_beside(self, slices: Sequence[Slice]) -> StepResult:
         """Laid out here, in the order of the plans; only computed beside."""
         if not slices:
@@ -161,7 +189,7 @@ class ModelRunner:
             with self._share.handing_over():
                 inputs = self._make_inputs(slices)
         except Exception as error:
-            return _failure(slices, error)
+            return _failure(_ids_of(slices), error)
         self._beside.begin(self._compute_beside(inputs), is_urgent=True)
         return StepResult()
 
@@ -171,7 +199,7 @@ class ModelRunner:
             result = self._compute(inputs, self._attention_beside, self._share.before_part)
             self._share.finish_part()
         except Exception as error:
-            return _failure(inputs.slices, error)
+            return _failure(_ids_of(inputs.slices), error)
         return result
 
     def _compute_now(self, slices: Sequence[Slice]) -> StepResult:
@@ -182,7 +210,7 @@ class ModelRunner:
             with self._share.foreground(num_tokens, beside_works=self._beside.has_heavy_work):
                 return self._compute(self._make_inputs(slices), self._attention)
         except Exception as error:
-            return _failure(slices, error)
+            return _failure(_ids_of(slices), error)
 
     def _make_inputs(self, slices: Sequence[Slice]) -> StepInputs:
         return make_step_inputs(slices, self.sequences, self.embeddings, self.model.place.device)
@@ -194,23 +222,27 @@ class ModelRunner:
         embeddings = merge_embeddings(model.embed_tokens(inputs.token_ids), inputs.media)
         watch = None if between_layers is None else lambda *_: between_layers()
         hidden = model.compute(embeddings, attention, self.blocks.layers, inputs.batch, watch)
-        tokens = iter(self._sample(hidden, inputs))
-        computed = [
-            Computed(piece.sequence_id, piece.end, next(tokens) if piece.samples else None) for piece in inputs.slices
-        ]
-        pairs = zip(inputs.sequences, inputs.slices, strict=True)
-        failed = {piece.sequence_id: fault for sequence, piece in pairs if (fault := sequence.sampling.fault)}
-        return StepResult([each for each in computed if each.sequence_id not in failed], failed_sequences=failed)
+        drawn = self._sample(hidden, inputs)
+        failed = _faults(dict(zip(_ids_of(inputs.slices), inputs.sequences, strict=True)))
+        done = [piece for piece in inputs.slices if piece.sequence_id not in failed]
+        return StepResult(
+            [Computed(piece.sequence_id, piece.end, drawn.get(piece.sequence_id)) for piece in done],
+            failed_sequences=failed,
+            kept_ends=[piece.keep_as for piece in inputs.slices if piece.keep_as is not None],
+        )
 
-    def _sample(self, hidden: Tensor, inputs: StepInputs) -> list[SampledToken]:
-        """One token for each slice that samples, added to its sequence."""
-        sequences = [each for each, piece in zip(inputs.sequences, inputs.slices, strict=True) if piece.samples]
-        if not sequences:
-            return []
-        tokens = sample_tokens(self.model.logits(hidden), [each.sampling for each in sequences])
-        for sequence, token in zip(sequences, tokens, strict=True):
-            sequence.token_ids.append(token.token_id)
-        return tokens
+    def _sample(self, hidden: Tensor, inputs: StepInputs) -> dict[SequenceId, SampledToken]:
+        """One token for each slice that samples."""
+        pairs = zip(inputs.slices, inputs.sequences, strict=True)
+        sampling = {piece: sequence for piece, sequence in pairs if piece.samples}
+        if not sampling:
+            return {}
+        logits = self.model.logits(hidden)
+        drawn = _draw(logits, {piece.sequence_id: sequence for piece, sequence in sampling.items()})
+        for row, piece in zip(logits, sampling, strict=True):
+            if piece.keep_as is not None:
+                self._ends[piece.keep_as] = row.clone()
+        return drawn
 
 
 def _keep_all(held: Mapping[Encoding, Tensor], seconds: float, keep: Keep) -> Job:
@@ -223,9 +255,25 @@ def _keep_all(held: Mapping[Encoding, Tensor], seconds: float, keep: Keep) -> Jo
     return StepResult()
 
 
-def _failure(slices: Sequence[Slice], error: Exception) -> StepResult:
+def _draw(logits: Tensor, sequences: Mapping[SequenceId, RunningSequence]) -> dict[SequenceId, SampledToken]:
+    """From each row of logits a token, added to its sequence."""
+    tokens = sample_tokens(logits, [each.sampling for each in sequences.values()])
+    for sequence, token in zip(sequences.values(), tokens, strict=True):
+        sequence.token_ids.append(token.token_id)
+    return dict(zip(sequences, tokens, strict=True))
+
+
+def _faults(sequences: Mapping[SequenceId, RunningSequence]) -> dict[SequenceId, str]:
+    return {each: fault for each, sequence in sequences.items() if (fault := sequence.sampling.fault)}
+
+
+def _ids_of(slices: Sequence[Slice]) -> list[SequenceId]:
+    return [piece.sequence_id for piece in slices]
+
+
+def _failure(sequence_ids: Iterable[SequenceId], error: Exception) -> StepResult:
     logger.error("a batch failed", exc_info=error)
-    return StepResult(failed_sequences={piece.sequence_id: _describe(error) for piece in slices})
+    return StepResult(failed_sequences=dict.fromkeys(sequence_ids, _describe(error)))
 
 
 def _describe(error: Exception) -> str:
@@ -239,4 +287,6 @@ def _merge(results: Sequence[StepResult]) -> StepResult:
         failed_encodings={key: text for each in results for key, text in each.failed_encodings.items()},
         failed_sequences={key: text for each in results for key, text in each.failed_sequences.items()},
         encode_seconds={key: seconds for each in results for key, seconds in each.encode_seconds.items()},
+        recalled={key: token for each in results for key, token in each.recalled.items()},
+        kept_ends=list(itertools.chain.from_iterable(each.kept_ends for each in results)),
     )

@@ -35,6 +35,9 @@ class SequenceTable:
     def __len__(self) -> int:
         return len(self._sequences)
 
+    def __getitem__(self, sequence_id: SequenceId) -> RunningSequence:
+        return self._sequences[sequence_id]
+
     def remember(self, new: NewSequence) -> None:
         request = new.request
         params = request.sampling_params

@@ -76,12 +76,20 @@ class BlockHasher:
         self._tail = array("I")
         assert self._tail.itemsize == BYTES_PER_TOKEN
         self.extend(request.token_ids)
+        # Of the whole prompt, the tokens that fill no block included.
+        self.prompt_end = self._hash_end()
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Appends tokens that are known from now on."""
         self._tail.extend(token_ids)
         if len(self._tail) >= self._block_size:
             self._hash_full_blocks()
+
+    def _hash_end(self) -> bytes:
+        extra = self._extra.get(len(self.hashes), b"")
+        return blake3(
+            b"keepsight end, %d tokens:%b%b%b" % (len(self._tail), self._parent, self._tail.tobytes(), extra)
+        ).digest()
 
     def _hash_full_blocks(self) -> None:
         num_blocks = len(self._tail) // self._block_size

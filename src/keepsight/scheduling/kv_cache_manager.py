@@ -12,7 +12,8 @@ from typing import NamedTuple
 from keepsight.engine_config import KvCacheConfig
 from keepsight.scheduling.block_pool import BlockPool
 from keepsight.scheduling.holdings import Holdings
-from keepsight.scheduling.step_plan import SequenceId
+from keepsight.scheduling.prompt_ends import PromptEnds
+from keepsight.scheduling.step_plan import EndName, SequenceId
 
 
 class PrefixHit(NamedTuple):
@@ -47,6 +48,7 @@ class KvCacheManager:
         self.num_hit_tokens = 0
         self._block_size = config.block_size
         self._is_caching = config.enable_prefix_caching
+        self.ends = PromptEnds(config.max_prompt_ends if config.enable_prefix_caching else 0)
         self._pool = BlockPool(config.num_blocks, holdings)
         self._tables: dict[SequenceId, _Table] = {}
         # By how many slices under way.
@@ -94,6 +96,15 @@ class KvCacheManager:
     def _hit(self, block_ids: list[int], is_being_computed: bool) -> PrefixHit:
         return PrefixHit(tuple(block_ids), len(block_ids) * self._block_size, is_being_computed)
 
+    def find_end(self, hit: PrefixHit, num_tokens: int, end_hash: bytes) -> EndName | None:
+        """What the end of a prompt is kept as, if all of the prompt was hit that can be."""
+        is_whole = len(hit.block_ids) == (num_tokens - 1) // self._block_size
+        return self.ends.find(end_hash) if is_whole else None
+
+    def name_end(self, sequence_id: SequenceId, end_hash: bytes) -> EndName | None:
+        """What the end of this sequence's prompt is to be kept as, if others may find it."""
+        return self.ends.name(end_hash) if self._tables[sequence_id].may_publish else None
+
     def count(self, hit: PrefixHit, num_tokens: int) -> None:
         """For the statistics: a sequence of `num_tokens` was admitted with this hit."""
         self.num_queried_tokens += num_tokens
@@ -136,6 +147,7 @@ class KvCacheManager:
     def forget_prefixes(self) -> None:
         """Nothing computed so far is found again; sequences keep their blocks, and keep them for themselves."""
         self._pool.forget_hashes()
+        self.ends.forget()
         self._announced.clear()
         for table in self._tables.values():
             table.may_publish = False
@@ -191,6 +203,7 @@ class KvCacheManager:
 
     def check_invariants(self) -> None:
         self._pool.check_invariants()
+        self.ends.check_invariants()
         num_users = Counter(block_id for table in self._tables.values() for block_id in table.block_ids)
         for block_id in range(self._pool.num_blocks):
             assert self._pool.num_users(block_id) == num_users[block_id], block_id

@@ -20,7 +20,7 @@ from keepsight.scheduling.lineup import Lineup, last_of
 from keepsight.scheduling.media_claims import MediaClaims
 from keepsight.scheduling.request_state import Begun, ParkedFor, RequestState, Status
 from keepsight.scheduling.step_draft import Piece, StepDraft
-from keepsight.scheduling.step_plan import Computed, NewSequence, SequenceId, Slice, StepPlan, StepResult
+from keepsight.scheduling.step_plan import Computed, NewSequence, SampledToken, SequenceId, Slice, StepPlan, StepResult
 from keepsight.scheduling.turns import Turns
 
 # Pages for so many tokens of an answer are taken at once while most are free: what lies in a row is read in place.
@@ -137,11 +137,13 @@ class Scheduler:
         return StepPlan(
             ended=ended,
             evicted=self.media.encoder_cache.take_evicted(),
+            evicted_ends=self.kv_cache.ends.take_evicted(),
             unneeded_pixels=self.media.take_unneeded_pixels(),
             unneeded_embeddings=self.media.loads.take_unneeded(),
             new=draft.new,
             place=self.media.take_placements(),
             encode=self._turns.take_encodings(draft),
+            recall=draft.recall,
             beside=draft.beside,
             now=draft.now,
         )
@@ -211,6 +213,8 @@ class Scheduler:
         if hit is not None and hit.is_being_computed:
             self.lineup.park(state, ParkedFor.PREFIX)
             return True
+        if hit is not None and self._try_recall(state, hit, draft):
+            return True
         start = state.num_computed if hit is None else hit.num_tokens
         piece = self._next_piece(state, start, draft)
         if piece is None:
@@ -234,13 +238,28 @@ class Scheduler:
             return None
         return self.kv_cache.find_prefix(state.hasher.hashes, state.num_tokens)
 
+    def _try_recall(self, state: RequestState, hit: PrefixHit, draft: StepDraft) -> bool:
+        """Its first token, if the whole prompt is known.  It stays in line: a seat is for the second."""
+        if state.num_sampled or draft.now_tokens_left <= 0:
+            return False
+        kept_as = self.kv_cache.find_end(hit, state.num_tokens, state.hasher.prompt_end)
+        if kept_as is None:
+            return False
+        draft.add_recall(state.sequence_id, kept_as)
+        self._introduce(state, draft)
+        self._note_hit(state, hit)
+        return True
+
     def _seat(self, state: RequestState, hit: PrefixHit | None) -> None:
         if hit is not None:
             state.advance(hit.num_tokens)
-            if not (state.num_sampled or state.num_preemptions):
-                state.num_cached_tokens = hit.num_tokens
-                self.kv_cache.count(hit, state.num_tokens)
+            self._note_hit(state, hit)
         self.lineup.seat(state)
+
+    def _note_hit(self, state: RequestState, hit: PrefixHit) -> None:
+        if not (state.num_sampled or state.num_preemptions):
+            state.num_cached_tokens = hit.num_tokens
+            self.kv_cache.count(hit, state.num_tokens)
 
     # How much of a sequence -----------------------------------------------------------------------------------
 
@@ -267,13 +286,19 @@ class Scheduler:
         self, state: RequestState, piece: Piece, first_block: int, added: tuple[int, ...], draft: StepDraft
     ) -> None:
         start, end = state.num_computed, piece.end
+        self._introduce(state, draft)
+        state.is_under_way = not piece.joins
+        samples = end == state.num_tokens
+        is_prompts_end = samples and not state.num_sampled
+        keep_as = self.kv_cache.name_end(state.sequence_id, state.hasher.prompt_end) if is_prompts_end else None
+        prompt = Slice(state.sequence_id, start, end - start, first_block, added, samples, keep_as)
+        draft.add_prompt(prompt, joins=piece.joins)
+        self.kv_cache.announce(state.sequence_id, state.hasher.hashes, end)
+
+    def _introduce(self, state: RequestState, draft: StepDraft) -> None:
         if not state.is_known_to_runner:
             state.is_known_to_runner = True
             draft.new.append(NewSequence(state.sequence_id, state.request, state.encoder_keys))
-        state.is_under_way = not piece.joins
-        prompt = Slice(state.sequence_id, start, end - start, first_block, added, end == state.num_tokens)
-        draft.add_prompt(prompt, joins=piece.joins)
-        self.kv_cache.announce(state.sequence_id, state.hasher.hashes, end)
 
     # Taking back ----------------------------------------------------------------------------------------------
 
@@ -320,7 +345,12 @@ class Scheduler:
 
     def update(self, plan: StepPlan, result: StepResult) -> list[TokenOutput | RequestFailed]:
         outputs: list[TokenOutput | RequestFailed] = []
-        self._num_beside -= len(result.computed) + len(result.failed_sequences) - len(plan.now)
+        num_told = len(result.computed) + len(result.recalled) + len(result.failed_sequences)
+        self._num_beside -= num_told - len(plan.now) - len(plan.recall)
+        for name in result.kept_ends:
+            self.kv_cache.ends.add(name)
+        for sequence_id, token in result.recalled.items():
+            self._append(self._states[sequence_id], token, outputs)
         for computed in result.computed:
             self._advance(computed, outputs)
         for key in result.encoded:
@@ -346,12 +376,14 @@ class Scheduler:
         state.advance(computed.end)
         if not was_stream or computed.end % self._block_size == 0:
             self._publish(state)
-        if computed.token is None:
-            return
-        finish_reason = state.append(computed.token.token_id)
+        if computed.token is not None:
+            self._append(state, computed.token, outputs)
+
+    def _append(self, state: RequestState, token: SampledToken, outputs: list[TokenOutput | RequestFailed]) -> None:
+        finish_reason = state.append(token.token_id)
         if state.num_sampled == 1 and state.sequence_id[1] == 0:
             self._begun.append(Begun(state.request, state.origins, state.encoder_keys))
-        outputs.append(TokenOutput(*state.sequence_id, *computed.token, finish_reason, state.num_cached_tokens))
+        outputs.append(TokenOutput(*state.sequence_id, *token, finish_reason, state.num_cached_tokens))
         if finish_reason is not None:
             self._finish(state)
 

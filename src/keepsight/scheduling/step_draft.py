@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from keepsight.scheduling.step_plan import NewSequence, Slice
+from keepsight.scheduling.step_plan import EndName, NewSequence, Recall, SequenceId, Slice
 
 
 class Piece(NamedTuple):
@@ -23,6 +23,7 @@ class StepDraft:
     beside_tokens_left: int
     # Nothing is computed: of who could be, as many as a step would reach only ask for the media that they lack.
     is_for_encodings: bool
+    recall: list[Recall] = field(default_factory=list)
     now: list[Slice] = field(default_factory=list)
     beside: list[Slice] = field(default_factory=list)
     new: list[NewSequence] = field(default_factory=list)
@@ -55,6 +56,10 @@ class StepDraft:
         if piece.end == start or is_scrap:
             self._lanes_waited_for.add(piece.joins)
         return piece.joins in self._lanes_waited_for
+
+    def add_recall(self, sequence_id: SequenceId, kept_as: EndName) -> None:
+        self.recall.append(Recall(sequence_id, kept_as))
+        self.now_tokens_left -= 1
 
     def add_prompt(self, prompt: Slice, *, joins: bool) -> None:
         if not joins:

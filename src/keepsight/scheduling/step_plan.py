@@ -16,6 +16,14 @@ from keepsight.requests import EngineRequest, TokenLogprob
 SequenceId = tuple[str, int]
 
 
+class EndName(NamedTuple):
+    """Of the logits after a prompt's last token, where they are kept."""
+
+    number: int
+    # Of all that they depend on.
+    end_hash: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class NewSequence:
     """The runner remembers it until it ends: its tokens (it sampled them), its pages, how it is sampled."""
@@ -38,10 +46,19 @@ class Slice(NamedTuple):
     new_block_ids: tuple[int, ...]
     # Whether a token is drawn from the logits of its last position.
     samples: bool
+    # What these logits are kept as, for others who have the same prompt.
+    keep_as: EndName | None = None
 
     @property
     def end(self) -> int:
         return self.start + self.length
+
+
+class Recall(NamedTuple):
+    """A sequence whose first token is drawn from logits that are kept."""
+
+    sequence_id: SequenceId
+    kept_as: EndName
 
 
 class Encoding(NamedTuple):
@@ -57,22 +74,24 @@ class Encoding(NamedTuple):
 class StepPlan:
     """Carried out in the order of its fields."""
 
-    # Sequences that ended, embeddings that were evicted, pixels and loaded embeddings that nobody waits for.
+    # Sequences that ended, embeddings and logits that were evicted, pixels and loaded embeddings that nobody waits for.
     ended: Sequence[SequenceId] = ()
     evicted: Sequence[str] = ()
+    evicted_ends: Sequence[EndName] = ()
     unneeded_pixels: Sequence[str] = ()
     unneeded_embeddings: Sequence[str] = ()
     new: Sequence[NewSequence] = ()
     # Encoder keys whose embeddings were loaded and have room from now on; reported as encoded.
     place: Sequence[str] = ()
     encode: Sequence[Encoding] = ()
+    recall: Sequence[Recall] = ()
     beside: Sequence[Slice] = ()
     now: Sequence[Slice] = ()
 
     @property
     def is_empty(self) -> bool:
         """Nothing to compute and nothing to begin."""
-        return not (self.now or self.beside or self.encode)
+        return not (self.now or self.beside or self.encode or self.recall)
 
 
 class SampledToken(NamedTuple):
@@ -101,8 +120,12 @@ class StepResult:
     failed_sequences: Mapping[SequenceId, str] = field(default_factory=dict)
     # What each encoding took; of those that were placed nothing.
     encode_seconds: Mapping[str, float] = field(default_factory=dict)
+    # The first tokens of this step's `recall`, but of what failed.
+    recalled: Mapping[SequenceId, SampledToken] = field(default_factory=dict)
+    # Logits that are kept from now on.
+    kept_ends: Sequence[EndName] = ()
 
     @property
     def is_empty(self) -> bool:
         """Nothing was computed, and nothing that runs beside has finished."""
-        return not (self.computed or self.encoded or self.failed_encodings or self.failed_sequences)
+        return not (self.computed or self.recalled or self.encoded or self.failed_encodings or self.failed_sequences)

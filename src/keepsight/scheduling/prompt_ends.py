@@ -1,0 +1,64 @@
+"""Of which prompts the runner keeps the end: the logits after the last token, from which an answer begins.
+
+With them a prompt that is found whole costs no step before its first token.  Found by a hash of all that they depend
+on; the least recently used goes first.  Its invariant: no name is given twice, so what the runner is told to drop is
+never what it has kept since.
+"""
+
+import itertools
+from collections import OrderedDict
+
+from keepsight.scheduling.step_plan import EndName
+
+
+class PromptEnds:
+    def __init__(self, max_entries: int) -> None:
+        self.num_found = 0
+        self._max_entries = max_entries
+        self._names: OrderedDict[bytes, EndName] = OrderedDict()
+        self._evicted: list[EndName] = []
+        self._numbers = itertools.count()
+        # Those before it were given before all was forgotten.
+        self._first_number = 0
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def name(self, end_hash: bytes) -> EndName | None:
+        """What the runner is to keep it as; None: nothing is kept."""
+        return EndName(next(self._numbers), end_hash) if self._max_entries else None
+
+    def find(self, end_hash: bytes) -> EndName | None:
+        """What it is kept as, if it is; it is the most recently used then."""
+        if end_hash not in self._names:
+            return None
+        self._names.move_to_end(end_hash)
+        self.num_found += 1
+        return self._names[end_hash]
+
+    def add(self, name: EndName) -> None:
+        """The runner has kept it."""
+        if name.number < self._first_number:
+            self._evicted.append(name)
+            return
+        if (older := self._names.pop(name.end_hash, None)) is not None:
+            self._evicted.append(older)
+        self._names[name.end_hash] = name
+        if len(self._names) > self._max_entries:
+            self._evicted.append(self._names.popitem(last=False)[1])
+
+    def forget(self) -> None:
+        self._first_number = next(self._numbers)
+        self._evicted += self._names.values()
+        self._names.clear()
+
+    def take_evicted(self) -> list[EndName]:
+        """Since they were last taken."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
+    def check_invariants(self) -> None:
+        assert len(self._names) <= self._max_entries
+        assert all(name.end_hash == end_hash for end_hash, name in self._names.items())
+        gone_and_kept = [*self._evicted, *self._names.values()]
+        assert len(set(gone_and_kept)) == len(gone_and_kept)
