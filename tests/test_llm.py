@@ -37,7 +37,7 @@ class Pair:
     reference: Any
     processor: Any
 
-    def reference_ids(self, messages: list[dict[str, Any]], do_pan_and_scan: bool) -> tuple[list[int], list[int]]:
+    def reference_ids(self, messages: list[dict[str, Any]], **processor_kwargs: Any) -> tuple[list[int], list[int]]:
         """Of the prompt, of the answer."""
         inputs = self.processor.apply_chat_template(
             messages,
@@ -45,7 +45,7 @@ class Pair:
             tokenize=True,
             return_dict=True,
             return_tensors="pt",
-            processor_kwargs={"do_pan_and_scan": do_pan_and_scan},
+            processor_kwargs=processor_kwargs,
         )
         output = self.reference.generate(
             **inputs, max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
@@ -91,7 +91,7 @@ def test_greedy_tokens_equal_transformers_over_64_tokens(pair: Pair, num_picture
     ]
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     [ours] = pair.llm.chat(messages, params, mm_processor_kwargs={"do_pan_and_scan": do_pan_and_scan})
-    prompt_ids, token_ids = pair.reference_ids(messages, do_pan_and_scan)
+    prompt_ids, token_ids = pair.reference_ids(messages, do_pan_and_scan=do_pan_and_scan)
     assert list(ours.prompt_token_ids) == prompt_ids
     assert list(ours.outputs[0].token_ids) == token_ids
     # Else nothing would have been compared.
@@ -105,6 +105,29 @@ def test_what_a_picture_shows_changes_the_answer(pair: Pair) -> None:
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     answers = [pair.llm.chat(ask(by_object(picture), "What is it?"), params)[0].outputs[0] for picture in PICTURES]
     assert len({answer.token_ids for answer in answers}) == 3
+
+
+def test_a_request_may_have_its_pictures_resized_in_another_way(pair: Pair) -> None:
+    messages = ask({"type": "image", "image": colourful_picture(500, 700)}, "What is there?")
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    answers = []
+    for options in ({}, {"resample": 0}, {"do_pan_and_scan": True, "pan_and_scan_max_num_crops": 5}):
+        [ours] = pair.llm.chat(messages, params, mm_processor_kwargs=options)
+        prompt_ids, token_ids = pair.reference_ids(messages, **options)
+        assert list(ours.prompt_token_ids) == prompt_ids
+        assert list(ours.outputs[0].token_ids) == token_ids
+        answers.append(token_ids)
+    assert answers[0] != answers[1]
+
+
+def test_all_pictures_of_a_model_may_be_normalised_in_another_way(pair: Pair) -> None:
+    messages = ask({"type": "image", "image": PICTURES[2]}, "What is there?")
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    options = {"image_mean": [0.2, 0.5, 0.8], "image_std": [0.3, 0.5, 0.4], "rescale_factor": 1 / 200}
+    llm = LLM(pair.llm.config.model, image_backend="pil", dtype="float32", device="cpu", mm_processor_kwargs=options)
+    [ours] = llm.chat(messages, params)
+    assert list(ours.outputs[0].token_ids) == pair.reference_ids(messages, **options)[1]
+    assert list(ours.outputs[0].token_ids) != pair.reference_ids(messages)[1]
 
 
 def test_pan_and_scan_may_be_the_default_of_a_model(pair: Pair) -> None:

@@ -28,6 +28,8 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_requests: bool = True
 
     max_body_bytes: int = 100 * 2**20
+    # Whether a request may choose how many crops its pictures become and how they are resized.
+    trust_request_mm_processor_kwargs: bool = False
     # Of one frontend: those of whose answer nothing has been sent.
     max_waiting_requests: int = 1024
     # Of the pictures that callers of one key may upload to be named later.

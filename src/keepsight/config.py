@@ -81,7 +81,7 @@ class Config:
     generation_config: str | Path = "auto"
     # Which of the reference's two image processors the pixels equal.
     image_backend: str = "torchvision"
-    # Defaults of the image processor, as a request may give them too.
+    # Of the image processor, in place of what the checkpoint says; some of them a request may give, too.
     mm_processor_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     # What names pictures; None: as KEEPSIGHT_MM_HASHER_ALGORITHM says, else blake3.
     mm_hasher_algorithm: str | None = None

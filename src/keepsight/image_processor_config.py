@@ -25,6 +25,19 @@ RESAMPLES: dict[Backend, frozenset[int]] = {
 }
 
 
+# What may be changed of one request's pictures, and what of all pictures of a model: the rest is the tower's.
+REQUEST_OPTIONS = frozenset(
+    {
+        "do_pan_and_scan",
+        "pan_and_scan_min_crop_size",
+        "pan_and_scan_max_num_crops",
+        "pan_and_scan_min_ratio_to_activate",
+        "resample",
+    }
+)
+OPERATOR_OPTIONS = REQUEST_OPTIONS | {"image_mean", "image_std", "rescale_factor"}
+
+
 @dataclass(frozen=True, slots=True)
 class ImageProcessorConfig:
     """The defaults are those of Gemma3Processor and Gemma3ImageProcessor."""

@@ -33,7 +33,7 @@ def test_flags_become_settings() -> None:
     said = (
         "--served-model-name a b --api-key k1 k2 --admin-api-key k3 --cache-isolation api-key --max-body-mb 0.5 "
         "--allowed-origins https://a.example * --root-path /x/y/ --no-log-requests --max-waiting-requests 3 "
-        f"--slow-client-timeout 1.5 --dashboard-thumbnails --ssl-certfile {PEM}"
+        f"--trust-request-mm-processor-kwargs --slow-client-timeout 1.5 --dashboard-thumbnails --ssl-certfile {PEM}"
     )
     assert read(*said.split()) == ApiSettings(
         more_model_names=("b",),
@@ -44,6 +44,7 @@ def test_flags_become_settings() -> None:
         allowed_origins=("https://a.example", "*"),
         root_path="/x/y",
         log_requests=False,
+        trust_request_mm_processor_kwargs=True,
         max_waiting_requests=3,
         slow_client_seconds=1.5,
         dashboard_thumbnails=True,

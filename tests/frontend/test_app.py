@@ -215,6 +215,21 @@ def test_what_was_asked_reaches_the_engine(client: Client, engine: FakeEngine) -
     assert third.media[0].media_hash != first.media[0].media_hash
 
 
+def test_a_server_may_trust_its_callers_with_the_processor(client: Client, engine: FakeEngine) -> None:
+    client.settings = ApiSettings(trust_request_mm_processor_kwargs=True)
+    messages = ask(by_url(draw(7).picture.resize((1600, 400))), "What is this?")
+    options = [{"do_pan_and_scan": True, "pan_and_scan_max_num_crops": count} for count in (2, 4)]
+    for asked in ({}, {"resample": 0}, *options):
+        client.chat(messages=messages, mm_processor_kwargs=asked)
+    default, nearest, few, many = engine.requests
+    assert default.media[0].media_hash != nearest.media[0].media_hash
+    assert len(few.media) < len(many.media)
+    refused = client.chat(messages=messages, mm_processor_kwargs={"resample": 77})
+    assert error_of(refused) == (400, "resample", "invalid_argument")
+    counted = client.send("POST", "/tokenize", json={"messages": messages, "mm_processor_kwargs": options[1]})
+    assert counted.json()["count"] == len(many.token_ids)
+
+
 def test_choices_are_told_apart(client: Client) -> None:
     choices = client.chat(n=2).json()["choices"]
     assert [choice["index"] for choice in choices] == [0, 1]
@@ -355,6 +370,7 @@ URL_FIELD = "messages[0].content[0].image_url.url"
         ({"priority": 2**63}, (400, "priority", "invalid_argument")),
         ({"tools": [{}]}, (400, "tools[0].type", "invalid_argument")),
         ({"mm_processor_kwargs": {"do_pan": True}}, (400, "mm_processor_kwargs.do_pan", "unsupported_field")),
+        ({"mm_processor_kwargs": {"resample": 0}}, (400, "mm_processor_kwargs.resample", "unsupported_field")),
         ({"stream_options": {}}, (400, "stream_options", "invalid_argument")),
         ({"messages": [{"role": "user", "content": "a " * 3000}]}, (400, "messages", "context_length_exceeded")),
         ({"messages": [{"role": "user", "content": "<start_of_image>"}]}, (400, "messages", "picture_count")),

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
-from keepsight.frontend.chat_request import ChatRequest, parse_chat_request
+from keepsight.frontend.chat_request import ChatRequest, MediaProcessorOptions, parse_chat_request
 from keepsight.frontend.chat_response import (
     ChatChoice,
     ChatChunkChoice,
@@ -53,12 +53,7 @@ def ask(client: openai.OpenAI, **options: Any) -> Any:
 def test_a_bare_request_samples_as_vllms_server_does_by_default() -> None:
     request = parse()
     assert request.to_sampling_params() == SamplingParams(max_tokens=None)
-    assert (request.model, request.stream, request.includes_usage, request.processor_overrides) == (
-        "demo",
-        None,
-        False,
-        {},
-    )
+    assert (request.model, request.stream, request.includes_usage) == ("demo", None, False)
     assert read_messages(request.messages).messages == MESSAGES
 
 
@@ -81,7 +76,18 @@ def test_every_field_arrives() -> None:
     assert request.stream
     assert request.includes_usage
     assert (request.cache_salt, request.priority) == ("tenant", -2)
-    assert request.processor_overrides == {"do_pan_and_scan": True}
+    assert request.mm_processor_kwargs == MediaProcessorOptions(do_pan_and_scan=True)
+
+
+def test_what_a_picture_costs_is_chosen_by_requests_that_are_trusted_alone() -> None:
+    options = {"do_pan_and_scan": True, "pan_and_scan_max_num_crops": 9, "resample": 3}
+    asked = parse(mm_processor_kwargs=options).mm_processor_kwargs
+    assert asked is not None
+    assert asked.as_overrides(are_trusted=True) == options
+    with pytest.raises(UnsupportedFieldError, match="--trust-request-mm-processor-kwargs") as caught:
+        asked.as_overrides(are_trusted=False)
+    assert caught.value.field == "mm_processor_kwargs.pan_and_scan_max_num_crops"
+    assert MediaProcessorOptions(do_pan_and_scan=False).as_overrides(are_trusted=False) == {"do_pan_and_scan": False}
 
 
 def test_null_is_the_default_everywhere() -> None:

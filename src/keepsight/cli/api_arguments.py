@@ -77,6 +77,12 @@ def _add_http(group: Any) -> None:
 
 def _add_limits(group: Any) -> None:
     group.add_argument(
+        "--trust-request-mm-processor-kwargs",
+        action="store_true",
+        help="take of requests also mm_processor_kwargs that change what a picture costs or how it is resized "
+        "(pan_and_scan_*, resample), and not do_pan_and_scan alone",
+    )
+    group.add_argument(
         "--max-body-mb",
         type=float,
         default=DEFAULTS.max_body_bytes / MIB,
@@ -129,6 +135,7 @@ def api_settings_from(arguments: argparse.Namespace) -> ApiSettings:
         ssl_keyfile=_absolute(arguments.ssl_keyfile),
         ssl_keyfile_password=arguments.ssl_keyfile_password,
         log_requests=arguments.log_requests,
+        trust_request_mm_processor_kwargs=arguments.trust_request_mm_processor_kwargs,
         max_body_bytes=_to_bytes(arguments.max_body_mb),
         max_waiting_requests=arguments.max_waiting_requests,
         slow_client_seconds=arguments.slow_client_timeout,

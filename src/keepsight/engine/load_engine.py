@@ -101,8 +101,7 @@ def load_engine_alone(config: Config, part: MachinePart = WHOLE_MACHINE) -> Load
     limits = ModelLimits.from_checkpoint(directory, config.max_model_len)
     image_config = None
     if read_json_object(directory / "config.json").get("vision_config") is not None:
-        # Nothing that mm_processor_kwargs may change concerns an engine.
-        image_config = load_image_config(directory, config.image_backend, {})
+        image_config = load_image_config(directory, config.image_backend, config.mm_processor_kwargs)
     end_ids = read_end_ids(directory)
     if end_ids is None:
         end_ids = Tokenizer.from_checkpoint(directory).eos_token_ids

@@ -85,7 +85,7 @@ class Api:
         uploads: Uploads | None,
     ) -> None:
         self._preparer, self._engine, self._settings = preparer, engine, settings
-        self._answers = AnswerPreparer(preparer, model_name)
+        self._answers = AnswerPreparer(preparer, model_name, settings.trust_request_mm_processor_kwargs)
         self._room = WaitingRoom(settings.max_waiting_requests, MAX_LARGEST_BODIES * settings.max_body_bytes)
         self.media: MediaApi | None = None
         if uploads is not None:

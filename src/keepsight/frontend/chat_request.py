@@ -13,12 +13,24 @@ from keepsight.frontend.read_messages import read_messages
 
 
 class MediaProcessorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`mm_processor_kwargs`, as far as one request may choose them."""
+    """`mm_processor_kwargs`, as far as one request may choose them: the first in any case, the others where trusted."""
 
     do_pan_and_scan: bool | None = None
 
-    def as_overrides(self) -> dict[str, Any]:
-        return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+    pan_and_scan_min_crop_size: int | None = None
+    pan_and_scan_max_num_crops: int | None = None
+    pan_and_scan_min_ratio_to_activate: float | None = None
+    resample: int | None = None
+
+    def as_overrides(self, *, are_trusted: bool) -> dict[str, Any]:
+        overrides = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        for name in overrides:
+            if name != "do_pan_and_scan" and not are_trusted:
+                raise UnsupportedFieldError(
+                    f"mm_processor_kwargs.{name}",
+                    "is not taken of a request, but with --trust-request-mm-processor-kwargs",
+                )
+        return overrides
 
 
 class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -84,11 +96,6 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
         """As a chat template sees them.  Whoever wants none to be called had best not show any."""
         shown = () if self.tool_choice == "none" else self.tools or ()
         return [msgspec.to_builtins(each) for each in shown]
-
-    @property
-    def processor_overrides(self) -> dict[str, Any]:
-        """Empty: as the server is configured."""
-        return {} if self.mm_processor_kwargs is None else self.mm_processor_kwargs.as_overrides()
 
     def check(self) -> None:
         super().check()

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
@@ -36,6 +37,8 @@ class AnswerPreparer:
 
     preparer: RequestPreparer
     model_name: str
+    # Whether a request may choose what its pictures cost and how they are resized.
+    trusts_processor_kwargs: bool = False
 
     async def chat(
         self, asked: ChatRequest, cache_salt: str | None, downloaded: Downloaded, num_bytes: int
@@ -53,7 +56,7 @@ class AnswerPreparer:
         self, asked: ChatRequest, params: SamplingParams, cache_salt: str | None, downloaded: Downloaded
     ) -> PreparedRequest:
         terms = (cache_salt, asked.priority or 0, asked.shown_tools)
-        prepared = self.preparer.prepare_chat(asked.messages, params, asked.processor_overrides, *terms, downloaded)
+        prepared = self.preparer.prepare_chat(asked.messages, params, self._overrides_of(asked), *terms, downloaded)
         return dataclasses.replace(prepared, cache_key=asked.prompt_cache_key)
 
     async def completion(self, asked: CompletionRequest, cache_salt: str | None) -> CompletionAnswer:
@@ -95,7 +98,7 @@ class AnswerPreparer:
         else:
             terms = (cache_salt, 0, asked.shown_tools)
             prepared = self.preparer.prepare_chat(
-                asked.messages, SamplingParams(), asked.processor_overrides, *terms, downloaded
+                asked.messages, SamplingParams(), self._overrides_of(asked), *terms, downloaded
             )
             token_ids = prepared.engine_request.token_ids
             num_image_tokens = prepared.engine_request.num_image_tokens
@@ -107,6 +110,11 @@ class AnswerPreparer:
             token_strs=[tokenizer.token(each) for each in token_ids] if asked.return_token_strs else msgspec.UNSET,
             image_tokens=num_image_tokens if asked.prompt is None else msgspec.UNSET,
         )
+
+    def _overrides_of(self, asked: ChatRequest | TokenizeRequest) -> dict[str, Any]:
+        """Empty: as the server is configured."""
+        options = asked.mm_processor_kwargs
+        return {} if options is None else options.as_overrides(are_trusted=self.trusts_processor_kwargs)
 
     async def detokenize(self, asked: DetokenizeRequest) -> DetokenizeResponse:
         return await run_in_threadpool(self._detokenize, asked)

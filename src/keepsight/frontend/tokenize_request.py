@@ -42,10 +42,6 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def shown_tools(self) -> list[dict[str, Any]]:
         return [msgspec.to_builtins(each) for each in self.tools or ()]
 
-    @property
-    def processor_overrides(self) -> dict[str, Any]:
-        return {} if self.mm_processor_kwargs is None else self.mm_processor_kwargs.as_overrides()
-
     def check(self) -> None:
         check_refused(self, self.NEUTRAL_VALUES)
         if (self.prompt is None) == (self.messages is None):
