@@ -121,6 +121,17 @@ def test_rows_pay_only_for_the_keys_they_can_see() -> None:
     assert [(group.begin, group.end) for group in groups] == [(0, 16), (9, 32), (25, 48), (41, 64)]
 
 
+@pytest.mark.parametrize(("window", "num_plans"), [(11, 2), (12, 1)])
+def test_a_window_that_reaches_every_beginning_is_none(window: int, num_plans: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    batch = AttentionBatch([RequestSlice(4, 8, BlockTable(4, (0, 1, 2)))], "cpu")
+    cache, query = random_cache(1, 3, generator), torch.randn(8, 1, HEAD_DIM, generator=generator)
+    attention = PagedAttention()
+    windowed, whole = (attention(query, cache, batch, scale=1.0, window=each, softcap=None) for each in (window, None))
+    assert len(attention._plans) == num_plans
+    assert torch.equal(windowed, whole) == (num_plans == 1)
+
+
 def test_requests_of_one_batch_never_see_each_other() -> None:
     generator = torch.Generator().manual_seed(0)
     both = [RequestSlice(3, 5, BlockTable(4, (0, 1))), RequestSlice(0, 7, BlockTable(4, (2, 3)))]

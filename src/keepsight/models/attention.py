@@ -55,6 +55,8 @@ class AttentionBatch:
         self.slices = tuple(slices)
         self.device = torch.device(device)
         self.num_tokens = sum(piece.length for piece in slices)
+        # Where the last of all requests' positions ends: a window that is as wide hides nothing.
+        self.longest = max((piece.end for piece in slices), default=0)
         self.num_read = self.num_tokens if read is None else len(read)
         self._read = None if self.num_read == self.num_tokens else read
         if self.num_tokens == len(slices):

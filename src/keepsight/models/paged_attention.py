@@ -55,6 +55,8 @@ class PagedAttention:
     ) -> Tensor:
         if self._planned_for is not batch:
             self._planned_for, self._plans = batch, {}
+        if window is not None and window >= batch.longest:
+            window = None
         if window not in self._plans:
             self._plans[window] = plan(batch, window, _Way.of(query, cache, softcap))
         parts = self._plans[window]
@@ -95,7 +97,7 @@ def plan(batch: AttentionBatch, window: int | None, way: _Way) -> list[_Part]:
     for index, piece in enumerate(batch.slices):
         if piece.length > 1:
             groups = plan_rows(batch, index, row, window, ROWS_BY_PRODUCTS if way.by_products else ROWS_PER_GROUP)
-            parts.extend(_by_products(each, way.group) if way.by_products else each for each in groups)
+            parts += [_by_products(each, way.group) if way.by_products else _fused(each, batch) for each in groups]
         else:
             token = _token(batch, index, row, window)
             (together if token.end - token.begin <= way.max_keys_to_copy else parts).append(token)
@@ -192,27 +194,20 @@ def _tokens_together(tokens: Sequence[_Token], batch: AttentionBatch, dtype: tor
 # Several tokens -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _RowGroup:
-    """Of one slice, and the keys [begin, end) of their request that they see."""
+class RowGroup(NamedTuple):
+    """Rows of one slice, and the keys [begin, end) of their request that any of them sees."""
 
     rows: slice
     begin: int
     end: int
     slots: slice | Tensor
-    # [rows, end - begin]: True where seen; None where every row sees every key.
-    mask: Tensor | None
-
-    def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
-        keys, values = _read(cache, self.slots)
-        if softcap is not None:
-            return attend_plainly(query, keys, values, self.mask, scale, softcap)
-        return _attend_fused(query, keys, values, self.mask, scale)
+    # Where the keys begin and end that each row sees, on the host; None where every row sees every key.
+    seen: tuple[Tensor, Tensor] | None
 
 
 def plan_rows(
     batch: AttentionBatch, index: int, first_row: int, window: int | None, rows_per_group: int
-) -> list[_RowGroup]:
+) -> list[RowGroup]:
     """Of one slice, whose first token is the batch's `first_row`."""
     begins, ends = batch.visible(index, window)
     groups = []
@@ -222,14 +217,35 @@ def plan_rows(
     return groups
 
 
-def _row_group(batch: AttentionBatch, index: int, first: int, begins: Tensor, ends: Tensor) -> _RowGroup:
+def _row_group(batch: AttentionBatch, index: int, first: int, begins: Tensor, ends: Tensor) -> RowGroup:
     begin, end = int(begins.min()), int(ends.max())
-    mask = None
-    if int(begins.max()) > begin or int(ends.min()) < end:
-        keys = torch.arange(begin, end)
-        mask = ((keys >= begins[:, None]) & (keys < ends[:, None])).to(batch.device)
+    sees_all = int(begins.max()) == begin and int(ends.min()) == end
     rows = slice(first, first + len(begins))
-    return _RowGroup(rows, begin, end, _slot_index(batch, index, begin, end), mask)
+    slots = _slot_index(batch, index, begin, end)
+    return RowGroup(rows, begin, end, slots, None if sees_all else (begins, ends))
+
+
+@dataclass(frozen=True, slots=True)
+class _FusedRows:
+    rows: slice
+    slots: slice | Tensor
+    # [rows, keys]: True where seen; None: everywhere.
+    mask: Tensor | None
+
+    def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
+        keys, values = _read(cache, self.slots)
+        if softcap is not None:
+            return attend_plainly(query, keys, values, self.mask, scale, softcap)
+        return _attend_fused(query, keys, values, self.mask, scale)
+
+
+def _fused(group: RowGroup, batch: AttentionBatch) -> _FusedRows:
+    mask = None
+    if group.seen is not None:
+        begins, ends = group.seen
+        keys = torch.arange(group.begin, group.end)
+        mask = ((keys >= begins[:, None]) & (keys < ends[:, None])).to(batch.device)
+    return _FusedRows(group.rows, group.slots, mask)
 
 
 def _slot_index(batch: AttentionBatch, index: int, begin: int, end: int) -> slice | Tensor:
@@ -264,7 +280,7 @@ def _attend_fused(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | No
 
 
 @dataclass(frozen=True, slots=True)
-class _RowGroupByProducts:
+class _RowsByProducts:
     """The same by two products, in half to three quarters of the kernel's time."""
 
     rows: slice
@@ -285,8 +301,13 @@ class _RowGroupByProducts:
         return attended.transpose(0, 1).reshape(query.shape)
 
 
-def _by_products(plain: _RowGroup, group: int) -> _RowGroupByProducts:
+def _by_products(group: RowGroup, heads_per_key: int) -> _RowsByProducts:
     mask = None
-    if plain.mask is not None:
-        mask = torch.zeros(plain.mask.shape).masked_fill_(~plain.mask, float("-inf")).repeat_interleave(group, dim=0)
-    return _RowGroupByProducts(plain.rows, plain.slots, mask)
+    if group.seen is not None:
+        begins, ends = group.seen
+        keys = torch.arange(group.begin, group.end)
+        unseen = keys >= ends[:, None]
+        if int(begins[-1]) > group.begin:
+            unseen |= keys < begins[:, None]
+        mask = torch.zeros(unseen.shape).masked_fill_(unseen, float("-inf")).repeat_interleave(heads_per_key, dim=0)
+    return _RowsByProducts(group.rows, group.slots, mask)
