@@ -201,8 +201,8 @@ class RowGroup(NamedTuple):
     begin: int
     end: int
     slots: slice | Tensor
-    # Where the keys begin and end that each row sees, on the host; None where every row sees every key.
-    seen: tuple[Tensor, Tensor] | None
+    # [rows, end - begin]: True where not seen, on the host; None where every row sees every key.
+    unseen: Tensor | None
 
 
 def plan_rows(
@@ -219,10 +219,15 @@ def plan_rows(
 
 def _row_group(batch: AttentionBatch, index: int, first: int, begins: Tensor, ends: Tensor) -> RowGroup:
     begin, end = int(begins.min()), int(ends.max())
-    sees_all = int(begins.max()) == begin and int(ends.min()) == end
+    is_cut_before, is_cut_behind = int(begins.max()) > begin, int(ends.min()) < end
+    unseen = None
+    if is_cut_before or is_cut_behind:
+        keys = torch.arange(begin, end)
+        unseen = keys >= ends[:, None]
+        if is_cut_before:
+            unseen |= keys < begins[:, None]
     rows = slice(first, first + len(begins))
-    slots = _slot_index(batch, index, begin, end)
-    return RowGroup(rows, begin, end, slots, None if sees_all else (begins, ends))
+    return RowGroup(rows, begin, end, _slot_index(batch, index, begin, end), unseen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,11 +245,7 @@ class _FusedRows:
 
 
 def _fused(group: RowGroup, batch: AttentionBatch) -> _FusedRows:
-    mask = None
-    if group.seen is not None:
-        begins, ends = group.seen
-        keys = torch.arange(group.begin, group.end)
-        mask = ((keys >= begins[:, None]) & (keys < ends[:, None])).to(batch.device)
+    mask = None if group.unseen is None else (~group.unseen).to(batch.device)
     return _FusedRows(group.rows, group.slots, mask)
 
 
@@ -303,11 +304,6 @@ class _RowsByProducts:
 
 def _by_products(group: RowGroup, heads_per_key: int) -> _RowsByProducts:
     mask = None
-    if group.seen is not None:
-        begins, ends = group.seen
-        keys = torch.arange(group.begin, group.end)
-        unseen = keys >= ends[:, None]
-        if int(begins[-1]) > group.begin:
-            unseen |= keys < begins[:, None]
+    if (unseen := group.unseen) is not None:
         mask = torch.zeros(unseen.shape).masked_fill_(unseen, float("-inf")).repeat_interleave(heads_per_key, dim=0)
     return _RowsByProducts(group.rows, group.slots, mask)
