@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from keepsight import demo
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.image_processor_config import OPERATOR_OPTIONS, check_options
 
 logger = logging.getLogger(__name__)
 
@@ -171,6 +172,7 @@ class Config:
         _check_processor_cache_type(self.mm_processor_cache_type)
         if not isinstance(self.mm_processor_kwargs, dict):
             raise InvalidArgumentError("mm_processor_kwargs", f"must be a dict, not {self.mm_processor_kwargs!r}")
+        check_options(self.mm_processor_kwargs, OPERATOR_OPTIONS)
         self._check_numbers()
         self._check_media_sources()
         self._check_tiers()

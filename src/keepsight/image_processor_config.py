@@ -5,6 +5,7 @@ Knows no pixels and no torch.  A value of this class is checked when it is made:
 
 import dataclasses
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -36,6 +37,14 @@ REQUEST_OPTIONS = frozenset(
     }
 )
 OPERATOR_OPTIONS = REQUEST_OPTIONS | {"image_mean", "image_std", "rescale_factor"}
+
+
+def check_options(options: Mapping[str, object], allowed: Collection[str]) -> None:
+    """Their names; what they say is checked where they are used."""
+    for name in options:
+        if name not in allowed:
+            known = ", ".join(sorted(allowed))
+            raise InvalidArgumentError(f"mm_processor_kwargs.{name}", f"cannot be changed; these can: {known}")
 
 
 @dataclass(frozen=True, slots=True)

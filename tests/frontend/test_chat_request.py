@@ -27,6 +27,7 @@ from keepsight.frontend.chat_response import (
 )
 from keepsight.frontend.decode_body import refused_fields
 from keepsight.frontend.read_messages import read_messages
+from keepsight.image_processor_config import REQUEST_OPTIONS
 from keepsight.sampling_params import SamplingParams
 
 OBFUSCATED = {"stream": True, "stream_options": {"include_obfuscation": True}}
@@ -88,6 +89,7 @@ def test_what_a_picture_costs_is_chosen_by_requests_that_are_trusted_alone() -> 
         asked.as_overrides(are_trusted=False)
     assert caught.value.field == "mm_processor_kwargs.pan_and_scan_max_num_crops"
     assert MediaProcessorOptions(do_pan_and_scan=False).as_overrides(are_trusted=False) == {"do_pan_and_scan": False}
+    assert {*MediaProcessorOptions.__struct_fields__} == REQUEST_OPTIONS
 
 
 def test_null_is_the_default_everywhere() -> None:

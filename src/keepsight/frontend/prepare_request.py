@@ -36,7 +36,7 @@ from keepsight.frontend.read_messages import PicturePart, read_messages, read_uu
 from keepsight.frontend.render_prompt import ChatTemplate
 from keepsight.frontend.sampling_defaults import read_sampling_defaults
 from keepsight.frontend.tokenizer import Tokenizer
-from keepsight.image_processor_config import OPERATOR_OPTIONS, REQUEST_OPTIONS, ImageProcessorConfig
+from keepsight.image_processor_config import REQUEST_OPTIONS, ImageProcessorConfig, check_options
 from keepsight.media import TOKENS_PER_STRIP, MediaItem, TokenSpan
 from keepsight.observe.account import RequestAccount
 from keepsight.requests import EngineRequest, Pixels
@@ -164,7 +164,6 @@ class RequestPreparer:
         image_format = ImagePromptFormat.from_checkpoint(directory, tokenizer)
         image_config = None
         if image_format is not None:
-            _check_overrides(config.mm_processor_kwargs, OPERATOR_OPTIONS)
             image_config = load_image_config(directory, config.image_backend, config.mm_processor_kwargs)
         template = ChatTemplate.from_checkpoint(directory, tokenizer.special_tokens)
         limits = ModelLimits.from_checkpoint(directory, config.max_model_len)
@@ -312,7 +311,9 @@ class RequestPreparer:
         self, parts: Sequence[PicturePart], overrides: dict[str, Any] | None, field: str
     ) -> ImageProcessorConfig | None:
         if overrides is not None:
-            _check_overrides(overrides, REQUEST_OPTIONS)
+            if not isinstance(overrides, dict):
+                raise InvalidArgumentError("mm_processor_kwargs", f"must be a mapping of options, not {overrides!r}")
+            check_options(overrides, REQUEST_OPTIONS)
         if self.image_config is None:
             if parts:
                 raise PictureCountError(field, f"holds {len(parts)} pictures, but this model reads text only")
@@ -383,12 +384,3 @@ def _as_parts(pictures: Sequence[object], uuids: Sequence[object]) -> list[Pictu
         PicturePart(picture, f"multi_modal_data.image[{index}]", read_uuid(uuid, f"{field}[{index}]"))
         for index, (picture, uuid) in enumerate(zip(pictures, uuids, strict=True))
     ]
-
-
-def _check_overrides(overrides: dict[str, Any], allowed: Collection[str]) -> None:
-    if not isinstance(overrides, dict):
-        raise InvalidArgumentError("mm_processor_kwargs", f"must be a mapping of options, not {overrides!r}")
-    for name in overrides:
-        if name not in allowed:
-            known = ", ".join(sorted(allowed))
-            raise InvalidArgumentError(f"mm_processor_kwargs.{name}", f"cannot be changed; these can: {known}")
