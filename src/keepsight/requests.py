@@ -30,6 +30,14 @@ class Adapter:
     changes_encoder: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class PromptPin:
+    """So much of a prompt's beginning its caller wants to be found again, for so long, if it can be."""
+
+    num_tokens: int
+    seconds: float
+
+
 # To the engine ------------------------------------------------------------------------------------------------
 
 
@@ -49,6 +57,7 @@ class EngineRequest:
     banned_runs: tuple[tuple[int, ...], ...] = ()
     # Hashes of media whose pixels are being made already: the engine need not ask for them.
     coming_media: tuple[str, ...] = ()
+    pins: tuple[PromptPin, ...] = ()
 
     @property
     def known_token_ids(self) -> tuple[int, ...]:

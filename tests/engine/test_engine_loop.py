@@ -1,5 +1,6 @@
 """The order of a step, when the loop sleeps, and that everybody is answered however it ends.  Nothing is computed."""
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
@@ -65,6 +66,7 @@ class Parts:
     waiting: dict[str, str] = field(default_factory=dict)  # media hash -> the request that waits for it
     hints: list[MediaHeld | MediaDropped] = field(default_factory=list)
     embeddings: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    moments: list[float] = field(default_factory=list)
     story: list[Any] = field(default_factory=list)
     sent: list[FromEngine] = field(default_factory=list)
 
@@ -79,7 +81,7 @@ class Parts:
     def media_arrived(self, media_hash: str) -> bool:
         return media_hash in self.wanted
 
-    def media_lost(self, media_hash: str) -> MediaNeeded | None:
+    def lost(self, media_hash: str) -> MediaNeeded | None:
         request_id = self.waiting.get(media_hash)
         return None if request_id is None else MediaNeeded(request_id, (media_hash,), inline=True)
 
@@ -87,7 +89,10 @@ class Parts:
     def kept(self) -> "Parts":
         return self
 
-    holdings = held_embeddings = kept
+    holdings = held_embeddings = media = pins = kept
+
+    def tell_time(self, now: float) -> None:
+        self.moments.append(now)
 
     def note_pixels(self, kept: Sequence[str], dropped: Sequence[str]) -> None:
         if kept or dropped:
@@ -345,6 +350,16 @@ def test_an_empty_plan_is_carried_out_too() -> None:
     loop, _ = make_loop(parts, AbortRequest("a"))
     loop.step()
     assert parts.story[1:] == ["schedule", "run", "update"]
+
+
+def test_each_plan_is_made_knowing_what_moment_it_is() -> None:
+    """Pins end by it."""
+    parts = Parts()
+    loop, _ = make_loop(parts, AbortRequest("a"))
+    before = time.monotonic()
+    loop.step()
+    [told] = parts.moments
+    assert before <= told <= time.monotonic()
 
 
 @pytest.mark.parametrize("place", ["plans", "results", "outputs"])

@@ -20,6 +20,7 @@ from keepsight.requests import (
     MediaHeld,
     MediaNeeded,
     MediaStory,
+    PromptPin,
     RequestBegun,
     RequestFailed,
     ResetCaches,
@@ -61,6 +62,9 @@ sampling_params = st.builds(
 )
 
 
+pin_seconds = st.floats(0, exclude_min=True, allow_infinity=False)
+
+
 @st.composite
 def requests(draw: st.DrawFn) -> EngineRequest:
     lengths = draw(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=4))
@@ -80,6 +84,7 @@ def requests(draw: st.DrawFn) -> EngineRequest:
         adapter=draw(st.none() | st.builds(Adapter, texts, texts, st.booleans())),
         banned_runs=tuple(draw(st.lists(st.lists(token_ids, min_size=1, max_size=3).map(tuple), max_size=2))),
         coming_media=tuple(draw(st.lists(st.sampled_from(hashes), max_size=3))) if hashes else (),
+        pins=tuple(draw(st.lists(st.builds(PromptPin, st.integers(1, max(1, end)), pin_seconds), max_size=2))),
     )
 
 

@@ -1,5 +1,6 @@
 """What is written is read as it was; whatever else comes is refused in one way."""
 
+import math
 import random
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from keepsight.requests import (
     FromEngine,
     MediaArrived,
     MediaHeld,
+    PromptPin,
     RequestFailed,
     RingPlace,
     StoredPixels,
@@ -44,7 +46,8 @@ from keepsight.sampling_params import SamplingParams
 from tests.ipc.drawn_messages import comparable, outputs, spoil, to_engine
 
 ITEM = MediaItem("hash", TokenSpan(2, 3), Geometry(640, 480))
-REQUEST = EngineRequest("7", tuple(range(10)), (ITEM,), SamplingParams(), coming_media=("hash",))
+PINS = (PromptPin(4, 1800.0),)
+REQUEST = EngineRequest("7", tuple(range(10)), (ITEM,), SamplingParams(), coming_media=("hash",), pins=PINS)
 PIXELS = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
 
 
@@ -152,6 +155,11 @@ WRONG: dict[str, list[Frame]] = {
     "a picture without height": edited(REQUEST, "media", 0, "geometry", "height", value=0),
     "a banned run of no tokens": edited(REQUEST, "banned_runs", value=[[]]),
     "media to come that it has not": edited(REQUEST, "coming_media", value=["other"]),
+    "a pin of nothing": edited(REQUEST, "pins", 0, "num_tokens", value=0),
+    "a pin of more than the prompt": edited(REQUEST, "pins", 0, "num_tokens", value=11),
+    "a pin for no time": edited(REQUEST, "pins", 0, "seconds", value=0.0),
+    "a pin for ever": edited(REQUEST, "pins", 0, "seconds", value=math.inf),
+    "a pin until nobody knows when": edited(REQUEST, "pins", 0, "seconds", value=math.nan),
     "spans that overlap": encode_to_engine(replace(REQUEST, media=(ITEM, replace(ITEM, span=TokenSpan(4, 1))))),
     "spans out of order": encode_to_engine(replace(REQUEST, media=(ITEM, replace(ITEM, span=TokenSpan(0, 1))))),
     "no choices": edited(REQUEST, "sampling_params", "n", value=0),

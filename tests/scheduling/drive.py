@@ -66,7 +66,7 @@ def make_request(request_id: str, *parts: int | str, **options: Any) -> EngineRe
         else:
             media.append(MediaItem(part, TokenSpan(len(token_ids), TOKENS_PER_PICTURE), Geometry(4, 4)))
             token_ids += [1] * TOKENS_PER_PICTURE
-    names = ("priority", "cache_salt", "adapter", "coming_media")
+    names = ("priority", "cache_salt", "adapter", "coming_media", "pins")
     outside = {name: options.pop(name) for name in names if name in options}
     params = SamplingParams(**{"temperature": 0, "max_tokens": 5, **options})
     return EngineRequest(request_id, tuple(token_ids), tuple(media), params, **outside)
@@ -134,7 +134,7 @@ class Drive:
 
     def lose(self, media_hash: str) -> MediaNeeded | None:
         """A handle has come that leads nowhere."""
-        needed = self.scheduler.media_lost(media_hash)
+        needed = self.scheduler.media.lost(media_hash)
         if needed is not None:
             assert needed.inline
             assert self.is_live(needed.request_id)

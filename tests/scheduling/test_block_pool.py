@@ -125,6 +125,27 @@ def test_forgotten_blocks_are_taken_in_a_row_again() -> None:
     assert take(pool, 2) == [0, 1]
 
 
+def test_pinned_blocks_are_evicted_after_all_others_but_before_a_request_is_refused() -> None:
+    pool = idle_pool(0, 1, 2, 3)
+    assert pool.pin(0, until=10)
+    assert pool.pin(1, until=10)
+    assert not pool.pin(2, until=10), "half of them are pinned"
+    assert take(pool, 2) == [2, 3]
+    assert take(pool, 1) == [1]
+    assert [pool.find(name) for name in (b"0", b"1")] == [0, None]
+
+
+def test_a_block_is_pinned_no_more_once_its_time_is_over_or_all_was_forgotten() -> None:
+    pool = idle_pool(0, 1)
+    pool.pin(0, until=10)
+    pool.end_pins(10)
+    assert take(pool, 1) == [1]
+    pool.pin(0, until=20)
+    pool.forget_hashes()
+    pool.check_invariants()
+    assert take(pool, 1) == [0]
+
+
 def test_using_what_was_evicted_since_it_was_found_is_a_bug() -> None:
     pool = idle_pool(0)
     take(pool, 1)
@@ -177,6 +198,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.num_users = dict.fromkeys(range(num_blocks), 0)
         self.names: dict[int, bytes] = {}
         self.idle: list[int] = []
+        self.pinned: set[int] = set()
         self.num_evicted = 0
 
     def in_use(self) -> list[int]:
@@ -192,7 +214,9 @@ class PoolMachine(RuleBasedStateMachine):
         num_evictions = max(0, num_blocks - len(free))
         assert taken is not None
         assert taken == sorted({*taken})
+        self.idle.sort(key=self.pinned.__contains__)
         evicted, self.idle = self.idle[:num_evictions], self.idle[num_evictions:]
+        self.pinned -= {*evicted}
         assert {*evicted} <= {*taken} <= free | {*evicted}
         assert len(taken) == num_blocks
         self.num_evicted += num_evictions
@@ -218,6 +242,18 @@ class PoolMachine(RuleBasedStateMachine):
         if name not in self.names.values():
             self.names[block_id] = name
 
+    @rule(name=st.sampled_from(NAMES))
+    def pin(self, name: bytes) -> None:
+        block_id = self.pool.find(name)
+        if block_id is None:
+            return
+        has_room = len(self.pinned | {block_id}) <= len(self.num_users) // 2
+        assert self.pool.pin(block_id, until=1) == (has_room or block_id in self.pinned)
+        if has_room and block_id in self.idle and block_id not in self.pinned:
+            self.idle.remove(block_id)
+            self.idle.insert(0, block_id)
+        self.pinned |= {block_id} if has_room else set()
+
     @precondition(lambda self: self.in_use())
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
@@ -232,7 +268,7 @@ class PoolMachine(RuleBasedStateMachine):
     def forget(self, is_wanted: bool) -> None:
         if is_wanted:
             self.pool.forget_hashes()
-            self.names, self.idle = {}, []
+            self.names, self.idle, self.pinned = {}, [], set()
 
     @invariant()
     def the_pool_is_as_the_model(self) -> None:

@@ -296,6 +296,53 @@ class TestOversizedItems:
         assert not cache.try_begin(B, "y", 1)
 
 
+class TestPins:
+    def test_what_is_pinned_is_evicted_after_all_else(self) -> None:
+        cache = manager(6)
+        keep(cache, "x", "y", "z")
+        cache.pin("x", until=10)
+        hold(cache, A, "new", 4)
+        assert [cache.is_ready(key) for key in "xyz"] == [True, False, False]
+        assert not cache.try_begin(B, "more", 3)
+        assert cache.try_begin(B, "more", 2), "a pin is no reason to refuse"
+        assert not cache.is_ready("x")
+
+    def test_a_pin_lasts_while_its_picture_is_used_and_ends_with_its_time(self) -> None:
+        cache = manager(4)
+        hold(cache, A, "x")
+        cache.pin("x", until=10)
+        cache.release(A)
+        keep(cache, "y", "z")
+        assert cache.is_ready("x")
+        cache.end_pins(10)
+        keep(cache, "v", "w")
+        assert not cache.is_ready("x")
+
+    def test_what_is_absent_forgotten_or_too_much_is_not_pinned(self) -> None:
+        cache = manager(4)
+        cache.pin("x", until=10)
+        hold(cache, A, "x")
+        cache.forget()
+        cache.pin("x", until=10)
+        keep(cache, "y")
+        cache.pin("y", until=10)
+        cache.check_invariants()
+        cache.release(A)
+        keep(cache, "z")
+        cache.pin("z", until=10)
+        keep(cache, "v")
+        assert cache.is_ready("y")
+        assert not cache.is_ready("z")
+
+    def test_where_nothing_is_kept_nothing_is_pinned(self) -> None:
+        cache = manager(4, is_shared=False)
+        hold(cache, A, "x")
+        cache.pin("x", until=10)
+        cache.release(A)
+        cache.check_invariants()
+        assert cache.num_entries == 0
+
+
 SIZES = {"p": 1, "q": 1, "r": 2, "s": 3, "t": 4, "u": 9}
 SEQUENCES = [("a", 0), ("a", 1), ("b", 0)]
 USERS = [(sequence_id, item) for sequence_id in SEQUENCES for item in range(2)]
@@ -319,6 +366,7 @@ class EncoderMachine(RuleBasedStateMachine):
         self.entries: dict[str, Held] = {}
         self.idle: list[str] = []
         self.told: list[str] = []
+        self.pinned: set[str] = set()
         self.num_evictions = 0
 
     def size_in_budget(self, keys: list[str]) -> int:
@@ -350,6 +398,7 @@ class EncoderMachine(RuleBasedStateMachine):
         assert has_begun == can_begin
         if not can_begin:
             return
+        self.idle.sort(key=self.pinned.__contains__)
         while SIZES[key] <= self.budget < self.size_in_budget(list(self.entries)) + SIZES[key]:
             self.drop(self.idle.pop(0))
             self.num_evictions += 1
@@ -358,6 +407,7 @@ class EncoderMachine(RuleBasedStateMachine):
     def drop(self, key: str) -> None:
         del self.entries[key]
         self.told.append(key)
+        self.pinned -= {key}
 
     def settle(self, key: str) -> None:
         """Nobody uses it: is it kept?"""
@@ -385,6 +435,7 @@ class EncoderMachine(RuleBasedStateMachine):
     def fail(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(self.being_encoded()))
         assert self.cache.fail(key) == self.entries.pop(key).users
+        self.pinned -= {key}
 
     def expect_released(self, user: EncoderUser) -> None:
         (key,) = (key for key, entry in self.entries.items() if user in entry.users)
@@ -412,10 +463,23 @@ class EncoderMachine(RuleBasedStateMachine):
     def forget(self, is_wanted: bool) -> None:
         if is_wanted:
             self.cache.forget()
+            self.idle.sort(key=self.pinned.__contains__)
+            self.pinned = set()
             while self.idle:
                 self.drop(self.idle.pop(0))
             for entry in self.entries.values():
                 entry.is_forgotten = True
+
+    @rule(key=st.sampled_from(sorted(SIZES)))
+    def pin(self, key: str) -> None:
+        self.cache.pin(key, until=1)
+        has_room = sum(SIZES[each] for each in self.pinned | {key}) * BYTES <= self.budget * BYTES // 2
+        if not self.cache.can_find(key) or not self.is_shared or not has_room or key in self.pinned:
+            return
+        self.pinned |= {key}
+        if key in self.idle:
+            self.idle.remove(key)
+            self.idle.insert(0, key)
 
     @rule()
     def tell(self) -> None:

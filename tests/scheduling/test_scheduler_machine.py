@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from keepsight.requests import EngineRequest
+from keepsight.requests import EngineRequest, PromptPin
 from tests.scheduling.drive import Drive, adapter, make_config, make_request
 from tests.scheduling.long_run import thorough
 
@@ -46,6 +46,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.aborted: set[tuple[str, int]] = set()
         self.num_requests = 0
         self.kept: set[str] = set()
+        self.now = 0.0
 
     def _add(self, request: EngineRequest) -> None:
         self.num_requests += 1
@@ -61,6 +62,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         cache_salt=st.sampled_from([None, "x", "y"]),
         glasses=st.sampled_from([None, adapter("1"), adapter("2"), adapter("2", changes_encoder=True)]),
         promised=st.sets(st.sampled_from(PICTURES)),
+        pins=st.lists(st.builds(PromptPin, st.integers(1, 40), st.floats(1, 1000)), max_size=2).map(tuple),
     )
     def add(self, parts: list[int | str], max_tokens: int, n: int, promised: set[str], **options: Any) -> None:
         options["adapter"] = options.pop("glasses")
@@ -141,6 +143,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.drive.scheduler.abort(request_id, only)
         num_choices = self.drive.requests[request_id].sampling_params.n
         self.aborted |= {(request_id, each) for each in range(num_choices) if only in (None, each)}
+
+    @rule(seconds=st.floats(0, 1000))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.drive.scheduler.pins.tell_time(self.now)
 
     @rule(prefix=st.booleans(), encoder=st.booleans())
     def reset(self, prefix: bool, encoder: bool) -> None:

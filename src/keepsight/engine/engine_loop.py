@@ -138,7 +138,7 @@ class EngineLoop:
         # Also what nobody wants any more: where it lies can be reused, and it may be kept for others.
         pixels = self._source.receive(message)
         if pixels is None:
-            if needed := self._scheduler.media_lost(message.media_hash):
+            if needed := self._scheduler.media.lost(message.media_hash):
                 self._send([needed])
         elif self._scheduler.media_arrived(message.media_hash):
             self._runner.hold_pixels(message.media_hash, pixels)
@@ -164,6 +164,7 @@ class EngineLoop:
 
     def _schedule(self) -> StepPlan:
         """What is missing is asked for before the step is computed: it is made meanwhile."""
+        self._scheduler.pins.tell_time(time.monotonic())
         plan = self._scheduler.schedule()
         if self._tiers is not None:
             # Evicted since they were asked for, or never before; answered before the next step is planned.

@@ -8,6 +8,7 @@ the very same bytes, or raises WireError.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby, pairwise
+from math import inf
 from typing import Any, TypeVar
 
 import msgspec
@@ -149,6 +150,8 @@ def _check_request(request: EngineRequest) -> None:
         _check(0 < geometry.width <= MAX_COUNT and 0 < geometry.height <= MAX_COUNT, "a geometry out of range")
     _check(all(a.span.end <= b.span.start for a, b in pairwise(media)), "spans out of order")
     _check({item.media_hash for item in media}.issuperset(request.coming_media), "media to come of another request")
+    for pin in request.pins:
+        _check(0 < pin.num_tokens <= len(token_ids) and 0 < pin.seconds < inf, "a pin out of range")
 
 
 def _check_abort(abort: AbortRequest) -> None:

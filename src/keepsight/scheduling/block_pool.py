@@ -5,11 +5,11 @@ worth finding lies in it).  Knows nothing of sequences or of what a hash means. 
 one of the three, a hash names at most one block, and `holdings` counts the media of each block that can be found.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import chain
 
+from keepsight.scheduling.eviction_order import EvictionOrder
 from keepsight.scheduling.holdings import Holdings
 
 
@@ -26,8 +26,7 @@ class BlockPool:
         self._media_of: dict[int, tuple[str, ...]] = {}
         # A heap: neighbours are taken together, and what lies in a row can be read without copying.
         self._free = list(range(num_blocks))
-        # Least recently released first.
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._idle: EvictionOrder[int] = EvictionOrder(num_blocks)
 
     @property
     def num_free(self) -> int:
@@ -51,22 +50,23 @@ class BlockPool:
         """One more user of a block that was found."""
         assert self._hash_of[block_id] is not None, f"block {block_id} was evicted since it was found"
         if not self._num_users[block_id]:
-            del self._idle[block_id]
+            self._idle.remove(block_id)
         self._num_users[block_id] += 1
 
     def try_take(self, num_blocks: int) -> list[int] | None:
-        """So many blocks, each with one user: free ones first, then the least recently released.  All or none."""
+        """So many blocks, each with one user: free ones first, then idle ones in their order.  All or none."""
         if num_blocks > self.num_free:
             return None
         num_evictions = max(0, num_blocks - len(self._free))
         taken = [heappop(self._free) for _ in range(num_blocks - num_evictions)]
-        taken += [self._evict_oldest() for _ in range(num_evictions)]
+        taken += [self._evict_first() for _ in range(num_evictions)]
         for block_id in taken:
             self._num_users[block_id] = 1
         return sorted(taken)
 
-    def _evict_oldest(self) -> int:
-        block_id, _ = self._idle.popitem(last=False)
+    def _evict_first(self) -> int:
+        block_id = self._idle.first()
+        self._idle.forget(block_id)
         block_hash = self._hash_of[block_id]
         assert block_hash is not None, block_id
         del self._block_of[block_hash]
@@ -95,7 +95,15 @@ class BlockPool:
             if self._hash_of[block_id] is None:
                 heappush(self._free, block_id)
             else:
-                self._idle[block_id] = None
+                self._idle.add(block_id)
+
+    def pin(self, block_id: int, until: float) -> bool:
+        """It goes after all that is not pinned; False: too many are pinned already."""
+        assert self._hash_of[block_id] is not None, block_id
+        return self._idle.pin(block_id, until, size=1)
+
+    def end_pins(self, now: float) -> None:
+        self._idle.end_pins(now)
 
     def forget_hashes(self) -> None:
         """Nothing is found any more; what is in use stays in use."""
@@ -128,6 +136,7 @@ class BlockPool:
         hashed = {block_id: found for block_id, found in enumerate(self._hash_of) if found is not None}
         assert {found: block_id for block_id, found in hashed.items()} == self._block_of
         assert len(hashed) == len(self._block_of)
-        assert self._idle.keys() <= hashed.keys()
+        assert hashed.keys() >= set(self._idle)
+        self._idle.check_invariants()
         assert hashed.keys().isdisjoint(self._free)
         assert self._media_of.keys() <= hashed.keys()

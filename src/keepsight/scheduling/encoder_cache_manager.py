@@ -7,13 +7,13 @@ entry is evicted whole and never while it is in use or being encoded, and what i
 
 import json
 import logging
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from keepsight.engine_config import EncoderCacheConfig
 from keepsight.media import MediaItem
 from keepsight.requests import Adapter
+from keepsight.scheduling.eviction_order import EvictionOrder
 from keepsight.scheduling.holdings import Holdings
 from keepsight.scheduling.step_plan import SequenceId
 
@@ -52,8 +52,7 @@ class EncoderCacheManager:
         # Counts the entries that newcomers find.
         self._holdings = holdings or Holdings()
         self._entries: dict[str, _Entry] = {}
-        # Least recently released first.
-        self._idle: OrderedDict[str, _Entry] = OrderedDict()
+        self._idle: EvictionOrder[str] = EvictionOrder(config.max_bytes)
         self._num_idle_bytes = 0
         self._held: dict[SequenceId, dict[int, str]] = {}
         self._evicted: list[str] = []
@@ -91,7 +90,8 @@ class EncoderCacheManager:
             return True
         if not entry.is_findable:
             return False
-        if self._idle.pop(key, None) is not None:
+        if key in self._idle:
+            self._idle.remove(key)
             self._num_idle_bytes -= entry.num_bytes
         self._add_user(user, key, entry)
         self.num_queries += 1
@@ -137,7 +137,7 @@ class EncoderCacheManager:
         if num_bytes > num_spare_bytes + self._num_idle_bytes:
             return False
         while num_bytes > self._config.max_bytes - self.num_bytes:
-            self._drop_idle(next(iter(self._idle)))
+            self._drop_idle(self._idle.first())
             self.num_evictions += 1
         return True
 
@@ -193,17 +193,26 @@ class EncoderCacheManager:
 
     def _retire(self, key: str, entry: _Entry) -> None:
         if self._config.is_shared and entry.is_findable and not entry.is_oversized:
-            self._idle[key] = entry
+            self._idle.add(key)
             self._num_idle_bytes += entry.num_bytes
         else:
             self._drop(key)
 
+    def pin(self, key: str, until: float) -> None:
+        """If it can be found, and not too much is pinned already: it goes after all that is not pinned."""
+        if self.can_find(key) and self._config.is_shared:
+            self._idle.pin(key, until, self._entries[key].num_bytes)
+
+    def end_pins(self, now: float) -> None:
+        self._idle.end_pins(now)
+
     def forget(self) -> None:
         """Nothing held or being encoded is found again; those who use it keep it to the end."""
         while self._idle:
-            self._drop_idle(next(iter(self._idle)))
+            self._drop_idle(self._idle.first())
         for entry in self._entries.values():
             self._hide(entry)
+        self._idle.clear()
 
     def _hide(self, entry: _Entry) -> None:
         if entry.is_findable and self._config.is_shared:
@@ -211,7 +220,7 @@ class EncoderCacheManager:
         entry.is_findable = False
 
     def _drop_idle(self, key: str) -> None:
-        self._num_idle_bytes -= self._idle.pop(key).num_bytes
+        self._num_idle_bytes -= self._entries[key].num_bytes
         self._drop(key)
 
     def _drop(self, key: str) -> None:
@@ -220,6 +229,7 @@ class EncoderCacheManager:
 
     def _remove(self, key: str) -> None:
         entry = self._entries.pop(key)
+        self._idle.forget(key)
         self._hide(entry)
         self.num_bytes -= 0 if entry.is_oversized else entry.num_bytes
 
@@ -237,10 +247,12 @@ class EncoderCacheManager:
         assert self.num_bytes == sum(entry.num_bytes for entry in in_budget.values())
         assert self.num_bytes <= self._config.max_bytes
         assert len(self._entries) - len(in_budget) <= 1
-        assert self._idle == {key: entry for key, entry in self._entries.items() if entry.is_ready and not entry.users}
-        assert self._num_idle_bytes == sum(entry.num_bytes for entry in self._idle.values())
-        assert all(entry.is_findable and not entry.is_oversized for entry in self._idle.values())
+        idle = {key: entry for key, entry in self._entries.items() if entry.is_ready and not entry.users}
+        assert set(self._idle) == idle.keys()
+        assert self._num_idle_bytes == sum(entry.num_bytes for entry in idle.values())
+        assert all(entry.is_findable and not entry.is_oversized for entry in idle.values())
         assert self._config.is_shared or not self._idle
+        self._idle.check_invariants()
         held = {((sequence, item), key) for sequence, items in self._held.items() for item, key in items.items()}
         assert held == {(user, key) for key, entry in self._entries.items() for user in entry.users}
         assert all(self._held.values())

@@ -144,6 +144,16 @@ class KvCacheManager:
                 del self._announced[block_hash]
         table.announced = ()
 
+    def pin_prefix(self, hashes: Sequence[bytes], num_tokens: int, until: float) -> None:
+        """The blocks that these tokens fill go after all that are not pinned, from the front as many as can be."""
+        for block_hash in hashes[: num_tokens // self._block_size]:
+            block_id = self._pool.find(block_hash)
+            if block_id is None or not self._pool.pin(block_id, until):
+                return
+
+    def end_pins(self, now: float) -> None:
+        self._pool.end_pins(now)
+
     def forget_prefixes(self) -> None:
         """Nothing computed so far is found again; sequences keep their blocks, and keep them for themselves."""
         self._pool.forget_hashes()

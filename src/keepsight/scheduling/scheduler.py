@@ -18,6 +18,7 @@ from keepsight.scheduling.kept_beside import KeptBeside
 from keepsight.scheduling.kv_cache_manager import KvCacheManager, PrefixHit
 from keepsight.scheduling.lineup import Lineup, last_of
 from keepsight.scheduling.media_claims import MediaClaims
+from keepsight.scheduling.prompt_pins import PromptPins
 from keepsight.scheduling.request_state import Begun, ParkedFor, RequestState, Status
 from keepsight.scheduling.step_draft import Piece, StepDraft
 from keepsight.scheduling.step_plan import Computed, NewSequence, SampledToken, SequenceId, Slice, StepPlan, StepResult
@@ -39,6 +40,7 @@ class Scheduler:
         self.held_embeddings = Holdings(within=self.holdings)
         self.kv_cache = KvCacheManager(config.kv_cache, self.holdings)
         self.media = MediaClaims(config, EncoderCacheManager(config.encoder_cache, self.held_embeddings))
+        self.pins = PromptPins(self.kv_cache, self.media.encoder_cache)
         self._turns = Turns(self.media, are_taken=self.config.takes_turns)
         self.kept = KeptBeside(self.holdings, self.held_embeddings)
         self._states: dict[SequenceId, RequestState] = {}
@@ -85,10 +87,6 @@ class Scheduler:
             if state.parked_for is ParkedFor.PIXELS:
                 self.lineup.unpark(state)
         return askers is not None
-
-    def media_lost(self, media_hash: str) -> MediaNeeded | None:
-        """Its pixels were not where they were said to lie.  If anybody waits for them, who is to send them."""
-        return self.media.lost(media_hash)
 
     def embeddings_loaded(self, encoder_key: str, *, is_found: bool) -> bool:
         """What became of a load.  Whether anybody wants what was found."""
@@ -383,6 +381,7 @@ class Scheduler:
         finish_reason = state.append(token.token_id)
         if state.num_sampled == 1 and state.sequence_id[1] == 0:
             self._begun.append(Begun(state.request, state.origins, state.encoder_keys))
+            self.pins.begin(state)
         outputs.append(TokenOutput(*state.sequence_id, *token, finish_reason, state.num_cached_tokens))
         if finish_reason is not None:
             self._finish(state)

@@ -1,0 +1,105 @@
+"""In which order what is idle goes: the least recently released first, but what is pinned after all else.
+
+A pin is a wish: it ends at its time, which the caller tells, or with what it is on, and what is pinned goes, too, where
+nothing else is left.  Knows nothing of what the keys name.  Its invariant: what is pinned never exceeds its part.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Generic, NamedTuple, TypeVar
+
+K = TypeVar("K")
+
+# Of a cache: more pins would leave too little room for what is not pinned.
+PINNABLE_PART = 0.5
+# Ends are looked for no more often than this, so a pin may last so much longer.
+SECONDS_BETWEEN_LOOKS = 60.0
+
+
+class _Pin(NamedTuple):
+    until: float
+    size: int
+
+
+class EvictionOrder(Generic[K]):
+    def __init__(self, max_size: int) -> None:
+        """`max_size`: of the whole cache, in whatever the sizes of pins are told in."""
+        self.size_of_pinned = 0
+        self._max_size_of_pinned = int(max_size * PINNABLE_PART)
+        # Each the least recently released first.
+        self._ordinary: OrderedDict[K, None] = OrderedDict()
+        self._pinned: OrderedDict[K, None] = OrderedDict()
+        # Of what is idle and of what is not.
+        self._pins: dict[K, _Pin] = {}
+        self._next_look = 0.0
+
+    def __len__(self) -> int:
+        return len(self._ordinary) + len(self._pinned)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._ordinary or key in self._pinned
+
+    def __iter__(self) -> Iterator[K]:
+        """As they go."""
+        yield from self._ordinary
+        yield from self._pinned
+
+    def add(self, key: K) -> None:
+        """Released just now."""
+        self._queue_of(key)[key] = None
+
+    def remove(self, key: K) -> None:
+        """It is used again, and stays pinned if it is."""
+        del self._queue_of(key)[key]
+
+    def first(self) -> K:
+        return next(iter(self))
+
+    def forget(self, key: K) -> None:
+        """It is gone, and its pin with it."""
+        self._queue_of(key).pop(key, None)
+        if (pin := self._pins.pop(key, None)) is not None:
+            self.size_of_pinned -= pin.size
+
+    def clear(self) -> None:
+        self._ordinary.clear()
+        self._pinned.clear()
+        self._pins.clear()
+        self.size_of_pinned = 0
+
+    def pin(self, key: K, until: float, size: int) -> bool:
+        """At least until then, of what is held, idle or not; False: too much is pinned already.
+
+        Of a row that is pinned from its front the last goes first.
+        """
+        pin = self._pins.get(key)
+        if pin is None:
+            if self.size_of_pinned + size > self._max_size_of_pinned:
+                return False
+            self.size_of_pinned += size
+            if key in self._ordinary:
+                del self._ordinary[key]
+                self._pinned[key] = None
+                self._pinned.move_to_end(key, last=False)
+        self._pins[key] = _Pin(until if pin is None else max(until, pin.until), size)
+        return True
+
+    def end_pins(self, now: float) -> None:
+        """Of all whose time is over: they are as if they had been released just now."""
+        if not self._pins or now < self._next_look:
+            return
+        self._next_look = now + SECONDS_BETWEEN_LOOKS
+        ended = [key for key, pin in self._pins.items() if pin.until <= now]
+        for key in reversed(ended):
+            self.size_of_pinned -= self._pins.pop(key).size
+            if key in self._pinned:
+                del self._pinned[key]
+                self._ordinary[key] = None
+
+    def _queue_of(self, key: K) -> OrderedDict[K, None]:
+        return self._pinned if key in self._pins else self._ordinary
+
+    def check_invariants(self) -> None:
+        assert self._pinned.keys() <= self._pins.keys()
+        assert self._ordinary.keys().isdisjoint(self._pins)
+        assert self.size_of_pinned == sum(pin.size for pin in self._pins.values()) <= self._max_size_of_pinned
