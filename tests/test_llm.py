@@ -412,6 +412,22 @@ def test_no_size_of_cache_or_step_changes_an_answer(llm: LLM, drawn: Drawn, opti
             assert list(map(text_of, outputs)) == expected * 2
 
 
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_what_lies_before_a_breakpoint_is_found_after_others_have_filled_the_cache(is_marked: bool) -> None:
+    mark = {"prompt_cache_breakpoint": {"mode": "explicit"}} if is_marked else {}
+    known = {"type": "text", "text": "What is in this picture? " * 12}
+    with LLM(device="cpu", num_gpu_blocks_override=32, max_model_len=256) as llm:
+        first = llm.chat(ask({**known, **mark}, "Well?"), GREEDY)[0]
+        for number in range(12):
+            llm.chat(ask(f"{number} is the number. " * 12), GREEDY)
+        again = llm.chat(ask(known, "Why?"), GREEDY)[0]
+    assert len(first.prompt_token_ids) > 64
+    if is_marked:
+        assert again.num_cached_tokens >= 64
+    else:
+        assert again.num_cached_tokens == 0
+
+
 def test_what_an_earlier_prompt_left_in_the_prefix_cache_is_counted(llm: LLM, drawn: Drawn) -> None:
     messages = ask(by_object(drawn.picture), "What was counted?")
     llm.reset_prefix_cache()

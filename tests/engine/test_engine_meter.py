@@ -8,7 +8,7 @@ import pytest
 
 from keepsight.engine.embedding_tiers import Embeddings, EmbeddingTiers
 from keepsight.engine.engine_loop import EngineLoop
-from keepsight.engine.engine_meter import BLOCKS_IN_USE, RUNNING, EngineMeter
+from keepsight.engine.engine_meter import BLOCKS_IN_USE, BLOCKS_PINNED, EMBEDDINGS_PINNED, RUNNING, EngineMeter
 from keepsight.engine.inbox import Inbox
 from keepsight.engine.pixel_source import InlineSource, KeptPixels, PixelSource
 from keepsight.observe.catalogue import ENCODED, ENCODER, PREFIX, PROCESSOR, TRANSFERRED
@@ -18,6 +18,7 @@ from keepsight.requests import (
     FromEngine,
     MediaArrived,
     MediaNeeded,
+    PromptPin,
     RequestBegun,
     RequestFailed,
     ResetCaches,
@@ -144,6 +145,13 @@ def test_what_is_held_when_an_answer_ends_is_counted_before_it_is_heard() -> Non
     held = engine.scheduler.kv_cache.num_findable_blocks
     assert engine.counted(PREFIX.entries, PREFIX.num_bytes, BLOCKS_IN_USE, RUNNING) == [held, held * 100, 0, 0]
     assert engine.counted(DEVICE.entries, DEVICE.num_bytes) == [1, engine.scheduler.media.encoder_cache.num_bytes]
+
+
+def test_what_is_pinned_is_counted() -> None:
+    engine = Engine()
+    engine.ask("a", 3, "x", 4, pins=(PromptPin(9, 60),))
+    embeddings = engine.scheduler.media.encoder_cache.num_bytes
+    assert engine.counted(BLOCKS_PINNED, EMBEDDINGS_PINNED) == [2, embeddings]
 
 
 def test_nothing_is_told_of_a_request_that_is_refused_fails_or_leaves() -> None:

@@ -18,7 +18,7 @@ from keepsight.frontend.app import create_app
 from keepsight.frontend.media_api import Uploads
 from keepsight.frontend.media_handles import MediaHandles, MediaQuota
 from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
-from keepsight.requests import TokenOutput
+from keepsight.requests import PromptPin, TokenOutput
 from tests.drawn import ask, draw, to_data_url, to_png
 from tests.frontend.test_app import MODEL, FakeEngine, error_of
 
@@ -239,6 +239,15 @@ def test_a_pin_keeps_the_bytes_and_pixels_where_there_are_some(server: Server) -
     assert not server.engine.pins
 
 
+def test_a_pin_made_warm_is_the_engine_s_too(server: Server) -> None:
+    media_id = server.upload(warm=True)["id"]
+    server.send("POST", f"/v1/media/{media_id}/pin", json={"ttl_seconds": 500})
+    server.send("POST", f"/v1/media/{media_id}/pin", json={"ttl_seconds": 600, "warm": True})
+    uploaded, pinned = server.engine.requests
+    assert uploaded.pins == ()
+    assert pinned.pins == (PromptPin(len(pinned.token_ids), 600),)
+
+
 def test_deleting_one_of_two_pinned_handles_of_a_picture_leaves_its_pixels_pinned(server: Server) -> None:
     first, second = (server.upload(warm=True)["id"] for _ in range(2))
     for media_id in (first, second):
@@ -327,6 +336,15 @@ def test_a_breakpoint_keeps_the_pixels_of_all_that_lies_before_it(server: Server
     hashes = [item.media_hash for item in server.engine.requests[-1].media]
     assert server.engine.pins == {hashes[0]: 12 * 3600, hashes[1]: 1800}
     assert server.get("/v1/media")["data"][0]["pinned_until"] is not None
+
+
+def test_a_breakpoint_pins_the_prompt_before_it_in_the_engine(server: Server) -> None:
+    picture = {"type": "image", "url": to_data_url(PICTURE)}
+    server.chat(picture, marked({"type": "text", "text": "Look."}), {"type": "text", "text": "What is it?"})
+    [request] = server.engine.requests
+    [pin] = request.pins
+    assert request.media[0].span.end < pin.num_tokens < len(request.token_ids)
+    assert pin.seconds == 1800
 
 
 def test_pictures_are_pinned_within_a_quota_and_answered_beyond_it(server: Server) -> None:

@@ -40,6 +40,7 @@ RUNNING, WAITING = slot_of("num_requests_running"), slot_of("num_requests_waitin
 PREEMPTIONS = slot_of("num_preemptions_total")
 RECALLED = slot_of("first_tokens_recalled_total")
 BLOCKS, BLOCKS_IN_USE = slot_of("kv_cache_blocks"), slot_of("kv_cache_blocks_in_use")
+BLOCKS_PINNED, EMBEDDINGS_PINNED = slot_of("kv_cache_blocks_pinned"), slot_of("encoder_cache_pinned_bytes")
 T = TypeVar("T")
 
 
@@ -185,6 +186,7 @@ class EngineMeter:
         kv, counters, per_block = self._scheduler.kv_cache, self._counters, self._bytes_per_block
         counters.set(BLOCKS, kv.num_blocks)
         counters.set(BLOCKS_IN_USE, round(kv.usage * kv.num_blocks))
+        counters.set(BLOCKS_PINNED, kv.num_pinned_blocks)
         counters.follow(PREFIX.queries, kv.num_queried_tokens)
         counters.follow(PREFIX.hits, kv.num_hit_tokens)
         counters.follow(RECALLED, kv.ends.num_found)
@@ -200,6 +202,7 @@ class EngineMeter:
         counters.follow(slots.hits, cache.num_hits)
         counters.follow(slots.evictions, cache.num_evictions)
         counters.set_all(slots.sizes(cache.num_bytes, cache.max_bytes, cache.num_entries))
+        counters.set(EMBEDDINGS_PINNED, cache.num_pinned_bytes)
         counters.add(slots.saved_seconds, (cache.num_hits - self._num_device_hits) * self._encoding.seconds)
         self._num_device_hits = cache.num_hits
 

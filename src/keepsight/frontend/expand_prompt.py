@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,13 @@ class PromptExpander:
                 spans.append(self._append_image(token_ids))
             token_ids.extend(self._encode(piece, field))
         return ExpandedPrompt(tuple(token_ids), tuple(spans))
+
+    def count_tokens_of(self, beginning: str, expanded: ExpandedPrompt, num_crops: Sequence[int]) -> int:
+        """How many of its first tokens its text's `beginning` becomes, which may end otherwise than that goes on."""
+        num_pictures = beginning.count(self._format.start_token) if self._format else 0
+        own = self.expand(beginning, num_crops[:num_pictures]).token_ids
+        shared = takewhile(lambda pair: pair[0] == pair[1], zip(own, expanded.token_ids, strict=False))
+        return sum(1 for _ in shared)
 
     def _split_at_markers(self, text: str, num_pictures: int, field: str) -> list[str]:
         if self._format is None:

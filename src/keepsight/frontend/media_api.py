@@ -209,7 +209,8 @@ class MediaApi:
             options = read_options(bytes(body), http.query_params)
         found, named = await run_in_threadpool(self._find, http, options.cache_salt)
         if options.warm:
-            await unless_client_leaves(http.receive, self._warm(named, self._salt_of(http, options.cache_salt)))
+            warming = self._warm(named, self._salt_of(http, options.cache_salt), options.ttl_seconds)
+            await unless_client_leaves(http.receive, warming)
         handle, pinned = await run_in_threadpool(self._pin, tenant_of(http), found.id, named.parts, options.ttl_seconds)
         return json_response(MediaObject.of(handle, self._tiers_of(named), pinned))
 
@@ -298,12 +299,13 @@ class MediaApi:
                 if not self._handles.is_marked(media_hash):
                     self._engine.unpin_pixels(media_hash)
 
-    async def _warm(self, named: NamedPicture, salt: str | None) -> None:
-        """By an ordinary request of one token: whatever it leaves in the caches, others find."""
+    async def _warm(self, named: NamedPicture, salt: str | None, pin_seconds: float = 0) -> None:
+        """By an ordinary request of one token: whatever it leaves in the caches, others find; for so long at least."""
         messages = [{"role": "user", "content": [{"type": "image_pil", "image_pil": named.picture.source}]}]
         params = SamplingParams(max_tokens=1, temperature=0)
         try:
             prepared = await run_in_threadpool(self._preparer.prepare_chat, messages, params, None, salt, WARM_PRIORITY)
+            prepared = prepared.pinned(pin_seconds) if pin_seconds else prepared
             async with aclosing(self._engine.generate(prepared)) as tokens:
                 async for _ in tokens:
                     pass

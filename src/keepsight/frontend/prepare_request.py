@@ -7,7 +7,7 @@ asks for; whatever can be refused without them is refused before.
 import itertools
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from keepsight.errors import (
 )
 from keepsight.frontend.check_grammar import check_structured_outputs
 from keepsight.frontend.expand_prompt import ExpandedPrompt, ImagePromptFormat, PromptExpander
+from keepsight.frontend.find_beginnings import Beginning, find_beginnings
 from keepsight.frontend.hash_media import hash_values
 from keepsight.frontend.identify_picture import NamedPicture, PictureIdentifier, ask_for_picture
 from keepsight.frontend.make_pixels import MakePixels, PictureJob
@@ -39,7 +40,7 @@ from keepsight.frontend.tokenizer import Tokenizer
 from keepsight.image_processor_config import REQUEST_OPTIONS, ImageProcessorConfig, check_options
 from keepsight.media import TOKENS_PER_STRIP, MediaItem, TokenSpan
 from keepsight.observe.account import RequestAccount
-from keepsight.requests import EngineRequest, Pixels
+from keepsight.requests import EngineRequest, Pixels, PromptPin
 from keepsight.sampling_params import SamplingParams
 
 MAX_PRIORITY = 2**63 - 1
@@ -57,6 +58,11 @@ class PreparedRequest:
     # The caller's word for what shares a beginning: to be given to one engine.
     cache_key: str | None = None
     account: RequestAccount = field(kw_only=True)
+
+    def pinned(self, seconds: float) -> "PreparedRequest":
+        """All of its prompt is to be found again for so long."""
+        pin = PromptPin(len(self.engine_request.token_ids), seconds)
+        return replace(self, engine_request=replace(self.engine_request, pins=(pin,)))
 
     @property
     def makeable_media(self) -> tuple[str, ...]:
@@ -191,9 +197,11 @@ class RequestPreparer:
     ) -> PreparedRequest:
         """`downloaded`: what came of `pictures_to_download`; it is waited for otherwise."""
         terms = _Terms(params, cache_salt, priority)
-        rendered = self.template.render(messages, tools=tools)
+        conversation = read_messages(messages)
+        rendered = self.template.render(conversation, tools=tools)
+        kept = tuple(find_beginnings(self.template, conversation, tools))
         return self._prepare(
-            rendered.text, rendered.pictures, terms, mm_processor_kwargs, "messages", downloaded, add_bos=False
+            rendered.text, rendered.pictures, terms, mm_processor_kwargs, "messages", downloaded, kept, add_bos=False
         )
 
     def pictures_to_download(self, messages: object) -> list[PicturePart]:
@@ -289,6 +297,7 @@ class RequestPreparer:
         overrides: dict[str, Any] | None,
         field: str,
         downloaded: Downloaded = NOTHING_DOWNLOADED,
+        kept: Sequence[Beginning] = (),
         *,
         add_bos: bool,
     ) -> PreparedRequest:
@@ -297,14 +306,16 @@ class RequestPreparer:
         parts = self.intake.fetch_all(parts, salt, downloaded)
         fetched = time.monotonic()
         pictures = [self._identifier.look_at(part, config, salt) for part in parts if config is not None]
-        expanded = self.expander.expand(text, [len(picture.crops) for picture in pictures], add_bos, field)
+        num_crops = [len(picture.crops) for picture in pictures]
+        expanded = self.expander.expand(text, num_crops, add_bos, field)
         # Refused before any content is hashed.
         self._check_fits(expanded, field)
         named: Sequence[NamedPicture] = ()
         if config is not None:
             named = self._identifier.name(pictures, config, salt)
         sent_first = sorted(named, key=lambda each: each.picture.source is None)
-        request = self._finish(expanded, named, terms)
+        pins = [PromptPin(self.expander.count_tokens_of(each.text, expanded, num_crops), each.seconds) for each in kept]
+        request = self._finish(expanded, named, terms, pins)
         return PreparedRequest(request, tuple(sent_first), account=_open_account(request, began, fetched))
 
     def _image_config_for(
@@ -342,7 +353,13 @@ class RequestPreparer:
                 known = f"this model's {self._vocab_size}"
                 raise InvalidArgumentError(f"allowed_token_ids[{index}]", f"{token_id} is no token of {known}")
 
-    def _finish(self, prompt: ExpandedPrompt, pictures: Sequence[NamedPicture], terms: _Terms) -> EngineRequest:
+    def _finish(
+        self,
+        prompt: ExpandedPrompt,
+        pictures: Sequence[NamedPicture],
+        terms: _Terms,
+        pins: Sequence[PromptPin] = (),
+    ) -> EngineRequest:
         items = [(*item, named.picture.modality) for named in pictures for item in named.items()]
         self._check_allowed_tokens(terms.sampling_params)
         return EngineRequest(
@@ -353,6 +370,7 @@ class RequestPreparer:
             priority=terms.priority,
             cache_salt=terms.cache_salt,
             banned_runs=tuple(self._spell_banned(terms.sampling_params)),
+            pins=tuple(pin for pin in pins if pin.num_tokens),
         )
 
     def _spell_banned(self, params: SamplingParams) -> Iterator[tuple[int, ...]]:

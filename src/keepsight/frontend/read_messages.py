@@ -6,7 +6,7 @@ Every fault names its place as the caller wrote it (`messages[1].content[0].type
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.read_tool_calls import read_tool_calls
@@ -51,10 +51,26 @@ class PicturePart:
     modality: Modality = "image"
 
 
+class Breakpoint(NamedTuple):
+    """The caller wants all before it to be kept: the messages before one of them, and of that one some parts."""
+
+    num_messages: int
+    num_parts: int
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     messages: list[TemplateMessage]
     pictures: tuple[PicturePart, ...]
+    breakpoints: tuple[Breakpoint, ...] = ()
+
+    def emptied_after(self, breakpoint_: Breakpoint) -> "Conversation":
+        """The same turns, but nothing is said behind it: some templates write one turn into the next."""
+        index = breakpoint_.num_messages
+        cut = {**self.messages[index], "content": self.messages[index]["content"][: breakpoint_.num_parts]}
+        silent = [{**each, "content": type(each["content"])()} for each in self.messages[index + 1 :]]
+        return Conversation([*self.messages[:index], cut, *silent], ())
 
 
 def read_messages(messages: object, field: str = "messages") -> Conversation:
@@ -63,7 +79,7 @@ def read_messages(messages: object, field: str = "messages") -> Conversation:
     pictures: list[PicturePart] = []
     listed = _check_is_list(messages, field, "messages")
     read = [_read_message(message, f"{field}[{index}]", pictures) for index, message in enumerate(listed)]
-    return Conversation(read, _spread_pins(pictures))
+    return Conversation(read, _spread_pins(pictures), _find_breakpoints(listed))
 
 
 def _read_message(message: object, field: str, pictures: list[PicturePart]) -> TemplateMessage:
@@ -172,7 +188,7 @@ def _read_image_embeds(part: Fields, field: str, pictures: list[PicturePart]) ->
 
 
 def _read_pin(part: Fields, field: str) -> float:
-    """For how long a breakpoint wants the pictures up to here to be kept; 0: there is none."""
+    """For how long a breakpoint wants all up to here to be kept; 0: there is none."""
     if part.get(BREAKPOINT) is None:
         return 0.0
     field = f"{field}.{BREAKPOINT}"
@@ -184,6 +200,18 @@ def _read_pin(part: Fields, field: str) -> float:
     if not isinstance(ttl, str | None) or ttl not in BREAKPOINT_SECONDS:
         _refuse(f"{field}.ttl", ttl, f"one of {', '.join(filter(None, BREAKPOINT_SECONDS))}")
     return BREAKPOINT_SECONDS[ttl]
+
+
+def _find_breakpoints(messages: Sequence[Any]) -> tuple[Breakpoint, ...]:
+    """The last of each time: it keeps what lies before the others, too.  The messages were checked."""
+    last: dict[float, Breakpoint] = {}
+    for num_messages, message in enumerate(messages):
+        content = message.get("content")
+        parts = () if isinstance(content, str | None) else content
+        for num_parts, part in enumerate(parts, start=1):
+            if seconds := _read_pin(part, BREAKPOINT):
+                last[seconds] = Breakpoint(num_messages, num_parts, seconds)
+    return tuple(last.values())
 
 
 def _spread_pins(pictures: Sequence[PicturePart]) -> tuple[PicturePart, ...]:

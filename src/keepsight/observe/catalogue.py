@@ -80,6 +80,8 @@ METRICS = (
     ),
     Metric("keepsight_kv_cache_blocks", "gauge", "Blocks that there are."),
     Metric("keepsight_kv_cache_blocks_in_use", "gauge", "Blocks that sequences hold."),
+    Metric("keepsight_kv_cache_blocks_pinned", "gauge", "Blocks that go after all others."),
+    Metric("keepsight_encoder_cache_pinned_bytes", "gauge", "Embeddings on the device that go after all others."),
     Metric(
         "keepsight_processes_restarted_total",
         "counter",

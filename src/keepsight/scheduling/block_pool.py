@@ -37,6 +37,10 @@ class BlockPool:
     def num_findable(self) -> int:
         return len(self._block_of)
 
+    @property
+    def num_pinned(self) -> int:
+        return self._idle.size_of_pinned
+
     def find(self, block_hash: bytes) -> int | None:
         return self._block_of.get(block_hash)
 

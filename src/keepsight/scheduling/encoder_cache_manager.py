@@ -63,6 +63,10 @@ class EncoderCacheManager:
         return self._config.max_bytes
 
     @property
+    def num_pinned_bytes(self) -> int:
+        return self._idle.size_of_pinned
+
+    @property
     def num_entries(self) -> int:
         return len(self._entries)
 

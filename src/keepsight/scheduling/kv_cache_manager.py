@@ -72,6 +72,10 @@ class KvCacheManager:
         return self._pool.num_evicted
 
     @property
+    def num_pinned_blocks(self) -> int:
+        return self._pool.num_pinned
+
+    @property
     def usage(self) -> float:
         """The share of all blocks that sequences hold, 0 to 1."""
         return 1 - self._pool.num_free / self._pool.num_blocks
