@@ -5,7 +5,6 @@ Every fault names its place as the caller wrote it (`messages[1].content[0].type
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any, NamedTuple, NoReturn
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
@@ -52,10 +51,11 @@ class PicturePart:
 
 
 class Breakpoint(NamedTuple):
-    """The caller wants all before it to be kept: the messages before one of them, and of that one some parts."""
+    """The caller wants all before it to be kept: whole messages, the first parts of the next, the pictures in both."""
 
     num_messages: int
     num_parts: int
+    num_pictures: int
     seconds: float
 
 
@@ -79,7 +79,8 @@ def read_messages(messages: object, field: str = "messages") -> Conversation:
     pictures: list[PicturePart] = []
     listed = _check_is_list(messages, field, "messages")
     read = [_read_message(message, f"{field}[{index}]", pictures) for index, message in enumerate(listed)]
-    return Conversation(read, _spread_pins(pictures), _find_breakpoints(listed))
+    breakpoints = _find_breakpoints(listed)
+    return Conversation(read, _pin(pictures, breakpoints) if breakpoints else tuple(pictures), breakpoints)
 
 
 def _read_message(message: object, field: str, pictures: list[PicturePart]) -> TemplateMessage:
@@ -113,13 +114,14 @@ def _read_part(part: object, field: str, pictures: list[PicturePart]) -> Fields:
     reader = _PART_READERS.get(kind) if isinstance(kind, str) else None
     if reader is None:
         _refuse(f"{field}.type", kind, f"one of {', '.join(_PART_READERS)}")
-    return reader(part, field, pictures)
+    read = reader(part, field, pictures)
+    if part.get(BREAKPOINT) is not None:
+        _check_breakpoint(part[BREAKPOINT], f"{field}.{BREAKPOINT}")
+    return read
 
 
 def _read_text(part: Fields, field: str, pictures: list[PicturePart]) -> Fields:
     _check_fields(part, field, {"type", "text", BREAKPOINT})
-    if (pin_seconds := _read_pin(part, field)) and pictures:
-        pictures[-1] = replace(pictures[-1], pin_seconds=max(pin_seconds, pictures[-1].pin_seconds))
     return {"type": "text", "text": _check_is_text(part.get("text"), f"{field}.text")}
 
 
@@ -131,7 +133,7 @@ def _read_image_url(part: Fields, field: str, pictures: list[PicturePart]) -> Fi
         image_url, url_field = _read_image_url_object(_check_is_object(image_url, url_field), url_field)
     if not _is_left_out(image_url, uuid):
         _check_is_url(image_url, url_field)
-    pictures.append(PicturePart(image_url, url_field, uuid, _read_pin(part, field)))
+    pictures.append(PicturePart(image_url, url_field, uuid))
     return {"type": "image"}
 
 
@@ -162,7 +164,7 @@ def _read_image(part: Fields, field: str, pictures: list[PicturePart]) -> Fields
     source, uuid = part.get(name), read_uuid(part.get("uuid"), f"{field}.uuid")
     if name == "url" or (isinstance(source, _JSON_TYPES) and not _is_left_out(source, uuid)):
         _check_is_url(source, f"{field}.{name}")
-    pictures.append(PicturePart(source, f"{field}.{name}", uuid, _read_pin(part, field)))
+    pictures.append(PicturePart(source, f"{field}.{name}", uuid))
     return {"type": "image"}
 
 
@@ -173,7 +175,7 @@ def _read_handle(part: Fields, field: str, pictures: list[PicturePart]) -> Field
     media_id = _check_is_text(part["media_id"], f"{field}.media_id")
     uuid = read_uuid(part.get("uuid"), f"{field}.uuid")
     source = f"{HANDLE_PREFIX}{media_id}"
-    pictures.append(PicturePart(source, f"{field}.media_id", uuid, _read_pin(part, field)))
+    pictures.append(PicturePart(source, f"{field}.media_id", uuid))
     return {"type": "image"}
 
 
@@ -183,45 +185,39 @@ def _read_image_embeds(part: Fields, field: str, pictures: list[PicturePart]) ->
     field = f"{field}.image_embeds"
     if isinstance(source, _JSON_TYPES) and not isinstance(source, str) and not _is_left_out(source, uuid):
         _refuse(field, source, "the base64 of a .npy or a .safetensors file")
-    pictures.append(PicturePart(source, field, uuid, _read_pin(part, field), "image_embeds"))
+    pictures.append(PicturePart(source, field, uuid, modality="image_embeds"))
     return {"type": "image"}
 
 
-def _read_pin(part: Fields, field: str) -> float:
-    """For how long a breakpoint wants all up to here to be kept; 0: there is none."""
-    if part.get(BREAKPOINT) is None:
-        return 0.0
-    field = f"{field}.{BREAKPOINT}"
-    asked = _check_is_object(part[BREAKPOINT], field)
+def _check_breakpoint(asked: object, field: str) -> None:
+    asked = _check_is_object(asked, field)
     _check_fields(asked, field, {"mode", "ttl"})
     if asked.get("mode") != "explicit":
         _refuse(f"{field}.mode", asked.get("mode"), "'explicit'")
     ttl = asked.get("ttl")
     if not isinstance(ttl, str | None) or ttl not in BREAKPOINT_SECONDS:
         _refuse(f"{field}.ttl", ttl, f"one of {', '.join(filter(None, BREAKPOINT_SECONDS))}")
-    return BREAKPOINT_SECONDS[ttl]
 
 
 def _find_breakpoints(messages: Sequence[Any]) -> tuple[Breakpoint, ...]:
-    """The last of each time: it keeps what lies before the others, too.  The messages were checked."""
+    """Of messages that were checked, the last of each time: what lies before the others lies before it."""
     last: dict[float, Breakpoint] = {}
+    num_pictures = 0
     for num_messages, message in enumerate(messages):
         content = message.get("content")
-        parts = () if isinstance(content, str | None) else content
-        for num_parts, part in enumerate(parts, start=1):
-            if seconds := _read_pin(part, BREAKPOINT):
-                last[seconds] = Breakpoint(num_messages, num_parts, seconds)
+        for num_parts, part in enumerate(() if isinstance(content, str | None) else content, start=1):
+            num_pictures += part["type"] != "text"
+            if (asked := part.get(BREAKPOINT)) is not None:
+                seconds = BREAKPOINT_SECONDS[asked.get("ttl")]
+                last[seconds] = Breakpoint(num_messages, num_parts, num_pictures, seconds)
     return tuple(last.values())
 
 
-def _spread_pins(pictures: Sequence[PicturePart]) -> tuple[PicturePart, ...]:
-    """Each is kept for as long as any picture behind it."""
-    pin_seconds = accumulate((each.pin_seconds for each in reversed(pictures)), max)
-    return tuple(map(_with_pin, pictures, reversed(list(pin_seconds))))
+def _pin(pictures: Sequence[PicturePart], breakpoints: Sequence[Breakpoint]) -> tuple[PicturePart, ...]:
+    def seconds_of(place: int) -> float:
+        return max((each.seconds for each in breakpoints if place < each.num_pictures), default=0.0)
 
-
-def _with_pin(part: PicturePart, pin_seconds: float) -> PicturePart:
-    return part if part.pin_seconds == pin_seconds else replace(part, pin_seconds=pin_seconds)
+    return tuple(replace(part, pin_seconds=seconds_of(place)) for place, part in enumerate(pictures))
 
 
 def _is_left_out(source: object, uuid: str | None) -> bool:
