@@ -6,6 +6,7 @@ order of the steps is vLLM's: grammar, bans, bias, penalties, temperature, min-p
 
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -33,20 +34,30 @@ class SamplingState:
         banned_runs: RunBan | None = None,
     ) -> None:
         self.params, self.guide = params, guide
+        self._prompt, self._choice, self._device = prompt, choice, device
         self.banned_runs = banned_runs or RunBan(())
         # Not to be sampled before `min_tokens`; whether a token ends the answer is decided elsewhere.
         self.end_ids = (frozenset() if params.ignore_eos else end_ids) | set(params.stop_token_ids)
-        self.prompt_ids = frozenset(prompt)
         self.output_counts: Counter[int] = Counter()
         self.num_tokens = 0
         # As far back as a banned run reaches.
         self.last_said = deque[int](maxlen=self.banned_runs.num_tokens_looked_at)
         self.is_penalized = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1)
-        self.generator = torch.Generator(device)
-        if params.seed is None:
-            self.generator.seed()
+
+    @cached_property
+    def prompt_ids(self) -> frozenset[int]:
+        """Few ask for them, and of a long prompt they take a millisecond."""
+        return frozenset(self._prompt)
+
+    @cached_property
+    def generator(self) -> torch.Generator:
+        """Of those that draw."""
+        generator = torch.Generator(self._device)
+        if self.params.seed is None:
+            generator.seed()
         else:
-            self.generator.manual_seed((params.seed + choice) % 2**64)
+            generator.manual_seed((self.params.seed + self._choice) % 2**64)
+        return generator
 
     @property
     def fault(self) -> str | None:
