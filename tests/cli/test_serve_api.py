@@ -24,6 +24,10 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("server") / "log"
     with serving(log, *OPTIONS) as (process, port):
         yield f"http://127.0.0.1:{port}"
+        # Whichever tests were run here: one line of the log to look at.
+        body = {"model": "mine", "prompt": "Hello", "max_tokens": 1}
+        headers = {"Authorization": "Bearer one"}
+        assert httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, headers=headers).status_code == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait(END_SECONDS) == 0
     text = log.read_text()
