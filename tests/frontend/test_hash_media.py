@@ -342,4 +342,6 @@ def test_an_algorithm_s_names_are_its_whole_digests() -> None:
 def test_the_algorithm_is_a_part_of_what_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     for each in HASHER_ALGORITHMS:
         monkeypatch.setitem(hash_media._HASHERS, each, hashlib.sha256)
+    # What is made with the wrong one must be kept for nobody else.
+    monkeypatch.setattr(hash_media, "_hash_terms", hash_media._hash_terms.__wrapped__)
     assert len({name_of(algorithm=each) for each in HASHER_ALGORITHMS}) == len(HASHER_ALGORITHMS)
