@@ -15,6 +15,9 @@ from keepsight.errors import EverythingPinnedError
 
 logger = logging.getLogger(__name__)
 
+# Of any cache whose callers pin: more pins would leave too little room for what is not pinned.
+PINNABLE_PART = 0.5
+
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 

@@ -17,9 +17,9 @@ from keepsight.config import Config
 from keepsight.errors import EverythingPinnedError
 from keepsight.ipc.pixel_mode import PixelMode, cache_bytes
 from keepsight.ipc.run_directory import RunDirectory
-from keepsight.ipc.shared_store import PINNABLE_PART, SharedStore
+from keepsight.ipc.shared_store import SharedStore
 from keepsight.ipc.shm_ring import RingWriter
-from keepsight.lru_cache import CacheSize, LruCache
+from keepsight.lru_cache import PINNABLE_PART, CacheSize, LruCache
 from keepsight.pixels import HeldPixels, as_kept, held_bytes, shape_of
 from keepsight.requests import CarriedPixels, Pixels, RingPlace, StoredPixels
 

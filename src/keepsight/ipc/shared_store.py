@@ -26,7 +26,7 @@ import numpy as np
 from keepsight.ipc.marked_files import MarkedFiles
 from keepsight.ipc.record_lock import lock, opened, try_lock
 from keepsight.ipc.unnamed_file import give_name, open_unnamed
-from keepsight.lru_cache import CacheSize
+from keepsight.lru_cache import PINNABLE_PART, CacheSize
 from keepsight.pixels import HeldPixels
 from keepsight.requests import Pixels
 
@@ -38,8 +38,6 @@ _MAGIC = b"KSPIXEL1"
 # Bytes of all files, and whether somebody is changing that.
 _LEDGER = struct.Struct("<QB")
 _PAGE = mmap.PAGESIZE
-# Of a cache: more pins would leave too little room for what is not pinned.
-PINNABLE_PART = 0.5
 # The ledger is locked for a millisecond: whoever holds it longer was stopped.
 _PATIENCE_SECONDS = 2.0
 

@@ -8,10 +8,10 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Generic, NamedTuple, TypeVar
 
+from keepsight.lru_cache import PINNABLE_PART
+
 K = TypeVar("K")
 
-# Of a cache: more pins would leave too little room for what is not pinned.
-PINNABLE_PART = 0.5
 # Ends are looked for no more often than this, so a pin may last so much longer.
 SECONDS_BETWEEN_LOOKS = 60.0
 
