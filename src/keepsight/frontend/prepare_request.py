@@ -6,7 +6,7 @@ asks for; whatever can be refused without them is refused before.
 
 import itertools
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -199,7 +199,8 @@ class RequestPreparer:
         terms = _Terms(params, cache_salt, priority)
         conversation = read_messages(messages)
         rendered = self.template.render(conversation, tools=tools)
-        kept = tuple(find_beginnings(self.template, conversation, tools))
+        # Not rendered before the prompt is known to fit.
+        kept = find_beginnings(self.template, conversation, tools)
         return self._prepare(
             rendered.text, rendered.pictures, terms, mm_processor_kwargs, "messages", downloaded, kept, add_bos=False
         )
@@ -297,7 +298,7 @@ class RequestPreparer:
         overrides: dict[str, Any] | None,
         field: str,
         downloaded: Downloaded = NOTHING_DOWNLOADED,
-        kept: Sequence[Beginning] = (),
+        kept: Iterable[Beginning] = (),
         *,
         add_bos: bool,
     ) -> PreparedRequest:
