@@ -12,7 +12,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # torch comes first and pinned, or another package's wish would bring another build of it.
-$(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/installed: pyproject.toml constraints.txt src/keepsight/models/cpu_kernels.c | $(BIN)/python
 	$(PIP) torch
 	$(PIP) -e '.[fast]'
 	touch $@

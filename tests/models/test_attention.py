@@ -92,27 +92,27 @@ def test_fast_attention_equals_the_plain_one(
 
 def test_a_token_sees_its_whole_picture_and_no_further() -> None:
     batch = AttentionBatch([RequestSlice(0, 9, pages(0), (TokenSpan(2, 3), TokenSpan(5, 2)))], "cpu")
-    begin, end = batch.visible(0, None)
+    begin, end = batch.visible(None)
     assert begin.tolist() == [0] * 9
     assert end.tolist() == [1, 2, 5, 5, 5, 7, 7, 8, 9]
 
 
 def test_a_window_counts_the_token_itself_and_cuts_a_picture_s_past_but_not_its_future() -> None:
     batch = AttentionBatch([RequestSlice(0, 8, pages(0), (TokenSpan(1, 6),))], "cpu")
-    begin, end = batch.visible(0, 3)
+    begin, end = batch.visible(3)
     assert begin.tolist() == [0, 0, 0, 1, 2, 3, 4, 5]
     assert end.tolist() == [1, 7, 7, 7, 7, 7, 7, 8]
 
 
 def test_a_slice_may_begin_inside_a_picture_whose_first_keys_are_held() -> None:
     batch = AttentionBatch([RequestSlice(4, 3, pages(0), (TokenSpan(2, 4),))], "cpu")
-    assert batch.visible(0, None)[1].tolist() == [6, 6, 7]
+    assert batch.visible(None)[1].tolist() == [6, 6, 7]
 
 
 def test_a_slice_that_ends_inside_a_picture_is_our_own_bug() -> None:
     batch = AttentionBatch([RequestSlice(0, 4, pages(0), (TokenSpan(2, 4),))], "cpu")
     with pytest.raises(AssertionError):
-        batch.visible(0, None)
+        batch.visible(None)
 
 
 def test_rows_pay_only_for_the_keys_they_can_see() -> None:

@@ -65,6 +65,7 @@ class AttentionBatch:
         else:
             positions = torch.cat([torch.arange(piece.start, piece.end) for piece in slices])
             slots = torch.cat([piece.table.slots(piece.start, piece.end) for piece in slices])
+        self._positions = positions
         self.positions = positions.to(self.device)  # [tokens]
         self.slots = slots.to(self.device)  # [tokens]
 
@@ -85,23 +86,22 @@ class AttentionBatch:
         return AttentionBatch([RequestSlice(piece.end - 1, 1, piece.table) for piece in pieces], self.device)
 
     @functools.cached_property
-    def _picture_ends(self) -> list[Tensor]:
-        """For each token of each slice: where the picture that it lies in ends, 0 outside pictures."""
-        ends = []
+    def _picture_ends(self) -> Tensor:
+        """For each token: where the picture that it lies in ends, 0 outside pictures."""
+        ends, row = torch.zeros(self.num_tokens, dtype=torch.int64), 0
         for piece in self.slices:
-            of_piece = torch.zeros(piece.length, dtype=torch.int64)
+            before = row - piece.start
             for span in piece.pictures:
                 assert not span.is_cut_by(piece.end), (span, piece.end)
-                of_piece[max(0, span.start - piece.start) : max(0, span.end - piece.start)] = span.end
-            ends.append(of_piece)
+                ends[max(row, before + span.start) : max(row, before + span.end)] = span.end
+            row += piece.length
         return ends
 
-    def visible(self, index: int, window: int | None) -> tuple[Tensor, Tensor]:
-        """For each token of request `index`: the interval [begin, end) of positions that it sees. On the host."""
-        piece = self.slices[index]
-        positions = torch.arange(piece.start, piece.end)
+    def visible(self, window: int | None) -> tuple[Tensor, Tensor]:
+        """For each token: the interval [begin, end) of positions of its request that it sees. On the host."""
+        positions = self._positions
         begin = torch.zeros_like(positions) if window is None else (positions - window + 1).clamp(min=0)
-        return begin, torch.maximum(positions + 1, self._picture_ends[index])
+        return begin, torch.maximum(positions + 1, self._picture_ends)
 
 
 class Attention(Protocol):
@@ -155,11 +155,11 @@ class ReferenceAttention:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        outputs = []
-        for index, queries in enumerate(torch.split(query, [piece.length for piece in batch.slices])):
-            begin, end = batch.visible(index, window)
+        outputs, lengths = [], [piece.length for piece in batch.slices]
+        seen = (torch.split(each, lengths) for each in batch.visible(window))
+        for piece, queries, begin, end in zip(batch.slices, torch.split(query, lengths), *seen, strict=True):
             num_keys = int(end.max())
-            slots = batch.slices[index].table.slots(0, num_keys)
+            slots = piece.table.slots(0, num_keys)
             positions = torch.arange(num_keys)
             mask = (positions >= begin[:, None]) & (positions < end[:, None])
             outputs.append(

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from keepsight.models import cpu_kernels
+from keepsight.models.cpu_kernels import takes_kernels
 from keepsight.models.cpu_products import multiply, pack, takes_products
 
 
@@ -114,38 +116,16 @@ class LayerNorm(nn.Module):
         yield slot("bias", self.bias)
 
 
-class RootMeanSquare:
-    """hidden / rms(hidden) * scale, over the last dimension, in float32 whatever the model's precision.
+def rms_norm(hidden: Tensor, scale: Tensor, eps: float) -> Tensor:
+    """hidden / rms(hidden) * scale over the last dimension, in float32 whatever the model's precision."""
+    if takes_kernels(hidden):
+        return cpu_kernels.norm(hidden, scale, eps)
+    return (F.rms_norm(hidden.float(), hidden.shape[-1:], eps=eps) * scale).to(hidden.dtype)
 
-    torch fuses it on a GPU alone.  In float32 on a CPU it is written out, in half of the time; `scale` then holds the
-    factor of the mean as well, so it is filled through `convert`.
-    """
 
-    def __init__(self, place: Placement, size: int, eps: float) -> None:
-        self.eps = eps
-        self.is_written_out = place.dtype is torch.float32 and place.device.type == "cpu"
-        self.factor = size**0.5 if self.is_written_out else 1.0
-        self._floor = torch.tensor((eps * size) ** 0.5)
-
-    def convert(self, weight: Tensor) -> Tensor:
-        """Gemma's weights are what is added to 1."""
-        return (1.0 + weight.float()) * self.factor
-
-    def divide(self, hidden: Tensor, scale: Tensor) -> Tensor:
-        if self.is_written_out:
-            return hidden.div(self._norm(hidden)).mul_(scale)
-        return (F.rms_norm(hidden.float(), hidden.shape[-1:], eps=self.eps) * scale).to(hidden.dtype)
-
-    def divide_and_add(self, residual: Tensor, hidden: Tensor, scale: Tensor) -> Tensor:
-        """residual + the above; may write over `hidden`."""
-        if self.is_written_out:
-            norm = self._norm(hidden)
-            return torch.addcdiv(residual, hidden.mul_(scale), norm)
-        return residual + self.divide(hidden, scale)
-
-    def _norm(self, hidden: Tensor) -> Tensor:
-        """[..., 1]: sqrt(sum of squares + eps * size)"""
-        return torch.hypot(torch.linalg.vector_norm(hidden, dim=-1, keepdim=True), self._floor)
+def scale_of_weight(weight: Tensor) -> Tensor:
+    """Gemma's weights are what is added to 1."""
+    return 1.0 + weight.float()
 
 
 class RMSNorm(nn.Module):
@@ -153,18 +133,20 @@ class RMSNorm(nn.Module):
 
     def __init__(self, place: Placement, size: int, eps: float) -> None:
         super().__init__()
-        self.rms = RootMeanSquare(place, size, eps)
+        self.eps = eps
         self.scale = empty_parameter(Placement(place.device, torch.float32), size)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.rms.divide(hidden, self.scale)
+        return rms_norm(hidden, self.scale, self.eps)
 
     def add_to(self, residual: Tensor, hidden: Tensor) -> Tensor:
-        """residual + norm(hidden); may write over `hidden`."""
-        return self.rms.divide_and_add(residual, hidden, self.scale)
+        """residual + norm(hidden)"""
+        if takes_kernels(hidden):
+            return cpu_kernels.norm(hidden, self.scale, self.eps, residual)
+        return residual + self(hidden)  # type: ignore[no-any-return]
 
     def slots(self) -> Iterator[WeightSlot]:
-        yield slot("weight", self.scale, self.rms.convert)
+        yield slot("weight", self.scale, scale_of_weight)
 
 
 def run_to_end(parts: Generator[None, None, Tensor]) -> Tensor:

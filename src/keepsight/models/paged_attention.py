@@ -1,9 +1,9 @@
-"""The fast attention: over just the keys that a group of queries can see, by torch's fused kernels or, in float32 on a
-CPU, by two products.
+"""The fast attention: over just the keys that a group of queries can see.
 
-Long slices are cut into groups of rows, so that a prompt never pays for the keys its window or causality hides.  Slices
-of one token read their keys where they lie, each in turn; where copying the keys of several into one block costs less
-than their turns (not very long contexts on a CPU, any on a GPU) they are attended to together.
+In float32 on a CPU a kernel takes all rows of a step at once and reads keys where they lie; elsewhere it is torch's
+fused ones.  For those long slices are cut into groups of rows, so that a prompt never pays for the keys its window or
+causality hides.  Slices of one token read their keys where they lie, each in turn; where copying the keys of several
+into one block costs less than their turns (not very long contexts on a CPU, any on a GPU) they are attended to at once.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from keepsight.models.attention import AttentionBatch, LayerCache, attend_plainly
-from keepsight.models.cpu_products import is_exact_on_cpu
+from keepsight.models.cpu_kernels import Sight, can_attend
 
-# Large enough for the kernels to run at full rate, small enough to skip most of what causality hides; and for products
-# few enough that a group's scores stay in the cache.
-ROWS_PER_GROUP, ROWS_BY_PRODUCTS = 512, 128
+# Large enough for the kernels to run at full rate, small enough to skip most of what causality hides.
+ROWS_PER_GROUP = 512
 # Of one sequence's keys and values: on a CPU copying more takes longer than a call of its own.  And of so many
 # sequences at once: a block of more leaves the cache before it is read.
 MAX_BYTES_TO_COPY, MAX_TOKENS_TOGETHER = 2**20, 8
@@ -71,33 +70,31 @@ class PagedAttention:
 class _Way(NamedTuple):
     """How the rows of a step are attended to, which is the same for all layers."""
 
+    by_kernel: bool
     dtype: torch.dtype
-    # So many query heads share a key head.
-    group: int
     # Of one sequence, to attend to it together with others, 0: never; and with how many.
     max_keys_to_copy: int
     max_tokens_together: int
-    by_products: bool
 
     @classmethod
     def of(cls, query: Tensor, cache: LayerCache, softcap: float | None) -> Self:
-        group = query.shape[1] // cache.keys.shape[1]
         if softcap is not None:
-            return cls(query.dtype, group, 0, 1, by_products=False)
+            return cls(False, query.dtype, 0, 1)
         if query.device.type != "cpu":
-            return cls(query.dtype, group, cache.keys.shape[0], max(1, len(query)), by_products=False)
-        max_keys = MAX_BYTES_TO_COPY // (2 * cache.keys[0].nbytes)
-        return cls(query.dtype, group, max_keys, MAX_TOKENS_TOGETHER, is_exact_on_cpu(query))
+            return cls(False, query.dtype, cache.keys.shape[0], max(1, len(query)))
+        by_kernel = can_attend(query, cache.keys.shape[1])
+        return cls(by_kernel, query.dtype, MAX_BYTES_TO_COPY // (2 * cache.keys[0].nbytes), MAX_TOKENS_TOGETHER)
 
 
 def plan(batch: AttentionBatch, window: int | None, way: _Way) -> list[_Part]:
+    if way.by_kernel:
+        return [_AllRows(_sight(batch, window))]
     parts: list[_Part] = []
     together: list[_Token] = []
     row = 0
     for index, piece in enumerate(batch.slices):
         if piece.length > 1:
-            groups = plan_rows(batch, index, row, window, ROWS_BY_PRODUCTS if way.by_products else ROWS_PER_GROUP)
-            parts += [_by_products(each, way.group) if way.by_products else _fused(each, batch) for each in groups]
+            parts += [_fused(each, batch) for each in plan_rows(batch, index, row, window, ROWS_PER_GROUP)]
         else:
             token = _token(batch, index, row, window)
             (together if token.end - token.begin <= way.max_keys_to_copy else parts).append(token)
@@ -106,6 +103,31 @@ def plan(batch: AttentionBatch, window: int | None, way: _Way) -> list[_Part]:
         some = together[first : first + way.max_tokens_together]
         parts.append(some[0] if len(some) == 1 else _tokens_together(some, batch, way.dtype))
     return parts
+
+
+# All rows -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _AllRows:
+    sight: Sight
+
+    @property
+    def rows(self) -> slice:
+        return slice(None)
+
+    def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
+        assert softcap is None
+        return self.sight.attend(query, cache.keys, cache.values, scale)
+
+
+def _sight(batch: AttentionBatch, window: int | None) -> Sight:
+    pieces = batch.slices
+    return Sight(
+        [piece.length for piece in pieces],
+        [piece.table.slots(0, piece.end) for piece in pieces],
+        *batch.visible(window),
+    )
 
 
 # One token ----------------------------------------------------------------------------------------------------
@@ -209,15 +231,16 @@ def plan_rows(
     batch: AttentionBatch, index: int, first_row: int, window: int | None, rows_per_group: int
 ) -> list[RowGroup]:
     """Of one slice, whose first token is the batch's `first_row`."""
-    begins, ends = batch.visible(index, window)
+    begins, ends = batch.visible(window)
+    last_row = first_row + batch.slices[index].length
     groups = []
-    for offset in range(0, len(begins), rows_per_group):
-        own = slice(offset, offset + rows_per_group)
-        groups.append(_row_group(batch, index, first_row + offset, begins[own], ends[own]))
+    for first in range(first_row, last_row, rows_per_group):
+        rows = slice(first, min(first + rows_per_group, last_row))
+        groups.append(_row_group(batch, index, rows, begins[rows], ends[rows]))
     return groups
 
 
-def _row_group(batch: AttentionBatch, index: int, first: int, begins: Tensor, ends: Tensor) -> RowGroup:
+def _row_group(batch: AttentionBatch, index: int, rows: slice, begins: Tensor, ends: Tensor) -> RowGroup:
     begin, end = int(begins.min()), int(ends.max())
     is_cut_before, is_cut_behind = int(begins.max()) > begin, int(ends.min()) < end
     unseen = None
@@ -226,7 +249,6 @@ def _row_group(batch: AttentionBatch, index: int, first: int, begins: Tensor, en
         unseen = keys >= ends[:, None]
         if is_cut_before:
             unseen |= keys < begins[:, None]
-    rows = slice(first, first + len(begins))
     return RowGroup(rows, begin, end, _slot_index(batch, index, begin, end), unseen)
 
 
@@ -278,32 +300,3 @@ def _attend_fused(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | No
         scale=scale,
     )
     return output.permute(2, 0, 1, 3).reshape(num_queries, num_heads, head_dim)
-
-
-@dataclass(frozen=True, slots=True)
-class _RowsByProducts:
-    """The same by two products, in half to three quarters of the kernel's time."""
-
-    rows: slice
-    slots: slice | Tensor
-    # [rows * group, keys]: 0 where seen, else minus infinity; a query head follows the other within its row.
-    mask: Tensor | None
-
-    def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
-        keys, values = _read(cache, self.slots)
-        grouped = _heads_as_queries(query, keys.shape[1]).transpose(0, 1)
-        kv_heads, count, group, head_dim = grouped.shape
-        flat = grouped.reshape(kv_heads, count * group, head_dim)
-        if self.mask is None:
-            scores = torch.bmm(flat * scale, keys.permute(1, 2, 0))
-        else:
-            scores = torch.baddbmm(self.mask, flat, keys.permute(1, 2, 0), alpha=scale)
-        attended = torch.bmm(scores.softmax(dim=-1), values.transpose(0, 1)).view(grouped.shape)
-        return attended.transpose(0, 1).reshape(query.shape)
-
-
-def _by_products(group: RowGroup, heads_per_key: int) -> _RowsByProducts:
-    mask = None
-    if (unseen := group.unseen) is not None:
-        mask = torch.zeros(unseen.shape).masked_fill_(unseen, float("-inf")).repeat_interleave(heads_per_key, dim=0)
-    return _RowsByProducts(group.rows, group.slots, mask)

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from keepsight.models import cpu_kernels
 from keepsight.models.attention import Attention, ReferenceAttention
-from keepsight.models.cpu_products import takes_products
 from keepsight.models.gemma3 import vision_tower
 from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.layers import Placement
@@ -23,6 +22,7 @@ MAX_ERROR = 1e-4
 SEEDS = range(14)
 NUM_PICTURES = (0, 1, 3)
 DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+CASES = [*product(SEEDS, DEVICES, [True]), *product(SEEDS[:4], ["cpu"], [False])]
 
 
 def place(device: str, dtype: torch.dtype = torch.float32) -> Placement:
@@ -41,13 +41,20 @@ class Pair:
         return ref.draw_prompt(self.arguments, num_pictures, self.seed)
 
 
-@pytest.fixture(scope="module", params=product(SEEDS, DEVICES), ids=lambda param: f"config{param[0]}-{param[1]}")
+def name_of_case(case: tuple[int, str, bool]) -> str:
+    seed, device, has_kernels = case
+    return f"config{seed}-{device}" + ("" if has_kernels else "-without-kernels")
+
+
+@pytest.fixture(scope="module", params=CASES, ids=name_of_case)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    seed, device = request.param
+    seed, device, has_kernels = request.param
     arguments = ref.draw_config(seed)
     model = ref.make_reference(arguments, seed)
     directory = ref.save_checkpoint(model, tmp_path_factory.mktemp("checkpoint"))
-    with torch.inference_mode():
+    with torch.inference_mode(), pytest.MonkeyPatch.context() as monkeypatch:
+        if not has_kernels:
+            monkeypatch.setattr(cpu_kernels, "library", lambda: None)
         yield Pair(arguments, seed, device, model.to(device), Gemma3.from_checkpoint(directory, place(device)))
 
 
@@ -77,21 +84,8 @@ def test_the_tower_sees_the_same_when_it_attends_to_some_patches_at_a_time(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vision_tower, "ROWS_PER_CPU_GROUP", 3)
-    monkeypatch.setattr(vision_tower, "ROWS_OF_SCORES", 2)
+    monkeypatch.setattr(vision_tower, "ROWS_OF_ATTENTION", 2)
     test_the_vision_tower_sees_what_the_reference_sees(pair)
-
-
-@pytest.mark.skipif(not takes_products(torch.ones(1)), reason="this torch offers no products of oneDNN")
-@pytest.mark.parametrize("length", [0.0, 1.0, 100.0, 1e4], ids=lambda length: f"of length {length:g}")
-def test_attention_by_products_is_as_exact_as_torch_s_whatever_the_scores(length: float) -> None:
-    def directions() -> Tensor:
-        return F.normalize(torch.randn(500, 24), dim=-1)
-
-    query, key, value, output = length * directions(), length * directions(), 100 * directions(), torch.empty(500, 24)
-    exact = F.scaled_dot_product_attention(query.double(), key.double(), value.double())
-    by_torch = F.scaled_dot_product_attention(query[None], key[None], value[None])[0]
-    vision_tower._attend_by_products(query, key, value, output)
-    assert (output - exact).abs().max() <= 1e-5 + 5 * (by_torch - exact).abs().max()
 
 
 def test_the_projector_gives_the_reference_s_embeddings(pair: Pair) -> None:

@@ -10,7 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from keepsight.models import cpu_kernels
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache, write_cache
+from keepsight.models.cpu_kernels import takes_kernels
 from keepsight.models.cpu_products import pad_rows
 from keepsight.models.gemma3.config import LayerConfig, RotaryConfig, TextConfig
 from keepsight.models.layers import (
@@ -18,9 +20,10 @@ from keepsight.models.layers import (
     Linear,
     Placement,
     RMSNorm,
-    RootMeanSquare,
     WeightSlot,
     empty_parameter,
+    rms_norm,
+    scale_of_weight,
     slot,
     under,
 )
@@ -49,10 +52,9 @@ class RotaryTable:
 
 
 def rotate(heads: Tensor, angles: Angles) -> Tensor:
-    """Changes `heads` in place: the first half of each head is one coordinate of its pairs, the second the other."""
+    """The first half of each head is one coordinate of its pairs, the second the other."""
     cos, sin = angles
-    swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
-    return heads.mul_(cos).addcmul_(swapped, sin)
+    return heads * cos + heads.roll(heads.shape[-1] // 2, dims=-1) * sin
 
 
 class LayerStep(NamedTuple):
@@ -79,18 +81,13 @@ class SelfAttention(nn.Module):
         self.qkv = Linear(place, config.hidden_size, outputs, bias=bias)
         self.out = Linear(place, config.num_heads * dim, {"o_proj": config.hidden_size}, bias=bias)
         exact = Placement(place.device, torch.float32)
-        self.rms = RootMeanSquare(place, dim, config.rms_norm_eps)
         self.query_scale = empty_parameter(exact, dim)
         self.key_scale = empty_parameter(exact, dim)
 
     def forward(self, hidden: Tensor, step: LayerStep) -> Tensor:
         """What `out` is to be given, of the tokens that are read."""
         config, batch = self.config, step.batch
-        projected = self.qkv(hidden)[: batch.num_tokens]
-        heads = projected.view(-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
-        rotated = rotate(self.rms.divide(heads[:, : -config.num_kv_heads], self._scales), step.angles)
-        query, key = torch.split(rotated, [config.num_heads, config.num_kv_heads], dim=1)
-        write_cache(key, heads[:, -config.num_kv_heads :], step.cache, batch)
+        query = self._place_heads(self.qkv(hidden), step)
         if step.rows is not None:
             query, batch = query[step.rows], batch.read_part
         output = step.attention(
@@ -103,6 +100,20 @@ class SelfAttention(nn.Module):
         )
         return output.flatten(1)
 
+    def _place_heads(self, projected: Tensor, step: LayerStep) -> Tensor:
+        """Queries; keys and values are in the cache then."""
+        config, batch, cache = self.config, step.batch, step.cache
+        if takes_kernels(projected):
+            return cpu_kernels.place_heads(
+                projected, self._scales, config.rms_norm_eps, step.angles, cache.keys, cache.values, batch.slots
+            )
+        heads = projected[: batch.num_tokens].view(batch.num_tokens, -1, config.head_dim)
+        query_and_key, value = heads.tensor_split([-config.num_kv_heads], dim=1)
+        rotated = rotate(rms_norm(query_and_key, self._scales, config.rms_norm_eps), step.angles)
+        query, key = rotated.tensor_split([config.num_heads], dim=1)
+        write_cache(key, value, cache, batch)
+        return query
+
     @functools.cached_property
     def _scales(self) -> Tensor:
         """[heads + kv_heads, head_dim]: queries and keys differ only in their scale and are normalised in one go."""
@@ -113,8 +124,8 @@ class SelfAttention(nn.Module):
     def slots(self) -> Iterator[WeightSlot]:
         yield from self.qkv.slots()
         yield from self.out.slots()
-        yield slot("q_norm.weight", self.query_scale, self.rms.convert)
-        yield slot("k_norm.weight", self.key_scale, self.rms.convert)
+        yield slot("q_norm.weight", self.query_scale, scale_of_weight)
+        yield slot("k_norm.weight", self.key_scale, scale_of_weight)
 
 
 class FeedForward(nn.Module):

@@ -5,7 +5,6 @@ Takes normalised pixels, channels last.  Knows nothing of prompts; pictures of a
 """
 
 import itertools
-import math
 from collections.abc import Generator, Iterator
 from typing import cast
 
@@ -13,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from keepsight.models.cpu_products import multiply, pack, takes_products
+from keepsight.models.cpu_kernels import can_attend, whole_sight
 from keepsight.models.gemma3.config import VisionConfig
 from keepsight.models.layers import (
     ACTIVATIONS,
@@ -31,11 +30,8 @@ from keepsight.models.layers import (
 
 # On a CPU the inner rows of more would leave its cache between two products.
 ROWS_PER_CPU_GROUP = 1024
-# With fewer oneDNN shares the products of heads of 72 unevenly between two cores.
-ROWS_OF_SCORES = 384
-# As powers of 2: sums of that many, of values too, stay below 2^128, float32's end.
-MAX_EXPONENT = 100.0
-FLOATS_PER_VECTOR = 16
+# So many patches of all keys: as long as the other parts that a layer's work may be cut into.
+ROWS_OF_ATTENTION = 2048
 
 
 class PatchEmbedding(nn.Module):
@@ -85,10 +81,10 @@ class VisionLayer(nn.Module):
         """Changes `hidden` [pictures, patches, hidden] in place; `heads` is room for queries, keys and values."""
         groups = _row_groups(hidden)
         for group in groups:
-            self._write_heads(hidden[group], heads[:, *group])
+            heads[group] = self.qkv(self.norm1(hidden[group])).view_as(heads[group])
             yield
         attended = torch.empty_like(hidden)
-        yield from self._attend(heads, attended)
+        yield from self._attend(heads, attended.view(*hidden.shape[:2], *heads.shape[3:]))
         for group in groups:
             rows = hidden[group]
             rows.add_(self.out(attended[group]))
@@ -96,30 +92,26 @@ class VisionLayer(nn.Module):
             yield
 
     def make_heads(self, hidden: Tensor) -> Tensor:
-        """On a CPU each head has zeros up to whole vectors: torch's kernel takes 15 % less time so."""
-        width = self.head_dim
-        if hidden.device.type == "cpu" and not _is_by_products(hidden):
-            width = -(-width // FLOATS_PER_VECTOR) * FLOATS_PER_VECTOR
-        pictures, patches, _ = hidden.shape
-        by_head = hidden.new_zeros(3, pictures, self.num_heads, patches, width)
-        return by_head.transpose(2, 3)  # [3, pictures, patches, heads, width], each head's rows together in memory
-
-    def _write_heads(self, rows: Tensor, heads: Tensor) -> None:
-        qkv = self.qkv(self.norm1(rows)).view(*rows.shape[:-1], 3, self.num_heads, self.head_dim)
-        heads[..., : self.head_dim] = qkv.movedim(-3, 0)
+        """[pictures, patches, 3, heads, head_dim]"""
+        return hidden.new_empty(*hidden.shape[:2], 3, self.num_heads, self.head_dim)
 
     def _attend(self, heads: Tensor, attended: Tensor) -> Iterator[None]:
-        query, key, value = heads.transpose(2, 3).unbind(0)  # each [pictures, heads, patches, width]
-        outputs = attended.view(*attended.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2)
-        if not _is_by_products(attended):
-            output = F.scaled_dot_product_attention(query, key, value, scale=self.head_dim**-0.5)
-            outputs.copy_(output[..., : self.head_dim])
+        """To `attended` [pictures, patches, heads, head_dim]."""
+        scale = self.head_dim**-0.5
+        if not can_attend(attended[0], self.num_heads):
+            query, key, value = heads.permute(2, 0, 3, 1, 4)  # each [pictures, heads, patches, head_dim]
+            attended.copy_(F.scaled_dot_product_attention(query, key, value, scale=scale).transpose(1, 2))
             yield
             return
-        for picture, head in itertools.product(range(len(query)), range(self.num_heads)):
-            one = picture, head
-            _attend_by_products(query[one], key[one], value[one], outputs[one])
-            yield
+        pictures, patches = attended.shape[:2]
+        # A head after the other: the keys and values of one stay in the cache.
+        for picture, head in itertools.product(range(pictures), range(self.num_heads)):
+            query, key, value = heads[picture, :, :, head, None].unbind(1)  # each [patches, 1, head_dim]
+            output = attended[picture, :, head, None]
+            for rows in _chunks(patches, ROWS_OF_ATTENTION):
+                sight = whole_sight(rows.stop - rows.start, patches)
+                sight.attend(query[rows], key, value, scale, output[rows])
+                yield
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from under("layer_norm1.", self.norm1.slots())
@@ -128,27 +120,6 @@ class VisionLayer(nn.Module):
         yield from under("layer_norm2.", self.norm2.slots())
         yield from under("mlp.", self.up.slots())
         yield from under("mlp.", self.down.slots())
-
-
-def _is_by_products(hidden: Tensor) -> bool:
-    """Of [pictures, patches, hidden]; fewer patches torch's kernel attends to as fast."""
-    return hidden.shape[1] > ROWS_PER_CPU_GROUP and takes_products(hidden)
-
-
-def _attend_by_products(query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> None:
-    """Of one head, each [patches, head_dim]: half of the time of torch's kernel.
-
-    Softmax by powers of 2, whose sum divides the few outputs and not the many weights: 0.45 of its time.
-    """
-    query = query * (query.shape[1] ** -0.5 / math.log(2))
-    packed_key, value_columns = pack(key), value.t()
-    needs_maximum = bool(query.norm(dim=-1).max() * key.norm(dim=-1).max() > MAX_EXPONENT)
-    for rows in _chunks(len(query), ROWS_OF_SCORES):
-        scores = multiply(query[rows], packed_key)
-        if needs_maximum:
-            scores -= scores.amax(dim=-1, keepdim=True)
-        weights = scores.exp2_()
-        torch.div(multiply(weights, value_columns), weights.sum(dim=-1, keepdim=True), out=output[rows])
 
 
 def _row_groups(hidden: Tensor) -> list[tuple[slice, slice]]:

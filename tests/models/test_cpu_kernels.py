@@ -1,0 +1,110 @@
+"""What is compiled for the CPU gives what torch gives, whatever the sizes, the threads and the numbers."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from keepsight.models import cpu_kernels
+from keepsight.models.cpu_kernels import Sight, whole_sight
+
+pytestmark = pytest.mark.skipif(
+    cpu_kernels.library() is None, reason="there was no compiler when keepsight was installed: torch's kernels are used"
+)
+
+
+@pytest.fixture(autouse=True, params=[1, 2], ids=["one thread", "two threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (1, 1), (3, 7), (2, 5, 64), (33, 1152), (300, 256)])
+@pytest.mark.parametrize("eps", [1e-6, 1e-2])
+def test_a_norm_is_torch_s(shape: tuple[int, ...], eps: float) -> None:
+    hidden, residual = torch.randn(2, *shape)
+    scale = torch.randn(shape[-1])
+    expected = F.rms_norm(hidden, shape[-1:], scale, eps)
+    torch.testing.assert_close(cpu_kernels.norm(hidden, scale, eps), expected)
+    torch.testing.assert_close(cpu_kernels.norm(hidden, scale, eps, residual), residual + expected)
+
+
+def test_a_norm_of_zeros_is_zeros() -> None:
+    assert not cpu_kernels.norm(torch.zeros(3, 24), torch.ones(24), 1e-6).any()
+
+
+@pytest.mark.parametrize(("num_tokens", "heads", "kv_heads", "dim"), [(1, 1, 1, 2), (9, 4, 1, 64), (290, 6, 3, 40)])
+def test_queries_and_keys_are_normalised_and_rotated_and_each_token_s_keys_and_values_lie_in_its_slot(
+    num_tokens: int, heads: int, kv_heads: int, dim: int
+) -> None:
+    # Rows of padding behind the tokens, as a product leaves them.
+    projected = torch.randn(num_tokens + 7, heads + 2 * kv_heads, dim)
+    scale, angles = torch.randn(heads + kv_heads, dim), torch.randn(num_tokens, 1, dim // 2)
+    cos = torch.cat((angles.cos(), angles.cos()), dim=-1)
+    sin = torch.cat((-angles.sin(), angles.sin()), dim=-1)
+    keys, values = torch.zeros(2, 2 * num_tokens, kv_heads, dim)
+    slots = torch.randperm(2 * num_tokens)[:num_tokens]
+
+    query = cpu_kernels.place_heads(projected.flatten(1), scale, 1e-6, (cos, sin), keys, values, slots)
+
+    normed = F.rms_norm(projected[:num_tokens, :-kv_heads], (dim,), eps=1e-6) * scale
+    first, second = normed.chunk(2, dim=-1)
+    rotated = normed * cos + torch.cat((second, first), dim=-1) * sin
+    torch.testing.assert_close(query, rotated[:, :heads])
+    torch.testing.assert_close(keys[slots], rotated[:, heads:])
+    assert torch.equal(values[slots], projected[:num_tokens, -kv_heads:])
+    untouched = torch.ones(2 * num_tokens, dtype=torch.bool).index_fill_(0, slots, False)
+    assert not keys[untouched].any()
+    assert not values[untouched].any()
+
+
+@pytest.mark.parametrize("length", [0.0, 1.0, 100.0, 1e4], ids=lambda length: f"of length {length:g}")
+@pytest.mark.parametrize("dim", [8, 24, 72, 256])
+def test_attention_is_as_exact_as_torch_s_whatever_the_scores(dim: int, length: float) -> None:
+    def directions() -> Tensor:
+        return F.normalize(torch.randn(200, dim), dim=-1)
+
+    query, key, value = length * directions(), length * directions(), 100 * directions()
+    exact = F.scaled_dot_product_attention(query.double(), key.double(), value.double())
+    by_torch = F.scaled_dot_product_attention(query[None], key[None], value[None])[0]
+    ours = whole_sight(200, 200).attend(query[:, None], key[:, None], value[:, None], dim**-0.5)[:, 0]
+    assert (ours - exact).abs().max() <= 1e-5 + 5 * (by_torch - exact).abs().max()
+
+
+def test_what_no_row_sees_is_not_read() -> None:
+    query, keys, values = torch.randn(3, 40, 2, 8)
+    begins, ends = torch.arange(40) // 2, torch.arange(40) // 2 + 3
+    keys[22:], values[22:] = torch.nan, torch.nan
+    slots = torch.arange(40)
+    seen = Sight([40], [slots], begins, ends).attend(query, keys, values, 1.0)
+    for row in range(40):
+        own = slice(int(begins[row]), int(ends[row]))
+        alone = Sight([1], [slots[own]], torch.tensor([0]), torch.tensor([3]))
+        torch.testing.assert_close(seen[row], alone.attend(query[row, None], keys, values, 1.0)[0])
+
+
+def test_rows_may_lie_apart_and_so_may_what_they_are_written_to() -> None:
+    together = torch.randn(50, 3, 4, 16)
+    query, key, value = together.unbind(1)
+    room = torch.zeros(50, 2, 4, 16)
+    whole_sight(50, 50).attend(query, key, value, 0.25, room[:, 1])
+    by_head = together.permute(1, 2, 0, 3)
+    expected = F.scaled_dot_product_attention(by_head[0], by_head[1], by_head[2], scale=0.25)
+    torch.testing.assert_close(room[:, 1], expected.transpose(0, 1))
+    assert not room[:, 0].any()
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(33, 1, 8), (4, 4, 12), (1, 1, 4)])
+def test_heads_of_other_numbers_are_left_to_torch(heads: int, kv_heads: int, dim: int) -> None:
+    assert cpu_kernels.can_attend(torch.empty(1, 32, 8), 1)
+    assert not cpu_kernels.can_attend(torch.empty(1, heads, dim), kv_heads)
+
+
+@pytest.mark.parametrize("hidden", [torch.ones(1, 8, dtype=torch.bfloat16), torch.ones(1, 8, device="meta")])
+def test_only_float32_on_a_cpu_is_taken(hidden: Tensor) -> None:
+    assert not cpu_kernels.takes_kernels(hidden)
