@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 # For bit-for-bit comparison only, so it lies where nothing finds it by accident.
 TORCHVISION := $(VENV)/torchvision-reference
+KERNELS := src/keepsight/models/_cpu_kernels.*.so
 
-.PHONY: install install-test serve test check bench clean
+.PHONY: install borrow-compiler install-test serve test check bench clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -15,7 +16,15 @@ $(BIN)/python:
 $(VENV)/installed: pyproject.toml constraints.txt src/keepsight/models/cpu_kernels.c | $(BIN)/python
 	$(PIP) torch
 	$(PIP) -e '.[fast]'
+	ls $(KERNELS) > /dev/null 2>&1 || $(MAKE) -s borrow-compiler || echo "No compiler: torch's own kernels serve, slower"
 	touch $@
+
+# The kernels for the CPU are compiled when the package is installed.  Where there is no compiler one is borrowed for it.
+borrow-compiler:
+	$(PIP) ziglang
+	CC="$$(echo $(abspath $(VENV))/lib/python3*/site-packages/ziglang/zig) cc" $(PIP) -e .
+	$(BIN)/python -m pip uninstall -q -y ziglang
+	ls $(KERNELS)
 
 $(VENV)/installed-test: $(VENV)/installed
 	$(PIP) -e '.[fast,test]'
