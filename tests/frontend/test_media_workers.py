@@ -215,6 +215,21 @@ def test_the_template_has_one_thread_or_it_could_not_be_forked(workers: MediaWor
         assert "Threads:\t1\n" in Path(f"/proc/{pid}/status").read_text()
 
 
+def test_once_they_are_started_the_template_has_loaded_all_that_a_picture_needs(start: Start) -> None:
+    workers = start(1)
+    workers.wait_until_started()
+    [template] = workers.pids()
+    assert "libtorch" in Path(f"/proc/{template}/maps").read_text()
+    assert_works(workers)
+    workers.wait_until_started()
+    assert workers.pids()[0] == template
+
+
+def test_nobody_waits_for_the_start_of_a_template_that_ends(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media_workers, "PROGRAM", "tests.no_such_module")
+    start(1).wait_until_started()
+
+
 def test_the_processes_that_only_ask_do_without_torch() -> None:
     modules = "keepsight.frontend.media_workers, keepsight.frontend.media_pool, keepsight.frontend.prepare_request"
     program = f"import sys, {modules}; assert 'torch' not in sys.modules, 'torch was imported'"

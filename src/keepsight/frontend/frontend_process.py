@@ -63,7 +63,7 @@ class FrontendProcess:
         self._preparer.intake.watch_downloads(partial(counters.add, FETCHED))
         self._workers = MediaWorkers(num_workers, partial(counters.add, RESTARTED["media_worker"]))
         if self._preparer.image_config is not None:
-            # Beside the engine's start, which takes longer: the first picture shall not wait for it.
+            # Beside the engine's start.
             self._workers.start()
         self._cache = self._open_cache(config)
         pool = MediaPool(num_workers, self._cache, self._workers.make, config.verify_hits, counters)
@@ -93,6 +93,9 @@ class FrontendProcess:
         self._server = make_server(app, self._start.api)
         # Asked to end before there was anything to end.
         self._server.should_exit = self._is_draining
+        if self._preparer.image_config is not None:
+            # Neither shall the first picture wait for them, nor the first answers share the cores with their start.
+            self._workers.wait_until_started()
         # All that was loaded stays: there is no garbage in it to look for.
         gc.freeze()
         control.tell(Ready())

@@ -3,7 +3,8 @@
     python -m keepsight.frontend.media_worker FD
 
 This first one, the template, has imported all that the work needs, so the next worker is there in milliseconds and
-shares its pages.  It forks one for each connection that comes through the socket FD, and reads no picture itself.
+shares its pages.  It says so by a byte, forks one for each connection that comes through the socket FD, and reads no
+picture itself.
 Knows no requests and no caches.  Each process ends when its own socket does, so none outlives whom it works for by more
 than the picture that it is at.
 """
@@ -44,6 +45,7 @@ def main() -> None:
     # The collector would touch the pages that the workers share.
     gc.collect()
     gc.freeze()
+    control.send(b"\0")
     while (connection := _receive_connection(control)) is not None:
         _fork_worker(control, connection)
         connection.close()

@@ -57,6 +57,12 @@ class MediaWorkers:
         with self._lock:
             self._live_template()
 
+    def wait_until_started(self) -> None:
+        """Or ended: the next picture will tell."""
+        with self._lock:
+            template = self._live_template()
+        template.wait_until_loaded()
+
     def make(self, job: PictureJob) -> dict[str, Pixels]:
         """As `job.run()`; a picture that ends two workers is refused, too."""
         if not isinstance(job.source, bytes):
@@ -169,6 +175,9 @@ class _Template:
                 program, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL
             )
         self.pid = self._process.pid
+
+    def wait_until_loaded(self) -> None:
+        _is_readable(self._control.fileno(), MAX_WAIT_SECONDS)
 
     def fork_worker(self) -> socket.socket:
         """Our end of its connection; if the template is gone, the other end is, too."""
