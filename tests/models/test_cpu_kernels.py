@@ -38,6 +38,17 @@ def test_a_norm_of_zeros_is_zeros() -> None:
     assert not cpu_kernels.norm(torch.zeros(3, 24), torch.ones(24), 1e-6).any()
 
 
+@pytest.mark.parametrize("num_tokens", [0, 1, 34, 700])
+def test_angles_are_as_exact_as_torch_s_at_the_longest_context_too(num_tokens: int) -> None:
+    positions = torch.randint(2**17, (num_tokens,))
+    frequencies = 1 / torch.tensor([[1e4], [1e6]]) ** torch.linspace(0, 1, 20)
+    cos, sin = cpu_kernels.angles(positions, frequencies)
+    exact = (positions[:, None].float() * frequencies[:, None]).double()
+    expected = torch.cat((exact.cos(), exact.cos()), dim=-1), torch.cat((-exact.sin(), exact.sin()), dim=-1)
+    for ours, theirs in zip((cos, sin), expected, strict=True):
+        torch.testing.assert_close(ours[:, :, 0], theirs.float(), rtol=0, atol=2e-7)
+
+
 @pytest.mark.parametrize(("num_tokens", "heads", "kv_heads", "dim"), [(1, 1, 1, 2), (9, 4, 1, 64), (290, 6, 3, 40)])
 def test_queries_and_keys_are_normalised_and_rotated_and_each_token_s_keys_and_values_lie_in_its_slot(
     num_tokens: int, heads: int, kv_heads: int, dim: int

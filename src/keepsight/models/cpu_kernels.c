@@ -94,6 +94,38 @@ void keepsight_norm(const norm_work *w)
     share(norm_part, w, parts_for(w->rows * w->size));
 }
 
+/* Rotation ------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    float *cos, *sin;          /* [bases, tokens, 2 * half]: each twice in a row, sines negative at first */
+    const int64_t *positions;  /* [tokens] */
+    const float *frequencies;  /* [bases, half] */
+    long bases, tokens, half;
+} angles_work;
+
+static void angles_part(const void *shared, long part, long parts)
+{
+    const angles_work *w = shared;
+    const long rows = w->bases * w->tokens;
+    for (long row = rows * part / parts; row < rows * (part + 1) / parts; row++) {
+        const float *frequencies = w->frequencies + row / w->tokens * w->half;
+        const float position = w->positions[row % w->tokens];
+        float *cos = w->cos + row * 2 * w->half, *sin = w->sin + row * 2 * w->half;
+        for (long i = 0; i < w->half; i++) {
+            const float angle = position * frequencies[i];
+            cos[i] = cos[w->half + i] = cosf(angle);
+            sin[w->half + i] = sinf(angle);
+            sin[i] = -sin[w->half + i];
+        }
+    }
+}
+
+/* Of every base and position. */
+void keepsight_angles(const angles_work *w)
+{
+    share(angles_part, w, parts_for(16 * w->bases * w->tokens * w->half));
+}
+
 /* Queries, keys and values ---------------------------------------------------------------------------------------- */
 
 typedef struct {

@@ -32,6 +32,13 @@ class _Norm(Structure):
     )
 
 
+class _Angles(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("cos", "sin", "positions", "frequencies")),
+        *((name, c_long) for name in ("bases", "tokens", "half")),
+    )
+
+
 class _Heads(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("query", "keys", "values", "projected", "scale", "cos", "sin", "slots")),
@@ -49,6 +56,9 @@ class _Attention(Structure):
     )
 
 
+_FUNCTIONS = {"norm": _Norm, "angles": _Angles, "place_heads": _Heads, "attend": _Attention}
+
+
 @functools.cache
 def library() -> ctypes.CDLL | None:
     spec = find_spec("keepsight.models._cpu_kernels")
@@ -57,7 +67,7 @@ def library() -> ctypes.CDLL | None:
         return None
     try:
         kernels = ctypes.CDLL(spec.origin)
-        for name, work in (("norm", _Norm), ("place_heads", _Heads), ("attend", _Attention)):
+        for name, work in _FUNCTIONS.items():
             function = getattr(kernels, f"keepsight_{name}")
             function.argtypes, function.restype = [POINTER(work)], None
     except (OSError, AttributeError) as error:
@@ -86,6 +96,20 @@ def norm(hidden: Tensor, scale: Tensor, eps: float, residual: Tensor | None = No
     work = _Norm(out.data_ptr(), hidden.data_ptr(), scale.data_ptr(), under, hidden.numel() // size, size, eps)
     _library().keepsight_norm(work)
     return out
+
+
+def angles(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [bases, tokens, 1, 2 * half] of positions times frequencies [bases, half].
+
+    Each stands twice in a row, and sines are negative the first time.
+    """
+    assert positions.is_contiguous()
+    assert frequencies.is_contiguous()
+    num_bases, half = frequencies.shape
+    cos, sin = frequencies.new_empty(2, num_bases, len(positions), 1, 2 * half)
+    tensors = (cos, sin, positions, frequencies)
+    _library().keepsight_angles(_Angles(*(each.data_ptr() for each in tensors), num_bases, len(positions), half))
+    return cos, sin
 
 
 def place_heads(

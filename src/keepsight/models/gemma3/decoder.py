@@ -40,15 +40,20 @@ class RotaryTable:
         self.configs = tuple(dict.fromkeys(configs))
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=place.device) / head_dim
         frequencies = [1.0 / config.theta**exponents / config.scaling_factor for config in self.configs]
-        self.frequencies = torch.stack(frequencies)[:, None, None]  # [bases, 1, 1, half of head_dim]
+        self.frequencies = torch.stack(frequencies)  # [bases, half of head_dim]
         self.dtype = place.dtype
 
     def angles(self, positions: Tensor) -> dict[RotaryConfig, Angles]:
         """Of every base; a step has too few tokens to ask for them one by one."""
-        angles = positions[:, None, None].float() * self.frequencies
+        cos, sin = self._of_every_base(positions)
+        return dict(zip(self.configs, zip(cos.unbind(), sin.unbind(), strict=True), strict=True))
+
+    def _of_every_base(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        if takes_kernels(self.frequencies) and self.dtype is torch.float32:
+            return cpu_kernels.angles(positions, self.frequencies)
+        angles = positions[:, None, None].float() * self.frequencies[:, None, None]
         cos, sin = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
-        twice = torch.cat((cos, cos), dim=-1).unbind(), torch.cat((-sin, sin), dim=-1).unbind()
-        return dict(zip(self.configs, zip(*twice, strict=True), strict=True))
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def rotate(heads: Tensor, angles: Angles) -> Tensor:
