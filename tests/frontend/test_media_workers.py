@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -223,6 +224,19 @@ def test_once_they_are_started_the_template_has_loaded_all_that_a_picture_needs(
     assert_works(workers)
     workers.wait_until_started()
     assert workers.pids()[0] == template
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_a_template_whose_frontend_ends_says_nothing_of_it(is_loaded: bool) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        program = [sys.executable, "-m", media_workers.PROGRAM, str(theirs.fileno())]
+        template = subprocess.Popen(program, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
+    if is_loaded:
+        assert ours.recv(1, socket.MSG_PEEK)
+    ours.close()
+    assert template.communicate(timeout=SOON)[1] == b""
+    assert template.returncode == 0
 
 
 def test_nobody_waits_for_the_start_of_a_template_that_ends(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,10 +46,11 @@ def main() -> None:
     # The collector would touch the pages that the workers share.
     gc.collect()
     gc.freeze()
-    control.send(b"\0")
-    while (connection := _receive_connection(control)) is not None:
-        _fork_worker(control, connection)
-        connection.close()
+    with suppress(ConnectionError):  # whoever started it has ended
+        control.send(b"\0")
+        while (connection := _receive_connection(control)) is not None:
+            _fork_worker(control, connection)
+            connection.close()
 
 
 def _import_everything() -> None:
