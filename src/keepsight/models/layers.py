@@ -116,11 +116,12 @@ class LayerNorm(nn.Module):
         yield slot("bias", self.bias)
 
 
-def rms_norm(hidden: Tensor, scale: Tensor, eps: float) -> Tensor:
-    """hidden / rms(hidden) * scale over the last dimension, in float32 whatever the model's precision."""
+def rms_norm(hidden: Tensor, scale: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
+    """hidden / rms(hidden) * scale over the last dimension, and the residual on top; float32 whatever the precision."""
     if takes_kernels(hidden):
-        return cpu_kernels.norm(hidden, scale, eps)
-    return (F.rms_norm(hidden.float(), hidden.shape[-1:], eps=eps) * scale).to(hidden.dtype)
+        return cpu_kernels.norm(hidden, scale, eps, residual)
+    normed = (F.rms_norm(hidden.float(), hidden.shape[-1:], eps=eps) * scale).to(hidden.dtype)
+    return normed if residual is None else residual + normed
 
 
 def scale_of_weight(weight: Tensor) -> Tensor:
@@ -141,9 +142,7 @@ class RMSNorm(nn.Module):
 
     def add_to(self, residual: Tensor, hidden: Tensor) -> Tensor:
         """residual + norm(hidden)"""
-        if takes_kernels(hidden):
-            return cpu_kernels.norm(hidden, self.scale, self.eps, residual)
-        return residual + self(hidden)  # type: ignore[no-any-return]
+        return rms_norm(hidden, self.scale, self.eps, residual)
 
     def slots(self) -> Iterator[WeightSlot]:
         yield slot("weight", self.scale, scale_of_weight)

@@ -94,7 +94,7 @@ def plan(batch: AttentionBatch, window: int | None, way: _Way) -> list[_Part]:
     row = 0
     for index, piece in enumerate(batch.slices):
         if piece.length > 1:
-            parts += [_fused(each, batch) for each in plan_rows(batch, index, row, window, ROWS_PER_GROUP)]
+            parts += plan_rows(batch, index, row, window, ROWS_PER_GROUP)
         else:
             token = _token(batch, index, row, window)
             (together if token.end - token.begin <= way.max_keys_to_copy else parts).append(token)
@@ -216,15 +216,22 @@ def _tokens_together(tokens: Sequence[_Token], batch: AttentionBatch, dtype: tor
 # Several tokens -----------------------------------------------------------------------------------------------
 
 
-class RowGroup(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RowGroup:
     """Rows of one slice, and the keys [begin, end) of their request that any of them sees."""
 
     rows: slice
     begin: int
     end: int
     slots: slice | Tensor
-    # [rows, end - begin]: True where not seen, on the host; None where every row sees every key.
-    unseen: Tensor | None
+    # [rows, end - begin]: True where seen; None: everywhere.
+    mask: Tensor | None
+
+    def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
+        keys, values = _read(cache, self.slots)
+        if softcap is not None:
+            return attend_plainly(query, keys, values, self.mask, scale, softcap)
+        return _attend_fused(query, keys, values, self.mask, scale)
 
 
 def plan_rows(
@@ -242,33 +249,11 @@ def plan_rows(
 
 def _row_group(batch: AttentionBatch, index: int, rows: slice, begins: Tensor, ends: Tensor) -> RowGroup:
     begin, end = int(begins.min()), int(ends.max())
-    is_cut_before, is_cut_behind = int(begins.max()) > begin, int(ends.min()) < end
-    unseen = None
-    if is_cut_before or is_cut_behind:
+    mask = None
+    if int(begins.max()) > begin or int(ends.min()) < end:
         keys = torch.arange(begin, end)
-        unseen = keys >= ends[:, None]
-        if is_cut_before:
-            unseen |= keys < begins[:, None]
-    return RowGroup(rows, begin, end, _slot_index(batch, index, begin, end), unseen)
-
-
-@dataclass(frozen=True, slots=True)
-class _FusedRows:
-    rows: slice
-    slots: slice | Tensor
-    # [rows, keys]: True where seen; None: everywhere.
-    mask: Tensor | None
-
-    def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
-        keys, values = _read(cache, self.slots)
-        if softcap is not None:
-            return attend_plainly(query, keys, values, self.mask, scale, softcap)
-        return _attend_fused(query, keys, values, self.mask, scale)
-
-
-def _fused(group: RowGroup, batch: AttentionBatch) -> _FusedRows:
-    mask = None if group.unseen is None else (~group.unseen).to(batch.device)
-    return _FusedRows(group.rows, group.slots, mask)
+        mask = ((keys >= begins[:, None]) & (keys < ends[:, None])).to(batch.device)
+    return RowGroup(rows, begin, end, _slot_index(batch, index, begin, end), mask)
 
 
 def _slot_index(batch: AttentionBatch, index: int, begin: int, end: int) -> slice | Tensor:
