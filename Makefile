@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 # For bit-for-bit comparison only, so it lies where nothing finds it by accident.
 TORCHVISION := $(VENV)/torchvision-reference
-KERNELS := src/keepsight/models/_cpu_kernels.*.so
+KERNELS := src/keepsight/models/_cpu_kernels*.so
 
 .PHONY: install borrow-compiler install-test serve test check bench clean
 

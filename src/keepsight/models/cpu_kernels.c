@@ -1,19 +1,14 @@
 /* What a step does between its matrix products, in float32 on a CPU: norms, heads, attention.  Each is one pass over what
  * it reads, where torch has a call and a copy for each sign of the formula.
  *
- * Plain C for any compiler.  Vectors are as wide as the widest of all processors', and the compiler cuts them for the
- * others.  Threads are torch's own team: two teams on the same cores would wait for each other.
+ * Plain C for any compiler; compiled for several kinds of processors, of which the caller chooses.  Threads are torch's own
+ * team: two teams on the same cores would wait for each other.
  */
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__x86_64__)
-#define FOR_EACH_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define FOR_EACH_PROCESSOR
-#endif
 #define INLINE static inline __attribute__((always_inline))
 
 /* Of libgomp, which is there once torch is. */
@@ -71,7 +66,6 @@ typedef struct {
     float eps;
 } norm_work;
 
-FOR_EACH_PROCESSOR
 static void norm_part(const void *shared, long part, long parts)
 {
     const norm_work *w = shared;
@@ -123,7 +117,7 @@ static void angles_part(const void *shared, long part, long parts)
 /* Of every base and position. */
 void keepsight_angles(const angles_work *w)
 {
-    share(angles_part, w, parts_for(16 * w->bases * w->tokens * w->half));
+    share(angles_part, w, parts_for(16 * w->bases * w->tokens * w->half)); /* each takes as long as so many of others */
 }
 
 /* Queries, keys and values ---------------------------------------------------------------------------------------- */
@@ -151,7 +145,6 @@ INLINE void norm_and_rotate(float *out, const float *x, const float *scale, cons
     }
 }
 
-FOR_EACH_PROCESSOR
 static void heads_part(const void *shared, long part, long parts)
 {
     const heads_work *w = shared;
@@ -181,11 +174,21 @@ void keepsight_place_heads(const heads_work *w)
  * come in chunks, and what was summed before is scaled down when a chunk has a higher score.
  */
 
+/* Of a vector, as the processor has it: out of others compilers make code of a tenth of the speed. */
+#if defined(__AVX512F__)
 #define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
 /* Of a tile: that many queries and, at once, numbers of keys or values keep all registers busy. */
 #define MOST_VECTORS 2
 #define AT_ONCE 8
 #define CHUNK 64
+
+/* For the caller, who must not have more heads share a key head, nor heads of other than multiples of so many numbers. */
+const long keepsight_queries_per_tile = MOST_VECTORS * LANES, keepsight_numbers_at_once = AT_ONCE;
 
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t whole_lanes __attribute__((vector_size(4 * LANES)));
@@ -330,7 +333,6 @@ static long rows_per_tile(const attention_work *w)
 }
 
 /* Every so-manieth tile, for later ones see more keys. */
-FOR_EACH_PROCESSOR
 static void attention_part(const void *shared, long part, long parts)
 {
     const attention_work *w = shared;
@@ -351,8 +353,7 @@ static void attention_part(const void *shared, long part, long parts)
     }
 }
 
-/* Rows and keys of each sequence for themselves.  Numbers of a head must be a multiple of AT_ONCE, and of the heads that
- * share a key head no more than a tile has queries. */
+/* Rows and keys of each sequence for themselves. */
 void keepsight_attend(const attention_work *w)
 {
     const long rows = w->first_rows[w->sequences];

@@ -20,8 +20,8 @@ from keepsight.models.cpu_products import is_exact_on_cpu
 
 logger = logging.getLogger(__name__)
 
-# As in cpu_kernels.c: a head's numbers are taken so many at once, and a tile has so many queries.
-_NUMBERS_AT_ONCE, _QUERIES_OF_A_TILE = 8, 32
+# Of what torch says that the processor can do.
+_BUILDS = {"AVX512": "_cpu_kernels_avx512", "AVX2": "_cpu_kernels_avx2"}
 
 
 class _Norm(Structure):
@@ -61,7 +61,8 @@ _FUNCTIONS = {"norm": _Norm, "angles": _Angles, "place_heads": _Heads, "attend":
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    spec = find_spec("keepsight.models._cpu_kernels")
+    build = _BUILDS.get(torch.backends.cpu.get_cpu_capability(), "_cpu_kernels")
+    spec = find_spec(f"keepsight.models.{build}")
     if spec is None or spec.origin is None:
         logger.warning("No kernels for the CPU: there was no compiler when this was installed; torch's are slower")
         return None
@@ -83,8 +84,18 @@ def takes_kernels(tensor: Tensor) -> bool:
 def can_attend(query: Tensor, num_kv_heads: int) -> bool:
     """[rows, heads, head_dim]"""
     _, num_heads, head_dim = query.shape
-    fits = head_dim % _NUMBERS_AT_ONCE == 0 and num_heads // num_kv_heads <= _QUERIES_OF_A_TILE
-    return fits and takes_kernels(query)
+    if not takes_kernels(query):
+        return False
+    numbers_at_once, queries_per_tile = _tile()
+    return head_dim % numbers_at_once == 0 and num_heads // num_kv_heads <= queries_per_tile
+
+
+@functools.cache
+def _tile() -> tuple[int, int]:
+    numbers_at_once, queries_per_tile = (
+        c_long.in_dll(_library(), f"keepsight_{name}").value for name in ("numbers_at_once", "queries_per_tile")
+    )
+    return numbers_at_once, queries_per_tile
 
 
 def norm(hidden: Tensor, scale: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
