@@ -1,8 +1,8 @@
 /* What a step does between its matrix products, in float32 on a CPU: norms, heads, attention.  Each is one pass over what
  * it reads, where torch has a call and a copy for each sign of the formula.
  *
- * Plain C for any compiler; compiled for several kinds of processors, of which the caller chooses.  Threads are torch's own
- * team: two teams on the same cores would wait for each other.
+ * Plain C for any compiler; compiled for several kinds of processors, of which the caller chooses.  Threads are torch's
+ * own team: two teams on the same cores would wait for each other.
  */
 
 #include <math.h>
@@ -14,6 +14,7 @@
 /* Of libgomp, which is there once torch is. */
 extern void GOMP_parallel(void (*run)(void *), void *job, unsigned num_threads, unsigned flags);
 extern int omp_get_max_threads(void);
+extern int omp_get_num_threads(void);
 extern int omp_get_thread_num(void);
 
 /* Fewer numbers than these are done before a second thread has begun. */
@@ -22,23 +23,23 @@ extern int omp_get_thread_num(void);
 typedef struct {
     void (*run)(const void *work, long part, long parts);
     const void *work;
-    long parts;
 } job;
 
+/* The team may be smaller than was asked for. */
 static void run_part(void *shared)
 {
     const job *all = shared;
-    all->run(all->work, omp_get_thread_num(), all->parts);
+    all->run(all->work, omp_get_thread_num(), omp_get_num_threads());
 }
 
 static void share(void (*run)(const void *, long, long), const void *work, long most_parts)
 {
-    const long threads = omp_get_max_threads();
-    job all = {run, work, most_parts < threads ? most_parts : threads};
-    if (all.parts <= 1)
+    const long most_threads = omp_get_max_threads(), threads = most_parts < most_threads ? most_parts : most_threads;
+    job all = {run, work};
+    if (threads <= 1)
         run(work, 0, 1);
     else
-        GOMP_parallel(run_part, &all, all.parts, 0);
+        GOMP_parallel(run_part, &all, threads, 0);
 }
 
 static long parts_for(long numbers)
