@@ -212,7 +212,9 @@ def test_a_real_server_answers_rightly_and_finds_the_picture_again(
     drawn.picture.save(tmp_path / "x.png")
     colour = next(question for question in drawn.questions if question.kind == "colour")
     terminal = Terminal(monkeypatch, capsys, f"http://127.0.0.1:{server_port}/v1")
-    assert terminal.type(f"/image {tmp_path}/x.png", drawn.questions[0].text, colour.text) == 0
+    lines = f"/image {tmp_path}/x.png", drawn.questions[0].text, colour.text
+    # Drawn by chance, one in a hundred calls the small heart large.
+    assert terminal.type(*lines, options=("--temperature", "0")) == 0
     assert terminal.out == f"{drawn.description}\n{colour.answer}\n"
     assert "keepsight-demo at" in terminal.err
     assert terminal.err.count("prompt tokens cached") == 2
