@@ -97,11 +97,11 @@ class AttentionBatch:
             row += piece.length
         return ends
 
-    def visible(self, window: int | None) -> tuple[Tensor, Tensor]:
+    def visible(self, window: int | None, rows: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """For each token: the interval [begin, end) of positions of its request that it sees. On the host."""
-        positions = self._positions
+        positions = self._positions[rows]
         begin = torch.zeros_like(positions) if window is None else (positions - window + 1).clamp(min=0)
-        return begin, torch.maximum(positions + 1, self._picture_ends)
+        return begin, torch.maximum(positions + 1, self._picture_ends[rows])
 
 
 class Attention(Protocol):

@@ -333,7 +333,7 @@ static long rows_per_tile(const attention_work *w)
     return MOST_VECTORS * LANES / (w->heads / w->kv_heads);
 }
 
-/* Every so-manieth tile, for later ones see more keys. */
+/* One tile of as many as there are parts, all over the batch: later ones see more keys. */
 static void attention_part(const void *shared, long part, long parts)
 {
     const attention_work *w = shared;

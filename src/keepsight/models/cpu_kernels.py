@@ -148,12 +148,12 @@ class Sight:
 
     def __init__(self, lengths: Sequence[int], slots: Sequence[Tensor], begins: Tensor, ends: Tensor) -> None:
         """Rows of a sequence follow each other; `slots` are those of its positions, `begins` and `ends` of all rows."""
-        self._first_rows = torch.tensor([0, *itertools.accumulate(lengths)])
-        self._slots, self._begins, self._ends = tuple(slots), begins, ends
-        self._addresses = torch.tensor([each.data_ptr() for each in self._slots], dtype=torch.int64)
-        tensors = (self._first_rows, self._addresses, begins, ends)
-        assert all(each.dtype is torch.int64 and each.is_contiguous() for each in (*tensors, *self._slots))
-        self._pointers = [each.data_ptr() for each in tensors]
+        first_rows = torch.tensor([0, *itertools.accumulate(lengths)])
+        addresses = torch.tensor([each.data_ptr() for each in slots], dtype=torch.int64)
+        self._told = (first_rows, addresses, begins, ends)
+        # Held, as the kernel is given no more than where they lie.
+        self._slots = tuple(slots)
+        assert all(each.dtype is torch.int64 and each.is_contiguous() for each in (*self._told, *self._slots))
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
         """Of queries [rows, heads, head_dim]; numbers of a row or slot lie together, rows and slots may lie apart."""
@@ -162,8 +162,7 @@ class Sight:
         assert all(each.stride()[1:] == (each.shape[2], 1) for each in (out, query, keys, values) if len(each))
         assert keys.stride(0) == values.stride(0)
         work = _Attention(
-            *(each.data_ptr() for each in (out, query, keys, values)),
-            *self._pointers,
+            *(each.data_ptr() for each in (out, query, keys, values, *self._told)),
             len(self._slots),
             query.shape[1],
             *keys.shape[1:],

@@ -238,16 +238,13 @@ def plan_rows(
     batch: AttentionBatch, index: int, first_row: int, window: int | None, rows_per_group: int
 ) -> list[RowGroup]:
     """Of one slice, whose first token is the batch's `first_row`."""
-    begins, ends = batch.visible(window)
     last_row = first_row + batch.slices[index].length
-    groups = []
-    for first in range(first_row, last_row, rows_per_group):
-        rows = slice(first, min(first + rows_per_group, last_row))
-        groups.append(_row_group(batch, index, rows, begins[rows], ends[rows]))
-    return groups
+    firsts = range(first_row, last_row, rows_per_group)
+    return [_row_group(batch, index, slice(first, min(first + rows_per_group, last_row)), window) for first in firsts]
 
 
-def _row_group(batch: AttentionBatch, index: int, rows: slice, begins: Tensor, ends: Tensor) -> RowGroup:
+def _row_group(batch: AttentionBatch, index: int, rows: slice, window: int | None) -> RowGroup:
+    begins, ends = batch.visible(window, rows)
     begin, end = int(begins.min()), int(ends.max())
     mask = None
     if int(begins.max()) > begin or int(ends.min()) < end:
