@@ -175,18 +175,20 @@ void keepsight_place_heads(const heads_work *w)
  * come in chunks, and what was summed before is scaled down when a chunk has a higher score.
  */
 
-/* Of a vector, as the processor has it: out of others compilers make code of a tenth of the speed. */
+/* Of a vector, as the processor has it: out of others compilers make code of a tenth of the speed.  And of a tile: so many
+ * vectors of queries and, at once, numbers of keys or values keep all registers busy, of which AVX-512 has twice as many. */
 #if defined(__AVX512F__)
 #define LANES 16
+#define AT_ONCE 8
 #elif defined(__AVX__)
 #define LANES 8
+#define AT_ONCE 4
 #else
 #define LANES 4
+#define AT_ONCE 4
 #endif
-/* Of a tile: that many queries and, at once, numbers of keys or values keep all registers busy. */
 #define MOST_VECTORS 2
-#define AT_ONCE 8
-#define CHUNK 64
+#define CHUNK 128
 
 /* For the caller, who must not have more heads share a key head, nor heads of other than multiples of so many numbers. */
 const long keepsight_queries_per_tile = MOST_VECTORS * LANES, keepsight_numbers_at_once = AT_ONCE;
@@ -211,6 +213,15 @@ INLINE lanes choose(whole_lanes which, lanes yes, lanes no)
     return (lanes)(((whole_lanes)yes & which) | ((whole_lanes)no & ~which));
 }
 
+/* A loop, as this is what compilers make one instruction of. */
+INLINE lanes larger(lanes a, lanes b)
+{
+    lanes out;
+    for (int lane = 0; lane < LANES; lane++)
+        out[lane] = a[lane] > b[lane] ? a[lane] : b[lane];
+    return out;
+}
+
 /* Of what is not above 0, within 2 units of the last place; 0 of what float32 cannot hold, and of minus infinity. */
 INLINE lanes power_of_2(lanes x)
 {
@@ -227,30 +238,45 @@ INLINE lanes power_of_2(lanes x)
     return (lanes)(((whole_lanes)power + (whole << 23)) & is_held);
 }
 
-/* [AT_ONCE, vectors]: of as many keys with all queries of a tile. */
-INLINE void score(lanes *scores, const float *const *keys, const lanes *query, long dim, const int vectors)
+/* Keys, or values, of some positions of a sequence: where in memory those are. */
+typedef struct {
+    const float *numbers;
+    const int64_t *slots;
+    long stride;
+} places;
+
+INLINE const float *place(places all, long position)
+{
+    return all.numbers + all.slots[position] * all.stride;
+}
+
+/* [AT_ONCE, vectors]: of as many keys from `first` on with all queries of a tile; beyond the `last` it is that one's. */
+INLINE void score(lanes *scores, places keys, long first, long last, const lanes *query, long dim, const int vectors)
 {
     lanes sums[AT_ONCE][MOST_VECTORS] = {};
+    const float *numbers[AT_ONCE];
+    for (int key = 0; key < AT_ONCE; key++)
+        numbers[key] = place(keys, first + key < last ? first + key : last);
     for (long d = 0; d < dim; d++)
 #pragma GCC unroll 8
         for (int key = 0; key < AT_ONCE; key++)
 #pragma GCC unroll 2
             for (int v = 0; v < vectors; v++)
-                sums[key][v] += keys[key][d] * query[d * vectors + v];
+                sums[key][v] += numbers[key][d] * query[d * vectors + v];
     for (int key = 0; key < AT_ONCE; key++)
         for (int v = 0; v < vectors; v++)
             scores[key * vectors + v] = sums[key][v];
 }
 
-/* To [AT_ONCE, vectors] of the outputs: numbers `d` and following of all values of a chunk, weighted. */
-INLINE void add_values(lanes *out, const float *const *values, long d, const lanes *weights, long count, const int vectors)
+/* To [AT_ONCE, vectors] of the outputs: as many numbers of `count` values from `first` on, weighted. */
+INLINE void add_values(lanes *out, places values, long first, long count, const lanes *weights, const int vectors)
 {
     lanes sums[AT_ONCE][MOST_VECTORS];
     for (int i = 0; i < AT_ONCE; i++)
         for (int v = 0; v < vectors; v++)
             sums[i][v] = out[i * vectors + v];
     for (long key = 0; key < count; key++) {
-        const float *value = values[key] + d;
+        const float *value = place(values, first + key);
 #pragma GCC unroll 8
         for (int i = 0; i < AT_ONCE; i++)
 #pragma GCC unroll 2
@@ -262,70 +288,107 @@ INLINE void add_values(lanes *out, const float *const *values, long d, const lan
             out[i * vectors + v] = sums[i][v];
 }
 
-/* `count` rows of one sequence with the heads that share key head `kv_head`. */
-INLINE void attend_tile(const attention_work *w, const int64_t *slots, long first, long count, long kv_head, const int vectors)
+/* Rows of one sequence, with the heads that share a key head: a lane for each of both. */
+typedef struct {
+    long first_row, count, first_head, group;
+} tile;
+
+/* Which positions the lanes of a tile see; none before `begin` or from `end` on, each all from `last_begin` to `first_end`. */
+typedef struct {
+    whole_lanes begins[MOST_VECTORS], ends[MOST_VECTORS];
+    long begin, last_begin, first_end, end;
+} view;
+
+INLINE view view_of(const attention_work *w, tile t)
 {
-    const long group = w->heads / w->kv_heads, dim = w->dim, first_head = kv_head * group;
-    lanes query[dim * vectors], out[dim * vectors], scores[CHUNK * vectors];
-    lanes highest[MOST_VECTORS], total[MOST_VECTORS] = {};
-    whole_lanes begins[MOST_VECTORS] = {}, ends[MOST_VECTORS] = {};
-    const float *keys[CHUNK], *values[CHUNK];
-    long begin = INT64_MAX, last_begin = 0, first_end = INT64_MAX, end = 0;
+    view seen = {.begin = INT64_MAX, .first_end = INT64_MAX};
+    for (long lane = 0; lane < t.count * t.group; lane++) {
+        const long row = t.first_row + lane / t.group, begin = w->begins[row], end = w->ends[row];
+        seen.begins[lane / LANES][lane % LANES] = begin;
+        seen.ends[lane / LANES][lane % LANES] = end;
+        seen.begin = begin < seen.begin ? begin : seen.begin;
+        seen.last_begin = begin > seen.last_begin ? begin : seen.last_begin;
+        seen.first_end = end < seen.first_end ? end : seen.first_end;
+        seen.end = end > seen.end ? end : seen.end;
+    }
+    return seen;
+}
 
-    memset(query, 0, sizeof query);
-    memset(out, 0, sizeof out);
-    for (long lane = 0; lane < count * group; lane++) {
-        const long row = first + lane / group, from = w->begins[row], to = w->ends[row];
-        const float *numbers = w->query + row * w->query_stride + (first_head + lane % group) * dim;
-        for (long d = 0; d < dim; d++)
+/* To [dim, vectors]. */
+INLINE void take_queries(lanes *query, const attention_work *w, tile t, const int vectors)
+{
+    memset(query, 0, w->dim * vectors * sizeof *query);
+    for (long lane = 0; lane < t.count * t.group; lane++) {
+        const float *numbers = w->query + (t.first_row + lane / t.group) * w->query_stride + (t.first_head + lane % t.group) * w->dim;
+        for (long d = 0; d < w->dim; d++)
             ((float *)query)[d * vectors * LANES + lane] = numbers[d] * w->scale;
-        begins[lane / LANES][lane % LANES] = from;
-        ends[lane / LANES][lane % LANES] = to;
-        begin = from < begin ? from : begin;
-        last_begin = from > last_begin ? from : last_begin;
-        first_end = to < first_end ? to : first_end;
-        end = to > end ? to : end;
     }
-    for (int v = 0; v < vectors; v++)
-        highest[v] = (lanes){} - 1e30f; /* not infinity, whose difference from itself is no number */
+}
 
-    for (long at = begin; at < end; at += CHUNK) {
-        const long num_keys = end - at < CHUNK ? end - at : CHUNK;
-        for (long key = 0; key < CHUNK; key++) {
-            const long start = slots[at + (key < num_keys ? key : num_keys - 1)] * w->key_stride + kv_head * dim;
-            keys[key] = w->keys + start;
-            values[key] = w->values + start;
-        }
-        for (long key = 0; key < num_keys; key += AT_ONCE)
-            score(scores + key * vectors, keys + key, query, dim, vectors);
-        if (at < last_begin || at + num_keys > first_end)
-            for (long key = 0; key < num_keys; key++)
-                for (int v = 0; v < vectors; v++) {
-                    lanes *one = scores + key * vectors + v;
-                    *one = choose((begins[v] <= (int32_t)(at + key)) & (ends[v] > (int32_t)(at + key)), *one, (lanes){} - INFINITY);
-                }
-        for (int v = 0; v < vectors; v++) {
-            lanes top = highest[v];
-            for (long key = 0; key < num_keys; key++)
-                top = choose(scores[key * vectors + v] > top, scores[key * vectors + v], top);
-            const lanes kept = power_of_2(highest[v] - top);
-            highest[v] = top;
-            total[v] *= kept;
-            for (long d = 0; d < dim; d++)
-                out[d * vectors + v] *= kept;
-            for (long key = 0; key < num_keys; key++)
-                total[v] += scores[key * vectors + v] = power_of_2(scores[key * vectors + v] - top);
-        }
-        for (long d = 0; d < dim; d += AT_ONCE)
-            add_values(out + d * vectors, values, d, scores, num_keys, vectors);
-    }
-
-    for (long lane = 0; lane < count * group; lane++) {
-        float *numbers = w->out + (first + lane / group) * w->out_stride + (first_head + lane % group) * dim;
+/* From [dim, vectors]. */
+INLINE void give_outputs(const attention_work *w, tile t, const lanes *out, const lanes *total, const int vectors)
+{
+    for (long lane = 0; lane < t.count * t.group; lane++) {
+        float *numbers = w->out + (t.first_row + lane / t.group) * w->out_stride + (t.first_head + lane % t.group) * w->dim;
         const float inverse = 1.0f / total[lane / LANES][lane % LANES];
-        for (long d = 0; d < dim; d++)
+        for (long d = 0; d < w->dim; d++)
             numbers[d] = ((const float *)out)[d * vectors * LANES + lane] * inverse;
     }
+}
+
+/* Scores of `count` keys from position `at` on that a lane does not see. */
+INLINE void hide(lanes *scores, const view *seen, long at, long count, const int vectors)
+{
+    for (long key = 0; key < count; key++)
+        for (int v = 0; v < vectors; v++) {
+            const int32_t position = at + key;
+            const whole_lanes is_seen = (seen->begins[v] <= position) & (seen->ends[v] > position);
+            scores[key * vectors + v] = choose(is_seen, scores[key * vectors + v], (lanes){} - INFINITY);
+        }
+}
+
+/* Scores become weights relative to the highest so far, and so does what was summed before. */
+INLINE void weigh(lanes *scores, long count, lanes *highest, lanes *total, lanes *out, long dim, const int vectors)
+{
+    lanes top[MOST_VECTORS];
+    for (int v = 0; v < vectors; v++)
+        top[v] = highest[v];
+    for (long key = 0; key < count; key++)
+        for (int v = 0; v < vectors; v++)
+            top[v] = larger(scores[key * vectors + v], top[v]);
+    for (int v = 0; v < vectors; v++) {
+        const lanes kept = power_of_2(highest[v] - top[v]);
+        highest[v] = top[v];
+        total[v] *= kept;
+        for (long d = 0; d < dim; d++)
+            out[d * vectors + v] *= kept;
+    }
+    for (long key = 0; key < count; key++)
+        for (int v = 0; v < vectors; v++)
+            total[v] += scores[key * vectors + v] = power_of_2(scores[key * vectors + v] - top[v]);
+}
+
+INLINE void attend_tile(const attention_work *w, const int64_t *slots, tile t, const int vectors)
+{
+    const long dim = w->dim, from = t.first_head / t.group * dim;
+    const view seen = view_of(w, t);
+    lanes query[dim * vectors], out[dim * vectors], scores[CHUNK * vectors];
+    lanes highest[MOST_VECTORS], total[MOST_VECTORS] = {};
+    for (int v = 0; v < vectors; v++)
+        highest[v] = (lanes){} - 1e30f; /* not infinity, whose difference from itself is no number */
+    memset(out, 0, sizeof out);
+    take_queries(query, w, t, vectors);
+    for (long at = seen.begin; at < seen.end; at += CHUNK) {
+        const long count = seen.end - at < CHUNK ? seen.end - at : CHUNK;
+        for (long key = 0; key < count; key += AT_ONCE)
+            score(scores + key * vectors, (places){w->keys + from, slots, w->key_stride}, at + key, seen.end - 1, query, dim, vectors);
+        if (at < seen.last_begin || at + count > seen.first_end)
+            hide(scores, &seen, at, count, vectors);
+        weigh(scores, count, highest, total, out, dim, vectors);
+        for (long d = 0; d < dim; d += AT_ONCE)
+            add_values(out + d * vectors, (places){w->values + from + d, slots, w->key_stride}, at, count, scores, vectors);
+    }
+    give_outputs(w, t, out, total, vectors);
 }
 
 static long rows_per_tile(const attention_work *w)
@@ -338,18 +401,18 @@ static void attention_part(const void *shared, long part, long parts)
 {
     const attention_work *w = shared;
     const long group = w->heads / w->kv_heads, most_rows = rows_per_tile(w);
-    long tile = 0;
+    long index = 0;
     for (long sequence = 0; sequence < w->sequences; sequence++) {
         const long end = w->first_rows[sequence + 1];
         for (long row = w->first_rows[sequence]; row < end; row += most_rows)
             for (long kv_head = 0; kv_head < w->kv_heads; kv_head++) {
-                if (tile++ % parts != part)
+                if (index++ % parts != part)
                     continue;
-                const long rows = end - row < most_rows ? end - row : most_rows;
-                if (rows * group <= LANES)
-                    attend_tile(w, w->slots[sequence], row, rows, kv_head, 1);
+                const tile t = {row, end - row < most_rows ? end - row : most_rows, kv_head * group, group};
+                if (t.count * group <= LANES)
+                    attend_tile(w, w->slots[sequence], t, 1);
                 else
-                    attend_tile(w, w->slots[sequence], row, rows, kv_head, 2);
+                    attend_tile(w, w->slots[sequence], t, 2);
             }
     }
 }

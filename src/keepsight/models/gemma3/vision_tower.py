@@ -107,6 +107,8 @@ class VisionLayer(nn.Module):
         # A head after the other: the keys and values of one stay in the cache.
         for picture, head in itertools.product(range(pictures), range(self.num_heads)):
             query, key, value = heads[picture, :, :, head, None].unbind(1)  # each [patches, 1, head_dim]
+            # Read again for every tile of queries: side by side, not each in a page of its own.
+            key, value = key.contiguous(), value.contiguous()
             output = attended[picture, :, head, None]
             for rows in _chunks(patches, ROWS_OF_ATTENTION):
                 sight = whole_sight(rows.stop - rows.start, patches)
