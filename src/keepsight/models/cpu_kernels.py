@@ -16,8 +16,6 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from keepsight.models.cpu_products import is_exact_on_cpu
-
 logger = logging.getLogger(__name__)
 
 # Of what torch says that the processor can do.
@@ -78,7 +76,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def takes_kernels(tensor: Tensor) -> bool:
-    return is_exact_on_cpu(tensor) and library() is not None
+    return tensor.device.type == "cpu" and tensor.dtype is torch.float32 and library() is not None
 
 
 def can_attend(query: Tensor, num_kv_heads: int) -> bool:

@@ -1,4 +1,5 @@
-"""Matrix products of float32 on a CPU, by oneDNN: torch's own, by MKL, take twice as long where the CPU is not Intel's.
+"""Matrix products on a CPU, by oneDNN: of float32 torch's own, by MKL, take twice as long where the CPU is not Intel's,
+and of bfloat16 torch lays out the weight anew for each product, up to twice as long for a few tokens.
 
 A weight is laid out once as the kernels read it; from rows every product makes that layout anew, which for a few tokens
 takes as long as the product itself.  Kernels are made for one number of rows and kept, so that a prompt's length is
@@ -16,24 +17,24 @@ _EXPECTED_ROWS = 128
 # Of 4, prompts of 20 to 40 tokens would take 4 % less, and twice as many kernels.  What is longer than so many parts is
 # rounded to larger ones: a kernel takes a millisecond to make and 200 KiB to keep, and most lengths come once.
 _ROWS_ROUNDED_TO, _MOST_PARTS = 8, 32
-
-
-def is_exact_on_cpu(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.dtype is torch.float32
+# How far they may be from torch's.
+_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
 
 def takes_products(tensor: Tensor) -> bool:
-    return is_exact_on_cpu(tensor) and _has_products()
+    return tensor.device.type == "cpu" and _has_products(tensor.dtype)
 
 
 @functools.cache
-def _has_products() -> bool:
+def _has_products(dtype: torch.dtype) -> bool:
     """Tried on this machine: torch offers them to its compiler, and not in every build."""
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if dtype not in _TOLERANCES or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
-    weight = torch.linspace(-1, 1, 96 * 40).view(96, 40)
+    weight = torch.linspace(-1, 1, 96 * 40).view(96, 40).to(dtype)
     try:
-        return all(_is_as_by_torch(weight, num_rows) for num_rows in (1, 2, 7, 64, 129, 300))
+        # Without the instructions oneDNN takes bfloat16 too, number by number.
+        is_fast = dtype is torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return is_fast and all(_is_as_by_torch(weight, num_rows) for num_rows in (1, 2, 7, 64, 129, 300))
     except (AttributeError, RuntimeError):
         return False
 
@@ -61,8 +62,9 @@ def pad_rows(hidden: Tensor) -> Tensor:
 
 
 def _is_as_by_torch(weight: Tensor, num_rows: int) -> bool:
-    hidden = torch.linspace(-1, 1, num_rows * weight.shape[1]).view(num_rows, -1)
-    expected = hidden @ weight.t()
+    hidden = torch.linspace(-1, 1, num_rows * weight.shape[1]).view(num_rows, -1).to(weight.dtype)
+    expected, tolerance = hidden @ weight.t(), _TOLERANCES[weight.dtype]
     return all(
-        torch.allclose(multiply(hidden, each), expected, rtol=1e-4, atol=1e-4) for each in (weight, pack(weight))
+        torch.allclose(multiply(hidden, each), expected, rtol=tolerance, atol=tolerance)
+        for each in (weight, pack(weight))
     )

@@ -80,7 +80,8 @@ class Linear(nn.Module):
         """Once it is filled: on a CPU its rows give way to what the kernels read."""
         if takes_products(self.weight):
             self._packed = pack(self.weight)
-            self.weight = nn.Parameter(torch.full((1, 1), torch.nan).expand(self.weight.shape), requires_grad=False)
+            nowhere = self.weight.new_full((1, 1), torch.nan)
+            self.weight = nn.Parameter(nowhere.expand(self.weight.shape), requires_grad=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
         if self._packed is None:
