@@ -175,7 +175,7 @@ class Server:
     @property
     def run_directory(self) -> Path:
         opened = (link.readlink() for link in Path(f"/proc/{self.supervisor}/fd").iterdir())
-        return next(path for path in opened if path.name.startswith("keepsight-"))
+        return next(path for path in opened if path.name.startswith("keepsight-run-"))
 
 
 def look_at(folder: Path) -> Process:

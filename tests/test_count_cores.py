@@ -1,4 +1,5 @@
 import os
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,18 @@ from keepsight.count_cores import count_cores, share_of
 def test_only_those_count_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {1, 4, 5}, raising=False)
     assert count_cores() == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "counted"),
+    [("max 100000", 4), ("200000 100000", 2), ("250000 100000", 2), ("50000 100000", 1), ("800000 100000", 4), ("", 4)],
+)
+def test_a_container_s_time_counts_as_cores(
+    given: str, counted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3}, raising=False)
+    (tmp_path / "cpu.max").write_text(given + "\n")
+    assert count_cores(tmp_path / "cpu.max") == counted
 
 
 def test_a_system_that_cannot_tell_counts_all_and_at_least_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,6 +203,11 @@ class EngineLostError(RequestFailedError):
     status = 503
     code = "engine_lost"
 
+    def __init__(self, message: str, *, had_begun: bool = False) -> None:
+        """`had_begun`: to answer it.  Otherwise it may be what ended the engine, and has been with several."""
+        super().__init__(message)
+        self.had_begun = had_begun
+
 
 class MediaWorkersLostError(RequestFailedError):
     """None that makes pixels can be started: worth trying again."""

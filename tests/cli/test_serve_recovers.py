@@ -45,7 +45,7 @@ class Server:
     def run_directory(self) -> Path:
         """The one that it holds open, to keep its lock."""
         opened = (link.readlink() for link in Path(f"/proc/{self.supervisor.pid}/fd").iterdir())
-        return next(path for path in opened if path.name.startswith("keepsight-"))
+        return next(path for path in opened if path.name.startswith("keepsight-run-"))
 
 
 @pytest.fixture(scope="module")

@@ -94,7 +94,7 @@ def share_by_redis(folder: Path, pictures: Sequence[Drawn]) -> None:
 def num_kept_pixels(supervisor_pid: int) -> int:
     """In the processor cache that all processes share: of each picture that was decoded."""
     opened = (link.readlink() for link in Path(f"/proc/{supervisor_pid}/fd").iterdir())
-    run_directory = next(path for path in opened if path.name.startswith("keepsight-"))
+    run_directory = next(path for path in opened if path.name.startswith("keepsight-run-"))
     return len(list((run_directory / "pixels").iterdir()))
 
 

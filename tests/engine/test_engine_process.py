@@ -198,3 +198,29 @@ def test_an_engine_that_is_asked_to_end_has_not_failed(engine: Engine, frontends
     assert frontends[0].channel.send(AbortRequest("unknown"))
     engine.process.act_on(Drain())
     assert engine.join() == 0
+
+
+def test_who_asks_an_engine_that_failed_before_its_end_is_told_nothing_but_the_end(
+    engine: Engine, frontends: list[Frontend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the next engine is given the request."""
+    is_closing, may_close = threading.Event(), threading.Event()
+    close = engine.runner.close
+
+    def close_slowly() -> None:
+        is_closing.set()
+        assert may_close.wait(SOON)
+        close()
+
+    monkeypatch.setattr(engine.runner, "close", close_slowly)
+    one, two = frontends
+    assert one.channel.send(endless("a"))
+    one.outputs.get(timeout=SOON)
+    engine.runner.is_broken = True
+    assert is_closing.wait(SOON)
+    assert two.channel.send(make_request("b", 4, max_tokens=1))
+    assert two.channel.send(AbortRequest("b"))
+    may_close.set()
+    assert engine.join() == 1
+    assert "ended" in two.ends.get(timeout=SOON)
+    assert two.outputs.empty()

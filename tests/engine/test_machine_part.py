@@ -3,6 +3,7 @@ import os
 import pytest
 import torch
 
+from keepsight.engine import machine_part
 from keepsight.engine.machine_part import DEVICES_VARIABLE, WHOLE_MACHINE, MachinePart
 from keepsight.engine.resolve_config import Machine
 from keepsight.errors import InvalidArgumentError
@@ -13,6 +14,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """To how many they were limited, each time."""
     limited: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", limited.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(7)), raising=False)
     for name in ("OMP_NUM_THREADS", DEVICES_VARIABLE):
         # Set first, so that whatever is done to it is undone.
@@ -29,6 +31,14 @@ def test_one_engine_alone_takes_the_machine_as_it_is(monkeypatch: pytest.MonkeyP
     has_devices(monkeypatch, 4)
     WHOLE_MACHINE.take_cores_and_device("auto")
     assert (threads, DEVICES_VARIABLE in os.environ) == ([], False)
+
+
+def test_one_engine_alone_has_no_more_threads_than_its_container_has_cores(
+    monkeypatch: pytest.MonkeyPatch, threads: list[int]
+) -> None:
+    monkeypatch.setattr(machine_part, "count_cores", lambda: 2)
+    WHOLE_MACHINE.take_cores_and_device("cpu")
+    assert threads == [2]
 
 
 def test_engines_without_devices_share_the_cores(monkeypatch: pytest.MonkeyPatch, threads: list[int]) -> None:

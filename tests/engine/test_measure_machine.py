@@ -26,6 +26,14 @@ def test_a_container_s_limit_is_the_machine_s(tmp_path: Path, limit: str, expect
     assert measure_host_memory(tmp_path / "meminfo", tmp_path) == expected
 
 
+def test_what_a_container_s_files_take_of_its_memory_is_still_to_be_had(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text(MEMINFO)
+    (tmp_path / "memory.max").write_text("4000000\n")
+    (tmp_path / "memory.current").write_text("3900000\n")
+    (tmp_path / "memory.stat").write_text("anon 900000\nfile 3000000\nactive_file 1000000\ninactive_file 2000000\n")
+    assert measure_host_memory(tmp_path / "meminfo", tmp_path) == (4000000, 3100000)
+
+
 def test_a_system_without_these_files_has_memory_too(tmp_path: Path) -> None:
     total, available = measure_host_memory(tmp_path / "meminfo", tmp_path)
     assert total > available > 2**28

@@ -338,6 +338,15 @@ def test_an_answer_that_was_lost_with_its_engine_may_be_asked_for_again(client: 
     assert lost.headers["Retry-After"] == "2"
 
 
+@pytest.mark.parametrize(("had_begun", "num_asked"), [(True, 3), (False, 1)])
+def test_only_what_had_begun_is_asked_again_as_it_may_be_what_ends_engines(
+    client: Client, engine: FakeEngine, had_begun: bool, num_asked: int
+) -> None:
+    engine.fails_after, engine.failure = 0, EngineLostError("the engine's process has ended", had_begun=had_begun)
+    assert error_of(client.chat()) == (503, None, "engine_lost")
+    assert len(engine.requests) == num_asked
+
+
 def test_the_smaller_routes_answer(client: Client) -> None:
     assert client.send("GET", "/health").json() == {"status": "ok", "engines": 1, "requests": 0}
     assert client.send("GET", "/ready").json() == {"status": "ok"}

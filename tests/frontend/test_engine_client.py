@@ -211,7 +211,7 @@ def test_who_has_heard_a_token_is_told_that_the_engine_was_lost(client: EngineCl
     client.disconnect("it was killed")
     error = caller.answer()[-1]
     assert isinstance(error, EngineLostError)
-    assert (error.status, str(error)) == (503, "it was killed")
+    assert (error.status, str(error), error.had_begun) == (503, "it was killed", True)
 
 
 def test_each_who_lost_the_engine_has_an_error_of_their_own(client: EngineClient, ask: Ask) -> None:

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from keepsight.frontend import engine_link
 from keepsight.frontend.engine_client import EngineClient, Send
 from keepsight.frontend.engine_link import EngineLink
 from keepsight.ipc.channel import EngineListener, FrontendChannel
@@ -160,3 +161,30 @@ def test_a_link_can_be_closed_while_it_waits_for_an_engine_that_is_not_there(tmp
     link = EngineLink(cast(EngineClient, Client()), "one", lambda welcome: None)
     link.engine_is_ready(f"ipc://{tmp_path}/engine-1")
     link.close()
+
+
+def test_where_descriptors_are_short_it_tries_again(
+    link: EngineLink,
+    client: Client,
+    start_engine: StartEngine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connect, failures = FrontendChannel.connect, [0, 1]
+
+    def make(*arguments: Any) -> FrontendChannel:
+        if len(failures) > 1:
+            raise OSError(failures.pop(), "Too many open files")
+        return FrontendChannel(*arguments)
+
+    def connect_later(channel: FrontendChannel, timeout: float) -> Welcome:
+        if failures:
+            raise OSError(failures.pop(), "Too many open files")
+        return connect(channel, timeout)
+
+    monkeypatch.setattr(engine_link, "FrontendChannel", make)
+    monkeypatch.setattr(FrontendChannel, "connect", connect_later)
+    start_engine("engine-1")
+    link.engine_is_ready(f"ipc://{tmp_path}/engine-1")
+    assert client.next() == "connected"
+    assert not failures

@@ -1,5 +1,7 @@
 """Who may remove which folder, and when: with processes that are really killed."""
 
+import errno
+import fcntl
 import os
 import signal
 import stat
@@ -37,7 +39,7 @@ def owner(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
 def test_it_is_open_to_its_user_alone_and_gone_once_closed(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path) as directory:
         assert directory.path.parent == tmp_path
-        assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
+        assert stat.S_IMODE(directory.path.stat().st_mode) == 0o1700
         assert directory.num_free_bytes > 0
         (directory.path / "deep").mkdir()
         (directory.path / "deep" / "file").write_text("x")
@@ -100,6 +102,40 @@ def test_what_only_looks_like_one_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / f"{PREFIX}file").write_text("x")
     clean_dead([tmp_path])
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_folder_of_such_a_name_that_no_server_made_keeps_its_files(tmp_path: Path) -> None:
+    theirs = tmp_path / f"{PREFIX}results"
+    theirs.mkdir()
+    (theirs / "file").write_text("x")
+    with RunDirectory.create(tmp_path):
+        assert (theirs / "file").exists()
+
+
+def test_one_that_was_not_marked_yet_when_its_server_was_killed_is_removed(tmp_path: Path) -> None:
+    (tmp_path / f"{PREFIX}new").mkdir()
+    clean_dead([tmp_path])
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_there_are_no_locks_the_temporary_folder_is_taken_and_nothing_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, without, temporary = fcntl.flock, tmp_path / "without", tmp_path / "temporary"
+    without.mkdir()
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+
+    def flock(lock: int, operation: int) -> None:
+        if Path(f"/proc/self/fd/{lock}").readlink().parent == without:
+            raise OSError(errno.ENOLCK, "No locks available")
+        real(lock, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    (without / f"{PREFIX}old").mkdir()
+    with RunDirectory.create(without) as directory:
+        assert directory.path.parent == temporary
+    assert [path.name for path in without.iterdir()] == [f"{PREFIX}old"]
 
 
 def test_another_user_s_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,24 @@ def test_it_counts_what_the_file_system_takes(store: SharedStore) -> None:
     store.drop(name_of(2))
     store.drop(name_of(2))
     assert store.num_bytes == 3 * PAGE
+
+
+def test_what_is_evicted_while_others_count_is_all_that_they_miss(
+    store: SharedStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, *range(5))
+    scandir, gone = os.scandir, folder / "gone"
+
+    @contextmanager
+    def scan_and_lose_one(path: Path) -> Iterator[list[os.DirEntry[str]]]:
+        with scandir(path) as entries:
+            found = list(entries)
+        Path(found[0].path).rename(gone)
+        yield found
+        gone.rename(found[0].path)
+
+    monkeypatch.setattr(os, "scandir", scan_and_lose_one)
+    assert store.size().num_entries == 4
 
 
 def test_one_larger_than_the_store_is_refused_disturbs_nobody_and_is_warned_of_once(

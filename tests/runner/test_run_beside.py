@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 
@@ -118,3 +118,23 @@ def test_closing_waits_for_the_part_under_way_and_begins_no_other(story: Story) 
 def test_a_thread_without_work_can_be_closed_at_once(story: Story) -> None:
     story.thread.close()
     assert story.parts == ["in", "out"]
+
+
+def never() -> Generator[None, None, str]:
+    yield
+    return "never"
+
+
+def test_a_fault_of_the_device_between_two_parts_is_told_to_whoever_asks_what_has_finished() -> None:
+    told = threading.Semaphore(0)
+
+    def before_part() -> None:
+        raise RuntimeError("the device is lost")
+
+    thread: BesideThread[str] = BesideThread(nullcontext, before_part, lambda: None, told.release)
+    thread.begin(never())
+    assert told.acquire(timeout=WAIT_SECONDS)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the device is lost"):
+            list(thread.take_finished())
+    thread.close()

@@ -79,7 +79,9 @@ class EngineProcess:
 
     def _take(self, frontend_id: str, message: ToEngine) -> None:
         refusal = self._router.take(frontend_id, message)
-        if refusal is not None and isinstance(message, EngineRequest):
+        # While a loop that failed is closing, nothing: the end of the connection says to ask the next engine.
+        has_failed = self._inbox.is_closed and not self._is_asked_to_end
+        if refusal is not None and not has_failed and isinstance(message, EngineRequest):
             self._listener.send(frontend_id, [RequestFailed(message.request_id, refusal)])
 
     def _send(self, outputs: Sequence[FromEngine]) -> None:

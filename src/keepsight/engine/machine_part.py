@@ -26,12 +26,14 @@ class MachinePart:
 
     def take_cores_and_device(self, device: str) -> None:
         """Before anything is computed, or asked of a device.  `device` is the one that was asked for."""
+        num_threads = share_of(count_cores(), self.rank, self.num_engines)
+        # torch knows nothing of a container's limit.
+        if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > num_threads:
+            torch.set_num_threads(num_threads)
         if self.num_engines == 1:
             return
         if device != "cpu" and (num_devices := torch.cuda.device_count()):
             os.environ[DEVICES_VARIABLE] = self._choose_device(num_devices)
-        if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(share_of(count_cores(), self.rank, self.num_engines))
         logger.info("engine %d of %d: %d threads", self.rank + 1, self.num_engines, torch.get_num_threads())
 
     def of_memory(self, machine: Machine) -> Machine:

@@ -32,8 +32,17 @@ def measure_host_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> tuple
     total, available = _measure_whole_host(meminfo)
     limit, used = _read_number(cgroup / "memory.max"), _read_number(cgroup / "memory.current")
     if limit is not None and used is not None:
-        total, available = min(total, limit), min(available, max(0, limit - used))
+        kept = used - _measure_file_cache(cgroup / "memory.stat")
+        total, available = min(total, limit), min(available, max(0, limit - kept))
     return total, available
+
+
+def _measure_file_cache(stat: Path) -> int:
+    """What the system would give back: weights that were just read count as used until then."""
+    if not stat.exists():
+        return 0
+    numbers = dict(line.split() for line in stat.read_text().splitlines())
+    return sum(int(numbers.get(name, 0)) for name in ("active_file", "inactive_file"))
 
 
 def _measure_whole_host(meminfo: Path) -> tuple[int, int]:

@@ -60,9 +60,12 @@ class Answer(ABC):
         self._asked, self._prompts, self._tokenizer, self._model_name = asked, prompts, tokenizer, model_name
         self._id, self._created = f"{self.ID_PREFIX}-{os.urandom(16).hex()}", int(time.time())
         self._num_choices = prompts[0].engine_request.sampling_params.n
+        self._forget_usage()
+
+    def _forget_usage(self) -> None:
         self._num_tokens = 0
         # By prompt, of the choice that found least: the others find what that one has just computed.
-        self._num_cached_tokens = [len(each.engine_request.token_ids) for each in prompts]
+        self._num_cached_tokens = [len(each.engine_request.token_ids) for each in self._prompts]
 
     @property
     def prompts(self) -> Sequence[PreparedRequest]:
@@ -87,16 +90,16 @@ class Answer(ABC):
         return msgspec.structs.replace(body, keepsight=Extras([each.describe() for each in self.accounts]))
 
     async def _gather(self, engine: Engine) -> list[list[AnswerPiece]]:
-        """All pieces of each choice.  Nobody has seen any of them yet, so a new engine may begin anew."""
+        """All pieces of each choice.  Nobody has seen any of them yet, so what had begun may begin anew."""
         for attempt in range(1, MAX_ATTEMPTS + 1):
             choices: list[list[AnswerPiece]] = [[] for _ in range(len(self._prompts) * self._num_choices)]
-            self._num_tokens = 0
+            self._forget_usage()
             try:
                 async with aclosing(self._pieces(engine)) as pieces:
                     async for index, piece in pieces:
                         choices[index].append(piece)
-            except EngineLostError:
-                if attempt == MAX_ATTEMPTS:
+            except EngineLostError as lost:
+                if attempt == MAX_ATTEMPTS or not lost.had_begun:
                     raise
             else:
                 break

@@ -116,7 +116,7 @@ class EngineClient:
                 self._take_out(caller.request_id, "error")
             others = [caller for caller in theirs if caller.request_id in self._callers]
             making = [(caller, self._send_request(caller)) for caller in others]
-        self._deliver([(caller, [EngineLostError(reason)]) for caller in lost])
+        self._deliver([(caller, [EngineLostError(reason, had_begun=caller.has_begun)]) for caller in lost])
         for caller, coming in making:
             self._make_media(caller, coming)
 

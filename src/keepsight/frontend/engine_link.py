@@ -77,19 +77,19 @@ class EngineLink:
             return None if self._is_closed else self._endpoint
 
     def _connect(self, endpoint: str) -> None:
-        channel = FrontendChannel(
-            endpoint,
-            self._frontend_id,
-            partial(self._client.receive, rank=self._rank),
-            lambda reason: self._lose(channel, reason),
-        )
-        with self._changed:
-            if self._is_closed or self._endpoint != endpoint:  # told so before there was a channel to close
-                return
-            self._channel = channel
         try:
+            channel = FrontendChannel(
+                endpoint,
+                self._frontend_id,
+                partial(self._client.receive, rank=self._rank),
+                lambda reason: self._lose(channel, reason),
+            )
+            with self._changed:
+                if self._is_closed or self._endpoint != endpoint:  # told so before there was a channel to close
+                    return
+                self._channel = channel
             self._take(channel, channel.connect(CONNECT_SECONDS))
-        except HandshakeError as error:
+        except (HandshakeError, OSError) as error:  # the latter where there are no more descriptors, for now
             logger.warning("no connection to the engine: %s", error)
             with self._changed:
                 self._channel, self._has_failed = None, True

@@ -170,7 +170,8 @@ class _Template:
         environment = {**dict.fromkeys(THREAD_VARIABLES, "1"), **os.environ}
         self._control, theirs = socket.socketpair()
         with theirs:
-            program = [sys.executable, "-m", PROGRAM, str(theirs.fileno())]
+            # -P: nothing is imported from the folder that one happens to be in.
+            program = [sys.executable, "-P", "-m", PROGRAM, str(theirs.fileno())]
             self._process = subprocess.Popen(
                 program, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL
             )

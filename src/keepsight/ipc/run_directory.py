@@ -1,22 +1,26 @@
 """The folder that the processes of one server share: sockets, and memory that is a file.
 
 Lies in /dev/shm where that can be, and is open to its user alone.  Its owner (the supervisor, or an `LLM`) holds a lock
-on it, which the kernel drops when the last process that inherited it ends.  Invariant: a folder whose lock nobody holds
-is nobody's; whoever starts next removes it.
+on it, which the kernel drops when the last process that inherited it ends.  Invariant: a folder that bears our mark and
+whose lock nobody holds is nobody's; whoever starts next removes it.
 """
 
 import fcntl
 import logging
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "keepsight-"
+PREFIX = "keepsight-run-"
+# A name alone would not do: anybody may have a folder of it, but hardly with these rights (the bit of /tmp).
+RIGHTS = 0o700 | stat.S_ISVTX
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -41,9 +45,14 @@ class RunDirectory:
         """Another's `clean_dead` may come between creating and locking: then the folder is gone, and made anew."""
         while True:
             path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-            lock = _try_lock(path)
-            if lock is not None:
-                return cls(path, lock)
+            try:
+                lock = _try_lock(path)
+                if lock is not None:
+                    os.fchmod(lock, RIGHTS)
+                    return cls(path, lock)
+            except OSError:  # a file system without locks
+                shutil.rmtree(path, ignore_errors=True)
+                raise
 
     @property
     def is_shared_memory(self) -> bool:
@@ -74,11 +83,19 @@ class RunDirectory:
 def clean_dead(parents: Iterable[Path]) -> None:
     """Removes this user's folders of which no process is left."""
     for path in [path for parent in parents for path in parent.glob(f"{PREFIX}*")]:
-        lock = _try_lock(path)
-        if lock is not None:
-            logger.info("removing %s, which a server left behind", path)
-            shutil.rmtree(path, ignore_errors=True)
-            os.close(lock)
+        with suppress(OSError):
+            if (lock := _try_lock(path)) is not None:
+                _remove(path, lock)
+                os.close(lock)
+
+
+def _remove(path: Path, lock: int) -> None:
+    if stat.S_IMODE(os.fstat(lock).st_mode) == RIGHTS:
+        logger.info("removing %s, which a server left behind", path)
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.rmdir()  # a server that was killed before it could mark it
 
 
 def _temporary() -> Path:
@@ -86,17 +103,20 @@ def _temporary() -> Path:
 
 
 def _try_lock(path: Path) -> int | None:
-    """A descriptor that holds the lock; None if another has it, or the folder is gone or not this user's."""
+    """A descriptor that holds the lock; None if another has it, or the folder is gone or not this user's.
+
+    Raises OSError where there are no locks.
+    """
     try:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Whoever held it before may have removed the folder.
-        if os.fstat(lock).st_uid == os.geteuid() and os.path.samestat(os.fstat(lock), path.lstat()):
-            return lock
-    except OSError:
-        pass
-    os.close(lock)
+    with ExitStack() as stack:
+        stack.callback(os.close, lock)
+        with suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever held it before may have removed the folder.
+            if os.fstat(lock).st_uid == os.geteuid() and os.path.samestat(os.fstat(lock), path.lstat()):
+                stack.pop_all()
+                return lock
     return None

@@ -320,8 +320,9 @@ class SharedStore:
         files = []
         with suppress(FileNotFoundError), os.scandir(self._directory) as entries:
             for entry in entries:
-                found = entry.stat()
-                files.append(_File(Path(entry.path), found.st_mtime_ns, found.st_blocks * 512))
+                with suppress(FileNotFoundError):  # another evicts
+                    found = entry.stat()
+                    files.append(_File(Path(entry.path), found.st_mtime_ns, found.st_blocks * 512))
         return files
 
     def _read_ledger(self) -> tuple[int, bool]:

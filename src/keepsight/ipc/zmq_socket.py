@@ -9,6 +9,7 @@ import select
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 import zmq
@@ -49,13 +50,14 @@ class ZmqSocket(Generic[T]):
     def __init__(
         self, kind: Literal["connects", "listens"], name: str, max_outbox_bytes: int, max_unsent: int, max_unread: int
     ) -> None:
-        """`max_unsent`, `max_unread`: messages that ZeroMQ holds, of each connection."""
+        """`max_unsent`, `max_unread`: messages that ZeroMQ holds, of each connection.  Raises OSError."""
         self.outbox = Outbox[T](max_outbox_bytes)
         # Over the socket, and over the order of what is sent.  Never held while others are called back.
         self.lock = threading.RLock()
-        self._context = zmq.Context()
         self._listens = kind == "listens"
-        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER if self._listens else zmq.DEALER)
+        with _as_os_error():
+            self._context = zmq.Context()
+            self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER if self._listens else zmq.DEALER)
         self._socket.linger = 0
         self._socket.maxmsgsize = MAX_PIXEL_BYTES
         self._socket.sndhwm, self._socket.rcvhwm = max_unsent, max_unread
@@ -75,11 +77,21 @@ class ZmqSocket(Generic[T]):
         self._thread: threading.Thread | None = None
 
     def start(self, endpoint: str, turn: Callable[[], None], end: Callable[[str, bool], None]) -> None:
-        """`turn` over and over; then `end` with the reason, and whether that was the closing."""
+        """`turn` over and over; then `end` with the reason, and whether that was the closing.  Raises OSError."""
         with self._starting:
             if self.outbox.is_closed:
                 end("the connection was closed", True)
                 return
+            try:
+                self._prepare(endpoint)
+            except OSError:
+                self._free()
+                raise
+            self._thread = threading.Thread(target=self._run, args=(turn, end), name=self._name, daemon=True)
+            self._thread.start()
+
+    def _prepare(self, endpoint: str) -> None:
+        with _as_os_error():
             self._monitor = self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
             self._monitor_fd = int(self._monitor.get(zmq.FD))
             # It tells of what comes only whoever has looked before.
@@ -88,13 +100,7 @@ class ZmqSocket(Generic[T]):
             self._poll = select.poll()
             for fd in (int(self._socket.get(zmq.FD)), self._monitor_fd, self.outbox.fd):
                 self._poll.register(fd, select.POLLIN)
-            try:
-                (self._socket.bind if self._listens else self._socket.connect)(endpoint)
-            except zmq.ZMQError as error:
-                self._free()
-                raise OSError(error.errno, str(error)) from error
-            self._thread = threading.Thread(target=self._run, args=(turn, end), name=self._name, daemon=True)
-            self._thread.start()
+            (self._socket.bind if self._listens else self._socket.connect)(endpoint)
 
     def close(self) -> None:
         with self._starting:
@@ -193,6 +199,14 @@ class ZmqSocket(Generic[T]):
         """What can be done."""
         with self.lock:
             return int(self._socket.get(STATE))
+
+
+@contextmanager
+def _as_os_error() -> Iterator[None]:
+    try:
+        yield
+    except zmq.ZMQError as error:
+        raise OSError(error.errno, str(error)) from error
 
 
 def _close_all(context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:

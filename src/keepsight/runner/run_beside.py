@@ -1,7 +1,8 @@
 """A thread that works beside the one that answers streams: jobs in parts, so that an urgent one never waits long.
 
 A job is a generator; each of its `yield`s is a place where another may be taken up.  Knows nothing of what jobs
-compute.  Every job that was begun is reported once, in the order of their ends, unless the thread is closed before.
+compute.  Every job that was begun is reported once, in the order of their ends, unless the thread is closed before or
+ends of a fault, which is raised instead.
 """
 
 import threading
@@ -33,6 +34,7 @@ class BesideThread(Generic[T]):
         self._patient: deque[Job[T]] = deque()
         self._finished: deque[T] = deque()
         self._is_closing = False
+        self._fault: Exception | None = None
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="beside", daemon=True)
         self._thread.start()
@@ -53,8 +55,11 @@ class BesideThread(Generic[T]):
             self._changed.notify()
 
     def take_finished(self) -> Iterator[T]:
+        """Raises what ended the thread, if anything has: what was begun will not be reported then."""
         while self._finished:
             yield self._finished.popleft()
+        if self._fault is not None:
+            raise self._fault
 
     def close(self) -> None:
         """Waits for the part under way; nothing after it is begun."""
@@ -66,13 +71,17 @@ class BesideThread(Generic[T]):
     def _work(self) -> None:
         with self._surroundings():
             while (queue := self._wait_for_work()) is not None:
-                self._before_part()
                 try:
+                    self._before_part()
                     next(queue[0])
                 except StopIteration as end:
                     queue.popleft()
                     self._finished.append(end.value)
                     self._on_finished()
+                except Exception as fault:  # of the device, or ours: a job tells of its own in what it returns
+                    self._fault = fault
+                    self._on_finished()
+                    return
 
     def _wait_for_work(self) -> deque[Job[T]] | None:
         if not self.has_work:
