@@ -39,5 +39,8 @@ class MadeUpRequest:
     def learn(self, _made: object) -> None:
         pass
 
+    def forget_names(self) -> None:
+        pass
+
     def find_unknown(self, _media_hashes: object) -> None:
         return None

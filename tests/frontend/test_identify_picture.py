@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image
 
 from keepsight.config import Config
-from keepsight.errors import InvalidArgumentError, MediaConflictError, UnknownMediaError, UnreadablePictureError
+from keepsight.errors import (
+    InvalidArgumentError,
+    MediaConflictError,
+    PictureCountError,
+    UnknownMediaError,
+    UnreadablePictureError,
+)
 from keepsight.frontend import identify_picture
 from keepsight.frontend.identify_picture import NamedPicture, PictureIdentifier
 from keepsight.frontend.open_picture import PictureSource
@@ -267,6 +273,19 @@ def test_a_uuid_never_names_two_pictures_of_different_sizes(preparer: RequestPre
         for size in ((40, 30), (30, 40))
     }
     assert len(names) == 2
+
+
+def test_a_request_that_is_refused_or_whose_picture_cannot_be_made_binds_no_uuid(preparer: RequestPreparer) -> None:
+    wide, high = Image.new("RGB", (40, 30)), Image.new("RGB", (30, 40))
+    with pytest.raises(PictureCountError):
+        preparer.prepare_text("no marker", [wide], PARAMS, uuids=["free"])
+    preparer.prepare_text(MARKER, [high], PARAMS, uuids=["free"]).forget_names()
+    preparer.prepare_text(MARKER, [wide], PARAMS, uuids=["free"])
+    # Once it names something, another's failure changes nothing.
+    with pytest.raises(PictureCountError):
+        preparer.prepare_text("no marker", [wide], PARAMS, uuids=["free"])
+    preparer.prepare_text(MARKER, [wide], PARAMS, uuids=["free"]).forget_names()
+    preparer.prepare_text(MARKER, [None], PARAMS, uuids=["free"])
 
 
 def test_a_broken_picture_is_not_excused_by_its_uuid(preparer: RequestPreparer) -> None:

@@ -347,6 +347,7 @@ class EngineClient:
     def _fail_media(self, caller: _Caller, error: Exception) -> None:
         """Its media cannot be made: the engine would wait for it for ever."""
         caller.reason_of_end = "error"
+        caller.prepared.forget_names()
         if self.leave(caller.request_id):
             self._deliver([(caller, [error])])
 

@@ -42,6 +42,8 @@ class Picture:
     # What stands for its content, if anything does.
     given_name: str | None = None
     modality: Modality = "image"
+    # Nobody had named one by its uuid before: should this fail, nobody has.
+    is_first_of_its_name: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,9 @@ class NamedPicture:
             raise ask_for_picture(self.picture.field, self.picture.uuid)
         parts = {media_hash: self.parts[media_hash] for media_hash in media_hashes}
         return PictureJob(self.picture.source, self.picture.field, parts, self._config, self._max_pixels)
+
+    def forget(self) -> None:
+        forget_name(self.picture, self._known)
 
     def learn(self, media_hash: str, pixels: Pixels) -> None:
         """Other content that proves to have the same pixels goes by the same name from then on."""
@@ -91,7 +96,7 @@ class PictureIdentifier:
     def look_at(self, part: PicturePart, config: ImageProcessorConfig, cache_salt: str | None) -> Picture:
         if part.modality == "image_embeds":
             return self._look_at_embeds(part, Geometry(config.width, config.height), cache_salt)
-        field, uuid, source = part.field, part.uuid, None
+        field, uuid, source, is_first = part.field, part.uuid, None, False
         given_name = None if uuid is None else hash_client_uuid(uuid, cache_salt, self._algorithm)
         if given_name is not None and part.source is None:
             geometry = self._recall(part, given_name)
@@ -101,9 +106,15 @@ class PictureIdentifier:
             if given_name is None:
                 given_name = self._name_given_by_exif(sent, field)
             else:
-                self._check_is_the_same(part, geometry, given_name)
+                is_first = self._is_first_or_the_same(part, geometry, given_name)
             source = freeze(sent, field)
-        return Picture(source, field, geometry, plan_crops(geometry, config), uuid, given_name)
+        crops = plan_crops(geometry, config)
+        return Picture(source, field, geometry, crops, uuid, given_name, is_first_of_its_name=is_first)
+
+    def forget(self, pictures: Iterable[Picture]) -> None:
+        """The request that they were looked at for is refused."""
+        for picture in pictures:
+            forget_name(picture, self._known)
 
     def cut_prompt(self, source: object, field: str) -> list[Picture]:
         """A prompt's embeddings as strips, which are named as pictures are: prompts that begin alike share those."""
@@ -133,12 +144,13 @@ class PictureIdentifier:
         """Of a picture as large as the tower's: whatever it was, its embeddings are of the whole."""
         given_name = None if part.uuid is None else hash_embeds_uuid(part.uuid, cache_salt, self._algorithm)
         source = None if part.source is None else read_embeds(part.source, part.field, self._embeds_shape)
+        is_first = False
         if source is None:
             assert given_name is not None
             geometry = self._recall(part, given_name)
         elif given_name is not None:
-            self._check_is_the_same(part, geometry, given_name)
-        return Picture(source, part.field, geometry, (), part.uuid, given_name, part.modality)
+            is_first = self._is_first_or_the_same(part, geometry, given_name)
+        return Picture(source, part.field, geometry, (), part.uuid, given_name, part.modality, is_first)
 
     def _name_parts(self, picture: Picture, hasher: MediaHasher) -> dict[str, CropBox | None]:
         crops = (None, *picture.crops)
@@ -160,8 +172,8 @@ class PictureIdentifier:
             raise ask_for_picture(part.field, part.uuid)
         return geometry
 
-    def _check_is_the_same(self, part: PicturePart, geometry: Geometry, given_name: str) -> None:
-        """As far as a header can tell."""
+    def _is_first_or_the_same(self, part: PicturePart, geometry: Geometry, given_name: str) -> bool:
+        """The same as far as a header can tell; whether it is the first."""
         known = self._known.remember_geometry(given_name, geometry)
         if known != geometry:
             raise MediaConflictError(
@@ -169,6 +181,13 @@ class PictureIdentifier:
                 f"has {geometry.width} x {geometry.height} pixels, but the uuid {part.uuid!r} already names a picture "
                 f"of {known.width} x {known.height}; another picture needs another uuid",
             )
+        return known is geometry
+
+
+def forget_name(picture: Picture, known: KnownMedia) -> None:
+    if picture.is_first_of_its_name:
+        assert picture.given_name is not None
+        known.forget_geometry(picture.given_name)
 
 
 def ask_for_picture(field: str, uuid: str | None) -> UnknownMediaError:

@@ -70,6 +70,10 @@ class KnownMedia:
         with self._lock:
             return self._geometries.get_or_put(given_name, geometry)
 
+    def forget_geometry(self, given_name: str) -> None:
+        with self._lock:
+            self._geometries.entries.pop(given_name, None)
+
     def check_invariants(self) -> None:
         with self._lock:
             for table in (self._pixel_hashes, self._first_names, self._geometries):

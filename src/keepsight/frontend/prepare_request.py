@@ -29,7 +29,7 @@ from keepsight.frontend.check_grammar import check_structured_outputs
 from keepsight.frontend.expand_prompt import ExpandedPrompt, ImagePromptFormat, PromptExpander
 from keepsight.frontend.find_beginnings import Beginning, find_beginnings
 from keepsight.frontend.hash_media import hash_values
-from keepsight.frontend.identify_picture import NamedPicture, PictureIdentifier, ask_for_picture
+from keepsight.frontend.identify_picture import NamedPicture, Picture, PictureIdentifier, ask_for_picture
 from keepsight.frontend.make_pixels import MakePixels, PictureJob
 from keepsight.frontend.media_intake import NOTHING_DOWNLOADED, Downloaded, MediaIntake
 from keepsight.frontend.model_limits import ModelLimits, load_image_config
@@ -78,6 +78,11 @@ class PreparedRequest:
     def hashes_at(self, field: str) -> tuple[str, ...]:
         """Of the picture that the caller has there."""
         return tuple(each for named in self._pictures if named.picture.field == field for each in named.parts)
+
+    def forget_names(self) -> None:
+        """Its media could not be made: their uuids are free again, unless they named something before."""
+        for named in self._pictures:
+            named.forget()
 
     def learn(self, made: Mapping[str, Pixels]) -> None:
         """What these pixels show: which content is the same picture.  Takes a digest of each."""
@@ -303,21 +308,40 @@ class RequestPreparer:
         add_bos: bool,
     ) -> PreparedRequest:
         config = self._image_config_for(parts, overrides, field)
-        salt, began = terms.cache_salt, time.monotonic()
-        parts = self.intake.fetch_all(parts, salt, downloaded)
+        began = time.monotonic()
+        parts = self.intake.fetch_all(parts, terms.cache_salt, downloaded)
         fetched = time.monotonic()
-        pictures = [self._identifier.look_at(part, config, salt) for part in parts if config is not None]
+        pictures: list[Picture] = []
+        try:
+            if config is not None:
+                pictures.extend(self._identifier.look_at(part, config, terms.cache_salt) for part in parts)
+            request, named = self._prepare_looked_at(text, pictures, terms, config, field, kept, add_bos=add_bos)
+        except Exception:
+            self._identifier.forget(pictures)
+            raise
+        sent_first = sorted(named, key=lambda each: each.picture.source is None)
+        return PreparedRequest(request, tuple(sent_first), account=_open_account(request, began, fetched))
+
+    def _prepare_looked_at(
+        self,
+        text: str,
+        pictures: Sequence[Picture],
+        terms: _Terms,
+        config: ImageProcessorConfig | None,
+        field: str,
+        kept: Iterable[Beginning],
+        *,
+        add_bos: bool,
+    ) -> tuple[EngineRequest, Sequence[NamedPicture]]:
         num_crops = [len(picture.crops) for picture in pictures]
         expanded = self.expander.expand(text, num_crops, add_bos, field)
         # Refused before any content is hashed.
         self._check_fits(expanded, field)
         named: Sequence[NamedPicture] = ()
         if config is not None:
-            named = self._identifier.name(pictures, config, salt)
-        sent_first = sorted(named, key=lambda each: each.picture.source is None)
+            named = self._identifier.name(pictures, config, terms.cache_salt)
         pins = [PromptPin(self.expander.count_tokens_of(each.text, expanded, num_crops), each.seconds) for each in kept]
-        request = self._finish(expanded, named, terms, pins)
-        return PreparedRequest(request, tuple(sent_first), account=_open_account(request, began, fetched))
+        return self._finish(expanded, named, terms, pins), named
 
     def _image_config_for(
         self, parts: Sequence[PicturePart], overrides: dict[str, Any] | None, field: str
