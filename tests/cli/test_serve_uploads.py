@@ -1,4 +1,4 @@
-"""Uploads to a real `keepsight serve` with two frontends: what one of them took, each of them knows."""
+"""Uploads and uuids at a real `keepsight serve` with two frontends: what one of them took, each of them knows."""
 
 import argparse
 import signal
@@ -11,7 +11,7 @@ import pytest
 from keepsight.api_settings import ApiSettings
 from keepsight.cli.api_arguments import add_api_arguments, api_settings_from
 from keepsight.errors import InvalidArgumentError
-from tests.drawn import Drawn, ask, draw, to_png
+from tests.drawn import Drawn, ask, by_url, draw, to_png
 from tests.real_server import END_SECONDS, serving
 
 NUM_REQUESTS = 12  # of which each frontend gets some, by connections of their own
@@ -85,6 +85,14 @@ def test_a_handle_is_answered_about_by_every_frontend(url: str, drawn: Drawn) ->
     assert told["uses"] == NUM_REQUESTS
     assert told["saved"]["preprocessings"] == NUM_REQUESTS
     assert told["tiers"] == {"bytes": True, "processor_cache": True, "engine": True}
+
+
+def test_a_picture_is_left_out_for_its_uuid_whichever_frontend_was_sent_it(url: str, drawn: Drawn) -> None:
+    sent = by_url(drawn.picture) | {"uuid": "drawn"}
+    for part in (sent, *[sent | {"image_url": None}] * NUM_REQUESTS):
+        body = {"model": "keepsight-demo", "messages": ask(part, drawn.questions[0].text), "temperature": 0}
+        answered = send("POST", f"{url}/chat/completions", json=body)
+        assert answered.json()["choices"][0]["message"]["content"] == drawn.description, answered.text
 
 
 def test_pixels_are_pinned_for_all_frontends_and_a_deleted_handle_is_gone_from_all(url: str, drawn: Drawn) -> None:

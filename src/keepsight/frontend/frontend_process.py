@@ -17,6 +17,7 @@ import uvicorn
 from keepsight.config import Config
 from keepsight.count_cores import count_cores, share_of
 from keepsight.frontend.app import create_app
+from keepsight.frontend.common_geometries import CommonGeometries
 from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.engine_link import EngineLink
 from keepsight.frontend.http_server import make_server
@@ -55,10 +56,10 @@ logger = logging.getLogger(__name__)
 class FrontendProcess:
     def __init__(self, start: StartFrontend) -> None:
         self._start, config = start, Config.from_options(**start.options)
-        self._preparer = RequestPreparer.from_config(config)
+        self._run_directory, name = Path(start.run_directory), f"frontend-{start.rank}"
+        self._preparer = RequestPreparer.from_config(config, CommonGeometries.open(self._run_directory))
         self._preparer.request_prefix = f"{start.frontend_id}-"
         num_workers = share_of(config.media_workers or count_cores(), start.rank, start.num_frontends)
-        self._run_directory, name = Path(start.run_directory), f"frontend-{start.rank}"
         counters = Counters.open(self._run_directory, name)
         self._preparer.intake.watch_downloads(partial(counters.add, FETCHED))
         self._workers = MediaWorkers(num_workers, partial(counters.add, RESTARTED["media_worker"]))

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from keepsight.errors import MediaConflictError, UnknownMediaError
+from keepsight.frontend.common_geometries import CommonGeometries
 from keepsight.frontend.exif_image_id import read_image_id
 from keepsight.frontend.fetch_media import fetch_media, freeze
 from keepsight.frontend.hash_media import (
@@ -87,11 +88,12 @@ class PictureIdentifier:
         trusts_exif_image_id: bool = False,
         max_pixels: int = DEFAULT_MAX_PIXELS,
         embeds_shape: tuple[int, int] = (0, 0),
+        common: CommonGeometries | None = None,
     ) -> None:
         """`embeds_shape`: tokens and hidden size of what may come in place of a picture, or of a strip of a prompt."""
         self._model_id, self._algorithm, self._max_pixels = model_id, algorithm, max_pixels
         self._trusts_exif_image_id, self._embeds_shape = trusts_exif_image_id, embeds_shape
-        self._known = KnownMedia()
+        self._known = KnownMedia(common=common)
 
     def look_at(self, part: PicturePart, config: ImageProcessorConfig, cache_salt: str | None) -> Picture:
         if part.modality == "image_embeds":

@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
+from keepsight.frontend.common_geometries import CommonGeometries
 from keepsight.media import Geometry
 
 # Of each kind: some 20 MB of names in all.
@@ -40,8 +41,9 @@ class _Table(Generic[V]):
 class KnownMedia:
     """Shared by all requests; may be used from several threads."""
 
-    def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
-        self._max_entries = max_entries
+    def __init__(self, max_entries: int = MAX_ENTRIES, common: CommonGeometries | None = None) -> None:
+        """`common`: what other frontends know as well."""
+        self._max_entries, self._common = max_entries, common
         self._lock = threading.Lock()
         # Two steps, so that there are neither chains nor circles: media hash -> pixel hash -> the name they all go by.
         self._pixel_hashes = _Table[str](max_entries)
@@ -63,16 +65,24 @@ class KnownMedia:
 
     def geometry_of(self, given_name: str) -> Geometry | None:
         with self._lock:
-            return self._geometries.get(given_name)
+            geometry = self._geometries.get(given_name)
+            if geometry is None and self._common is not None:
+                geometry = self._common.get(given_name)
+            return geometry
 
     def remember_geometry(self, given_name: str, geometry: Geometry) -> Geometry:
         """The one that is remembered: an earlier one, if there was."""
+        known = self.geometry_of(given_name)
         with self._lock:
-            return self._geometries.get_or_put(given_name, geometry)
+            if known is None and self._common is not None:
+                self._common.put(given_name, geometry)
+            return self._geometries.get_or_put(given_name, known or geometry)
 
     def forget_geometry(self, given_name: str) -> None:
         with self._lock:
             self._geometries.entries.pop(given_name, None)
+            if self._common is not None:
+                self._common.forget(given_name)
 
     def check_invariants(self) -> None:
         with self._lock:

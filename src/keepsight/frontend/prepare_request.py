@@ -26,6 +26,7 @@ from keepsight.errors import (
     UnreadablePictureError,
 )
 from keepsight.frontend.check_grammar import check_structured_outputs
+from keepsight.frontend.common_geometries import CommonGeometries
 from keepsight.frontend.expand_prompt import ExpandedPrompt, ImagePromptFormat, PromptExpander
 from keepsight.frontend.find_beginnings import Beginning, find_beginnings
 from keepsight.frontend.hash_media import hash_values
@@ -167,7 +168,8 @@ class RequestPreparer:
         self._request_numbers = itertools.count()
 
     @classmethod
-    def from_config(cls, config: Config) -> "RequestPreparer":
+    def from_config(cls, config: Config, common: CommonGeometries | None = None) -> "RequestPreparer":
+        """`common`: what the frontends of a server know together."""
         directory = config.directory
         if not directory.is_dir():
             raise CheckpointError(directory, "no such folder")
@@ -185,6 +187,7 @@ class RequestPreparer:
             config.trust_exif_image_id,
             config.max_image_pixels,
             (TOKENS_PER_STRIP if image_format is None else image_format.tokens_per_image, limits.hidden_size),
+            common,
         )
         intake = MediaIntake.from_config(config)
         defaults = read_sampling_defaults(directory, config.generation_config)

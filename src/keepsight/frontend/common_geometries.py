@@ -1,0 +1,59 @@
+"""The sizes of pictures by the names they were given, for all frontends of a server, and for those that come later.
+
+A table in memory that they share, where a name has one place: of two that have the same the later is kept, and the
+other's picture has to be sent again.  Nobody waits for anybody; what is read while it is written is not there.
+"""
+
+import logging
+import mmap
+import struct
+import zlib
+from pathlib import Path
+from typing import Self
+
+from blake3 import blake3
+
+from keepsight.media import Geometry
+from keepsight.observe.shared_page import open_shared_page
+
+logger = logging.getLogger(__name__)
+FILE = "geometries"
+NUM_PLACES = 2**15
+# Digest of the name, width, height; then their checksum.
+_ENTRY, _CHECKSUM = struct.Struct("<16sII"), struct.Struct("<I")
+PLACE_BYTES = _ENTRY.size + _CHECKSUM.size
+
+
+class CommonGeometries:
+    def __init__(self, page: mmap.mmap | bytearray, num_places: int = NUM_PLACES) -> None:
+        self._page, self._num_places = page, num_places
+
+    @classmethod
+    def open(cls, run_directory: Path) -> Self | None:
+        """None where that cannot be: each frontend knows what it was sent itself."""
+        try:
+            return cls(open_shared_page(run_directory / FILE, NUM_PLACES * PLACE_BYTES))
+        except OSError as error:
+            logger.warning("a picture's uuid will be known to the frontend that was sent the picture alone: %s", error)
+            return None
+
+    def get(self, name: str) -> Geometry | None:
+        digest, place = self._locate(name)
+        entry = self._page[place : place + _ENTRY.size]
+        [checksum] = _CHECKSUM.unpack_from(self._page, place + _ENTRY.size)
+        held, width, height = _ENTRY.unpack(entry)
+        return Geometry(width, height) if held == digest and checksum == zlib.crc32(entry) else None
+
+    def put(self, name: str, geometry: Geometry) -> None:
+        digest, place = self._locate(name)
+        entry = _ENTRY.pack(digest, geometry.width, geometry.height)
+        self._page[place : place + PLACE_BYTES] = entry + _CHECKSUM.pack(zlib.crc32(entry))
+
+    def forget(self, name: str) -> None:
+        if self.get(name) is not None:
+            _, place = self._locate(name)
+            self._page[place : place + PLACE_BYTES] = bytes(PLACE_BYTES)
+
+    def _locate(self, name: str) -> tuple[bytes, int]:
+        digest = blake3(name.encode()).digest(16)
+        return digest, int.from_bytes(digest[:8], "little") % self._num_places * PLACE_BYTES
