@@ -149,8 +149,13 @@ def test_pages_take_at_most_a_quarter_of_what_a_small_machine_has_left() -> None
 
 def test_there_are_never_more_pages_than_all_sequences_could_fill() -> None:
     assert resolve(TINY).kv_cache.num_blocks == 256 * 128
-    assert resolve(TINY, max_num_seqs=3, block_size=64).kv_cache.num_blocks == 3 * 32
+    alone = resolve(TINY, max_num_seqs=3, block_size=64, enable_prefix_caching=False)
+    assert alone.kv_cache.num_blocks == 3 * 32
     assert resolve(TINY, num_gpu_blocks_override=99_999).kv_cache.num_blocks == 99_999
+
+
+def test_few_sequences_at_once_leave_pages_for_the_prompts_of_many() -> None:
+    assert resolve(TINY, max_num_seqs=3, block_size=64).kv_cache.num_blocks == 256 * 32
 
 
 def test_pages_on_a_gpu_take_what_weights_embeddings_and_a_reserve_leave() -> None:

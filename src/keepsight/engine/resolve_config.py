@@ -202,9 +202,11 @@ def _choose_num_blocks(
     else:
         num_bytes = _kv_bytes_on_cuda(config, machine, bytes_of_embeddings)
         num_blocks = _count_blocks("gpu_memory_utilization", num_bytes, bytes_per_block)
-    useful = max_num_seqs * -(-size.max_model_len // config.block_size)
+    # However few run at once, earlier prompts are to be found again.
+    most_seqs = max(max_num_seqs, DEFAULT_MAX_NUM_SEQS) if config.enable_prefix_caching else max_num_seqs
+    useful = most_seqs * -(-size.max_model_len // config.block_size)
     if useful < num_blocks:
-        return _derive("num_blocks", useful, f"{max_num_seqs} sequences of {size.max_model_len} positions need no more")
+        return _derive("num_blocks", useful, f"{most_seqs} sequences of {size.max_model_len} positions need no more")
     return _derive(
         "num_blocks", num_blocks, f"{num_bytes / GIB:.2f} GiB of the {machine.available_bytes / GIB:.2f} left"
     )
