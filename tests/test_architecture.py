@@ -10,7 +10,11 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "keepsight"
 SMALL_NOUNS = {
+    "keepsight.api_settings",
     "keepsight.config",
+    "keepsight.count_cores",
+    "keepsight.end_ids",
+    "keepsight.engine_config",
     "keepsight.errors",
     "keepsight.image_processor_config",
     "keepsight.json_fields",
@@ -131,3 +135,11 @@ def test_nothing_needs_transformers_torchvision_or_pickle() -> None:
 
 def test_there_is_no_utils_module() -> None:
     assert not [name for name, _ in modules() if Path(name).stem in ("utils", "helpers", "common", "misc")]
+
+
+def test_the_picture_of_the_house_shows_every_part_of_it() -> None:
+    _, picture, _ = (PACKAGE.parents[1] / "docs" / "architecture.md").read_text().split("```", 2)
+    shown = set(re.findall(r"\w+/?", picture))
+    parts = {f"{path.name}/" for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    parts |= {path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("__")}
+    assert parts <= shown, parts - shown
