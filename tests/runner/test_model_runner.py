@@ -211,9 +211,9 @@ def test_no_answer_ends_before_its_min_tokens(one_small: SmallModel) -> None:
 # Failures -----------------------------------------------------------------------------------------------------
 
 
-def fail_on(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+def fail_on(monkeypatch: pytest.MonkeyPatch, method: str, error: type[Exception] = RuntimeError) -> None:
     def fail(*_: object) -> None:
-        raise RuntimeError("out of memory")
+        raise error("out of memory")
 
     monkeypatch.setattr(Gemma3, method, fail)
 
@@ -232,6 +232,17 @@ def test_a_failure_concerns_the_batch_it_happened_in(
     one.compute(*one.prompt_slices(ids[1]))
     one.decode(ids[1], num_tokens=3)
     assert one.tokens[ids[1]] == expected
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_lost_device_ends_the_runner(one_small: SmallModel, monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
+    """Everything after it would fail too, and an engine of its own answer that all is well."""
+    driver = Driver(one_small)
+    sequence_id = driver.begin(one_small.request("r"))
+    fail_on(monkeypatch, "compute", torch.AcceleratorError)
+    with pytest.raises(torch.AcceleratorError):
+        driver.compute(*driver.prompt_slices(sequence_id), beside=beside)
+    driver.runner.close()
 
 
 def test_a_failed_encoding_concerns_its_own_keys(

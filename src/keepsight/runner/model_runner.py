@@ -2,7 +2,7 @@
 
 What a plan has `now` is computed before `run` returns; what it has to `encode` or `beside` is begun on another thread
 and reported by the run that finds it finished.  A failure concerns the sequences or the media that were computed
-together, never the runner.
+together, never the runner, unless the device is lost by it.
 """
 
 import dataclasses
@@ -145,7 +145,7 @@ class ModelRunner:
                     placed.append(key)
                 except Exception as error:
                     logger.exception("embeddings could not be placed")
-                    failed[key] = _describe(error)
+                    failed[key] = _survive(error)
         return StepResult(encoded=placed, failed_encodings=failed)
 
     def _encode(self, encodings: Sequence[Encoding], pixels: Sequence[Pixels | None], keep: Keep | None) -> Job:
@@ -158,7 +158,7 @@ class ModelRunner:
             self._share.finish_part()
         except Exception as error:
             logger.exception("encoding failed")
-            return StepResult(failed_encodings={each.encoder_key: _describe(error) for each in encodings})
+            return StepResult(failed_encodings={each.encoder_key: _survive(error) for each in encodings})
         seconds = (time.perf_counter() - began) / len(encodings)
         if keep is not None:
             # After this has been reported, and before the next is encoded.
@@ -273,10 +273,13 @@ def _ids_of(slices: Sequence[Slice]) -> list[SequenceId]:
 
 def _failure(sequence_ids: Iterable[SequenceId], error: Exception) -> StepResult:
     logger.error("a batch failed", exc_info=error)
-    return StepResult(failed_sequences=dict.fromkeys(sequence_ids, _describe(error)))
+    return StepResult(failed_sequences=dict.fromkeys(sequence_ids, _survive(error)))
 
 
-def _describe(error: Exception) -> str:
+def _survive(error: Exception) -> str:
+    """What is told of it.  Raises it where no batch after it can be computed: the process is to be replaced."""
+    if isinstance(error, torch.AcceleratorError):
+        raise error
     return str(error) or type(error).__name__
 
 
