@@ -18,6 +18,8 @@ Pixels = npt.NDArray[np.uint8]
 Shape = tuple[int, int, int]
 # "stop" when a token ended the answer by itself; stop strings are the frontend's business.
 FinishReason = Literal["stop", "length"]
+# As integers travel between processes.
+MAX_PRIORITY = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ def test_who_waits_for_a_slow_tier_holds_nobody_back_and_may_leave() -> None:
     tier.may_read.clear()
     with engine_over(tier) as engine:
         # Long enough for all that follows.
-        engine.tiers._encoding_seconds = SOON
+        engine.tiers._encoding_cost.seconds = SOON
         slow, left = engine.begin(2, "cat"), engine.begin(3, "cat")
         engine.expect_right_answer(5)
         assert engine.engine.leave(left._request.request_id)
@@ -113,7 +113,7 @@ def test_a_tier_that_takes_longer_than_encoding_loses_the_race() -> None:
     tier = FakeTier()
     tier.may_read.clear()
     with engine_over(tier) as engine:
-        engine.tiers._encoding_seconds = 0.001
+        engine.tiers._encoding_cost.seconds = 0.001
         engine.expect_right_answer(2, "cat")
         assert engine.runner.encoded == ["cat"]
         tier.may_read.set()

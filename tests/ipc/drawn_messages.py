@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from keepsight.ipc.codec import MAX_PRIORITY, Frame
+from keepsight.ipc.codec import Frame
 from keepsight.media import Geometry, MediaItem, Modality, TokenSpan
 from keepsight.requests import (
+    MAX_PRIORITY,
     AbortRequest,
     Adapter,
     EngineRequest,

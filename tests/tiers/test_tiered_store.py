@@ -85,10 +85,8 @@ def test_a_hit_in_a_far_tier_is_put_into_all_nearer_ones(make: Make) -> None:
 def test_what_is_nowhere_is_told(make: Make) -> None:
     store = make(FakeTier(), FakeTier("remote"), host=HostTier(10**6))
     assert store.find(key_of(1)) is None
-    assert store.is_worth_asking(key_of(1))
     assert Asker(store).load(1) is None
     assert store.counts.num_absent == 1
-    assert not make(host=HostTier(10**6)).is_worth_asking(key_of(1))
 
 
 def test_many_who_ask_at_once_cause_one_read_and_all_are_answered(make: Make) -> None:

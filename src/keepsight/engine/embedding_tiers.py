@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import NamedTuple
 
+from keepsight.observe.mean_cost import MeanCost
 from keepsight.requests import EngineRequest, TierStatus
 from keepsight.scheduling.embedding_loads import Load
 from keepsight.scheduling.encoder_cache_manager import encoder_key
@@ -24,8 +25,6 @@ logger = logging.getLogger(__name__)
 PIXEL_SECONDS = 0.2
 # As long as nothing was encoded.
 UNKNOWN_ENCODING_SECONDS = 1.0
-# Of a new encoding in what one is taken to take.
-WEIGHT = 0.2
 # Uses that wait for the first encoding to tell what one takes.
 MAX_UNTOLD_USES = 10_000
 MAX_REMEMBERED_NAMES = 4096
@@ -70,9 +69,8 @@ class EmbeddingTiers:
         self._media: dict[str, str] = {}
         self._held: set[str] = set()
         self._num_loading = 0
-        self._encoding_seconds: float | None = None
+        self._encoding_cost = MeanCost()
         self._untold_uses: deque[EngineRequest] = deque(maxlen=MAX_UNTOLD_USES)
-        self.num_loads = self.num_stores = 0
 
     @property
     def has_answers(self) -> bool:
@@ -84,14 +82,12 @@ class EmbeddingTiers:
         """Answered by `take_loaded`: at once if it lies in host memory or nowhere, else the loop is woken."""
         assert self._store is not None
         self._num_loading += 1
-        self.num_loads += 1
         self._loop_thread = threading.get_ident()
         self._store.load(self._name(load.encoder_key), self._patience(), partial(self._take_answer, load, self._epoch))
 
     def _patience(self) -> float:
         """What making it anew would take: those that are loading would be encoded one after the other."""
-        seconds = UNKNOWN_ENCODING_SECONDS if self._encoding_seconds is None else self._encoding_seconds
-        return PIXEL_SECONDS + self._num_loading * seconds
+        return PIXEL_SECONDS + self._num_loading * (self._encoding_cost.seconds or UNKNOWN_ENCODING_SECONDS)
 
     def _take_answer(self, load: Load, epoch: int, _name: str, array: StoredArray | None) -> None:
         self._answers.append(_Answer(load, array, epoch))
@@ -153,13 +149,13 @@ class EmbeddingTiers:
         if self._trace is None:
             return
         self._untold_uses.append(request)
-        if self._encoding_seconds is None:
+        if not self._encoding_cost.seconds:
             return
         while self._untold_uses:
             told = self._untold_uses.popleft()
             for item in told.media:
                 num_bytes = item.span.length * self._embeddings.num_bytes
-                self._trace.record(self._name(encoder_key(item, told.adapter)), num_bytes, self._encoding_seconds)
+                self._trace.record(self._name(encoder_key(item, told.adapter)), num_bytes, self._encoding_cost.seconds)
 
     def close(self) -> None:
         if self._store is not None:
@@ -174,8 +170,7 @@ class EmbeddingTiers:
         return partial(self._keep, self._epoch)
 
     def _keep(self, epoch: int, encoding: Encoding, seconds: float, make_array: Callable[[], StoredArray]) -> None:
-        known = self._encoding_seconds
-        self._encoding_seconds = seconds if known is None else known + WEIGHT * (seconds - known)
+        self._encoding_cost.note(seconds)
         if self._store is None:
             return
         array = make_array()
@@ -183,7 +178,6 @@ class EmbeddingTiers:
             if epoch != self._epoch:
                 return
             self._store.store(self._name(encoding.encoder_key), array)
-            self.num_stores += 1
         self._note_place(encoding.encoder_key, encoding.media_hash)
 
     def _note_place(self, encoder_key: str, media_hash: str) -> None:

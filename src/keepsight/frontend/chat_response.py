@@ -10,8 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from keepsight.errors import AnsweredError, InvalidArgumentError
 from keepsight.observe.account import AccountBody
-
-FinishReason = Literal["stop", "length"]
+from keepsight.requests import FinishReason
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):

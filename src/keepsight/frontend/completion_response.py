@@ -5,7 +5,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from keepsight.frontend.chat_response import Extras, FinishReason, Usage
+from keepsight.frontend.chat_response import Extras, Usage
+from keepsight.requests import FinishReason
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):

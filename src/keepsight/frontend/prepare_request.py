@@ -41,10 +41,9 @@ from keepsight.frontend.tokenizer import Tokenizer
 from keepsight.image_processor_config import REQUEST_OPTIONS, ImageProcessorConfig, check_options
 from keepsight.media import TOKENS_PER_STRIP, MediaItem, TokenSpan
 from keepsight.observe.account import RequestAccount
-from keepsight.requests import EngineRequest, Pixels, PromptPin
+from keepsight.requests import MAX_PRIORITY, EngineRequest, Pixels, PromptPin
 from keepsight.sampling_params import SamplingParams
 
-MAX_PRIORITY = 2**63 - 1
 # Of a position whose vector the caller sent: never embedded.
 PLACEHOLDER = 0
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from keepsight.errors import InvalidArgumentError, WireError
 from keepsight.requests import (
+    MAX_PRIORITY,
     AbortRequest,
     EngineRequest,
     FromEngine,
@@ -42,7 +43,6 @@ T = TypeVar("T")
 MAX_BODY_BYTES = 64 * 2**20
 MAX_PIXEL_BYTES = 256 * 2**20
 MAX_SIDE = 2**16
-MAX_PRIORITY = 2**63 - 1
 
 REQUEST, ABORT, RESET, PIXELS, RING_PLACE, STORED_PIXELS, OUTPUTS = b"Q", b"A", b"C", b"P", b"R", b"S", b"O"
 

@@ -10,7 +10,6 @@ import fcntl
 import logging
 import mmap
 import os
-import re
 import secrets
 import stat
 import threading
@@ -22,6 +21,7 @@ from pathlib import Path
 from keepsight.errors import TierError
 from keepsight.ipc.record_lock import opened
 from keepsight.tiers.entry_format import HEADER_BYTES, DamagedEntryError, pack_header, read_entry, read_seconds
+from keepsight.tiers.entry_key import is_entry_key
 from keepsight.tiers.ledger import Ledger
 from keepsight.tiers.pins import PinFolder, Sparing
 from keepsight.tiers.policies import POLICIES
@@ -29,7 +29,6 @@ from keepsight.tiers.tier import OnDrop, StoredArray, TierStats, ignore_drop
 
 logger = logging.getLogger(__name__)
 
-_KEY = re.compile(r"[0-9a-f]{64}")
 # A strange file must not make its reader wait.
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 # Of a file at a time: checked while it still lies in the core's cache, and while the disk brings the next.
@@ -203,7 +202,7 @@ class DiskTier:
     def _files(self, folder: Path) -> Iterator[Path]:
         with suppress(FileNotFoundError), os.scandir(folder) as found:
             for each in found:
-                if folder == self._aside or _KEY.fullmatch(each.name):
+                if folder == self._aside or is_entry_key(each.name):
                     yield Path(each.path)
 
     # Under the ledger's lock ----------------------------------------------------------------------------------
@@ -360,7 +359,7 @@ class DiskTier:
 
 
 def _checked(key: str) -> str:
-    assert _KEY.fullmatch(key), key
+    assert is_entry_key(key), key
     return key
 
 

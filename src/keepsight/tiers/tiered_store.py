@@ -73,10 +73,6 @@ class TieredStore:
             return self._host.name
         return next((worker.tier.name for worker in self._workers if worker.has(key)), None)
 
-    def is_worth_asking(self, key: str) -> bool:
-        """False if no tier can hold it as far as known: what is not found then is not anywhere."""
-        return self.find(key) is not None or any(worker.guard.is_usable for worker in self._workers)
-
     def load(self, key: str, recompute_seconds: float, on_loaded: OnLoaded) -> None:
         """Calls back once: at once if it lies in host memory, else on a thread of the tiers."""
         array = self._host.get(key) if self._host is not None else None
