@@ -59,6 +59,21 @@ def test_keys_come_from_the_environment_unless_a_flag_has_some(monkeypatch: pyte
     assert read("--api-key", "other").api_keys == ("other",)
 
 
+@pytest.mark.parametrize("flag", ["--api-key", "--admin-api-key"])
+@pytest.mark.parametrize("key", ["", " "])
+def test_a_key_that_is_empty_is_refused_not_left_out(flag: str, key: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^{flag}: must not be empty"):
+        read(flag, key)
+
+
+@pytest.mark.parametrize("variable", ["KEEPSIGHT_API_KEY", "KEEPSIGHT_ADMIN_API_KEY"])
+@pytest.mark.parametrize("value", ["", " , "])
+def test_a_variable_that_holds_no_key_is_refused(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(InvalidArgumentError, match=f"^{variable}: "):
+        read()
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [

@@ -124,8 +124,8 @@ def api_settings_from(arguments: argparse.Namespace) -> ApiSettings:
     names = arguments.served_model_name or [""]
     settings = ApiSettings(
         more_model_names=tuple(names[1:]),
-        api_keys=tuple(_keys_of(arguments.api_key, KEY_VARIABLE)),
-        admin_api_key=next(iter(_keys_of([arguments.admin_api_key or ""], ADMIN_KEY_VARIABLE)), None),
+        api_keys=tuple(_keys_of(arguments.api_key, "--api-key", KEY_VARIABLE)),
+        admin_api_key=_admin_key_of(arguments.admin_api_key),
         cache_isolation=arguments.cache_isolation,
         allowed_origins=tuple(arguments.allowed_origins),
         root_path=arguments.root_path.rstrip("/"),
@@ -146,10 +146,24 @@ def api_settings_from(arguments: argparse.Namespace) -> ApiSettings:
     return settings
 
 
-def _keys_of(given: list[str], variable: str) -> list[str]:
-    """Separated by commas in the environment, which is looked at only where no flag was given."""
-    given = [key for key in given if key]
-    return given or [key.strip() for key in os.environ.get(variable, "").split(",") if key.strip()]
+def _keys_of(given: list[str], flag: str, variable: str) -> list[str]:
+    """Separated by commas in the environment, which is looked at only where no flag was given.
+
+    Whoever names a key wants one: a variable of the shell that is not set must not leave the server open.
+    """
+    if not all(key.strip() for key in given):
+        raise InvalidArgumentError(flag, "must not be empty")
+    if given or variable not in os.environ:
+        return given
+    keys = [key.strip() for key in os.environ[variable].split(",") if key.strip()]
+    if not keys:
+        raise InvalidArgumentError(variable, "is set in the environment, but holds no key")
+    return keys
+
+
+def _admin_key_of(given: str | None) -> str | None:
+    keys = _keys_of([] if given is None else [given], "--admin-api-key", ADMIN_KEY_VARIABLE)
+    return next(iter(keys), None)
 
 
 def _absolute(path: str | None) -> str | None:
