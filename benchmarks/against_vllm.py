@@ -28,10 +28,9 @@ from benchmarks.servers import ServerProcess
 from keepsight.bench.ask import Server
 from keepsight.bench.http_connection import Address
 from keepsight.bench.report import METRICS, to_markdown
-from keepsight.bench.run_workloads import RunSettings, run_workloads, wait_until_it_answers
+from keepsight.bench.run_workloads import RunSettings, WorkloadRun, wait_until_it_answers
 from keepsight.bench.summary import Summary
 from keepsight.bench.workloads import WORKLOADS, WorkloadOptions
-from keepsight.errors import NoAnswerError
 
 OURS, THEIRS = "keepsight-serve", "vllm-serve"
 # It says which tokens were cached only if it is told to.
@@ -141,12 +140,11 @@ class Contestant:
 
     async def ask(self, task: Task) -> None:
         settings = RunSettings([task.workload], task.options, task.concurrency, self._arguments.reuse, self._restart)
-        try:
-            report = await run_workloads(self._server, settings)
-        except NoAnswerError as error:
-            say(f"    {self.name}: {task.prefix}{task.workload} failed: {error}")
-            return
-        for label, summary in report.summaries.items():
+        run = WorkloadRun(self._server, settings)
+        await run.run()
+        for label, reason in run.failures.items():
+            say(f"    {self.name}: {task.prefix}{label} failed: {reason}")
+        for label, summary in run.summaries.items():
             self._note(task.prefix + label, summary)
         await self._come_to_rest()
 

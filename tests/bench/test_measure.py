@@ -8,7 +8,7 @@ import pytest
 from keepsight.bench.ask import Answer, Server, ask
 from keepsight.bench.http_connection import Address
 from keepsight.bench.measure import Measurement, find_words_per_picture, measure
-from keepsight.bench.run_workloads import RunSettings, run_workloads
+from keepsight.bench.run_workloads import RunSettings, WorkloadRun
 from keepsight.bench.workloads import Workload, WorkloadOptions, draw_workload
 from keepsight.errors import InvalidArgumentError, NoAnswerError
 from tests.cli.scripted_server import DONE, USAGE_EVENT, Script, answer, event, scripted_server
@@ -129,9 +129,27 @@ def test_a_run_has_a_summary_of_each_workload_and_share_of_reuse(script: Script)
         script.models = "restarted"
 
     settings = RunSettings(["cold", "zipf", "restart"], OPTIONS, reuse_percents=(0, 50), restart=restart)
-    report = asyncio.run(run_workloads(server_of(script), settings))
+    run = WorkloadRun(server_of(script), settings)
+    asyncio.run(run.run())
+    report = run.report
     assert list(report.summaries) == ["cold", "zipf-0", "zipf-50", "restart"]
     assert {summary.num_requests for summary in report.summaries.values()} == {4}
     assert report.summaries["cold"].cached_share == 0.8
     assert script.models == "restarted"
     assert report.facts["seed"] == 1
+
+
+def test_a_workload_that_cannot_be_measured_is_named_and_the_others_are_measured(script: Script) -> None:
+    script.answers = [[b'data: {"error": "too many pictures"}\n\n', DONE], answer("Hello")]
+    run = WorkloadRun(server_of(script), RunSettings(["many-pictures", "cold"], OPTIONS))
+    asyncio.run(run.run())
+    assert "too many pictures" in run.failures["many-pictures"]
+    assert (list(run.failures), list(run.report.summaries)) == (["many-pictures"], ["cold"])
+
+
+def test_only_workloads_as_long_as_a_picture_need_the_server_s_counts(script: Script) -> None:
+    script.answers = [[event("a"), DONE]]
+    run = WorkloadRun(server_of(script), RunSettings(["text-only", "cold"], OPTIONS))
+    asyncio.run(run.run())
+    assert "how many tokens" in run.failures["text-only"]
+    assert list(run.summaries) == ["cold"]

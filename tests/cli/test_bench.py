@@ -1,10 +1,16 @@
+import errno
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from keepsight.bench.report import Report
 from keepsight.cli.main import main
-from tests.cli.scripted_server import Script, scripted_server
+from tests.cli.scripted_server import DONE, Script, answer, event, scripted_server
 
 QUICK = ("--requests", "2", "--warmup", "0", "--picture-size", "16x16")
 
@@ -38,6 +44,72 @@ def test_failed_requests_make_the_command_fail(capsys: pytest.CaptureFixture[str
     with scripted_server(Script(status=500, refusal=b"no")) as script:
         assert main(["bench", "serve", "--base-url", script.url, "--model", "m", "--workload", "cold", *QUICK]) == 1
     assert "cold: 2 failed; the first: 500: no" in capsys.readouterr().out
+
+
+def test_a_workload_that_fails_is_named_and_the_rest_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = [b'data: {"error": "at most 2 pictures"}\n\n', DONE]
+    with scripted_server(Script(answers=[refused, answer("Hello")])) as script:
+        typed = ["--base-url", script.url, "--json", str(tmp_path / "r.json"), "--workload", "many-pictures", "cold"]
+        assert main(["bench", "serve", *typed, *QUICK]) == 1
+    said = capsys.readouterr().out
+    assert "many-pictures: could not be measured: " in said
+    assert "at most 2 pictures" in said
+    assert list(json.loads((tmp_path / "r.json").read_text())["workloads"]) == ["cold"]
+
+
+def test_what_is_complete_outlives_ctrl_c(tmp_path: Path) -> None:
+    report = tmp_path / "r.json"
+    with scripted_server(Script(answers=[answer("Hi"), answer("Hi"), [event("Once")]], is_endless=True)) as script:
+        typed = ["--base-url", script.url, "--json", str(report), "--workload", "cold", "zipf", *QUICK]
+        command = [sys.executable, "-m", "keepsight", "bench", "serve", *typed]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            while len(script.bodies) < 3:
+                time.sleep(0.01)
+                assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            said, complained = process.communicate(timeout=60)
+    assert (process.returncode, complained) == (130, "")
+    assert "| cold " in said
+    assert list(json.loads(report.read_text())["workloads"]) == ["cold"]
+
+
+@pytest.mark.parametrize(("flag", "name"), [("--json", "r.json"), ("--plot", "r.svg")])
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(
+    flag: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with scripted_server(Script()) as script:
+        typed = ["--base-url", script.url, "--workload", "cold", flag, str(tmp_path / "none" / name)]
+        assert main(["bench", "serve", *typed, *QUICK]) == 2
+        assert not script.bodies
+    assert f"{flag}: cannot write {tmp_path / 'none' / name}: No such file" in capsys.readouterr().err
+
+
+def test_what_was_measured_is_told_though_its_file_has_become_unwritable(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_report: Report, _path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Report, "save", fail)
+    with scripted_server(Script()) as script:
+        typed = ["--base-url", script.url, "--workload", "cold", "--json", str(tmp_path / "r.json")]
+        assert main(["bench", "serve", *typed, *QUICK]) == 2
+    told = capsys.readouterr()
+    assert "| cold " in told.out
+    assert told.err.splitlines() == [
+        f"keepsight bench: --json: cannot write {tmp_path / 'r.json'}: No space left on device"
+    ]
+
+
+def test_a_run_that_measured_nothing_leaves_the_last_report(tmp_path: Path) -> None:
+    report = tmp_path / "r.json"
+    report.write_text("of yesterday")
+    with scripted_server(Script(status=500, refusal=b"no")) as script:
+        typed = ["--base-url", script.url, "--model", "m", "--json", str(report), "--workload", "many-pictures"]
+        assert main(["bench", "serve", *typed, *QUICK]) == 1
+    assert report.read_text() == "of yesterday"
 
 
 @pytest.mark.parametrize(

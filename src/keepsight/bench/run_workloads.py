@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from tqdm import tqdm
@@ -12,7 +12,7 @@ from keepsight.bench.measure import Restart, find_words_per_picture, measure
 from keepsight.bench.report import Report
 from keepsight.bench.summary import Summary, summarize
 from keepsight.bench.workloads import AS_LONG_AS_A_PICTURE, WorkloadOptions, draw_workload
-from keepsight.errors import InvalidArgumentError, NoAnswerError
+from keepsight.errors import InvalidArgumentError, KeepsightError, NoAnswerError
 
 READY_SECONDS = 600.0
 
@@ -27,31 +27,51 @@ class RunSettings:
     restart: Restart | None = None
 
 
-async def run_workloads(server: Server, settings: RunSettings) -> Report:
-    options = settings.options
-    if AS_LONG_AS_A_PICTURE.intersection(settings.workloads):
-        options = replace(options, words_per_picture=await find_words_per_picture(server, options))
-    summaries: dict[str, Summary] = {}
-    for name in settings.workloads:
-        if name == "zipf":
-            for percent in settings.reuse_percents:
-                at_percent = replace(options, reuse_percent=percent)
-                summaries[f"zipf-{percent}"] = await _run(server, name, at_percent, settings)
-        else:
-            summaries[name] = await _run(server, name, options, settings)
-    facts = {"model": server.model, "sampling": dict(server.sampling), "concurrency": settings.concurrency}
-    return Report(facts | asdict(options), summaries)
+class WorkloadRun:
+    """What is complete is there at any time, whatever becomes of the rest."""
 
+    def __init__(self, server: Server, settings: RunSettings) -> None:
+        self.summaries: dict[str, Summary] = {}
+        # Why the others could not be measured.
+        self.failures: dict[str, str] = {}
+        self._server, self._settings, self._options = server, settings, settings.options
+        self._knows_words_per_picture = False
 
-async def _run(server: Server, name: str, options: WorkloadOptions, settings: RunSettings) -> Summary:
-    workload = await asyncio.to_thread(draw_workload, name, options)
-    # A bar on a terminal, nothing elsewhere.
-    with tqdm(desc=name, total=options.num_requests, disable=None, leave=False, unit="request") as bar:
+    @property
+    def report(self) -> Report:
+        server = self._server
+        facts = {"model": server.model, "sampling": dict(server.sampling), "concurrency": self._settings.concurrency}
+        return Report(facts | asdict(self._options), self.summaries)
 
-        def keep(_: Answer) -> None:
-            bar.update()
+    async def run(self) -> None:
+        """One that fails keeps no other from being measured."""
+        for label, workload, reuse_percent in self._list_runs():
+            try:
+                self.summaries[label] = await self._measure(workload, reuse_percent)
+            except KeepsightError as error:
+                self.failures[label] = str(error)
 
-        return summarize(await measure(server, workload, settings.concurrency, keep, settings.restart))
+    def _list_runs(self) -> Iterator[tuple[str, str, int]]:
+        """What to call each, its workload, and its share of reuse."""
+        for workload in self._settings.workloads:
+            if workload == "zipf":
+                yield from ((f"zipf-{percent}", workload, percent) for percent in self._settings.reuse_percents)
+            else:
+                yield workload, workload, self._options.reuse_percent
+
+    async def _measure(self, workload: str, reuse_percent: int) -> Summary:
+        if workload in AS_LONG_AS_A_PICTURE and not self._knows_words_per_picture:
+            words = await find_words_per_picture(self._server, self._options)
+            self._options, self._knows_words_per_picture = replace(self._options, words_per_picture=words), True
+        options, settings = replace(self._options, reuse_percent=reuse_percent), self._settings
+        drawn = await asyncio.to_thread(draw_workload, workload, options)
+        # A bar on a terminal, nothing elsewhere.
+        with tqdm(desc=workload, total=options.num_requests, disable=None, leave=False, unit="request") as bar:
+
+            def keep(_: Answer) -> None:
+                bar.update()
+
+            return summarize(await measure(self._server, drawn, settings.concurrency, keep, settings.restart))
 
 
 async def restart_by_command(command: str, server: Server) -> None:

@@ -3,6 +3,8 @@
 import argparse
 import asyncio
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +15,7 @@ from keepsight.bench.ask import Server
 from keepsight.bench.http_connection import Address
 from keepsight.bench.plot import check_ending, save_plot
 from keepsight.bench.report import Report, comparison, table, to_markdown
-from keepsight.bench.run_workloads import RunSettings, restart_by_command, run_workloads
+from keepsight.bench.run_workloads import RunSettings, WorkloadRun, restart_by_command
 from keepsight.bench.workloads import WORKLOADS
 from keepsight.cli.bench_arguments import DEFAULTS, add_shape, check_counts, options_of, to_percent
 from keepsight.cli.bench_within import add_offline_arguments, add_parts_arguments, run_offline, run_parts
@@ -80,25 +82,64 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 def _run_serve(arguments: argparse.Namespace) -> int:
     _check(arguments)
     server = _server_of(arguments)
-    report = asyncio.run(run_workloads(server, _settings_of(arguments, server)))
+    run = WorkloadRun(server, _settings_of(arguments, server))
+    try:
+        asyncio.run(run.run())
+    finally:
+        # After Ctrl-C, too: measuring takes long.
+        _tell(run)
+        _keep(run, arguments)
+    return 1 if run.failures or any(summary.num_errors for summary in run.summaries.values()) else 0
+
+
+def _tell(run: WorkloadRun) -> None:
+    print(", ".join(f"{name} {value}" for name, value in run.report.facts.items()))
+    print(to_markdown(table(run.summaries)))
+    for name, summary in run.summaries.items():
+        if summary.num_errors:
+            print(f"{name}: {summary.num_errors} failed; the first: {summary.first_error}")
+    for name, reason in run.failures.items():
+        print(f"{name}: could not be measured: {reason}")
+
+
+def _keep(run: WorkloadRun, arguments: argparse.Namespace) -> None:
+    """A run that measured nothing leaves what an earlier one wrote."""
+    if not run.summaries:
+        return
     if arguments.json is not None:
-        report.save(arguments.json)
+        with _writing("--json", arguments.json):
+            run.report.save(arguments.json)
     if arguments.plot is not None:
-        save_plot(report.summaries, arguments.plot)
-    print(", ".join(f"{name} {value}" for name, value in report.facts.items()))
-    print(to_markdown(table(report.summaries)))
-    failed = {name: summary for name, summary in report.summaries.items() if summary.num_errors}
-    for name, summary in failed.items():
-        print(f"{name}: {summary.num_errors} failed; the first: {summary.first_error}")
-    return 1 if failed else 0
+        with _writing("--plot", arguments.plot):
+            save_plot(run.summaries, arguments.plot)
+
+
+@contextmanager
+def _writing(flag: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InvalidArgumentError(flag, f"cannot write {path}: {error.strerror}") from error
 
 
 def _check(arguments: argparse.Namespace) -> None:
     check_counts(arguments)
     if arguments.plot is not None:
         check_ending(arguments.plot)
+    for flag, path in (("--json", arguments.json), ("--plot", arguments.plot)):
+        if path is not None:
+            _check_writable(flag, path)
     if "restart" in arguments.workload and arguments.restart_command is None:
         raise InvalidArgumentError("--workload", "restart needs --restart-command")
+
+
+def _check_writable(flag: str, path: Path) -> None:
+    """Before anything is measured.  Leaves what is there as it is."""
+    was_there = path.exists()
+    with _writing(flag, path):
+        path.open("ab").close()
+    if not was_there:
+        path.unlink()
 
 
 def _server_of(arguments: argparse.Namespace) -> Server:
