@@ -114,6 +114,27 @@ def test_warmed_pictures_are_kept_and_can_be_pinned_by_the_same_flags(
     assert capsys.readouterr().out == "4 embeddings unpinned\n"
 
 
+@pytest.mark.parametrize("flag", ["--encoder-disk-cache", "--encoder-remote-cache"])
+def test_a_place_that_keeps_nothing_is_refused_before_a_model_is_loaded(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "picture.png"
+    draw(3).picture.save(picture)
+    scheme = "" if flag == "--encoder-disk-cache" else "unix://"
+    assert main(["cache", "warm", str(picture), flag, f"{scheme}{picture}/none"]) == 2
+    assert f"{flag}: {picture}/none cannot be used: " in capsys.readouterr().err
+
+
+def test_pictures_that_are_not_kept_though_they_were_encoded_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "picture.png"
+    draw(3).picture.save(picture)
+    # Smaller than one embedding.
+    assert main(["cache", "warm", str(picture), "--encoder-disk-cache", f"{tmp_path}/kept:4K", "--device", "cpu"]) == 1
+    assert capsys.readouterr().out.endswith(f"\n{picture} is not kept by the disk tier\n")
+
+
 # Pins ---------------------------------------------------------------------------------------------------------
 
 

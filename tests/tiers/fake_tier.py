@@ -16,6 +16,8 @@ class FakeTier:
         self.may_read.set()
         self.may_write.set()
 
+    def open(self) -> None: ...
+
     def has(self, key: str) -> bool:
         return key in self.entries
 

@@ -94,6 +94,8 @@ class FakeServer:
 
     def _answer(self, command: list[bytes]) -> bytes:
         name, *arguments = command
+        if name == b"PING":
+            return b"+PONG\r\n"
         if name == b"SET":
             self.values[arguments[0]] = arguments[1]
             return b"+OK\r\n"

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -175,6 +176,17 @@ def test_a_tier_that_fails_is_passed_over_and_comes_back(make: Make, error: Exce
             break
     assert came_back.is_set()
     assert store.health()[0].is_used
+
+
+def test_a_tier_that_cannot_be_used_is_set_aside_before_anybody_asks(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    store = make(DiskTier(tmp_path / "file" / "folder", 10**6), DiskTier(tmp_path / "kept", 10**6))
+    for _ in range(2000):
+        if (tmp_path / "kept" / "entries").is_dir() and not store.health()[0].is_used:
+            break
+        time.sleep(0.01)
+    assert [health.is_used for health in store.health()] == [False, True]
+    assert "NotADirectoryError" in str(store.health()[0].reason)
 
 
 def test_a_tier_that_hangs_stops_neither_callers_nor_other_keys_found_nearer(make: Make) -> None:

@@ -4,17 +4,18 @@ Invariant: looking never makes anything go; only damaged entries are removed by 
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from keepsight.cli.model_arguments import add_model_arguments, config_from
-from keepsight.errors import InvalidArgumentError
+from keepsight.errors import InvalidArgumentError, TierError
 from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.open_tiers import parse_disk_place
 from keepsight.tiers.pins import PinFolder
 from keepsight.tiers.redis_tier import RedisTier
+from keepsight.tiers.resp import parse_address
 
 MIB = 2**20
 # Whatever the budget of those who fill it: nothing is to go because somebody looks.
@@ -62,9 +63,14 @@ def opened_folder(directory: Path, field: str) -> AbstractContextManager[DiskTie
     return _until_closed(DiskTier(directory, _NO_BUDGET), field, str(directory))
 
 
+def _opened_server(url: str, field: str) -> AbstractContextManager[RedisTier]:
+    # An address tells no password.
+    return _until_closed(RedisTier(url), field, str(parse_address(url)))
+
+
 def _opened(arguments: argparse.Namespace) -> AbstractContextManager[DiskTier | RedisTier]:
     if arguments.remote is not None:
-        return _until_closed(RedisTier(arguments.remote), "--remote", arguments.remote)
+        return _opened_server(arguments.remote, "--remote")
     return opened_folder(parse_disk_place(arguments.disk, "--disk").directory, "--disk")
 
 
@@ -72,7 +78,7 @@ def _opened(arguments: argparse.Namespace) -> AbstractContextManager[DiskTier | 
 def _until_closed(tier: AnyTier, field: str, place: str) -> Iterator[AnyTier]:
     try:
         yield tier
-    except OSError as error:
+    except (OSError, TierError) as error:
         raise InvalidArgumentError(field, f"{place} cannot be used: {error}") from error
     finally:
         tier.close()
@@ -118,18 +124,44 @@ def _warm(arguments: argparse.Namespace) -> int:
     if arguments.encoder_disk_cache is None and arguments.encoder_remote_cache is None:
         arguments.encoder_disk_cache = ""
     config = config_from(arguments)
-    pictures = [read_picture(path) for path in arguments.pictures]
+    pictures = {str(path): read_picture(path) for path in arguments.pictures}
+    # Nobody is to wait for a model whose work has no place.
+    for place in _far_tiers(arguments):
+        with place as far_tier:
+            far_tier.open()
 
+    from keepsight.cli.name_entries import name_entries
     from keepsight.llm import LLM  # after everything that can be refused without torch
     from keepsight.sampling_params import SamplingParams
 
     with LLM.from_config(config) as llm:
-        asked = [[{"role": "user", "content": [{"type": "image_pil", "image_pil": each}]}] for each in pictures]
+        shown = [{"type": "image_pil", "image_pil": each} for each in pictures.values()]
+        asked = [[{"role": "user", "content": [each]}] for each in shown]
         llm.chat(asked, SamplingParams(temperature=0, max_tokens=1))
         tiers = llm.engine.list_own_tiers()
     for tier in tiers:
         print(f"{tier.name}: {tier.num_entries} embeddings, {tier.num_bytes / MIB:.1f} MiB")
-    return 0
+    return _tell_what_is_not_kept(arguments, name_entries(config, pictures))
+
+
+def _tell_what_is_not_kept(arguments: argparse.Namespace, keys: Mapping[str, Sequence[str]]) -> int:
+    """A server works without its tiers; warming has nothing else to do."""
+    status = 0
+    for place in _far_tiers(arguments):
+        with place as tier:
+            for picture, its in keys.items():
+                if any(tier.get(key) is None for key in its):
+                    print(f"{picture} is not kept by the {tier.name} tier")
+                    status = 1
+    return status
+
+
+def _far_tiers(arguments: argparse.Namespace) -> Iterator[AbstractContextManager[DiskTier | RedisTier]]:
+    if arguments.encoder_disk_cache is not None:
+        place = parse_disk_place(arguments.encoder_disk_cache)
+        yield opened_folder(place.directory, "--encoder-disk-cache")
+    if (url := arguments.encoder_remote_cache) is not None:
+        yield _opened_server(url, "--encoder-remote-cache")
 
 
 def read_picture(path: Path) -> bytes:

@@ -49,7 +49,7 @@ class TierPlan:
         if store is None and self.trace is None:
             return None
         trace = None if self.trace is None else _open_trace(self.trace)
-        logger.info("embeddings are kept in: %s", "no tier" if store is None else ", ".join(store.stats()))
+        logger.info("tiers of embeddings: %s", "none" if store is None else ", ".join(store.stats()))
         return EmbeddingTiers(store, self.namer(processor, place), embeddings, wake, trace=trace, dropped=dropped)
 
     def namer(self, processor: str, place: str) -> Callable[[str], str]:
@@ -64,7 +64,7 @@ def plan_tiers(config: Config) -> TierPlan:
     place = None
     if disk is not None and disk is not False:
         place = parse_disk_place("" if disk is True else str(disk), "encoder_disk_cache")
-        logger.info("embeddings are kept in %s, up to %d bytes", place.directory, place.max_bytes)
+        logger.info("embeddings on disk: in %s, up to %d bytes", place.directory, place.max_bytes)
     if url is not None:
         _check_address(url)
     trace = None if config.record_cache_trace is None else Path(config.record_cache_trace)

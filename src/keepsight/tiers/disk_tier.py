@@ -72,14 +72,14 @@ class DiskTier:
 
     def get(self, key: str) -> StoredArray | None:
         if not self._ledger.is_open:
-            self._open()
+            self.open()
         self._num_queries += 1
         try:
             # Joined as text, as paths take longer than all else here but the bytes.
             descriptor = os.open(f"{self._entries}/{_checked(key)}", _READING)
         except FileNotFoundError:
             # The whole folder may be gone.
-            self._open()
+            self.open()
             self._forget(key)
             return None
         try:
@@ -111,14 +111,14 @@ class DiskTier:
 
     def list_sizes(self) -> dict[str, int]:
         """Bytes of all entries, those that others put there too."""
-        self._open()
+        self.open()
         with self._changing():
             self._count()
         return dict(self._sizes)
 
     def verify(self, key: str) -> bool:
         """False: it was not as it had been put there, and is removed.  No use of it."""
-        self._open()
+        self.open()
         with suppress(FileNotFoundError), opened(self._entries / _checked(key), _READING) as descriptor:
             try:
                 _read(key, descriptor)
@@ -130,7 +130,7 @@ class DiskTier:
     # Coming and going -----------------------------------------------------------------------------------------
 
     def put(self, key: str, array: StoredArray) -> bool:
-        self._open()
+        self.open()
         num_bytes = HEADER_BYTES + array.num_bytes
         if _occupied(num_bytes) > self._max_bytes:
             return False
@@ -154,12 +154,12 @@ class DiskTier:
         return True
 
     def drop(self, key: str) -> None:
-        self._open()
+        self.open()
         with self._changing():
             self._remove(_checked(key))
 
     def clear(self) -> None:
-        self._open()
+        self.open()
         with self._changing():
             for path in list(self._files(self._entries)):
                 self._remove(path.name)
@@ -173,7 +173,7 @@ class DiskTier:
         self._ledger.close()
 
     def check_invariants(self) -> None:
-        self._open()
+        self.open()
         with self._changing():
             num_bytes = self._ledger.num_bytes
             assert num_bytes <= self._max_bytes, (num_bytes, self._max_bytes)
@@ -186,7 +186,7 @@ class DiskTier:
 
     # The folder -----------------------------------------------------------------------------------------------
 
-    def _open(self) -> None:
+    def open(self) -> None:
         """Whatever was wrong with the folder before may be right by now."""
         if self._ledger.is_open and self._entries.is_dir():
             return

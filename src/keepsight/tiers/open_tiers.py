@@ -1,6 +1,6 @@
 """From what a server was told to the store over its tiers.
 
-Invariant: nothing is touched here; a folder or server that cannot be used shows later, and is tried again.
+Invariant: nobody waits for a folder or server here; one that cannot be used is set aside soon, and tried again.
 """
 
 import os

@@ -76,6 +76,10 @@ class RedisTier:
         self._writer = _Line(lambda: RespConnection(self._address, timeout))
         self._num_queries = self._num_hits = self._num_evictions = self._num_damaged = 0
 
+    def open(self) -> None:
+        with self._writer.held() as connection:
+            connection.run([b"PING"])
+
     def has(self, key: str) -> bool:
         return False
 

@@ -63,6 +63,9 @@ class Tier(Protocol):
     @property
     def name(self) -> str: ...
 
+    def open(self) -> None:
+        """Finds out whether it can be used.  Nothing needs it: whatever else is asked for opens it too."""
+
     def has(self, key: str) -> bool:
         """Whether it is known to be held, without asking anybody; `get` may find what is not known."""
 

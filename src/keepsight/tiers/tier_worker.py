@@ -107,7 +107,7 @@ class TierWorker:
     def _read_all(self) -> None:
         while (read := self._next_read()) is not None:
             array = self._read(read) if read.is_wanted() else None
-            with self._safely("given"):
+            with self._safely("an entry could not be given"):
                 read.on_read(array)
 
     def _next_read(self) -> Read | None:
@@ -118,14 +118,18 @@ class TierWorker:
     def _read(self, read: Read) -> StoredArray | None:
         array = self._waiting(read.key)
         if array is None and not self._is_to_be_cleared:
-            with self._safely("read"), self.guard.watch() as may:
+            with self._safely("an entry could not be read"), self.guard.watch() as may:
                 array = self.tier.get(read.key) if may else None
         return array
 
     def _write_all(self) -> None:
+        # A folder or server that cannot be used is known before the first picture, not by it.
+        with self._safely("it could not be opened"), self.guard.watch() as may:
+            if may:
+                self.tier.open()
         while self._take_write():
             is_done = False
-            with self._safely("written"), self.guard.watch() as may:
+            with self._safely("an entry could not be written"), self.guard.watch() as may:
                 if may:
                     self._write()
                     is_done = True
@@ -158,7 +162,7 @@ class TierWorker:
             self.tier.put(*self._writing)
 
     def _safely(self, action: str) -> "_Logged":
-        return _Logged(f"{self.tier.name} tier: an entry could not be {action}")
+        return _Logged(f"the {self.tier.name} tier: {action}")
 
     def _waiting(self, key: str) -> StoredArray | None:
         writing = self._writing
