@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import random
 import re
 import socket
@@ -297,6 +298,17 @@ def test_a_path_that_a_proxy_has_taken_away_stays_protected(engine: FakeEngine) 
         assert httpx.get(f"{base}/health").status_code == 200
         assert httpx.get(f"{base}/v1/models").status_code == 401
         assert httpx.get(f"{base}/v1/models", headers={"Authorization": "Bearer one"}).status_code == 200
+
+
+def test_whoever_watches_behind_a_proxy_leaves_no_lines_in_the_log(
+    engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "keepsight.frontend.request_log")
+    with serving(engine, root_path="/keepsight") as port:
+        for path in ("/health", "/ready", "/metrics", "/v1/models"):
+            httpx.get(f"http://127.0.0.1:{port}{path}")
+    [line] = [record.getMessage() for record in caplog.records if record.name == "keepsight.frontend.request_log"]
+    assert line.startswith("GET /keepsight/v1/models 200")
 
 
 def test_https_is_spoken_with_a_certificate(engine: FakeEngine) -> None:

@@ -45,7 +45,7 @@ class Access:
 
     def _admit(self, scope: Scope) -> str | None:
         """The key that the caller has, if it takes one."""
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        path = path_within(scope)
         if path in OPEN_PATHS:
             return None
         headers = Headers(scope=scope)
@@ -55,6 +55,12 @@ class Access:
             raise AdminAccessError("only the machine that the server runs on may ask for this: it has no admin key")
         keys = self._watching_keys if path == METRICS_PATH else self._keys
         return _find_key(headers, keys) if keys else None
+
+
+def path_within(scope: Scope) -> str:
+    """Without what a proxy takes away, which the server puts before it again."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 def is_for_admins(path: str) -> bool:

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from keepsight.frontend.access import path_within
 from keepsight.frontend.chat_response import Usage
 from keepsight.observe.tell_account import tell_in_log
 
@@ -44,7 +45,7 @@ class RequestLog:
         try:
             await self._app(scope, receive, send_named)
         finally:
-            if self._logs_requests and scope["path"] not in UNTOLD_PATHS:
+            if self._logs_requests and path_within(scope) not in UNTOLD_PATHS:
                 logger.info("%s", record)
             _request_id.reset(before)
 
