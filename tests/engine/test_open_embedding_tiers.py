@@ -51,6 +51,7 @@ def test_weights_are_digested_only_where_entries_outlive_the_process(checkpoint:
 WRONG: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "size": (lambda path: {"encoder_disk_cache": f"{path}:many"}, "encoder_disk_cache: must be PATH"),
     "address": (lambda _: {"encoder_remote_cache": "http://x"}, "encoder_remote_cache: must be redis://"),
+    "half an address": (lambda _: {"encoder_remote_cache": "redis://[::1"}, "encoder_remote_cache: must be redis://"),
     "trace": (lambda path: {"record_cache_trace": path / "no" / "folder"}, "record_cache_trace: .* cannot be written"),
     "policy": (lambda _: {"encoder_cache_policy": "mru"}, "encoder_cache_policy: must be one of auto, lru, cost"),
     "type": (lambda _: {"encoder_disk_cache": 5}, "encoder_disk_cache: must be PATH, PATH:SIZE, :SIZE or True"),

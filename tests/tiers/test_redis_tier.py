@@ -178,7 +178,13 @@ def test_addresses() -> None:
     assert (unix.path, unix.database) == ("/run/redis.sock", 1)
 
 
-@pytest.mark.parametrize("url", ["http://x", "redis://x:port", "redis://x/db", "unix://", "", "redis://x:99999"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://x", "redis://x:port", "redis://x/db", "unix://", "", "redis://x:99999"),
+        *("redis://[::1", "redis://x/-1", "unix:///x?db=-1"),
+    ],
+)
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(InvalidArgumentError):
         RedisTier(url)

@@ -64,8 +64,9 @@ def opened_folder(directory: Path, field: str) -> AbstractContextManager[DiskTie
 
 
 def _opened_server(url: str, field: str) -> AbstractContextManager[RedisTier]:
-    # An address tells no password.
-    return _until_closed(RedisTier(url), field, str(parse_address(url)))
+    # As an address it tells no password.
+    place = str(parse_address(url, field))
+    return _until_closed(RedisTier(url), field, place)
 
 
 def _opened(arguments: argparse.Namespace) -> AbstractContextManager[DiskTier | RedisTier]:

@@ -66,7 +66,7 @@ def plan_tiers(config: Config) -> TierPlan:
         place = parse_disk_place("" if disk is True else str(disk), "encoder_disk_cache")
         logger.info("embeddings on disk: in %s, up to %d bytes", place.directory, place.max_bytes)
     if url is not None:
-        _check_address(url)
+        parse_address(url, "encoder_remote_cache")
     trace = None if config.record_cache_trace is None else Path(config.record_cache_trace)
     digest = _digest_beside(config.directory) if config.has_far_tiers else None
     return TierPlan(place, url, config.encoder_cache_policy, trace, digest)
@@ -87,13 +87,6 @@ def _digest_beside(directory: Path) -> Future[str]:
     digest = threads.submit(model_content_digest, directory)
     threads.shutdown(wait=False)
     return digest
-
-
-def _check_address(url: str) -> None:
-    try:
-        parse_address(url)
-    except InvalidArgumentError as error:
-        raise InvalidArgumentError("encoder_remote_cache", error.message) from error
 
 
 def _open_trace(path: Path) -> TraceRecorder:

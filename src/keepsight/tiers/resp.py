@@ -8,9 +8,10 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from keepsight.errors import InvalidArgumentError, TierError
 
@@ -47,17 +48,17 @@ class RedisAddress:
         return self.path or f"{self.host}:{self.port}/{self.database}"
 
 
-def parse_address(url: str) -> RedisAddress:
+def parse_address(url: str, field: str = "redis") -> RedisAddress:
     """redis://user:password@host:port/database, rediss:// for TLS, unix:///path?db=0."""
-    parts = urlsplit(url)
+    parts = _split(url, field)
     try:
         port = parts.port
         database = (parse_qs(parts.query).get("db") or ["0"])[0] if parts.scheme == "unix" else parts.path.strip("/")
         number = int(database or 0)
     except ValueError:
-        raise InvalidArgumentError("redis", "neither port nor database may be other than a number") from None
-    if parts.scheme not in ("redis", "rediss", "unix") or (parts.scheme == "unix" and not parts.path):
-        raise InvalidArgumentError("redis", "must be redis://, rediss:// or unix:// with an address")
+        raise InvalidArgumentError(field, "neither port nor database may be other than a number") from None
+    if number < 0:
+        raise InvalidArgumentError(field, f"databases are counted from 0: {number} is none")
     return RedisAddress(
         host=parts.hostname or "localhost",
         port=port or 6379,
@@ -67,6 +68,15 @@ def parse_address(url: str) -> RedisAddress:
         database=number,
         is_tls=parts.scheme == "rediss",
     )
+
+
+def _split(url: str, field: str) -> SplitResult:
+    # Python's own words may tell the password.
+    with suppress(ValueError):
+        parts = urlsplit(url)
+        if parts.scheme in ("redis", "rediss") or (parts.scheme == "unix" and parts.path):
+            return parts
+    raise InvalidArgumentError(field, "must be redis://, rediss:// or unix:// with an address")
 
 
 class RespConnection:
