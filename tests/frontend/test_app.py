@@ -356,6 +356,20 @@ def test_the_smaller_routes_answer(client: Client) -> None:
     assert client.send("GET", f"/v1/models/{MODEL}").json()["id"] == MODEL
 
 
+def test_the_model_s_length_is_that_of_the_engines_that_there_are_now(
+    preparer: RequestPreparer, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = create_app(preparer, engine, MODEL)
+    monkeypatch.setattr(preparer, "max_model_len", 512)
+
+    async def ask_both() -> list[Any]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            listed, named = await client.get("/v1/models"), await client.get(f"/v1/models/{MODEL}")
+            return [*listed.json()["data"], named.json()]
+
+    assert [card["max_model_len"] for card in asyncio.run(ask_both())] == [512, 512]
+
+
 # Refusals -----------------------------------------------------------------------------------------------------
 
 NO_COMMA = ask({"type": "image_url", "image_url": {"url": "data:image/png;base64"}})

@@ -90,10 +90,8 @@ class Api:
         self.media: MediaApi | None = None
         if uploads is not None:
             self.media = MediaApi(preparer, uploads, self._admit_body, partial(isolate_salt, settings))
-        names, created = (model_name, *settings.more_model_names), int(time.time())
-        self._cards = {
-            name: ModelCard(id=name, created=created, max_model_len=preparer.max_model_len) for name in names
-        }
+        self._model_names = tuple(dict.fromkeys((model_name, *settings.more_model_names)))
+        self._created = int(time.time())
 
     # Answers ----------------------------------------------------------------------------------------------------
 
@@ -168,12 +166,16 @@ class Api:
     # The model and the server -----------------------------------------------------------------------------------
 
     async def models(self, _http: Request) -> Response:
-        return json_response(ModelList(data=list(self._cards.values())))
+        return json_response(ModelList(data=[self._describe(name) for name in self._model_names]))
 
     async def model(self, http: Request) -> Response:
         name = http.path_params["model"]
         self._check_model(name)
-        return json_response(self._cards[name])
+        return json_response(self._describe(name))
+
+    def _describe(self, name: str) -> ModelCard:
+        """Anew each time: an engine that comes later may have room for less."""
+        return ModelCard(id=name, created=self._created, max_model_len=self._preparer.max_model_len)
 
     async def health(self, http: Request) -> Response:
         """Whoever can say that is alive.  What tells of callers and places is for those who may watch."""
@@ -234,8 +236,8 @@ class Api:
                 yield body
 
     def _check_model(self, name: str | None) -> None:
-        if name is not None and name not in self._cards:
-            served = ", ".join(map(repr, self._cards))
+        if name is not None and name not in self._model_names:
+            served = ", ".join(map(repr, self._model_names))
             raise ModelNotFoundError("model", f"{name!r} is not served here, but {served}")
 
 
