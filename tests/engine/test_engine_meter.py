@@ -25,6 +25,7 @@ from keepsight.requests import (
     TokenOutput,
 )
 from keepsight.scheduling.scheduler import Scheduler
+from keepsight.scheduling.step_plan import Slice, StepPlan, StepResult
 from keepsight.testing import FakeRunner, pixels_like
 from keepsight.tiers.entry_key import entry_key
 from keepsight.tiers.host_tier import HostTier
@@ -43,8 +44,8 @@ class Engine:
         keep = (lambda *_: None) if tiers is None else tiers.keeping()
         self.runner = FakeRunner(64, 4, keep=keep)
         ticks = count(1)
-        meter = EngineMeter(self.counters, self.scheduler, 100, source, tiers, clock=lambda: next(ticks) / 1000)
-        self.loop = EngineLoop(self.scheduler, self.runner, self.inbox, self.take, source, tiers, meter)
+        self.meter = EngineMeter(self.counters, self.scheduler, 100, source, tiers, clock=lambda: next(ticks) / 1000)
+        self.loop = EngineLoop(self.scheduler, self.runner, self.inbox, self.take, source, tiers, self.meter)
         self.sent: list[FromEngine] = []
 
     def take(self, outputs: Any) -> None:
@@ -65,6 +66,11 @@ class Engine:
         stories = [each for each in of_request if isinstance(each, RequestBegun)]
         assert stories == [each for each in of_request[:1] if isinstance(each, RequestBegun)]
         return stories[0] if stories else None
+
+    def compute(self, seconds: float, *lengths: int) -> None:
+        """A step of such pieces, as if it had taken so long."""
+        pieces = [Slice((str(length), 0), 0, length, 0, (), samples=True) for length in lengths]
+        self.meter.note_step(StepPlan(now=pieces), StepResult(), seconds)
 
     def counted(self, *slots: int) -> list[float]:
         return [self.counters.numbers()[slot] for slot in slots]
@@ -90,6 +96,28 @@ def test_the_same_prompt_again_is_answered_by_the_prefix_cache() -> None:
     assert [each.found_in for each in story.media] == ["prefix"]
     assert engine.counted(TRANSFERRED, ENCODED, DEVICE.queries, PREFIX.queries, PREFIX.hits) == [1, 1, 1, 26, 12]
     assert engine.counted(PREFIX.saved_seconds)[0] > 0
+
+
+def test_found_tokens_are_worth_what_computing_them_in_bulk_took_whatever_short_steps_took_since() -> None:
+    engine = Engine()
+    engine.compute(1.0, 1000)
+    for _ in range(50):
+        engine.compute(0.1, 14)
+        engine.compute(0.1, 1, 1)
+        engine.compute(0.2, 14, 1)
+    engine.scheduler.kv_cache.num_hit_tokens += 1000
+    engine.meter.note_step(StepPlan(), StepResult(), 0.0)
+    assert engine.counted(PREFIX.saved_seconds) == [pytest.approx(1.0, rel=0.2)]
+
+
+def test_what_computing_tokens_takes_is_learned_anew() -> None:
+    engine = Engine()
+    engine.compute(1.0, 1000)
+    for _ in range(20):
+        engine.compute(3.0, 1000)
+    engine.scheduler.kv_cache.num_hit_tokens += 1000
+    engine.meter.note_step(StepPlan(), StepResult(), 0.0)
+    assert engine.counted(PREFIX.saved_seconds) == [pytest.approx(3.0, rel=0.1)]
 
 
 def test_another_prompt_about_a_known_picture_is_answered_by_the_encoder_cache() -> None:

@@ -20,7 +20,7 @@ from keepsight.observe.catalogue import (
     slot_of,
 )
 from keepsight.observe.counters import Counters
-from keepsight.observe.mean_cost import MeanCost
+from keepsight.observe.mean_cost import BulkCost, MeanCost
 from keepsight.requests import (
     EngineRequest,
     MediaStory,
@@ -77,7 +77,7 @@ class EngineMeter:
         self._source, self._tiers, self.clock = source, tiers, clock
         self._copied_at, self._num_sequences = 0.0, 0
         self._num_device_hits = self._num_hit_tokens = 0
-        self._encoding, self._prompt_token = MeanCost(), MeanCost()
+        self._encoding, self._prompt_token = MeanCost(), BulkCost()
         # By request; by media hash: when pixels came, and whether from the engine's own keeping; by encoder key.
         self._arrivals, self._begins = _Recent[float](), _Recent[float]()
         self._pixels = _Recent[tuple[float, bool]]()
@@ -123,8 +123,8 @@ class EngineMeter:
     def note_step(self, plan: StepPlan, result: StepResult, seconds: float) -> list[RequestBegun]:
         """What is to be sent before the step's outputs; `seconds`: what it took to compute."""
         now = self.clock()
-        if plan.new:
-            self._note_begun(plan, now - seconds, seconds)
+        self._note_begun(plan, now - seconds)
+        self._note_computed(plan, seconds)
         for key, spent in result.encode_seconds.items():
             self._note_encoded(key, spent, now)
         stories = [self._tell(begun, now) for begun in self._scheduler.take_begun()]
@@ -135,12 +135,16 @@ class EngineMeter:
             self._copy()
         return stories
 
-    def _note_begun(self, plan: StepPlan, now: float, seconds: float) -> None:
+    def _note_begun(self, plan: StepPlan, now: float) -> None:
         for new in plan.new:
             if not self._begins.get(new.sequence_id[0], 0.0):
                 self._begins.put(new.sequence_id[0], now)
-        if plan.now:
-            self._prompt_token.note(seconds, sum(piece.length for piece in plan.now))
+
+    def _note_computed(self, plan: StepPlan, seconds: float) -> None:
+        """What a prompt's tokens take: those of answers beside them, one for each, take their share of the step."""
+        num_tokens = sum(piece.length for piece in plan.now)
+        if num_of_prompts := sum(piece.length for piece in plan.now if piece.length > 1):
+            self._prompt_token.note(seconds * num_of_prompts / num_tokens, num_of_prompts)
 
     def _note_encoded(self, encoder_key: str, seconds: float, now: float) -> None:
         self._counters.add(ENCODED)
