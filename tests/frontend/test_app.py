@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from keepsight.config import Config
 from keepsight.errors import EngineLostError, MediaWorkersLostError, RequestFailedError
 from keepsight.frontend.app import DEFAULT_SETTINGS, create_app
 from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
+from keepsight.observe.account import RequestAccount
 from keepsight.requests import EngineRequest, FinishReason, TierStatus, TokenLogprob, TokenOutput
 from tests.drawn import ask, by_url, draw, to_data_url, to_png
 
@@ -54,6 +56,9 @@ class FakeEngine:
 
     def stop_choice(self, request_id: str, choice: int) -> None:
         self.stopped.append((request_id, choice))
+
+    def holding_ends(self, accounts: Sequence[RequestAccount]) -> AbstractContextManager[None]:
+        return nullcontext()
 
     async def generate(self, prepared: PreparedRequest) -> AsyncGenerator[TokenOutput, None]:
         request = prepared.engine_request

@@ -14,8 +14,13 @@ from hypothesis import strategies as st
 
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.app import create_app
+from keepsight.frontend.engine_client import EngineClient
+from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepare_request import PreparedRequest
-from keepsight.requests import TokenOutput
+from keepsight.observe.account_ring import AccountRing, read_accounts
+from keepsight.observe.catalogue import BOUNDS
+from keepsight.observe.request_observer import ENDS, FIRST_TOKEN, PROMPT_TOKENS, WHOLE, RequestObserver
+from keepsight.requests import EngineRequest, ToEngine, TokenOutput
 from tests.drawn import ask, by_url, draw
 from tests.frontend.test_app import (
     MODEL,
@@ -132,6 +137,47 @@ def test_a_prompt_that_fails_ends_the_others(client: Client) -> None:
     client.engine = SecondFails(client.preparer, is_endless=True)
     assert complete(client, ["a", "b", "c"]).status_code == 500
     assert (len(client.engine.requests), client.engine.num_abandoned) == (3, 2)
+
+
+class DyingEngine:
+    """The first of its kind answers the first of two prompts, ends amid the second, and is replaced."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self.client, self.asked = client, list[str]()
+        client.connect(self.send)
+
+    def send(self, message: ToEngine) -> bool:
+        if isinstance(message, EngineRequest):
+            self.asked.append(message.request_id)
+            asyncio.get_running_loop().call_soon(self.answer, message.request_id)
+        return True
+
+    def answer(self, request_id: str) -> None:
+        is_last = len(self.asked) != 2 or request_id != self.asked[1]
+        self.client.receive([TokenOutput(request_id, 0, 7, finish_reason="length" if is_last else None)])
+        if not is_last:
+            self.client.disconnect("it was killed")
+            self.client.connect(self.send)
+
+
+def test_prompts_that_are_asked_again_as_their_engine_died_are_counted_and_kept_once(client: Client) -> None:
+    observer = RequestObserver(ring=(ring := AccountRing()))
+    own = EngineClient(MediaPool(1), observer)
+    engine = DyingEngine(own)
+    app = create_app(client.preparer, own, MODEL)
+
+    async def send() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as sender:
+            return await sender.post("/v1/completions", json={"model": MODEL, "prompt": ["a", "b"], "max_tokens": 1})
+
+    response = asyncio.run(send())
+    own.close()
+    assert (response.status_code, len(engine.asked)) == (200, 4)
+    numbers = observer.counters.numbers()
+    assert [numbers[ENDS[each]] for each in ("length", "error", "abort")] == [2, 0, 0]
+    assert numbers[PROMPT_TOKENS] == response.json()["usage"]["prompt_tokens"]
+    assert [sum(numbers[slot : slot + len(BOUNDS) + 1]) for slot in (FIRST_TOKEN, WHOLE)] == [2, 2]
+    assert [each.status for each in read_accounts([ring.content()])] == ["length", "length"]
 
 
 @pytest.mark.parametrize(

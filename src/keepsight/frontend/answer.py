@@ -10,7 +10,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from typing import Any, Protocol
 
 import msgspec
@@ -43,6 +43,8 @@ class Engine(Protocol):
     def list_tiers(self) -> Mapping[int, Sequence[TierStatus]]: ...
 
     def generate(self, prepared: PreparedRequest) -> AsyncGenerator[TokenOutput, None]: ...
+
+    def holding_ends(self, accounts: Sequence[RequestAccount]) -> AbstractContextManager[None]: ...
 
     def stop_choice(self, request_id: str, choice: int) -> None: ...
 
@@ -81,7 +83,9 @@ class Answer(ABC):
             account.name(request_id, began, trace_parent)
 
     async def whole(self, engine: Engine) -> msgspec.Struct:
-        return self._with_account(self._completion(await self._gather(engine)))
+        with engine.holding_ends(self.accounts):
+            choices = await self._gather(engine)
+        return self._with_account(self._completion(choices))
 
     def _with_account(self, body: msgspec.Struct) -> msgspec.Struct:
         """If it was asked for."""

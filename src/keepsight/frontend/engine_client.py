@@ -12,12 +12,14 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
 from keepsight.errors import EngineLostError, RequestFailedError, WireError
 from keepsight.frontend.choose_engine import EngineView, choose_engine
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepare_request import PreparedRequest
+from keepsight.observe.account import RequestAccount
 from keepsight.observe.request_observer import RequestObserver
 from keepsight.requests import (
     AbortRequest,
@@ -166,6 +168,10 @@ class EngineClient:
                     yield output
         finally:
             self.leave(caller.request_id)
+
+    def holding_ends(self, accounts: Sequence[RequestAccount]) -> AbstractContextManager[None]:
+        """For one who may generate again what was lost: each of these is one request, however often it is begun."""
+        return self._observer.holding_ends(accounts)
 
     def submit(self, prepared: PreparedRequest, on_outputs: OnOutputs) -> None:
         """`on_outputs` is called on the thread that brings them, and must not keep it."""

@@ -90,6 +90,10 @@ class RequestAccount:
     last_token_at: float = 0.0
     ended: float = 0.0
     end_reason: str | None = None
+    # Whoever asked may ask again: an end is not told before it is known to be the last.
+    is_held: bool = False
+    # In an answer that was lost, before it began again: its first token is no news.
+    had_tokens: bool = False
     _work: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WORK, 0))
     # By media hash: when pixels were sent; those that nobody had to make.
     _sent: dict[str, float] = field(default_factory=dict)
@@ -158,6 +162,7 @@ class RequestAccount:
         """Its engine is gone, and another is asked."""
         self.spans = [span for span in self.spans if span.stage in ("fetch", "identify")]
         self._work = dict.fromkeys(WORK, 0)
+        self.had_tokens = self.had_tokens or self.num_tokens > 0
         self._stories, self.num_tokens, self.end_reason = (), 0, None
 
     # Read -----------------------------------------------------------------------------------------------------

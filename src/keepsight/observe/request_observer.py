@@ -1,11 +1,12 @@
 """Counts a frontend's requests as they go, and hands on the account of each that has ended.
 
 Tokens are counted without a lock, on the one thread that hands them out; ends, of which there is one for each request,
-under one.
+under one.  A request that is asked again, as its answer was lost with an engine, is one request all the same.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from keepsight.observe.account import RequestAccount
 from keepsight.observe.account_ring import AccountRing
@@ -33,19 +34,40 @@ class RequestObserver:
         self.counters.add(ANSWER_TOKENS, count)
         if gap is not None:
             self.counters.observe(NEXT_TOKEN, gap)
-            return
-        self.counters.add(PROMPT_TOKENS, account.num_prompt_tokens)
-        self.counters.observe(FIRST_TOKEN, now - account.began)
+        elif not account.had_tokens:
+            self.counters.add(PROMPT_TOKENS, account.num_prompt_tokens)
+            self.counters.observe(FIRST_TOKEN, now - account.began)
 
     def note_end(self, account: RequestAccount, reason: str) -> None:
         """`reason` as a client is told it, "abort" if it left, "error" if it was told one."""
-        account.note_end(reason)
         with self._lock:
-            self.counters.add(ENDS[reason])
-            self.counters.observe(WHOLE, account.ended - account.began)
-            for span in account.spans:
-                self.counters.observe(STAGE[span.stage], span.seconds)
-            if self._ring is not None:
-                self._ring.put(account.describe())
+            account.note_end(reason)
+            if not account.is_held:
+                self._tell_end(account, reason)
+
+    @contextmanager
+    def holding_ends(self, accounts: Sequence[RequestAccount]) -> Iterator[None]:
+        """Whoever asks within may ask again: of each only the last end is counted and handed on, when this is left."""
+        for account in accounts:
+            account.is_held = True
+        try:
+            yield
+        finally:
+            for account in accounts:
+                self._release(account)
+
+    def _release(self, account: RequestAccount) -> None:
+        with self._lock:
+            account.is_held = False
+            if account.end_reason is not None:
+                self._tell_end(account, account.end_reason)
+
+    def _tell_end(self, account: RequestAccount, reason: str) -> None:
+        self.counters.add(ENDS[reason])
+        self.counters.observe(WHOLE, account.ended - account.began)
+        for span in account.spans:
+            self.counters.observe(STAGE[span.stage], span.seconds)
+        if self._ring is not None:
+            self._ring.put(account.describe())
         if self._export is not None:
             self._export(account)
