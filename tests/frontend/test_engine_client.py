@@ -1,6 +1,7 @@
 """Engines come and go; whoever asks gets one answer, and pixels are made when somebody needs them and not before."""
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from keepsight.requests import (
     MediaHeld,
     MediaNeeded,
     Pixels,
+    RequestBegun,
     RequestFailed,
     ResetCaches,
     ToEngine,
@@ -212,6 +214,21 @@ def test_who_has_heard_a_token_is_told_that_the_engine_was_lost(client: EngineCl
     error = caller.answer()[-1]
     assert isinstance(error, EngineLostError)
     assert (error.status, str(error), error.had_begun) == (503, "it was killed", True)
+
+
+def test_who_waits_for_an_engine_and_for_the_step_that_it_is_in_has_waited_all_that_time(
+    client: EngineClient, ask: Ask
+) -> None:
+    asked = prepared("1")
+    began = time.monotonic()
+    ask(asked)
+    handed_over = time.monotonic()
+    client.connect(Engine().send)
+    arrived = handed_over + 1
+    client.receive([RequestBegun("1", arrived, arrived + 1, arrived + 2, ())])
+    [wait] = (each for each in asked.account.spans if each.stage == "wait")
+    assert began <= wait.began <= handed_over
+    assert wait.ended == arrived + 1
 
 
 def test_each_who_lost_the_engine_has_an_error_of_their_own(client: EngineClient, ask: Ask) -> None:

@@ -240,6 +240,7 @@ class EngineClient:
                 raise EngineLostError(self._reason_of_end)
             if caller.account.end_reason is not None:
                 caller.account.begin_again()
+            caller.account.note_asked()
             self._callers[caller.request_id] = caller
             try:
                 coming = self._send_request(caller)

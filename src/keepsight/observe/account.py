@@ -84,6 +84,8 @@ class RequestAccount:
     spans: list[Span] = field(default_factory=list)
     # The caller's trace, as W3C's header has it.
     trace_parent: str | None = None
+    # When the frontend had done its part, and it was an engine's turn, whether there was one or not.
+    asked_at: float | None = None
     num_cached_tokens: int = 0
     num_tokens: int = 0
     first_token_at: float = 0.0
@@ -124,10 +126,15 @@ class RequestAccount:
     def note_sent(self, media_hash: str) -> None:
         self._sent[media_hash] = time.monotonic()
 
+    def note_asked(self) -> None:
+        self.asked_at = time.monotonic()
+
     def note_begun(self, story: RequestBegun) -> None:
         """It has its first token: what the engine tells of it."""
         self._stories = story.media
-        self.spans.append(Span("wait", story.arrived, story.began))
+        # An engine reads what comes after the step under way.
+        waited_since = story.arrived if self.asked_at is None else min(self.asked_at, story.arrived)
+        self.spans.append(Span("wait", waited_since, story.began))
         for index, item in enumerate(story.media):
             self._note_item(index, item)
         self.spans.append(Span("prefill", story.began, story.answered))
