@@ -33,6 +33,7 @@ def request(name: str, media: list[dict[str, Any]], *stages: tuple[str, float, f
         "prompt_tokens": 300,
         "cached_tokens": 288,
         "completion_tokens": 7,
+        "num_media": len(media),
         "media": media,
         "stages": [{"stage": stage, "begin_ms": began, "ms": ms} for stage, began, ms in stages],
     }
@@ -200,6 +201,13 @@ def test_requests_of_one_name_are_each_there_and_what_is_open_stays_open(shown: 
     server.state["requests"] = server.state["requests"][1:]
     look_again(shown)
     expect(lines(shown)).to_have_count(3)
+
+
+def test_of_very_many_pictures_the_number_is_told_though_not_what_became_of_each(shown: Page, server: Server) -> None:
+    server.state["requests"] = [COLD | {"num_media": 40}]
+    look_again(shown)
+    expect(lines(shown)).to_have_count(1)
+    expect(lines(shown)).to_contain_text("40 pictures: 1 made anew, 39 not told")
 
 
 def test_what_a_caller_names_a_request_is_text_and_no_html(shown: Page, server: Server) -> None:

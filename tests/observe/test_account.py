@@ -147,10 +147,17 @@ def test_a_successor_goes_on_behind_the_last_account_and_writes_over_the_oldest(
 
 def test_a_request_of_very_many_pictures_is_told_in_part(tmp_path: Path) -> None:
     ring, asked = AccountRing(), account(*(f"{number:064}" for number in range(100)))
+    asked.note("identify", 1.0, 1.004)
     asked.note_begun(begun(*[MADE] * 100))
+    asked.note_tokens(1, 0, 1.1)
+    asked.note_tokens(1, 0, 1.2)
+    asked.note_end("stop")
     ring.put(asked.describe())
     [read] = read_accounts([ring.content()])
     assert 0 < len(read.media) < 100
+    assert read.num_media == 100
+    assert [each.stage for each in read.stages if each.item is None] == ["identify", "wait", "prefill", "generate"]
+    assert [each.item for each in read.stages if each.item is not None] == list(range(len(read.media)))
     assert read.work["encoded"] == 100
 
 

@@ -69,6 +69,8 @@ class AccountBody(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     completion_tokens: int
     work: dict[str, int]
+    num_media: int
+    # The first, where there is no room for all.
     media: list[MediaBody]
     stages: list[StageBody]
 
@@ -185,6 +187,7 @@ class RequestAccount:
             cached_tokens=self.num_cached_tokens,
             completion_tokens=self.num_tokens,
             work=dict(self._work),
+            num_media=len(self.media),
             media=[self._describe_item(index) for index in range(len(self.media))],
             stages=[
                 StageBody(stage=each.stage, begin_ms=_ms(each.began - self.began), ms=_ms(each.seconds), item=each.item)

@@ -78,11 +78,13 @@ def _read_slots(ring: bytes) -> Iterator[tuple[int, AccountBody]]:
 
 
 def _fit(account: AccountBody) -> bytes:
-    """Of a request with very many pictures, what there is room for."""
-    while len(body := _encode(account)) > SLOT_BYTES - _HEADER.size:
-        account = msgspec.structs.replace(
-            account,
-            media=account.media[: len(account.media) // 2],
-            stages=account.stages[: len(account.stages) // 2],
-        )
+    """Of a request with very many pictures the first, as far as there is room, and all that concerns the whole."""
+    room = SLOT_BYTES - _HEADER.size
+    while len(body := _encode(account)) > room:
+        account = _keep_first(account, len(account.media) * room // len(body))
     return body
+
+
+def _keep_first(account: AccountBody, num_media: int) -> AccountBody:
+    stages = [each for each in account.stages if each.item is None or each.item < num_media]
+    return msgspec.structs.replace(account, media=account.media[:num_media], stages=stages)

@@ -43,18 +43,20 @@ function updateRequest(item, request, longest) {
   if (item.drawn === drawn) return;
   item.drawn = drawn;
   write(item.querySelector(".when"), new Date(request.began_at * 1000).toLocaleTimeString("en-GB"));
-  write(item.querySelector(".what"), tellMedia(request.media));
+  write(item.querySelector(".what"), tellMedia(request));
   write(item.querySelector(".took"), seconds(firstToken(request) / 1000));
   item.querySelector(".strip").replaceChildren(...bars(request.stages, longest));
   item.querySelector(".opened").replaceChildren(...open(request));
 }
 
-function tellMedia(media) {
-  if (!media.length) return "Text";
+// Of very many pictures the server has kept only what became of the first.
+function tellMedia({ media, num_media: number }) {
+  if (!number) return "Text";
   const found = new Map();
   for (const each of media) found.set(foundIn(each), (found.get(foundIn(each)) ?? 0) + 1);
-  if (found.size === 1) return `${count(media.length, "picture")}: ${[...found.keys()][0]}`;
-  return `${count(media.length, "picture")}: ${[...found].map(([where, times]) => `${times} ${where}`).join(", ")}`;
+  if (number > media.length) found.set("not told", number - media.length);
+  if (found.size === 1) return `${count(number, "picture")}: ${[...found.keys()][0]}`;
+  return `${count(number, "picture")}: ${[...found].map(([where, times]) => `${times} ${where}`).join(", ")}`;
 }
 
 const foundIn = ({ answered_by: cache, tier }) =>
