@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from keepsight.scheduling.embedding_loads import MAX_AT_ONCE
 from keepsight.testing import array_like, pixels_like
 from tests.scheduling.drive import Drive, make_config, make_request
@@ -121,6 +123,20 @@ def test_what_was_loaded_for_one_who_left_is_dropped() -> None:
     drive.end_load("cat")
     drive.scheduler.abort("b")
     drive.expect_nothing_left()
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_what_comes_again_before_the_runner_was_told_to_drop_it_is_kept(is_reset: bool) -> None:
+    drive = tiered_drive("cat", loads=False)
+    drive.add(make_request("a", 3, "cat"))
+    drive.end_load("cat")
+    if is_reset:
+        drive.scheduler.reset(prefix=False, encoder=True)
+    drive.scheduler.abort("a")
+    drive.add(make_request("b", 3, "cat"))
+    assert drive.end_load("cat")
+    expect_all_answered(drive)
+    assert drive.runner.encoded == []
 
 
 def test_evicted_embeddings_are_loaded_again_after_a_preemption() -> None:

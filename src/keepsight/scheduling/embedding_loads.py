@@ -79,6 +79,9 @@ class EmbeddingLoads:
         if self._states.get(key) is not LoadState.LOADING:
             return None
         self._states[key] = LoadState.READY if is_found else LoadState.ABSENT
+        if is_found and key in self._unneeded:
+            # It came for others before, and the runner has not been told yet that these left.
+            self._unneeded.remove(key)
         return self._askers.pop(key, [])
 
     def place(self, key: str) -> None:
