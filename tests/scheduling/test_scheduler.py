@@ -1,5 +1,7 @@
 """What is computed when, and for whom: the scheduler's decisions, read off its plans."""
 
+from typing import Any
+
 import pytest
 
 from keepsight.engine_config import EngineConfig
@@ -263,6 +265,76 @@ def test_who_waits_for_media_or_for_the_encoder_holds_nobody_back() -> None:
     for _ in range(5):
         drive.step()
     assert drive.finished == {("text", 0): "length"}
+
+
+def drive_short_of_pages(**config: Any) -> Drive:
+    """A prompt keeps most pages with the text before its picture; what lies beside the steps takes for ever."""
+    drive = Drive(make_config(num_blocks=20, **config), delivers=False, is_done=lambda: False)
+    drive.add(make_request("picture", 56, "cat", 3))
+    drive.step()
+    drive.step()
+    return drive
+
+
+def expect_a_stream_to_end(drive: Drive) -> None:
+    drive.add(with_text(make_request("stream", 10, max_tokens=60, ignore_eos=True), [9] * 10))
+    for _ in range(61):
+        drive.step()
+    assert drive.finished == {("stream", 0): "length"}
+
+
+def test_who_waits_for_pixels_keeps_no_pages_that_a_running_answer_lacks() -> None:
+    drive = drive_short_of_pages()
+    expect_a_stream_to_end(drive)
+    drive.runner.set_pace(lambda: True)
+    drive.deliver("cat")
+    drive.run()
+    drive.expect_right_answers()
+
+
+def test_who_waits_for_the_encoder_keeps_no_pages_that_a_running_answer_lacks() -> None:
+    drive = drive_short_of_pages()
+    drive.deliver("cat")
+    drive.step()
+    expect_a_stream_to_end(drive)
+    drive.runner.set_pace(lambda: True)
+    drive.run()
+    assert drive.runner.encoded == ["cat"], "the embeddings were on their way"
+    drive.expect_right_answers()
+
+
+def test_who_waits_for_pixels_keeps_no_pages_that_a_new_prompt_lacks() -> None:
+    drive = drive_short_of_pages()
+    drive.add(with_text(make_request("text", 30), [9] * 30))
+    for _ in range(6):
+        drive.step()
+    assert drive.finished.keys() == {("text", 0)}
+
+
+def test_who_gave_pages_away_takes_none_again_until_it_gets_further() -> None:
+    drive = drive_short_of_pages(caches_prefixes=False)
+    drive.add(with_text(make_request("text", 30), [9] * 30))
+    drive.step()
+    drive.deliver("cat")
+    for _ in range(8):
+        drive.step()
+    assert drive.scheduler.kv_cache.usage == 0
+    drive.runner.set_pace(lambda: True)
+    drive.run()
+    drive.expect_right_answers()
+
+
+def test_those_who_keep_taking_the_pages_of_one_who_waits_for_media_starve_it_not() -> None:
+    drive = Drive(make_config(num_blocks=20, num_pictures=1, shares_embeddings=False, caches_prefixes=False))
+    drive.runner.set_pace(lambda: len(drive.runner.plans) % 8 == 0)
+    drive.add(make_request("pictures", 3, "cat", 2, "dog", 33, "owl", 3))
+    for number in range(400):
+        if len(drive.scheduler.lineup) < 4:
+            drive.add(make_request(f"text{number}", 20, cache_salt=f"{number}", max_tokens=20, ignore_eos=True))
+        drive.step()
+    assert ("pictures", 0) in drive.finished
+    drive.run()
+    drive.expect_right_answers()
 
 
 def test_embeddings_are_released_with_the_last_position_that_reads_them() -> None:

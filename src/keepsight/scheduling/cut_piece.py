@@ -16,13 +16,16 @@ def ready_end(state: RequestState, start: int, media: MediaClaims) -> int:
 
 
 def is_worth_a_step(state: RequestState, start: int, end: int) -> bool:
-    if end == state.num_tokens or end - start >= MIN_TEXT_BEFORE_MEDIA:
+    if end == state.num_tokens:
         return True
     if end == start:
         return False
     first_item = state.first_item_after(start)
     # Embeddings that are held must be used, or nobody else gets their room.
-    return state.media[first_item].span.start < end
+    if state.media[first_item].span.start < end:
+        return True
+    # Pages that it gave to others it takes again only to get further.
+    return end - start >= MIN_TEXT_BEFORE_MEDIA and end > state.gave_way_at
 
 
 def whole_items_end(state: RequestState, start: int, end: int) -> int:

@@ -81,6 +81,8 @@ class RequestState:
     # Of the prompt, found in the prefix cache when the sequence began.
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    # How far it was computed when it last gave its pages to those behind it, because it waited for media.
+    gave_way_at: int = 0
     # The first media item whose span is not wholly computed.
     next_item: int = 0
     # Items whose embeddings this sequence is a user of.
@@ -123,6 +125,12 @@ class RequestState:
     def begin_again(self) -> None:
         self.num_computed = self.next_item = 0
         self.num_preemptions += 1
+
+    def give_way(self) -> None:
+        """Each time further on, so it cannot be made to give way for ever."""
+        assert self.num_computed > self.gave_way_at, (self.num_computed, self.gave_way_at)
+        self.gave_way_at = self.num_computed
+        self.begin_again()
 
     def append(self, token_id: int) -> FinishReason | None:
         self.hasher.extend((token_id,))

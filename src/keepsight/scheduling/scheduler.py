@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from keepsight.engine_config import EngineConfig, SchedulerConfig
 from keepsight.requests import EngineRequest, MediaNeeded, RequestFailed, TokenOutput
 from keepsight.scheduling.admit_request import make_states, why_never
+from keepsight.scheduling.choose_victim import last_holder_behind, last_holder_short_of_media
 from keepsight.scheduling.cut_piece import is_worth_a_step, ready_end, whole_items_end
 from keepsight.scheduling.embedding_loads import Load
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
@@ -306,20 +307,18 @@ class Scheduler:
             if (added := self.kv_cache.try_extend(state.sequence_id, ahead, hit)) is not None:
                 return added
         while (added := self.kv_cache.try_extend(state.sequence_id, end, hit)) is None:
-            if not self._take_pages_from_later(state):
+            if not self._take_pages(state):
                 return None
         return added
 
-    def _take_pages_from_later(self, state: RequestState) -> bool:
-        """A running sequence takes from all behind it, one that waits only from those that do not run."""
-        holders = itertools.chain(self.lineup.unseated(), self.lineup.running if state.status is Status.RUNNING else ())
-        victim = last_of(
-            each
-            for each in holders
-            if each.order > state.order and not each.is_under_way and self.kv_cache.num_blocks_of(each.sequence_id)
-        )
-        if victim is not None:
+    def _take_pages(self, state: RequestState) -> bool:
+        if (victim := last_holder_behind(state, self.lineup, self.kv_cache)) is not None:
             self._preempt(victim)
+        elif (victim := last_holder_short_of_media(self.lineup, self.kv_cache)) is not None:
+            # It stays parked and keeps its embeddings: what it waits for needs no pages.
+            self.kv_cache.release(victim.sequence_id)
+            victim.give_way()
+            self.num_preemptions += 1
         return victim is not None
 
     def _preempt(self, state: RequestState) -> None:
