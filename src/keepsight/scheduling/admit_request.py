@@ -30,6 +30,7 @@ def make_states(
     max_length = config.scheduler.max_model_len
     if params.max_tokens is not None:
         max_length = min(max_length, num_tokens + params.max_tokens)
+    hasher = BlockHasher(request, config.kv_cache.block_size)
     return [
         RequestState(
             request=request,
@@ -37,7 +38,7 @@ def make_states(
             order=(request.priority, arrival, choice),
             max_length=max_length,
             end_ids=(frozenset() if params.ignore_eos else end_ids) | frozenset(params.stop_token_ids),
-            hasher=BlockHasher(request, config.kv_cache.block_size),
+            hasher=hasher.fork(),
             encoder_keys=_encoder_keys(request, choice, is_shared=config.encoder_cache.is_shared),
             num_tokens=num_tokens,
         )

@@ -8,6 +8,8 @@ mean equal keys and values.
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from typing import Self
 
 from blake3 import blake3
 
@@ -78,6 +80,12 @@ class BlockHasher:
         self.extend(request.token_ids)
         # Of the whole prompt, the tokens that fill no block included.
         self.prompt_end = self._hash_end()
+
+    def fork(self) -> Self:
+        """For another sequence that begins alike: what is hashed is not hashed again, and each goes on by itself."""
+        fork = copy(self)
+        fork.hashes, fork._tail = self.hashes[:], self._tail[:]
+        return fork
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Appends tokens that are known from now on."""

@@ -1,0 +1,27 @@
+"""What the choices of one request have in common, and what each has for itself."""
+
+from keepsight.scheduling.admit_request import make_states
+from keepsight.scheduling.request_state import RequestState
+from tests.scheduling.drive import END_IDS, make_config, make_request
+
+
+def states_of(*parts: int | str, n: int) -> list[RequestState]:
+    return make_states(make_request("a", *parts, n=n), 0, make_config(block_size=4), END_IDS)
+
+
+def test_a_prompt_is_hashed_once_however_many_choices_it_has() -> None:
+    first, second = states_of(9, n=2)
+    assert len(first.hasher.hashes) == 2
+    assert all(a is b for a, b in zip(first.hasher.hashes, second.hasher.hashes, strict=True))
+
+
+def test_what_one_choice_says_is_hashed_for_itself() -> None:
+    first, second, third = states_of(9, n=3)
+    for _ in range(3):
+        first.append(30)
+        second.append(31)
+    hashes = [state.hasher.hashes for state in (first, second, third)]
+    assert [len(each) for each in hashes] == [3, 3, 2]
+    assert hashes[0][:2] == hashes[1][:2] == hashes[2]
+    assert hashes[0][2] != hashes[1][2]
+    assert first.hasher.prompt_end == second.hasher.prompt_end
