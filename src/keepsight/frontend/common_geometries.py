@@ -18,7 +18,8 @@ from keepsight.observe.shared_page import open_shared_page
 
 logger = logging.getLogger(__name__)
 FILE = "geometries"
-NUM_PLACES = 2**15
+# 112 KiB: some machines have little shared memory.
+NUM_PLACES = 2**12
 # Digest of the name, width, height; then their checksum.
 _ENTRY, _CHECKSUM = struct.Struct("<16sII"), struct.Struct("<I")
 PLACE_BYTES = _ENTRY.size + _CHECKSUM.size
