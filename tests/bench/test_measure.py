@@ -52,6 +52,12 @@ def test_an_answer_has_the_times_of_its_tokens_and_what_the_server_counted(scrip
         ([event("Hi"), b'data: {"error": {"message": "out of luck"}}\n\n', DONE], "out of luck"),
         ([b"data: nonsense\n\n", DONE], "Expecting value"),
         ([OPENING, USAGE_EVENT, DONE], "without a token"),
+        ([b"data: [1]\n\n", event("Hi"), DONE], "not as OpenAI's"),
+        ([b'data: {"choices": null}\n\n', event("Hi"), DONE], "not as OpenAI's"),
+        ([b'data: {"choices": [{"delta": null}]}\n\n', event("Hi"), DONE], "not as OpenAI's"),
+        ([b'data: {"choices": [{"delta": {"content": 5}}]}\n\n', event("Hi"), DONE], "not as OpenAI's"),
+        ([event("Hi"), b'data: {"choices": [], "usage": {"prompt_tokens": null}}\n\n', DONE], "None is no number"),
+        ([event("Hi"), b'data: {"choices": [], "usage": {"completion_tokens": "3"}}\n\n', DONE], "'3' is no number"),
     ],
 )
 def test_an_answer_that_breaks_off_is_an_error(script: Script, pieces: list[bytes], said: str) -> None:

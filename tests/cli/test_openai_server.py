@@ -89,6 +89,15 @@ def test_a_refusal_is_told_in_the_server_s_words(script: Script, status: int, bo
         ([event("Once")], "the connection ended before the answer did"),
         ([b"data: {nonsense\n\n"], "the server sent b'{nonsense', which is no JSON"),
         ([b"data: 5\n\n"], "the server sent b'5', which is no event"),
+        *(
+            ([b"data: %b\n\n" % event], f"the server sent {event.decode()}, which is no part of an answer")
+            for event in (
+                b'{"choices": [{"delta": null}]}',
+                b'{"choices": [{"delta": {"content": 5}}]}',
+                b'{"choices": [1]}',
+                b'{"usage": [1]}',
+            )
+        ),
     ],
 )
 def test_an_answer_that_breaks_off_is_a_failure(script: Script, events: list[bytes], message: str) -> None:

@@ -78,7 +78,14 @@ async def _note_events(response: Response) -> list[tuple[float, bytes]]:
     raise NoAnswerError("the connection ended before the answer did")
 
 
-def _understand(events: Sequence[tuple[float, dict[str, Any]]], seconds: float) -> Answer:
+def _understand(events: Sequence[tuple[float, Any]], seconds: float) -> Answer:
+    try:
+        return _read(events, seconds)
+    except (AttributeError, LookupError, TypeError) as error:
+        raise NoAnswerError(f"an event that is not as OpenAI's are: {error}") from error
+
+
+def _read(events: Sequence[tuple[float, dict[str, Any]]], seconds: float) -> Answer:
     times: list[float] = []
     texts: list[str] = []
     usage: Mapping[str, Any] = {}
@@ -97,10 +104,16 @@ def _understand(events: Sequence[tuple[float, dict[str, Any]]], seconds: float) 
         seconds,
         times,
         "".join(texts),
-        usage.get("completion_tokens", len(times)),
-        usage.get("prompt_tokens", 0),
-        details.get("cached_tokens"),
+        _count(usage.get("completion_tokens", len(times))),
+        _count(usage.get("prompt_tokens", 0)),
+        None if (cached := details.get("cached_tokens")) is None else _count(cached),
     )
+
+
+def _count(said: object) -> int:
+    if not isinstance(said, int):
+        raise TypeError(f"{said!r} is no number of tokens")
+    return said
 
 
 def _is_token(choice: Mapping[str, Any]) -> bool:

@@ -62,10 +62,7 @@ class OpenAIServer:
         body = {**request, "stream": True, "stream_options": {"include_usage": True}}
         with self._asking("POST", "/chat/completions", json.dumps(body).encode()) as response:
             for event in _read_events(response):
-                if choices := event.get("choices"):
-                    yield choices[0].get("delta", {}).get("content") or ""
-                if usage := event.get("usage"):
-                    yield Usage.of(usage)
+                yield from _understand(event)
 
     @contextmanager
     def _asking(self, method: str, path: str, body: bytes | None = None) -> Iterator[HTTPResponse]:
@@ -98,6 +95,21 @@ def _read_events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
             raise NoAnswerError(_message_of(event) or "the server broke the answer off")
         yield event
     raise NoAnswerError("the connection ended before the answer did")
+
+
+def _understand(event: Mapping[str, Any]) -> list[str | Usage]:
+    pieces: list[str | Usage] = []
+    try:
+        if choices := event.get("choices"):
+            text = choices[0].get("delta", {}).get("content") or ""
+            if not isinstance(text, str):
+                raise TypeError(f"{text!r} is no text")
+            pieces.append(text)
+        if usage := event.get("usage"):
+            pieces.append(Usage.of(usage))
+    except (AttributeError, LookupError, TypeError) as error:
+        raise NoAnswerError(f"the server sent {json.dumps(event)[:80]}, which is no part of an answer") from error
+    return pieces
 
 
 def _parse(data: bytes) -> dict[str, Any]:
