@@ -29,6 +29,20 @@ def test_a_server_is_measured_and_two_reports_are_compared(tmp_path: Path, capsy
     assert "a better by" in capsys.readouterr().out
 
 
+def test_reports_that_have_nothing_in_common_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = tmp_path / "one.json", tmp_path / "other.json"
+    with scripted_server(Script()) as script:
+        for path, workload in ((one, "cold"), (other, "many-pictures")):
+            typed = ["--base-url", script.url, "--json", str(path), "--workload", workload]
+            assert main(["bench", "serve", *typed, *QUICK]) == 0
+    capsys.readouterr()
+    assert main(["bench", "compare", str(one), str(other)]) == 2
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", f"keepsight bench: FILE: {one} and {other} have no workload in common\n")
+
+
 def test_seeds_differ_unless_they_are_given(tmp_path: Path) -> None:
     def seed_of(name: str, *more: str) -> int:
         path = tmp_path / name

@@ -34,7 +34,7 @@ class Report:
                 raise InvalidArgumentError(str(path), f"has format {content['format']}, not {FORMAT}")
             summaries = {name: Summary.from_json(fields) for name, fields in content["workloads"].items()}
             return cls(content["facts"], summaries)
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise InvalidArgumentError(str(path), f"is no report of keepsight bench: {error}") from error
 
 

@@ -179,5 +179,8 @@ def _run_compare(arguments: argparse.Namespace) -> int:
     labels = arguments.labels.split(",") if arguments.labels else [one.stem, other.stem]
     if len(labels) != 2:
         raise InvalidArgumentError("--labels", f"must be two with a comma between them, not {arguments.labels!r}")
-    print(to_markdown(comparison(Report.load(one), Report.load(other), (labels[0], labels[1]))))
+    ours, theirs = Report.load(one), Report.load(other)
+    if not ours.summaries.keys() & theirs.summaries.keys():
+        raise InvalidArgumentError("FILE", f"{one} and {other} have no workload in common")
+    print(to_markdown(comparison(ours, theirs, (labels[0], labels[1]))))
     return 0
