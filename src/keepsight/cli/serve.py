@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import errno
 import logging
 import math
 import socket
@@ -90,6 +91,10 @@ def _listen(host: str, port: int) -> socket.socket:
         raise InvalidArgumentError("--port", f"must be from 0 to 65535, not {port}")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+    except (OSError, UnicodeError) as error:
+        raise InvalidArgumentError("--host", f"{host!r} is no address of this machine: {error}") from error
+    try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise InvalidArgumentError("--port", f"cannot listen on {host}:{port}: {error.strerror}") from error
+        at_fault = "--host" if error.errno == errno.EADDRNOTAVAIL else "--port"
+        raise InvalidArgumentError(at_fault, f"cannot listen on {host}:{port}: {error.strerror}") from error
