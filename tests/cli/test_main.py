@@ -1,8 +1,10 @@
 """The command as a whole: what it prints where, and how it exits."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -113,6 +115,17 @@ def test_the_exit_status_says_how_a_command_ended(
     command = SimpleNamespace(add_arguments=lambda parser: None, run=run)
     monkeypatch.setattr(main_module, "import_module", lambda _name: command)
     assert main(["serve"]) == status
+
+
+def test_whoever_reads_the_output_may_leave(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "keepsight", "demo-picture", "-o", str(tmp_path / "x.png")]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    # As a shell tells of SIGPIPE.
+    assert (done.returncode, done.stderr) == (141, "")
+    assert (tmp_path / "x.png").exists()
 
 
 def test_a_bug_of_ours_is_not_dressed_up_as_a_mistake_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:

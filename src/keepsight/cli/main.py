@@ -1,6 +1,7 @@
 """The `keepsight` command: finds the subcommand, turns our own errors into one clear line."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -30,12 +31,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             import_module(_module_name(name)).add_arguments(subparser)
     parsed = parser.parse_args(arguments)
     try:
-        return int(import_module(_module_name(parsed.command)).run(parsed))
+        status = int(import_module(_module_name(parsed.command)).run(parsed))
+        # Here, and not when the interpreter ends, which would complain.
+        sys.stdout.flush()
+        return status
     except KeepsightError as error:
         print(f"keepsight {parsed.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        _let_go_of_output()
+        return 141
+
+
+def _let_go_of_output() -> None:
+    """Whoever read it has left; what is still to be flushed goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _module_name(command: str) -> str:
