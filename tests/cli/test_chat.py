@@ -169,7 +169,13 @@ def listen_to_ctrl_c() -> None:
 def run_chat(url: str, stdin: int = subprocess.PIPE) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "keepsight", "chat", "--url", url]
     with subprocess.Popen(
-        command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=listen_to_ctrl_c
+        command,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=listen_to_ctrl_c,
+        # Whatever the machine's language: where it has none, any bytes are taken for text.
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
     ) as process:
         try:
             yield process
@@ -192,6 +198,14 @@ def test_ctrl_c_stops_the_answer_but_not_the_chat(script: Script) -> None:
     assert b"stopped]" in err
     assert script.messages[1] == {"role": "assistant", "content": "Once"}
     assert chat.returncode == 0
+
+
+def test_lines_that_are_no_text_are_told_of_in_one_line(script: Script) -> None:
+    with run_chat(script.url) as chat:
+        out, err = chat.communicate(b"caf\xe9\n", timeout=20)
+    assert (chat.returncode, out, script.bodies) == (2, b"", [])
+    assert err.splitlines()[-1] == b"keepsight chat: standard input: is not utf-8: invalid continuation byte"
+    assert b"Traceback" not in err
 
 
 def test_at_a_terminal_it_asks_for_lines_until_ctrl_d(script: Script) -> None:

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.system,
     )
     _note(f"{chat.model} at {server.url}. /help says what else can be typed.")
-    return chat.go_on(_typed_lines() if sys.stdin.isatty() else _piped_lines())
+    return chat.go_on(_lines())
 
 
 @dataclass
@@ -174,8 +174,11 @@ def _find_model(server: OpenAIServer) -> str:
         raise
 
 
-def _piped_lines() -> Iterator[str]:
-    yield from sys.stdin
+def _lines() -> Iterator[str]:
+    try:
+        yield from _typed_lines() if sys.stdin.isatty() else sys.stdin
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError("standard input", f"is not {error.encoding}: {error.reason}") from error
 
 
 def _typed_lines() -> Iterator[str]:
