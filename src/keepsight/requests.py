@@ -157,6 +157,8 @@ class MediaStory:
     # When its pixels came to be encoded; whether the engine had kept them.
     arrived: float = 0.0
     were_kept: bool = False
+    # How many were encoded at once, in the same time.
+    num_together: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ Its "model" is a hash: what a page holds at a position depends on every position
 there, and the next token depends on all pages read.  So one wrong, stale or missing page changes the answer.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from keepsight.media import MediaItem, TokenSpan
 from keepsight.requests import EngineRequest, FromEngine, Pixels, ToEngine
 from keepsight.scheduling.step_plan import (
     Computed,
+    EncodeTime,
     Encoding,
     EndName,
     NewSequence,
@@ -32,6 +34,8 @@ from keepsight.tiers.tier import StoredArray
 T = TypeVar("T")
 
 VOCAB_SIZE = 50
+# What encoding one item is said to have taken.
+ENCODE_SECONDS = 0.01
 
 
 def pixels_like(media_hash: str) -> Pixels:
@@ -90,7 +94,7 @@ class _Sequence:
 
 def array_like(pixels: Pixels) -> StoredArray:
     """What tiers keep of their embeddings."""
-    return StoredArray("uint8", (pixels.size // 8, 8), memoryview(pixels.tobytes()), 0.01)
+    return StoredArray("uint8", (pixels.size // 8, 8), memoryview(pixels.tobytes()), ENCODE_SECONDS)
 
 
 class FakeRunner:
@@ -102,8 +106,9 @@ class FakeRunner:
         block_size: int,
         is_done: Callable[[], bool] | None = None,
         keep: Callable[[Encoding, float, Callable[[], StoredArray]], object] = lambda *_: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._block_size = block_size
+        self._block_size, self._clock = block_size, clock
         self._slots: list[int | None] = [None] * (num_blocks * block_size)
         self._is_done = is_done or (lambda: True)
         self._sequences: dict[SequenceId, _Sequence] = {}
@@ -218,9 +223,10 @@ class FakeRunner:
                 encoded.append(each.encoder_key)
             else:
                 failed_encodings[each.encoder_key] = "a bad picture"
-        seconds = dict.fromkeys(encoded, 0.01)
+        now = self._clock()
+        times = dict.fromkeys(encoded, EncodeTime(now - ENCODE_SECONDS, now))
         return StepResult(
-            computed, encoded, failed_encodings, failed_sequences, seconds, kept_ends=list(self._newly_kept)
+            computed, encoded, failed_encodings, failed_sequences, times, kept_ends=list(self._newly_kept)
         )
 
     def _try_encode(self, encoding: Encoding) -> bool:
@@ -230,7 +236,7 @@ class FakeRunner:
             return False
         self.encoded.append(encoding.media_hash)
         self.embeddings[encoding.encoder_key] = _embeddings(pixels)
-        self._keep(encoding, 0.01, lambda: array_like(pixels))
+        self._keep(encoding, ENCODE_SECONDS, lambda: array_like(pixels))
         return True
 
     def _carry_out_slices(

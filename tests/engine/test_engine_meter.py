@@ -1,5 +1,6 @@
 """What an engine counts of its steps, and what it tells of a request that has begun.  The runner is the fake one."""
 
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -25,7 +26,7 @@ from keepsight.requests import (
     TokenOutput,
 )
 from keepsight.scheduling.scheduler import Scheduler
-from keepsight.scheduling.step_plan import Slice, StepPlan, StepResult
+from keepsight.scheduling.step_plan import EncodeTime, Slice, StepPlan, StepResult
 from keepsight.testing import FakeRunner, pixels_like
 from keepsight.tiers.entry_key import entry_key
 from keepsight.tiers.host_tier import HostTier
@@ -42,11 +43,14 @@ class Engine:
         made, source = make_config(has_tiers=tiers is not None, **config), source or InlineSource()
         self.scheduler, self.inbox, self.counters = Scheduler(made, END_IDS), Inbox(), Counters()
         keep = (lambda *_: None) if tiers is None else tiers.keeping()
-        self.runner = FakeRunner(64, 4, keep=keep)
-        ticks = count(1)
-        self.meter = EngineMeter(self.counters, self.scheduler, 100, source, tiers, clock=lambda: next(ticks) / 1000)
+        self._ticks = count(1)
+        self.runner = FakeRunner(64, 4, keep=keep, clock=self.look_at_clock)
+        self.meter = EngineMeter(self.counters, self.scheduler, 100, source, tiers, self.look_at_clock)
         self.loop = EngineLoop(self.scheduler, self.runner, self.inbox, self.take, source, tiers, self.meter)
         self.sent: list[FromEngine] = []
+
+    def look_at_clock(self) -> float:
+        return next(self._ticks) / 1000
 
     def take(self, outputs: Any) -> None:
         self.sent += outputs
@@ -129,6 +133,21 @@ def test_another_prompt_about_a_known_picture_is_answered_by_the_encoder_cache()
     assert engine.counted(ENCODED, DEVICE.queries, DEVICE.hits) == [1, 2, 1]
     # What the last encodings took.
     assert engine.counted(DEVICE.saved_seconds) == [pytest.approx(0.01)]
+
+
+def test_pictures_that_were_encoded_together_are_told_by_the_whole_time_and_worth_their_part_of_it() -> None:
+    engine = Engine(caches_prefixes=False)
+    run, took = engine.runner.run, EncodeTime(0.001, 0.013, num_together=2)
+    engine.runner.run = lambda plan: _with_times(run(plan), took)  # type: ignore[method-assign]
+    story = engine.ask("a", 3, "x", "y", 4)
+    assert story is not None
+    assert [(each.began, each.ended, each.num_together) for each in story.media] == [took, took]
+    engine.ask("b", 5, "x", 4)
+    assert engine.counted(DEVICE.hits, DEVICE.saved_seconds) == [1, pytest.approx(0.006)]
+
+
+def _with_times(result: StepResult, took: EncodeTime) -> StepResult:
+    return replace(result, encode_times=dict.fromkeys(result.encode_times, took))
 
 
 def test_after_a_reset_everything_is_done_and_counted_again() -> None:

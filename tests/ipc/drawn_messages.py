@@ -105,7 +105,7 @@ to_engine: st.SearchStrategy[ToEngine] = (
 logprobs = st.builds(TokenLogprob, token_ids, st.floats(allow_nan=False), counts)
 hashes = st.lists(texts, max_size=3).map(tuple)
 moments = st.floats(allow_nan=False)
-media_stories = st.builds(MediaStory, st.none() | texts, moments, moments, moments, st.booleans())
+media_stories = st.builds(MediaStory, st.none() | texts, moments, moments, moments, st.booleans(), st.integers(1, 99))
 outputs: st.SearchStrategy[list[FromEngine]] = st.lists(
     st.builds(
         TokenOutput,

@@ -90,6 +90,17 @@ def test_stages_are_told_in_the_order_of_their_beginnings_since_the_request_came
     assert body.id == "http"
 
 
+def test_what_was_encoded_together_is_told_by_its_whole_time_and_summed_by_parts() -> None:
+    asked = account("a", "b")
+    asked.note_begun(begun(*[MediaStory(None, 1.04, 1.06, 1.03, num_together=2)] * 2))
+    encoded = [each for each in asked.describe().stages if each.stage == "encode"]
+    assert [(each.item, each.begin_ms, each.ms, each.together) for each in encoded] == [(0, 40, 20, 2), (1, 40, 20, 2)]
+    assert asked.stage_seconds()["encode"] == pytest.approx(0.02)
+    counters = Counters()
+    RequestObserver(counters).note_end(asked, "stop")
+    assert counters.numbers()[STAGE["encode"] + 14] == pytest.approx(0.02)
+
+
 def test_a_request_that_is_given_to_another_engine_begins_again() -> None:
     asked = account("a")
     asked.note("identify", 1.0, 1.004)

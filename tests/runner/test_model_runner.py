@@ -3,6 +3,7 @@
 import itertools
 import random
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -274,6 +275,22 @@ def test_a_prompt_whose_embeddings_are_absent_fails_alone(one: Driver, one_small
 
 
 # Media --------------------------------------------------------------------------------------------------------
+
+
+def test_pictures_encoded_together_took_the_same_time_from_their_batch_s_begin_to_its_end(
+    one: Driver, one_small: SmallModel
+) -> None:
+    for index in range(3):
+        one.runner.hold_pixels(str(index), one_small.pixels(index))
+    num_tokens = one_small.arguments["mm_tokens_per_image"]
+    began = time.monotonic()
+    results = one.encode([Encoding(str(index), str(index), num_tokens) for index in range(3)])
+    ended = time.monotonic()
+    times = [took for each in results for took in each.encode_times.values()]
+    assert len(times) == 3
+    assert len(set(times)) == 1
+    assert began < times[0].began < times[0].ended < ended
+    assert times[0].num_together == 3
 
 
 def test_pictures_encoded_together_get_the_embeddings_that_each_gets_alone(one: Driver, one_small: SmallModel) -> None:

@@ -30,7 +30,7 @@ from keepsight.requests import (
 from keepsight.scheduling.embedding_loads import Load
 from keepsight.scheduling.request_state import Begun
 from keepsight.scheduling.scheduler import Scheduler
-from keepsight.scheduling.step_plan import StepPlan, StepResult
+from keepsight.scheduling.step_plan import EncodeTime, StepPlan, StepResult
 
 # Between two copies while nothing ends.
 SECONDS = 0.1
@@ -82,7 +82,7 @@ class EngineMeter:
         self._arrivals, self._begins = _Recent[float](), _Recent[float]()
         self._pixels = _Recent[tuple[float, bool]]()
         self._loads = _Recent[tuple[str, float, float]]()
-        self._encodings = _Recent[tuple[float, float]]()
+        self._encodings = _Recent[EncodeTime]()
         self._copy()
         self.measure_tiers()
 
@@ -125,8 +125,8 @@ class EngineMeter:
         now = self.clock()
         self._note_begun(plan, now - seconds)
         self._note_computed(plan, seconds)
-        for key, spent in result.encode_seconds.items():
-            self._note_encoded(key, spent, now)
+        for key, took in result.encode_times.items():
+            self._note_encoded(key, took)
         stories = [self._tell(begun, now) for begun in self._scheduler.take_begun()]
         num_sequences = len(self._scheduler.lineup)
         has_changed = self._num_sequences != num_sequences
@@ -146,10 +146,10 @@ class EngineMeter:
         if num_of_prompts := sum(piece.length for piece in plan.now if piece.length > 1):
             self._prompt_token.note(seconds * num_of_prompts / num_tokens, num_of_prompts)
 
-    def _note_encoded(self, encoder_key: str, seconds: float, now: float) -> None:
+    def _note_encoded(self, encoder_key: str, took: EncodeTime) -> None:
         self._counters.add(ENCODED)
-        self._encoding.note(seconds)
-        self._encodings.put(encoder_key, (now - seconds, now))
+        self._encoding.note(took.seconds)
+        self._encodings.put(encoder_key, took)
 
     # What became of a request's media -------------------------------------------------------------------------
 
@@ -167,8 +167,8 @@ class EngineMeter:
                 return MediaStory(*self._loads.get(begun.encoder_keys[index], ("remote", 0.0, 0.0)))
             case "made":
                 arrived, were_kept = self._pixels.get(begun.request.media[index].media_hash, (0.0, False))
-                began, ended = self._encodings.get(begun.encoder_keys[index], (0.0, 0.0))
-                return MediaStory(None, began, ended, arrived, were_kept)
+                took = self._encodings.get(begun.encoder_keys[index], EncodeTime(0.0, 0.0))
+                return MediaStory(None, took.began, took.ended, arrived, were_kept, took.num_together)
             case origin:
                 return MediaStory(origin)
 

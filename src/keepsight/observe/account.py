@@ -33,10 +33,17 @@ class Span:
     ended: float
     # Of which media item; None: of the whole request.
     item: int | None = None
+    # For so many items at once, each of which has such a span.
+    num_together: int = 1
 
     @property
     def seconds(self) -> float:
         return max(0.0, self.ended - self.began)
+
+    @property
+    def own_seconds(self) -> float:
+        """Its part, which can be summed."""
+        return self.seconds / self.num_together
 
 
 class StageBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -45,6 +52,8 @@ class StageBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     begin_ms: float
     ms: float
     item: int | None = None
+    # So many items at once: the same time is told of each.
+    together: int = 1
 
 
 class MediaBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,7 +160,7 @@ class RequestAccount:
             self._work["transferred"] += 1
             if sent := self._sent.get(self.media[index][0]):
                 self.spans.append(Span("transfer", sent, story.arrived, index))
-        self.spans.append(Span("encode", story.began, story.ended, index))
+        self.spans.append(Span("encode", story.began, story.ended, index, story.num_together))
 
     def note_tokens(self, count: int, num_cached: int, now: float) -> float | None:
         """Seconds since the tokens before these; None: they are the first."""
@@ -189,22 +198,23 @@ class RequestAccount:
             work=dict(self._work),
             num_media=len(self.media),
             media=[self._describe_item(index) for index in range(len(self.media))],
-            stages=[
-                StageBody(stage=each.stage, begin_ms=_ms(each.began - self.began), ms=_ms(each.seconds), item=each.item)
-                for each in spans
-            ],
+            stages=[self._describe_stage(each) for each in spans],
         )
 
     def stage_seconds(self) -> dict[Stage, float]:
         """Of all items together, in the order of a request's way."""
         sums: dict[Stage, float] = {}
         for span in self.spans:
-            sums[span.stage] = sums.get(span.stage, 0.0) + span.seconds
+            sums[span.stage] = sums.get(span.stage, 0.0) + span.own_seconds
         return {stage: sums[stage] for stage in STAGES if stage in sums}
 
     def answers(self) -> list[tuple[AnsweredBy, str | None]]:
         """For each item who answered, and the tier; nothing as long as there is no token."""
         return [self._answer_of(index) for index in range(len(self._stories))]
+
+    def _describe_stage(self, span: Span) -> StageBody:
+        begin_ms, ms = _ms(span.began - self.began), _ms(span.seconds)
+        return StageBody(stage=span.stage, begin_ms=begin_ms, ms=ms, item=span.item, together=span.num_together)
 
     def _describe_item(self, index: int) -> MediaBody:
         media_hash, num_tokens = self.media[index]

@@ -66,7 +66,7 @@ class RequestObserver:
         self.counters.add(ENDS[reason])
         self.counters.observe(WHOLE, account.ended - account.began)
         for span in account.spans:
-            self.counters.observe(STAGE[span.stage], span.seconds)
+            self.counters.observe(STAGE[span.stage], span.own_seconds)
         if self._ring is not None:
             self._ring.put(account.describe())
         if self._export is not None:

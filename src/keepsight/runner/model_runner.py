@@ -33,6 +33,7 @@ from keepsight.runner.step_inputs import StepInputs, make_step_inputs
 from keepsight.runner.stored_embeddings import from_stored, to_stored
 from keepsight.scheduling.step_plan import (
     Computed,
+    EncodeTime,
     Encoding,
     EndName,
     Recall,
@@ -149,7 +150,7 @@ class ModelRunner:
         return StepResult(encoded=placed, failed_encodings=failed)
 
     def _encode(self, encodings: Sequence[Encoding], pixels: Sequence[Pixels | None], keep: Keep | None) -> Job:
-        began = time.perf_counter()
+        began = time.monotonic()
         try:
             held = [each for each in pixels if each is not None]
             assert len(held) == len(pixels), f"no pixels of {encodings[0].media_hash}"
@@ -159,13 +160,13 @@ class ModelRunner:
         except Exception as error:
             logger.exception("encoding failed")
             return StepResult(failed_encodings={each.encoder_key: _survive(error) for each in encodings})
-        seconds = (time.perf_counter() - began) / len(encodings)
+        took = EncodeTime(began, time.monotonic(), len(encodings))
         if keep is not None:
             # After this has been reported, and before the next is encoded.
             done = [each for each in encodings if each.encoder_key in result.encoded]
             kept = {each: self.embeddings.get(each.encoder_key) for each in done}
-            self._beside.begin(_keep_all(kept, seconds, keep), is_light=True)
-        return dataclasses.replace(result, encode_seconds=dict.fromkeys(result.encoded, seconds))
+            self._beside.begin(_keep_all(kept, took.seconds, keep), is_light=True)
+        return dataclasses.replace(result, encode_times=dict.fromkeys(result.encoded, took))
 
     def _recall(self, recalls: Sequence[Recall]) -> StepResult:
         if not recalls:
@@ -289,7 +290,7 @@ def _merge(results: Sequence[StepResult]) -> StepResult:
         encoded=list(itertools.chain.from_iterable(each.encoded for each in results)),
         failed_encodings={key: text for each in results for key, text in each.failed_encodings.items()},
         failed_sequences={key: text for each in results for key, text in each.failed_sequences.items()},
-        encode_seconds={key: seconds for each in results for key, seconds in each.encode_seconds.items()},
+        encode_times={key: took for each in results for key, took in each.encode_times.items()},
         recalled={key: token for each in results for key, token in each.recalled.items()},
         kept_ends=list(itertools.chain.from_iterable(each.kept_ends for each in results)),
     )

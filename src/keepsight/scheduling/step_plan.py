@@ -108,6 +108,19 @@ class Computed(NamedTuple):
     token: SampledToken | None
 
 
+class EncodeTime(NamedTuple):
+    """When one media item was encoded, by the machine's monotonic clock; so many were in the same time."""
+
+    began: float
+    ended: float
+    num_together: int = 1
+
+    @property
+    def seconds(self) -> float:
+        """Its part of it."""
+        return (self.ended - self.began) / self.num_together
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     # Of this step's `now`, and of any `beside` that has finished since the last step; every slice of `now` is told of
@@ -118,8 +131,8 @@ class StepResult:
     # What went wrong, by encoder key and by sequence: those who use it fail, no other.
     failed_encodings: Mapping[str, str] = field(default_factory=dict)
     failed_sequences: Mapping[SequenceId, str] = field(default_factory=dict)
-    # What each encoding took; of those that were placed nothing.
-    encode_seconds: Mapping[str, float] = field(default_factory=dict)
+    # Of those that were placed nothing.
+    encode_times: Mapping[str, EncodeTime] = field(default_factory=dict)
     # The first tokens of this step's `recall`, but of what failed.
     recalled: Mapping[SequenceId, SampledToken] = field(default_factory=dict)
     # Logits that are kept from now on.

@@ -86,7 +86,7 @@ function drawStage(stage, done, media, until) {
     const why = [...new Set(spared.map(foundIn))].join(", ");
     return make("li", { className: "skipped" }, name, track, make("span", { className: "ms", textContent: "skipped", title: why }));
   }
-  const took = seconds(done.reduce((sum, each) => sum + each.ms, 0) / 1000) + (spared.length ? `, ${spared.length} skipped` : "");
+  const took = seconds(done.reduce((sum, { ms, together = 1 }) => sum + ms / together, 0) / 1000) + (spared.length ? `, ${spared.length} skipped` : "");
   return make("li", {}, name, track, make("span", { className: "ms", textContent: took }));
 }
 
