@@ -210,6 +210,17 @@ def test_a_picture_that_many_want_at_once_is_encoded_once() -> None:
     drive.expect_right_answers()
 
 
+@pytest.mark.parametrize("caches_prefixes", [False, True])
+def test_what_is_not_kept_for_other_requests_is_still_encoded_once_for_one(caches_prefixes: bool) -> None:
+    drive = Drive(make_config(shares_embeddings=False, caches_prefixes=caches_prefixes))
+    drive.run(make_request("twice", 3, "cat", 4, "cat", 2))
+    assert drive.runner.encoded == ["cat"]
+    drive.run(with_text(make_request("choices", 3, "cat", 4, n=4), [9] * 7))
+    assert drive.runner.encoded == ["cat", "cat"]
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
+
+
 def test_a_picture_larger_than_the_encoder_cache_is_served_and_not_kept() -> None:
     config = make_config()
     small = EngineConfig(

@@ -31,6 +31,7 @@ def make_states(
     if params.max_tokens is not None:
         max_length = min(max_length, num_tokens + params.max_tokens)
     hasher = BlockHasher(request, config.kv_cache.block_size)
+    encoder_keys = _encoder_keys(request, is_shared=config.encoder_cache.is_shared)
     return [
         RequestState(
             request=request,
@@ -39,15 +40,14 @@ def make_states(
             max_length=max_length,
             end_ids=(frozenset() if params.ignore_eos else end_ids) | frozenset(params.stop_token_ids),
             hasher=hasher.fork(),
-            encoder_keys=_encoder_keys(request, choice, is_shared=config.encoder_cache.is_shared),
+            encoder_keys=encoder_keys,
             num_tokens=num_tokens,
         )
         for choice in range(params.n)
     ]
 
 
-def _encoder_keys(request: EngineRequest, choice: int, *, is_shared: bool) -> tuple[str, ...]:
-    keys = [encoder_key(item, request.adapter) for item in request.media]
-    if not is_shared:
-        keys = [f"{key}@{request.request_id}/{choice}/{index}" for index, key in enumerate(keys)]
-    return tuple(keys)
+def _encoder_keys(request: EngineRequest, *, is_shared: bool) -> tuple[str, ...]:
+    """What is not shared between requests still is within one: by its choices, and where it names a picture twice."""
+    suffix = "" if is_shared else f"@{request.request_id}"
+    return tuple(encoder_key(item, request.adapter) + suffix for item in request.media)
