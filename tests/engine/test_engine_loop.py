@@ -153,6 +153,8 @@ class Source:
     received: list[str] = field(default_factory=list)
     embeddings: list[tuple[Sequence[str], Sequence[str]]] = field(default_factory=list)
     is_closed: bool = False
+    num_verified: int = 0
+    num_mismatched: int = 0
 
     def find(self, media_hash: str) -> Pixels | None:
         return self.found.get(media_hash)

@@ -12,7 +12,7 @@ from keepsight.engine.engine_loop import EngineLoop
 from keepsight.engine.engine_meter import BLOCKS_IN_USE, BLOCKS_PINNED, EMBEDDINGS_PINNED, RUNNING, EngineMeter
 from keepsight.engine.inbox import Inbox
 from keepsight.engine.pixel_source import InlineSource, KeptPixels, PixelSource
-from keepsight.observe.catalogue import ENCODED, ENCODER, PREFIX, PROCESSOR, TRANSFERRED
+from keepsight.observe.catalogue import ENCODED, ENCODER, MISMATCHED, PREFIX, PROCESSOR, TRANSFERRED, VERIFIED
 from keepsight.observe.counters import Counters
 from keepsight.requests import (
     AbortRequest,
@@ -184,6 +184,14 @@ def test_pixels_that_the_engine_kept_are_hits_of_the_processor_cache() -> None:
     assert story is not None
     assert [(each.found_in, each.were_kept) for each in story.media] == [(None, True)]
     assert engine.counted(PROCESSOR.queries, PROCESSOR.hits, PROCESSOR.entries) == [1, 1, 2]
+
+
+def test_hits_that_the_engine_checked_are_counted() -> None:
+    engine = Engine(KeptPixels(1 << 20, verify_hits=1), num_pictures=1)
+    engine.ask("a", 3, "x", 4)
+    engine.ask("b", 5, "y", 4)
+    engine.ask("c", 7, "x", 4)
+    assert engine.counted(VERIFIED, MISMATCHED, PROCESSOR.hits) == [1, 0, 0]
 
 
 def test_what_is_held_when_an_answer_ends_is_counted_before_it_is_heard() -> None:

@@ -14,9 +14,11 @@ from keepsight.engine.pixel_source import PixelSource
 from keepsight.observe.catalogue import (
     ENCODED,
     ENCODER,
+    MISMATCHED,
     PREFIX,
     PROCESSOR,
     TRANSFERRED,
+    VERIFIED,
     slot_of,
 )
 from keepsight.observe.counters import Counters
@@ -182,6 +184,8 @@ class EngineMeter:
         counters.follow(PREEMPTIONS, scheduler.num_preemptions)
         self._copy_prefixes()
         self._copy_embeddings()
+        counters.follow(VERIFIED, self._source.num_verified)
+        counters.follow(MISMATCHED, self._source.num_mismatched)
         if (size := self._source.size()) is not None:
             counters.set_all(PROCESSOR.sizes(size.num_bytes, size.max_bytes, size.num_entries))
             counters.follow(PROCESSOR.evictions, size.num_evictions)

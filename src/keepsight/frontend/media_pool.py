@@ -21,14 +21,13 @@ from keepsight.frontend.make_pixels import MakePixels, PictureJob
 from keepsight.frontend.pixel_cache import PixelCache
 from keepsight.frontend.prepare_request import PreparedRequest
 from keepsight.lru_cache import CacheSize
-from keepsight.observe.catalogue import DECODED, PREPROCESSED, PROCESSOR, slot_of
+from keepsight.observe.catalogue import DECODED, MISMATCHED, PREPROCESSED, PROCESSOR, VERIFIED
 from keepsight.observe.counters import Counters
 from keepsight.observe.mean_cost import MeanCost
 from keepsight.pixels import show_a_picture
 from keepsight.requests import CarriedPixels, Pixels
 
 logger = logging.getLogger(__name__)
-VERIFIED, MISMATCHED = slot_of("verified_hits_total"), slot_of("mismatched_hits_total")
 
 
 @dataclass(frozen=True, slots=True)

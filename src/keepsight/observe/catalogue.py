@@ -141,4 +141,5 @@ STAGE: Mapping[str, int] = {stage: slot_of("stage_seconds", stage) for stage in 
 FETCHED, DECODED, PREPROCESSED, TRANSFERRED, ENCODED = (
     slot_of(f"media_{work}_total", "image") for work in ("fetched", "decoded", "preprocessed", "transferred", "encoded")
 )
+VERIFIED, MISMATCHED = slot_of("verified_hits_total"), slot_of("mismatched_hits_total")
 RESTARTED = {kind: slot_of("processes_restarted_total", kind) for kind in ("engine", "frontend", "media_worker")}
