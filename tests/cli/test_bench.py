@@ -11,6 +11,7 @@ import pytest
 from keepsight.bench.report import Report
 from keepsight.cli.main import main
 from tests.cli.scripted_server import DONE, Script, answer, event, scripted_server
+from tests.cli.test_chat import listen_to_ctrl_c
 
 QUICK = ("--requests", "2", "--warmup", "0", "--picture-size", "16x16")
 
@@ -78,7 +79,9 @@ def test_what_is_complete_outlives_ctrl_c(tmp_path: Path) -> None:
     with scripted_server(Script(answers=[answer("Hi"), answer("Hi"), [event("Once")]], is_endless=True)) as script:
         typed = ["--base-url", script.url, "--json", str(report), "--workload", "cold", "zipf", *QUICK]
         command = [sys.executable, "-m", "keepsight", "bench", "serve", *typed]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=listen_to_ctrl_c
+        ) as process:
             while len(script.bodies) < 3:
                 time.sleep(0.01)
                 assert process.poll() is None
