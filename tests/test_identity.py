@@ -74,6 +74,16 @@ def test_when_nothing_is_left_of_it_the_picture_is_asked_for_and_once_sent_is_kn
     ask_about(llm, {"type": "image_url", "uuid": "lost"}, drawn)
 
 
+def test_a_kept_picture_is_found_by_its_uuid_alone_though_every_hit_is_checked() -> None:
+    drawn = draw(9)
+    with LLM(verify_hits=1, encoder_host_cache_gb=0) as checking:
+        sent = ask_about(checking, by_object(drawn.picture) | {"uuid": "cat"}, drawn)
+        checking.reset_encoder_cache()
+        checking.reset_prefix_cache()
+        alone = ask_about(checking, {"type": "image_url", "uuid": "cat"}, drawn)
+    assert alone.outputs[0].token_ids == sent.outputs[0].token_ids
+
+
 def test_generate_takes_uuids_beside_its_pictures_and_none_for_a_picture_that_is_known(llm: LLM) -> None:
     drawn = draw(44)
     text = f"<start_of_turn>user\n<start_of_image>{drawn.questions[0].text}<end_of_turn>\n<start_of_turn>model\n"

@@ -59,6 +59,8 @@ class EngineRequest:
     banned_runs: tuple[tuple[int, ...], ...] = ()
     # Hashes of media whose pixels are being made already: the engine need not ask for them.
     coming_media: tuple[str, ...] = ()
+    # Hashes of media of which only the uuid came: with this request nobody can make their pixels.
+    unsent_media: tuple[str, ...] = ()
     pins: tuple[PromptPin, ...] = ()
 
     @property

@@ -81,6 +81,9 @@ class Parts:
     def media_arrived(self, media_hash: str) -> bool:
         return media_hash in self.wanted
 
+    def can_be_made(self, media_hash: str) -> bool:
+        return True
+
     def lost(self, media_hash: str) -> MediaNeeded | None:
         request_id = self.waiting.get(media_hash)
         return None if request_id is None else MediaNeeded(request_id, (media_hash,), inline=True)
@@ -156,7 +159,7 @@ class Source:
     num_verified: int = 0
     num_mismatched: int = 0
 
-    def find(self, media_hash: str) -> Pixels | None:
+    def find(self, media_hash: str, *, may_hold_back: bool = True) -> Pixels | None:
         return self.found.get(media_hash)
 
     def receive(self, message: MediaArrived) -> Pixels | None:

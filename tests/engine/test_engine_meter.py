@@ -194,6 +194,16 @@ def test_hits_that_the_engine_checked_are_counted() -> None:
     assert engine.counted(VERIFIED, MISMATCHED, PROCESSOR.hits) == [1, 0, 0]
 
 
+def test_a_hit_that_nobody_could_make_again_is_not_held_back_to_be_checked() -> None:
+    engine = Engine(KeptPixels(1 << 20, verify_hits=1), num_pictures=1)
+    engine.ask("a", 3, "x", 4)
+    engine.ask("b", 5, "y", 4)
+    story = engine.ask("c", 7, "x", 4, unsent_media=("x",))
+    assert story is not None
+    assert [(each.found_in, each.were_kept) for each in story.media] == [(None, True)]
+    assert engine.counted(VERIFIED, PROCESSOR.hits) == [0, 1]
+
+
 def test_what_is_held_when_an_answer_ends_is_counted_before_it_is_heard() -> None:
     engine = Engine()
     engine.ask("a", 3, "x", 4)

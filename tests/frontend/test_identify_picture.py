@@ -217,6 +217,8 @@ def test_a_uuid_that_is_known_needs_no_picture(preparer: RequestPreparer, overri
         assert alone.engine_request.token_ids == sent.engine_request.token_ids
         assert alone.engine_request.media == sent.engine_request.media
         assert alone.makeable_media == ()
+        assert alone.engine_request.unsent_media == tuple(hashes_of(alone))
+        assert sent.engine_request.unsent_media == ()
         assert sent.find_unknown(hashes_of(sent)) is None
         refusal = alone.find_unknown(hashes_of(alone))
         assert (refusal and refusal.field) == alone_field(left_out)
@@ -258,6 +260,7 @@ def test_a_picture_that_comes_once_serves_all_its_uuid_s_places(preparer: Reques
     [media_hash] = set(hashes_of(prepared))
     assert prepared.find_unknown([media_hash]) is None
     assert prepared.pixels_of([media_hash]).keys() == {media_hash} == set(prepared.makeable_media)
+    assert prepared.engine_request.unsent_media == ()
 
 
 def test_a_uuid_never_names_two_pictures_of_different_sizes(preparer: RequestPreparer) -> None:

@@ -85,6 +85,7 @@ def requests(draw: st.DrawFn) -> EngineRequest:
         adapter=draw(st.none() | st.builds(Adapter, texts, texts, st.booleans())),
         banned_runs=tuple(draw(st.lists(st.lists(token_ids, min_size=1, max_size=3).map(tuple), max_size=2))),
         coming_media=tuple(draw(st.lists(st.sampled_from(hashes), max_size=3))) if hashes else (),
+        unsent_media=tuple(draw(st.lists(st.sampled_from(hashes), max_size=3))) if hashes else (),
         pins=tuple(draw(st.lists(st.builds(PromptPin, st.integers(1, max(1, end)), pin_seconds), max_size=2))),
     )
 

@@ -47,7 +47,9 @@ from tests.ipc.drawn_messages import comparable, outputs, spoil, to_engine
 
 ITEM = MediaItem("hash", TokenSpan(2, 3), Geometry(640, 480))
 PINS = (PromptPin(4, 1800.0),)
-REQUEST = EngineRequest("7", tuple(range(10)), (ITEM,), SamplingParams(), coming_media=("hash",), pins=PINS)
+REQUEST = EngineRequest(
+    "7", tuple(range(10)), (ITEM,), SamplingParams(), coming_media=("hash",), unsent_media=("hash",), pins=PINS
+)
 PIXELS = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
 
 
@@ -144,7 +146,7 @@ WRONG: dict[str, list[Frame]] = {
     "a surplus field within": edited(REQUEST, "media", 0, "span", "other", value=1),
     "no request id": edited(REQUEST, "request_id", value=""),
     "a request id that is a number": edited(REQUEST, "request_id", value=7),
-    "no tokens": edited(replace(REQUEST, media=(), coming_media=()), "token_ids", value=[]),
+    "no tokens": edited(replace(REQUEST, media=(), coming_media=(), unsent_media=()), "token_ids", value=[]),
     "a negative token": edited(REQUEST, "token_ids", 0, value=-1),
     "a token of 64 bits": edited(REQUEST, "token_ids", 0, value=2**63),
     "a token that is half a number": edited(REQUEST, "token_ids", 0, value=0.5),
@@ -155,6 +157,7 @@ WRONG: dict[str, list[Frame]] = {
     "a picture without height": edited(REQUEST, "media", 0, "geometry", "height", value=0),
     "a banned run of no tokens": edited(REQUEST, "banned_runs", value=[[]]),
     "media to come that it has not": edited(REQUEST, "coming_media", value=["other"]),
+    "unsent media that it has not": edited(REQUEST, "unsent_media", value=["other"]),
     "a pin of nothing": edited(REQUEST, "pins", 0, "num_tokens", value=0),
     "a pin of more than the prompt": edited(REQUEST, "pins", 0, "num_tokens", value=11),
     "a pin for no time": edited(REQUEST, "pins", 0, "seconds", value=0.0),

@@ -66,7 +66,7 @@ def make_request(request_id: str, *parts: int | str, **options: Any) -> EngineRe
         else:
             media.append(MediaItem(part, TokenSpan(len(token_ids), TOKENS_PER_PICTURE), Geometry(4, 4)))
             token_ids += [1] * TOKENS_PER_PICTURE
-    names = ("priority", "cache_salt", "adapter", "coming_media", "pins")
+    names = ("priority", "cache_salt", "adapter", "coming_media", "unsent_media", "pins")
     outside = {name: options.pop(name) for name in names if name in options}
     params = SamplingParams(**{"temperature": 0, "max_tokens": 5, **options})
     return EngineRequest(request_id, tuple(token_ids), tuple(media), params, **outside)

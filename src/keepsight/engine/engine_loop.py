@@ -175,7 +175,8 @@ class EngineLoop:
 
     def _find_pixels(self, needed: MediaNeeded) -> MediaNeeded:
         """What of it must be asked for.  What is found arrives with the next step, as this one is planned already."""
-        found = {media_hash: self._source.find(media_hash) for media_hash in needed.media_hashes}
+        can_be_made = self._scheduler.media.can_be_made
+        found = {each: self._source.find(each, may_hold_back=can_be_made(each)) for each in needed.media_hashes}
         for media_hash, pixels in found.items():
             if pixels is not None:
                 self._inbox.try_put(MediaArrived(media_hash, pixels))

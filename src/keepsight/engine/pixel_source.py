@@ -30,8 +30,8 @@ class PixelSource(Protocol):
     num_verified: int
     num_mismatched: int
 
-    def find(self, media_hash: str) -> Pixels | None:
-        """What need not be asked for."""
+    def find(self, media_hash: str, *, may_hold_back: bool = True) -> Pixels | None:
+        """What need not be asked for; what nobody could make again is never held back to be compared."""
 
     def receive(self, message: MediaArrived) -> Pixels | None:
         """None: they are not where they were said to lie."""
@@ -69,7 +69,7 @@ class InlineSource:
 
     num_verified = num_mismatched = 0
 
-    def find(self, media_hash: str) -> Pixels | None:
+    def find(self, media_hash: str, *, may_hold_back: bool = True) -> Pixels | None:
         return None
 
     def receive(self, message: MediaArrived) -> Pixels | None:
@@ -103,9 +103,9 @@ class KeptPixels(InlineSource):
         # Whether it is held now, of each that came or went.
         self._changes: dict[str, bool] = {}
 
-    def find(self, media_hash: str) -> Pixels | None:
+    def find(self, media_hash: str, *, may_hold_back: bool = True) -> Pixels | None:
         held = self._cache.get_and_update(media_hash)
-        if held is None or not self._verify_hits or random.random() >= self._verify_hits:
+        if held is None or not may_hold_back or random.random() >= self._verify_hits:
             return held
         self._held_back.add(media_hash)
         return None
@@ -188,7 +188,7 @@ class StoreSource(InlineSource):
         # What was held by an engine that has ended, is not.
         store.keep_all_again()
 
-    def find(self, media_hash: str) -> Pixels | None:
+    def find(self, media_hash: str, *, may_hold_back: bool = True) -> Pixels | None:
         return self._store.read(media_hash) if self._looks_first else None
 
     def receive(self, message: MediaArrived) -> Pixels | None:

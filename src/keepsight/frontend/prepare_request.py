@@ -67,8 +67,7 @@ class PreparedRequest:
     @property
     def makeable_media(self) -> tuple[str, ...]:
         """Hashes of what `pixels_of` can be asked for, each once."""
-        sent = (named for named in self._pictures if named.picture.source is not None)
-        return tuple(dict.fromkeys(media_hash for named in sent for media_hash in named.parts))
+        return tuple(_makeable_of(self._pictures))
 
     def find_unknown(self, media_hashes: Collection[str]) -> UnknownMediaError | None:
         """What `pixels_of` would raise of these, because only the uuid of one came."""
@@ -388,6 +387,7 @@ class RequestPreparer:
         pins: Sequence[PromptPin] = (),
     ) -> EngineRequest:
         items = [(*item, named.picture.modality) for named in pictures for item in named.items()]
+        makeable = _makeable_of(pictures)
         self._check_allowed_tokens(terms.sampling_params)
         return EngineRequest(
             request_id=f"{self.request_prefix}{next(self._request_numbers)}",
@@ -397,6 +397,7 @@ class RequestPreparer:
             priority=terms.priority,
             cache_salt=terms.cache_salt,
             banned_runs=tuple(self._spell_banned(terms.sampling_params)),
+            unsent_media=tuple(dict.fromkeys(media_hash for media_hash, *_ in items if media_hash not in makeable)),
             pins=tuple(pin for pin in pins if pin.num_tokens),
         )
 
@@ -404,6 +405,12 @@ class RequestPreparer:
         """A word at the beginning of a text is written by other tokens than behind a space."""
         for word in params.bad_words:
             yield from {self.tokenizer.encode(each) for each in (word, f" {word.lstrip()}")}
+
+
+def _makeable_of(pictures: Iterable[NamedPicture]) -> dict[str, None]:
+    """In their order.  What has only its uuid may have come with another's."""
+    sent = (named for named in pictures if named.picture.source is not None)
+    return dict.fromkeys(media_hash for named in sent for media_hash in named.parts)
 
 
 def _open_account(request: EngineRequest, began: float, fetched: float) -> RequestAccount:

@@ -149,7 +149,9 @@ def _check_request(request: EngineRequest) -> None:
         _check(span.start >= 0 < span.length and span.end <= len(token_ids), "a span outside of the prompt")
         _check(0 < geometry.width <= MAX_COUNT and 0 < geometry.height <= MAX_COUNT, "a geometry out of range")
     _check(all(a.span.end <= b.span.start for a, b in pairwise(media)), "spans out of order")
-    _check({item.media_hash for item in media}.issuperset(request.coming_media), "media to come of another request")
+    own = {item.media_hash for item in media}
+    _check(own.issuperset(request.coming_media), "media to come of another request")
+    _check(own.issuperset(request.unsent_media), "unsent media of another request")
     for pin in request.pins:
         _check(0 < pin.num_tokens <= len(token_ids) and 0 < pin.seconds < inf, "a pin out of range")
 

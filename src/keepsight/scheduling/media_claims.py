@@ -222,6 +222,10 @@ class MediaClaims:
             self._unneeded_pixels.remove(media_hash)
         return self._askers.pop(media_hash, [])
 
+    def can_be_made(self, media_hash: str) -> bool:
+        """By each of those who wait for its pixels, whoever of them is asked."""
+        return not any(media_hash in state.request.unsent_media for state in self._askers.get(media_hash, ()))
+
     def lost(self, media_hash: str) -> MediaNeeded | None:
         """Its pixels were not where they were said to lie.  If anybody waits for them, who is to send them."""
         self._makers.pop(media_hash, None)
