@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from keepsight.requests import EngineRequest, MediaNeeded
+from keepsight.scheduling.request_state import ParkedFor
 from tests.scheduling.drive import Drive, make_config, make_request
 
 
@@ -197,6 +198,47 @@ def test_a_request_is_not_asked_again_because_one_of_its_choices_left() -> None:
     drive.step()
     assert drive.needed == [("a", "cat")]
     drive.deliver("cat")
+    expect_all_answered(drive)
+
+
+# Room and budget ----------------------------------------------------------------------------------------------
+
+
+def drive_with_a_queue(num_requests: int, **config: Any) -> Drive:
+    """Each has a picture of its own, and its pixels are there; the first one's is being encoded."""
+    drive = Drive(make_config(max_num_encoder_input_tokens=6, **config), is_done=lambda: False)
+    for number in range(num_requests):
+        drive.add(make_request(f"{number}", f"picture {number}", 3, max_tokens=1))
+    drive.step()
+    drive.step()
+    assert [each.media_hash for each in drive.runner.plans[-1].encode] == ["picture 0"]
+    return drive
+
+
+def who_may_go_on(drive: Drive) -> list[str]:
+    parked = drive.scheduler.lineup.parked_for(ParkedFor.ENCODER)
+    return [state.request.request_id for state in drive.scheduler.media.who_may_go_on(parked)]
+
+
+def test_of_many_who_wait_for_the_encoder_only_those_try_again_whom_it_has_room_for() -> None:
+    drive = drive_with_a_queue(20)
+    assert who_may_go_on(drive) == ["0", "1"]
+    drive.runner.set_pace(lambda: True)
+    drive.step()
+    assert who_may_go_on(drive) == ["0", "1"]
+    expect_all_answered(drive)
+    assert drive.runner.encoded == [f"picture {number}" for number in range(20)]
+
+
+def test_who_needs_no_room_tries_again_beside_those_who_do() -> None:
+    drive = drive_with_a_queue(4, shares_embeddings=False)
+    drive.add(make_request("wants the second's", "picture 1", 5, max_tokens=1))
+    drive.step()
+    drive.runner.set_pace(lambda: True)
+    while drive.runner.encoded != ["picture 0", "picture 1"]:
+        drive.step()
+    # Its pixels went with the encoding of the same picture for another.
+    assert "wants the second's" in who_may_go_on(drive)
     expect_all_answered(drive)
 
 

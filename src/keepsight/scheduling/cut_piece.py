@@ -1,7 +1,7 @@
 """Where a piece of a prompt may end: before media that are not ready, not amid an item, and not too soon."""
 
 from keepsight.scheduling.media_claims import MediaClaims
-from keepsight.scheduling.request_state import RequestState
+from keepsight.scheduling.request_state import ParkedFor, RequestState
 
 # A shorter piece of text before a picture that is not ready is not worth a step of its own.
 MIN_TEXT_BEFORE_MEDIA = 32
@@ -26,6 +26,12 @@ def is_worth_a_step(state: RequestState, start: int, end: int) -> bool:
         return True
     # Pages that it gave to others it takes again only to get further.
     return end - start >= MIN_TEXT_BEFORE_MEDIA and end > state.gave_way_at
+
+
+def why_parked(state: RequestState, end: int, lacks: ParkedFor | None) -> ParkedFor:
+    """`lacks`: what the first item waits for that is not claimed."""
+    is_being_encoded = state.first_item_after(end) in state.claimed_items
+    return ParkedFor.ENCODER if is_being_encoded or lacks is None else lacks
 
 
 def whole_items_end(state: RequestState, start: int, end: int) -> int:

@@ -74,6 +74,9 @@ class EmbeddingLoads:
                 askers.append(state)
         return self._states[key]
 
+    def is_ready(self, key: str) -> bool:
+        return self._states.get(key) is LoadState.READY
+
     def end(self, key: str, *, is_found: bool) -> list[RequestState] | None:
         """Who waited; None if nobody does any more, or what came is not wanted."""
         if self._states.get(key) is not LoadState.LOADING:

@@ -63,6 +63,11 @@ class EncoderCacheManager:
         return self._config.max_bytes
 
     @property
+    def num_embeddings_to_be_had(self) -> int:
+        """What is free or evictable."""
+        return (self._config.max_bytes - self.num_bytes + self._num_idle_bytes) // self._config.bytes_per_embedding
+
+    @property
     def num_pinned_bytes(self) -> int:
         return self._idle.size_of_pinned
 

@@ -49,6 +49,10 @@ class Lineup:
         state.change_to(Status.WAITING)
         self.add(state)
 
+    def parked_for(self, reason: ParkedFor) -> list[RequestState]:
+        """In their order."""
+        return sorted((state for state in self.parked if state.parked_for is reason), key=by_order)
+
     def unpark_all(self, reason: ParkedFor) -> None:
         for state in [state for state in self.parked if state.parked_for is reason]:
             self.unpark(state)

@@ -5,7 +5,7 @@ what it holds can always be computed and released.  Knows nothing of tokens, pag
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from keepsight.engine_config import EngineConfig
 from keepsight.requests import EngineRequest, MediaNeeded
@@ -100,6 +100,31 @@ class MediaClaims:
         for index in range(first_item, len(state.media)):
             if not self.encoder_cache.can_find(state.encoder_keys[index]):
                 self.loads.ask(state, index)
+
+    def who_may_go_on(self, parked: Iterable[RequestState]) -> Iterator[RequestState]:
+        """Of those parked for the encoder, in their order, who is to try again.
+
+        Of those who lack room or budget as many as there is some for; the first always, as it may take from others.
+        """
+        room, budget = self.encoder_cache.num_embeddings_to_be_had, self._max_encoding - self._num_encoding
+        is_first = True
+        for state in parked:
+            if state.claimed_items or not self._lacks_only_room(state):
+                yield state
+                continue
+            length = state.media[state.next_item].span.length
+            cost = 0 if self.loads.is_ready(state.encoder_keys[state.next_item]) else length
+            fits = length <= room and cost <= budget
+            if fits:
+                room, budget = room - length, budget - cost
+            if fits or is_first:
+                yield state
+            is_first = False
+
+    def _lacks_only_room(self, state: RequestState) -> bool:
+        key = state.encoder_keys[state.next_item]
+        has_source = state.media[state.next_item].media_hash in self._pixels or self.loads.is_ready(key)
+        return has_source and not self.encoder_cache.can_find(key)
 
     def _try_claim(self, state: RequestState, index: int, take_from_later: TakeFromLater) -> ParkedFor | None:
         if index in state.claimed_items:

@@ -11,7 +11,7 @@ from keepsight.engine_config import EngineConfig, SchedulerConfig
 from keepsight.requests import EngineRequest, MediaNeeded, RequestFailed, TokenOutput
 from keepsight.scheduling.admit_request import make_states, why_never
 from keepsight.scheduling.choose_victim import last_holder_behind, last_holder_short_of_media
-from keepsight.scheduling.cut_piece import is_worth_a_step, ready_end, whole_items_end
+from keepsight.scheduling.cut_piece import is_worth_a_step, ready_end, whole_items_end, why_parked
 from keepsight.scheduling.embedding_loads import Load
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
 from keepsight.scheduling.holdings import Holdings
@@ -51,6 +51,7 @@ class Scheduler:
         self._leaving: dict[SequenceId, RequestState] = {}
         self._ended: list[SequenceId] = []
         self._num_beside = 0
+        self._encoder_has_changed = False
         self.num_preemptions = 0
         self._begun: list[Begun] = []
         self._arrivals = itertools.count()
@@ -152,6 +153,8 @@ class Scheduler:
         num_streams = sum(state.is_stream for state in self.lineup.running)
         max_joining = config.max_prompt_tokens_beside_streams
         lane_is_free = not self._num_beside
+        if self._encoder_has_changed:
+            self._unpark_for_encoder()
         if lane_is_free or not num_streams:
             self.lineup.unpark_all(ParkedFor.LANE)
         return StepDraft(
@@ -267,7 +270,7 @@ class Scheduler:
         lacks = self.media.claim(state, state.first_item_after(start), self._take_embeddings_from_later)
         most = ready_end(state, start, self.media)
         if not is_worth_a_step(state, start, most):
-            self.lineup.park(state, self._reason(state, most, lacks))
+            self.lineup.park(state, why_parked(state, most, lacks))
             return None
         joins = draft.joins(most - start)
         if not joins and not draft.beside_tokens_left:
@@ -275,11 +278,6 @@ class Scheduler:
             return None
         end = min(most, start + draft.tokens_left(joins=joins))
         return Piece(end if self.config.cuts_pictures else whole_items_end(state, start, end), joins)
-
-    def _reason(self, state: RequestState, ready_end: int, lacks: ParkedFor | None) -> ParkedFor:
-        first_unready = state.first_item_after(ready_end)
-        is_being_encoded = first_unready in state.claimed_items
-        return ParkedFor.ENCODER if is_being_encoded or lacks is None else lacks
 
     def _plan_prompt(
         self, state: RequestState, piece: Piece, first_block: int, added: tuple[int, ...], draft: StepDraft
@@ -329,7 +327,12 @@ class Scheduler:
         self.num_preemptions += 1
         if state.status is Status.RUNNING:
             self.lineup.unseat(state)
-        self.lineup.unpark_all(ParkedFor.ENCODER)
+        self._unpark_for_encoder()
+
+    def _unpark_for_encoder(self) -> None:
+        self._encoder_has_changed = False
+        for state in self.media.who_may_go_on(self.lineup.parked_for(ParkedFor.ENCODER)):
+            self.lineup.unpark(state)
 
     def _take_embeddings_from_later(self, state: RequestState) -> bool:
         """From one that waits or is parked behind `state`: what runs gives them back by itself."""
@@ -357,8 +360,7 @@ class Scheduler:
         for key, message in result.failed_encodings.items():
             for request_id in sorted(self.media.fail(key)):
                 self._fail_request(request_id, message, outputs)
-        if result.encoded or result.failed_encodings:
-            self.lineup.unpark_all(ParkedFor.ENCODER)
+        self._encoder_has_changed |= bool(result.encoded or result.failed_encodings)
         return outputs
 
     def _advance(self, computed: Computed, outputs: list[TokenOutput | RequestFailed]) -> None:
@@ -388,8 +390,7 @@ class Scheduler:
     def _publish(self, state: RequestState) -> None:
         self.kv_cache.publish(state.sequence_id, state.hasher.hashes, state.num_computed, state.hasher.media)
         self.lineup.unpark_all(ParkedFor.PREFIX)
-        if self.media.release_before(state, state.next_item):
-            self.lineup.unpark_all(ParkedFor.ENCODER)
+        self._encoder_has_changed |= self.media.release_before(state, state.next_item)
 
     def _fail_sequence(self, sequence_id: SequenceId, message: str, outputs: list[TokenOutput | RequestFailed]) -> None:
         if (state := self._states.get(sequence_id)) is None:
@@ -422,7 +423,7 @@ class Scheduler:
         self.media.remove(state)
         if state.is_known_to_runner:
             self._ended.append(state.sequence_id)
-        self.lineup.unpark_all(ParkedFor.ENCODER)
+        self._encoder_has_changed = True
         self.lineup.unpark_all(ParkedFor.PREFIX)
 
     # For tests ------------------------------------------------------------------------------------------------
