@@ -1,7 +1,8 @@
 """Decides what every step computes, for whom, and what is given up for it.
 
 Pure: messages and results in, plans and outputs out.  Everything is granted in one total order (priority, arrival,
-choice) and taken back in its reverse, so the first sequence of that order always gets on, whatever the budgets.
+choice) and taken back in its reverse, so the first sequence of that order always gets on, whatever the budgets.  Of a
+step's tokens those that run take theirs before those that wait: a prompt that has begun is computed to its end.
 """
 
 import itertools
