@@ -65,15 +65,12 @@ class KnownMedia:
 
     def geometry_of(self, given_name: str) -> Geometry | None:
         with self._lock:
-            geometry = self._geometries.get(given_name)
-            if geometry is None and self._common is not None:
-                geometry = self._common.get(given_name)
-            return geometry
+            return self._find_geometry(given_name)
 
     def remember_geometry(self, given_name: str, geometry: Geometry) -> Geometry:
         """The one that is remembered: an earlier one, if there was."""
-        known = self.geometry_of(given_name)
         with self._lock:
+            known = self._find_geometry(given_name)
             if known is None and self._common is not None:
                 self._common.put(given_name, geometry)
             return self._geometries.get_or_put(given_name, known or geometry)
@@ -83,6 +80,12 @@ class KnownMedia:
             self._geometries.entries.pop(given_name, None)
             if self._common is not None:
                 self._common.forget(given_name)
+
+    def _find_geometry(self, given_name: str) -> Geometry | None:
+        geometry = self._geometries.get(given_name)
+        if geometry is None and self._common is not None:
+            geometry = self._common.get(given_name)
+        return geometry
 
     def check_invariants(self) -> None:
         with self._lock:
