@@ -157,6 +157,10 @@ class SamplingParams:
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
+    def ids_that_end(self, end_ids: frozenset[int]) -> frozenset[int]:
+        """`end_ids`: the model's own."""
+        return (frozenset() if self.ignore_eos else end_ids) | frozenset(self.stop_token_ids)
+
     @property
     def greedy(self) -> bool:
         return self.temperature == 0

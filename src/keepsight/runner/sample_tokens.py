@@ -37,7 +37,7 @@ class SamplingState:
         self._prompt, self._choice, self._device = prompt, choice, device
         self.banned_runs = banned_runs or RunBan(())
         # Not to be sampled before `min_tokens`; whether a token ends the answer is decided elsewhere.
-        self.end_ids = (frozenset() if params.ignore_eos else end_ids) | set(params.stop_token_ids)
+        self.end_ids = params.ids_that_end(end_ids)
         self.output_counts: Counter[int] = Counter()
         self.num_tokens = 0
         # As far back as a banned run reaches.

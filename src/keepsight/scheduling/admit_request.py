@@ -38,7 +38,7 @@ def make_states(
             sequence_id=(request.request_id, choice),
             order=(request.priority, arrival, choice),
             max_length=max_length,
-            end_ids=(frozenset() if params.ignore_eos else end_ids) | frozenset(params.stop_token_ids),
+            end_ids=params.ids_that_end(end_ids),
             hasher=hasher.fork(),
             encoder_keys=encoder_keys,
             num_tokens=num_tokens,
