@@ -1,6 +1,7 @@
 """What a guide allows is what llguidance's grammar allows, whatever happens to the sequence meanwhile."""
 
 import math
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -134,6 +135,16 @@ def test_nothing_is_loaded_before_the_first_guided_request_and_a_grammar_is_comp
     maker.close()
 
 
+def test_a_prepared_tokenizer_is_not_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    shutil.copy(DEMO, path)
+    maker = GuideMaker(path, END)
+    maker.prepare().result()
+    path.unlink()
+    assert allowed_by(maker.begin(regex("color(s|ed)?").to_grammar()))
+    maker.close()
+
+
 def test_only_so_many_compiled_grammars_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("keepsight.runner.guide_tokens.MAX_COMPILED", 2)
     maker = GuideMaker(DEMO, END)
@@ -178,7 +189,7 @@ LETTERS = regex("[A-F]{12}")
 
 
 def drive(small: SmallModel) -> Driver:
-    return Driver(small, end_ids=END, tokenizer_path=DEMO)
+    return Driver(small, end_ids=END, guides=GuideMaker(DEMO, END))
 
 
 def begin(driver: Driver, request: EngineRequest) -> tuple[str, int]:

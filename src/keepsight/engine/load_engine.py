@@ -1,5 +1,6 @@
 """The model loaded, the memory measured, the engine's configuration derived: all of an engine but its loop."""
 
+from concurrent.futures import wait
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,7 @@ from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.json_fields import read_json_object
 from keepsight.media import TOKENS_PER_STRIP
 from keepsight.models.model import Model
+from keepsight.runner.guide_tokens import GuideMaker
 from keepsight.runner.load_runner import load_model_for, load_runner
 from keepsight.runner.lock_pages import make_page_lock
 from keepsight.runner.stored_embeddings import name_of
@@ -49,8 +51,9 @@ def load_engine(
     image_config: ImageProcessorConfig | None,
     end_ids: frozenset[int],
     part: MachinePart = WHOLE_MACHINE,
+    guides: GuideMaker | None = None,
 ) -> LoadedEngine:
-    """`max_model_len` is the most that may be chosen."""
+    """`max_model_len` is the most that may be chosen; `guides` may have been prepared."""
     tier_plan = plan_tiers(config)
     model = load_model_for(config)
     machine = part.of_memory(measure_machine(model.place.device))
@@ -66,7 +69,7 @@ def load_engine(
         inbox.wake,
         encoder_share=config.encoder_share,
         embeddings_device="cpu" if config.mm_cache_device == "cpu" else None,
-        tokenizer_path=config.directory / "tokenizer.json",
+        guides=guides or make_guides(config, end_ids),
         keeping=None if tiers is None else tiers.keeping,
     )
     scheduler = Scheduler(engine_config, end_ids)
@@ -105,7 +108,16 @@ def load_engine_alone(config: Config, part: MachinePart = WHOLE_MACHINE) -> Load
     end_ids = read_end_ids(directory)
     if end_ids is None:
         end_ids = Tokenizer.from_checkpoint(directory).eos_token_ids
-    return load_engine(config, limits.max_model_len, image_config, end_ids, part)
+    guides = make_guides(config, end_ids)
+    # Beside the weights; nobody is to wait for it later.
+    preparing = guides.prepare()
+    engine = load_engine(config, limits.max_model_len, image_config, end_ids, part, guides)
+    wait([preparing])
+    return engine
+
+
+def make_guides(config: Config, end_ids: frozenset[int]) -> GuideMaker:
+    return GuideMaker(config.directory / "tokenizer.json", end_ids)
 
 
 def measure_model(model: Model, max_model_len: int, *, takes_prompt_embeds: bool = False) -> ModelSize:

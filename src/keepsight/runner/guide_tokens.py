@@ -2,7 +2,7 @@
 
 A grammar is compiled on a thread of its own from when its sequence is made known, and waited for only with the first
 token.  A guide follows its own sequence and no other; what goes wrong with it is that sequence's fault alone, told by
-`fault`.  Knows nothing of how a token is chosen.  llguidance is imported with the first guided request.
+`fault`.  Knows nothing of how a token is chosen.  llguidance is imported with the first grammar, or by `prepare`.
 """
 
 import json
@@ -75,11 +75,17 @@ class GuideMaker:
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
 
+    def prepare(self) -> "Future[LLTokenizer]":
+        """Reads the tokenizer, which the first grammar does otherwise.
+
+        Of a vocabulary of 262,144 it takes two seconds, through most of which llguidance keeps the interpreter to
+        itself: all streams would stand still.
+        """
+        return self._find_thread().submit(self._find_tokenizer)
+
     def begin(self, grammar: str) -> Guide:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "guides")
         if grammar not in self._compiled:
-            self._compiled[grammar] = self._thread.submit(self._compile, grammar)
+            self._compiled[grammar] = self._find_thread().submit(self._compile, grammar)
         self._compiled.move_to_end(grammar)
         if len(self._compiled) > MAX_COMPILED:
             self._compiled.popitem(last=False)
@@ -89,15 +95,25 @@ class GuideMaker:
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
 
-    def _compile(self, grammar: str) -> "LLMatcher":
-        from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    def _find_thread(self) -> ThreadPoolExecutor:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "guides")
+        return self._thread
+
+    def _find_tokenizer(self) -> "LLTokenizer":
+        from llguidance import LLTokenizer
 
         if self._path is None:
             raise ValueError("this model has no tokenizer")
         if self._tokenizer is None:
             self._tokenizer = LLTokenizer(_read_tokenizer(self._path), eos_token=sorted(self._end_ids) or None)
+        return self._tokenizer
+
+    def _compile(self, grammar: str) -> "LLMatcher":
+        from llguidance import LLMatcher, LLParserLimits
+
         limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES)
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+        matcher = LLMatcher(self._find_tokenizer(), grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise ValueError(matcher.get_error())
         return matcher

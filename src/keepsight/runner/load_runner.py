@@ -17,6 +17,7 @@ from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.models.layers import Placement
 from keepsight.models.model import Model, count_parameters
 from keepsight.models.registry import load_model
+from keepsight.runner.guide_tokens import GuideMaker
 from keepsight.runner.keep_freed_memory import keep_freed_memory, write_memory_ahead
 from keepsight.runner.model_runner import Keep, ModelRunner
 from keepsight.runner.normalize_pixels import PixelNormalizer
@@ -47,7 +48,7 @@ def load_runner(
     *,
     encoder_share: float = 0.5,
     embeddings_device: str | None = None,
-    tokenizer_path: Path | None = None,
+    guides: GuideMaker | None = None,
     keeping: Callable[[], Keep] | None = None,
 ) -> ModelRunner:
     """`embeddings_device`: where embeddings are kept, None with the model; `keeping`: what else keeps them."""
@@ -64,7 +65,7 @@ def load_runner(
         encoder_share,
         end_ids=end_ids,
         embeddings_device=None if embeddings_device is None else torch.device(embeddings_device),
-        tokenizer_path=tokenizer_path,
+        guides=guides,
         keeping=keeping,
     )
 

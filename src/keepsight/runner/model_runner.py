@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -65,8 +64,8 @@ class ModelRunner:
         # What no answer may end with before its `min_tokens`.
         end_ids: frozenset[int] = frozenset(),
         embeddings_device: torch.device | None = None,
-        # What grammars need to know of the vocabulary.
-        tokenizer_path: Path | None = None,
+        # None where no answer is kept to a grammar.
+        guides: GuideMaker | None = None,
         # Asked when an encoding is begun, on the thread of `run`.
         keeping: Callable[[], Keep] | None = None,
     ) -> None:
@@ -74,7 +73,7 @@ class ModelRunner:
         self.model, self.normalizer = model, normalizer
         self.blocks = KvBlockStore(model.shape, num_blocks, block_size, model.place)
         self.embeddings = EncoderOutputStore(embeddings_device or device)
-        self._guides = GuideMaker(tokenizer_path, end_ids)
+        self._guides = guides or GuideMaker(None, end_ids)
         self.sequences = SequenceTable(block_size, end_ids, device, self._guides)
         self._pixels: dict[str, Pixels] = {}
         self._loaded: dict[str, StoredArray] = {}
