@@ -1,13 +1,16 @@
-"""An engine that nobody hands a processor reads it as a frontend does, and is ready only when all is read."""
+"""An engine reads what nobody hands it, heeds its container, and is ready only when all is read."""
 
 import shutil
 from pathlib import Path
 
+import pytest
 import torch
 
 from keepsight.config import Config
 from keepsight.demo import checkpoint_path
+from keepsight.engine import machine_part
 from keepsight.engine.load_engine import load_engine_alone
+from keepsight.llm import LLM
 from keepsight.runner.model_runner import ModelRunner
 from keepsight.structured_outputs import StructuredOutputsParams
 
@@ -21,6 +24,18 @@ def test_an_engine_normalises_as_its_operator_says() -> None:
         torch.testing.assert_close(black.float(), torch.full_like(black.float(), -0.5))
     finally:
         engine.runner.close()
+
+
+def test_whoever_loads_an_engine_it_has_no_more_threads_than_its_container_has_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    monkeypatch.setattr(machine_part, "count_cores", lambda: 2)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    with LLM(device="cpu"):
+        assert threads[0] == 2
 
 
 def test_nothing_of_the_vocabulary_is_read_with_the_first_guided_answer(tmp_path: Path) -> None:

@@ -97,7 +97,6 @@ def main(control: ProcessEnd) -> int:
     start = control.receive()
     assert isinstance(start, StartEngine)
     config, part = Config.from_options(**start.options), MachinePart(start.rank, start.num_engines)
-    part.take_cores_and_device(config.device)
     engine = load_engine_alone(config, part)
     process = EngineProcess(start, engine)
     # All that was loaded stays: looking through it for garbage would stop every stream for some 60 ms.

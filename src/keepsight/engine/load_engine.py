@@ -54,6 +54,7 @@ def load_engine(
     guides: GuideMaker | None = None,
 ) -> LoadedEngine:
     """`max_model_len` is the most that may be chosen; `guides` may have been prepared."""
+    part.take_cores_and_device(config.device)
     tier_plan = plan_tiers(config)
     model = load_model_for(config)
     machine = part.of_memory(measure_machine(model.place.device))
