@@ -87,6 +87,8 @@ def test_an_unknown_option_is_refused_with_what_may_have_been_meant(name: str, h
         ("encoder_cache_gb", float("nan"), "a number of at least 0, not nan"),
         ("encoder_cache_gb", float("inf"), "a number of at least 0, not inf"),
         ("encoder_cache_size", -1, "an integer of at least 0, not -1"),
+        ("encoder_remote_cache_gb", 0, "a number of GiB above 0, not 0"),
+        ("encoder_remote_cache_gb", 4, "is 4, but no encoder_remote_cache says where"),
         ("max_mm_cache_bytes", "4g", "an integer of at least 0, not '4g'"),
         ("mm_cache_device", "cuda", "must be one of auto, cpu, gpu, not 'cuda'"),
         ("max_num_encoder_input_tokens", 0, "an integer of at least 1, not 0"),

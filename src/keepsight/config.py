@@ -115,10 +115,12 @@ class Config:
     # Where the embeddings lie; auto: beside the model.
     mm_cache_device: str = "auto"
     # Tiers, which keep embeddings that the encoder cache drops: GiB of host memory (None: as there is room), a folder
-    # as PATH, PATH:SIZE or :SIZE (True: the usual one), the address of a server that speaks Redis's protocol.
+    # as PATH, PATH:SIZE or :SIZE (True: the usual one), the address of a server that speaks Redis's protocol and GiB of
+    # it (None: as much as it takes).
     encoder_host_cache_gb: float | None = None
     encoder_disk_cache: str | Path | bool | None = None
     encoder_remote_cache: str | None = None
+    encoder_remote_cache_gb: float | None = None
     # What goes first where a tier has no more room.
     encoder_cache_policy: str = ENCODER_CACHE_POLICIES[0]
     # A file to which each use of a picture's embeddings is added, by a name that tells nothing.
@@ -221,6 +223,8 @@ class Config:
             raise InvalidArgumentError(
                 "encoder_remote_cache", f"must be an address such as redis://host, not {self.encoder_remote_cache!r}"
             )
+        if self.encoder_remote_cache_gb is not None:
+            self._check_remote_size(self.encoder_remote_cache_gb)
         if not isinstance(self.record_cache_trace, str | Path | None) or self.record_cache_trace == "":
             raise InvalidArgumentError("record_cache_trace", f"must be a file, not {self.record_cache_trace!r}")
         if self.keeps_embeddings_for_others:
@@ -230,6 +234,12 @@ class Config:
                 raise InvalidArgumentError(
                     name, f"is {value}, but an encoder cache of 0 keeps nothing for other requests, in no tier either"
                 )
+
+    def _check_remote_size(self, size: float) -> None:
+        name = "encoder_remote_cache_gb"
+        _check_number(name, size, lambda size: 0 < size < math.inf, "of GiB above 0")
+        if self.encoder_remote_cache is None:
+            raise InvalidArgumentError(name, f"is {size}, but no encoder_remote_cache says where")
 
     @property
     def keeps_embeddings_for_others(self) -> bool:

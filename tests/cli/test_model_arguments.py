@@ -49,6 +49,7 @@ SAID: dict[str, tuple[tuple[str, ...], Any]] = {
     "encoder_host_cache_gb": (("--encoder-host-cache-gb", "0.5"), 0.5),
     "encoder_disk_cache": (("--encoder-disk-cache", "/x:64G"), "/x:64G"),
     "encoder_remote_cache": (("--encoder-remote-cache", "redis://x"), "redis://x"),
+    "encoder_remote_cache_gb": (("--encoder-remote-cache", "redis://x", "--encoder-remote-cache-gb", "2"), 2.0),
     "encoder_cache_policy": (("--encoder-cache-policy", "cost"), "cost"),
     "record_cache_trace": (("--record-cache-trace", "trace"), "trace"),
     "max_num_encoder_input_tokens": (("--max-num-encoder-input-tokens", "512"), 512),
@@ -70,11 +71,14 @@ SAID: dict[str, tuple[tuple[str, ...], Any]] = {
     "media_url_cache_bytes": (("--media-url-cache-bytes", "0"), 0),
 }
 
+# What an option is refused without.
+NEEDED = {"encoder_remote_cache_gb": {"encoder_remote_cache": "redis://x"}}
+
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Config)])
 def test_every_option_has_its_flag(name: str) -> None:
     arguments, value = SAID[name]
-    expected: dict[str, Any] = {name: value}
+    expected: dict[str, Any] = {**NEEDED.get(name, {}), name: value}
     assert parse(*arguments) == Config(**expected)
     assert parse(*arguments) != Config()
 

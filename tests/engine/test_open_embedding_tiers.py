@@ -10,6 +10,7 @@ from keepsight.config import Config
 from keepsight.engine.embedding_tiers import Embeddings
 from keepsight.engine.open_embedding_tiers import plan_tiers
 from keepsight.errors import InvalidArgumentError
+from keepsight.tiers.open_tiers import DiskPlace, RemotePlace
 
 EMBEDDINGS = Embeddings("float32", 8, 32)
 
@@ -39,6 +40,15 @@ def test_each_tier_is_there_if_it_was_asked_for(checkpoint: Path, tmp_path: Path
     assert tiers_of(checkpoint, 0, **disk) == ["disk"]
     assert tiers_of(checkpoint, 100, **disk, encoder_remote_cache="redis://nowhere") == ["host", "disk", "remote"]
     assert tiers_of(checkpoint, 0, encoder_disk_cache=True) == ["disk"]
+
+
+def test_each_tier_has_the_bytes_that_it_was_given(checkpoint: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"encoder_disk_cache": f"{tmp_path}/kept:3M", "encoder_remote_cache": "redis://nowhere"}
+    plan = plan_tiers(Config(model=checkpoint, **options, encoder_remote_cache_gb=0.5))
+    assert (plan.disk, plan.remote) == (
+        DiskPlace(tmp_path / "kept", 3 * 2**20),
+        RemotePlace("redis://nowhere", 2**29),
+    )
 
 
 def test_weights_are_digested_only_where_entries_outlive_the_process(checkpoint: Path, tmp_path: Path) -> None:

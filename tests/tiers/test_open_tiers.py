@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from keepsight.errors import InvalidArgumentError
-from keepsight.tiers.open_tiers import DEFAULT_DISK_BYTES, DiskPlace, open_tiers, parse_disk_place
+from keepsight.tiers.open_tiers import DEFAULT_DISK_BYTES, DiskPlace, RemotePlace, open_tiers, parse_disk_place
 
 
 @pytest.mark.parametrize(
@@ -35,17 +35,17 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 
 def test_each_tier_is_optional(tmp_path: Path) -> None:
     assert open_tiers() is None
-    for host_bytes, disk, url in [
+    for host_bytes, disk, remote in [
         (10, None, None),
         (0, DiskPlace(tmp_path), None),
-        (10, DiskPlace(tmp_path), "redis://x"),
+        (10, DiskPlace(tmp_path), RemotePlace("redis://x")),
     ]:
-        store = open_tiers(host_bytes, disk, url)
+        store = open_tiers(host_bytes, disk, remote)
         assert store is not None
-        assert list(store.stats()) == ["host"] * bool(host_bytes) + ["disk"] * bool(disk) + ["remote"] * bool(url)
+        assert list(store.stats()) == ["host"] * bool(host_bytes) + ["disk"] * bool(disk) + ["remote"] * bool(remote)
         store.close()
 
 
 def test_an_address_that_is_none_is_refused_at_once() -> None:
     with pytest.raises(InvalidArgumentError):
-        open_tiers(10, None, "http://x")
+        open_tiers(10, None, RemotePlace("http://x"))

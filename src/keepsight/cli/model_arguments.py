@@ -200,6 +200,12 @@ def _add_tiers(group: Any) -> None:
     )
     _add(
         group,
+        "encoder_remote_cache_gb",
+        "GiB of embeddings on that server, of all who are told the same (default: until its own maxmemory)",
+        type=float,
+    )
+    _add(
+        group,
         "encoder_cache_policy",
         "what goes first where host memory or disk is full: the least recently used, what is cheapest to encode again, "
         "or by simulation LRU or S3-FIFO (default: auto); the device's memory is always lru",

@@ -14,7 +14,7 @@ from keepsight.engine.embedding_tiers import Embeddings, EmbeddingTiers
 from keepsight.errors import InvalidArgumentError
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.tiers.entry_key import entry_key, model_content_digest
-from keepsight.tiers.open_tiers import DiskPlace, open_tiers, parse_disk_place
+from keepsight.tiers.open_tiers import DiskPlace, RemotePlace, open_tiers, parse_disk_place
 from keepsight.tiers.resp import parse_address
 from keepsight.tiers.tier import StoredArray
 from keepsight.tiers.trace import TraceRecorder
@@ -27,7 +27,7 @@ class TierPlan:
     """What can be said, and refused, before the model is loaded; its content is read beside that."""
 
     disk: DiskPlace | None
-    remote_url: str | None
+    remote: RemotePlace | None
     policy: str
     trace: Path | None
     # Of weights and configuration; None where no entry outlives the process.
@@ -44,8 +44,10 @@ class TierPlan:
     ) -> EmbeddingTiers | None:
         """None if there is nothing to do.  `place`: where embeddings are computed, in which precision."""
         dropped: deque[str] = deque()
-        disk, url = (self.disk, self.remote_url) if embeddings.num_bytes else (None, None)
-        store = open_tiers(host_bytes, disk, url, policy=self.policy, on_drop=dropped.append, move_in_host=move_in_host)
+        disk, remote = (self.disk, self.remote) if embeddings.num_bytes else (None, None)
+        store = open_tiers(
+            host_bytes, disk, remote, policy=self.policy, on_drop=dropped.append, move_in_host=move_in_host
+        )
         if store is None and self.trace is None:
             return None
         trace = None if self.trace is None else _open_trace(self.trace)
@@ -61,15 +63,17 @@ class TierPlan:
 def plan_tiers(config: Config) -> TierPlan:
     """Raises InvalidArgumentError for what is neither a place nor an address."""
     disk, url = config.encoder_disk_cache, config.encoder_remote_cache
-    place = None
+    place, remote = None, None
     if disk is not None and disk is not False:
         place = parse_disk_place("" if disk is True else str(disk), "encoder_disk_cache")
         logger.info("embeddings on disk: in %s, up to %d bytes", place.directory, place.max_bytes)
     if url is not None:
         parse_address(url, "encoder_remote_cache")
+        size = config.encoder_remote_cache_gb
+        remote = RemotePlace(url, None if size is None else int(size * 2**30))
     trace = None if config.record_cache_trace is None else Path(config.record_cache_trace)
     digest = _digest_beside(config.directory) if config.has_far_tiers else None
-    return TierPlan(place, url, config.encoder_cache_policy, trace, digest)
+    return TierPlan(place, remote, config.encoder_cache_policy, trace, digest)
 
 
 def describe_processor(config: ImageProcessorConfig) -> str:

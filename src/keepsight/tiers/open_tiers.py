@@ -27,6 +27,13 @@ class DiskPlace:
     max_bytes: int = DEFAULT_DISK_BYTES
 
 
+@dataclass(frozen=True, slots=True)
+class RemotePlace:
+    url: str
+    # None: as much as the server takes.
+    max_bytes: int | None = None
+
+
 def default_disk_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keepsight" / "embeddings"
 
@@ -43,7 +50,7 @@ def parse_disk_place(text: str, field: str = "--encoder-disk-cache") -> DiskPlac
 def open_tiers(
     host_bytes: int = 0,
     disk: DiskPlace | None = None,
-    remote_url: str | None = None,
+    remote: RemotePlace | None = None,
     *,
     policy: str = "auto",
     on_drop: OnDrop = ignore_drop,
@@ -53,8 +60,8 @@ def open_tiers(
     others: list[Tier] = []
     if disk is not None:
         others.append(DiskTier(disk.directory, disk.max_bytes, policy, on_drop=on_drop))
-    if remote_url is not None:
-        others.append(RedisTier(remote_url))
+    if remote is not None:
+        others.append(RedisTier(remote.url, remote.max_bytes))
     if not others and host_bytes <= 0:
         return None
     host = HostTier(host_bytes, policy, on_drop=on_drop, move=move_in_host) if host_bytes > 0 else None
