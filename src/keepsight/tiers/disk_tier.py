@@ -1,6 +1,6 @@
 """Embeddings in files, one for each, named by their keys: they survive restarts, and several servers may share them.
 
-A file is written aside and gets its name when it is whole; it is never changed.  It need not be synced: what a power
+A file is written aside and gets its name when it is whole; it is never changed.  It is not synced: what a power
 failure tears fails its checksum, is a miss, and is removed.  The ledger tells the bytes of all files, those being
 written too; whoever adds or removes one does so under its lock.  Invariant: these bytes never exceed `max_bytes`,
 whoever is killed wherever, and nobody but their owner can read them; what is pinned is never what goes for others.
@@ -48,13 +48,12 @@ class DiskTier:
         max_bytes: int,
         policy: str = "lru",
         *,
-        is_synced: bool = False,
         now_ns: Callable[[], int] = time.time_ns,
         on_drop: OnDrop = ignore_drop,
     ) -> None:
         """`on_drop` hears of what is known no more to lie there."""
         self._on_drop = on_drop
-        self._directory, self._max_bytes, self._is_synced, self._now_ns = directory, max_bytes, is_synced, now_ns
+        self._directory, self._max_bytes, self._now_ns = directory, max_bytes, now_ns
         self._entries, self._aside = directory / "entries", directory / "aside"
         # What is known of the files: may be outdated where others share them.
         self._lock = threading.Lock()
@@ -143,8 +142,6 @@ class DiskTier:
             aside, descriptor = self._reserve(num_bytes)
         try:
             _write(descriptor, header, array.payload)
-            if self._is_synced:
-                os.fsync(descriptor)
             self._give_name(key, aside, array)
         except BaseException:
             self._give_back(aside)
