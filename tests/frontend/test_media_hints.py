@@ -35,14 +35,6 @@ def test_what_was_promised_and_came_makes_room_for_other_promises() -> None:
     assert hints.promise("2", ["a", "c", "d"]) == ("c",)
 
 
-def test_of_another_engine_nothing_is_known() -> None:
-    hints = MediaHints()
-    hints.note_held(["a"])
-    hints.promise("1", ["b"])
-    hints.clear()
-    assert hints.promise("1", ["a", "b"]) == ("a", "b")
-
-
 NAMES = st.lists(st.sampled_from("abcdef"), max_size=4)
 REQUESTS = st.sampled_from("123")
 

@@ -58,12 +58,6 @@ class MediaHints:
         with self._lock:
             self._promised = {each: promiser for each, promiser in self._promised.items() if promiser != request_id}
 
-    def clear(self) -> None:
-        """Another engine, of which nothing is known yet."""
-        with self._lock:
-            self._held.clear()
-            self._promised.clear()
-
     def check_invariants(self) -> None:
         with self._lock:
             assert self._held.keys().isdisjoint(self._promised)
