@@ -21,7 +21,6 @@ class ModelShape:
     num_kv_heads: int
     head_dim: int
     vocab_size: int
-    max_positions: int
     # Of one picture; 0 where the model takes none.
     patches_per_image: int
     tokens_per_image: int

@@ -48,7 +48,6 @@ class TextConfig:
     final_softcap: float | None
     activation: str
     tie_word_embeddings: bool
-    max_positions: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +149,6 @@ def _read_text(fields: JsonFields, outer: JsonFields) -> TextConfig:
         activation=fields.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh"),
         # The outer value decides for the whole model where both are given, as it does in the reference.
         tie_word_embeddings=outer.flag("tie_word_embeddings", fields.flag("tie_word_embeddings", True)),
-        max_positions=fields.integer("max_position_embeddings", 131_072),
     )
     if config.num_heads % config.num_kv_heads:
         raise fields.refuse(

@@ -93,7 +93,6 @@ def _shape_of(config: Gemma3Config) -> ModelShape:
         num_kv_heads=text.num_kv_heads,
         head_dim=text.head_dim,
         vocab_size=text.vocab_size,
-        max_positions=text.max_positions,
         patches_per_image=0 if vision is None else vision.patches_per_side**2,
         tokens_per_image=config.tokens_per_image,
     )
