@@ -267,11 +267,11 @@ class MediaHandles:
         raise UnknownHandleError(field, f"there is no media of the id {media_id[:64]!r} here, or none any more")
 
 
-def read_ttl(value: object, field: str = "ttl_seconds") -> float:
+def read_ttl(value: object) -> float:
     """As a caller says it; None: the default."""
     if value is None:
         return DEFAULT_TTL_SECONDS
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= MAX_TTL_SECONDS:
         limit = f"from 1 to {MAX_TTL_SECONDS:.0f}"
-        raise InvalidArgumentError(field, f"must be a number of seconds {limit}, not {value!r}")
+        raise InvalidArgumentError("ttl_seconds", f"must be a number of seconds {limit}, not {value!r}")
     return float(value)

@@ -73,12 +73,12 @@ class Conversation:
         return Conversation([*self.messages[:index], cut, *silent], ())
 
 
-def read_messages(messages: object, field: str = "messages") -> Conversation:
+def read_messages(messages: object) -> Conversation:
     if isinstance(messages, Conversation):
         return messages  # read before
     pictures: list[PicturePart] = []
-    listed = _check_is_list(messages, field, "messages")
-    read = [_read_message(message, f"{field}[{index}]", pictures) for index, message in enumerate(listed)]
+    listed = _check_is_list(messages, "messages", "messages")
+    read = [_read_message(message, f"messages[{index}]", pictures) for index, message in enumerate(listed)]
     breakpoints = _find_breakpoints(listed)
     return Conversation(read, _pin(pictures, breakpoints) if breakpoints else tuple(pictures), breakpoints)
 
