@@ -29,7 +29,7 @@ def test_what_a_tier_holds_is_neither_asked_for_nor_encoded() -> None:
     expect_all_answered(drive)
     assert drive.needed == []
     assert drive.runner.encoded == []
-    assert drive.scheduler.media.loads.num_placed == 2
+    assert [key for plan in drive.runner.plans for key in plan.place] == ["cat", "dog"]
 
 
 def test_what_no_tier_holds_is_asked_for_as_ever_and_stored() -> None:

@@ -78,8 +78,6 @@ class EngineClient:
         # By rank.
         self._engines: dict[int, _Engine] = {}
         self._reason_of_end: str | None = None
-        # Requests that were given to a second engine.
-        self.num_resent = 0
 
     # The engines ----------------------------------------------------------------------------------------------
 
@@ -257,7 +255,6 @@ class EngineClient:
         engine = choose_engine(request, self._engines.values(), caller.prepared.cache_key)
         caller.engine = engine
         engine.note_sent(request)
-        self.num_resent += caller.num_lost_engines > 0
         coming = engine.hints.promise(request.request_id, caller.prepared.makeable_media)
         engine.send(dataclasses.replace(request, coming_media=coming) if coming else request)
         return coming

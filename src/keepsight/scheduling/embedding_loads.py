@@ -45,7 +45,6 @@ class EmbeddingLoads:
         # Not handed out yet.
         self._wanted: dict[str, Load] = {}
         self._unneeded: list[str] = []
-        self.num_placed = 0
 
     def add(self, state: RequestState) -> None:
         self._live.update(state.encoder_keys)
@@ -90,7 +89,6 @@ class EmbeddingLoads:
     def place(self, key: str) -> None:
         assert self._states[key] is LoadState.READY, key
         del self._states[key]
-        self.num_placed += 1
 
     def note_encoded(self, key: str) -> None:
         """Or not; where it lies from now on is to be asked anew."""
