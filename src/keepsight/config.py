@@ -18,7 +18,8 @@ from typing import Any, Self
 
 from keepsight import demo
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
-from keepsight.image_processor_config import OPERATOR_OPTIONS, check_options
+from keepsight.image_processor_config import OPERATOR_OPTIONS, RESAMPLES, check_options
+from keepsight.media import DEFAULT_MAX_PIXELS
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
 # As vLLM's: each answer's own pace, or the most answers in all.
 PERFORMANCE_MODES = ("interactivity", "throughput")
-IMAGE_BACKENDS = ("torchvision", "pil")
+IMAGE_BACKENDS = tuple(RESAMPLES)
 # The first is the default.
 HASHER_ALGORITHMS = ("blake3", "sha256", "sha512")
 # Read where no option says it: a site that allows only certified algorithms sets it once for all.
@@ -143,7 +144,7 @@ class Config:
 
     # What a request may bring: pictures, those of earlier turns too; pixels and bytes of one; bytes of all of them.
     limit_mm_per_prompt: Mapping[str, int] = dataclasses.field(default_factory=lambda: {"image": 256})
-    max_image_pixels: int = 64_000_000
+    max_image_pixels: int = DEFAULT_MAX_PIXELS
     max_media_bytes: int = 64 * 2**20
     max_request_media_bytes: int = 128 * 2**20
     # Where it may lie: in a folder (None: no files), at these hosts (None: any that is public), in these networks too.

@@ -8,6 +8,8 @@ from typing import Literal
 
 # What an item is made of: a picture, its embeddings, which a caller computed, or a strip of a prompt's.
 Modality = Literal["image", "image_embeds", "prompt_embeds"]
+# Of one picture, where nobody says otherwise.
+DEFAULT_MAX_PIXELS = 64_000_000
 # A strip is as long as a picture, so that whatever has room for one has room for it; of models that read text only:
 TOKENS_PER_STRIP = 64
 

@@ -33,8 +33,8 @@ from keepsight.errors import UnreadablePictureError
 from keepsight.frontend.open_picture import PictureSource, open_picture, orientation_of, refusing_damage
 from keepsight.frontend.picture_array import view_as_rgb
 from keepsight.frontend.png_chunks import is_plain_png
-from keepsight.frontend.read_header import DEFAULT_MAX_PIXELS, read_header
-from keepsight.media import Geometry
+from keepsight.frontend.read_header import read_header
+from keepsight.media import DEFAULT_MAX_PIXELS, Geometry
 from keepsight.requests import Pixels
 
 try:

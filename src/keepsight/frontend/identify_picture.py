@@ -23,10 +23,10 @@ from keepsight.frontend.make_pixels import PictureJob
 from keepsight.frontend.open_picture import PictureSource
 from keepsight.frontend.pan_and_scan import plan_crops
 from keepsight.frontend.read_embeds import Embeds, read_embeds
-from keepsight.frontend.read_header import DEFAULT_MAX_PIXELS, read_header
+from keepsight.frontend.read_header import read_header
 from keepsight.frontend.read_messages import PicturePart
 from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.media import CropBox, Geometry, Modality
+from keepsight.media import DEFAULT_MAX_PIXELS, CropBox, Geometry, Modality
 from keepsight.requests import Pixels
 
 

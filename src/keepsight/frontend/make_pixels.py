@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from keepsight.frontend.decode_picture import decode_picture
 from keepsight.frontend.open_picture import PictureSource
 from keepsight.frontend.read_embeds import Embeds
-from keepsight.frontend.read_header import DEFAULT_MAX_PIXELS
 from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.media import CropBox
+from keepsight.media import DEFAULT_MAX_PIXELS, CropBox
 from keepsight.pixels import carry_embeddings
 from keepsight.requests import Pixels
 

@@ -12,9 +12,8 @@ from PIL import ExifTags, Image, ImageFile, TiffImagePlugin
 from keepsight.errors import PictureTooLargeError, UnreadablePictureError, UnsupportedPictureError
 from keepsight.frontend.open_picture import PictureSource, open_picture, orientation_of, refusing_damage
 from keepsight.frontend.picture_array import view_as_rgb
-from keepsight.media import Geometry
+from keepsight.media import DEFAULT_MAX_PIXELS, Geometry
 
-DEFAULT_MAX_PIXELS = 64_000_000
 MODES = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"})
 
 

@@ -7,7 +7,7 @@ sums pages needs no names.  Knows nothing of processes or of who counts what.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, get_args
 
 Labels = tuple[tuple[str, str], ...]
 Kind = Literal["counter", "gauge", "histogram"]
@@ -24,9 +24,10 @@ CACHES = (
     ("encoder", "remote", "image"),
     ("prefix", "device", "all"),
 )
-STAGES = ("fetch", "identify", "decode", "resize", "transfer", "wait", "load", "encode", "prefill", "generate")
 Stage = Literal["fetch", "identify", "decode", "resize", "transfer", "wait", "load", "encode", "prefill", "generate"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
 FINISHED_REASONS = ("stop", "length", "abort", "error")
+PROCESSES = ("engine", "frontend", "media_worker")
 NO_LABELS: tuple[Labels, ...] = ((),)
 
 
@@ -86,7 +87,7 @@ METRICS = (
         "keepsight_processes_restarted_total",
         "counter",
         "Processes that died and were replaced.",
-        _each("process", ("engine", "frontend", "media_worker")),
+        _each("process", PROCESSES),
     ),
     Metric("keepsight_verified_hits_total", "counter", "Hits of the processor cache that were made anew to compare."),
     Metric("keepsight_mismatched_hits_total", "counter", "Of these, those that held other pixels."),
@@ -142,4 +143,4 @@ FETCHED, DECODED, PREPROCESSED, TRANSFERRED, ENCODED = (
     slot_of(f"media_{work}_total", "image") for work in ("fetched", "decoded", "preprocessed", "transferred", "encoded")
 )
 VERIFIED, MISMATCHED = slot_of("verified_hits_total"), slot_of("mismatched_hits_total")
-RESTARTED = {kind: slot_of("processes_restarted_total", kind) for kind in ("engine", "frontend", "media_worker")}
+RESTARTED = {kind: slot_of("processes_restarted_total", kind) for kind in PROCESSES}
