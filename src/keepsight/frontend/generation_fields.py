@@ -4,6 +4,7 @@ Nothing is ignored: a field that this server does not implement is refused by na
 Ranges of sampling values belong to SamplingParams.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -165,27 +166,10 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         raise NotImplementedError
 
 
-_SAMPLING_FIELDS = (
-    "n",
-    "temperature",
-    "top_p",
-    "stop",
-    "seed",
-    "logit_bias",
-    "presence_penalty",
-    "frequency_penalty",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "ignore_eos",
-    "stop_token_ids",
-    "allowed_token_ids",
-    "bad_words",
-    "min_tokens",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-)
-_GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_NAMES = GenerationFields.__struct_fields__
+# Those of `SamplingParams`; of two of them more than one field says something, which is read by itself.
+_SAMPLING_FIELDS = tuple(each.name for each in dataclasses.fields(SamplingParams) if each.name in _NAMES)
+_GUIDED_FIELDS = tuple(name for name in _NAMES if name.startswith("guided_"))
 # For `BodyDecoder`.
 NESTED_STRUCTS: dict[str, type[msgspec.Struct]] = {
     "stream_options": StreamOptions,
