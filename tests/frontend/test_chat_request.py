@@ -274,7 +274,7 @@ def test_the_official_client_reads_a_stream() -> None:
         chunk(ChatChunkChoice(index=0, delta=ChatDelta(role="assistant", content="")))
         + chunk(ChatChunkChoice(index=0, delta=ChatDelta(content="a"), logprobs=make_logprobs()))
         + chunk(ChatChunkChoice(index=0, delta=ChatDelta(), finish_reason="length"))
-        + chunk(usage=Usage.count(3, 1))
+        + chunk(usage=Usage.count(3, 1, 0, 0))
         + b"data: [DONE]\n\n"
     )
     chunks = list(ask(answer_with(stream, kind="text/event-stream"), stream=True))

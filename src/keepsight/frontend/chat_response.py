@@ -14,24 +14,20 @@ from keepsight.requests import FinishReason
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    cached_tokens: int = 0
-    image_tokens: int | UnsetType = UNSET
-    text_tokens: int | UnsetType = UNSET
+    cached_tokens: int
+    image_tokens: int
+    text_tokens: int
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    prompt_tokens_details: PromptTokensDetails
 
     @classmethod
     def count(
-        cls,
-        num_prompt_tokens: int,
-        num_completion_tokens: int,
-        num_image_tokens: int = 0,
-        num_cached_tokens: int = 0,
+        cls, num_prompt_tokens: int, num_completion_tokens: int, num_image_tokens: int, num_cached_tokens: int
     ) -> "Usage":
         details = PromptTokensDetails(
             cached_tokens=num_cached_tokens,
@@ -128,7 +124,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     created: int
     owned_by: str = "keepsight"
-    max_model_len: int | UnsetType = UNSET
+    max_model_len: int
     object: Literal["model"] = "model"
 
 

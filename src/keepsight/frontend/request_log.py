@@ -87,5 +87,5 @@ class _Record:
 
 def _tell(usage: Usage) -> str:
     details = usage.prompt_tokens_details
-    parts = "" if not details else f" ({details.cached_tokens} cached, {details.image_tokens or 0} of pictures)"
-    return f"{usage.prompt_tokens} tokens of prompt{parts}, {usage.completion_tokens} of answer"
+    parts = f"{details.cached_tokens} cached, {details.image_tokens} of pictures"
+    return f"{usage.prompt_tokens} tokens of prompt ({parts}), {usage.completion_tokens} of answer"
