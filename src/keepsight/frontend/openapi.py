@@ -237,7 +237,7 @@ def _media_operations() -> Sequence[tuple[str, str, Json]]:
 
 def _picture_operations() -> Sequence[tuple[str, str, Json]]:
     one = "/debug/pictures/{media_hash}"
-    named = {"parameters": [{"name": "media_hash", "in": "path", "required": True, "schema": {"type": "string"}}]}
+    named = {"parameters": [_in_path("media_hash")]}
     pinned = _json_content({"type": "object", "properties": {"is_pinned": {"type": "boolean"}}})
     return (
         _get("/debug/pictures", "What the processor cache holds, the last used first.", _refer(HeldList)),
@@ -275,11 +275,10 @@ def _list_media() -> tuple[str, str, Json]:
 
 
 def _with_id(summary: str, answer: type[msgspec.Struct], *parameters: Json) -> Json:
-    in_path = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
     failures = (400, 404, 408, 413, 415, 500, 503, 507)
     return {
         "summary": summary,
-        "parameters": [in_path, *parameters],
+        "parameters": [_in_path("id"), *parameters],
         "responses": _responses(_json_content(_refer(answer)), failures),
     }
 
@@ -293,6 +292,10 @@ def _options(**sources: Json) -> Json:
 
 def _parameter(name: str, schema: Json) -> Json:
     return {"name": name, "in": "query", "schema": schema}
+
+
+def _in_path(name: str) -> Json:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
 
 
 def _post(
@@ -324,8 +327,7 @@ def _last(path: str, summary: str, answer: type[msgspec.Struct]) -> tuple[str, s
 
 def _account() -> tuple[str, str, Json]:
     path, method, operation = _get("/debug/requests/{id}", "The accounts of one request.", _refer(AccountList), (404,))
-    in_path = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
-    return path, method, operation | {"parameters": [in_path]}
+    return path, method, operation | {"parameters": [_in_path("id")]}
 
 
 def _reset(path: str, summary: str) -> tuple[str, str, Json]:
@@ -338,8 +340,7 @@ def _get(path: str, summary: str, schema: Json, failures: Sequence[int] = ()) ->
 
 def _model() -> tuple[str, str, Json]:
     path, method, operation = _get("/v1/models/{model}", "One model.", _refer(ModelCard), (404,))
-    name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
-    return path, method, operation | {"parameters": [name]}
+    return path, method, operation | {"parameters": [_in_path("model")]}
 
 
 def _close(path: str, operation: Json, settings: ApiSettings) -> Json:
