@@ -105,7 +105,7 @@ def compare(steps: dict[str, Callable[[int], object]], num_pictures: int, num_ro
 
 def new_cache(mode: PixelMode, num_pictures: int, directory: RunDirectory) -> tuple[PixelCache, PixelSource]:
     config = Config(mm_processor_cache_gb=num_pictures * (NUM_BYTES + 8192) / GIB)
-    return open_pixel_cache(mode, config, directory), open_pixel_source(mode, config, directory)
+    return open_pixel_cache(mode, config, directory.path), open_pixel_source(mode, config, directory.path)
 
 
 def measure_time(num_pictures: int, num_rounds: int) -> None:

@@ -136,7 +136,7 @@ class House:
         self.config = make_config(num_blocks=60, num_pictures=3, max_num_seqs=NUM_SEATS)
         self.options = Config(mm_processor_cache_gb=CACHE_BYTES[mode] / GIB)
         # A ring has one writer.
-        caches = [open_pixel_cache(mode, self.options, directory) for _ in range(1 if mode == "shm" else 2)]
+        caches = [open_pixel_cache(mode, self.options, directory.path) for _ in range(1 if mode == "shm" else 2)]
         self.pools = [Pool(self.chance, cache, self.counts) for cache in caches]
         self.clients = [EngineClient(cast(MediaPool, pool)) for pool in self.pools]
         self.lost: set[str] = set()
@@ -149,7 +149,7 @@ class House:
         self.scheduler, self.inbox = Scheduler(self.config, END_IDS), Inbox()
         self.runner = FakeRunner(60, 4, lambda: self.chance.random() < 0.7)
         self.channel = MemoryChannel(self.fate)
-        self.source = open_pixel_source(self.mode, self.options, self.directory)
+        self.source = open_pixel_source(self.mode, self.options, self.directory.path)
         self.loop = EngineLoop(self.scheduler, self.runner, self.inbox, self.channel.send_to_frontends, self.source)
         for client in self.clients:
             client.connect(self.channel.send_to_engine)

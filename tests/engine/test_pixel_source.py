@@ -25,7 +25,7 @@ NOWHERE: tuple[RingPlace | StoredPixels, ...] = (
 def source(request: pytest.FixtureRequest) -> Iterator[PixelSource]:
     mode: PixelMode = request.param
     with RunDirectory.create() as directory:
-        source = open_pixel_source(mode, Config(mm_processor_cache_gb=MAX_BYTES / (1 << 30)), directory)
+        source = open_pixel_source(mode, Config(mm_processor_cache_gb=MAX_BYTES / (1 << 30)), directory.path)
         yield source
         source.close()
 
@@ -179,7 +179,7 @@ def test_pixels_go_first_while_embeddings_of_their_picture_are_held(source: Pixe
 def test_where_hits_are_checked_the_store_s_frontends_are_asked_first() -> None:
     config = Config(mm_processor_cache_gb=MAX_BYTES / (1 << 30), verify_hits=0.5)
     with RunDirectory.create() as directory:
-        source = open_pixel_source("shared", config, directory)
+        source = open_pixel_source("shared", config, directory.path)
         SharedStore(directory.path, MAX_BYTES).put(name_of(1), picture(1))
         assert source.find(name_of(1)) is None
         arrived = source.receive(MediaArrived(name_of(1), StoredPixels(picture(1).shape)))

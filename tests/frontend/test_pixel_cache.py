@@ -57,8 +57,8 @@ def sides(request: pytest.FixtureRequest) -> Iterator[Sides]:
         config = Config(mm_processor_cache_gb=MAX_BYTES / (1 << 30))
         sides = Sides(
             request.param,
-            open_pixel_cache(request.param, config, directory),
-            open_pixel_source(request.param, config, directory),
+            open_pixel_cache(request.param, config, directory.path),
+            open_pixel_source(request.param, config, directory.path),
         )
         yield sides
         sides.cache.check_invariants()
@@ -246,13 +246,13 @@ def test_without_room_in_shared_memory_the_frontend_keeps_its_own_and_says_so(
     mode: PixelMode, call: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with RunDirectory.create() as directory:
-        source = open_pixel_source(mode, Config(mm_processor_cache_gb=1e-3), directory)
+        source = open_pixel_source(mode, Config(mm_processor_cache_gb=1e-3), directory.path)
 
         def fail(*arguments: object, **options: object) -> None:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(Path if call == "mkdir" else os, call, fail)
-        sides = Sides(mode, open_pixel_cache(mode, Config(mm_processor_cache_gb=1e-3), directory), source)
+        sides = Sides(mode, open_pixel_cache(mode, Config(mm_processor_cache_gb=1e-3), directory.path), source)
         monkeypatch.undo()
         assert f"processor_only instead of {mode}" in caplog.text
         assert sides.arrives(1, sides.put(1))
@@ -263,7 +263,7 @@ def test_without_room_in_shared_memory_the_frontend_keeps_its_own_and_says_so(
 def test_the_ring_takes_no_larger_object_than_it_is_told() -> None:
     with RunDirectory.create() as directory:
         config = Config(mm_processor_cache_gb=1e-3, mm_shm_cache_max_object_size_mb=0.01)
-        cache = open_pixel_cache("shm", config, directory)
+        cache = open_pixel_cache("shm", config, directory.path)
         assert isinstance(cache.put(name_of(1), picture(1)), np.ndarray)
         assert isinstance(cache.put(name_of(2), picture(2, (50, 64, 3))), RingPlace)
         cache.close()

@@ -22,7 +22,6 @@ from keepsight.engine.route_outputs import OutputRouter
 from keepsight.ipc.channel import EngineListener
 from keepsight.ipc.control import Drain, FrontendLost, ProcessEnd, Ready, StartEngine, ToProcess, run_process
 from keepsight.ipc.handshake import Welcome
-from keepsight.ipc.run_directory import RunDirectory
 from keepsight.observe.counters import Counters
 from keepsight.requests import EngineRequest, FromEngine, RequestBegun, RequestFailed, ToEngine
 
@@ -40,7 +39,7 @@ class EngineProcess:
         self._computes_on_cores = engine.computes_on_cores
         welcome = Welcome(start.engine_id, engine.max_model_len, mode, takes_unasked=not config.has_far_tiers)
         run_directory = Path(start.run_directory)
-        source = open_pixel_source(mode, config, RunDirectory(run_directory))
+        source = open_pixel_source(mode, config, run_directory)
         counters = Counters.open(run_directory, f"engine-{start.rank}")
         meter = EngineMeter(counters, engine.scheduler, engine.bytes_per_block, source, engine.tiers)
         self._loop = EngineLoop(engine.scheduler, engine.runner, engine.inbox, self._send, source, engine.tiers, meter)

@@ -15,7 +15,6 @@ import numpy as np
 
 from keepsight.config import Config
 from keepsight.ipc.pixel_mode import PixelMode, cache_bytes
-from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.shared_store import SharedStore
 from keepsight.ipc.shm_ring import RingReader
 from keepsight.lru_cache import CacheSize, LruCache
@@ -51,12 +50,12 @@ class PixelSource(Protocol):
     def close(self) -> None: ...
 
 
-def open_pixel_source(mode: PixelMode, config: Config, run_directory: RunDirectory | None = None) -> PixelSource:
+def open_pixel_source(mode: PixelMode, config: Config, folder: Path | None = None) -> PixelSource:
+    """`folder`: the run directory, without which nothing is shared."""
     if mode == "lru":
         return KeptPixels(cache_bytes(config), config.verify_hits)
     if mode in ("shm", "shared"):
-        assert run_directory is not None, mode
-        folder = run_directory.path
+        assert folder is not None, mode
         if mode == "shm":
             return RingSource(folder)
         # Where hits are checked the frontends do it, so they have to be asked.

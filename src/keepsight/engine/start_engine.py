@@ -25,7 +25,8 @@ def start_engine(config: Config, preparer: RequestPreparer) -> InProcessEngine:
     is_in_files = config.mm_processor_cache_type in ("shm", "shared") and cache_bytes(config) > 0
     run_directory = RunDirectory.create() if is_in_files and engine.takes_media else None
     mode = choose_mode(config, 1, not engine.takes_media, run_directory)
-    cache = open_pixel_cache(mode, config, run_directory)
+    folder = None if run_directory is None else run_directory.path
+    cache = open_pixel_cache(mode, config, folder)
     counters = Counters()
     preparer.intake.watch_downloads(partial(counters.add, FETCHED))
     num_workers = config.media_workers or count_cores()
@@ -37,7 +38,7 @@ def start_engine(config: Config, preparer: RequestPreparer) -> InProcessEngine:
         # Teams of theirs would count for OpenMP beside those of the model, and slow each of its products.
         on_thread_start=partial(set_team_size, 1),
     )
-    source = open_pixel_source(mode, config, run_directory)
+    source = open_pixel_source(mode, config, folder)
     return InProcessEngine(
         engine.scheduler,
         engine.runner,

@@ -40,7 +40,6 @@ from keepsight.ipc.control import (
     run_process,
 )
 from keepsight.ipc.handshake import Welcome
-from keepsight.ipc.run_directory import RunDirectory
 from keepsight.observe.account_ring import AccountRing
 from keepsight.observe.catalogue import FETCHED, RESTARTED
 from keepsight.observe.counters import Counters
@@ -126,14 +125,14 @@ class FrontendProcess:
 
     def _open_cache(self, config: Config) -> PixelCache:
         mode = self._start.pixel_mode if self._preparer.image_config is not None else "none"
-        return open_pixel_cache(mode, config, RunDirectory(Path(self._start.run_directory)))
+        return open_pixel_cache(mode, config, self._run_directory)
 
     def _open_uploads(self) -> Uploads | None:
         api = self._start.api
         if self._preparer.image_config is None or not api.media_quota_bytes:
             return None
         quota = MediaQuota(api.media_quota_bytes, api.media_quota_count)
-        return Uploads(MediaHandles(Path(self._start.run_directory), quota), self._client)
+        return Uploads(MediaHandles(self._run_directory, quota), self._client)
 
     def _take_welcome(self, rank: int, welcome: Welcome) -> None:
         self._max_model_lens[rank] = welcome.max_model_len

@@ -16,7 +16,6 @@ from typing import ClassVar
 from keepsight.config import Config
 from keepsight.errors import EverythingPinnedError
 from keepsight.ipc.pixel_mode import PixelMode, cache_bytes
-from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.shared_store import SharedStore
 from keepsight.ipc.shm_ring import RingWriter
 from keepsight.lru_cache import PINNABLE_PART, CacheSize, LruCache
@@ -93,13 +92,14 @@ class PixelCache:
         pass
 
 
-def open_pixel_cache(mode: PixelMode, config: Config, run_directory: RunDirectory | None = None) -> PixelCache:
+def open_pixel_cache(mode: PixelMode, config: Config, folder: Path | None = None) -> PixelCache:
+    """`folder`: the run directory, without which nothing is shared."""
     if mode in ("none", "lru"):
         return PixelCache()
     if mode in ("shm", "shared"):
-        assert run_directory is not None, mode
+        assert folder is not None, mode
         try:
-            return _open_in_shared_memory(mode, config, run_directory.path)
+            return _open_in_shared_memory(mode, config, folder)
         except OSError as error:
             # The engine takes pixels themselves in any mode.
             logger.warning("processor cache: processor_only instead of %s, which cannot be made: %s", mode, error)
