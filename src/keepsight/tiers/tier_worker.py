@@ -7,7 +7,8 @@ answered once; what waits to be written has at most `max_waiting_bytes`, the old
 import logging
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from keepsight.tiers.tier import StoredArray, Tier
@@ -161,8 +162,13 @@ class TierWorker:
         else:
             self.tier.put(*self._writing)
 
-    def _safely(self, action: str) -> "_Logged":
-        return _Logged(f"the {self.tier.name} tier: {action}")
+    @contextmanager
+    def _safely(self, fault: str) -> Iterator[None]:
+        """Nothing that a tier does may end its thread."""
+        try:
+            yield
+        except Exception:
+            logger.exception("the %s tier: %s", self.tier.name, fault)
 
     def _waiting(self, key: str) -> StoredArray | None:
         writing = self._writing
@@ -184,17 +190,3 @@ class TierWorker:
             assert self._num_waiting_bytes <= self._max_waiting_bytes
             assert len(self._reads) <= _MAX_READS
         self.guard.check_invariants()
-
-
-class _Logged:
-    """Nothing that a tier does may end its thread."""
-
-    def __init__(self, message: str) -> None:
-        self._message = message
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if isinstance(error, Exception):
-            logger.error(self._message, exc_info=error)
-        return error is None or isinstance(error, Exception)
