@@ -62,3 +62,15 @@ def test_a_file_that_hangs_stops_nobody(tmp_path: Path, monkeypatch: pytest.Monk
     may_write.set()
     recorder.close()
     assert len(list(read_trace(tmp_path / "trace"))) == 100 - recorder.num_left_out
+
+
+def test_what_could_not_be_written_is_told_once_and_counted_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    recorder = TraceRecorder(Path("/dev/full"))
+    for number in range(3):
+        recorder.record(str(number), 1, 1)
+    recorder.close()
+    told = [each.getMessage() for each in caplog.records]
+    assert told == [
+        "the trace cannot be written: [Errno 28] No space left on device",
+        "3 uses are missing in the trace",
+    ]

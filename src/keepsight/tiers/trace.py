@@ -1,7 +1,7 @@
 """A record of what was asked for: a line of JSON for each use, with names that tell nothing of what they name.
 
-Knows neither caches nor policies.  Invariant: recording never makes its caller wait; what cannot be written in time is
-left out and counted.
+Knows neither caches nor policies.  Invariant: recording never makes its caller wait; what cannot be written is left out
+and counted, which is told when all is closed.
 """
 
 import logging
@@ -69,12 +69,16 @@ class TraceRecorder:
         self._waiting.put(None)
         self._thread.join()
         self._file.close()
+        if self.num_left_out:
+            logger.warning("%d uses are missing in the trace", self.num_left_out)
 
     def _write_all(self) -> None:
-        encoder = msgspec.json.Encoder()
+        encoder, has_warned = msgspec.json.Encoder(), False
         while (access := self._waiting.get()) is not None:
             try:
                 self._file.write(encoder.encode(access) + b"\n")
             except OSError as error:
                 self.num_left_out += 1
-                logger.warning("the trace cannot be written: %s", error)
+                if not has_warned:
+                    has_warned = True
+                    logger.warning("the trace cannot be written: %s", error)
