@@ -72,8 +72,8 @@ def decode_to_engine(frames: Sequence[Frame]) -> ToEngine:
     kind, body, payload = _open(frames, num_payloads=1 if frames and frames[0] == PIXELS else 0)
     with _refusing_what_does_not_fit():
         read = _READERS.get(kind)
-        _check(read is not None, f"{kind!r} is no kind of message to an engine")
-        assert read is not None
+        if read is None:
+            raise WireError(f"{kind!r} is no kind of message to an engine")
         message = read(body, payload)
         _check_is_own_form([kind, body], encode_to_engine(message))
     return message

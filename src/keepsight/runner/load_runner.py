@@ -32,7 +32,7 @@ def load_model_for(config: Config) -> Model:
     """Also settles how many threads compute it, and on a CPU what becomes of the memory that they free."""
     place = choose_place(config)
     keeps_memory = place.device.type == "cpu" and keep_freed_memory()
-    model = load_model(Path(config.directory), place)
+    model = load_model(config.directory, place)
     _limit_threads(model)
     if keeps_memory:
         write_memory_ahead()
