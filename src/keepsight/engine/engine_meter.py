@@ -1,7 +1,7 @@
 """What the engine counts, and when each request came, had its turn and its first token.
 
 Decides nothing and changes nothing of what it watches; the engine's loop tells it of each step.  Numbers that others
-count anyway are copied, some times a second while there is work, and before anybody hears of a request's end or the
+count anyway are copied, a few times a second while there is work, and before anybody hears of a request's end or the
 loop falls asleep: whoever reads them after an answer finds that answer counted.
 """
 

@@ -89,7 +89,7 @@ def _find(body: memoryview, what: bytes, begin: int) -> int:
 
 
 def _find_end(body: memoryview, begin: int) -> tuple[int, bool]:
-    """The next quote (-1: there is none), and whether a backslash precedes it.  In one passage over the memory."""
+    """The next quote (-1: there is none), and whether a backslash precedes it.  In one pass over the memory."""
     has_backslash = False
     for at in range(begin, len(body), PIECE_BYTES):
         piece = bytes(body[at : at + PIECE_BYTES])

@@ -1,6 +1,6 @@
 """What one process counts: a page of numbers, in memory that the other processes of its server can read.
 
-A count is one addition in memory: nothing is sent, nobody is waken, and what was counted stays when the process is
+A count is one addition in memory: nothing is sent, nobody is woken, and what was counted stays when the process is
 killed, for the successor of its rank goes on from there.  Invariant: each slot is changed by one thread, or under a
 lock of whoever counts.
 """
