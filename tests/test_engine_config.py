@@ -57,7 +57,6 @@ def test_the_least_step_that_can_be_is_taken() -> None:
     assert scheduler().max_num_batched_tokens == 511
     assert scheduler(max_num_batched_tokens=256, max_num_seqs=1).max_num_seqs == 1
     assert scheduler(max_num_batched_tokens=256, tokens_per_item=0).tokens_per_item == 0
-    assert scheduler(max_num_batched_tokens=256, cuts_pictures=True).cuts_pictures
     assert scheduler(max_prompt_tokens_beside_streams=None).max_prompt_tokens_beside_streams is None
 
 

@@ -31,8 +31,6 @@ class SchedulerConfig:
     takes_turns: bool = False
     # Of one media item, the most there are.
     tokens_per_item: int
-    # Whether a step may compute a part of a picture: never where its tokens attend to each other in both directions.
-    cuts_pictures: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "max_num_encoder_input_tokens"):
@@ -48,7 +46,8 @@ class SchedulerConfig:
             )
 
     def _check_batch_holds_the_smallest_step(self) -> None:
-        whole = 1 if self.cuts_pictures else max(1, self.tokens_per_item)
+        # Never cut: a picture's tokens attend to each other in both directions.
+        whole = max(1, self.tokens_per_item)
         least, others = least_batched_tokens(whole, self.max_num_seqs), self.max_num_seqs - 1
         if self.max_num_batched_tokens >= least:
             return

@@ -278,7 +278,7 @@ class Scheduler:
             self.lineup.park(state, ParkedFor.LANE)
             return None
         end = min(most, start + draft.tokens_left(joins=joins))
-        return Piece(end if self.config.cuts_pictures else whole_items_end(state, start, end), joins)
+        return Piece(whole_items_end(state, start, end), joins)
 
     def _plan_prompt(
         self, state: RequestState, piece: Piece, first_block: int, added: tuple[int, ...], draft: StepDraft
