@@ -5,7 +5,7 @@ Whether a schema or a grammar means anything is not known here: `frontend/check_
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -27,7 +27,7 @@ class StructuredOutputsParams:
     json_object: bool | None = None  # any object
 
     def __post_init__(self) -> None:
-        said = [each.name for each in fields(self) if getattr(self, each.name) not in (None, False)]
+        said = self._said
         if len(said) != 1:
             what = f"{said[1]} is given together with {said[0]}" if said else "nothing is asked for"
             raise InvalidArgumentError(_FIELD, f"{what}: give one of {', '.join(each.name for each in fields(self))}")
@@ -39,7 +39,11 @@ class StructuredOutputsParams:
     @property
     def field(self) -> str:
         """The one that is given."""
-        return next(each.name for each in fields(self) if getattr(self, each.name) not in (None, False))
+        return self._said[0]
+
+    @property
+    def _said(self) -> list[str]:
+        return [each.name for each in fields(self) if getattr(self, each.name) not in (None, False)]
 
     def to_grammar(self) -> str:
         """In llguidance's own form."""
@@ -110,7 +114,7 @@ def _check_json_object(field: str, value: object) -> bool:
     return True
 
 
-_CHECKS: dict[str, Any] = {
+_CHECKS: dict[str, Callable[[str, object], object]] = {
     "json": _check_schema,
     "regex": _check_text,
     "choice": _check_choice,
