@@ -32,7 +32,7 @@ class Access:
 
     def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
         self._app, self._keys, self._watching_keys = app, settings.api_keys, _watching_keys(settings)
-        self._admin_keys = () if settings.admin_api_key is None else (settings.admin_api_key,)
+        self._admin_keys = _admin_keys(settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -77,8 +77,11 @@ def may_watch(settings: ApiSettings, http: Request) -> bool:
 
 def _watching_keys(settings: ApiSettings) -> tuple[str, ...]:
     """Who watches the server need not be able to ask it anything.  None: whoever may ask, everybody, may watch."""
-    admin = () if settings.admin_api_key is None else (settings.admin_api_key,)
-    return (*settings.api_keys, *admin) if settings.api_keys else ()
+    return (*settings.api_keys, *_admin_keys(settings)) if settings.api_keys else ()
+
+
+def _admin_keys(settings: ApiSettings) -> tuple[str, ...]:
+    return () if settings.admin_api_key is None else (settings.admin_api_key,)
 
 
 def isolate_salt(settings: ApiSettings, http: Request, cache_salt: str | None) -> str | None:
