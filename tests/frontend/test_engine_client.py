@@ -172,6 +172,7 @@ def test_a_wrong_hint_costs_a_round_trip(client: EngineClient, ask: Ask) -> None
     client.connect(engine.send)
     client.receive([MediaHeld(("a",))])
     ask(prepared("1", "a"))
+    assert [each.coming_media for each in engine.of(EngineRequest)] == [()]
     client.receive([MediaNeeded("1", ("a",))])
     engine.await_pixels("a")
 
