@@ -1,7 +1,7 @@
 """Everything that Keepsight raises on purpose.
 
 What a caller hears of is an `AnsweredError`: a mistake of its own (`InvalidArgumentError`: it names the field), a
-request that was given up (`RequestFailedError`).  All others stay inside, or end a start with one line, such as a
+request that was given up (`RequestFailedError`).  All others stay inside, or end a command with one line, such as a
 checkpoint that cannot be served (`CheckpointError`: it names the file).  `assert` is for our own bugs, never for these.
 """
 
