@@ -7,7 +7,6 @@ import re
 import ssl
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from keepsight.api_settings import ApiSettings
 from keepsight.errors import InvalidArgumentError
@@ -24,7 +23,7 @@ def add_api_arguments(parser: argparse.ArgumentParser) -> None:
     _add_uploads(parser.add_argument_group("pictures that are uploaded to be named later"))
 
 
-def _add_access(group: Any) -> None:
+def _add_access(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--api-key",
         nargs="+",
@@ -52,7 +51,7 @@ def _add_access(group: Any) -> None:
     )
 
 
-def _add_http(group: Any) -> None:
+def _add_http(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--dashboard-thumbnails",
         action="store_true",
@@ -75,7 +74,7 @@ def _add_http(group: Any) -> None:
     )
 
 
-def _add_limits(group: Any) -> None:
+def _add_limits(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--trust-request-mm-processor-kwargs",
         action="store_true",
@@ -104,7 +103,7 @@ def _add_limits(group: Any) -> None:
     )
 
 
-def _add_uploads(group: Any) -> None:
+def _add_uploads(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--media-quota-mb",
         type=float,

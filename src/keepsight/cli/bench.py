@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import SystemRandom
-from typing import Any
 
 from keepsight.bench.ask import Server
 from keepsight.bench.http_connection import Address
@@ -17,6 +16,7 @@ from keepsight.bench.plot import check_ending, save_plot
 from keepsight.bench.report import Report, comparison, table, to_markdown
 from keepsight.bench.run_workloads import RunSettings, WorkloadRun, restart_by_command
 from keepsight.bench.workloads import WORKLOADS
+from keepsight.cli.add_command import add_command
 from keepsight.cli.bench_arguments import DEFAULTS, add_shape, check_counts, options_of, to_percent
 from keepsight.cli.bench_within import add_offline_arguments, add_parts_arguments, run_offline, run_parts
 from keepsight.cli.openai_server import OpenAIServer
@@ -25,22 +25,15 @@ from keepsight.errors import InvalidArgumentError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="bench_command", required=True, metavar="COMMAND")
-    _add_serve(_add_command(commands, "serve", "measure an OpenAI server, workload by workload"))
-    add_offline_arguments(_add_command(commands, "offline", "measure LLM on a workload, without a server"))
-    add_parts_arguments(_add_command(commands, "parts", "measure each step of a picture's way, beside a bare copy"))
-    _add_compare(_add_command(commands, "compare", "two reports side by side"))
+    _add_serve(add_command(commands, "serve", "measure an OpenAI server, workload by workload"))
+    add_offline_arguments(add_command(commands, "offline", "measure LLM on a workload, without a server"))
+    add_parts_arguments(add_command(commands, "parts", "measure each step of a picture's way, beside a bare copy"))
+    _add_compare(add_command(commands, "compare", "two reports side by side"))
 
 
 def run(arguments: argparse.Namespace) -> int:
     runners = {"serve": _run_serve, "offline": run_offline, "parts": run_parts, "compare": _run_compare}
     return runners[arguments.bench_command](arguments)
-
-
-def _add_command(commands: Any, name: str, summary: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name, help=summary, description=summary[0].upper() + summary[1:] + "."
-    )
-    return parser
 
 
 # serve --------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from keepsight.cli import cache_contents, cache_pins
+from keepsight.cli.add_command import add_command
 from keepsight.errors import InvalidArgumentError
 from keepsight.tiers.policies import POLICIES
 from keepsight.tiers.simulate import distinct_bytes, offline_bound, simulate, simulate_belady
@@ -18,7 +19,7 @@ _MULTIPLES = (0.5, 1, 2, 4, 8)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="cache_command", required=True, metavar="COMMAND")
     summary = "what each policy would have saved of a recorded trace, with less and more memory"
-    simulator = commands.add_parser("simulate", help=summary, description=summary[0].upper() + summary[1:] + ".")
+    simulator = add_command(commands, "simulate", summary)
     simulator.add_argument("trace", type=Path, metavar="TRACE", help="a file written by --record-cache-trace")
     simulator.add_argument(
         "--cache-gb",

@@ -7,8 +7,9 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from keepsight.cli.add_command import Commands, add_command
 from keepsight.cli.model_arguments import add_model_arguments, config_from
 from keepsight.errors import InvalidArgumentError, TierError
 from keepsight.tiers.disk_tier import DiskTier
@@ -28,16 +29,16 @@ _SUMMARIES = {
 }
 
 
-def add_commands(commands: Any) -> None:
+def add_commands(commands: Commands) -> None:
     for name, summary in _SUMMARIES.items():
-        command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        command = add_command(commands, name, summary)
         place = command.add_mutually_exclusive_group()
         place.add_argument("--disk", default="", metavar="PATH", help="folder (default: ~/.cache/keepsight/embeddings)")
         place.add_argument("--remote", metavar="URL", help="server that speaks Redis's protocol, in place of a folder")
         if name == "inspect":
             command.add_argument("--keys", action="store_true", help="a line for each: its key, bytes, whether pinned")
     summary = "encode pictures ahead of a server that starts with the same flags"
-    warm = commands.add_parser("warm", help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    warm = add_command(commands, "warm", summary)
     warm.add_argument("pictures", nargs="+", type=Path, metavar="PICTURE", help="as they will be sent, byte for byte")
     add_server_flags(warm)
 

@@ -6,8 +6,8 @@ Invariant: what `pin` reports was there after its pin was, so nobody who shares 
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from keepsight.cli.add_command import Commands, add_command
 from keepsight.cli.cache_contents import MIB, add_server_flags, opened_folder, read_picture
 from keepsight.cli.model_arguments import config_from
 from keepsight.errors import InvalidArgumentError
@@ -25,9 +25,9 @@ _MORE = (
 )
 
 
-def add_commands(commands: Any) -> None:
+def add_commands(commands: Commands) -> None:
     for name, summary in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}. {_MORE}")
+        command = add_command(commands, name, summary, _MORE)
         names = "a picture as it is sent, byte for byte, or a key as `inspect --keys` prints it"
         command.add_argument("names", nargs="+" if name == "pin" else "*", metavar="PICTURE|KEY", help=names)
         if name == "unpin":

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from keepsight import __version__
+from keepsight.cli.add_command import add_command
 from keepsight.errors import KeepsightError
 
 # Imported only when called: most need neither torch nor a web server.
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"keepsight {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, summary in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        subparser = add_command(subparsers, name, summary)
         if name in arguments[:1]:
             import_module(_module_name(name)).add_arguments(subparser)
     parsed = parser.parse_args(arguments)

@@ -41,7 +41,7 @@ def config_from(arguments: argparse.Namespace) -> Config:
     return Config.from_options(**options)
 
 
-def _add(group: Any, name: str, help_text: str, **options: Any) -> None:
+def _add(group: argparse._ArgumentGroup, name: str, help_text: str, **options: Any) -> None:
     """A flag whose default is the option's, which its help tells."""
     default = getattr(DEFAULTS, name)
     options.setdefault("default", default)
@@ -51,7 +51,7 @@ def _add(group: Any, name: str, help_text: str, **options: Any) -> None:
     group.add_argument(f"--{name.replace('_', '-')}", help=help_text.replace("%", "%%"), **options)
 
 
-def _add_model(group: Any) -> None:
+def _add_model(group: argparse._ArgumentGroup) -> None:
     _add(group, "dtype", "precision (default: float32 on a CPU)", choices=DTYPES)
     _add(group, "device", "where to compute (default: a GPU, if any)", choices=DEVICES)
     _add(
@@ -68,7 +68,7 @@ def _add_model(group: Any) -> None:
     )
 
 
-def _add_batch(group: Any) -> None:
+def _add_batch(group: argparse._ArgumentGroup) -> None:
     _add(
         group,
         "max_num_batched_tokens",
@@ -91,7 +91,7 @@ def _add_batch(group: Any) -> None:
     )
 
 
-def _add_kv_cache(group: Any) -> None:
+def _add_kv_cache(group: argparse._ArgumentGroup) -> None:
     _add(group, "block_size", "positions in one page", type=int, choices=BLOCK_SIZES)
     _add(
         group,
@@ -104,7 +104,7 @@ def _add_kv_cache(group: Any) -> None:
     _add(group, "gpu_memory_utilization", "part of a GPU's memory to use, weights included", type=float)
 
 
-def _add_pictures(group: Any) -> None:
+def _add_pictures(group: argparse._ArgumentGroup) -> None:
     _add(group, "image_backend", "the image processor of transformers that pixels equal", choices=IMAGE_BACKENDS)
     _add(group, "mm_processor_kwargs", """e.g. '{"do_pan_and_scan": true}'""", metavar="JSON", default="{}")
     _add(
@@ -176,7 +176,7 @@ def _add_pictures(group: Any) -> None:
     )
 
 
-def _add_tiers(group: Any) -> None:
+def _add_tiers(group: argparse._ArgumentGroup) -> None:
     _add(
         group,
         "encoder_host_cache_gb",
@@ -219,7 +219,7 @@ def _add_tiers(group: Any) -> None:
     )
 
 
-def _add_media_sources(group: Any) -> None:
+def _add_media_sources(group: argparse._ArgumentGroup) -> None:
     _add(
         group,
         "limit_mm_per_prompt",
