@@ -74,3 +74,23 @@ def test_what_could_not_be_written_is_told_once_and_counted_at_the_end(caplog: p
         "the trace cannot be written: [Errno 28] No space left on device",
         "3 uses are missing in the trace",
     ]
+
+
+def test_a_line_for_which_a_disk_had_no_room_is_ended_when_it_has(tmp_path: Path) -> None:
+    recorder, rooms = TraceRecorder(tmp_path / "trace"), iter([1000, 30, 0, 1000])
+    file = recorder._file
+
+    class Filling:
+        def write(self, line: bytes) -> int:
+            if not (room := next(rooms)):
+                raise OSError(28, "No space left on device")
+            return file.write(line[:room])
+
+        close = file.close
+
+    recorder._file = Filling()  # type: ignore[assignment]
+    for key in ("a", "b", "c", "d"):
+        recorder.record(key, 1, 1)
+    recorder.close()
+    assert [access.key for access in read_trace(tmp_path / "trace")] == ["a", "b", "d"]
+    assert recorder.num_left_out == 1

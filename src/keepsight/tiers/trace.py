@@ -73,12 +73,15 @@ class TraceRecorder:
             logger.warning("%d uses are missing in the trace", self.num_left_out)
 
     def _write_all(self) -> None:
-        encoder, has_warned = msgspec.json.Encoder(), False
+        encoder, has_warned, rest = msgspec.json.Encoder(), False, b""
         while (access := self._waiting.get()) is not None:
+            # What a full disk took no more of comes first: behind half a line nobody could read the others.
+            line = rest + encoder.encode(access) + b"\n"
             try:
-                self._file.write(encoder.encode(access) + b"\n")
+                rest = line[self._file.write(line) :]
             except OSError as error:
                 self.num_left_out += 1
                 if not has_warned:
                     has_warned = True
                     logger.warning("the trace cannot be written: %s", error)
+        self.num_left_out += rest.count(b"\n")
