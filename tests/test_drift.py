@@ -13,6 +13,7 @@ import pytest
 
 from keepsight.config import Config
 from keepsight.engine.engine_loop import EngineLoop
+from keepsight.engine.engine_meter import EngineMeter
 from keepsight.engine.inbox import Inbox
 from keepsight.engine.pixel_source import open_pixel_source
 from keepsight.errors import EngineLostError
@@ -22,6 +23,7 @@ from keepsight.frontend.pixel_cache import PixelCache, open_pixel_cache
 from keepsight.frontend.prepare_request import PreparedRequest
 from keepsight.ipc.pixel_mode import GIB, PixelMode
 from keepsight.ipc.run_directory import RunDirectory
+from keepsight.observe.counters import Counters
 from keepsight.requests import (
     AbortRequest,
     CarriedPixels,
@@ -84,6 +86,9 @@ class Pool:
         held = self.cache.get_and_update(media_hash)
         self.counts["made" if held is None else "found"] += 1
         return self.cache.put(media_hash, pixels_like(media_hash)) if held is None else held
+
+    def note_spared(self, count: int) -> None:
+        pass
 
     def forget(self, request_id: str) -> None:
         pass
@@ -150,7 +155,10 @@ class House:
         self.runner = FakeRunner(60, 4, lambda: self.chance.random() < 0.7)
         self.channel = MemoryChannel(self.fate)
         self.source = open_pixel_source(self.mode, self.options, self.directory.path)
-        self.loop = EngineLoop(self.scheduler, self.runner, self.inbox, self.channel.send_to_frontends, self.source)
+        meter = EngineMeter(Counters(), self.scheduler, 0, self.source)
+        self.loop = EngineLoop(
+            self.scheduler, self.runner, self.inbox, self.channel.send_to_frontends, self.source, None, meter
+        )
         for client in self.clients:
             client.connect(self.channel.send_to_engine)
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from keepsight.engine.engine_loop import EngineLoop
+from keepsight.engine.engine_meter import EngineMeter
 from keepsight.engine.inbox import Inbox
+from keepsight.engine.pixel_source import InlineSource
 from keepsight.requests import (
     AbortRequest,
     EngineRequest,
@@ -19,6 +21,7 @@ from keepsight.requests import (
     MediaHeld,
     MediaNeeded,
     Pixels,
+    RequestBegun,
     RequestFailed,
     ResetCaches,
     StoredPixels,
@@ -184,6 +187,22 @@ class Source:
         self.is_closed = True
 
 
+class Meter:
+    """Counts nothing."""
+
+    def note_arrived(self, request: EngineRequest) -> None:
+        pass
+
+    def note_pixels(self, media_hash: str) -> None:
+        pass
+
+    def note_looked_for(self, media_hash: str, *, is_found: bool) -> None:
+        pass
+
+    def note_step(self, plan: StepPlan, result: StepResult, seconds: float) -> list[RequestBegun]:
+        return []
+
+
 def _next(told: list[T | Exception], otherwise: T) -> T:
     value = told.pop(0) if told else otherwise
     if isinstance(value, Exception):
@@ -195,7 +214,8 @@ def make_loop(parts: Parts, *received: ToEngine, source: Source | None = None) -
     inbox = ClosingInbox()
     for message in received:
         inbox.try_put(message)
-    return EngineLoop(cast(Scheduler, parts), parts, inbox, parts.send, source), inbox
+    its_source, meter = source or InlineSource(), cast(EngineMeter, Meter())
+    return EngineLoop(cast(Scheduler, parts), parts, inbox, parts.send, its_source, None, meter), inbox
 
 
 def token(request_id: str, finish_reason: Any = None) -> TokenOutput:

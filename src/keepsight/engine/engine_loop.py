@@ -13,7 +13,7 @@ from typing import Protocol
 from keepsight.engine.embedding_tiers import EmbeddingTiers
 from keepsight.engine.engine_meter import EngineMeter
 from keepsight.engine.inbox import Inbox
-from keepsight.engine.pixel_source import InlineSource, PixelSource
+from keepsight.engine.pixel_source import PixelSource
 from keepsight.engine.unanswered import Unanswered
 from keepsight.requests import (
     AbortRequest,
@@ -56,13 +56,12 @@ class EngineLoop:
         runner: Runner,
         inbox: Inbox,
         send: Callable[[Sequence[FromEngine]], None],
-        source: PixelSource | None = None,
-        tiers: EmbeddingTiers | None = None,
-        meter: EngineMeter | None = None,
+        source: PixelSource,
+        tiers: EmbeddingTiers | None,
+        meter: EngineMeter,
     ) -> None:
         self._scheduler, self._runner, self._inbox, self._send_on = scheduler, runner, inbox, send
-        self._source, self._tiers = source or InlineSource(), tiers
-        self._meter = meter
+        self._source, self._tiers, self._meter = source, tiers, meter
         self._unanswered = Unanswered()
         self._is_idle = True
         # Somebody listens who was not told yet what is held.
@@ -92,10 +91,9 @@ class EngineLoop:
         plan = self._schedule()
         began = time.monotonic()
         result = self._runner.run(plan)
-        outputs: Sequence[FromEngine] = self._scheduler.update(plan, result)
-        if self._meter is not None:
-            outputs = [*self._meter.note_step(plan, result, time.monotonic() - began), *outputs]
-        self._send([*outputs, *self._take_hints()])
+        outputs = self._scheduler.update(plan, result)
+        stories = self._meter.note_step(plan, result, time.monotonic() - began)
+        self._send([*stories, *outputs, *self._take_hints()])
         # With nothing begun and nothing heard, the next plan would be as empty.
         has_answers = self._tiers is not None and self._tiers.has_answers
         self._is_idle = plan.is_empty and result.is_empty and not has_answers
@@ -122,8 +120,7 @@ class EngineLoop:
         if refusal := self._scheduler.add(request):
             self._send([refusal])
             return
-        if self._meter is not None:
-            self._meter.note_arrived(request)
+        self._meter.note_arrived(request)
         if self._tiers is not None:
             self._tiers.note_uses(request)
 
@@ -142,8 +139,7 @@ class EngineLoop:
                 self._send([needed])
         elif self._scheduler.media_arrived(message.media_hash):
             self._runner.hold_pixels(message.media_hash, pixels)
-            if self._meter is not None:
-                self._meter.note_pixels(message.media_hash)
+            self._meter.note_pixels(message.media_hash)
 
     def _load_embeddings(self) -> None:
         """Asks tiers for what is wanted.  What lies in host memory, or nowhere, is known before the step is planned."""
@@ -153,13 +149,11 @@ class EngineLoop:
         for key, array in self._tiers.take_loaded():
             if self._scheduler.embeddings_loaded(key, is_found=array is not None) and array is not None:
                 self._runner.hold_embeddings(key, array)
-                if self._meter is not None:
-                    self._meter.note_loaded(key, array.seconds)
+                self._meter.note_loaded(key, array.seconds)
 
     def _ask_tiers(self, tiers: EmbeddingTiers) -> None:
         for load in self._scheduler.take_loads():
-            if self._meter is not None:
-                self._meter.note_load(load)
+            self._meter.note_load(load)
             tiers.load(load)
 
     def _schedule(self) -> StepPlan:
@@ -180,8 +174,7 @@ class EngineLoop:
         for media_hash, pixels in found.items():
             if pixels is not None:
                 self._inbox.try_put(MediaArrived(media_hash, pixels))
-            if self._meter is not None:
-                self._meter.note_looked_for(media_hash, is_found=pixels is not None)
+            self._meter.note_looked_for(media_hash, is_found=pixels is not None)
         return replace(needed, media_hashes=tuple(each for each, pixels in found.items() if pixels is None))
 
     def _take_hints(self) -> Sequence[FromEngine]:
