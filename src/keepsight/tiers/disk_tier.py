@@ -62,7 +62,7 @@ class DiskTier:
         self._sizes: dict[str, int] = {}
         self._last_uses: dict[str, int] = {}
         self._ledger = Ledger(directory / "ledger")
-        self._num_queries = self._num_hits = self._num_evictions = self._num_damaged = 0
+        self._num_evictions = self._num_damaged = 0
 
     # Looking --------------------------------------------------------------------------------------------------
 
@@ -72,7 +72,6 @@ class DiskTier:
     def get(self, key: str) -> StoredArray | None:
         if not self._ledger.is_open:
             self.open()
-        self._num_queries += 1
         try:
             # Joined as text, as paths take longer than all else here but the bytes.
             descriptor = os.open(f"{self._entries}/{_checked(key)}", _READING)
@@ -89,7 +88,6 @@ class DiskTier:
             return None
         finally:
             os.close(descriptor)
-        self._num_hits += 1
         return array
 
     def _note_use(self, key: str, descriptor: int, array: StoredArray) -> None:
@@ -163,7 +161,7 @@ class DiskTier:
             self._count()
 
     def stats(self) -> TierStats:
-        counts = (self._num_queries, self._num_hits, self._num_evictions, self._num_damaged)
+        counts = (self._num_evictions, self._num_damaged)
         return TierStats(self._ledger.known_bytes, self._max_bytes, len(self._sizes), *counts)
 
     def close(self) -> None:

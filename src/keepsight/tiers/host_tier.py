@@ -26,7 +26,7 @@ class HostTier:
         self._lock = threading.Lock()
         self._policy = POLICIES[policy](max_bytes)
         self._entries: dict[str, StoredArray] = {}
-        self._num_bytes = self._num_queries = self._num_hits = self._num_evictions = 0
+        self._num_bytes = self._num_evictions = 0
 
     def open(self) -> None:
         """Memory always can."""
@@ -36,10 +36,8 @@ class HostTier:
 
     def get(self, key: str) -> StoredArray | None:
         with self._lock:
-            self._num_queries += 1
             array = self._entries.get(key)
             if array is not None:
-                self._num_hits += 1
                 self._policy.use(key)
             return array
 
@@ -81,8 +79,7 @@ class HostTier:
 
     def stats(self) -> TierStats:
         with self._lock:
-            counts = (self._num_queries, self._num_hits, self._num_evictions)
-            return TierStats(self._num_bytes, self._max_bytes, len(self._entries), *counts)
+            return TierStats(self._num_bytes, self._max_bytes, len(self._entries), self._num_evictions)
 
     def close(self) -> None:
         self.clear()

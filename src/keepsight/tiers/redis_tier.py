@@ -74,7 +74,7 @@ class RedisTier:
         self._seconds_to_live, self._prefix = seconds_to_live, prefix.encode()
         self._reader = _Line(lambda: RespConnection(self._address, timeout))
         self._writer = _Line(lambda: RespConnection(self._address, timeout))
-        self._num_queries = self._num_hits = self._num_evictions = self._num_damaged = 0
+        self._num_evictions = self._num_damaged = 0
 
     def open(self) -> None:
         with self._writer.held() as connection:
@@ -84,19 +84,16 @@ class RedisTier:
         return False
 
     def get(self, key: str) -> StoredArray | None:
-        self._num_queries += 1
         commands: list[list[Part]] = [[b"GET", self._prefix + key.encode()]]
         if self._max_bytes is not None:
             commands.append(self._script(_TOUCH, key.encode(), self._prefix))
         try:
             with self._reader.held() as connection:
-                array = connection.exchange(commands, lambda: self._read(connection, key, len(commands) - 1))
+                return connection.exchange(commands, lambda: self._read(connection, key, len(commands) - 1))
         except DamagedEntryError:
             self._num_damaged += 1
             self.drop(key)
             return None
-        self._num_hits += array is not None
-        return array
 
     def _read(self, connection: RespConnection, key: str, num_more: int) -> StoredArray | None:
         size = connection.read_size()
@@ -161,8 +158,7 @@ class RedisTier:
             connection.run([b"DEL", *self._accounts()])
 
     def stats(self) -> TierStats:
-        counts = (self._num_queries, self._num_hits, self._num_evictions, self._num_damaged)
-        return TierStats(0, self._max_bytes, 0, *counts)
+        return TierStats(0, self._max_bytes, 0, self._num_evictions, self._num_damaged)
 
     def close(self) -> None:
         self._reader.close()

@@ -50,8 +50,6 @@ class TierStats:
     num_bytes: int
     max_bytes: int | None
     num_entries: int
-    num_queries: int = 0
-    num_hits: int = 0
     num_evictions: int = 0
     # Entries that were not what had been put: each a miss, and removed.
     num_damaged: int = 0

@@ -39,7 +39,6 @@ class LoadCounts:
     hits: dict[str, int] = field(default_factory=dict)
     num_absent: int = 0
     num_late: int = 0
-    saved_seconds: float = 0.0
 
 
 class TieredStore:
@@ -77,7 +76,7 @@ class TieredStore:
         """Calls back once: at once if it lies in host memory, else on a thread of the tiers."""
         array = self._host.get(key) if self._host is not None else None
         if array is not None:
-            self._count_hit("host", array)
+            self._count_hit("host")
             on_loaded(key, array)
             return
         with self._changed:
@@ -152,7 +151,7 @@ class TieredStore:
             if array is None:
                 self._ask_next(loading)
             elif self._finish(loading, array):
-                self._count_hit(worker.tier.name, array)
+                self._count_hit(worker.tier.name)
                 self._promote(loading.key, array, worker)
 
         return Read(loading.key, lambda: self._is_under_way(loading), on_read)
@@ -183,10 +182,9 @@ class TieredStore:
                 break
             worker.write(key, array)
 
-    def _count_hit(self, name: str, array: StoredArray) -> None:
+    def _count_hit(self, name: str) -> None:
         with self._changed:
             self.counts.hits[name] = self.counts.hits.get(name, 0) + 1
-            self.counts.saved_seconds += array.seconds
 
     def _end_late_ones(self) -> None:
         while not self._is_closed:
