@@ -234,17 +234,6 @@ def test_what_is_evicted_while_the_origin_is_asked_is_served_all_the_same() -> N
     run(test)
 
 
-def test_cleared_nothing_is_known() -> None:
-    async def test() -> None:
-        bench = Bench()
-        await bench.get()
-        bench.cache.clear()
-        await bench.get()
-        assert bench.origin.asked == [(URL, False)] * 2
-
-    run(test)
-
-
 def test_whoever_watches_is_told_of_each_download_and_of_nothing_that_was_spared() -> None:
     async def run() -> int:
         bench, told = Bench(), list[None]()

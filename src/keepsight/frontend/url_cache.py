@@ -61,11 +61,6 @@ class UrlCache:
             if not flight.num_waiting:
                 self._end(key, flight)
 
-    def clear(self) -> None:
-        self._records.clear()
-        if self._bodies is not None:
-            self._bodies.clear()
-
     def check_invariants(self) -> None:
         assert len(self._records) <= MAX_RECORDS
         assert all(flight.num_waiting > 0 for flight in self._flights.values())
