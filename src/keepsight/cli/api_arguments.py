@@ -78,8 +78,8 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--trust-request-mm-processor-kwargs",
         action="store_true",
-        help="take of requests also mm_processor_kwargs that change what a picture costs or how it is resized "
-        "(pan_and_scan_*, resample), and not do_pan_and_scan alone",
+        help="let a request's mm_processor_kwargs change what a picture costs or how it is resized (pan_and_scan_*, "
+        "resample), not do_pan_and_scan alone",
     )
     group.add_argument(
         "--max-body-mb",

@@ -28,7 +28,7 @@ class MediaProcessorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=T
             if name != "do_pan_and_scan" and not are_trusted:
                 raise UnsupportedFieldError(
                     f"mm_processor_kwargs.{name}",
-                    "is not taken of a request, but with --trust-request-mm-processor-kwargs",
+                    "is taken from a request only with --trust-request-mm-processor-kwargs",
                 )
         return overrides
 

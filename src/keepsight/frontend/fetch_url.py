@@ -107,7 +107,7 @@ class UrlFetcher:
             raise _failure(f"its server answered {answer.status}, not 200")
         encoding = find_header(answer.headers, "content-encoding") or "identity"
         if encoding.lower() != "identity":
-            raise _failure(f"its server sent it packed ({encoding[:20]!r}), which was not asked for")
+            raise _failure(f"its server sent it compressed ({encoding[:20]!r}), which was not asked for")
         self._check_size(_announced_size(answer))
         content = bytearray()
         try:

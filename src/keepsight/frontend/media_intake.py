@@ -86,7 +86,7 @@ class MediaIntake:
         for field in sources:
             if not self._takes_prompt_embeds:
                 raise UnsupportedFieldError(
-                    field, "embeddings are not taken in place of a prompt, but with --enable-prompt-embeds"
+                    field, "embeddings are taken in place of a prompt only with --enable-prompt-embeds"
                 )
         fetched = {field: fetch_embeds(each, field, self._limits.max_bytes) for field, each in sources.items()}
         self._check_sizes(fetched.items())
@@ -115,7 +115,7 @@ class MediaIntake:
         for part in parts:
             if part.modality == "image_embeds" and not self._takes_embeds:
                 raise UnsupportedFieldError(
-                    part.field, "embeddings are not taken in place of a picture, but with --enable-mm-embeds"
+                    part.field, "embeddings are taken in place of a picture only with --enable-mm-embeds"
                 )
 
     def _fetch(self, part: PicturePart, downloaded: Downloaded) -> PicturePart:

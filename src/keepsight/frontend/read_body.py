@@ -128,7 +128,7 @@ async def _next_message(http: Request, body: Body, pause_seconds: float) -> Mess
 def _check_headers(http: Request, max_bytes: int) -> None:
     """Before a byte of the body is read: a client that expects to be told may spare itself the sending."""
     if (encoding := http.headers.get("content-encoding", "identity")) != "identity":
-        raise UnsupportedBodyError("body", f"must not be packed, but Content-Encoding says {encoding[:40]!r}")
+        raise UnsupportedBodyError("body", f"must not be compressed, but Content-Encoding says {encoding[:40]!r}")
     length = http.headers.get("content-length", "")
     if length.isdecimal() and int(length) > max_bytes:
         _refuse_size(max_bytes)

@@ -96,7 +96,7 @@ def _split_form(body: bytes, boundary: str) -> dict[str, bytes]:
         if not separator or name is None:
             raise InvalidArgumentError("body", "a part of the form has no name")
         if name in contents:
-            raise InvalidArgumentError(name, "stands twice in the form")
+            raise InvalidArgumentError(name, "is given twice in the form")
         contents[name] = content
     return contents
 
