@@ -1,4 +1,4 @@
-"""Entries own their memory."""
+"""Entries own their memory, and are computed once."""
 
 import pytest
 import torch
@@ -13,6 +13,13 @@ def test_an_entry_is_no_view_of_the_batch_it_came_from() -> None:
     batch.zero_()
     assert torch.equal(store.get("a"), torch.ones(3, 5))
     assert held.untyped_storage().nbytes() == 3 * 5 * 4
+
+
+def test_what_is_held_is_not_computed_again() -> None:
+    store = EncoderOutputStore("cpu")
+    first = store.get_or_put("a", lambda: torch.ones(2, 2))
+    assert store.get_or_put("a", lambda: pytest.fail("computed twice")) is first
+    assert len(store) == 1
 
 
 def test_what_was_dropped_is_absent_and_may_be_put_again() -> None:

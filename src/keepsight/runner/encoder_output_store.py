@@ -4,6 +4,8 @@ Every entry has its own memory, shared at most with tiers: dropping it frees exa
 together with.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -31,6 +33,10 @@ class EncoderOutputStore:
     def get(self, key: str) -> Tensor:
         assert key in self._entries, f"no embeddings are held under {key}"
         return self._entries[key]
+
+    def get_or_put(self, key: str, compute: Callable[[], Tensor]) -> Tensor:
+        held = self._entries.get(key)
+        return self.put(key, compute()) if held is None else held
 
     def drop(self, key: str) -> None:
         self._entries.pop(key, None)

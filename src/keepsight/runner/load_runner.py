@@ -6,7 +6,6 @@ The model comes first: the engine's configuration follows from its shape.
 import logging
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
