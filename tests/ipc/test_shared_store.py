@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from keepsight.ipc import shared_store
+from keepsight.ipc import ledger
 from keepsight.ipc.record_lock import opened, try_lock
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.shared_store import SharedStore
@@ -268,7 +268,7 @@ def test_whoever_is_killed_in_put_leaves_a_true_ledger_and_no_half_file(folder: 
 def test_a_stopped_process_keeps_others_from_putting_only_for_their_patience(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(shared_store, "_PATIENCE_SECONDS", 0.02)
+    monkeypatch.setattr(ledger, "_PATIENCE_SECONDS", 0.02)
     with stopped_process(WRITER, folder, "store", "_write") as writer:
         writer.send_signal(signal.SIGSTOP)
         store = SharedStore(folder, MAX_BYTES)
@@ -510,7 +510,7 @@ class StoresAgainstAList(RuleBasedStateMachine):
     @rule(who=WHO, is_counted=st.booleans())
     def one_dies_in_the_middle(self, who: int, is_counted: bool) -> None:
         """And had written a wrong number, or not yet the right one."""
-        self.stores[who]._write_ledger(self.stores[who].num_bytes + PAGE * is_counted, is_changing=True)
+        self.stores[who]._ledger.num_bytes += PAGE * is_counted
         self.stores[who].close()
         self.stores[who] = self.open()
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from keepsight.errors import TierError
+from keepsight.ipc import ledger
 from keepsight.ipc.record_lock import opened, try_lock
-from keepsight.tiers import ledger
 from keepsight.tiers.disk_tier import DiskTier
 from tests.ipc.killed import kill, stopped_process
 from tests.tiers.arrays import array_of, assert_equal, key_of
@@ -263,7 +263,7 @@ def test_who_holds_the_ledger_for_long_stops_nobody(tier: DiskTier, monkeypatch:
     monkeypatch.setattr(ledger, "_PATIENCE_SECONDS", 0.0)
     with opened(tier._directory / "ledger", os.O_RDWR) as descriptor, try_lock(descriptor, 0) as is_held:
         assert is_held
-        with pytest.raises(TierError):
+        with pytest.raises(TimeoutError):
             tier.put(key_of(2), array_of(2))
         assert_equal(tier.get(key_of(1)), array_of(1))
     put(tier, 2)

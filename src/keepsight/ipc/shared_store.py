@@ -3,7 +3,7 @@
 Knows neither who makes them nor who asks.  A file has its name only once it is whole, is never changed, and is read
 where it lies: whoever looks at it keeps it, though it was evicted.  The ledger tells the number of bytes of all files;
 whoever adds or removes one does so under its lock.  Invariant: these bytes, as the file system counts them, never
-exceed `max_bytes`; if a process was killed before it had written what it did, the next one counts anew.
+exceed `max_bytes`.
 """
 
 import logging
@@ -12,19 +12,19 @@ import mmap
 import os
 import re
 import struct
-import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from heapq import nlargest
 from pathlib import Path
 
 import numpy as np
 
+from keepsight.ipc.ledger import Ledger
 from keepsight.ipc.marked_files import MarkedFiles
-from keepsight.ipc.record_lock import lock, opened, try_lock
+from keepsight.ipc.record_lock import lock, opened
 from keepsight.ipc.unnamed_file import give_name, open_unnamed
 from keepsight.lru_cache import PINNABLE_PART, CacheSize
 from keepsight.pixels import HeldPixels
@@ -35,11 +35,7 @@ logger = logging.getLogger(__name__)
 _MEDIA_HASH = re.compile(r"[0-9a-f]{32,128}")
 _HEADER = struct.Struct("<8s3I44x")  # magic, shape; the pixels begin aligned
 _MAGIC = b"KSPIXEL1"
-# Bytes of all files, and whether somebody is changing that.
-_LEDGER = struct.Struct("<QB")
 _PAGE = mmap.PAGESIZE
-# The ledger is locked for a millisecond: whoever holds it longer was stopped.
-_PATIENCE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +54,8 @@ class SharedStore:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._claims, self._pins = directory / "claims", directory / "pins"
         self._first = MarkedFiles(directory / "first")
-        # Over the ledger's descriptor: threads of one process would share its lock.
-        self._lock = threading.Lock()
-        self._ledger = os.open(directory / "ledger", os.O_RDWR | os.O_CREAT, 0o600)
-        # Or it could not be written when memory has run out.
-        os.posix_fallocate(self._ledger, 0, _LEDGER.size)
+        self._ledger = Ledger(directory / "ledger")
+        self._ledger.open()
         # As of the last count; whatever is not here, or has been used since, is younger than all of these.
         self._oldest: deque[_File] = deque()
         self._warned: set[str] = set()
@@ -112,7 +105,7 @@ class SharedStore:
 
     @property
     def num_bytes(self) -> int:
-        return self._read_ledger()[0]
+        return self._ledger.num_bytes
 
     def size(self) -> CacheSize:
         """Evictions are those of this process."""
@@ -180,7 +173,7 @@ class SharedStore:
                 return
             for file in self._count():
                 self._remove(file.path)
-            self._write_ledger(0, is_changing=True)
+            self._ledger.num_bytes = 0
 
     @contextmanager
     def making(self, media_hashes: Collection[str]) -> Iterator[None]:
@@ -194,10 +187,7 @@ class SharedStore:
             yield
 
     def close(self) -> None:
-        with self._lock:
-            if self._ledger >= 0:
-                os.close(self._ledger)
-                self._ledger = -1
+        self._ledger.close()
 
     def check_invariants(self) -> None:
         with self._changing() as is_held:
@@ -209,23 +199,17 @@ class SharedStore:
 
     @contextmanager
     def _changing(self) -> Iterator[bool]:
-        """Holds the ledger, unless somebody was stopped who does; what a dead one left undone is made good."""
-        with self._lock, self._try_lock_ledger() as is_held:
-            if not is_held:
-                yield False
-                return
-            num_bytes, was_changing = self._read_ledger()
-            if was_changing:
-                num_bytes = sum(file.num_bytes for file in self._count())
-            self._write_ledger(num_bytes, is_changing=True)
+        """False where the ledger is closed, or somebody was stopped who holds it."""
+        with ExitStack() as held:
             try:
+                held.enter_context(self._ledger.changing(self._count_anew))
+            except OSError:
+                yield False
+            else:
                 yield True
-            finally:
-                self._write_ledger(self.num_bytes, is_changing=False)
 
-    def _try_lock_ledger(self) -> AbstractContextManager[bool]:
-        is_closed = self._ledger < 0
-        return nullcontext(False) if is_closed else try_lock(self._ledger, 0, patience=_PATIENCE_SECONDS)
+    def _count_anew(self) -> None:
+        self._ledger.num_bytes = sum(file.num_bytes for file in self._count())
 
     def _add(self, media_hash: str, pixels: Pixels, num_bytes: int) -> bool:
         while self.num_bytes + num_bytes > self._max_bytes:
@@ -238,7 +222,7 @@ class SharedStore:
             give_name(descriptor, self._directory / media_hash)
             # Who marked it while the one before was going.
             self._first.remove(media_hash)
-            self._write_ledger(self.num_bytes + os.fstat(descriptor).st_blocks * 512, is_changing=True)
+            self._ledger.num_bytes += os.fstat(descriptor).st_blocks * 512
         except FileExistsError:
             self.touch(media_hash)
         finally:
@@ -255,7 +239,7 @@ class SharedStore:
             files, pinned = self._count(), self._count_pinned()
             unpinned = (file for file in files if file.path.name not in pinned)
             self._oldest = deque(sorted(unpinned, key=lambda file: file.last_use))
-            self._write_ledger(sum(file.num_bytes for file in files), is_changing=True)
+            self._ledger.num_bytes = sum(file.num_bytes for file in files)
             if not self._oldest:
                 return False
         file = self._oldest.popleft()
@@ -311,7 +295,7 @@ class SharedStore:
         with suppress(FileNotFoundError):
             num_bytes = path.stat().st_blocks * 512
             path.unlink()
-            self._write_ledger(max(0, self.num_bytes - num_bytes), is_changing=True)
+            self._ledger.num_bytes -= num_bytes
         (self._pins / path.name).unlink(missing_ok=True)
         self._first.remove(path.name)
 
@@ -324,13 +308,6 @@ class SharedStore:
                     found = entry.stat()
                     files.append(_File(Path(entry.path), found.st_mtime_ns, found.st_blocks * 512))
         return files
-
-    def _read_ledger(self) -> tuple[int, bool]:
-        num_bytes, is_changing = _LEDGER.unpack(os.pread(self._ledger, _LEDGER.size, 0))
-        return num_bytes, bool(is_changing)
-
-    def _write_ledger(self, num_bytes: int, *, is_changing: bool) -> None:
-        os.pwrite(self._ledger, _LEDGER.pack(num_bytes, is_changing), 0)
 
     def _warn_once(self, message: str, *arguments: object) -> None:
         if message not in self._warned:

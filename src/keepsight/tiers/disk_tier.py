@@ -19,10 +19,10 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from keepsight.errors import TierError
+from keepsight.ipc.ledger import Ledger
 from keepsight.ipc.record_lock import opened
 from keepsight.tiers.entry_format import HEADER_BYTES, DamagedEntryError, pack_header, read_entry, read_seconds
 from keepsight.tiers.entry_key import is_entry_key
-from keepsight.tiers.ledger import Ledger
 from keepsight.tiers.pins import PinFolder, Sparing
 from keepsight.tiers.policies import POLICIES
 from keepsight.tiers.tier import OnDrop, StoredArray, TierStats, ignore_drop

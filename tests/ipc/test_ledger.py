@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from keepsight.errors import TierError
-from keepsight.tiers.ledger import Ledger
+from keepsight.ipc.ledger import Ledger
 
 
 def opened(folder: Path) -> Ledger:
@@ -54,7 +53,7 @@ def test_a_change_that_fails_keeps_what_it_had_noted(tmp_path: Path) -> None:
 def test_one_that_is_closed_is_an_error_until_it_is_opened(tmp_path: Path) -> None:
     ledger = opened(tmp_path)
     ledger.close()
-    with pytest.raises(TierError), ledger.changing(lambda: count(ledger, 5)):
+    with pytest.raises(OSError, match="closed"), ledger.changing(lambda: count(ledger, 5)):
         pytest.fail("nothing may be changed")
     ledger.open()
     with ledger.changing(lambda: count(ledger, 5)):

@@ -4,6 +4,7 @@ Knows none of these files.  Invariant: the lock dies with its holder, and who co
 changed something counts anew before anything else.
 """
 
+import errno
 import os
 import struct
 import threading
@@ -11,10 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from keepsight.errors import TierError
 from keepsight.ipc.record_lock import try_lock
 
-# Bytes of all files, and whether somebody is changing that.
+# Bytes of all files, and whether that is settled: not while somebody changes it, nor in a file of zeros.
 _CONTENT = struct.Struct("<QB")
 # It is locked for milliseconds: whoever holds it longer was stopped.
 _PATIENCE_SECONDS = 2.0
@@ -39,6 +39,8 @@ class Ledger:
         with self._lock:
             self._close()
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            # Or it could not be written when there is no room left.
+            os.posix_fallocate(self._descriptor, 0, _CONTENT.size)
 
     def close(self) -> None:
         with self._lock:
@@ -46,22 +48,22 @@ class Ledger:
 
     @contextmanager
     def changing(self, count_anew: Callable[[], object]) -> Iterator[None]:
-        """`count_anew` sets `num_bytes`, if a dead one left something undone."""
+        """`count_anew` sets `num_bytes`, if a dead one left something undone.  Raises OSError if it cannot be had."""
         with self._lock:
             if not self.is_open:
-                raise TierError(f"{self._path} is closed")
+                raise OSError(errno.EBADF, f"{self._path} is closed")
             with try_lock(self._descriptor, 0, patience=_PATIENCE_SECONDS) as is_held:
                 if not is_held:
-                    raise TierError(f"another process holds {self._path}")
-                num_bytes, was_changing = self._read()
-                self._write(num_bytes, is_changing=True)
-                if was_changing:
+                    raise TimeoutError(errno.ETIMEDOUT, f"another process holds {self._path}")
+                num_bytes, was_settled = self._read()
+                self._write(num_bytes, is_settled=False)
+                if not was_settled:
                     count_anew()
                 try:
                     yield
                 finally:
                     self.known_bytes = self.num_bytes
-                    self._write(self.known_bytes, is_changing=False)
+                    self._write(self.known_bytes, is_settled=True)
 
     @property
     def num_bytes(self) -> int:
@@ -69,17 +71,14 @@ class Ledger:
 
     @num_bytes.setter
     def num_bytes(self, num_bytes: int) -> None:
-        self._write(max(0, num_bytes), is_changing=True)
+        self._write(max(0, num_bytes), is_settled=False)
 
     def _read(self) -> tuple[int, bool]:
-        content = os.pread(self._descriptor, _CONTENT.size, 0)
-        if len(content) < _CONTENT.size:
-            return 0, True
-        num_bytes, is_changing = _CONTENT.unpack(content)
-        return num_bytes, bool(is_changing)
+        num_bytes, is_settled = _CONTENT.unpack(os.pread(self._descriptor, _CONTENT.size, 0))
+        return num_bytes, bool(is_settled)
 
-    def _write(self, num_bytes: int, *, is_changing: bool) -> None:
-        os.pwrite(self._descriptor, _CONTENT.pack(num_bytes, is_changing), 0)
+    def _write(self, num_bytes: int, *, is_settled: bool) -> None:
+        os.pwrite(self._descriptor, _CONTENT.pack(num_bytes, is_settled), 0)
 
     def _close(self) -> None:
         if self.is_open:
