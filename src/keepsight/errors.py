@@ -309,3 +309,11 @@ class TensorMismatchError(CheckpointError):
         self.missing = tuple(missing)
         self.surplus = tuple(surplus)
         self.misshapen = tuple(misshapen)
+
+
+class UntiedTensorsError(CheckpointError):
+    """Two tensors that the configuration takes for one are different."""
+
+    def __init__(self, path: Path | str, copy: str, original: str) -> None:
+        message = f"{copy} differs from {original}, though config.json says or implies tie_word_embeddings: true"
+        super().__init__(path, f"{message}; with false, as its outermost value, both are used")

@@ -15,6 +15,7 @@ from keepsight.errors import (
     CheckpointError,
     TensorMismatchError,
     UnreadableTensorsError,
+    UntiedTensorsError,
 )
 from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.layers import Placement
@@ -92,6 +93,29 @@ def test_a_tied_head_stored_all_the_same_is_accepted(rewrite: Callable[..., Path
         return {**tensors, "language_model.lm_head.weight": embeddings.clone()}
 
     state_of(rewrite(change))
+
+
+def test_a_copy_of_the_embeddings_may_be_of_another_precision(rewrite: Callable[..., Path]) -> None:
+    def change(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        embeddings = tensors["language_model.model.embed_tokens.weight"]
+        return {**tensors, "lm_head.weight": embeddings.to(torch.bfloat16)}
+
+    state_of(rewrite(change))
+
+
+def test_a_head_of_its_own_in_a_tied_checkpoint_is_refused_where_transformers_would_use_it(
+    rewrite: Callable[..., Path],
+) -> None:
+    def change(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        embeddings = tensors["language_model.model.embed_tokens.weight"]
+        return {**tensors, "lm_head.weight": embeddings + 0.1}
+
+    directory = rewrite(change)
+    with pytest.raises(UntiedTensorsError, match=r"lm_head\.weight differs .*tie_word_embeddings"):
+        state_of(directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    assert "head.weight" in state_of(directory)
 
 
 def test_missing_surplus_and_misshapen_tensors_are_all_listed(rewrite: Callable[..., Path]) -> None:

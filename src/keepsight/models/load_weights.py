@@ -3,20 +3,29 @@
 Names and shapes are compared before anything is read, so that a wrong checkpoint fails at once with the whole list.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from keepsight.errors import CheckpointConfigError, CheckpointError, TensorMismatchError, UnreadableTensorsError
+from keepsight.errors import (
+    CheckpointConfigError,
+    CheckpointError,
+    TensorMismatchError,
+    UnreadableTensorsError,
+    UntiedTensorsError,
+)
 from keepsight.json_fields import JsonFields
 from keepsight.models.layers import WeightSlot
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+NO_COPIES: Mapping[str, str] = MappingProxyType({})
 
 
 def load_weights(
@@ -24,10 +33,15 @@ def load_weights(
     slots: Iterable[WeightSlot],
     canonical_name: Callable[[str], str],
     is_never_read: Callable[[str], bool],
+    copies: Mapping[str, str] = NO_COPIES,
 ) -> None:
+    """`copies`: what stands for another tensor, whose name is the value; refused where it is not the same."""
     wanted = {slot.name: slot for slot in slots}
     found = _find_tensors(directory, canonical_name)
     _account(directory, wanted, {name: tensor for name, tensor in found.items() if not is_never_read(name)})
+    for copy, original in copies.items():
+        if copy in found and not _are_equal(found[copy].read(), found[original].read()):
+            raise UntiedTensorsError(directory, found[copy].name, found[original].name)
     for name, tensor in found.items():
         if slot := wanted.get(name):
             slot.fill(tensor.read())
@@ -80,6 +94,11 @@ def _open(path: Path) -> Any:
         raise CheckpointError(path, "no such file") from None
     except (SafetensorError, OSError) as error:
         raise UnreadableTensorsError(path, f"truncated, or not a safetensors file: {error}") from error
+
+
+def _are_equal(copy: Tensor, original: Tensor) -> bool:
+    """A copy may be kept in another precision."""
+    return torch.equal(copy, original.to(copy.dtype)) or torch.equal(copy.to(original.dtype), original)
 
 
 def _account(directory: Path, wanted: dict[str, WeightSlot], found: dict[str, _StoredTensor]) -> None:

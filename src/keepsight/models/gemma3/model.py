@@ -15,7 +15,7 @@ from keepsight.models.attention import Attention, AttentionBatch, LayerCache
 from keepsight.models.gemma3.config import Gemma3Config
 from keepsight.models.gemma3.decoder import Decoder
 from keepsight.models.gemma3.vision_tower import Projector, VisionTower
-from keepsight.models.gemma3.weight_names import canonical_name, is_never_read
+from keepsight.models.gemma3.weight_names import canonical_name, copies_of, is_never_read
 from keepsight.models.layers import Linear, Placement, WeightSlot, linear, run_to_end, under
 from keepsight.models.load_weights import load_weights
 from keepsight.models.model import LayerWatcher, ModelShape
@@ -40,7 +40,9 @@ class Gemma3(nn.Module):
     def from_checkpoint(cls, directory: Path, place: Placement) -> Self:
         config = Gemma3Config.from_checkpoint(directory)
         model = cls(config, place)
-        load_weights(directory, model.slots(), canonical_name, lambda name: is_never_read(name, config))
+        load_weights(
+            directory, model.slots(), canonical_name, lambda name: is_never_read(name, config), copies_of(config)
+        )
         model.pack()
         return model
 

@@ -5,6 +5,7 @@ Published files: `language_model.model.*`, `vision_tower.vision_model.*`.  Saved
 """
 
 import re
+from collections.abc import Mapping
 
 from keepsight.models.gemma3.config import Gemma3Config
 
@@ -33,3 +34,8 @@ def is_never_read(name: str, config: Gemma3Config) -> bool:
         return config.text.tie_word_embeddings  # a copy of the embeddings
     is_pooling_head = name.startswith("tower.head.")
     return is_pooling_head and config.vision is not None and config.vision.has_unused_head
+
+
+def copies_of(config: Gemma3Config) -> Mapping[str, str]:
+    """Tensors that may stand in a checkpoint beside the one that is read in their place, whose name is the value."""
+    return {"lm_head.weight": "decoder.embed_tokens.weight"} if config.text.tie_word_embeddings else {}
