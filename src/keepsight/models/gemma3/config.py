@@ -189,14 +189,16 @@ def _read_layer_types(fields: JsonFields, num_layers: int) -> tuple[str, ...]:
 
 
 def _read_rotary(fields: JsonFields, layer_type: str, old_theta_name: str, default_theta: float) -> RotaryConfig:
-    old_theta = fields.number(old_theta_name, default_theta)
-    parameters = fields.section("rope_parameters").section(layer_type)
-    theta = parameters.number("rope_theta", old_theta)
-    # The old layout scales the global layers only.
-    scaling = fields.section("rope_scaling") if layer_type == "full_attention" else parameters
-    if "rope_type" in parameters or "type" in parameters:
-        scaling = parameters
+    new = fields.section("rope_parameters").section(layer_type)
+    # The old layout scales the global layers only. Where there are both, it goes first, as in the reference.
+    old = fields.section("rope_scaling") if layer_type == "full_attention" else JsonFields(fields.path, {})
+    theta = old.number("rope_theta", new.number("rope_theta", fields.number(old_theta_name, default_theta)))
+    scaling = old if _names_type(old) else new
     kind_name = "rope_type" if "rope_type" in scaling else "type"
     if scaling.choice(kind_name, ("default", "linear"), "default") == "default":
         return RotaryConfig(theta)
-    return RotaryConfig(theta, scaling.number("factor"))
+    return RotaryConfig(theta, (old if "factor" in old else scaling).number("factor"))
+
+
+def _names_type(scaling: JsonFields) -> bool:
+    return "rope_type" in scaling or "type" in scaling

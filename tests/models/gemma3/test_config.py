@@ -1,0 +1,41 @@
+"""What a configuration says of rotary positions is read as transformers reads it."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import Gemma3TextConfig
+
+from keepsight.models.gemma3.config import Gemma3Config
+
+LINEAR = {"rope_type": "linear", "factor": 8.0}
+NEW = {
+    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 9000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 90.0},
+}
+SAID: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "old": {"rope_scaling": LINEAR, "rope_theta": 5e4, "rope_local_base_freq": 500.0},
+    "old, with the base among the scaling": {"rope_scaling": {**LINEAR, "rope_theta": 777.0}, "rope_theta": 5e4},
+    "new": {"rope_parameters": NEW},
+    "new, with old bases": {"rope_parameters": {"full_attention": LINEAR}, "rope_local_base_freq": 500.0},
+    "both": {"rope_parameters": NEW, "rope_scaling": LINEAR},
+    "both, of which the old undoes the new": {"rope_parameters": NEW, "rope_scaling": {"rope_type": "default"}},
+    "both, of which the old says only a factor": {"rope_parameters": NEW, "rope_scaling": {"factor": 2.0}},
+}
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_rotary_positions_are_scaled_as_by_transformers(said: str, tmp_path: Path) -> None:
+    values: dict[str, Any] = {"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 2, **SAID[said]}
+    values["layer_types"] = ["sliding_attention", "full_attention"]
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    layers = Gemma3Config.from_checkpoint(tmp_path).text.layers
+    reference: dict[str, Any] = Gemma3TextConfig(**copy.deepcopy(values)).rope_parameters or {}
+    for layer, name in zip(layers, ("sliding_attention", "full_attention"), strict=True):
+        expected = reference[name]
+        is_scaled = expected["rope_type"] == "linear"
+        assert layer.rotary.theta == expected["rope_theta"]
+        assert layer.rotary.scaling_factor == (expected["factor"] if is_scaled else 1.0)
