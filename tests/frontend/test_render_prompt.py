@@ -130,6 +130,36 @@ def test_a_developer_is_a_system_to_templates_that_know_none() -> None:
     assert render("{# developer #}{{ messages[0].role }}", messages) == "developer"
 
 
+TEXTS_ONLY = [
+    "{% for m in messages %}[{{ m.role }}]{{ m['content'] | trim }}{% endfor %}",
+    "{% for m in messages %}{{ '[' + m['role'] + ']' + m['content'] }}{% endfor %}",
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}",
+]
+PARTS_ONLY = (
+    "{% for m in messages %}[{{ m.role }}]{% for part in m.content %}"
+    "{% if part.type == 'image' %}<picture>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("source", TEXTS_ONLY)
+def test_a_template_that_writes_texts_is_given_the_text_of_parts(source: str) -> None:
+    messages = [user(text_part("Hi"), text_part("you")), {"role": "assistant", "content": "Hello"}]
+    assert render(source, messages) == "[user]Hi\nyou[assistant]Hello"
+    with pytest.raises(UnsupportedFieldError, match=r"messages\[1\]\.content: .* no place for pictures"):
+        render(source, [*messages[1:], user(PICTURE, text_part("Hi"))])
+
+
+def test_a_template_that_writes_parts_is_given_a_text_as_one() -> None:
+    messages = [user(PICTURE, text_part("Hi")), {"role": "assistant", "content": "Hello"}]
+    assert render(PARTS_ONLY, messages) == "[user]<picture>Hi[assistant]Hello"
+
+
+def test_a_template_that_shows_neither_form_is_given_what_the_caller_wrote() -> None:
+    source = "{{ raise_exception('begin with a system message') if messages[0].role != 'system' }}{{ messages[1] }}"
+    system = {"role": "system", "content": "Be brief."}
+    assert "'content': [{'type': 'text'" in render(source, [system, user(text_part("Hi"))])
+
+
 def test_empty_fields_of_an_earlier_answer_are_accepted_and_a_name_reaches_the_template() -> None:
     answer: dict[str, Any] = {
         "role": "assistant",

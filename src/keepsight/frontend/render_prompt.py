@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import jinja2
 import jinja2.exceptions
@@ -25,6 +25,11 @@ from keepsight.frontend.read_messages import PicturePart, TemplateMessage, read_
 from keepsight.json_fields import read_json_object, read_optional_json_object
 
 MAX_RENDERED_CHARACTERS = 64 * 2**20
+MAX_PROBED_CHARACTERS = 2**16
+# OpenAI's two of a message's content.
+ContentForm = Literal["text", "parts"]
+CONTENT_FORMS: tuple[ContentForm, ...] = ("text", "parts")
+_PROBE = "What does this template show?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,7 @@ class ChatTemplate:
         self._template = None if source is None else _compile(source, path)
         # Of what there is about tools: the names that the template knows.
         self._tool_words = set() if source is None else _find_tool_words(_parse(source))
+        self._content_form = self._find_content_form()
 
     @classmethod
     def from_checkpoint(cls, directory: Path | str, special_tokens: Mapping[str, str]) -> "ChatTemplate":
@@ -59,7 +65,8 @@ class ChatTemplate:
     ) -> RenderedPrompt:
         conversation = read_messages(messages)
         self._check_shows_tools(conversation.messages, tools)
-        text = self._render_text(conversation.messages, tools, add_generation_prompt, max_characters)
+        written = _write_contents(conversation.messages, self._content_form)
+        text = self._render_text(written, tools, add_generation_prompt, max_characters)
         return RenderedPrompt(text, conversation.pictures)
 
     def _render_text(
@@ -98,11 +105,45 @@ class ChatTemplate:
                 field = f"messages[{index}].role"
                 raise UnsupportedFieldError(field, "this model's chat template has no place for answers of tools")
 
+    def _find_content_form(self) -> ContentForm | None:
+        """Tried out: many templates know only one, and would write the other as Python does, or leave it out."""
+        shown = [form for form in CONTENT_FORMS if self._template is not None and self._shows(form)]
+        return shown[0] if len(shown) == 1 else None
+
+    def _shows(self, form: ContentForm) -> bool:
+        messages = _write_contents([{"role": "user", "content": _PROBE}], form)
+        try:
+            text = self._render_text(messages, (), True, MAX_PROBED_CHARACTERS)
+        except ChatTemplateError:
+            return False
+        return _PROBE in text and not any(quoted in text for quoted in (f"'{_PROBE}'", f'"{_PROBE}"'))
+
     def _name_roles(self, messages: list[TemplateMessage]) -> list[TemplateMessage]:
         """`developer` is what newer clients call `system`; few templates have heard of it."""
         if self.source is None or "developer" in self.source:
             return messages
         return [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
+
+
+def _write_contents(messages: list[TemplateMessage], form: ContentForm | None) -> list[TemplateMessage]:
+    """In the one form that a template shows; None: as the caller wrote them."""
+    if form is None:
+        return messages
+    write = _as_text if form == "text" else _as_parts
+    return [{**each, "content": write(each["content"], f"messages[{at}]")} for at, each in enumerate(messages)]
+
+
+def _as_text(content: str | list[Mapping[str, Any]], field: str) -> str:
+    """Parts in lines of their own, as in vLLM."""
+    if isinstance(content, str):
+        return content
+    if any(part["type"] != "text" for part in content):
+        raise UnsupportedFieldError(f"{field}.content", "this model's chat template has no place for pictures")
+    return "\n".join(part["text"] for part in content)
+
+
+def _as_parts(content: str | list[Mapping[str, Any]], _field: str) -> list[Mapping[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _find_source(directory: Path) -> tuple[str | None, Path]:
