@@ -115,6 +115,19 @@ def test_only_allowed_tokens_are_said(llm: LLM) -> None:
         llm.generate("Hello", SamplingParams(allowed_token_ids=[3, 100_000]))
 
 
+def test_a_bias_of_what_is_no_token_is_refused_as_by_vllm(llm: LLM) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"logit_bias\[100000\]: 100000 is no token") as caught:
+        llm.generate("Hello", SamplingParams(logit_bias={3: 1.0, "100000": -100}))  # type: ignore[dict-item]
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "extreme", [{"temperature": 1e300}, {"repetition_penalty": 1e-300}, {"repetition_penalty": 1e300}]
+)
+def test_no_extreme_of_a_number_breaks_a_form(extreme: dict[str, float], llm: LLM) -> None:
+    assert all(re.fullmatch("[ab]{3}", text) for text in texts(llm, 5, regex="[ab]{3}", **extreme))
+
+
 def test_the_checkpoints_sampling_is_taken_where_none_is_given(tmp_path: Path) -> None:
     for path in checkpoint_path().iterdir():
         (tmp_path / path.name).symlink_to(path)

@@ -19,6 +19,9 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_BAD_WORDS = 1024
 MIN_TEMPERATURE = 0.01  # as vLLM: colder than this, logits / temperature overflows; 0 itself means greedy
+# Beyond these float32 overflows, and what is not a number would be drawn in spite of every ban; nothing else differs.
+MAX_TEMPERATURE = 1e30
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-30, 1e30
 MAX_COUNT = 2**31 - 1
 
 # Names that vLLM's users know and that nothing here implements.
@@ -147,6 +150,9 @@ class SamplingParams:
     def _settle_special_values(self) -> None:
         if 0 < self.temperature < MIN_TEMPERATURE:
             self._set("temperature", MIN_TEMPERATURE)
+        self._set("temperature", min(self.temperature, MAX_TEMPERATURE))
+        penalty = min(max(self.repetition_penalty, MIN_REPETITION_PENALTY), MAX_REPETITION_PENALTY)
+        self._set("repetition_penalty", penalty)
         if self.top_k == -1:
             self._set("top_k", 0)
         if self.seed == -1:  # as vLLM: "no seed"

@@ -373,11 +373,12 @@ class RequestPreparer:
             token = self.tokenizer.token(largest)
             raise ReservedTokenError(field, f"the text holds {token}, which is no token of this model")
 
-    def _check_allowed_tokens(self, params: SamplingParams) -> None:
-        for index, token_id in enumerate(params.allowed_token_ids or ()):
+    def _check_named_tokens(self, params: SamplingParams) -> None:
+        allowed = {f"allowed_token_ids[{index}]": each for index, each in enumerate(params.allowed_token_ids or ())}
+        biased = {f"logit_bias[{token_id}]": token_id for token_id in params.logit_bias or ()}
+        for place, token_id in (allowed | biased).items():
             if token_id >= self._vocab_size:
-                known = f"this model's {self._vocab_size}"
-                raise InvalidArgumentError(f"allowed_token_ids[{index}]", f"{token_id} is no token of {known}")
+                raise InvalidArgumentError(place, f"{token_id} is no token of this model's {self._vocab_size}")
 
     def _finish(
         self,
@@ -388,7 +389,7 @@ class RequestPreparer:
     ) -> EngineRequest:
         items = [(*item, named.picture.modality) for named in pictures for item in named.items()]
         makeable = _makeable_of(pictures)
-        self._check_allowed_tokens(terms.sampling_params)
+        self._check_named_tokens(terms.sampling_params)
         return EngineRequest(
             request_id=f"{self.request_prefix}{next(self._request_numbers)}",
             token_ids=prompt.token_ids,
