@@ -116,6 +116,12 @@ def test_bad_words_are_banned_as_they_are_written_first_and_behind_a_space(prepa
     assert set(request.banned_runs) == {preparer.tokenizer.encode(each) for each in spelled}
 
 
+def test_a_banned_line_end_does_not_ban_the_space(preparer: RequestPreparer) -> None:
+    params = SamplingParams(bad_words=["\n", " \n\n", "\tred"])
+    request = preparer.prepare_text("a", (), params).engine_request
+    assert set(request.banned_runs) == {preparer.tokenizer.encode(each) for each in ("\n", " \n\n", "\tred")}
+
+
 def test_a_prompt_that_is_too_long_is_refused_before_any_content_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     preparer = RequestPreparer.from_config(Config(max_model_len=50))
     hashed: list[PictureSource] = []

@@ -403,9 +403,14 @@ class RequestPreparer:
         )
 
     def _spell_banned(self, params: SamplingParams) -> Iterator[tuple[int, ...]]:
-        """A word at the beginning of a text is written by other tokens than behind a space."""
+        """A word at the beginning of a text is written by other tokens than behind a space.
+
+        What begins with other white space has no second form: the space itself is not banned for its sake.
+        """
         for word in params.bad_words:
-            yield from {self.tokenizer.encode(each) for each in (word, f" {word.lstrip()}")}
+            bare = word.lstrip(" ")
+            behind_space = word if bare[:1].isspace() else f" {bare}"
+            yield from {self.tokenizer.encode(each) for each in (word, behind_space)}
 
 
 def _makeable_of(pictures: Iterable[NamedPicture]) -> dict[str, None]:
