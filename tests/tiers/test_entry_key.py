@@ -92,6 +92,10 @@ def test_without_a_place_to_remember_it_is_the_same(model: Path) -> None:
     assert model_content_digest(model, model.parent / "file" / "digests.json") == digest(model)
 
 
+def test_a_user_without_a_home_has_it_made_anew(model: Path, without_home: None) -> None:
+    assert model_content_digest(model) == digest(model)
+
+
 def test_a_folder_without_weights_has_none(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         digest(tmp_path)

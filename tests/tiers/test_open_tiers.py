@@ -33,6 +33,13 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         parse_disk_place(text)
 
 
+@pytest.mark.parametrize("text", ["", ":1G", "~/x", "~nobody.of.this.name/x"])
+def test_without_a_home_a_folder_has_to_be_named(text: str, without_home: None) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"encoder-disk-cache: .* name one by its whole path"):
+        parse_disk_place(text)
+    assert parse_disk_place("/x:1G") == DiskPlace(Path("/x"), 2**30)
+
+
 def test_each_tier_is_optional(tmp_path: Path) -> None:
     assert open_tiers() is None
     for host_bytes, disk, remote in [

@@ -37,10 +37,10 @@ def model_content_digest(directory: Path, remembered: Path | None = None) -> str
     paths = sorted(path for path in directory.iterdir() if path.suffix == ".safetensors" or path.name in _CONFIGURATION)
     if not any(path.suffix == ".safetensors" for path in paths):
         raise CheckpointError(directory, "no safetensors files")
-    known = _recall(remembered)
+    known = {} if remembered is None else _recall(remembered)
     found = {_identity(path): (path, known.get(_identity(path))) for path in paths}
     digests = {identity: digest or _digest_file(path) for identity, (path, digest) in found.items()}
-    if any(digest is None for _, digest in found.values()):
+    if remembered is not None and any(digest is None for _, digest in found.values()):
         _remember(remembered, {**known, **digests})
     named = [[path.name, digests[identity]] for identity, (path, _) in found.items()]
     return blake3(json.dumps(named).encode()).hexdigest()
@@ -56,8 +56,12 @@ def _identity(path: Path) -> str:
     return f"{path.resolve()}|{about.st_ino}|{about.st_size}|{about.st_mtime_ns}|{about.st_ctime_ns}"
 
 
-def _default_place() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keepsight" / "model_digests.json"
+def _default_place() -> Path | None:
+    """None for a user without a home, as containers have them."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keepsight" / "model_digests.json"
+    except RuntimeError:
+        return None
 
 
 def _recall(path: Path) -> dict[str, str]:

@@ -43,7 +43,10 @@ def parse_disk_place(text: str, field: str = "--encoder-disk-cache") -> DiskPlac
     path, colon, size = text.rpartition(":")
     if not colon:
         path, size = text, ""
-    directory = Path(path).expanduser().absolute() if path else default_disk_directory()
+    try:
+        directory = Path(path).expanduser().absolute() if path else default_disk_directory()
+    except RuntimeError as error:  # the user has no home
+        raise InvalidArgumentError(field, f"{text!r} is no folder, name one by its whole path: {error}") from error
     return DiskPlace(directory, _parse_size(size, field) if colon else DEFAULT_DISK_BYTES)
 
 
