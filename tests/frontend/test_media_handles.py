@@ -60,6 +60,11 @@ def handles(tmp_path: Path, clock: Clock) -> Iterator[MediaHandles]:
     handles.close()
 
 
+def test_no_folder_for_temporary_files_is_needed(handles: MediaHandles) -> None:
+    in_memory = 2  # as SQLite numbers it
+    assert handles._database.execute("PRAGMA temp_store").fetchone() == (in_memory,)
+
+
 def test_a_handle_tells_what_was_kept_and_gives_its_bytes(handles: MediaHandles) -> None:
     kept = handles.add("a", b"content", SIZE, 60)
     assert kept == handles.get("a", kept.id)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from keepsight.errors import ServerStartError
 from keepsight.ipc import run_directory
 from keepsight.ipc.run_directory import PREFIX, SHARED_MEMORY, RunDirectory, clean_dead
 
@@ -63,6 +64,36 @@ def test_without_shared_memory_it_lies_in_the_temporary_folder(
         assert directory.path.parent == tmp_path
         assert not directory.is_shared_memory
     assert "missing" in caplog.text
+
+
+def test_shared_memory_is_enough_where_nothing_else_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: [str(tmp_path / "missing")])
+    with RunDirectory.create(tmp_path) as directory:
+        assert directory.path.parent == tmp_path
+
+
+def test_without_any_place_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with pytest.raises(ServerStartError, match="nor any folder for temporary files can be used"):
+        RunDirectory.create(tmp_path / "missing")
+
+
+def test_shared_memory_that_is_full_is_left_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    full, temporary = tmp_path / "full", tmp_path / "temporary"
+    full.mkdir()
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    free = run_directory._num_free_bytes
+    monkeypatch.setattr(run_directory, "_num_free_bytes", lambda path: 8192 if path == full else free(path))
+    with RunDirectory.create(full) as directory:
+        assert directory.path.parent == temporary
+    assert not list(full.iterdir())
+    assert "No space left" in caplog.text
 
 
 def test_who_only_opened_it_leaves_it_there(tmp_path: Path) -> None:

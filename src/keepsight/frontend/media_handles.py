@@ -26,6 +26,8 @@ DEFAULT_TTL_SECONDS = 3600.0
 MAX_TTL_SECONDS = 7 * 24 * 3600.0
 # For another frontend that is just writing.
 _PATIENCE_SECONDS = 10.0
+# The file shrinks when handles go, and need not outlive the machine; nor may there be another folder to write to.
+_PRAGMAS = ("page_size = 32768", "auto_vacuum = FULL", "synchronous = OFF", "foreign_keys = ON", "temp_store = MEMORY")
 # Bytes lie apart: what is counted would be written with them each time.
 _SCHEMA = """
 BEGIN IMMEDIATE;
@@ -96,8 +98,7 @@ class MediaHandles:
         self._database = sqlite3.connect(
             folder / "media.sqlite", timeout=_PATIENCE_SECONDS, isolation_level=None, check_same_thread=False
         )
-        # The file shrinks when handles go; and it need not outlive the machine.
-        for pragma in ("page_size = 32768", "auto_vacuum = FULL", "synchronous = OFF", "foreign_keys = ON"):
+        for pragma in _PRAGMAS:
             self._database.execute(f"PRAGMA {pragma}")
         self._database.executescript(_SCHEMA)
 

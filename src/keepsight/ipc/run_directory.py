@@ -5,6 +5,7 @@ on it, which the kernel drops when the last process that inherited it ends.  Inv
 whose lock nobody holds is nobody's; whoever starts next removes it.
 """
 
+import errno
 import fcntl
 import logging
 import os
@@ -16,12 +17,16 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
+from keepsight.errors import ServerStartError
+
 logger = logging.getLogger(__name__)
 
 PREFIX = "keepsight-run-"
 # A name alone would not do: anybody may have a folder of it, but hardly with these rights (the bit of /tmp).
 RIGHTS = 0o700 | stat.S_ISVTX
 SHARED_MEMORY = Path("/dev/shm")
+# What a server cannot be without: the table of handles, and what sockets and folders take.
+MIN_FREE_BYTES = 256 * 1024
 
 
 class RunDirectory:
@@ -33,16 +38,20 @@ class RunDirectory:
 
     @classmethod
     def create(cls, shared_memory: Path = SHARED_MEMORY) -> Self:
-        clean_dead((shared_memory, _temporary()))
-        try:
-            return cls._create_in(shared_memory)
-        except OSError as error:
-            logger.warning("%s cannot be used (%s): the run directory lies in %s", shared_memory, error, _temporary())
-            return cls._create_in(_temporary())
+        """Raises ServerStartError if there is no place for it."""
+        places = (shared_memory, *_temporary())
+        clean_dead(places)
+        for place in places:
+            try:
+                return cls._create_in(place)
+            except OSError as error:
+                logger.warning("%s cannot be used for the run directory: %s", place, error)
+        raise ServerStartError(f"neither {shared_memory} nor any folder for temporary files can be used")
 
     @classmethod
     def _create_in(cls, parent: Path) -> Self:
         """Another's `clean_dead` may come between creating and locking: then the folder is gone, and made anew."""
+        _refuse_if_full(parent)
         while True:
             path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
             try:
@@ -62,8 +71,7 @@ class RunDirectory:
     @property
     def num_free_bytes(self) -> int:
         """That files here may still grow by, all together."""
-        found = os.statvfs(self.path)
-        return found.f_bavail * found.f_frsize
+        return _num_free_bytes(self.path)
 
     def close(self) -> None:
         """Removes it; in a process that does not own it, forked ones too, nothing."""
@@ -98,8 +106,22 @@ def _remove(path: Path, lock: int) -> None:
             path.rmdir()  # a server that was killed before it could mark it
 
 
-def _temporary() -> Path:
-    return Path(tempfile.gettempdir())
+def _temporary() -> tuple[Path, ...]:
+    """The folder for temporary files; none where all is read-only, as in many a container."""
+    try:
+        return (Path(tempfile.gettempdir()),)
+    except OSError:
+        return ()
+
+
+def _refuse_if_full(folder: Path) -> None:
+    if _num_free_bytes(folder) < MIN_FREE_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+
+def _num_free_bytes(path: Path) -> int:
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
 
 
 def _try_lock(path: Path) -> int | None:
