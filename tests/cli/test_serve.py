@@ -1,6 +1,7 @@
 """A real `keepsight serve`, asked by the official client."""
 
 import asyncio
+import socket
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from keepsight.cli import serve
 from tests.drawn import Drawn, ask, by_url, draw, list_question
 from tests.precomputed import by_embeds, embed, embed_tokens, to_npy, to_text
 from tests.real_server import COMMAND
@@ -159,3 +161,11 @@ def test_a_port_that_is_taken_is_told_in_one_line_before_the_model_is_loaded(ser
     assert "Traceback" not in done.stderr
     [line] = done.stderr.splitlines()
     assert line.startswith(f"keepsight serve: --port: cannot listen on 127.0.0.1:{server_port}: Address already in use")
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6")
+def test_all_addresses_are_those_of_ipv4_too() -> None:
+    with serve._listen("::", 0) as listener:
+        port = listener.getsockname()[1]
+        for host in ("127.0.0.1", "::1"):
+            socket.create_connection((host, port), timeout=5).close()

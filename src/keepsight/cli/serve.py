@@ -19,7 +19,7 @@ from keepsight.supervisor import ServerSettings, Supervisor
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", help="a checkpoint's folder (default: the demo checkpoint)")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on, :: for all (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on, 0 for a free one (default: 8000)")
     parser.add_argument(
         "--served-model-name",
@@ -94,7 +94,9 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         raise InvalidArgumentError("--host", f"{host!r} is no address of this machine: {error}") from error
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        # "::" is every address, IPv4's too, as it is to other servers.
+        takes_both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=takes_both)
     except OSError as error:
         at_fault = "--host" if error.errno == errno.EADDRNOTAVAIL else "--port"
         raise InvalidArgumentError(at_fault, f"cannot listen on {host}:{port}: {error.strerror}") from error

@@ -132,7 +132,12 @@ def _host_name(host: str) -> str:
 
 
 def _is_loopback(name: str) -> bool:
+    if name == "localhost":
+        return True
     try:
-        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+        address = ipaddress.ip_address(name)
     except ValueError:
         return False
+    # As a socket for both kinds of addresses tells of IPv4's.
+    inner = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (inner or address).is_loopback
