@@ -1,7 +1,7 @@
 """Plays a process of a server: tells a test all that it hears, and does what the test says.
 
-`python fake_process.py SOCKET`; each line to the test is `[pid, message]`, each from it `"ready"`, `["fail", MESSAGE]`
-or an exit status.
+`python fake_process.py SOCKET`; each line to the test is `[pid, message]`, each from it `"ready"`, `["fail", MESSAGE]`,
+`"fork"` a child that ends at once, or an exit status.
 """
 
 import json
@@ -32,6 +32,9 @@ def play(path: str) -> None:
             match json.loads(line):
                 case "ready":
                     control.tell(Ready())
+                case "fork":
+                    if os.fork() == 0:
+                        os._exit(0)
                 case ["fail", message]:
                     control.tell(Failed(message))
                 case status:

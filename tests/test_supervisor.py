@@ -7,7 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,21 @@ from typing import Any
 import pytest
 
 from keepsight.observe.catalogue import RESTARTED
+from keepsight.observe.process_memory import children_of
 from keepsight.observe.totals import Totals
 
 FAKE = Path(__file__).parent / "fake_process.py"
 PATIENCE = 20  # seconds
 SUPERVISE = """
-import logging, socket, sys
+import ctypes, logging, socket, sys
 from pathlib import Path
 from keepsight.cli.main import main
 from keepsight.errors import ServerStartError
 from keepsight.ipc.control import LOG_FORMAT
 from keepsight.supervisor import ServerSettings, Supervisor
 
+PR_SET_CHILD_SUBREAPER = 36  # as the first process of a container is
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
 path, num_frontends, num_engines, shutdown_seconds, *command = sys.argv[1:]
 settings = ServerSettings(
@@ -71,6 +75,20 @@ class Actor:
         os.kill(self.pid, number)
 
 
+def has_zombies(parent: int) -> bool:
+    return any(
+        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z" for pid in children_of(parent)
+    )
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    for _ in range(PATIENCE * 50):
+        if is_so():
+            return
+        time.sleep(0.02)
+    raise AssertionError(is_so)
+
+
 class Stage:
     def __init__(self, path: Path) -> None:
         self.path, self.log_path = path, path / "log"
@@ -112,6 +130,10 @@ class Stage:
     def send_signal(self, number: signal.Signals) -> None:
         assert self._supervisor is not None
         self._supervisor.send_signal(number)
+
+    def has_zombies(self) -> bool:
+        assert self._supervisor is not None
+        return has_zombies(self._supervisor.pid)
 
     def wait(self) -> int:
         assert self._supervisor is not None
@@ -185,6 +207,15 @@ def test_a_lost_engine_is_replaced_and_the_frontends_are_told(stage: Stage) -> N
     stage.wait_for_log(rf"engine-1 \(pid {engine.pid}\) was killed by SIGKILL; another is started")
     stage.wait_for_log(rf"engine-2 \(pid {successor.pid}\) is ready")
     assert [stage.num_restarted(kind) for kind in ("engine", "frontend")] == [1, 0]
+
+
+def test_what_a_lost_frontend_left_behind_is_reaped(stage: Stage) -> None:
+    _, frontend = stage.start_serving()
+    frontend.do("fork")
+    wait_until(lambda: has_zombies(frontend.pid))
+    frontend.kill()
+    stage.next()
+    wait_until(lambda: not stage.has_zombies())
 
 
 def test_a_lost_frontend_is_replaced_under_another_name_and_the_engine_is_told(stage: Stage) -> None:
@@ -303,7 +334,7 @@ def test_two_that_die_at_once_during_the_first_start_end_it_all_the_same(stage: 
     assert "Traceback" not in stage.log
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)])
 def test_a_signal_lets_frontends_finish_and_then_the_engine(stage: Stage, number: signal.Signals, status: int) -> None:
     engine, frontend = stage.start_serving()
     stage.send_signal(number)
@@ -315,6 +346,17 @@ def test_a_signal_lets_frontends_finish_and_then_the_engine(stage: Stage, number
     engine.do(0)
     assert stage.wait() == status
     assert "ERROR" not in stage.log
+
+
+def test_who_started_it_may_have_it_outlive_a_terminal(stage: Stage) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        _, frontend = stage.start_serving()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    stage.send_signal(signal.SIGHUP)
+    frontend.kill()
+    assert stage.next().start["frontend_id"] == "frontend-2"
 
 
 def test_a_second_signal_gives_the_answers_up_and_a_third_kills(stage: Stage) -> None:

@@ -7,6 +7,7 @@ started and not yet reaped, and when `run` ends there are none.
 
 import enum
 import logging
+import os
 import selectors
 import signal
 import socket
@@ -14,8 +15,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -274,6 +275,7 @@ class Supervisor:
         for number in signals.recv(4096):
             if number == signal.SIGCHLD:
                 self._reap()
+                _reap_orphans({child.process.pid for child in self._children})
             else:
                 self._heed_request_to_end(number)
 
@@ -357,7 +359,9 @@ class Supervisor:
 @contextmanager
 def _signals() -> Iterator[socket.socket]:
     """The numbers of those that concern a supervisor, a byte each, to be waited for together with all else."""
-    numbers = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
+    numbers = [signal.SIGCHLD, signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup has it
+        numbers.append(signal.SIGHUP)
     ours, wakeup = socket.socketpair()
     with ours, wakeup:
         ours.setblocking(False)
@@ -370,6 +374,15 @@ def _signals() -> Iterator[socket.socket]:
             signal.set_wakeup_fd(before)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+
+
+def _reap_orphans(known: Set[int]) -> None:
+    """What ours left behind is ours where this is the first process, as in a container."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            if ended.si_pid in known:  # just now: another signal comes for it
+                return
+            os.waitpid(ended.si_pid, 0)
 
 
 def _name_signal(number: int) -> str:
