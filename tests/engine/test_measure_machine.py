@@ -34,6 +34,29 @@ def test_what_a_container_s_files_take_of_its_memory_is_still_to_be_had(tmp_path
     assert measure_host_memory(tmp_path / "meminfo", tmp_path) == (4000000, 3100000)
 
 
+@pytest.mark.parametrize(
+    ("line", "folder", "limit", "used", "stat"),
+    [
+        ("0::/system.slice/keepsight.service", "system.slice/keepsight.service", "memory.max", "memory.current", ""),
+        ("0::/system.slice/keepsight.service", "system.slice", "memory.max", "memory.current", ""),
+        # The first version, on the machine itself and as a container sees it.
+        ("4:memory:/docker/1", "memory/docker/1", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+        ("4:memory:/docker/1", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    ],
+)
+def test_a_limit_holds_at_whatever_level_and_in_either_version(
+    line: str, folder: str, limit: str, used: str, stat: str, tmp_path: Path
+) -> None:
+    (tmp_path / "meminfo").write_text(MEMINFO)
+    (tmp_path / "own").write_text(f"3:cpu:/elsewhere\n{line}\n")
+    group = tmp_path / "cgroup" / folder
+    group.mkdir(parents=True)
+    (group / limit).write_text("4000000\n")
+    (group / used).write_text("3900000\n")
+    (group / "memory.stat").write_text(f"{stat}active_file 1000000\n{stat}inactive_file 2000000\n")
+    assert measure_host_memory(tmp_path / "meminfo", tmp_path / "cgroup", tmp_path / "own") == (4000000, 3100000)
+
+
 def test_a_system_without_these_files_has_memory_too(tmp_path: Path) -> None:
     total, available = measure_host_memory(tmp_path / "meminfo", tmp_path)
     assert total > available > 2**28

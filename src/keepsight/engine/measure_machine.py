@@ -1,6 +1,7 @@
 """How much memory there is, on the device and beside it: asked of the machine, decided nowhere here."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -8,8 +9,10 @@ import torch
 from keepsight.engine.resolve_config import Machine
 
 MEMINFO = Path("/proc/meminfo")
-# What a container may use, where that is less than the machine has.
-CGROUP = Path("/sys/fs/cgroup")
+# What a container or a service may use, where that is less than the machine has, and which of these this process is in.
+CGROUP, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+# The files of both versions: the limit, what is used, and what stands before the names in `memory.stat`.
+_VERSIONS = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"))
 
 
 def measure_machine(device: torch.device) -> Machine:
@@ -27,22 +30,41 @@ def measure_machine(device: torch.device) -> Machine:
     )
 
 
-def measure_host_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> tuple[int, int]:
+def measure_host_memory(
+    meminfo: Path = MEMINFO, cgroup: Path = CGROUP, own_cgroups: Path = OWN_CGROUPS
+) -> tuple[int, int]:
     """In all, and still to be had."""
     total, available = _measure_whole_host(meminfo)
-    limit, used = _read_number(cgroup / "memory.max"), _read_number(cgroup / "memory.current")
-    if limit is not None and used is not None:
-        kept = used - _measure_file_cache(cgroup / "memory.stat")
-        total, available = min(total, limit), min(available, max(0, limit - kept))
+    for folder in _list_cgroups(cgroup, own_cgroups):
+        for limit_name, used_name, prefix in _VERSIONS:
+            limit, used = _read_number(folder / limit_name), _read_number(folder / used_name)
+            if limit is not None and used is not None:
+                kept = used - _measure_file_cache(folder / "memory.stat", prefix)
+                total, available = min(total, limit), min(available, max(0, limit - kept))
     return total, available
 
 
-def _measure_file_cache(stat: Path) -> int:
+def _list_cgroups(cgroup: Path, own_cgroups: Path) -> Iterator[Path]:
+    """Each that may limit this process, as far as it can be seen: a container sees only its own, as the root."""
+    yield cgroup
+    yield cgroup / "memory"
+    if not own_cgroups.exists():
+        return
+    for line in own_cgroups.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            folder = cgroup / controllers
+            for name in Path(path).parts[1:]:
+                folder /= name
+                yield folder
+
+
+def _measure_file_cache(stat: Path, prefix: str) -> int:
     """What the system would give back: weights that were just read count as used until then."""
     if not stat.exists():
         return 0
     numbers = dict(line.split() for line in stat.read_text().splitlines())
-    return sum(int(numbers.get(name, 0)) for name in ("active_file", "inactive_file"))
+    return sum(int(numbers.get(f"{prefix}{name}", 0)) for name in ("active_file", "inactive_file"))
 
 
 def _measure_whole_host(meminfo: Path) -> tuple[int, int]:
