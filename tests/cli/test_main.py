@@ -1,5 +1,6 @@
 """The command as a whole: what it prints where, and how it exits."""
 
+import json
 import os
 import subprocess
 import sys
@@ -138,3 +139,21 @@ def test_a_bug_of_ours_is_not_dressed_up_as_a_mistake_of_the_caller(monkeypatch:
 def test_python_m_keepsight_is_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "keepsight", "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, f"keepsight {__version__}\n")
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (0, 1, 2)])
+def test_standard_streams_need_not_be_open(closed: Sequence[int], tmp_path: Path) -> None:
+    program = (
+        "import os, sys\nfrom keepsight.cli.main import main\n"
+        "status = main(['demo-picture', '-o', f'{sys.argv[1]}/x.png'])\n"
+        "streams = [os.fstat(each).st_rdev for each in range(3)]\n"
+        "open(f'{sys.argv[1]}/told', 'w').write(f'{status} {streams}')"
+    )
+    closing = " ".join(f"{each}>&-" for each in closed)
+    subprocess.run(
+        ["sh", "-c", f'exec {closing}; exec "$@"', "sh", sys.executable, "-c", program, tmp_path], check=True
+    )
+    status, _, streams = (tmp_path / "told").read_text().partition(" ")
+    assert status == "0"
+    nowhere = Path(os.devnull).stat().st_rdev
+    assert {json.loads(streams)[each] for each in closed} == {nowhere}

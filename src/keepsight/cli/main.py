@@ -22,6 +22,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    _fill_standard_streams()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     parser = argparse.ArgumentParser(prog="keepsight", description="A multimodal inference server.")
     parser.add_argument("--version", action="version", version=f"keepsight {__version__}")
@@ -33,8 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     try:
         status = int(import_module(_module_name(parsed.command)).run(parsed))
-        # Here, and not when the interpreter ends, which would complain.
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            # Here, and not when the interpreter ends, which would complain.
+            sys.stdout.flush()
         return status
     except KeepsightError as error:
         print(f"keepsight {parsed.command}: {error}", file=sys.stderr)
@@ -44,6 +46,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _let_go_of_output()
         return 141
+
+
+def _fill_standard_streams() -> None:
+    """Of who was started without one (`<&-`): what is opened next would pass for it, in other processes too."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest that is free
+            os.set_inheritable(descriptor, True)
 
 
 def _let_go_of_output() -> None:
