@@ -11,6 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "keepsight"
 SMALL_NOUNS = {
     "keepsight.api_settings",
+    "keepsight.cgroups",
     "keepsight.config",
     "keepsight.count_cores",
     "keepsight.end_ids",

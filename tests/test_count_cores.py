@@ -20,7 +20,26 @@ def test_a_container_s_time_counts_as_cores(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3}, raising=False)
     (tmp_path / "cpu.max").write_text(given + "\n")
-    assert count_cores(tmp_path / "cpu.max") == counted
+    assert count_cores(tmp_path, tmp_path / "none") == counted
+
+
+@pytest.mark.parametrize(("quota", "counted"), [("-1", 4), ("300000", 3)])
+@pytest.mark.parametrize(
+    ("line", "folder"), [("2:cpu,cpuacct:/docker/1", "cpu/docker/1"), ("2:cpu:/docker/1", "cpu"), ("0::/a/b", "a/b")]
+)
+def test_the_least_time_counts_at_whatever_level_and_in_either_version(
+    line: str, folder: str, quota: str, counted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3}, raising=False)
+    (tmp_path / "own").write_text(f"1:memory:/elsewhere\n{line}\n")
+    group = tmp_path / "cgroup" / folder
+    group.mkdir(parents=True)
+    if line.startswith("0::"):
+        (group / "cpu.max").write_text(f"{quota.replace('-1', 'max')} 100000\n")
+    else:
+        (group / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+        (group / "cpu.cfs_period_us").write_text("100000\n")
+    assert count_cores(tmp_path / "cgroup", tmp_path / "own") == counted
 
 
 def test_a_system_that_cannot_tell_counts_all_and_at_least_one(monkeypatch: pytest.MonkeyPatch) -> None:

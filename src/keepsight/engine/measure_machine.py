@@ -1,16 +1,14 @@
 """How much memory there is, on the device and beside it: asked of the machine, decided nowhere here."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
+from keepsight.cgroups import CGROUP, OWN_CGROUPS, list_cgroups
 from keepsight.engine.resolve_config import Machine
 
 MEMINFO = Path("/proc/meminfo")
-# What a container or a service may use, where that is less than the machine has, and which of these this process is in.
-CGROUP, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 # The files of both versions: the limit, what is used, and what stands before the names in `memory.stat`.
 _VERSIONS = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"))
 
@@ -35,28 +33,13 @@ def measure_host_memory(
 ) -> tuple[int, int]:
     """In all, and still to be had."""
     total, available = _measure_whole_host(meminfo)
-    for folder in _list_cgroups(cgroup, own_cgroups):
+    for folder in list_cgroups("memory", cgroup, own_cgroups):
         for limit_name, used_name, prefix in _VERSIONS:
             limit, used = _read_number(folder / limit_name), _read_number(folder / used_name)
             if limit is not None and used is not None:
                 kept = used - _measure_file_cache(folder / "memory.stat", prefix)
                 total, available = min(total, limit), min(available, max(0, limit - kept))
     return total, available
-
-
-def _list_cgroups(cgroup: Path, own_cgroups: Path) -> Iterator[Path]:
-    """Each that may limit this process, as far as it can be seen: a container sees only its own, as the root."""
-    yield cgroup
-    yield cgroup / "memory"
-    if not own_cgroups.exists():
-        return
-    for line in own_cgroups.read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers in ("", "memory"):
-            folder = cgroup / controllers
-            for name in Path(path).parts[1:]:
-                folder /= name
-                yield folder
 
 
 def _measure_file_cache(stat: Path, prefix: str) -> int:
