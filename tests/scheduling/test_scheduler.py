@@ -6,6 +6,7 @@ import pytest
 
 from keepsight.engine_config import EngineConfig
 from keepsight.requests import ResetCaches
+from keepsight.scheduling.request_state import ParkedFor
 from keepsight.scheduling.step_plan import StepPlan
 from tests.scheduling.drive import Drive, adapter, make_config, make_request, with_text
 
@@ -486,6 +487,24 @@ def test_a_prompt_whose_lane_is_taken_waits_and_holds_nobody_back() -> None:
         plan = drive.step()
         assert not plan.beside
     assert ("short", 0) in drive.finished
+    drive.runner.set_pace(lambda: True)
+    drive.run()
+    drive.expect_right_answers()
+
+
+def test_who_waits_for_a_prefix_is_looked_at_again_only_when_that_prefix_has_changed() -> None:
+    drive = Drive(make_config(max_prompt_tokens_beside_streams=1), is_done=lambda: False)
+    parked = drive.scheduler.lineup.parked
+    drive.add(make_request("stream", 3, max_tokens=40, ignore_eos=True))
+    drive.step()
+    drive.add(make_request("first", 20))
+    drive.add(make_request("same", 20, max_tokens=6))
+    for _ in range(9):  # in which the stream fills two blocks
+        drive.step()
+        assert [each.parked_for for each in parked] == [ParkedFor.PREFIX]
+    drive.scheduler.reset(prefix=True, encoder=False)
+    drive.step()
+    assert [each.parked_for for each in parked] == [ParkedFor.LANE]
     drive.runner.set_pace(lambda: True)
     drive.run()
     drive.expect_right_answers()

@@ -53,6 +53,7 @@ class KvCacheManager:
         self._tables: dict[SequenceId, _Table] = {}
         # By how many slices under way.
         self._announced: Counter[bytes] = Counter()
+        self._has_awaited_changed = False
 
     @property
     def num_free_blocks(self) -> int:
@@ -147,6 +148,12 @@ class KvCacheManager:
             if not self._announced[block_hash]:
                 del self._announced[block_hash]
         table.announced = ()
+        self._has_awaited_changed = True
+
+    def take_awaited_change(self) -> bool:
+        """Whether any block that others may wait for has come since this was last asked, or will not come."""
+        has_changed, self._has_awaited_changed = self._has_awaited_changed, False
+        return has_changed
 
     def pin_prefix(self, hashes: Sequence[bytes], num_tokens: int, until: float) -> None:
         """The blocks that these tokens fill go after all that are not pinned, from the front as many as can be."""
@@ -163,6 +170,7 @@ class KvCacheManager:
         self._pool.forget_hashes()
         self.ends.forget()
         self._announced.clear()
+        self._has_awaited_changed = True
         for table in self._tables.values():
             table.may_publish = False
             table.announced = ()

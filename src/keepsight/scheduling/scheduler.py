@@ -156,6 +156,8 @@ class Scheduler:
         lane_is_free = not self._num_beside
         if self._encoder_has_changed:
             self._unpark_for_encoder()
+        if self.kv_cache.take_awaited_change():
+            self.lineup.unpark_all(ParkedFor.PREFIX)
         if lane_is_free or not num_streams:
             self.lineup.unpark_all(ParkedFor.LANE)
         return StepDraft(
@@ -390,7 +392,6 @@ class Scheduler:
 
     def _publish(self, state: RequestState) -> None:
         self.kv_cache.publish(state.sequence_id, state.hasher.hashes, state.num_computed, state.hasher.media)
-        self.lineup.unpark_all(ParkedFor.PREFIX)
         self._encoder_has_changed |= self.media.release_before(state, state.next_item)
 
     def _fail_sequence(self, sequence_id: SequenceId, message: str, outputs: list[TokenOutput | RequestFailed]) -> None:
@@ -425,7 +426,6 @@ class Scheduler:
         if state.is_known_to_runner:
             self._ended.append(state.sequence_id)
         self._encoder_has_changed = True
-        self.lineup.unpark_all(ParkedFor.PREFIX)
 
     # For tests ------------------------------------------------------------------------------------------------
 
