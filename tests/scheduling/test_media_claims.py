@@ -1,10 +1,13 @@
 """Whose pixels are asked for, whose come unasked, and what becomes of those that nobody needs."""
 
+import itertools
 from typing import Any
 
 import pytest
 
+from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.requests import EngineRequest, MediaNeeded
+from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.request_state import ParkedFor
 from tests.scheduling.drive import Drive, make_config, make_request
 
@@ -279,3 +282,34 @@ def test_if_the_one_who_was_asked_for_pixels_themselves_leaves_the_next_is_asked
     assert drive.needed == [("a", "cat"), ("b", "cat")]
     drive.deliver("cat")
     expect_all_answered(drive)
+
+
+# Room ---------------------------------------------------------------------------------------------------------
+
+
+def with_lengths(request_id: str, *lengths: int, priority: int = 0) -> EngineRequest:
+    """Items of so many tokens, one after the other."""
+    starts = [sum(lengths[:index]) for index in range(len(lengths))]
+    media = tuple(
+        MediaItem(f"{request_id}-{start}", TokenSpan(start, length), Geometry(4, 4))
+        for start, length in zip(starts, lengths, strict=True)
+    )
+    params = SamplingParams(temperature=0, max_tokens=2)
+    return EngineRequest(request_id, (1,) * sum(lengths) + (30,), media, params, priority)
+
+
+@pytest.mark.parametrize("steps_per_encoding", [2, 3, 4])
+def test_small_items_do_not_for_ever_take_the_room_that_a_larger_one_before_them_waits_for(
+    steps_per_encoding: int,
+) -> None:
+    steps = itertools.count()
+    drive = Drive(
+        make_config(num_pictures=1, shares_embeddings=False), is_done=lambda: next(steps) % steps_per_encoding == 0
+    )
+    for number in range(4):
+        drive.add(with_lengths(f"small{number}", 1, 1, 1))
+    for _ in range(3):
+        drive.step()
+    drive.run(with_lengths("large", 6, 6, priority=-1), max_steps=100)
+    drive.expect_right_answers()
+    drive.expect_nothing_left()

@@ -28,6 +28,9 @@ class MediaClaims:
         self._to_begin: list[Encoding] = []
         self._to_place: list[str] = []
         self._states: dict[SequenceId, RequestState] = {}
+        # The first of those who found too little room: what gets free is left to it by all behind it, as smaller items
+        # could take it for ever.
+        self._short_of_room: RequestState | None = None
         # Media of these sequences: nothing else is ever asked for or kept.
         self._live: Counter[str] = Counter()
         self._pixels: set[str] = set()
@@ -49,6 +52,7 @@ class MediaClaims:
 
     def remove(self, state: RequestState) -> None:
         self.drop(state)
+        self._forget_shortness(state)
         del self._states[state.sequence_id]
         self.loads.remove(state)
         for item in state.media:
@@ -85,6 +89,7 @@ class MediaClaims:
         What they lack is asked for all at once, also of items behind the first that lacks something.
         """
         self.release_before(state, first_item)
+        self._forget_shortness(state)
         if any(index not in state.claimed_items for index in range(first_item, min(state.claimed_items, default=0))):
             # A shorter prefix was found than last time: to keep the later items might keep out the earlier ones.
             self.drop(state)
@@ -167,11 +172,19 @@ class MediaClaims:
         return None
 
     def _try_make_room(self, state: RequestState, index: int, take_from_later: TakeFromLater) -> bool:
+        short = self._short_of_room
+        if short is not None and short.order < state.order:
+            return False
         user, key, item = (state.sequence_id, index), state.encoder_keys[index], state.media[index]
         while not self.encoder_cache.try_begin(user, key, item.span.length, item.media_hash):
             if not take_from_later(state):
+                self._short_of_room = state
                 return False
         return True
+
+    def _forget_shortness(self, state: RequestState) -> None:
+        if self._short_of_room is state:
+            self._short_of_room = None
 
     def _begin(self, encoding: Encoding) -> None:
         self._encodings[encoding.encoder_key] = encoding
