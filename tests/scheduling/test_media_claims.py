@@ -8,7 +8,7 @@ import pytest
 from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.requests import EngineRequest, MediaNeeded
 from keepsight.sampling_params import SamplingParams
-from keepsight.scheduling.request_state import ParkedFor
+from keepsight.scheduling.request_state import ParkedFor, RequestState
 from tests.scheduling.drive import Drive, make_config, make_request
 
 
@@ -282,6 +282,31 @@ def test_if_the_one_who_was_asked_for_pixels_themselves_leaves_the_next_is_asked
     assert drive.needed == [("a", "cat"), ("b", "cat")]
     drive.deliver("cat")
     expect_all_answered(drive)
+
+
+@pytest.mark.parametrize("has_tiers", [False, True])
+def test_who_waits_is_not_compared_with_all_who_wait_for_the_same(
+    has_tiers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_compared = 0
+
+    def count_and_compare(one: object, other: object) -> bool:
+        nonlocal num_compared
+        num_compared += 1
+        return one is other
+
+    monkeypatch.setattr(RequestState, "__eq__", count_and_compare)
+    drive = Drive(make_config(max_num_seqs=4, num_pictures=40, has_tiers=has_tiers), delivers=False, loads=False)
+    num_requests, pictures = 30, [f"picture {number}" for number in range(8)]
+    for number in range(num_requests):
+        drive.add(make_request(str(number), number + 1, *pictures))
+    num_compared = 0
+    for picture in pictures:
+        drive.step()
+        drive.end_load(picture, is_late=True)
+        drive.step()
+        drive.deliver(picture)
+    assert num_compared < num_requests * len(pictures)
 
 
 # Room ---------------------------------------------------------------------------------------------------------

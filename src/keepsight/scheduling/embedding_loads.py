@@ -10,6 +10,7 @@ unneeded, each once.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
@@ -41,7 +42,7 @@ class EmbeddingLoads:
         # Live sequences that name the key, once for each of their items.
         self._live: Counter[str] = Counter()
         # Of what is loading: who waits.
-        self._askers: dict[str, list[RequestState]] = {}
+        self._askers: dict[str, dict[RequestState, None]] = {}
         # Not handed out yet.
         self._wanted: dict[str, Load] = {}
         self._unneeded: list[str] = []
@@ -53,7 +54,7 @@ class EmbeddingLoads:
         for key in state.encoder_keys:
             self._live[key] -= 1
             if key in self._askers:
-                self._askers[key] = [asker for asker in self._askers[key] if asker is not state]
+                self._askers[key].pop(state, None)
             if not self._live[key]:
                 del self._live[key]
                 self._askers.pop(key, None)
@@ -68,15 +69,13 @@ class EmbeddingLoads:
             self._states[key] = LoadState.LOADING
             self._wanted[key] = Load(key, item.media_hash, item.span.length)
         if self._states[key] is LoadState.LOADING:
-            askers = self._askers.setdefault(key, [])
-            if state not in askers:
-                askers.append(state)
+            self._askers.setdefault(key, {}).setdefault(state)
         return self._states[key]
 
     def is_ready(self, key: str) -> bool:
         return self._states.get(key) is LoadState.READY
 
-    def end(self, key: str, *, is_found: bool) -> list[RequestState] | None:
+    def end(self, key: str, *, is_found: bool) -> Iterable[RequestState] | None:
         """Who waited; None if nobody does any more, or what came is not wanted."""
         if self._states.get(key) is not LoadState.LOADING:
             return None
@@ -84,7 +83,7 @@ class EmbeddingLoads:
         if is_found and key in self._unneeded:
             # It came for others before, and the runner has not been told yet that these left.
             self._unneeded.remove(key)
-        return self._askers.pop(key, [])
+        return self._askers.pop(key, {})
 
     def place(self, key: str) -> None:
         assert self._states[key] is LoadState.READY, key

@@ -35,8 +35,8 @@ class MediaClaims:
         self._live: Counter[str] = Counter()
         self._pixels: set[str] = set()
         self._unneeded_pixels: list[str] = []
-        # Hash -> who waits for its pixels.
-        self._askers: dict[str, list[RequestState]] = {}
+        # Hash -> who waits for its pixels, whoever has waited longest first.
+        self._askers: dict[str, dict[RequestState, None]] = {}
         # Hash -> ids of the requests that were asked for its pixels or promised them.  As long as there is one, nobody
         # else is asked.
         self._makers: dict[str, set[str]] = {}
@@ -201,9 +201,7 @@ class MediaClaims:
         media_hash = state.media[index].media_hash
         if media_hash in self._pixels:
             return
-        askers = self._askers.setdefault(media_hash, [])
-        if state not in askers:
-            askers.append(state)
+        self._askers.setdefault(media_hash, {}).setdefault(state)
         if media_hash not in self._makers:
             self._ask_first(media_hash)
 
@@ -213,14 +211,14 @@ class MediaClaims:
 
     def _make_first_maker(self, media_hash: str) -> str:
         """The id of the request that has waited longest."""
-        request_id = self._askers[media_hash][0].request.request_id
+        request_id = next(iter(self._askers[media_hash])).request.request_id
         self._makers[media_hash] = {request_id}
         return request_id
 
     def _stop_waiting(self, state: RequestState, media_hash: str) -> None:
-        askers = self._askers.get(media_hash, [])
+        askers = self._askers.get(media_hash, {})
         if state in askers:
-            askers.remove(state)
+            del askers[state]
             if not askers:
                 del self._askers[media_hash]
 
@@ -258,7 +256,7 @@ class MediaClaims:
         self._pixels.add(media_hash)
         if media_hash in self._unneeded_pixels:
             self._unneeded_pixels.remove(media_hash)
-        return self._askers.pop(media_hash, [])
+        return self._askers.pop(media_hash, {})
 
     def can_be_made(self, media_hash: str) -> bool:
         """By each of those who wait for its pixels, whoever of them is asked."""
