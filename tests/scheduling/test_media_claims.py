@@ -338,3 +338,25 @@ def test_small_items_do_not_for_ever_take_the_room_that_a_larger_one_before_them
     drive.run(with_lengths("large", 6, 6, priority=-1), max_steps=100)
     drive.expect_right_answers()
     drive.expect_nothing_left()
+
+
+def test_shorter_items_that_keep_coming_do_not_take_the_encoder_s_budget_from_a_longer_one_before_them() -> None:
+    steps = itertools.count()
+    # Three of the shorter at once; with two of them there is no budget for the longer.
+    config = make_config(max_num_encoder_input_tokens=13, num_pictures=40, max_num_seqs=4)
+    drive = Drive(config, is_done=lambda: next(steps) % 2 == 0)
+    numbers = itertools.count()
+
+    def step_among_shorter() -> None:
+        while len(drive.requests) - len(drive.finished) < 12:
+            drive.add(with_lengths(f"short{next(numbers)}", 4))
+        drive.step()
+
+    for _ in range(30):
+        step_among_shorter()
+    drive.add(with_lengths("long", 6, priority=-1))
+    for _ in range(30):
+        step_among_shorter()
+    assert ("long", 0) in drive.finished
+    drive.run()
+    drive.expect_right_answers()

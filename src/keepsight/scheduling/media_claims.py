@@ -12,6 +12,7 @@ from keepsight.requests import EngineRequest, MediaNeeded
 from keepsight.scheduling.embedding_loads import EmbeddingLoads, LoadState
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
 from keepsight.scheduling.request_state import Origin, ParkedFor, RequestState
+from keepsight.scheduling.shortage import Shortage
 from keepsight.scheduling.step_plan import Encoding, SequenceId
 
 # Frees embeddings claimed by a request that may wait; False when there is none to take from.
@@ -28,9 +29,7 @@ class MediaClaims:
         self._to_begin: list[Encoding] = []
         self._to_place: list[str] = []
         self._states: dict[SequenceId, RequestState] = {}
-        # The first of those who found too little room: what gets free is left to it by all behind it, as smaller items
-        # could take it for ever.
-        self._short_of_room: RequestState | None = None
+        self._room_is_short, self._budget_is_short = Shortage(), Shortage()
         # Media of these sequences: nothing else is ever asked for or kept.
         self._live: Counter[str] = Counter()
         self._pixels: set[str] = set()
@@ -52,7 +51,7 @@ class MediaClaims:
 
     def remove(self, state: RequestState) -> None:
         self.drop(state)
-        self._forget_shortness(state)
+        self._end_shortages(state)
         del self._states[state.sequence_id]
         self.loads.remove(state)
         for item in state.media:
@@ -89,7 +88,7 @@ class MediaClaims:
         What they lack is asked for all at once, also of items behind the first that lacks something.
         """
         self.release_before(state, first_item)
-        self._forget_shortness(state)
+        self._end_shortages(state)
         if any(index not in state.claimed_items for index in range(first_item, min(state.claimed_items, default=0))):
             # A shorter prefix was found than last time: to keep the later items might keep out the earlier ones.
             self.drop(state)
@@ -164,7 +163,7 @@ class MediaClaims:
         item = state.media[index]
         if item.media_hash not in self._pixels:
             return ParkedFor.PIXELS
-        if self._num_encoding and self._num_encoding + item.span.length > self._max_encoding:
+        if not self._has_budget(state, item.span.length):
             return ParkedFor.ENCODER
         if not self._try_make_room(state, index, take_from_later):
             return ParkedFor.ENCODER
@@ -172,19 +171,26 @@ class MediaClaims:
         return None
 
     def _try_make_room(self, state: RequestState, index: int, take_from_later: TakeFromLater) -> bool:
-        short = self._short_of_room
-        if short is not None and short.order < state.order:
+        if self._room_is_short.keeps_out(state):
             return False
         user, key, item = (state.sequence_id, index), state.encoder_keys[index], state.media[index]
         while not self.encoder_cache.try_begin(user, key, item.span.length, item.media_hash):
             if not take_from_later(state):
-                self._short_of_room = state
+                self._room_is_short.begin(state)
                 return False
         return True
 
-    def _forget_shortness(self, state: RequestState) -> None:
-        if self._short_of_room is state:
-            self._short_of_room = None
+    def _has_budget(self, state: RequestState, num_tokens: int) -> bool:
+        if self._budget_is_short.keeps_out(state):
+            return False
+        if self._num_encoding and self._num_encoding + num_tokens > self._max_encoding:
+            self._budget_is_short.begin(state)
+            return False
+        return True
+
+    def _end_shortages(self, state: RequestState) -> None:
+        self._room_is_short.end(state)
+        self._budget_is_short.end(state)
 
     def _begin(self, encoding: Encoding) -> None:
         self._encodings[encoding.encoder_key] = encoding
