@@ -4,7 +4,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from keepsight.models.gemma3.model import Gemma3
 from keepsight.pixels import carry_embeddings
 from keepsight.requests import EngineRequest
+from keepsight.runner.encoder_output_store import EncoderOutputStore
 from keepsight.runner.model_runner import Job
 from keepsight.scheduling.step_plan import Encoding, EndName, NewSequence, Recall, Slice, StepPlan, StepResult
 from tests.runner.small_model import WAIT_SECONDS, Driver, SmallModel
@@ -261,6 +262,38 @@ def test_a_failed_encoding_concerns_its_own_keys(
     assert failed.keys() == {"b", "c"}
     assert f"{num_tokens} embeddings for {num_tokens + 1} tokens" in failed["b"]
     assert [key in one.runner.embeddings for key in "abc"] == [True, False, False]
+
+
+def fail_on_second(method: Callable[..., Any]) -> Callable[..., Any]:
+    calls = itertools.count(1)
+
+    def call(*arguments: Any) -> Any:
+        if next(calls) == 2:
+            raise RuntimeError("out of memory")
+        return method(*arguments)
+
+    return call
+
+
+def test_of_pictures_that_fail_together_none_is_held(
+    one: Driver, one_small: SmallModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_tokens = one_small.arguments["mm_tokens_per_image"]
+    for number in range(3):
+        one.runner.hold_pixels(str(number), one_small.pixels(number))
+    monkeypatch.setattr(EncoderOutputStore, "put", fail_on_second(EncoderOutputStore.put))
+    results = one.encode([Encoding(name, str(number), num_tokens) for number, name in enumerate("abc")])
+    assert {key for each in results for key in each.failed_encodings} == set("abc")
+    assert len(one.runner.embeddings) == 0
+
+
+def test_of_prompts_that_fail_together_no_end_is_kept(one: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [one.begin(one.small.request(name, 0)) for name in ("a", "b")]
+    slices = [piece._replace(keep_as=EndName(0, each[0].encode())) for each in ids for piece in one.prompt_slices(each)]
+    monkeypatch.setattr(torch.Tensor, "clone", fail_on_second(torch.Tensor.clone))
+    result = one.compute(*slices)
+    assert result.failed_sequences.keys() == set(ids)
+    assert not one.runner._ends
 
 
 def test_a_prompt_whose_embeddings_are_absent_fails_alone(one: Driver, one_small: SmallModel) -> None:

@@ -158,6 +158,9 @@ class ModelRunner:
             self._share.finish_part()
         except Exception as error:
             logger.exception("encoding failed")
+            # Of those it was computed together with, some may be held already; nobody would ever have them dropped.
+            for each in encodings:
+                self.embeddings.drop(each.encoder_key)
             return StepResult(failed_encodings={each.encoder_key: _survive(error) for each in encodings})
         took = EncodeTime(began, time.monotonic(), len(encodings))
         if keep is not None:
@@ -239,9 +242,9 @@ class ModelRunner:
             return {}
         logits = self.model.logits(hidden)
         drawn = _draw(logits, {piece.sequence_id: sequence for piece, sequence in sampling.items()})
-        for row, piece in zip(logits, sampling, strict=True):
-            if piece.keep_as is not None:
-                self._ends[piece.keep_as] = row.clone()
+        rows = zip(logits, sampling, strict=True)
+        # All or none: of a batch that fails nobody is told what was kept.
+        self._ends |= {piece.keep_as: row.clone() for row, piece in rows if piece.keep_as is not None}
         return drawn
 
 
