@@ -309,6 +309,20 @@ def test_who_waits_is_not_compared_with_all_who_wait_for_the_same(
     assert num_compared < num_requests * len(pictures)
 
 
+def test_what_waits_for_its_turn_to_be_encoded_is_not_when_its_request_has_left() -> None:
+    drive = Drive(make_config(takes_turns=True, max_num_batched_tokens=16, max_num_seqs=4))
+    drive.add(make_request("text", 60, max_tokens=1))
+    drive.step()
+    drive.add(make_request("left", 2, "cat", "dog", 2))
+    while not drive.scheduler.media.has_to_begin:
+        drive.step()
+    drive.scheduler.abort("left")
+    drive.run()
+    assert drive.runner.encoded == []
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
+
+
 # Room ---------------------------------------------------------------------------------------------------------
 
 

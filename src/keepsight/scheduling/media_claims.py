@@ -59,6 +59,7 @@ class MediaClaims:
             self._stop_waiting(state, item.media_hash)
             if not self._live[item.media_hash]:
                 del self._live[item.media_hash]
+                self._withdraw_encodings(item.media_hash)
                 self._drop_pixels(item.media_hash)
         self._num_choices[state.request.request_id] -= 1
         if not self._num_choices[state.request.request_id]:
@@ -294,6 +295,12 @@ class MediaClaims:
         self._num_encoding -= encoding.num_tokens
         self._drop_pixels(encoding.media_hash)
         self.loads.note_encoded(encoder_key)
+
+    def _withdraw_encodings(self, media_hash: str) -> None:
+        """Those that wait for their turn: nobody lives that could use them."""
+        for encoding in [each for each in self._to_begin if each.media_hash == media_hash]:
+            self._to_begin.remove(encoding)
+            self.fail(encoding.encoder_key)
 
     def _drop_pixels(self, media_hash: str) -> None:
         """Not while the runner may still want to read them."""
