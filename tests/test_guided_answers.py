@@ -75,6 +75,11 @@ def test_a_pattern_is_matched_whole_and_a_choice_is_one_of_them(llm: LLM) -> Non
     assert set(texts(llm, 40, choice=choice)) <= set(choice)
 
 
+def test_a_choice_may_be_one_of_thousands(llm: LLM) -> None:
+    choice = [f"label {number}" for number in range(2500)]
+    assert set(texts(llm, 3, choice=choice)) <= set(choice)
+
+
 def test_every_other_way_to_bend_an_answer_leaves_it_its_form(llm: LLM) -> None:
     bent = {"n": 3, "min_tokens": 40, "top_p": 0.9, "top_k": 40, "presence_penalty": 1.0, "repetition_penalty": 1.3}
     for text in texts(llm, 3, json=SCHEMA, logit_bias=dict.fromkeys(range(300, 600), 20.0), **bent):

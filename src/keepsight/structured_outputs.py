@@ -50,7 +50,8 @@ class StructuredOutputsParams:
         if self.regex is not None:
             return _from_lark(f"start: /{_escape(self.regex)}/")
         if self.choice is not None:
-            return _from_lark("start: " + " | ".join(json.dumps(each) for each in self.choice))
+            # One terminal: of each by itself the parser would keep track, and give up beyond two thousand.
+            return _from_lark("start: CHOICE\nCHOICE: " + " | ".join(json.dumps(each) for each in self.choice))
         if self.grammar is not None:
             return _from_lark(self.grammar)
         schema = {"type": "object"} if self.json is None else json.loads(str(self.json))
