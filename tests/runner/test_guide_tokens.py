@@ -233,6 +233,17 @@ def test_a_grammar_that_needs_too_much_memory_costs_its_own_sequence(monkeypatch
     maker.close()
 
 
+def test_what_is_told_of_a_guide_that_failed_holds_nothing_of_its_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keepsight.runner.guide_tokens.MAX_LEXER_STATES", 40)
+    maker = GuideMaker(DEMO, END)
+    state = state_for(maker, regex("(A|B)*A(A|B){400}"), temperature=1.0, seed=1)
+    for _ in range(40):
+        sample_tokens(torch.zeros(1, VOCAB_SIZE), [state])
+    assert "{400}" not in str(state.fault)
+    assert "\n" not in str(state.fault)
+    maker.close()
+
+
 def test_a_plain_answer_is_the_same_beside_a_guided_one(small: SmallModel) -> None:
     driver = drive(small)
     alone = driver.answer(small.request("plain", prompt_seed=6), 8)

@@ -63,7 +63,7 @@ class Guide:
 
     def _note_fault(self, matcher: "LLMatcher") -> None:
         if matcher.is_error():
-            self.fault = f"structured outputs: {matcher.get_error()}"
+            self.fault = f"structured outputs: {_tell_error(matcher)}"
 
 
 class GuideMaker:
@@ -115,8 +115,13 @@ class GuideMaker:
         limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES)
         matcher = LLMatcher(self._find_tokenizer(), grammar, log_level=0, limits=limits)
         if matcher.is_error():
-            raise ValueError(matcher.get_error())
+            raise ValueError(_tell_error(matcher))
         return matcher
+
+
+def _tell_error(matcher: "LLMatcher") -> str:
+    """Without what llguidance puts behind it, the parser's state and the whole grammar: this goes into the log."""
+    return str(matcher.get_error()).partition("\n<state>")[0]
 
 
 def _read_tokenizer(path: Path) -> str:
