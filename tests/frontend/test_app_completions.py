@@ -116,6 +116,17 @@ def test_logprobs_say_where_each_token_begins_also_in_pieces(client: Client, eng
         assert [each for chunk in chunks for each in chunk["choices"][0]["logprobs"][name]] == logprobs[name]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_offsets_are_of_the_text_whatever_of_it_a_token_is(client: Client, engine: FakeEngine, stream: bool) -> None:
+    engine.text, engine.end = "a🎉<end_of_turn>\xe9b", "length"
+    response = complete(client, "Hello", logprobs=0, stream=stream)
+    choices = [each["choices"][0] for each in (events_of(response) if stream else [response.json()])]
+    assert "".join(choice["text"] for choice in choices) == "a🎉éb"
+    offsets = [offset for choice in choices for offset in choice["logprobs"]["text_offset"]]
+    #                  a  🎉, four bytes  <end_of_turn>  é, two bytes  b
+    assert offsets == [0, *[1, 1, 1, 1], 2, *[2, 2], 3]
+
+
 def test_usage_can_come_with_every_chunk(client: Client) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     chunks = events_of(complete(client, "Hello", stream=True, stream_options=options))

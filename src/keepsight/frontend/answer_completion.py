@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -51,8 +50,7 @@ class CompletionAnswer(Answer):
         if self._asked.choose_logprobs() is None:
             return None
         each = [[self._top_logprob(one) for one in token.logprobs or ()] for token in tokens]
-        begin = 0 if streamed is None else self._offsets[streamed]
-        *offsets, end = accumulate((len(sampled.token) for sampled, *_ in each), initial=begin)
+        offsets, end = self._find_offsets(tokens, 0 if streamed is None else self._offsets[streamed])
         if streamed is not None:
             self._offsets[streamed] = end
         return CompletionLogprobs(
@@ -63,5 +61,22 @@ class CompletionAnswer(Answer):
             text_offset=offsets,
         )
 
+    def _find_offsets(self, tokens: Sequence[TokenOutput], end: int) -> tuple[list[int], int]:
+        """Where in the text each begins, and where the last ends.  Several may be one character, and begin there."""
+        params = self._prompts[0].engine_request.sampling_params
+        offsets = []
+        for token in tokens:
+            is_shown = not (params.skip_special_tokens and self._tokenizer.is_special(token.token_id))
+            shown = self._tokenizer.token_bytes(token.token_id) if is_shown else b""
+            goes_on = bool(shown) and not _begins_character(shown[0])
+            offsets.append(max(0, end - goes_on))
+            end += sum(map(_begins_character, shown))
+        return offsets, end
+
     def _top_logprob(self, logprob: TokenLogprob) -> TopLogprob:
         return TopLogprob.of_bytes(self._tokenizer.token_bytes(logprob.token_id), logprob.logprob)
+
+
+def _begins_character(byte: int) -> bool:
+    """Of UTF-8."""
+    return byte & 0b1100_0000 != 0b1000_0000
