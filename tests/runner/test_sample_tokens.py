@@ -1,5 +1,6 @@
 """The sampler keeps to transformers' definitions of every filter, and draws what a sequence would draw alone."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -120,6 +121,20 @@ def test_only_allowed_tokens_are_sampled_and_those_outside_the_vocabulary_count_
     logits[0, 2] = 30.0
     allowed = state(seed=1, allowed_token_ids=[5, 9, VOCAB_SIZE + 1])
     assert {sample_tokens(logits, [allowed])[0].token_id for _ in range(30)} == {5, 9}
+
+
+def test_what_is_asked_of_single_tokens_is_looked_at_once_however_long_the_answer() -> None:
+    class Counted(tuple[int, ...]):
+        num_readings = 0
+
+        def __iter__(self) -> Iterator[int]:
+            Counted.num_readings += 1
+            return super().__iter__()
+
+    allowed = state(seed=1, allowed_token_ids=[5, 9])
+    object.__setattr__(allowed.params, "allowed_token_ids", Counted((5, 9)))
+    said = {sample_tokens(torch.zeros(1, VOCAB_SIZE), [allowed])[0].token_id for _ in range(30)}
+    assert (said, Counted.num_readings) == ({5, 9}, 1)
 
 
 def test_a_banned_run_is_never_completed_and_its_tokens_come_otherwise() -> None:

@@ -42,6 +42,7 @@ class SamplingState:
         self.num_tokens = 0
         # As far back as a banned run reaches.
         self.last_said = deque[int](maxlen=self.banned_runs.num_tokens_looked_at)
+        self._wishes: _Wishes | None = None
         self.is_penalized = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1)
 
     @cached_property
@@ -59,6 +60,11 @@ class SamplingState:
             generator.manual_seed((self.params.seed + self._choice) % 2**64)
         return generator
 
+    def find_wishes(self, logits: Tensor) -> "_Wishes":
+        if self._wishes is None:
+            self._wishes = _Wishes(self.params, self.end_ids, logits)
+        return self._wishes
+
     @property
     def fault(self) -> str | None:
         """Why no token of this sequence is worth anything any more."""
@@ -75,6 +81,17 @@ class SamplingState:
         self.last_said.append(token_id)
         if self.guide is not None:
             self.guide.follow(token_id)
+
+
+class _Wishes:
+    """What was asked of single tokens, as tensors: made once, since it may be as much as the vocabulary has tokens."""
+
+    def __init__(self, params: SamplingParams, end_ids: frozenset[int], logits: Tensor) -> None:
+        allowed, bias = params.allowed_token_ids, params.logit_bias or {}
+        self.forbidden = None if allowed is None else ~_are_in(allowed, logits)
+        self.ends = _are_in(end_ids, logits) if params.min_tokens else None
+        self.biased = _ids(bias, logits)
+        self.biases = torch.tensor([bias[each] for each in self.biased.tolist()], dtype=logits.dtype).to(logits.device)
 
 
 def sample_tokens(logits: Tensor, states: Sequence[SamplingState]) -> list[SampledToken]:
@@ -104,17 +121,15 @@ def _edit(raw: Tensor, states: Sequence[SamplingState]) -> Tensor:
 
 
 def _edit_row(logits: Tensor, state: SamplingState) -> None:
-    params = state.params
-    if params.allowed_token_ids is not None:
-        _ban(~_are_in(params.allowed_token_ids, logits), logits)
-    if state.num_tokens < params.min_tokens:
-        _ban(_are_in(state.end_ids, logits), logits)
+    params, wishes = state.params, state.find_wishes(logits)
+    if wishes.forbidden is not None:
+        _ban(wishes.forbidden, logits)
+    if wishes.ends is not None and state.num_tokens < params.min_tokens:
+        _ban(wishes.ends, logits)
     if banned := state.banned_runs.tokens_after(tuple(state.last_said)):
         _ban(_are_in(banned, logits), logits)
-    if bias := params.logit_bias:
-        inside = {token_id: value for token_id, value in bias.items() if token_id < logits.shape[0]}
-        biased = torch.tensor(list(inside), dtype=torch.int64, device=logits.device)
-        logits[biased] += torch.tensor(list(inside.values()), dtype=logits.dtype, device=logits.device)
+    if params.logit_bias:
+        logits[wishes.biased] += wishes.biases
     if params.repetition_penalty != 1:
         seen = _ids(state.prompt_ids | state.output_counts.keys(), logits)
         values = logits[seen]
