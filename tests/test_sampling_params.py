@@ -87,7 +87,7 @@ def test_a_temperature_too_cold_to_divide_by_is_raised_as_in_vllm() -> None:
         ("seed", [2**63, -(2**63) - 1, 1.0, True, "7"]),
         ("stop", [1, b"x", {"a": 1}, True, ["x"] * 65]),
         ("stop[1]", [["a", ""], ["a", 1], ["a", None]]),
-        ("bad_words", ["abc", 1, ["x"] * 1025]),
+        ("bad_words", ["abc", 1, ["x"] * 1025, ["x" * 1000] * 66]),
         ("bad_words[1]", [["a", ""], ["a", 1]]),
         ("stop_token_ids", ["12", 12, {1: 2}]),
         ("stop_token_ids[0]", [[-1], [1.0], [True], [2**31]]),
