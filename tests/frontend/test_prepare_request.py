@@ -109,6 +109,16 @@ def test_a_chat_begins_with_one_bos_and_so_does_a_plain_prompt(preparer: Request
 # What is refused is refused early -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["allowed_token_ids", "stop_token_ids"])
+def test_a_list_of_more_tokens_than_there_are_is_refused_by_its_name(preparer: RequestPreparer, name: str) -> None:
+    tokens = [5] * preparer.tokenizer.vocab_size
+    fitting: dict[str, Any] = {name: tokens}
+    assert preparer.prepare_text("Hello", (), SamplingParams(**fitting))
+    longer: dict[str, Any] = {name: [*tokens, 5]}
+    with pytest.raises(InvalidArgumentError, match=f"{name}: must hold at most"):
+        preparer.prepare_text("Hello", (), SamplingParams(**longer))
+
+
 def test_bad_words_are_banned_as_they_are_written_first_and_behind_a_space(preparer: RequestPreparer) -> None:
     params = SamplingParams(bad_words=["red", " ", " dark blue"])
     request = preparer.prepare_text("a", (), params).engine_request

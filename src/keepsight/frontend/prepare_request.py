@@ -374,11 +374,18 @@ class RequestPreparer:
             raise ReservedTokenError(field, f"the text holds {token}, which is no token of this model")
 
     def _check_named_tokens(self, params: SamplingParams) -> None:
-        allowed = {f"allowed_token_ids[{index}]": each for index, each in enumerate(params.allowed_token_ids or ())}
-        biased = {f"logit_bias[{token_id}]": token_id for token_id in params.logit_bias or ()}
-        for place, token_id in (allowed | biased).items():
+        for name in ("allowed_token_ids", "stop_token_ids"):
+            if len(getattr(params, name) or ()) > self._vocab_size:
+                raise InvalidArgumentError(name, f"must hold at most this model's {self._vocab_size} tokens, each once")
+        for index, token_id in enumerate(params.allowed_token_ids or ()):
             if token_id >= self._vocab_size:
-                raise InvalidArgumentError(place, f"{token_id} is no token of this model's {self._vocab_size}")
+                raise self._no_token(f"allowed_token_ids[{index}]", token_id)
+        for token_id in params.logit_bias or ():
+            if token_id >= self._vocab_size:
+                raise self._no_token(f"logit_bias[{token_id}]", token_id)
+
+    def _no_token(self, place: str, token_id: int) -> InvalidArgumentError:
+        return InvalidArgumentError(place, f"{token_id} is no token of this model's {self._vocab_size}")
 
     def _finish(
         self,
