@@ -3,8 +3,9 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -20,7 +21,7 @@ from keepsight.frontend.prepare_request import PreparedRequest
 from keepsight.observe.account_ring import AccountRing, read_accounts
 from keepsight.observe.catalogue import BOUNDS
 from keepsight.observe.request_observer import ENDS, FIRST_TOKEN, PROMPT_TOKENS, WHOLE, RequestObserver
-from keepsight.requests import EngineRequest, ToEngine, TokenOutput
+from keepsight.requests import EngineRequest, ToEngine, TokenLogprob, TokenOutput
 from tests.drawn import ask, by_url, draw
 from tests.frontend.test_app import (
     MODEL,
@@ -125,6 +126,23 @@ def test_offsets_are_of_the_text_whatever_of_it_a_token_is(client: Client, engin
     offsets = [offset for choice in choices for offset in choice["logprobs"]["text_offset"]]
     #                  a  🎉, four bytes  <end_of_turn>  é, two bytes  b
     assert offsets == [0, *[1, 1, 1, 1], 2, *[2, 2], 3]
+
+
+def test_a_part_of_a_character_has_its_own_logprob_though_others_look_alike(client: Client, engine: FakeEngine) -> None:
+    engine.text, engine.end = "🎉", "length"
+    parts = client.preparer.tokenizer.encode(engine.text)
+    others = tuple(TokenLogprob(each, -9.0, 2) for each in parts)
+
+    class Alike(FakeEngine):
+        def _tokens(self, request: EngineRequest, choice: int) -> Iterator[TokenOutput]:
+            for token in super()._tokens(request, choice):
+                yield replace(token, logprobs=(TokenLogprob(token.token_id, -0.5, 1), *others))
+
+    engine.__class__ = Alike
+    [choice] = complete(client, "Hello", logprobs=4).json()["choices"]
+    assert len(parts) == 4
+    assert choice["logprobs"]["token_logprobs"] == [-0.5] * 4
+    assert choice["logprobs"]["top_logprobs"] == [{"\ufffd": -0.5}] * 4
 
 
 def test_usage_can_come_with_every_chunk(client: Client) -> None:

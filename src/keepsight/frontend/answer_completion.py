@@ -57,7 +57,7 @@ class CompletionAnswer(Answer):
             tokens=[sampled.token for sampled, *_ in each],
             token_logprobs=[sampled.logprob for sampled, *_ in each],
             # As vLLM: the sampled token is told among the likeliest, whether it is one of them or not.
-            top_logprobs=[{one.token: one.logprob for one in ones} for ones in each],
+            top_logprobs=[_by_token(ones) for ones in each],
             text_offset=offsets,
         )
 
@@ -75,6 +75,14 @@ class CompletionAnswer(Answer):
 
     def _top_logprob(self, logprob: TokenLogprob) -> TopLogprob:
         return TopLogprob.of_bytes(self._tokenizer.token_bytes(logprob.token_id), logprob.logprob)
+
+
+def _by_token(logprobs: Sequence[TopLogprob]) -> dict[str, float]:
+    """Of those that look alike, as all parts of characters do, the first: the sampled one, or the likeliest."""
+    told: dict[str, float] = {}
+    for each in logprobs:
+        told.setdefault(each.token, each.logprob)
+    return told
 
 
 def _begins_character(byte: int) -> bool:
