@@ -104,6 +104,13 @@ def test_token_ids_are_prompts_as_they_are(client: Client, engine: FakeEngine) -
     assert [request.token_ids for request in engine.requests] == [(2, 5, 6), (2, 5), (2, 9, 10)]
 
 
+@pytest.mark.parametrize("field", ["prompt", "prompt_embeds"])
+def test_too_many_prompts_are_refused_before_any_is_looked_at(client: Client, field: str) -> None:
+    response = client.send("POST", "/v1/completions", json={"model": MODEL, field: [None] * 257})
+    assert error_of(response) == (400, field, "invalid_argument")
+    assert "not 257" in response.text
+
+
 def test_logprobs_say_where_each_token_begins_also_in_pieces(client: Client, engine: FakeEngine) -> None:
     engine.end = "length"
     [choice] = complete(client, "Hello", logprobs=2).json()["choices"]

@@ -56,24 +56,27 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkn
     def _check_prompts(self) -> None:
         if self.prompt is None:
             raise InvalidArgumentError("prompt", "is required, or prompt_embeds in place of it")
+        # Before any is looked at: there may be millions.
+        is_one = isinstance(self.prompt, str) or _are_token_ids(self.prompt)
+        self._check_num_choices("prompt", 1 if is_one else len(self.prompt))
         for field, prompt in self.prompts.items():
             if not isinstance(prompt, str) and not (isinstance(prompt, list) and _are_token_ids(prompt)):
                 raise InvalidArgumentError(field, "must be a text or a list of token ids, or a list of such")
             if not prompt:
                 raise InvalidArgumentError(field, "is empty")
-        self._check_num_choices("prompt", len(self.prompts))
 
     def _check_embedded_prompts(self) -> None:
         if self.prompt not in (None, ""):
             raise InvalidArgumentError(
                 "prompt_embeds", "exactly one of prompt and prompt_embeds must be given, not both"
             )
+        is_one = isinstance(self.prompt_embeds, str)
+        self._check_num_choices("prompt_embeds", 1 if is_one else len(self.prompt_embeds or ()))
         for field, prompt in self.embedded_prompts.items():
             if not isinstance(prompt, str):
                 raise InvalidArgumentError(field, "must be the base64 of a file, or a list of such")
             if not prompt:
                 raise InvalidArgumentError(field, "is empty")
-        self._check_num_choices("prompt_embeds", len(self.embedded_prompts))
 
     def _check_num_choices(self, field: str, num_prompts: int) -> None:
         num_choices = num_prompts * (1 if self.n is None else self.n)
