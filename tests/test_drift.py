@@ -80,7 +80,7 @@ class Pool:
         return pixels_like(media_hash) if held is None else held
 
     def carried(self, media_hash: str) -> CarriedPixels:
-        if self.chance.random() < 0.02:
+        if self.chance.random() < 0.05:
             self.counts["handles to nowhere"] += 1
             return StoredPixels((8, 8, 3))
         held = self.cache.get_and_update(media_hash)
