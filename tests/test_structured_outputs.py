@@ -80,7 +80,7 @@ def test_any_texts_can_be_a_choice(choice: list[str]) -> None:
     assert fault_of(StructuredOutputsParams(choice=choice)) == ""
 
 
-@pytest.mark.parametrize("regex", ["a/b", r"a\/b", "a\nb", r"\\/", r"[/\]]+", "//", '"', "é|東"])
+@pytest.mark.parametrize("regex", ["a/b", r"a\/b", "a\nb", "a\\\nb", r"\\/", r"[/\]]+", "//", '"', "é|東"])
 def test_any_pattern_can_stand_between_slashes(regex: str) -> None:
     assert fault_of(StructuredOutputsParams(regex=regex)) == ""
 

@@ -71,7 +71,8 @@ def _escape(regex: str) -> str:
     """As it is written between two slashes.  A backslash takes the character behind it along."""
     escaped, is_behind_backslash = [], False
     for character in regex:
-        escaped.append({"/": r"\/", "\n": r"\n"}.get(character, character) if not is_behind_backslash else character)
+        spelled = {"\n": "n"} if is_behind_backslash else {"/": r"\/", "\n": r"\n"}
+        escaped.append(spelled.get(character, character))
         is_behind_backslash = character == "\\" and not is_behind_backslash
     return "".join(escaped)
 
