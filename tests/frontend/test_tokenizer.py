@@ -84,6 +84,16 @@ def test_without_a_generation_config_the_next_file_names_the_ends(tmp_path: Path
         assert Tokenizer.from_checkpoint(tmp_path).eos_token_ids == expected
 
 
+def test_a_tokenizer_s_own_end_that_ends_no_answer_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """transformers' generate() goes on behind it, too; other servers do not, so somebody will wonder."""
+    shutil.copytree(DEMO, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
+    Tokenizer.from_checkpoint(tmp_path)
+    assert not caplog.text
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 6}))
+    assert Tokenizer.from_checkpoint(tmp_path).eos_token_ids == {6}
+    assert "eos_token <eos> (1) ends no answer" in caplog.text
+
+
 def test_byte_tokens_give_their_byte_and_others_their_text() -> None:
     tokenizer = Tokenizer.from_checkpoint(DEMO)
     token_id = tokenizer.token_id("<0xE2>")

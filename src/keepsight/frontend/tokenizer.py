@@ -5,6 +5,7 @@ chat template writes its own `<bos>`, and `add_bos` is for prompts that have no 
 """
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import tokenizers
 from keepsight.end_ids import read_end_ids
 from keepsight.errors import CheckpointConfigError, InvalidArgumentError
 from keepsight.json_fields import read_optional_json_object
+
+logger = logging.getLogger(__name__)
 
 # Each of these decodes a token without looking at its neighbours, except that ByteFallback joins a run of byte tokens.
 _STREAMABLE_DECODERS = frozenset({"Replace", "ByteFallback", "Fuse"})
@@ -156,11 +159,17 @@ def _get_token_text(value: object) -> str | None:
 def _read_eos_token_ids(
     directory: Path, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]
 ) -> frozenset[int]:
-    """What the configuration says, else the tokenizer's `<eos>`."""
-    if (configured := read_end_ids(directory)) is not None:
-        return configured
-    eos_token_id = backend.token_to_id(special_tokens.get("eos_token", ""))
-    return frozenset() if eos_token_id is None else frozenset({eos_token_id})
+    """What the configuration says, as in transformers' generate(), else the tokenizer's `<eos>`."""
+    configured, eos_token = read_end_ids(directory), special_tokens.get("eos_token", "")
+    eos_token_id = backend.token_to_id(eos_token)
+    if configured is None:
+        return frozenset() if eos_token_id is None else frozenset({eos_token_id})
+    if eos_token_id is not None and eos_token_id not in configured:
+        logger.warning(
+            "the tokenizer's eos_token %s (%d) ends no answer: the checkpoint's eos_token_id says %s",
+            eos_token, eos_token_id, sorted(configured),
+        )  # fmt: skip
+    return configured
 
 
 def _adds_bos(path: Path, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> bool:
