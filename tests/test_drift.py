@@ -20,7 +20,7 @@ from keepsight.errors import EngineLostError
 from keepsight.frontend.engine_client import EngineClient, Outputs
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixel_cache import PixelCache, open_pixel_cache
-from keepsight.frontend.prepare_request import PreparedRequest
+from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.ipc.pixel_mode import GIB, PixelMode
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.observe.counters import Counters

@@ -18,7 +18,8 @@ from keepsight.engine.start_engine import start_engine
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
 from keepsight.frontend.engine_client import Outputs
-from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.tokenizer import Tokenizer
 from keepsight.observe.metric_values import Metric, list_metrics
 from keepsight.outputs import CompletionOutput, Logprob, RequestOutput

@@ -14,7 +14,7 @@ from keepsight.engine.embedding_tiers import Embeddings, EmbeddingTiers
 from keepsight.engine.in_process_engine import InProcessEngine
 from keepsight.engine.inbox import Inbox
 from keepsight.frontend.media_pool import MediaPool
-from keepsight.frontend.prepare_request import PreparedRequest
+from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.requests import TokenOutput
 from keepsight.scheduling.scheduler import Scheduler
 from keepsight.testing import FakeRunner, answer_alone

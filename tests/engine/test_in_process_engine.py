@@ -19,7 +19,7 @@ from keepsight.engine.pixel_source import KeptPixels, PixelSource
 from keepsight.errors import PictureError, RequestFailedError
 from keepsight.frontend.engine_client import Outputs
 from keepsight.frontend.media_pool import MediaPool
-from keepsight.frontend.prepare_request import PreparedRequest
+from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.requests import EngineRequest, Pixels
 from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import StepPlan, StepResult

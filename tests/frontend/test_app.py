@@ -17,7 +17,8 @@ from keepsight.api_settings import ApiSettings
 from keepsight.config import Config
 from keepsight.errors import EngineLostError, MediaWorkersLostError, RequestFailedError
 from keepsight.frontend.app import DEFAULT_SETTINGS, create_app
-from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.observe.account import RequestAccount
 from keepsight.requests import EngineRequest, FinishReason, TierStatus, TokenLogprob, TokenOutput
 from tests.drawn import ask, by_url, draw, to_data_url, to_png

@@ -17,7 +17,7 @@ from keepsight.api_settings import ApiSettings
 from keepsight.frontend.app import create_app
 from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.media_pool import MediaPool
-from keepsight.frontend.prepare_request import PreparedRequest
+from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.observe.account_ring import AccountRing, read_accounts
 from keepsight.observe.catalogue import BOUNDS
 from keepsight.observe.request_observer import ENDS, FIRST_TOKEN, PROMPT_TOKENS, WHOLE, RequestObserver

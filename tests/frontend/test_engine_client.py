@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from keepsight.errors import EngineLostError, PictureError, WireError
 from keepsight.frontend.engine_client import EngineClient, Outputs
 from keepsight.frontend.media_pool import MediaPool
-from keepsight.frontend.prepare_request import PreparedRequest
+from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.requests import (
     AbortRequest,

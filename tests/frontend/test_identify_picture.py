@@ -21,7 +21,8 @@ from keepsight.errors import (
 from keepsight.frontend import identify_picture
 from keepsight.frontend.identify_picture import NamedPicture, PictureIdentifier
 from keepsight.frontend.open_picture import PictureSource
-from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.read_messages import PicturePart
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.sampling_params import SamplingParams

@@ -17,7 +17,8 @@ from keepsight.errors import EngineLostError
 from keepsight.frontend.app import create_app
 from keepsight.frontend.media_api import Uploads
 from keepsight.frontend.media_handles import MediaHandles, MediaQuota
-from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.requests import PromptPin, TokenOutput
 from tests.drawn import ask, draw, to_data_url, to_png
 from tests.frontend.test_app import MODEL, FakeEngine, error_of

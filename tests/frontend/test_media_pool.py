@@ -15,7 +15,7 @@ import pytest
 from keepsight.frontend.make_pixels import MakePixels, PictureJob
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixel_cache import LocalCache, PixelCache, StoreCache
-from keepsight.frontend.prepare_request import PreparedRequest
+from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.shared_store import SharedStore

@@ -26,7 +26,8 @@ from keepsight.errors import (
 from keepsight.frontend import identify_picture, make_pixels
 from keepsight.frontend.decode_picture import decode_picture
 from keepsight.frontend.open_picture import PictureSource
-from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.media import Geometry
 from keepsight.requests import EngineRequest, Pixels
 from keepsight.sampling_params import SamplingParams

@@ -19,7 +19,7 @@ from keepsight.errors import EngineLostError, RequestFailedError
 from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
 from keepsight.frontend.chat_response import ErrorResponse, Extras, Usage
 from keepsight.frontend.generation_fields import GenerationFields
-from keepsight.frontend.prepare_request import PreparedRequest
+from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.tokenizer import Tokenizer
 from keepsight.observe.account import RequestAccount
 from keepsight.requests import TierStatus, TokenOutput

@@ -18,7 +18,7 @@ from functools import partial
 from keepsight.errors import EngineLostError, RequestFailedError, WireError
 from keepsight.frontend.choose_engine import EngineView, choose_engine
 from keepsight.frontend.media_pool import MediaPool
-from keepsight.frontend.prepare_request import PreparedRequest
+from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.observe.account import RequestAccount
 from keepsight.observe.request_observer import RequestObserver
 from keepsight.requests import (

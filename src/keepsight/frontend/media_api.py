@@ -22,7 +22,8 @@ from keepsight.frontend.error_response import json_response
 from keepsight.frontend.identify_picture import NamedPicture
 from keepsight.frontend.media_handles import MediaHandle, MediaHandles
 from keepsight.frontend.media_intake import NOTHING_DOWNLOADED, Downloaded
-from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.read_limit import read_limit
 from keepsight.frontend.read_messages import HANDLE_PREFIX, PicturePart, read_messages
 from keepsight.frontend.read_upload import Upload, UploadOptions, read_options, read_upload

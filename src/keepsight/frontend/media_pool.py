@@ -19,7 +19,7 @@ import numpy as np
 from keepsight.errors import UnknownMediaError
 from keepsight.frontend.make_pixels import MakePixels, PictureJob
 from keepsight.frontend.pixel_cache import PixelCache
-from keepsight.frontend.prepare_request import PreparedRequest
+from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.lru_cache import CacheSize
 from keepsight.observe.catalogue import DECODED, MISMATCHED, PREPROCESSED, PROCESSOR, VERIFIED
 from keepsight.observe.counters import Counters

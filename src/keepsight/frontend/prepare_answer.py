@@ -18,7 +18,8 @@ from keepsight.frontend.answer_completion import CompletionAnswer
 from keepsight.frontend.chat_request import ChatRequest
 from keepsight.frontend.completion_request import CompletionRequest, Prompt
 from keepsight.frontend.media_intake import Downloaded
-from keepsight.frontend.prepare_request import PreparedRequest, RequestPreparer
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.tokenize_request import (
     DetokenizeRequest,
     DetokenizeResponse,

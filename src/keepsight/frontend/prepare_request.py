@@ -6,8 +6,8 @@ asks for; whatever can be refused without them is refused before.
 
 import itertools
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,9 @@ from keepsight.errors import (
     InvalidArgumentError,
     PictureCountError,
     PictureEmbedsError,
-    PictureError,
     PromptEmbedsError,
     PromptTooLongError,
-    RequestFailedError,
     ReservedTokenError,
-    UnknownMediaError,
     UnreadablePictureError,
 )
 from keepsight.frontend.check_grammar import check_structured_outputs
@@ -30,10 +27,10 @@ from keepsight.frontend.common_geometries import CommonGeometries
 from keepsight.frontend.expand_prompt import ExpandedPrompt, ImagePromptFormat, PromptExpander
 from keepsight.frontend.find_beginnings import Beginning, find_beginnings
 from keepsight.frontend.hash_media import hash_values
-from keepsight.frontend.identify_picture import NamedPicture, Picture, PictureIdentifier, ask_for_picture
-from keepsight.frontend.make_pixels import MakePixels, PictureJob
+from keepsight.frontend.identify_picture import NamedPicture, Picture, PictureIdentifier
 from keepsight.frontend.media_intake import NOTHING_DOWNLOADED, Downloaded, MediaIntake
 from keepsight.frontend.model_limits import ModelLimits, load_image_config
+from keepsight.frontend.prepared_request import PreparedRequest, makeable_of
 from keepsight.frontend.read_messages import PicturePart, read_messages, read_uuid
 from keepsight.frontend.render_prompt import ChatTemplate
 from keepsight.frontend.sampling_defaults import read_sampling_defaults
@@ -41,85 +38,11 @@ from keepsight.frontend.tokenizer import Tokenizer
 from keepsight.image_processor_config import REQUEST_OPTIONS, ImageProcessorConfig, check_options
 from keepsight.media import TOKENS_PER_STRIP, MediaItem, TokenSpan
 from keepsight.observe.account import RequestAccount
-from keepsight.requests import MAX_PRIORITY, EngineRequest, Pixels, PromptPin
+from keepsight.requests import MAX_PRIORITY, EngineRequest, PromptPin
 from keepsight.sampling_params import SamplingParams
 
 # Of a position whose vector the caller sent: never embedded.
 PLACEHOLDER = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedRequest:
-    """What the engine is told of a request, and the way to the pixels that it may ask for."""
-
-    engine_request: EngineRequest
-    # Those of which only the uuid came last: one may come with another's.
-    _pictures: tuple[NamedPicture, ...] = ()
-    # The caller's word for what shares a beginning: to be given to one engine.
-    cache_key: str | None = None
-    account: RequestAccount = field(kw_only=True)
-
-    def pinned(self, seconds: float) -> "PreparedRequest":
-        """All of its prompt is to be found again for so long."""
-        pin = PromptPin(len(self.engine_request.token_ids), seconds)
-        return replace(self, engine_request=replace(self.engine_request, pins=(pin,)))
-
-    @property
-    def makeable_media(self) -> tuple[str, ...]:
-        """Hashes of what `pixels_of` can be asked for, each once."""
-        return tuple(_makeable_of(self._pictures))
-
-    def find_unknown(self, media_hashes: Collection[str]) -> UnknownMediaError | None:
-        """What `pixels_of` would raise of these, because only the uuid of one came."""
-        pictures = (self._picture_of(media_hash).picture for media_hash in media_hashes)
-        return next((ask_for_picture(each.field, each.uuid) for each in pictures if each.source is None), None)
-
-    def hashes_at(self, field: str) -> tuple[str, ...]:
-        """Of the picture that the caller has there."""
-        return tuple(each for named in self._pictures if named.picture.field == field for each in named.parts)
-
-    def forget_names(self) -> None:
-        """Its media could not be made: their uuids are free again, unless they named something before."""
-        for named in self._pictures:
-            named.forget()
-
-    def learn(self, made: Mapping[str, Pixels]) -> None:
-        """What these pixels show: which content is the same picture.  Takes a digest of each."""
-        for media_hash, pixels in made.items():
-            self._picture_of(media_hash).learn(media_hash, pixels)
-
-    def pixels_of(self, media_hashes: Collection[str], make: MakePixels = PictureJob.run) -> dict[str, Pixels]:
-        """A picture is decoded once, whatever is asked for of it; raises PictureError if it cannot be."""
-        made: dict[str, Pixels] = {}
-        for group in self.group_by_picture(media_hashes):
-            made |= make(self._picture_of(group[0]).job(group))
-        return made
-
-    def group_by_picture(self, media_hashes: Collection[str]) -> list[tuple[str, ...]]:
-        """What had best be made together; each of them once, however often the request shows it."""
-        groups, grouped = [], set[str]()
-        for picture in self._pictures:
-            group = tuple(each for each in picture.parts if each in media_hashes and each not in grouped)
-            grouped.update(group)
-            groups += [group] if group else []
-        assert len(grouped) == len(set(media_hashes)), "another request's media"
-        return groups
-
-    def as_own(self, error: Exception, media_hash: str) -> Exception:
-        """What failed for all who wait, as this one's caller knows it.
-
-        Never the same object: raised by many, it would gather the frames of them all.
-        """
-        if isinstance(error, PictureError):
-            return type(error)(self._picture_of(media_hash).picture.field, error.message)
-        if isinstance(error, RequestFailedError):
-            return type(error)(error.message)
-        own = RuntimeError(f"pixels could not be made: {error!r}")
-        own.__cause__ = error
-        return own
-
-    def _picture_of(self, media_hash: str) -> NamedPicture:
-        return next(picture for picture in self._pictures if media_hash in picture.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +318,7 @@ class RequestPreparer:
         pins: Sequence[PromptPin] = (),
     ) -> EngineRequest:
         items = [(*item, named.picture.modality) for named in pictures for item in named.items()]
-        makeable = _makeable_of(pictures)
+        makeable = makeable_of(pictures)
         self._check_named_tokens(terms.sampling_params)
         return EngineRequest(
             request_id=f"{self.request_prefix}{next(self._request_numbers)}",
@@ -418,12 +341,6 @@ class RequestPreparer:
             bare = word.lstrip(" ")
             behind_space = word if bare[:1].isspace() else f" {bare}"
             yield from {self.tokenizer.encode(each) for each in (word, behind_space)}
-
-
-def _makeable_of(pictures: Iterable[NamedPicture]) -> dict[str, None]:
-    """In their order.  What has only its uuid may have come with another's."""
-    sent = (named for named in pictures if named.picture.source is not None)
-    return dict.fromkeys(media_hash for named in sent for media_hash in named.parts)
 
 
 def _open_account(request: EngineRequest, began: float, fetched: float) -> RequestAccount:
