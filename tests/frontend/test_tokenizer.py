@@ -1,5 +1,6 @@
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,24 @@ def test_byte_tokens_give_their_byte_and_others_their_text() -> None:
     assert tokenizer.is_byte(token_id)
     assert tokenizer.token_bytes(token_id) == b"\xe2"
     assert b"".join(map(tokenizer.token_bytes, tokenizer.encode("a café 😀\n<eos>"))) == "a café 😀\n<eos>".encode()
+
+
+def test_others_run_while_a_long_text_is_encoded() -> None:
+    tokenizer, has_begun, is_done = Tokenizer.from_checkpoint(DEMO), threading.Event(), threading.Event()
+
+    def encode() -> None:
+        has_begun.set()
+        tokenizer.encode("😀é東 hello " * 40_000)
+        is_done.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    has_begun.wait()
+    num_turns = 0
+    while not is_done.wait(0.001):
+        num_turns += 1
+    thread.join()
+    assert num_turns > 10
 
 
 def test_half_a_surrogate_pair_is_refused() -> None:
