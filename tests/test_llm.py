@@ -107,6 +107,16 @@ def test_what_a_picture_shows_changes_the_answer(pair: Pair) -> None:
     assert len({answer.token_ids for answer in answers}) == 3
 
 
+def test_an_answer_that_was_begun_is_gone_on_with() -> None:
+    drawn = draw(7)
+    messages, params = ask(by_object(drawn.picture), "What is in this picture?"), SamplingParams(temperature=0)
+    with LLM(device="cpu") as llm:
+        whole = llm.chat(messages, params)[0].outputs[0].text
+        half = whole[: whole.index(" ", len(whole) // 2)]
+        begun = [*messages, {"role": "assistant", "content": half}]
+        assert llm.chat(begun, params, continue_final_message=True)[0].outputs[0].text == whole[len(half) :]
+
+
 def test_a_request_may_have_its_pictures_resized_in_another_way(pair: Pair) -> None:
     messages = ask({"type": "image", "image": colourful_picture(500, 700)}, "What is there?")
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)

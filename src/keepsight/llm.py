@@ -20,6 +20,7 @@ from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
 from keepsight.frontend.engine_client import Outputs
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.frontend.read_messages import choose_end, read_messages
 from keepsight.frontend.tokenizer import Tokenizer
 from keepsight.observe.metric_values import Metric, list_metrics
 from keepsight.outputs import CompletionOutput, Logprob, RequestOutput
@@ -114,15 +115,19 @@ class LLM:
         use_tqdm: bool = True,
         mm_processor_kwargs: dict[str, Any] | None = None,
         priority: Sequence[int] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
     ) -> list[RequestOutput]:
         """One conversation or several, in OpenAI's form; pictures as `image_url`.
 
         Or as `image_pil` with a PIL image, a numpy array or a torch tensor; with `enable_mm_embeds` its embeddings as
-        `image_embeds`, an array, a tensor or a file's bytes.
+        `image_embeds`, an array, a tensor or a file's bytes.  With `continue_final_message` the model goes on with the
+        last message; with `add_generation_prompt` false nothing follows it.
         """
         conversations: Sequence[Any] = messages if _are_conversations(messages) else [messages]
+        end = choose_end(add_generation_prompt, continue_final_message)
         requests = (
-            self.preparer.prepare_chat(conversation, params, mm_processor_kwargs, priority=place)
+            self.preparer.prepare_chat(read_messages(conversation, end), params, mm_processor_kwargs, priority=place)
             for conversation, params, place in _zip_with_terms(
                 conversations, self._or_defaults(sampling_params), priority
             )

@@ -221,6 +221,20 @@ def test_what_was_asked_reaches_the_engine(client: Client, engine: FakeEngine) -
     assert third.media[0].media_hash != first.media[0].media_hash
 
 
+def test_an_answer_goes_on_with_the_last_message_where_it_is_asked_to(client: Client, engine: FakeEngine) -> None:
+    messages = [*ask("What is this?"), {"role": "assistant", "content": "It is a"}]
+    for options in ({"add_generation_prompt": False, "continue_final_message": True}, {"continue_final_message": True}):
+        assert client.chat(messages=messages, **options).status_code == 200
+        assert client.preparer.tokenizer.decode(engine.requests[-1].token_ids).endswith("It is a")
+        body = client.send("POST", "/tokenize", json={"messages": messages, **options}).json()
+        assert body["tokens"] == list(engine.requests[-1].token_ids)
+    client.chat(messages=messages, add_generation_prompt=False)
+    ended = client.preparer.tokenizer.decode(engine.requests[-1].token_ids, skip_special_tokens=False)
+    assert ended.endswith("It is a<end_of_turn>\n")
+    both = client.chat(messages=messages, add_generation_prompt=True, continue_final_message=True)
+    assert (both.status_code, both.json()["error"]["param"]) == (400, "continue_final_message")
+
+
 def test_a_server_may_trust_its_callers_with_the_processor(client: Client, engine: FakeEngine) -> None:
     client.settings = ApiSettings(trust_request_mm_processor_kwargs=True)
     messages = ask(by_url(draw(7).picture.resize((1600, 400))), "What is this?")

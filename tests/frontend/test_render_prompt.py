@@ -1,3 +1,4 @@
+import copy
 import json
 from collections.abc import Mapping
 from datetime import datetime
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keepsight.errors import ChatTemplateError, CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
+from keepsight.frontend.read_messages import choose_end, read_messages
 from keepsight.frontend.render_prompt import ChatTemplate
 from keepsight.frontend.tokenizer import Tokenizer
 from tests.frontend.gemma_like import DEMO, load_processor
@@ -57,9 +59,43 @@ def test_the_text_is_that_of_transformers() -> None:
     @given(CONVERSATIONS, st.booleans())
     def check(messages: list[dict[str, Any]], generate: bool) -> None:
         expected = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
-        assert template.render(messages, add_generation_prompt=generate).text == expected
+        conversation = read_messages(messages, choose_end(generate, None))
+        assert template.render(conversation).text == expected
 
     check()
+
+
+def test_the_last_message_may_be_gone_on_with_as_by_transformers() -> None:
+    template, processor = demo_template(), load_processor(DEMO)
+
+    @settings(max_examples=100)
+    @given(CONVERSATIONS, st.text(alphabet="ab \n", max_size=6))
+    def check(messages: list[dict[str, Any]], last: str) -> None:
+        role = "user" if messages[-1]["role"] in ("assistant", "system") else "assistant"
+        messages = [*messages, {"role": role, "content": [text_part("An "), text_part(last)]}]
+        expected = processor.apply_chat_template(copy.deepcopy(messages), tokenize=False, continue_final_message=True)
+        assert template.render(read_messages(messages, choose_end(False, True))).text == expected
+
+    check()
+
+
+def test_a_text_that_stands_there_twice_is_gone_on_with_at_its_end() -> None:
+    messages = [{"role": "user", "content": "Yes"}, {"role": "assistant", "content": "Yes"}]
+    source = "{% for each in messages %}<{{ each.content | trim }}>{% endfor %}Yes"
+    assert ChatTemplate(source, NO_TOKENS).render(read_messages(messages, "text")).text == "<Yes><Yes"
+
+
+@pytest.mark.parametrize(
+    ("source", "content"),
+    [
+        ("{% for part in messages[0].content %}{{ part.text }}{% endfor %}", [PICTURE]),
+        ("{{ messages[0].role }}", "Yes"),
+    ],
+    ids=["a picture", "left out"],
+)
+def test_what_cannot_be_gone_on_with_is_refused(source: str, content: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="continue_final_message"):
+        ChatTemplate(source, NO_TOKENS).render(read_messages([{"role": "user", "content": content}], "text"))
 
 
 def test_pictures_are_kept_in_their_order_with_their_places() -> None:

@@ -9,7 +9,7 @@ from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.decode_body import BodyDecoder, Buffer, Refused
 from keepsight.frontend.generation_fields import NESTED_STRUCTS, GenerationFields
 from keepsight.frontend.lift_data_urls import decode_lifting
-from keepsight.frontend.read_messages import read_messages
+from keepsight.frontend.read_messages import choose_end, read_messages
 
 
 class MediaProcessorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,11 +58,12 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
     tools: list[Tool] | None = None
     tool_choice: Any = None
 
-    add_generation_prompt: Refused = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
     audio: Refused = None
     chat_template: Refused = None
     chat_template_kwargs: Refused = None
-    continue_final_message: Refused = None
     documents: Refused = None
     function_call: Refused = None
     functions: Refused = None
@@ -77,10 +78,8 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
 
     NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **GenerationFields.NEUTRAL_VALUES,
-        "add_generation_prompt": (True,),
         "add_special_tokens": (False,),  # the template writes them
         "chat_template_kwargs": ({},),
-        "continue_final_message": (False,),
         "documents": ([],),
         "function_call": ("none", "auto"),
         "functions": ([],),
@@ -122,4 +121,5 @@ _decoder = BodyDecoder(ChatRequest, {**NESTED_STRUCTS, "mm_processor_kwargs": Me
 def parse_chat_request(body: Buffer) -> ChatRequest:
     request = decode_lifting(_decoder, body)
     request.check()
-    return msgspec.structs.replace(request, messages=read_messages(request.messages))
+    end = choose_end(request.add_generation_prompt, request.continue_final_message)
+    return msgspec.structs.replace(request, messages=read_messages(request.messages, end))

@@ -5,13 +5,15 @@ Every fault names its place as the caller wrote it (`messages[1].content[0].type
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.read_tool_calls import read_tool_calls
 from keepsight.media import Modality
 
 TemplateMessage = dict[str, Any]
+# What a prompt ends with: the beginning of an answer, the last message, or the last text of that, to be gone on with.
+PromptEnd = Literal["answer", "message", "text"]
 Fields = Mapping[str, Any]
 
 # Clients send an assistant's earlier answer back whole; these fields of it say nothing when they are empty.
@@ -64,6 +66,7 @@ class Conversation:
     messages: list[TemplateMessage]
     pictures: tuple[PicturePart, ...]
     breakpoints: tuple[Breakpoint, ...] = ()
+    end: PromptEnd = "answer"
 
     def emptied_after(self, breakpoint_: Breakpoint) -> "Conversation":
         """The same turns, but nothing is said behind it: some templates write one turn into the next."""
@@ -73,14 +76,25 @@ class Conversation:
         return Conversation([*self.messages[:index], cut, *silent], ())
 
 
-def read_messages(messages: object) -> Conversation:
+def choose_end(add_generation_prompt: bool | None, continue_final_message: bool | None) -> PromptEnd:
+    """transformers' names for it, which vLLM has taken over; None: as is usual."""
+    if continue_final_message and add_generation_prompt:
+        raise InvalidArgumentError(
+            "continue_final_message", "does not go with add_generation_prompt: which of the two?"
+        )
+    if continue_final_message:
+        return "text"
+    return "message" if add_generation_prompt is False else "answer"
+
+
+def read_messages(messages: object, end: PromptEnd = "answer") -> Conversation:
     if isinstance(messages, Conversation):
         return messages  # read before
     pictures: list[PicturePart] = []
     listed = _check_is_list(messages, "messages", "messages")
     read = [_read_message(message, f"messages[{index}]", pictures) for index, message in enumerate(listed)]
     breakpoints = _find_breakpoints(listed)
-    return Conversation(read, _pin(pictures, breakpoints) if breakpoints else tuple(pictures), breakpoints)
+    return Conversation(read, _pin(pictures, breakpoints) if breakpoints else tuple(pictures), breakpoints, end)
 
 
 def _read_message(message: object, field: str, pictures: list[PicturePart]) -> TemplateMessage:

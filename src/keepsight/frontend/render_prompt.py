@@ -20,7 +20,7 @@ import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
 
-from keepsight.errors import ChatTemplateError, CheckpointConfigError, UnsupportedFieldError
+from keepsight.errors import ChatTemplateError, CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.read_messages import PicturePart, TemplateMessage, read_messages
 from keepsight.json_fields import read_json_object, read_optional_json_object
 
@@ -30,6 +30,8 @@ MAX_PROBED_CHARACTERS = 2**16
 ContentForm = Literal["text", "parts"]
 CONTENT_FORMS: tuple[ContentForm, ...] = ("text", "parts")
 _PROBE = "What does this template show?"
+# Behind a text that is to be gone on with.  A template that trims takes its last character away.
+_GOES_ON = "(and here the answer goes on) "
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +61,17 @@ class ChatTemplate:
     def render(
         self,
         messages: object,
-        add_generation_prompt: bool = True,
         max_characters: int = MAX_RENDERED_CHARACTERS,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> RenderedPrompt:
         conversation = read_messages(messages)
         self._check_shows_tools(conversation.messages, tools)
         written = _write_contents(conversation.messages, self._content_form)
-        text = self._render_text(written, tools, add_generation_prompt, max_characters)
+        if conversation.end == "text":
+            marked = self._render_text(_mark_end(written), tools, False, max_characters + len(_GOES_ON))
+            text = _cut_at_mark(marked)
+        else:
+            text = self._render_text(written, tools, conversation.end == "answer", max_characters)
         return RenderedPrompt(text, conversation.pictures)
 
     def _render_text(
@@ -123,6 +128,28 @@ class ChatTemplate:
         if self.source is None or "developer" in self.source:
             return messages
         return [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
+
+
+def _mark_end(messages: list[TemplateMessage]) -> list[TemplateMessage]:
+    *before, last = messages
+    return [*before, {**last, "content": _mark(last["content"])}]
+
+
+def _mark(content: str | list[Mapping[str, Any]]) -> str | list[Mapping[str, Any]]:
+    if isinstance(content, str):
+        return content + _GOES_ON
+    if not content or content[-1]["type"] != "text":
+        raise InvalidArgumentError("continue_final_message", "the last message does not end with a text to go on with")
+    *before, last = content
+    return [*before, {**last, "text": last["text"] + _GOES_ON}]
+
+
+def _cut_at_mark(text: str) -> str:
+    """As transformers does: of a template that trims, spaces before the mark would have gone too."""
+    before, mark, behind = text.rpartition(_GOES_ON.rstrip())
+    if not mark:
+        raise InvalidArgumentError("continue_final_message", "the chat template does not show the last message's text")
+    return before if behind.startswith(_GOES_ON[-1]) else before.rstrip()
 
 
 def _write_contents(messages: list[TemplateMessage], form: ContentForm | None) -> list[TemplateMessage]:

@@ -10,7 +10,7 @@ from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.chat_request import MediaProcessorOptions, Tool
 from keepsight.frontend.decode_body import BodyDecoder, Buffer, Refused, check_refused
 from keepsight.frontend.lift_data_urls import decode_lifting
-from keepsight.frontend.read_messages import read_messages
+from keepsight.frontend.read_messages import choose_end, read_messages
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,16 +27,14 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     tools: list[Tool] | None = None
     cache_salt: str | None = None
 
-    add_generation_prompt: Refused = None
+    # Of messages.
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
     chat_template: Refused = None
     chat_template_kwargs: Refused = None
-    continue_final_message: Refused = None
 
-    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "add_generation_prompt": (True,),
-        "chat_template_kwargs": ({},),
-        "continue_final_message": (False,),
-    }
+    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {"chat_template_kwargs": ({},)}
 
     @property
     def shown_tools(self) -> list[dict[str, Any]]:
@@ -48,6 +46,9 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise InvalidArgumentError("prompt", "must be given, or messages in its place")
         if self.messages is not None and self.add_special_tokens:
             raise InvalidArgumentError("add_special_tokens", "must be false with messages: their template writes them")
+        for name in ("add_generation_prompt", "continue_final_message"):
+            if self.messages is None and getattr(self, name) is not None:
+                raise InvalidArgumentError(name, "is of messages, and a prompt has none")
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,7 +79,8 @@ def parse_tokenize_request(body: Buffer) -> TokenizeRequest:
     request.check()
     if request.messages is None:
         return request
-    return msgspec.structs.replace(request, messages=read_messages(request.messages))
+    end = choose_end(request.add_generation_prompt, request.continue_final_message)
+    return msgspec.structs.replace(request, messages=read_messages(request.messages, end))
 
 
 def parse_detokenize_request(body: Buffer) -> DetokenizeRequest:
