@@ -204,6 +204,35 @@ def test_a_request_is_not_asked_again_because_one_of_its_choices_left() -> None:
     expect_all_answered(drive)
 
 
+def drive_that_asked_one_who_left_with_a_slice_under_way() -> Drive:
+    drive = quiet_drive(max_prompt_tokens_beside_streams=1)
+    drive.runner.set_pace(lambda: False)
+    step_with(drive, make_request("stream", 3, max_tokens=60, ignore_eos=True))
+    step_with(drive, make_request("left", 40, "cat", 3))
+    assert drive.needed == [("left", "cat")]
+    assert any(state.is_under_way for state in drive.scheduler.lineup.running)
+    drive.scheduler.abort("left")
+    return drive
+
+
+def test_who_left_is_not_relied_on_while_a_slice_of_it_is_still_under_way() -> None:
+    drive = drive_that_asked_one_who_left_with_a_slice_under_way()
+    step_with(drive, make_request("b", "cat", 2))
+    assert drive.needed == [("left", "cat"), ("b", "cat")]
+    assert drive.lose("cat") == MediaNeeded("b", ("cat",), inline=True)
+    drive.deliver("cat")
+    drive.runner.set_pace(lambda: True)
+    expect_all_answered(drive)
+
+
+def test_pixels_are_refused_of_who_left_while_a_slice_of_it_is_still_under_way() -> None:
+    drive = drive_that_asked_one_who_left_with_a_slice_under_way()
+    assert drive.lose("cat") is None
+    assert not drive.deliver("cat")
+    drive.runner.set_pace(lambda: True)
+    expect_all_answered(drive)
+
+
 # Room and budget ----------------------------------------------------------------------------------------------
 
 

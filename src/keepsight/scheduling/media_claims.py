@@ -11,7 +11,7 @@ from keepsight.engine_config import EngineConfig
 from keepsight.requests import EngineRequest, MediaNeeded
 from keepsight.scheduling.embedding_loads import EmbeddingLoads, LoadState
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
-from keepsight.scheduling.request_state import Origin, ParkedFor, RequestState
+from keepsight.scheduling.request_state import Origin, ParkedFor, RequestState, Status
 from keepsight.scheduling.shortage import Shortage
 from keepsight.scheduling.step_plan import Encoding, SequenceId
 
@@ -30,7 +30,7 @@ class MediaClaims:
         self._to_place: list[str] = []
         self._states: dict[SequenceId, RequestState] = {}
         self._room_is_short, self._budget_is_short = Shortage(), Shortage()
-        # Media of these sequences: nothing else is ever asked for or kept.
+        # Media of those who have not left: nothing else is ever asked for or kept.
         self._live: Counter[str] = Counter()
         self._pixels: set[str] = set()
         self._unneeded_pixels: list[str] = []
@@ -49,10 +49,9 @@ class MediaClaims:
         self.loads.add(state)
         self._note_promises(state.request)
 
-    def remove(self, state: RequestState) -> None:
-        self.drop(state)
+    def leave(self, state: RequestState) -> None:
+        """It waits for nothing any more, and nothing is kept or made for it.  What it claimed may still be read."""
         self._end_shortages(state)
-        del self._states[state.sequence_id]
         self.loads.remove(state)
         for item in state.media:
             self._live[item.media_hash] -= 1
@@ -64,6 +63,11 @@ class MediaClaims:
         self._num_choices[state.request.request_id] -= 1
         if not self._num_choices[state.request.request_id]:
             self._remove_maker(state.request)
+
+    def remove(self, state: RequestState) -> None:
+        """It left before; now nothing of it is under way."""
+        self.drop(state)
+        del self._states[state.sequence_id]
 
     def _note_promises(self, request: EngineRequest) -> None:
         own = {item.media_hash for item in request.media}
@@ -326,17 +330,17 @@ class MediaClaims:
         return [MediaNeeded(request_id, tuple(hashes)) for request_id, hashes in needed.items()]
 
     def check_invariants(self) -> None:
-        live = self._states.values()
+        live = {state for state in self._states.values() if state.status is not Status.FINISHED}
         assert self._live == Counter(item.media_hash for state in live for item in state.media)
         assert self._num_encoding == sum(each.num_tokens for each in self._encodings.values())
         assert self._pixels <= self._live.keys() | {each.media_hash for each in self._encodings.values()}
-        for state in live:
+        for state in self._states.values():
             users = {(state.sequence_id, index) for index in state.claimed_items}
             assert users == set(self.encoder_cache.users_of(state.sequence_id)), state.sequence_id
         for media_hash, askers in self._askers.items():
             assert askers, media_hash
             assert media_hash not in self._pixels, media_hash
-            assert all(self._states[asker.sequence_id] is asker for asker in askers), media_hash
+            assert askers.keys() <= live, media_hash
             assert media_hash in self._makers, f"nobody makes {media_hash}"
         assert self._num_choices == Counter(state.request.request_id for state in live)
         for media_hash, makers in self._makers.items():

@@ -6,7 +6,6 @@ step's tokens those that run take theirs before those that wait: a prompt that h
 """
 
 import itertools
-from collections.abc import Iterable
 
 from keepsight.engine_config import EngineConfig, SchedulerConfig
 from keepsight.requests import EngineRequest, MediaNeeded, RequestFailed, TokenOutput
@@ -415,6 +414,8 @@ class Scheduler:
         choices.remove(state)
         if not choices:
             del self._choices[state.request.request_id]
+        self.media.leave(state)
+        self._encoder_has_changed = True
         if state.is_under_way:
             self._leaving[state.sequence_id] = state
         else:
@@ -434,16 +435,12 @@ class Scheduler:
         assert len(self._states) == len(self.lineup)
         assert len(self.lineup.running) <= self.config.max_num_seqs
         assert sum(map(len, self._choices.values())) == len(self._states)
-        self._check_managers(itertools.chain(self._states.values(), self._leaving.values()))
-        embeddings = [*self.media.encoder_cache.held_media(), *self.kept.held_embeddings()]
-        self.held_embeddings.check_invariants(embeddings)
-        self.holdings.check_invariants([*embeddings, *self.kv_cache.held_media(), *self.kept.held_pixels()])
-
-    def _check_managers(self, states: Iterable[RequestState]) -> None:
-        live = list(states)
-        for state in live:
+        for state in (*self._states.values(), *self._leaving.values()):
             num_positions = self.kv_cache.num_blocks_of(state.sequence_id) * self._block_size
             assert state.num_computed <= num_positions, state.sequence_id
             assert not state.is_under_way or state.status in (Status.RUNNING, Status.FINISHED)
         self.kv_cache.check_invariants()
         self.media.check_invariants()
+        embeddings = [*self.media.encoder_cache.held_media(), *self.kept.held_embeddings()]
+        self.held_embeddings.check_invariants(embeddings)
+        self.holdings.check_invariants([*embeddings, *self.kv_cache.held_media(), *self.kept.held_pixels()])
