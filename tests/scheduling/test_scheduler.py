@@ -1,11 +1,13 @@
 """What is computed when, and for whom: the scheduler's decisions, read off its plans."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from keepsight.engine_config import EngineConfig
 from keepsight.requests import ResetCaches
+from keepsight.scheduling.kv_cache_manager import PrefixHit
 from keepsight.scheduling.request_state import ParkedFor
 from keepsight.scheduling.step_plan import StepPlan
 from tests.scheduling.drive import Drive, adapter, make_config, make_request, with_text
@@ -389,6 +391,43 @@ def test_what_is_left_of_a_step_begins_no_prompt_that_could_soon_find_its_beginn
         make_request("long", 56, cache_salt="another's"), make_request("b", 3, "cat", 5), make_request("c", 3, "cat", 9)
     )
     assert drive.cached["c", 0] == 12
+    drive.expect_right_answers()
+
+
+def drive_with_many_who_wait_to_join(num_waiting: int) -> Drive:
+    """Beside a stream, of which one can join with each step."""
+    drive = Drive(make_config(max_prompt_tokens_beside_streams=8, num_blocks=128))
+    drive.add(make_request("stream", 3, max_tokens=90, ignore_eos=True))
+    drive.step()
+    for number in range(num_waiting):
+        drive.add(make_request(f"{number}", 8, cache_salt=f"{number}", max_tokens=1))
+    drive.step()
+    return drive
+
+
+def test_those_who_wait_to_join_are_not_all_looked_at_with_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive = drive_with_many_who_wait_to_join(40)
+    find_prefix, num_looks = drive.scheduler.kv_cache.find_prefix, 0
+
+    def count_and_find(hashes: Sequence[bytes], num_tokens: int) -> PrefixHit:
+        nonlocal num_looks
+        num_looks += 1
+        return find_prefix(hashes, num_tokens)
+
+    monkeypatch.setattr(drive.scheduler.kv_cache, "find_prefix", count_and_find)
+    plans = [drive.step() for _ in range(39)]
+    assert num_looks <= 2 * 39
+    assert [plan.now[-1].sequence_id[0] for plan in plans] == [f"{number}" for number in range(1, 40)]
+    drive.run()
+    drive.expect_right_answers()
+
+
+def test_who_waits_to_join_has_its_first_token_once_its_prompt_is_known() -> None:
+    drive = drive_with_many_who_wait_to_join(40)
+    drive.add(make_request("urgent", 8, cache_salt="39", max_tokens=1, priority=-1))
+    assert drive.step().now[-1].sequence_id[0] == "urgent"
+    assert [recall.sequence_id[0] for recall in drive.step().recall] == ["39"]
+    drive.run()
     drive.expect_right_answers()
 
 

@@ -254,6 +254,7 @@ class MediaClaims:
 
     def drop(self, state: RequestState) -> None:
         state.claimed_items.clear()
+        state.num_to_join = 0
         self.encoder_cache.release_all(state.sequence_id)
 
     def arrived(self, media_hash: str) -> Iterable[RequestState] | None:

@@ -24,6 +24,9 @@ class PromptEnds:
     def __len__(self) -> int:
         return len(self._names)
 
+    def __contains__(self, end_hash: bytes) -> bool:
+        return end_hash in self._names
+
     def name(self, end_hash: bytes) -> EndName | None:
         """What the runner is to keep it as; None: nothing is kept."""
         return EndName(next(self._numbers), end_hash) if self._max_entries else None

@@ -83,6 +83,8 @@ class RequestState:
     num_preemptions: int = 0
     # How far it was computed when it last gave its pages to those behind it, because it waited for media.
     gave_way_at: int = 0
+    # What was left of it when it was last considered, if it lacked nothing but room in a step to join; else 0.
+    num_to_join: int = 0
     # The first media item whose span is not wholly computed.
     next_item: int = 0
     # Items whose embeddings this sequence is a user of.

@@ -213,6 +213,8 @@ class Scheduler:
 
     def _try_start(self, state: RequestState, draft: StepDraft) -> bool:
         """Whether those behind it may have their turn."""
+        if draft.has_no_room_to_join(state.num_to_join) and state.hasher.prompt_end not in self.kv_cache.ends:
+            return draft.now_tokens_left > 0
         hit = self._find_prefix(state)
         if hit is not None and hit.is_being_computed:
             self.lineup.park(state, ParkedFor.PREFIX)
@@ -275,6 +277,7 @@ class Scheduler:
             self.lineup.park(state, why_parked(state, most, lacks))
             return None
         joins = draft.joins(most - start)
+        state.num_to_join = most - start if joins and most == state.num_tokens else 0
         if not joins and not draft.beside_tokens_left:
             self.lineup.park(state, ParkedFor.LANE)
             return None

@@ -57,6 +57,10 @@ class StepDraft:
             self._lanes_waited_for.add(piece.joins)
         return piece.joins in self._lanes_waited_for
 
+    def has_no_room_to_join(self, length: int) -> bool:
+        """Somebody waits to join, and with so much left to compute another can only wait behind it."""
+        return True in self._lanes_waited_for and self.joins(length) and length > self.tokens_left(joins=True)
+
     def add_recall(self, sequence_id: SequenceId, kept_as: EndName) -> None:
         self.recall.append(Recall(sequence_id, kept_as))
         self.now_tokens_left -= 1
