@@ -254,7 +254,7 @@ def who_may_go_on(drive: Drive) -> list[str]:
 
 def test_of_many_who_wait_for_the_encoder_only_those_try_again_whom_it_has_room_for() -> None:
     drive = drive_with_a_queue(20)
-    assert who_may_go_on(drive) == ["0", "1"]
+    assert who_may_go_on(drive) == ["1"]
     drive.runner.set_pace(lambda: True)
     drive.step()
     assert who_may_go_on(drive) == ["0", "1"]
@@ -272,6 +272,21 @@ def test_who_needs_no_room_tries_again_beside_those_who_do() -> None:
     # Its pixels went with the encoding of the same picture for another.
     assert "wants the second's" in who_may_go_on(drive)
     expect_all_answered(drive)
+
+
+def test_who_waits_for_a_picture_that_is_being_encoded_tries_again_when_it_is_and_not_before() -> None:
+    drive = drive_with_a_queue(1)
+    for number in range(20):
+        drive.add(make_request(f"wants it too {number}", number + 1, "picture 0", max_tokens=1))
+    drive.step()
+    drive.scheduler.abort("0")
+    assert who_may_go_on(drive) == []
+    drive.runner.set_pace(lambda: True)
+    while not drive.scheduler.media.encoder_cache.is_ready("picture 0"):
+        drive.step()
+    assert len(who_may_go_on(drive)) == 20
+    expect_all_answered(drive)
+    assert drive.runner.encoded == ["picture 0"]
 
 
 # Handles that lead nowhere ------------------------------------------------------------------------------------

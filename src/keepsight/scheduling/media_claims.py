@@ -118,6 +118,8 @@ class MediaClaims:
         room, budget = self.encoder_cache.num_embeddings_to_be_had, self._max_encoding - self._num_encoding
         is_first = True
         for state in parked:
+            if self._waits_for_its_first(state):
+                continue
             if state.claimed_items or not self._lacks_only_room(state):
                 yield state
                 continue
@@ -129,6 +131,12 @@ class MediaClaims:
             if fits or is_first:
                 yield state
             is_first = False
+
+    def _waits_for_its_first(self, state: RequestState) -> bool:
+        """It has claimed all that it needs, and cannot go on before the first of it is encoded."""
+        first = min(state.claimed_items, default=len(state.media))
+        has_all = len(state.claimed_items) == len(state.media) - first
+        return bool(state.claimed_items) and has_all and not self.is_ready(state, first)
 
     def _lacks_only_room(self, state: RequestState) -> bool:
         key = state.encoder_keys[state.next_item]
