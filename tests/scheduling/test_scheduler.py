@@ -485,9 +485,9 @@ def test_the_choices_of_a_request_share_the_whole_blocks_of_its_prompt() -> None
 # The lane beside the streams ----------------------------------------------------------------------------------
 
 
-def beside_drive() -> Drive:
+def beside_drive(max_joining: int = 4) -> Drive:
     """One stream runs; what lies beside it takes as long as `is_done` says."""
-    drive = Drive(make_config(max_prompt_tokens_beside_streams=4))
+    drive = Drive(make_config(max_prompt_tokens_beside_streams=max_joining))
     drive.add(make_request("stream", 3, max_tokens=40, ignore_eos=True))
     drive.step()
     drive.is_done = lambda: False
@@ -526,6 +526,34 @@ def test_a_prompt_whose_lane_is_taken_waits_and_holds_nobody_back() -> None:
         plan = drive.step()
         assert not plan.beside
     assert ("short", 0) in drive.finished
+    drive.runner.set_pace(lambda: True)
+    drive.run()
+    drive.expect_right_answers()
+
+
+def test_a_short_prompt_does_not_wait_for_the_beginning_that_a_long_one_computes_beside() -> None:
+    drive = beside_drive(max_joining=8)
+    drive.add(make_request("long", 20))
+    drive.step()
+    drive.add(make_request("short", 6))
+    drive.add(make_request("as short", 7))
+    assert [piece.sequence_id[0] for piece in drive.step().now] == ["stream", "short"]
+    assert [piece.sequence_id[0] for piece in drive.step().now] == ["stream", "short", "as short"]
+    assert drive.cached["as short", 0] == 4, "of the first that joined"
+    drive.runner.set_pace(lambda: True)
+    drive.run()
+    drive.expect_right_answers()
+
+
+def test_a_short_prompt_waits_for_the_picture_that_a_long_one_computes_beside() -> None:
+    drive = beside_drive(max_joining=16)
+    drive.add(make_request("long", 2, "cat", 30))
+    drive.runner.set_pace(lambda: drive.runner.encoded == [])
+    while not any(drive.step().beside):
+        pass
+    drive.add(make_request("short", 2, "cat", 2))
+    drive.step()
+    assert [state.parked_for for state in drive.scheduler.lineup.parked] == [ParkedFor.PREFIX]
     drive.runner.set_pace(lambda: True)
     drive.run()
     drive.expect_right_answers()

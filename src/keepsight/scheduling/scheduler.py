@@ -22,7 +22,7 @@ from keepsight.scheduling.media_claims import MediaClaims
 from keepsight.scheduling.prompt_pins import PromptPins
 from keepsight.scheduling.request_state import Begun, ParkedFor, RequestState, Status
 from keepsight.scheduling.step_draft import Piece, StepDraft
-from keepsight.scheduling.step_plan import Computed, NewSequence, SampledToken, SequenceId, Slice, StepPlan, StepResult
+from keepsight.scheduling.step_plan import Computed, SampledToken, SequenceId, Slice, StepPlan, StepResult
 from keepsight.scheduling.turns import Turns
 
 # Pages for so many tokens of an answer are taken at once while most are free: what lies in a row is read in place.
@@ -216,7 +216,7 @@ class Scheduler:
         if draft.has_no_room_to_join(state.num_to_join) and state.hasher.prompt_end not in self.kv_cache.ends:
             return draft.now_tokens_left > 0
         hit = self._find_prefix(state)
-        if hit is not None and hit.is_being_computed:
+        if hit is not None and hit.is_being_computed and not self._joins_sooner(state, hit, draft):
             self.lineup.park(state, ParkedFor.PREFIX)
             return True
         if hit is not None and self._try_recall(state, hit, draft):
@@ -244,6 +244,11 @@ class Scheduler:
             return None
         return self.kv_cache.find_prefix(state.hasher.hashes, state.num_tokens)
 
+    def _joins_sooner(self, state: RequestState, hit: PrefixHit, draft: StepDraft) -> bool:
+        """Than its prefix comes.  Of media the other may spare it the making."""
+        is_text = state.first_item_after(hit.num_tokens) == len(state.media)
+        return is_text and draft.is_first_to_join(state.num_tokens - hit.num_tokens)
+
     def _try_recall(self, state: RequestState, hit: PrefixHit, draft: StepDraft) -> bool:
         """Its first token, if the whole prompt is known.  It stays in line: a seat is for the second."""
         if state.num_sampled or draft.now_tokens_left <= 0:
@@ -252,7 +257,7 @@ class Scheduler:
         if kept_as is None:
             return False
         draft.add_recall(state.sequence_id, kept_as)
-        self._introduce(state, draft)
+        draft.introduce(state)
         self._note_hit(state, hit)
         return True
 
@@ -288,7 +293,7 @@ class Scheduler:
         self, state: RequestState, piece: Piece, first_block: int, added: tuple[int, ...], draft: StepDraft
     ) -> None:
         start, end = state.num_computed, piece.end
-        self._introduce(state, draft)
+        draft.introduce(state)
         state.is_under_way = not piece.joins
         samples = end == state.num_tokens
         is_prompts_end = samples and not state.num_sampled
@@ -296,11 +301,6 @@ class Scheduler:
         prompt = Slice(state.sequence_id, start, end - start, first_block, added, samples, keep_as)
         draft.add_prompt(prompt, joins=piece.joins)
         self.kv_cache.announce(state.sequence_id, state.hasher.hashes, end)
-
-    def _introduce(self, state: RequestState, draft: StepDraft) -> None:
-        if not state.is_known_to_runner:
-            state.is_known_to_runner = True
-            draft.new.append(NewSequence(state.sequence_id, state.request, state.encoder_keys))
 
     # Taking back ----------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from keepsight.scheduling.request_state import RequestState
 from keepsight.scheduling.step_plan import EndName, NewSequence, Recall, SequenceId, Slice
 
 
@@ -60,6 +61,17 @@ class StepDraft:
     def has_no_room_to_join(self, length: int) -> bool:
         """Somebody waits to join, and with so much left to compute another can only wait behind it."""
         return True in self._lanes_waited_for and self.joins(length) and length > self.tokens_left(joins=True)
+
+    def is_first_to_join(self, length: int) -> bool:
+        """Streams, wholly; what others compute of prompts is then all beside, and may take many steps."""
+        is_beside_streams = self.joining_tokens_left is not None
+        return is_beside_streams and not self._num_joining and length <= self.tokens_left(joins=True)
+
+    def introduce(self, state: RequestState) -> None:
+        """To the runner, if it does not know it yet."""
+        if not state.is_known_to_runner:
+            state.is_known_to_runner = True
+            self.new.append(NewSequence(state.sequence_id, state.request, state.encoder_keys))
 
     def add_recall(self, sequence_id: SequenceId, kept_as: EndName) -> None:
         self.recall.append(Recall(sequence_id, kept_as))
