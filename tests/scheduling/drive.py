@@ -145,19 +145,25 @@ class Drive:
     def step(self) -> StepPlan:
         if self.delivers:
             self._keep_promises()
+        # In the order of the engine's loop: what is asked for while planning is answered before the next plan.
         self._load()
         plan = self.scheduler.schedule()
-        self._load()
+        self._ask_tiers()
+        asked = self._ask_frontend()
         result = self.runner.run(plan)
         for output in self.scheduler.update(plan, result):
             self._note(output)
-        self._ask_frontend()
+        if self.delivers:
+            self._answer(asked)
         self.scheduler.check_invariants()
         self._believe()
         return plan
 
-    def _load(self) -> None:
+    def _ask_tiers(self) -> None:
         self.loading += [load.encoder_key for load in self.scheduler.take_loads()]
+
+    def _load(self) -> None:
+        self._ask_tiers()
         while self.loads and self.loading:
             self.end_load(self.loading.pop(0))
 
@@ -167,13 +173,18 @@ class Drive:
             if self.is_live(request_id):
                 self.deliver(media_hash)
 
-    def _ask_frontend(self) -> None:
+    def _ask_frontend(self) -> list[tuple[str, str]]:
+        asked: list[tuple[str, str]] = []
         for needed in self.scheduler.take_media_needed():
             assert not needed.inline
-            self.needed += [(needed.request_id, media_hash) for media_hash in needed.media_hashes]
-            if self.delivers and self.is_live(needed.request_id):
-                for media_hash in needed.media_hashes:
-                    self.deliver(media_hash)
+            asked += [(needed.request_id, media_hash) for media_hash in needed.media_hashes]
+        self.needed += asked
+        return asked
+
+    def _answer(self, asked: list[tuple[str, str]]) -> None:
+        for request_id, media_hash in asked:
+            if self.is_live(request_id):
+                self.deliver(media_hash)
 
     def _believe(self) -> None:
         for hint in self.scheduler.holdings.take_changes():
