@@ -290,6 +290,18 @@ def test_starts_that_fail_again_and_again_end_the_server(stage: Stage) -> None:
     stage.wait_for_log(r"engine-4 \(pid \d+\) ended with status 2; its start failed 3 times: giving up")
 
 
+@pytest.mark.parametrize("kind", ["engine", "frontend"])
+def test_those_that_end_by_themselves_as_soon_as_they_are_ready_have_failed_to_start(stage: Stage, kind: str) -> None:
+    actors = dict(zip(("engine", "frontend"), stage.start_serving(), strict=True))
+    actors[kind].do(1)
+    for _ in range(2):
+        actors[kind] = stage.next()
+        actors[kind].do("ready")
+        actors[kind].do(1)
+    stage.wait_for_log(rf"{kind}-3 \(pid \d+\) ended with status 1; its start failed 3 times: giving up")
+    actors[kind].wait()
+
+
 def test_a_start_that_succeeds_makes_failures_before_it_good(stage: Stage) -> None:
     engine, frontend = stage.start_serving()
     engine.kill()

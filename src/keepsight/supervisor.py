@@ -49,6 +49,8 @@ FRONTEND = (sys.executable, "-P", "-m", "keepsight.frontend.frontend_process")
 NO_WISHES = ApiSettings()
 # So many times in a row may the start of an engine, or of a frontend, of one rank fail once the server has run.
 MAX_FAILED_STARTS = 3
+# Who ends by itself so soon after it was ready was not: its successor would hardly live longer.
+SETTLING_SECONDS = 3.0
 # For answers that say that there will be none, and for an engine with nothing to do any more.
 GOODBYE_SECONDS = 5.0
 # A process that ends by a signal, as shells count it.
@@ -86,7 +88,8 @@ class _Child:
 
         `rank`: which of its kind; the one that replaces it has the same, but never its number.
         """
-        self.kind, self.rank, self.name, self.is_ready = kind, rank, f"{kind}-{number}", False
+        self.kind, self.rank, self.name = kind, rank, f"{kind}-{number}"
+        self.ready_at: float | None = None
         ours, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(command, stdin=theirs.fileno(), pass_fds=pass_fds, start_new_session=True)
@@ -94,6 +97,17 @@ class _Child:
 
     def __str__(self) -> str:
         return f"{self.name} (pid {self.process.pid})"
+
+    @property
+    def is_ready(self) -> bool:
+        return self.ready_at is not None
+
+    @property
+    def has_failed_to_start(self) -> bool:
+        """Once it has ended.  Who was killed when it was ready says nothing of how the next will fare."""
+        if self.ready_at is None:
+            return True
+        return self.process.returncode >= 0 and time.monotonic() - self.ready_at < SETTLING_SECONDS
 
     def tell_end(self) -> str:
         status = self.process.returncode
@@ -220,8 +234,7 @@ class Supervisor:
                 logger.error("%s failed: %s", child, reason)
 
     def _note_ready(self, child: _Child) -> None:
-        child.is_ready = True
-        self._num_failed_starts[child.kind, child.rank] = 0
+        child.ready_at = time.monotonic()
         if child.kind == "engine":
             self._tell_all("frontend", EngineReady(self._endpoint_of(child), child.rank))
         logger.info("%s is ready", child)
@@ -256,8 +269,9 @@ class Supervisor:
             self._tell_all("frontend", EngineLost(f"the engine was lost: {child.tell_end()}", child.rank))
         else:
             self._tell_all("engine", FrontendLost(child.name))
-        self._num_failed_starts[child.kind, child.rank] += not child.is_ready
-        if self._num_failed_starts[child.kind, child.rank] < MAX_FAILED_STARTS:
+        place = child.kind, child.rank
+        self._num_failed_starts[place] = self._num_failed_starts[place] + 1 if child.has_failed_to_start else 0
+        if self._num_failed_starts[place] < MAX_FAILED_STARTS:
             self._counters.add(RESTARTED[child.kind])
             logger.error("%s; another is started", child.tell_end())
             start = self._start_engine if child.kind == "engine" else self._start_frontend

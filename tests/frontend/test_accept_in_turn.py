@@ -61,6 +61,19 @@ def test_those_who_wait_on_one_socket_all_get_connections_that_come_at_once(list
     assert len(heard) == 4, heard
 
 
+def test_a_server_tells_that_it_accepts_once_nothing_is_left_that_could_fail(listener: socket.socket) -> None:
+    server, told = ServerInTurn(uvicorn.Config("no.such:app", log_config=None)), list[bool]()
+    server.on_accepting = lambda: told.append(server.started)
+    with pytest.raises(ModuleNotFoundError):
+        server.run(sockets=[listener])
+    assert not told
+    server = ServerInTurn(uvicorn.Config(lambda *_: None, lifespan="off", log_config=None))
+    server.should_exit = True
+    server.on_accepting = lambda: told.append(server.started)
+    server.run(sockets=[listener])
+    assert told == [True]
+
+
 def test_who_can_open_nothing_more_for_a_moment_accepts_after_it(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

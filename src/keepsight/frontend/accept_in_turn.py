@@ -23,6 +23,8 @@ TICK_SECONDS = 1.0
 
 
 class ServerInTurn(uvicorn.Server):
+    # Called once connections are accepted: nothing is left that could fail before.
+    on_accepting: Callable[[], None] = staticmethod(lambda: None)
     _should_exit = False
     # On the event loop, while it runs.
     _ending: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
@@ -58,6 +60,7 @@ class ServerInTurn(uvicorn.Server):
             protocol, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
         self._acceptors = [Acceptor(each, make_protocol, self.config.ssl) for each in sockets or ()]
+        self.on_accepting()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for acceptor in self._acceptors:

@@ -12,10 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import uvicorn
-
 from keepsight.config import Config
 from keepsight.count_cores import count_cores, share_of
+from keepsight.frontend.accept_in_turn import ServerInTurn
 from keepsight.frontend.app import create_app
 from keepsight.frontend.common_geometries import CommonGeometries
 from keepsight.frontend.engine_client import EngineClient
@@ -81,7 +80,7 @@ class FrontendProcess:
         self._listener = socket.socket(fileno=start.listener_fd)
         # Set by the first engine, or when none is needed any more.
         self._may_go_on = threading.Event()
-        self._server: uvicorn.Server | None = None
+        self._server: ServerInTurn | None = None
         self._is_draining = False
 
     def serve(self, control: ProcessEnd) -> None:
@@ -98,7 +97,7 @@ class FrontendProcess:
             self._workers.wait_until_started()
         # All that was loaded stays: there is no garbage in it to look for.
         gc.freeze()
-        control.tell(Ready())
+        self._server.on_accepting = partial(control.tell, Ready())
         self._server.run(sockets=[self._listener])
 
     def close(self) -> None:

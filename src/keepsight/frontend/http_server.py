@@ -31,7 +31,7 @@ BELIEVED_RATIO = 32
 MAX_PIPELINED = 32
 
 
-def make_server(app: ASGIApp, settings: ApiSettings) -> uvicorn.Server:
+def make_server(app: ASGIApp, settings: ApiSettings) -> ServerInTurn:
     base = _PastHttptools if hasattr(AutoHTTPProtocol, "on_body") else _Impatient
     protocol = type("Protocol", (base, AutoHTTPProtocol), {"patience_seconds": settings.slow_client_seconds})
     config = uvicorn.Config(
