@@ -222,18 +222,6 @@ def test_a_real_server_s_budget_is_held_by_all_together() -> None:
 
 
 @needs_redis
-def test_a_real_server_forgets_what_outlives_its_time() -> None:
-    with real_server() as (url, _):
-        tier = RedisTier(url, seconds_to_live=1000)
-        tier.put(key_of(1), array_of(1))
-        with tier._reader.held() as connection:
-            left = connection.run([b"TTL", b"keepsight:{embeddings}:" + key_of(1).encode()])
-        assert isinstance(left, int)
-        assert 0 < left <= 1000
-        tier.close()
-
-
-@needs_redis
 def test_a_real_server_s_password() -> None:
     with real_server("--requirepass", "secret") as (url, _):
         path = url.removeprefix("unix://")

@@ -65,13 +65,12 @@ class RedisTier:
         url: str,
         max_bytes: int | None = None,
         *,
-        seconds_to_live: int | None = None,
         timeout: float = 2.0,
         prefix: str = "keepsight:{embeddings}:",
     ) -> None:
         """Raises InvalidArgumentError if the address is none; a server that is not there raises later."""
         self._address, self._max_bytes, self._timeout = parse_address(url), max_bytes, timeout
-        self._seconds_to_live, self._prefix = seconds_to_live, prefix.encode()
+        self._prefix = prefix.encode()
         self._reader = _Line(lambda: RespConnection(self._address, timeout))
         self._writer = _Line(lambda: RespConnection(self._address, timeout))
         self._num_evictions = self._num_damaged = 0
@@ -114,8 +113,7 @@ class RedisTier:
         return True
 
     def _put(self, connection: RespConnection, key: str, value: tuple[bytes, memoryview], num_bytes: int) -> None:
-        expiry = [] if self._seconds_to_live is None else [b"EX", str(self._seconds_to_live).encode()]
-        store: list[Part] = [b"SET", self._prefix + key.encode(), value, *expiry]
+        store: list[Part] = [b"SET", self._prefix + key.encode(), value]
         if self._max_bytes is None:
             connection.run(store)
             return
