@@ -124,6 +124,12 @@ def test_nonsense_is_an_error_or_a_miss_and_disturbs_no_later_reply(
     assert_equal(tier.get(key_of(1)), array_of(1))
 
 
+def test_replies_within_replies_without_end_are_not_the_protocol(tier: RedisTier, server: FakeServer) -> None:
+    server.misbehave = lambda reply: b"*1\r\n" * 10_000
+    with pytest.raises(TierError, match="not the Redis protocol"):
+        tier.open()
+
+
 def test_whatever_is_flipped_or_cut_off_on_the_way_is_never_taken(server: FakeServer) -> None:
     rng = random.Random(0)
     tier = RedisTier(server.url, timeout=0.02)

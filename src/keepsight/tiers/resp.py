@@ -23,6 +23,8 @@ Reply = int | str | bytes | None | list["Reply"]
 _MAX_LINE = 64 * 1024
 _MAX_VALUE = 512 * 2**20
 _MAX_REPLIES = 1_000_000
+# Replies within replies: those to what we ask for are as deep as two.
+_MAX_DEPTH = 8
 # Smaller parts of a command are joined.
 _SMALL = 64 * 1024
 # What heads a large value comes first and alone: what comes with it is copied once more.
@@ -119,14 +121,15 @@ class RespConnection:
 
     # Reading, within an exchange ------------------------------------------------------------------------------
 
-    def read_reply(self) -> Reply:
+    def read_reply(self, depth: int = 0) -> Reply:
+        """`depth`: of the replies that it is part of."""
         kind, rest = self._read_head()
         if kind == b"-":
             raise RefusedError(rest.decode("utf-8", "replace"))
         if kind == b"+":
             return rest.decode("utf-8", "replace")
         if kind == b"*":
-            return self._read_replies(_number(rest, _MAX_REPLIES))
+            return self._read_replies(_number(rest, _MAX_REPLIES), depth + 1)
         if kind == b"$":
             return self._read_value(_number(rest, _MAX_VALUE))
         return _number(rest, 2**63)
@@ -168,11 +171,12 @@ class RespConnection:
             raise TierError("not the Redis protocol")
         return line[:1], line[1:]
 
-    def _read_replies(self, count: int) -> list[Reply] | None:
+    def _read_replies(self, count: int, depth: int) -> list[Reply] | None:
         if count < 0:
             return None
-        # A loop over these is as deep as the server nests them: what we ask for does so once.
-        return [self.read_reply() for _ in range(count)]
+        if depth > _MAX_DEPTH:
+            raise TierError("not the Redis protocol")
+        return [self.read_reply(depth) for _ in range(count)]
 
     def _read_value(self, size: int) -> bytes | None:
         if size < 0:
