@@ -174,6 +174,22 @@ def test_strange_files_are_left_alone(tier: DiskTier) -> None:
     assert (tier._entries / "README").read_text() == "mine"
 
 
+def test_stray_folders_are_passed_over(tier: DiskTier) -> None:
+    put(tier, 1)
+    strange = tier._entries / key_of(0)
+    for folder in (strange, tier._aside / "x"):
+        (folder / "inner").mkdir(parents=True)
+    tier.list_sizes()  # which counts anew
+    put(tier, *range(2, 20))
+    assert len(held(tier)) == 1 + MAX_BYTES // PAGE
+    assert tier.get(key_of(0)) is None
+    assert_equal(tier.get(key_of(19)), array_of(19))
+    tier.drop(key_of(0))
+    tier.clear()
+    assert tier.stats().num_bytes == 0
+    assert (strange / "inner").is_dir()
+
+
 def test_files_that_somebody_removed_are_misses_and_free_their_room(tier: DiskTier) -> None:
     put(tier, *range(10))
     for number in range(5):

@@ -197,7 +197,8 @@ class DiskTier:
     def _files(self, folder: Path) -> Iterator[Path]:
         with suppress(FileNotFoundError), os.scandir(folder) as found:
             for each in found:
-                if folder == self._aside or is_entry_key(each.name):
+                # A stray folder takes no room of ours, and is nothing that could be removed like a file.
+                if (folder == self._aside or is_entry_key(each.name)) and not each.is_dir(follow_symlinks=False):
                     yield Path(each.path)
 
     # Under the ledger's lock ----------------------------------------------------------------------------------
@@ -285,7 +286,7 @@ class DiskTier:
         self._forget(key)
 
     def _unlink(self, path: Path) -> None:
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, IsADirectoryError):
             num_bytes = path.lstat().st_size
             path.unlink()
             self._ledger.num_bytes -= _occupied(num_bytes)
