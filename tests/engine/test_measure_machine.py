@@ -1,3 +1,6 @@
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +58,18 @@ def test_a_limit_holds_at_whatever_level_and_in_either_version(
     (group / used).write_text("3900000\n")
     (group / "memory.stat").write_text(f"{stat}active_file 1000000\n{stat}inactive_file 2000000\n")
     assert measure_host_memory(tmp_path / "meminfo", tmp_path / "cgroup", tmp_path / "own") == (4000000, 3100000)
+
+
+@pytest.mark.parametrize("kind", [resource.RLIMIT_AS, resource.RLIMIT_DATA])
+def test_a_limit_of_the_process_alone_holds_too(kind: int) -> None:
+    script = (
+        "import resource; from keepsight.engine.measure_machine import measure_host_memory;"
+        f"resource.setrlimit({kind}, (2**33, 2**33)); print(*measure_host_memory())"
+    )
+    told = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    total, available = map(int, told.split())
+    assert total <= 2**33
+    assert 0 < available < 2**33 - 2**20
 
 
 def test_a_system_without_these_files_has_memory_too(tmp_path: Path) -> None:

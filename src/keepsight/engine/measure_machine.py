@@ -1,6 +1,8 @@
 """How much memory there is, on the device and beside it: asked of the machine, decided nowhere here."""
 
 import os
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -8,7 +10,9 @@ import torch
 from keepsight.cgroups import CGROUP, OWN_CGROUPS, list_cgroups
 from keepsight.engine.resolve_config import Machine
 
-MEMINFO = Path("/proc/meminfo")
+MEMINFO, STATM = Path("/proc/meminfo"), Path("/proc/self/statm")
+# Limits of one process (`ulimit -v`, `ulimit -d`), and where STATM tells what it has of it, in pages.
+_OWN_LIMITS = ((resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 5))
 # The files of both versions: the limit, what is used, and what stands before the names in `memory.stat`.
 _VERSIONS = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"))
 
@@ -39,7 +43,20 @@ def measure_host_memory(
             if limit is not None and used is not None:
                 kept = used - _measure_file_cache(folder / "memory.stat", prefix)
                 total, available = min(total, limit), min(available, max(0, limit - kept))
+    for limit, used in _own_limits():
+        total, available = min(total, limit), min(available, max(0, limit - used))
     return total, available
+
+
+def _own_limits() -> Iterator[tuple[int, int]]:
+    """Each, and what of it is used."""
+    if not STATM.exists():  # not Linux
+        return
+    pages = STATM.read_text().split()
+    for kind, place in _OWN_LIMITS:
+        limit, _ = resource.getrlimit(kind)
+        if limit != resource.RLIM_INFINITY:
+            yield limit, int(pages[place]) * resource.getpagesize()
 
 
 def _measure_file_cache(stat: Path, prefix: str) -> int:
