@@ -96,6 +96,24 @@ def test_shared_memory_that_is_full_is_left_to_others(
     assert "No space left" in caplog.text
 
 
+def test_sockets_are_refused_a_folder_whose_name_is_too_long_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    longest, too_long, most = tmp_path / "x", tmp_path / "xx", run_directory.MAX_PARENT_OF_SOCKETS
+    monkeypatch.setattr(run_directory, "MAX_PARENT_OF_SOCKETS", len(os.fsencode(longest)))
+    longest.mkdir()
+    too_long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(too_long))
+    with pytest.raises(ServerStartError):
+        RunDirectory.create(tmp_path / "missing", holds_sockets=True)
+    assert "see TMPDIR" in caplog.text
+    with RunDirectory.create(tmp_path / "missing") as directory:
+        assert directory.path.parent == too_long
+    with RunDirectory.create(longest, holds_sockets=True) as directory:
+        within = os.fsencode(directory.path / "engine-1234567").removeprefix(os.fsencode(longest))
+        assert most + len(within) == 107  # the kernel's limit
+
+
 def test_who_only_opened_it_leaves_it_there(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path) as directory:
         RunDirectory(directory.path).close()

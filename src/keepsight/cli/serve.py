@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     api = api_settings_from(arguments)
     _check(arguments)
     # Before the model: a port that is taken should be told at once.
-    with _listen(arguments.host, arguments.port) as listener, RunDirectory.create() as directory:
+    with _listen(arguments.host, arguments.port) as listener, RunDirectory.create(holds_sockets=True) as directory:
         settings = ServerSettings(
             options=_options_of(config),
             model_name=arguments.served_model_name[0] if arguments.served_model_name else config.model_name,

@@ -27,6 +27,9 @@ RIGHTS = 0o700 | stat.S_ISVTX
 SHARED_MEMORY = Path("/dev/shm")
 # What a server cannot be without: the table of handles, and what sockets and folders take.
 MIN_FREE_BYTES = 256 * 1024
+# The kernel's limit of a socket's path, and what of it is left to the folder that a run directory with sockets lies in.
+MAX_SOCKET_PATH = 107
+MAX_PARENT_OF_SOCKETS = MAX_SOCKET_PATH - len(f"/{PREFIX}12345678/engine-1234567")
 
 
 class RunDirectory:
@@ -37,12 +40,14 @@ class RunDirectory:
         self._lock, self._owner = lock, os.getpid()
 
     @classmethod
-    def create(cls, shared_memory: Path = SHARED_MEMORY) -> Self:
+    def create(cls, shared_memory: Path = SHARED_MEMORY, *, holds_sockets: bool = False) -> Self:
         """Raises ServerStartError if there is no place for it."""
         places = (shared_memory, *_temporary())
         clean_dead(places)
         for place in places:
             try:
+                if holds_sockets:
+                    _refuse_if_long(place)
                 return cls._create_in(place)
             except OSError as error:
                 logger.warning("%s cannot be used for the run directory: %s", place, error)
@@ -117,6 +122,12 @@ def _temporary() -> tuple[Path, ...]:
 def _refuse_if_full(folder: Path) -> None:
     if _num_free_bytes(folder) < MIN_FREE_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+
+def _refuse_if_long(folder: Path) -> None:
+    if len(os.fsencode(folder)) > MAX_PARENT_OF_SOCKETS:
+        told = f"a folder whose name is longer than {MAX_PARENT_OF_SOCKETS} bytes can hold no sockets (see TMPDIR)"
+        raise OSError(errno.ENAMETOOLONG, told)
 
 
 def _num_free_bytes(path: Path) -> int:
