@@ -311,6 +311,13 @@ class TensorMismatchError(CheckpointError):
         self.misshapen = tuple(misshapen)
 
 
+class NotFiniteError(CheckpointError):
+    """A tensor whose numbers are not all numbers: no answer would have any meaning."""
+
+    def __init__(self, path: Path | str, name: str, dtype: str) -> None:
+        super().__init__(path, f"{name} holds NaN or infinity (as {dtype})")
+
+
 class UntiedTensorsError(CheckpointError):
     """Two tensors that the configuration takes for one are different."""
 

@@ -1,8 +1,10 @@
 """Checkpoints of every layout found in the wild load; a wrong one fails with the whole list of what is wrong."""
 
 import json
+import re
 import struct
 from collections.abc import Callable
+from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from torch import Tensor
 from keepsight.errors import (
     CheckpointConfigError,
     CheckpointError,
+    NotFiniteError,
     TensorMismatchError,
     UnreadableTensorsError,
     UntiedTensorsError,
@@ -116,6 +119,20 @@ def test_a_head_of_its_own_in_a_tied_checkpoint_is_refused_where_transformers_wo
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
     assert "head.weight" in state_of(directory)
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(nan, torch.float32), (-inf, torch.bfloat16), (1e6, torch.float16)])
+def test_weights_that_are_not_finite_are_refused(
+    value: float, dtype: torch.dtype, rewrite: Callable[..., Path]
+) -> None:
+    name = "language_model.model.layers.0.self_attn.q_proj.weight"
+
+    def spoil(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        tensors[name][-1, -1] = value
+        return tensors
+
+    with pytest.raises(NotFiniteError, match=re.escape(f"{name} holds NaN or infinity")):
+        Gemma3.from_checkpoint(rewrite(spoil), Placement(PLACE.device, dtype))
 
 
 def test_missing_surplus_and_misshapen_tensors_are_all_listed(rewrite: Callable[..., Path]) -> None:

@@ -3,6 +3,7 @@
 Names and shapes are compared before anything is read, so that a wrong checkpoint fails at once with the whole list.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import Tensor
 from keepsight.errors import (
     CheckpointConfigError,
     CheckpointError,
+    NotFiniteError,
     TensorMismatchError,
     UnreadableTensorsError,
     UntiedTensorsError,
@@ -45,6 +47,9 @@ def load_weights(
     for name, tensor in found.items():
         if slot := wanted.get(name):
             slot.fill(tensor.read())
+            # Where it is used, and in that precision, which may be too small for it.
+            if not _is_finite(slot.target):
+                raise NotFiniteError(tensor.path, tensor.name, str(slot.target.dtype).removeprefix("torch."))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,11 @@ def _open(path: Path) -> Any:
         raise CheckpointError(path, "no such file") from None
     except (SafetensorError, OSError) as error:
         raise UnreadableTensorsError(path, f"truncated, or not a safetensors file: {error}") from error
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """By its extremes, of which NaN is one: looking at each number by itself takes ten times as long."""
+    return all(math.isfinite(extreme) for extreme in torch.aminmax(tensor))
 
 
 def _are_equal(copy: Tensor, original: Tensor) -> bool:
