@@ -213,6 +213,8 @@ class TierStatus:
     num_hits: int
     num_evictions: int
     num_damaged: int
+    # Embeddings that were to be kept there, and are not: it was set aside, too slow, or full.
+    num_left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,13 @@ def test_what_made_room_in_host_memory_is_found_farther_away_and_the_loop_is_wok
     assert [(tier.name, tier.num_hits) for tier in bench.tiers.status()] == [("host", 0), ("disk", 1)]
 
 
+def test_what_a_tier_could_not_keep_shows_in_how_it_is(bench: Bench) -> None:
+    bench.far.error = OSError("the disk is full")
+    bench.keep("a")
+    assert bench.store.wait_written(SOON)
+    assert [(tier.name, tier.num_left_out) for tier in bench.tiers.status()] == [("host", 0), ("disk", 1)]
+
+
 def test_what_was_never_kept_is_nowhere(bench: Bench) -> None:
     assert bench.find("a") is None
 

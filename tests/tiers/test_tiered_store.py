@@ -151,8 +151,18 @@ def test_what_waits_is_limited_the_oldest_is_left_out_and_counted(make: Make) ->
     tier.may_write.set()
     assert store.wait_written(20)
     assert set(tier.entries) >= {key_of(number) for number in (17, 18, 19)}
-    assert len(tier.entries) + store.num_left_out == 21
+    assert len(tier.entries) + store.num_left_out["disk"] == 21
     assert key_of(99) not in tier.entries
+
+
+@pytest.mark.parametrize("error", [OSError("gone"), ZeroDivisionError("our own fault"), None])
+def test_what_a_tier_did_not_take_is_counted(make: Make, error: Exception | None, tmp_path: Path) -> None:
+    tier = FakeTier()
+    tier.error = error
+    store = make(tier if error else DiskTier(tmp_path, 1000), FakeTier("remote"))
+    store.store(key_of(1), array_of(1))
+    assert store.wait_written(20)
+    assert store.num_left_out == {"disk": 1, "remote": 0}
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), TierError("nonsense"), ZeroDivisionError("our own fault")])

@@ -203,7 +203,7 @@ class EmbeddingTiers:
         if wait_seconds:
             self._store.wait_written(wait_seconds)
         health = {each.name: each for each in self._store.health()}
-        hits = dict(self._store.counts.hits)
+        hits, left_out = dict(self._store.counts.hits), self._store.num_left_out
         return tuple(
             TierStatus(
                 name=name,
@@ -214,6 +214,7 @@ class EmbeddingTiers:
                 num_hits=hits.get(name, 0),
                 num_evictions=stats.num_evictions,
                 num_damaged=stats.num_damaged,
+                num_left_out=left_out.get(name, 0),
             )
             for name, stats in self._store.stats().items()
         )

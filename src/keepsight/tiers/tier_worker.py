@@ -1,7 +1,8 @@
 """One tier behind two threads: what reads and writes there waits here, never in its caller.
 
 Knows neither other tiers nor deadlines.  What is still to be written is found already.  Invariant: every read is
-answered once; what waits to be written has at most `max_waiting_bytes`, the oldest being left out and counted.
+answered once; what waits to be written has at most `max_waiting_bytes`, the oldest being left out.  What is not
+written, for whatever reason, is counted.
 """
 
 import logging
@@ -132,11 +133,9 @@ class TierWorker:
             is_done = False
             with self._safely("an entry could not be written"), self.guard.watch() as may:
                 if may:
-                    self._write()
-                    is_done = True
-                else:
-                    self.num_left_out += self._writing is not None
+                    is_done = self._write()
             with self._changed:
+                self.num_left_out += self._writing is not None and not is_done
                 self._writing = None
                 if self._is_clearing and not is_done:
                     # Until then nothing of it is found; what it holds must not come back with it.
@@ -156,11 +155,11 @@ class TierWorker:
                 self._num_waiting_bytes -= self._writing[1].num_bytes
             return True
 
-    def _write(self) -> None:
-        if self._writing is None:
-            self.tier.clear()
-        else:
-            self.tier.put(*self._writing)
+    def _write(self) -> bool:
+        if self._writing is not None:
+            return self.tier.put(*self._writing)
+        self.tier.clear()
+        return True
 
     @contextmanager
     def _safely(self, fault: str) -> Iterator[None]:

@@ -115,9 +115,9 @@ class TieredStore:
         return {tier.name: tier.stats() for tier in [*tiers, *(worker.tier for worker in self._workers)]}
 
     @property
-    def num_left_out(self) -> int:
-        """Writes that were not done, as too much waited or a tier was set aside."""
-        return sum(worker.num_left_out for worker in self._workers)
+    def num_left_out(self) -> dict[str, int]:
+        """By tier: entries that were not put there, as too much waited, it was set aside, or had no room."""
+        return {worker.tier.name: worker.num_left_out for worker in self._workers}
 
     def wait_written(self, seconds: float) -> bool:
         return all(worker.wait_written(seconds) for worker in self._workers)
