@@ -1,5 +1,7 @@
 """A number that all who share a folder change in turn, and that is made true again after whoever was killed."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,33 @@ def test_a_change_that_fails_keeps_what_it_had_noted(tmp_path: Path) -> None:
         change_and_fail()
     with ledger.changing(pytest.fail):
         assert ledger.num_bytes == 6
+
+
+def test_one_that_somebody_emptied_is_counted_anew(tmp_path: Path) -> None:
+    ledger = opened(tmp_path)
+    with ledger.changing(lambda: count(ledger, 5)):
+        pass
+    (tmp_path / "ledger").write_bytes(b"")
+    with ledger.changing(lambda: count(ledger, 7)):
+        assert ledger.num_bytes == 7
+
+
+def test_one_that_the_disk_has_no_room_for_is_opened_once_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(tmp_path / "ledger")
+
+    def fail(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "posix_fallocate", fail)
+        with pytest.raises(OSError, match="No space"):
+            ledger.open()
+        assert not ledger.is_open
+    ledger.open()
+    with ledger.changing(lambda: count(ledger, 5)):
+        assert ledger.num_bytes == 5
 
 
 def test_one_that_is_closed_is_an_error_until_it_is_opened(tmp_path: Path) -> None:

@@ -35,12 +35,17 @@ class Ledger:
         return self._descriptor >= 0
 
     def open(self) -> None:
-        """Anew, if it is open."""
+        """Anew, if it is open; if that fails, it is closed."""
         with self._lock:
             self._close()
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            # Or it could not be written when there is no room left.
-            os.posix_fallocate(self._descriptor, 0, _CONTENT.size)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            try:
+                # Or it could not be written when there is no room left.
+                os.posix_fallocate(descriptor, 0, _CONTENT.size)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            self._descriptor = descriptor
 
     def close(self) -> None:
         with self._lock:
@@ -74,7 +79,9 @@ class Ledger:
         self._write(max(0, num_bytes), is_settled=False)
 
     def _read(self) -> tuple[int, bool]:
-        num_bytes, is_settled = _CONTENT.unpack(os.pread(self._descriptor, _CONTENT.size, 0))
+        content = os.pread(self._descriptor, _CONTENT.size, 0)
+        # Somebody may have emptied it.
+        num_bytes, is_settled = _CONTENT.unpack(content.ljust(_CONTENT.size, b"\0"))
         return num_bytes, bool(is_settled)
 
     def _write(self, num_bytes: int, *, is_settled: bool) -> None:
