@@ -74,6 +74,23 @@ def test_what_is_said_under_a_guide_is_the_text_that_it_describes(checkpoint: Pa
     assert tokenizer.decode(said[:-1]) == text
 
 
+@pytest.mark.parametrize("text", ["<end_of_turn>", "a<start_of_image>b", "<eos> <bos>"])
+def test_the_spelling_of_a_special_token_is_a_text_like_any_other(
+    maker: GuideMaker, tokenizer: Tokenizer, text: str
+) -> None:
+    state = state_for(maker, StructuredOutputsParams(choice=[text]), temperature=2.0, seed=3)
+    said = say(state, lambda: torch.zeros(1, VOCAB_SIZE))
+    assert tokenizer.decode(said[:-1]) == text
+    assert not any(tokenizer.is_special(each) for each in said[:-1])
+
+
+def test_a_grammar_may_demand_a_special_token_itself(maker: GuideMaker, tokenizer: Tokenizer) -> None:
+    state = state_for(maker, StructuredOutputsParams(grammar='start: "a" <start_of_image>'), temperature=2.0, seed=3)
+    said = say(state, lambda: torch.zeros(1, VOCAB_SIZE))
+    assert tokenizer.decode(said[:-1], skip_special_tokens=False) == "a<start_of_image>"
+    assert said[-2] == tokenizer.token_id("<start_of_image>")
+
+
 def state_for(maker: GuideMaker, form: StructuredOutputsParams, **params: Any) -> SamplingState:
     end_ids, asked = maker._end_ids, SamplingParams(structured_outputs=form, max_tokens=None, **params)
     return SamplingState(asked, (), end_ids, 0, CPU, maker.begin(form.to_grammar()))

@@ -5,8 +5,8 @@ token.  A guide follows its own sequence and no other; what goes wrong with it i
 `fault`.  Knows nothing of how a token is chosen.  llguidance is imported with the first grammar, or by `prepare`.
 """
 
-import json
 import logging
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import tokenizers
 import torch
 from torch import Tensor
 
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 MAX_COMPILED = 64
 # Of one or two kilobytes each; a pattern can be made to grow them without end.
 MAX_LEXER_STATES = 50_000
+_BYTE_TOKEN = re.compile("<0[xX][0-9a-fA-F]{2}>")
 
 
 class Guide:
@@ -101,12 +103,13 @@ class GuideMaker:
         return self._thread
 
     def _find_tokenizer(self) -> "LLTokenizer":
-        from llguidance import LLTokenizer
+        from llguidance import LLTokenizer, TokenizerWrapper
 
         if self._path is None:
             raise ValueError("this model has no tokenizer")
         if self._tokenizer is None:
-            self._tokenizer = LLTokenizer(_read_tokenizer(self._path), eos_token=sorted(self._end_ids) or None)
+            vocabulary = _Vocabulary(self._path, self._end_ids)
+            self._tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=sorted(self._end_ids) or None)
         return self._tokenizer
 
     def _compile(self, grammar: str) -> "LLMatcher":
@@ -124,16 +127,34 @@ def _tell_error(matcher: "LLMatcher") -> str:
     return str(matcher.get_error()).partition("\n<state>")[0]
 
 
-def _read_tokenizer(path: Path) -> str:
-    """Without its added tokens that are plain text, such as `<table>`, which are in the vocabulary all the same.
+class _Vocabulary:
+    """A tokenizer as llguidance asks for it: no text is a special token, whatever it spells.
 
-    llguidance takes what is added and looks like a tag for special, and falls over it where a grammar demands the text.
+    By itself it reads a demanded `<eos>` as the token, which is no text, and takes for special what is added and looks
+    like a tag, such as `<table>`; over both it falls.
     """
-    written = json.loads(path.read_text(encoding="utf-8"))
-    vocabulary = written["model"]["vocab"]
-    added = written["added_tokens"]
-    written["added_tokens"] = [each for each in added if each["special"] or each["content"] not in vocabulary]
-    return json.dumps(written)
+
+    def __init__(self, path: Path, end_ids: frozenset[int]) -> None:
+        self._backend = tokenizers.Tokenizer.from_file(str(path))
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._backend.encode_special_tokens = True
+        added = self._backend.get_added_tokens_decoder()
+        self.special_token_ids = [token_id for token_id, token in added.items() if token.special]
+        self.bos_token_id = None
+        self.eos_token_id = min(end_ids, default=0)
+        self.tokens = [self._spell(token_id) for token_id in range(self._backend.get_vocab_size())]
+
+    def __call__(self, text: str) -> list[int]:
+        token_ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return token_ids
+
+    def _spell(self, token_id: int) -> bytes:
+        written = self._backend.id_to_token(token_id) or ""
+        if _BYTE_TOKEN.fullmatch(written):
+            return bytes([int(written[3:5], 16)])
+        text: str = self._backend.decode([token_id], skip_special_tokens=False)
+        return text.encode()
 
 
 def forbid_tokens(logits: Tensor, guides: Sequence[Guide | None]) -> None:
