@@ -110,6 +110,12 @@ def test_a_form_that_cannot_be_compiled_is_refused_before_the_engine_hears_of_it
     assert caught.value.status == 400
 
 
+def test_a_form_that_turns_out_too_late_to_be_impossible_is_its_callers_fault(llm: LLM) -> None:
+    impossible = StructuredOutputsParams(grammar='start: "a" <nothing>')
+    with pytest.raises(InvalidArgumentError, match=r"^structured_outputs\.grammar: .*<nothing>"):
+        llm.generate("Hello", SamplingParams(structured_outputs=impossible))
+
+
 def test_only_allowed_tokens_are_said(llm: LLM) -> None:
     allowed = [300, 301, 302]
     params = SamplingParams(temperature=1.5, seed=1, allowed_token_ids=allowed, max_tokens=50)

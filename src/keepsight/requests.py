@@ -232,6 +232,8 @@ class RequestFailed:
     message: str
     # The request's own fault (it can never run here), not ours.
     is_refusal: bool = False
+    # What in it is, if that can be said: `SamplingParams`' name.
+    field: str | None = None
 
 
 FromEngine = TokenOutput | RequestBegun | MediaNeeded | MediaHeld | MediaDropped | TiersChanged | RequestFailed

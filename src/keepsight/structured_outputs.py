@@ -42,6 +42,11 @@ class StructuredOutputsParams:
         return self._said[0]
 
     @property
+    def path(self) -> str:
+        """Of the one that is given, as a caller of `LLM` knows it."""
+        return f"{_FIELD}.{self.field}"
+
+    @property
     def _said(self) -> list[str]:
         return [each.name for each in fields(self) if getattr(self, each.name) not in (None, False)]
 

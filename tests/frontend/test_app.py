@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from keepsight import StructuredOutputsParams, __version__
 from keepsight.api_settings import ApiSettings
 from keepsight.config import Config
-from keepsight.errors import EngineLostError, MediaWorkersLostError, RequestFailedError
+from keepsight.errors import EngineLostError, InvalidArgumentError, MediaWorkersLostError, RequestFailedError
 from keepsight.frontend.app import DEFAULT_SETTINGS, create_app
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
@@ -503,6 +503,31 @@ def test_that_no_pixels_can_be_made_now_is_told_as_worth_trying_again(
     response = client.chat(stream=stream)
     assert error_of(response) == (503, None, "media_workers_lost")
     assert "retry-after" in response.headers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"guided_choice": ["a"]}, "guided_choice"),
+        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+def test_a_form_that_the_engine_cannot_keep_to_is_told_by_the_callers_own_name(
+    client: Client, engine: FakeEngine, stream: bool, asked: dict[str, Any], field: str
+) -> None:
+    engine.fails_after, engine.failure = 0, InvalidArgumentError("structured_outputs.choice", "too large")
+    assert error_of(client.chat(stream=stream, **asked)) == (400, field, "invalid_argument")
+
+
+def test_a_form_that_fails_late_ends_its_stream_without_an_error_in_the_log(
+    client: Client, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.fails_after, engine.failure = 2, InvalidArgumentError("structured_outputs.choice", "too large")
+    *_, last = client.stream(guided_choice=["a"])
+    assert (last["error"]["param"], last["error"]["code"]) == ("guided_choice", "invalid_argument")
+    assert not [each for each in caplog.records if each.levelname == "ERROR" or each.exc_info]
 
 
 def test_a_stream_that_is_refused_late_tells_why_in_its_last_event(client: Client, engine: FakeEngine) -> None:

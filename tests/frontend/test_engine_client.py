@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from keepsight.errors import EngineLostError, PictureError, WireError
+from keepsight.errors import EngineLostError, InvalidArgumentError, PictureError, WireError
 from keepsight.frontend.engine_client import EngineClient, Outputs
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepared_request import PreparedRequest
@@ -267,6 +267,15 @@ def test_an_engine_s_refusal_is_the_last_that_is_heard(client: EngineClient, ask
     client.receive([last("1")])
     assert len(caller.answer()) == 2
     assert not client.leave("1")
+
+
+def test_of_a_refusal_that_names_a_field_the_caller_hears_which(client: EngineClient, ask: Ask) -> None:
+    client.connect(Engine().send)
+    caller = ask(prepared("1"))
+    client.receive([RequestFailed("1", "too large", is_refusal=True, field="structured_outputs.regex")])
+    [error] = caller.answer()
+    assert isinstance(error, InvalidArgumentError)
+    assert (error.field, error.message) == ("structured_outputs.regex", "too large")
 
 
 def test_a_caller_that_leaves_ends_the_request_everywhere(client: EngineClient, ask: Ask) -> None:

@@ -111,6 +111,8 @@ class TestWhatIsWrittenIsRead:
     def test_an_error_message_that_is_no_text_costs_nobody_else_s_tokens(self) -> None:
         step: list[FromEngine] = [TokenOutput("7", 0, 1), RequestFailed("8", "no file \udcff")]
         assert decode_from_engine(encode_from_engine(step)) == [step[0], RequestFailed("8", "no file \\udcff")]
+        refusal = RequestFailed("9", "too large", is_refusal=True, field="structured_outputs.regex")
+        assert decode_from_engine(encode_from_engine([refusal])) == [refusal]
 
 
 class TestWhatCannotBeWritten:

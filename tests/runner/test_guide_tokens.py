@@ -188,6 +188,7 @@ def test_a_grammar_is_waited_for_with_the_first_token_only() -> None:
     compiled.set_exception(ValueError("too large"))
     thread.join(20)
     assert guide.fault == "structured outputs: too large"
+    assert not guide.is_grammars_fault
 
 
 # In the runner ------------------------------------------------------------------------------------------------
@@ -246,6 +247,7 @@ def test_a_grammar_that_needs_too_much_memory_costs_its_own_sequence(monkeypatch
     for _ in range(40):
         sample_tokens(torch.zeros(2, VOCAB_SIZE), states)
     assert "states" in str(states[0].fault)
+    assert states[0].field_at_fault == "structured_outputs.regex"
     assert states[1].fault is None
     maker.close()
 
@@ -282,10 +284,23 @@ def test_a_guide_that_fails_costs_its_own_sequence_and_no_other(small: SmallMode
     driver.runner.close()
 
 
+def test_a_grammar_that_names_what_there_is_not_is_at_fault_itself_and_nothing_of_ours_is(
+    small: SmallModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = drive(small)
+    sequence_id = driver.begin(guided(small, "a", StructuredOutputsParams(grammar='start: "a" <nothing>')))
+    result = driver.compute(*driver.prompt_slices(sequence_id))
+    assert "<nothing>" in result.failed_sequences[sequence_id]
+    assert result.fields_at_fault == {sequence_id: "structured_outputs.grammar"}
+    assert not caplog.records
+    driver.runner.close()
+
+
 def test_without_a_tokenizer_a_guided_request_fails_and_says_why(small: SmallModel) -> None:
     driver = Driver(small)
     sequence_id = driver.begin(guided(small, "a", LETTERS))
     result = driver.compute(*driver.prompt_slices(sequence_id))
     assert "no tokenizer" in result.failed_sequences[sequence_id]
+    assert not result.fields_at_fault
     assert math.isfinite(driver.answer(small.request("b"), 1)[0])
     driver.runner.close()

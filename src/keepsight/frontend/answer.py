@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from keepsight.errors import EngineLostError, RequestFailedError
+from keepsight.errors import EngineLostError, InvalidArgumentError, RequestFailedError
 from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
 from keepsight.frontend.chat_response import ErrorResponse, Extras, Usage
 from keepsight.frontend.generation_fields import GenerationFields
@@ -120,8 +120,12 @@ class Answer(ABC):
         except Exception as error:
             if not has_begun:
                 raise
-            is_foreseen = isinstance(error, RequestFailedError)
-            logger.error("the answer %s failed: %s", self._id, error, exc_info=not is_foreseen)
+            if isinstance(error, InvalidArgumentError):
+                # What its message says may be the caller's own words.
+                logger.info("the answer %s failed: what was asked as %s is at fault", self._id, error.field)
+            else:
+                is_foreseen = isinstance(error, RequestFailedError)
+                logger.error("the answer %s failed: %s", self._id, error, exc_info=not is_foreseen)
             yield b"data: " + _encode(ErrorResponse.of(error)) + b"\n\n"
         yield b"data: [DONE]\n\n"
 
@@ -150,16 +154,19 @@ class Answer(ABC):
         prepared = self._prompts[number]
         request = prepared.engine_request
         assembler = AnswerAssembler(self._tokenizer, request.sampling_params)
-        async with aclosing(engine.generate(prepared)) as tokens:
-            async for token in tokens:
-                if piece := assembler.push(token):
-                    self._num_tokens += 1
-                    self._num_cached_tokens[number] = min(self._num_cached_tokens[number], token.num_cached_tokens)
-                    if piece.ends_before_engine:
-                        engine.stop_choice(request.request_id, piece.choice)
-                    yield number * self._num_choices + piece.choice, piece
-                if assembler.is_finished:
-                    return
+        try:
+            async with aclosing(engine.generate(prepared)) as tokens:
+                async for token in tokens:
+                    if piece := assembler.push(token):
+                        self._num_tokens += 1
+                        self._num_cached_tokens[number] = min(self._num_cached_tokens[number], token.num_cached_tokens)
+                        if piece.ends_before_engine:
+                            engine.stop_choice(request.request_id, piece.choice)
+                        yield number * self._num_choices + piece.choice, piece
+                    if assembler.is_finished:
+                        return
+        except InvalidArgumentError as error:
+            raise type(error)(self._asked.name_as_asked(error.field), error.message) from error
 
     @property
     def usage(self) -> Usage:

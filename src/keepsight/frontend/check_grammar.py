@@ -31,7 +31,7 @@ def check_structured_outputs(asked: StructuredOutputsParams | None, field: str |
     """`field`: the caller's name for it."""
     if asked is None:
         return
-    field = field or f"structured_outputs.{asked.field}"
+    field = field or asked.path
     if importlib.util.find_spec("llguidance") is None:
         raise UnsupportedFieldError(field, "needs llguidance, which is not installed on this server")
     if fault := _CHECKER.find_fault(asked.to_grammar()):

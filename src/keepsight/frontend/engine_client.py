@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
-from keepsight.errors import EngineLostError, RequestFailedError, WireError
+from keepsight.errors import EngineLostError, InvalidArgumentError, RequestFailedError, WireError
 from keepsight.frontend.choose_engine import EngineView, choose_engine
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepared_request import PreparedRequest
@@ -138,8 +138,8 @@ class EngineClient:
                     if caller := self._callers.get(request_id):
                         caller.account.note_begun(output)
                         self._media_pool.note_spared(sum(item.were_kept for item in output.media))
-                case RequestFailed(request_id, message, is_refusal):
-                    heard[request_id].append(RequestFailedError(message, is_refusal=is_refusal))
+                case RequestFailed(request_id):
+                    heard[request_id].append(_to_error(output))
                 case MediaNeeded(request_id, media_hashes, inline):
                     if caller := self._callers.get(request_id):
                         self._make_media(caller, media_hashes, inline=inline)
@@ -354,6 +354,12 @@ class EngineClient:
         caller.prepared.forget_names()
         if self.leave(caller.request_id):
             self._deliver([(caller, [error])])
+
+
+def _to_error(failed: RequestFailed) -> Exception:
+    if failed.field is not None:
+        return InvalidArgumentError(failed.field, failed.message)
+    return RequestFailedError(failed.message, is_refusal=failed.is_refusal)
 
 
 def _try_send(caller: _Caller, message: ToEngine) -> None:

@@ -17,6 +17,7 @@ from keepsight.frontend.response_format import (
     JsonSchema,
     ResponseFormat,
     StructuredOutputs,
+    list_forms,
     read_structured_outputs,
 )
 from keepsight.sampling_params import SamplingParams
@@ -150,13 +151,23 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def to_sampling_params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
         """`defaults`: where the request says nothing."""
         asked = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
-        guided = {name: getattr(self, name) for name in _GUIDED_FIELDS}
-        asked["structured_outputs"] = read_structured_outputs(self.response_format, self.structured_outputs, guided)
+        asked["structured_outputs"] = read_structured_outputs(
+            self.response_format, self.structured_outputs, self._guided
+        )
         if (max_tokens := self.choose_max_tokens()) is not None:
             asked["max_tokens"] = max_tokens
         return SamplingParams(
             **{"max_tokens": self.DEFAULT_MAX_TOKENS, **defaults, **asked, "logprobs": self.choose_logprobs()}
         )
+
+    def name_as_asked(self, field: str) -> str:
+        """What the engine finds at fault it knows by our names."""
+        forms = list_forms(self.response_format, self.structured_outputs, self._guided)
+        return forms[0][0] if forms and field.startswith("structured_outputs.") else field
+
+    @property
+    def _guided(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _GUIDED_FIELDS}
 
     def choose_max_tokens(self) -> int | None:
         return self.max_tokens

@@ -38,8 +38,7 @@ def read_structured_outputs(
     response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None, guided: Mapping[str, Any]
 ) -> StructuredOutputsParams | None:
     """`guided`: vLLM's older fields of these names.  None: any text will do."""
-    asked = [*_read_response_format(response_format), *_read_structured_outputs(structured_outputs)]
-    asked += [(field, field.removeprefix("guided_"), value) for field, value in guided.items() if value is not None]
+    asked = list_forms(response_format, structured_outputs, guided)
     if not asked:
         return None
     if len(asked) > 1:
@@ -56,6 +55,14 @@ def read_structured_outputs(
 
 # The caller's name, ours, the value.
 Asked = tuple[str, str, Any]
+
+
+def list_forms(
+    response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None, guided: Mapping[str, Any]
+) -> list[Asked]:
+    """All that are asked for; more than one is a fault."""
+    asked = [*_read_response_format(response_format), *_read_structured_outputs(structured_outputs)]
+    return asked + [(name, name.removeprefix("guided_"), value) for name, value in guided.items() if value is not None]
 
 
 def _read_response_format(asked: ResponseFormat | None) -> Iterator[Asked]:

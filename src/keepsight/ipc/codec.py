@@ -262,7 +262,7 @@ def _as_writable(output: FromEngine) -> FromEngine:
     if not isinstance(output, RequestFailed):
         return output
     message = output.message.encode("utf-8", "backslashreplace").decode()
-    return RequestFailed(output.request_id, message, output.is_refusal)
+    return RequestFailed(output.request_id, message, output.is_refusal, output.field)
 
 
 def _view(pixels: Pixels) -> memoryview:

@@ -2,7 +2,8 @@
 
 A grammar is compiled on a thread of its own from when its sequence is made known, and waited for only with the first
 token.  A guide follows its own sequence and no other; what goes wrong with it is that sequence's fault alone, told by
-`fault`.  Knows nothing of how a token is chosen.  llguidance is imported with the first grammar, or by `prepare`.
+`fault`: its grammar's, or ours.  Knows nothing of how a token is chosen.  llguidance is imported with the first
+grammar, or by `prepare`.
 """
 
 import logging
@@ -29,6 +30,10 @@ MAX_LEXER_STATES = 50_000
 _BYTE_TOKEN = re.compile("<0[xX][0-9a-fA-F]{2}>")
 
 
+class GrammarError(Exception):
+    """Of a grammar that cannot be followed: it names what there is not, or is too large."""
+
+
 class Guide:
     """One sequence's place in its grammar."""
 
@@ -36,6 +41,8 @@ class Guide:
         self._compiled = compiled
         self._matcher: LLMatcher | None = None
         self.fault: str | None = None
+        # It is of whoever asked for it, and not ours.
+        self.is_grammars_fault = False
 
     def mask(self) -> bytes | None:
         """A bit for each token of the tokenizer, None if it has no say any more."""
@@ -58,6 +65,8 @@ class Guide:
         if self._matcher is None and self.fault is None:
             try:
                 self._matcher = self._compiled.result().deep_copy()
+            except GrammarError as error:
+                self._blame_grammar(str(error))
             except Exception as error:
                 logger.exception("no guide for this grammar")
                 self.fault = f"structured outputs: {error}"
@@ -65,7 +74,10 @@ class Guide:
 
     def _note_fault(self, matcher: "LLMatcher") -> None:
         if matcher.is_error():
-            self.fault = f"structured outputs: {_tell_error(matcher)}"
+            self._blame_grammar(_tell_error(matcher))
+
+    def _blame_grammar(self, fault: str) -> None:
+        self.fault, self.is_grammars_fault = f"the answer cannot be kept to it: {fault}", True
 
 
 class GuideMaker:
@@ -118,7 +130,7 @@ class GuideMaker:
         limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES)
         matcher = LLMatcher(self._find_tokenizer(), grammar, log_level=0, limits=limits)
         if matcher.is_error():
-            raise ValueError(_tell_error(matcher))
+            raise GrammarError(_tell_error(matcher))
         return matcher
 
 

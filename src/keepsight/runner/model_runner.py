@@ -181,7 +181,9 @@ class ModelRunner:
             return _failure(sequences, error)
         failed = _faults(sequences)
         return StepResult(
-            recalled={each: token for each, token in drawn.items() if each not in failed}, failed_sequences=failed
+            recalled={each: token for each, token in drawn.items() if each not in failed},
+            failed_sequences=failed,
+            fields_at_fault=_fields_at_fault(sequences),
         )
 
     def _begin_beside(self, slices: Sequence[Slice]) -> StepResult:
@@ -226,11 +228,13 @@ class ModelRunner:
         watch = None if between_layers is None else lambda *_: between_layers()
         hidden = model.compute(embeddings, attention, self.blocks.layers, inputs.batch, watch)
         drawn = self._sample(hidden, inputs)
-        failed = _faults(dict(zip(_ids_of(inputs.slices), inputs.sequences, strict=True)))
+        sequences = dict(zip(_ids_of(inputs.slices), inputs.sequences, strict=True))
+        failed = _faults(sequences)
         done = [piece for piece in inputs.slices if piece.sequence_id not in failed]
         return StepResult(
             [Computed(piece.sequence_id, piece.end, drawn.get(piece.sequence_id)) for piece in done],
             failed_sequences=failed,
+            fields_at_fault=_fields_at_fault(sequences),
             kept_ends=[piece.keep_as for piece in inputs.slices if piece.keep_as is not None],
         )
 
@@ -270,6 +274,10 @@ def _faults(sequences: Mapping[SequenceId, RunningSequence]) -> dict[SequenceId,
     return {each: fault for each, sequence in sequences.items() if (fault := sequence.sampling.fault)}
 
 
+def _fields_at_fault(sequences: Mapping[SequenceId, RunningSequence]) -> dict[SequenceId, str]:
+    return {each: field for each, sequence in sequences.items() if (field := sequence.sampling.field_at_fault)}
+
+
 def _ids_of(slices: Sequence[Slice]) -> list[SequenceId]:
     return [piece.sequence_id for piece in slices]
 
@@ -292,6 +300,7 @@ def _merge(results: Sequence[StepResult]) -> StepResult:
         encoded=list(itertools.chain.from_iterable(each.encoded for each in results)),
         failed_encodings={key: text for each in results for key, text in each.failed_encodings.items()},
         failed_sequences={key: text for each in results for key, text in each.failed_sequences.items()},
+        fields_at_fault={key: field for each in results for key, field in each.fields_at_fault.items()},
         encode_times={key: took for each in results for key, took in each.encode_times.items()},
         recalled={key: token for each in results for key, token in each.recalled.items()},
         kept_ends=list(itertools.chain.from_iterable(each.kept_ends for each in results)),

@@ -70,6 +70,12 @@ class SamplingState:
         """Why no token of this sequence is worth anything any more."""
         return None if self.guide is None else self.guide.fault
 
+    @property
+    def field_at_fault(self) -> str | None:
+        """What of the request that is the fault of; None: of nothing, it is ours."""
+        form = self.params.structured_outputs
+        return form.path if form and self.guide and self.guide.is_grammars_fault else None
+
     def edits_logits(self) -> bool:
         params = self.params
         bans = self.num_tokens < params.min_tokens or params.allowed_token_ids is not None

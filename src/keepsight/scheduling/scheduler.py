@@ -28,6 +28,7 @@ from keepsight.scheduling.turns import Turns
 # Pages for so many tokens of an answer are taken at once while most are free: what lies in a row is read in place.
 TOKENS_AHEAD = 128
 MAX_USAGE_TO_TAKE_AHEAD = 0.5
+Outputs = list[TokenOutput | RequestFailed]
 
 
 class Scheduler:
@@ -348,8 +349,8 @@ class Scheduler:
 
     # What the runner did --------------------------------------------------------------------------------------
 
-    def update(self, plan: StepPlan, result: StepResult) -> list[TokenOutput | RequestFailed]:
-        outputs: list[TokenOutput | RequestFailed] = []
+    def update(self, plan: StepPlan, result: StepResult) -> Outputs:
+        outputs: Outputs = []
         num_told = len(result.computed) + len(result.recalled) + len(result.failed_sequences)
         self._num_beside -= num_told - len(plan.now) - len(plan.recall)
         for name in result.kept_ends:
@@ -361,14 +362,14 @@ class Scheduler:
         for key in result.encoded:
             self.media.finish(key)
         for sequence_id, message in result.failed_sequences.items():
-            self._fail_sequence(sequence_id, message, outputs)
+            self._fail_sequence(sequence_id, message, result.fields_at_fault.get(sequence_id), outputs)
         for key, message in result.failed_encodings.items():
             for request_id in sorted(self.media.fail(key)):
-                self._fail_request(request_id, message, outputs)
+                self._fail_request(RequestFailed(request_id, message), outputs)
         self._encoder_has_changed |= bool(result.encoded or result.failed_encodings)
         return outputs
 
-    def _advance(self, computed: Computed, outputs: list[TokenOutput | RequestFailed]) -> None:
+    def _advance(self, computed: Computed, outputs: Outputs) -> None:
         state = self._states.get(computed.sequence_id)
         if state is None:
             state = self._leaving.pop(computed.sequence_id)
@@ -383,7 +384,7 @@ class Scheduler:
         if computed.token is not None:
             self._append(state, computed.token, outputs)
 
-    def _append(self, state: RequestState, token: SampledToken, outputs: list[TokenOutput | RequestFailed]) -> None:
+    def _append(self, state: RequestState, token: SampledToken, outputs: Outputs) -> None:
         finish_reason = state.append(token.token_id)
         if state.num_sampled == 1 and state.sequence_id[1] == 0:
             self._begun.append(Begun(state.request, state.origins, state.encoder_keys))
@@ -396,19 +397,19 @@ class Scheduler:
         self.kv_cache.publish(state.sequence_id, state.hasher.hashes, state.num_computed, state.hasher.media)
         self._encoder_has_changed |= self.media.release_before(state, state.next_item)
 
-    def _fail_sequence(self, sequence_id: SequenceId, message: str, outputs: list[TokenOutput | RequestFailed]) -> None:
+    def _fail_sequence(self, sequence_id: SequenceId, message: str, field: str | None, outputs: Outputs) -> None:
         if (state := self._states.get(sequence_id)) is None:
             # It left meanwhile, or with another choice that failed in this very step.
             if left := self._leaving.pop(sequence_id, None):
                 self._bury(left)
             return
         state.is_under_way = False
-        self._fail_request(sequence_id[0], message, outputs)
+        self._fail_request(RequestFailed(sequence_id[0], message, field is not None, field), outputs)
 
-    def _fail_request(self, request_id: str, message: str, outputs: list[TokenOutput | RequestFailed]) -> None:
-        if request_id in self._choices:
-            self.abort(request_id)
-            outputs.append(RequestFailed(request_id, message))
+    def _fail_request(self, failure: RequestFailed, outputs: Outputs) -> None:
+        if failure.request_id in self._choices:
+            self.abort(failure.request_id)
+            outputs.append(failure)
 
     def _finish(self, state: RequestState) -> None:
         self.lineup.finish(state)

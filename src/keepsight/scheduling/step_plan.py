@@ -137,6 +137,8 @@ class StepResult:
     recalled: Mapping[SequenceId, SampledToken] = field(default_factory=dict)
     # Logits that are kept from now on.
     kept_ends: Sequence[EndName] = ()
+    # Of the failed sequences whose own request is at fault: what in it is.
+    fields_at_fault: Mapping[SequenceId, str] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
