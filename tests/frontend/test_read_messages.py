@@ -47,6 +47,18 @@ def test_a_picture_may_have_a_uuid_and_then_be_left_out(part: dict[str, Any], so
             assert caught.value.field == field
 
 
+@pytest.mark.parametrize("detail", [None, "auto", "low", "high", "original"])
+def test_every_detail_that_openai_knows_asks_for_the_one_size_of_picture(detail: str | None) -> None:
+    assert read_part({"type": "image_url", "image_url": {"url": "u", "detail": detail}}).source == "u"
+
+
+@pytest.mark.parametrize("detail", ["medium", "", 1, ["low"]])
+def test_another_detail_is_refused_by_name(detail: object) -> None:
+    with pytest.raises(InvalidArgumentError, match="one of auto, low, high, original") as caught:
+        read_part({"type": "image_url", "image_url": {"url": "u", "detail": detail}})
+    assert caught.value.field == f"{AT}.image_url.detail"
+
+
 @pytest.mark.parametrize("part", [{"image_url": ""}, {"image_url": {"url": ""}}, {"image_url": 0}, {"image_url": []}])
 def test_a_uuid_excuses_no_broken_url(part: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError) as caught:

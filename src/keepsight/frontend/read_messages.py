@@ -35,6 +35,8 @@ HANDLE_PREFIX = "media://"
 # OpenAI's, of a content part.
 BREAKPOINT = "prompt_cache_breakpoint"
 BREAKPOINT_SECONDS = {None: 1800.0, "30m": 1800.0, "12h": 12 * 3600.0}
+# OpenAI's, of a picture.  The model has one size of picture, which is what each of them asks for.
+DETAILS = ("auto", "low", "high", "original")
 _JSON_TYPES = (str, int, float, bool, type(None), Mapping, list, tuple)
 
 
@@ -153,8 +155,8 @@ def _read_image_url(part: Fields, field: str, pictures: list[PicturePart]) -> Fi
 
 def _read_image_url_object(image_url: Fields, field: str) -> tuple[object, str]:
     _check_fields(image_url, field, {"url", "detail"})
-    if image_url.get("detail") not in (None, "auto"):
-        raise UnsupportedFieldError(f"{field}.detail", "only 'auto' is supported: the model has one size of picture")
+    if image_url.get("detail") not in (None, *DETAILS):
+        raise UnsupportedFieldError(f"{field}.detail", f"must be one of {', '.join(DETAILS)}")
     return image_url.get("url"), f"{field}.url"
 
 
