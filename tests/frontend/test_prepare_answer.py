@@ -42,3 +42,16 @@ def test_little_text_takes_no_thread(fields: dict[str, Any], is_on_loop: bool, m
     answers = AnswerPreparer(preparer, "demo")
     asyncio.run(answers.chat(parse_chat_request(body), None, NOTHING_DOWNLOADED, len(body)))
     assert [thread is threading.current_thread() for thread in threads] == [is_on_loop]
+
+
+def test_a_grammar_is_tried_where_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(
+        "keepsight.frontend.response_format.check_structured_outputs",
+        lambda *_: threads.append(threading.current_thread()),
+    )
+    body = json.dumps({"messages": ask("Hello"), "guided_regex": "[ab]+"}).encode()
+    answers = AnswerPreparer(RequestPreparer.from_config(Config()), "demo")
+    asyncio.run(answers.chat(parse_chat_request(body), None, NOTHING_DOWNLOADED, len(body)))
+    assert threads
+    assert threading.current_thread() not in threads

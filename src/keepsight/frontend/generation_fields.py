@@ -160,6 +160,11 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             **{"max_tokens": self.DEFAULT_MAX_TOKENS, **defaults, **asked, "logprobs": self.choose_logprobs()}
         )
 
+    @property
+    def wants_form(self) -> bool:
+        forms = (self.response_format, self.structured_outputs, *self._guided.values())
+        return any(each is not None for each in forms)
+
     def name_as_asked(self, field: str) -> str:
         """What the engine finds at fault it knows by our names."""
         forms = list_forms(self.response_format, self.structured_outputs, self._guided)

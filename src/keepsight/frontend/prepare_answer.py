@@ -45,17 +45,15 @@ class AnswerPreparer:
         self, asked: ChatRequest, cache_salt: str | None, downloaded: Downloaded, num_bytes: int
     ) -> ChatAnswer:
         """`num_bytes`: what the request was read from."""
-        params = asked.to_sampling_params(self.preparer.sampling_defaults)
-        prepare = partial(self._prepare_chat, asked, params, cache_salt, downloaded)
-        is_little = num_bytes <= MAX_BYTES_ON_LOOP and not _looks_at_more(asked, params)
+        prepare = partial(self._prepare_chat, asked, cache_salt, downloaded)
+        is_little = num_bytes <= MAX_BYTES_ON_LOOP and not _looks_at_more(asked)
         prepared = prepare() if is_little else await run_in_threadpool(prepare)
         # What the messages hold may be megabytes, and the answer may take minutes.
         asked = msgspec.structs.replace(asked, messages=None)
         return ChatAnswer(asked, [prepared], self.preparer.tokenizer, self.model_name)
 
-    def _prepare_chat(
-        self, asked: ChatRequest, params: SamplingParams, cache_salt: str | None, downloaded: Downloaded
-    ) -> PreparedRequest:
+    def _prepare_chat(self, asked: ChatRequest, cache_salt: str | None, downloaded: Downloaded) -> PreparedRequest:
+        params = asked.to_sampling_params(self.preparer.sampling_defaults)
         terms = (cache_salt, asked.priority or 0, asked.shown_tools)
         prepared = self.preparer.prepare_chat(asked.messages, params, self._overrides_of(asked), *terms, downloaded)
         return dataclasses.replace(prepared, cache_key=asked.prompt_cache_key)
@@ -128,6 +126,6 @@ class AnswerPreparer:
         return DetokenizeResponse(prompt=tokenizer.decode(asked.tokens, skip_special_tokens=False))
 
 
-def _looks_at_more(asked: ChatRequest, params: SamplingParams) -> bool:
+def _looks_at_more(asked: ChatRequest) -> bool:
     """Than at the request's own text: at pictures, which may be files, or at a grammar, which has to be compiled."""
-    return params.structured_outputs is not None or any(part.source is not None for part in asked.messages.pictures)
+    return asked.wants_form or any(part.source is not None for part in asked.messages.pictures)
