@@ -6,7 +6,14 @@ import pytest
 from PIL import Image
 
 from keepsight.errors import InvalidArgumentError
-from keepsight.frontend.read_messages import MAX_UUID_LENGTH, PicturePart, read_messages, read_uuid
+from keepsight.frontend.read_messages import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_UUID_LENGTH,
+    PicturePart,
+    read_messages,
+    read_uuid,
+)
 from tests.drawn import ask
 
 AT = "messages[0].content[0]"
@@ -45,6 +52,25 @@ def test_a_picture_may_have_a_uuid_and_then_be_left_out(part: dict[str, Any], so
             with pytest.raises(InvalidArgumentError) as caught:
                 read_part(nameless)
             assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([None] * (MAX_MESSAGES + 1), "at most 16384 messages, not 16385"),
+        ([{"content": [None] * MAX_PARTS}, {"content": [None]}], "at most 16384 parts in all, not 16385"),
+        ([{"tool_calls": [None] * (MAX_PARTS + 1)}], "at most 16384 tool calls in all, not 16385"),
+    ],
+)
+def test_too_many_are_refused_before_any_is_looked_at(messages: list[Any], said: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=said) as caught:
+        read_messages(messages)
+    assert caught.value.field == "messages"
+
+
+def test_as_many_messages_and_parts_as_may_be_are_read() -> None:
+    many = read_messages([{"role": "user", "content": "a"}] * (MAX_MESSAGES - 1) + ask(*["b"] * MAX_PARTS))
+    assert len(many.messages) == MAX_MESSAGES
 
 
 @pytest.mark.parametrize("detail", [None, "auto", "low", "high", "original"])

@@ -17,7 +17,7 @@ from keepsight.frontend.held_pictures import HeldList
 from keepsight.frontend.media_api import DEFAULT_PAGE, MAX_PAGE, DeletedMedia, MediaObject, MediaPage
 from keepsight.frontend.media_handles import DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS
 from keepsight.frontend.metrics_api import DEFAULT_LIMIT, MAX_LIMIT, AccountList, ServerState
-from keepsight.frontend.read_messages import BREAKPOINT, BREAKPOINT_SECONDS, DETAILS, EMPTY_IN_ANSWERS
+from keepsight.frontend.read_messages import BREAKPOINT, BREAKPOINT_SECONDS, DETAILS, EMPTY_IN_ANSWERS, MAX_MESSAGES
 from keepsight.frontend.tokenize_request import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -48,6 +48,7 @@ ANSWERS = (
 MESSAGES: Json = {
     "type": "array",
     "minItems": 1,
+    "maxItems": MAX_MESSAGES,
     "items": {
         "type": "object",
         "required": ["role", "content"],

@@ -30,6 +30,7 @@ EMPTY_IN_ANSWERS = (
 # Beside those of every message.
 _FIELDS_OF = {"assistant": ("tool_calls",), "tool": ("tool_call_id",)}
 MAX_UUID_LENGTH = 256
+MAX_MESSAGES = MAX_PARTS = 2**14
 # A URL of what was uploaded before.
 HANDLE_PREFIX = "media://"
 # OpenAI's, of a content part.
@@ -94,9 +95,21 @@ def read_messages(messages: object, end: PromptEnd = "answer") -> Conversation:
         return messages  # read before
     pictures: list[PicturePart] = []
     listed = _check_is_list(messages, "messages", "messages")
+    _check_number(listed)
     read = [_read_message(message, f"messages[{index}]", pictures) for index, message in enumerate(listed)]
     breakpoints = _find_breakpoints(listed)
     return Conversation(read, _pin(pictures, breakpoints) if breakpoints else tuple(pictures), breakpoints, end)
+
+
+def _check_number(messages: Sequence[object]) -> None:
+    """Before any is looked at: there may be millions."""
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidArgumentError("messages", f"must hold at most {MAX_MESSAGES} messages, not {len(messages)}")
+    for name, what in (("content", "parts"), ("tool_calls", "tool calls")):
+        held = (message.get(name) for message in messages if isinstance(message, Mapping))
+        number = sum(len(each) for each in held if isinstance(each, list | tuple))
+        if number > MAX_PARTS:
+            raise InvalidArgumentError("messages", f"must hold at most {MAX_PARTS} {what} in all, not {number}")
 
 
 def _read_message(message: object, field: str, pictures: list[PicturePart]) -> TemplateMessage:
