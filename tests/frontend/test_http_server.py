@@ -232,6 +232,19 @@ def test_headers_behind_a_body_or_in_it_have_an_end_too(engine: FakeEngine, endl
         assert read_to_end(connection)[:13] in (b"HTTP/1.1 431 ", b"")  # the reset may outrun the answer
 
 
+@pytest.mark.parametrize("header", [b"X: " + b"a" * 2000 + b"\r\n", b"X: a\r\n"])
+@pytest.mark.parametrize("is_too_long", [False, True])
+def test_headers_that_end_with_what_makes_them_too_long_are_refused(
+    engine: FakeEngine, header: bytes, is_too_long: bool
+) -> None:
+    # All but the last come before, and are not too long.
+    headers = LAST[:-2] + header * ((MAX_HEADER_BYTES - len(LAST)) // len(header))
+    with serving(engine, slow_client_seconds=PATIENCE) as port, connected(port, headers) as connection:
+        connection.sendall(header * is_too_long * 9 + b"\r\n")
+        statuses = re.findall(rb"HTTP/1.1 (\d+)", read_to_end(connection))
+    assert statuses == [b"431" if is_too_long else b"200"]
+
+
 def test_headers_behind_a_body_are_not_the_requests() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         async with reading_body(Request(scope, receive), WaitingRoom(1, 2**20), 2**20, PATIENCE):

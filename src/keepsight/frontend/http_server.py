@@ -103,14 +103,19 @@ class _Impatient(asyncio.Protocol):
             self._to_ask.start(self.transport)
         if not self.tells_bodies and cycle is not None and (cycle.more_body or not cycle.response_complete):
             self._num_header_bytes = 0
-        if self._num_header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
-            self._refuse(b"431 Request Header Fields Too Large", f"the headers exceed {MAX_HEADER_BYTES} bytes")
+        if self._num_header_bytes > MAX_HEADER_BYTES:
+            self._refuse_headers()
+
+    def _refuse_headers(self) -> None:
+        self._refuse(b"431 Request Header Fields Too Large", f"the headers exceed {MAX_HEADER_BYTES} bytes")
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(b"400 Bad Request", msg)
 
     def _refuse(self, status: bytes, message: str) -> None:
-        """What is not even a request."""
+        """What is not even a request.  Once: what follows of it is nothing either."""
+        if self.transport.is_closing():
+            return
         detail = ErrorDetail(message=message, type="invalid_request_error")
         body = msgspec.json.encode(ErrorResponse(error=detail))
         headers = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d" % len(body)
@@ -176,6 +181,10 @@ class _PastHttptools(_Impatient, Connection):
 
     def on_headers_complete(self) -> None:
         self._has_headers = True
+        # Those that came at once with what follows them are counted by nobody else.
+        if _length_of_head(self.url, self.headers) > MAX_HEADER_BYTES:
+            self._refuse_headers()
+            raise OverflowError  # which ends the parsing
         super().on_headers_complete()  # type: ignore[misc]
         if self.parser.should_upgrade():
             return
@@ -261,6 +270,11 @@ class _PastHttptools(_Impatient, Connection):
         self.flow.pause_reading()
         self.transport.set_protocol(protocol)
         self.flow.resume_reading()
+
+
+def _length_of_head(url: bytes, headers: list[tuple[bytes, bytes]]) -> int:
+    """As they were sent, with `: ` and the end of a line."""
+    return len(url) + sum(len(name) + len(value) + 4 for name, value in headers)
 
 
 def _length_of_body(headers: list[tuple[bytes, bytes]]) -> int:
