@@ -263,6 +263,16 @@ def test_generate_takes_token_ids_and_answers_as_to_their_text(llm: LLM) -> None
     assert (of_ids.prompt, of_ids.prompt_token_ids) == (of_text.prompt, of_text.prompt_token_ids)
 
 
+def test_token_ids_may_be_integers_of_numpy(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4)
+    [plain] = llm.generate({"prompt_token_ids": [2, 30, 40]}, params)
+    [output] = llm.generate({"prompt_token_ids": list(np.array([2, 30, 40]))}, params)
+    assert (output.prompt_token_ids, output.outputs) == (plain.prompt_token_ids, plain.outputs)
+    for wrong in (2.0, True, "2", None):
+        with pytest.raises(InvalidArgumentError, match="is no token: it must be an integer"):
+            llm.generate({"prompt_token_ids": [wrong]}, params)
+
+
 def test_prompts_of_every_kind_are_answered_in_their_order_each_by_its_own_parameters(llm: LLM, drawn: Drawn) -> None:
     prompts: list[Any] = ["One", {"prompt": "Two"}, {"prompt_token_ids": [2, 30, 40]}]
     params = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (1, 2, 3)]

@@ -32,6 +32,7 @@ from keepsight.frontend.media_intake import NOTHING_DOWNLOADED, Downloaded, Medi
 from keepsight.frontend.model_limits import ModelLimits, load_image_config
 from keepsight.frontend.prepared_request import PreparedRequest, makeable_of
 from keepsight.frontend.read_messages import PicturePart, read_messages, read_uuid
+from keepsight.frontend.read_token_ids import read_token_ids
 from keepsight.frontend.render_prompt import ChatTemplate
 from keepsight.frontend.sampling_defaults import read_sampling_defaults
 from keepsight.frontend.tokenizer import Tokenizer
@@ -178,11 +179,10 @@ class RequestPreparer:
         self, token_ids: Sequence[int], params: SamplingParams, cache_salt: str | None = None, priority: int = 0
     ) -> PreparedRequest:
         began, field = time.monotonic(), "prompt_token_ids"
-        if not isinstance(token_ids, list | tuple):
-            raise InvalidArgumentError(field, f"must be a list of token ids, not {type(token_ids).__name__}")
+        token_ids = read_token_ids(token_ids, field)
         for token_id in token_ids:
-            if type(token_id) is not int or not 0 <= token_id < self._vocab_size:
-                raise InvalidArgumentError(field, f"{token_id!r} is no token of this model's {self._vocab_size}")
+            if not 0 <= token_id < self._vocab_size:
+                raise InvalidArgumentError(field, f"{token_id} is no token of this model's {self._vocab_size}")
             if token_id in self._image_token_ids:
                 token = self.tokenizer.token(token_id)
                 raise ReservedTokenError(field, f"must not hold {token_id}, {token}: its picture cannot be sent along")
