@@ -92,8 +92,8 @@ class GuideMaker:
     def prepare(self) -> "Future[LLTokenizer]":
         """Reads the tokenizer, which the first grammar does otherwise.
 
-        Of a vocabulary of 262,144 it takes two seconds, through most of which llguidance keeps the interpreter to
-        itself: all streams would stand still.
+        Of a vocabulary of 262,144 it takes two seconds, through most of which nothing else runs in this process: all
+        streams would stand still.
         """
         return self._find_thread().submit(self._find_tokenizer)
 
