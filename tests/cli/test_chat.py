@@ -86,6 +86,15 @@ def test_options_go_to_the_server_and_only_if_they_are_given(terminal: Terminal,
     assert {"model": "second", "temperature": 0, "max_tokens": 9}.items() <= script.bodies[-1].items()
 
 
+@pytest.mark.parametrize("number", ["nan", "inf", "warm"])
+def test_a_temperature_that_no_request_can_hold_is_refused_by_its_flag(
+    number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["chat", "--temperature", number])
+    assert f"--temperature: must be a finite number, not '{number}'" in capsys.readouterr().err
+
+
 def test_a_key_may_come_from_the_environment(
     terminal: Terminal, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:

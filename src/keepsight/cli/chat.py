@@ -8,6 +8,7 @@ nothing came leaves no trace.
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -38,8 +39,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="which of its models (default: the first)")
     parser.add_argument("--api-key", help="if it wants one (default: OPENAI_API_KEY of the environment)")
     parser.add_argument("--system", help="what to tell the model before the conversation")
-    parser.add_argument("--temperature", type=float, help="0 takes the likeliest token (default: the server's)")
+    parser.add_argument("--temperature", type=_to_finite, help="0 takes the likeliest token (default: the server's)")
     parser.add_argument("--max-tokens", type=int, help="longest answer (default: the server's)")
+
+
+def _to_finite(text: str) -> float:
+    """JSON has no other numbers."""
+    with suppress(ValueError):
+        if math.isfinite(number := float(text)):
+            return number
+    raise argparse.ArgumentTypeError(f"must be a finite number, not {text!r}")
 
 
 def run(arguments: argparse.Namespace) -> int:
