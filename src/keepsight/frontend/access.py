@@ -50,7 +50,7 @@ class Access:
             return None
         headers = Headers(scope=scope)
         if is_for_admins(path) and self._admin_keys:
-            return _find_key(headers, self._admin_keys)
+            return _find_key(headers, self._admin_keys, "the administrator's key")
         if is_for_admins(path) and not _is_local(scope, headers):
             raise AdminAccessError("only the machine that the server runs on may ask for this: it has no admin key")
         keys = self._watching_keys if path == METRICS_PATH else self._keys
@@ -95,15 +95,15 @@ def isolate_salt(settings: ApiSettings, http: Request, cache_salt: str | None) -
     return cache_salt if cache_salt == "" else hmac.digest(key.encode(), asked, "sha256").hex()
 
 
-def _find_key(headers: Headers, keys: Sequence[str]) -> str:
+def _find_key(headers: Headers, keys: Sequence[str], wanted: str = "an API key") -> str:
     scheme, _, shown = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not shown.strip():
-        raise AccessError("an API key is needed: Authorization: Bearer KEY", "missing_api_key")
+        raise AccessError(f"{wanted} is needed: Authorization: Bearer KEY", "missing_api_key")
     digest = _digest(shown.strip())
     # All are compared, and by digests of one length: how long it takes says nothing of any key.
     matching = [key for key in keys if hmac.compare_digest(_digest(key), digest)]
     if not matching:
-        raise AccessError("the API key is not one that is known here", "invalid_api_key")
+        raise AccessError(f"{wanted} is needed, and this is none that is known here", "invalid_api_key")
     return matching[0]
 
 
