@@ -37,7 +37,8 @@ def test_the_same_seed_draws_the_same_picture(tmp_path: Path) -> None:
 def test_it_writes_a_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("--number", "42", "-o", str(tmp_path / "x.png"), "--size", "100")
     out = capsys.readouterr().out
-    assert out.startswith("The number 42.\nZero shapes.\n")
+    assert out.startswith("The number 42.\n")
+    assert "shapes." not in out
     assert out.count(" -> ") == 2
 
 
@@ -56,3 +57,8 @@ def test_a_value_out_of_range_is_refused_with_the_limit(tmp_path: Path, flag: st
 def test_a_path_that_cannot_be_written_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidArgumentError, match=name):
         run("-o", str(tmp_path / name))
+
+
+def test_a_number_has_no_shapes_that_could_be_counted(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="--things: cannot be given together with --number"):
+        run("--number", "5", "--things", "3", "-o", str(tmp_path / "x.png"))

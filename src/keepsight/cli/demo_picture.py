@@ -25,7 +25,7 @@ MIN_SIZE, MAX_SIZE = 32, 4096
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, help="the picture; its ending chooses the format")
     parser.add_argument("--seed", type=int, default=0, help="the same seed draws the same picture (default: 0)")
-    parser.add_argument("--things", type=int, default=1, help=f"how many shapes, 1 to {MAX_THINGS} (default: 1)")
+    parser.add_argument("--things", type=int, help=f"how many shapes, 1 to {MAX_THINGS} (default: 1)")
     parser.add_argument("--number", type=int, help=f"write this number, 0 to {MAX_NUMBER}, instead of drawing shapes")
     parser.add_argument("--size", type=int, default=448, help="width and height in pixels (default: 448)")
     parser.add_argument("--style", choices=STYLES, default="filled", help="how shapes are drawn (default: filled)")
@@ -46,13 +46,16 @@ def _check(arguments: argparse.Namespace) -> None:
         if value is not None and not lowest <= value <= highest:
             raise InvalidArgumentError(flag, f"must be from {lowest} to {highest}, not {value}")
 
+    if arguments.number is not None and arguments.things is not None:
+        raise InvalidArgumentError("--things", "cannot be given together with --number, which draws no shapes")
+
 
 def _make_scene(arguments: argparse.Namespace) -> Scene:
     random = Random(arguments.seed)
     look = plain_look(arguments.size, arguments.style)
     if arguments.number is not None:
         return number_scene(random, arguments.number, look=look)
-    return random_scene(random, arguments.things, look=look)
+    return random_scene(random, arguments.things or 1, look=look)
 
 
 def _save(picture: Image.Image, output: Path) -> None:
@@ -64,9 +67,10 @@ def _save(picture: Image.Image, output: Path) -> None:
 
 
 def _truth_lines(scene: Scene, seed: int) -> list[str]:
-    lines = [describe_scene(scene), f"{NUMBER_WORDS[len(scene.things)].capitalize()} shapes."]
-    if len(scene.things) == 1:
-        lines[-1] = "One shape."
+    num_things = len(scene.things)
+    lines = [describe_scene(scene)]
+    if num_things:
+        lines.append(f"{NUMBER_WORDS[num_things].capitalize()} shape{'s' * (num_things > 1)}.")
     lines += [f"- {thing.colour} {thing.shape}, {thing.size}, at the {thing.position}" for thing in scene.things]
     # A stream of its own: the questions must not depend on how many draws the picture took.
     questions = questions_about(scene, Asker(Random(seed)))
