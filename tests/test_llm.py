@@ -257,10 +257,13 @@ def test_generate_takes_a_prompt_with_markers_and_its_pictures(llm: LLM, drawn: 
 
 def test_generate_takes_token_ids_and_answers_as_to_their_text(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    [of_text] = llm.generate("<start_of_turn>user\nHello<end_of_turn>\n<start_of_turn>model\n", params)
+    text = "<start_of_turn>user\nHello<end_of_turn>\n<start_of_turn>model\n"
+    [of_text] = llm.generate(text, params)
     [of_ids] = llm.generate({"prompt_token_ids": list(of_text.prompt_token_ids)}, params)
     assert of_ids.outputs == of_text.outputs
-    assert (of_ids.prompt, of_ids.prompt_token_ids) == (of_text.prompt, of_text.prompt_token_ids)
+    assert of_ids.prompt_token_ids == of_text.prompt_token_ids
+    # What was given; of ids the text that they are.
+    assert (of_text.prompt, of_ids.prompt) == (text, f"<bos>{text}")
 
 
 def test_token_ids_may_be_integers_of_numpy(llm: LLM) -> None:

@@ -29,6 +29,8 @@ from keepsight.sampling_params import SamplingParams
 
 Prompt = str | Mapping[str, Any]
 Message = Mapping[str, Any]
+# What was asked, and the text that it was asked as, if it was one.
+Asked = tuple[PreparedRequest, str | None]
 PROMPT_FIELDS = frozenset(
     {
         "prompt",
@@ -105,7 +107,8 @@ class LLM:
         """
         listed = _list_prompts(prompts)
         asked = _zip_with_terms(listed, self._or_defaults(sampling_params), priority)
-        return self._run_all((self._prepare_prompt(*each) for each in asked), len(listed), use_tqdm)
+        requests = ((self._prepare_prompt(*each), _text_of(each[0])) for each in asked)
+        return self._run_all(requests, len(listed), use_tqdm)
 
     def chat(
         self,
@@ -127,7 +130,12 @@ class LLM:
         conversations: Sequence[Any] = messages if _are_conversations(messages) else [messages]
         end = choose_end(add_generation_prompt, continue_final_message)
         requests = (
-            self.preparer.prepare_chat(read_messages(conversation, end), params, mm_processor_kwargs, priority=place)
+            (
+                self.preparer.prepare_chat(
+                    read_messages(conversation, end), params, mm_processor_kwargs, priority=place
+                ),
+                None,
+            )
             for conversation, params, place in _zip_with_terms(
                 conversations, self._or_defaults(sampling_params), priority
             )
@@ -173,14 +181,14 @@ class LLM:
         overrides = prompt.get("mm_processor_kwargs")
         return self.preparer.prepare_text(text, pictures, params, overrides, salt, priority, uuids)
 
-    def _run_all(self, requests: Iterable[PreparedRequest], num_requests: int, use_tqdm: bool) -> list[RequestOutput]:
+    def _run_all(self, requests: Iterable[Asked], num_requests: int, use_tqdm: bool) -> list[RequestOutput]:
         """Each is computed from when it is prepared, beside the preparing of those after it."""
         shows_progress = use_tqdm and num_requests > 1 and os.environ.get("TQDM_DISABLE", "") in ("", "0")
         # None rather than a disabled one, which would start a thread all the same.
         bar = tqdm(total=num_requests, desc="Requests", unit="request", disable=False) if shows_progress else None
         with bar or nullcontext(), closing(_RunningRequests(self.engine, self.preparer.tokenizer, bar)) as running:
             for request in requests:
-                running.submit(request)
+                running.submit(*request)
                 running.read_what_came()
             return running.finish()
 
@@ -188,8 +196,8 @@ class LLM:
 class _Answer:
     """One request's, as it grows."""
 
-    def __init__(self, prepared: PreparedRequest, tokenizer: Tokenizer) -> None:
-        self.request, self._tokenizer = prepared.engine_request, tokenizer
+    def __init__(self, prepared: PreparedRequest, text: str | None, tokenizer: Tokenizer) -> None:
+        self.request, self._text, self._tokenizer = prepared.engine_request, text, tokenizer
         self._assembler = AnswerAssembler(tokenizer, self.request.sampling_params)
         self._pieces: list[list[AnswerPiece]] = [[] for _ in range(self.request.sampling_params.n)]
         # Of the choice that found least: the others find what that one has just computed.
@@ -207,9 +215,12 @@ class _Answer:
         return piece
 
     def output(self) -> RequestOutput:
+        written = self._text
+        if written is None:
+            written = self._tokenizer.decode(self.request.known_token_ids, skip_special_tokens=False)
         return RequestOutput(
             request_id=self.request.request_id,
-            prompt=self._tokenizer.decode(self.request.known_token_ids, skip_special_tokens=False),
+            prompt=written,
             prompt_token_ids=self.request.known_token_ids,
             outputs=tuple(_completion(index, own, self._tokenizer) for index, own in enumerate(self._pieces)),
             num_cached_tokens=self._num_cached_tokens,
@@ -225,8 +236,8 @@ class _RunningRequests:
         self._unfinished: dict[str, _Answer] = {}
         self._arrived: SimpleQueue[tuple[_Answer, Outputs]] = SimpleQueue()
 
-    def submit(self, prepared: PreparedRequest) -> None:
-        answer = _Answer(prepared, self._tokenizer)
+    def submit(self, prepared: PreparedRequest, text: str | None) -> None:
+        answer = _Answer(prepared, text, self._tokenizer)
         self._engine.submit(prepared, partial(self._hear, answer))
         self._answers.append(answer)
         self._unfinished[answer.request.request_id] = answer
@@ -261,6 +272,10 @@ class _RunningRequests:
             del self._unfinished[answer.request.request_id]
             if self._bar is not None:
                 self._bar.update()
+
+
+def _text_of(prompt: Prompt) -> str | None:
+    return prompt if isinstance(prompt, str) else prompt.get("prompt")
 
 
 def _close(preparer: RequestPreparer, engine: InProcessEngine) -> None:
