@@ -119,3 +119,14 @@ def test_an_unknown_name_is_refused_with_the_nearest_known_one() -> None:
         SamplingParams(best_of=2)  # type: ignore[call-arg]
     with pytest.raises(UnsupportedFieldError, match="known are n, temperature"):
         SamplingParams(zzzzzzz=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids"])
+def test_more_token_ids_than_any_model_has_are_refused_before_one_is_looked_at(name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^{name}: must hold at most 524288 token ids, not 524289"):
+        SamplingParams(**{name: ["no token"] * (2**19 + 1)})  # type: ignore[arg-type]
+
+
+def test_more_biases_than_any_model_has_tokens_are_refused_before_one_is_looked_at() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^logit_bias: must hold at most 524288 token ids, not 524289"):
+        SamplingParams(logit_bias=dict.fromkeys(range(-1, 2**19), 1.0))

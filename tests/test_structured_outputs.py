@@ -89,3 +89,8 @@ def test_the_callers_own_schema_wins_over_ours() -> None:
     own = {"type": "object", "x-guidance": {"whitespace_flexible": False}}
     [grammar] = json.loads(StructuredOutputsParams(json=own).to_grammar())["grammars"]
     assert grammar["json_schema"] == own
+
+
+def test_too_many_choices_are_refused_before_one_is_looked_at() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"structured_outputs\.choice: is longer than 65536"):
+        StructuredOutputsParams(choice=[""] * (2**16 + 1))

@@ -17,6 +17,8 @@ from keepsight.structured_outputs import StructuredOutputsParams
 MAX_CHOICES = 128  # OpenAI's limit: every choice is a sequence that the engine keeps
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
+# No model has as many tokens.
+MAX_TOKEN_IDS = 2**19
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_CHARACTERS = 64 * 2**10  # of all of them
 MIN_TEMPERATURE = 0.01  # as vLLM: colder than this, logits / temperature overflows; 0 itself means greedy
@@ -219,7 +221,14 @@ def _to_token_ids(name: str, token_ids: object) -> tuple[int, ...]:
     if token_ids is None:
         return ()
     values = _to_tuple(name, token_ids, "a list of token ids")
+    _check_number(name, len(values))
     return tuple(_TOKEN_ID.accept(f"{name}[{index}]", value) for index, value in enumerate(values))
+
+
+def _check_number(name: str, number: int) -> None:
+    """Before any is looked at: there may be millions."""
+    if number > MAX_TOKEN_IDS:
+        raise InvalidArgumentError(name, f"must hold at most {MAX_TOKEN_IDS} token ids, not {number}")
 
 
 def _to_tuple(name: str, values: object, expected: str) -> tuple[Any, ...]:
@@ -233,6 +242,7 @@ def _to_logit_bias(bias: object) -> dict[int, float] | None:
         return None
     if not isinstance(bias, Mapping):
         _refuse("logit_bias", bias, "a mapping of token ids to biases")
+    _check_number("logit_bias", len(bias))
     return {_to_biased_id(key): _BIAS.accept(f"logit_bias[{key!r}]", value) for key, value in bias.items()} or None
 
 

@@ -109,7 +109,10 @@ def _check_text(field: str, text: object) -> str:
 def _check_choice(field: str, choice: object) -> tuple[str, ...]:
     if isinstance(choice, str | Mapping) or not isinstance(choice, Iterable):
         raise InvalidArgumentError(field, "must be a list of texts")
-    texts = tuple(_check_text(f"{field}[{index}]", each) for index, each in enumerate(choice))
+    texts = tuple(choice)
+    if len(texts) > MAX_GRAMMAR_CHARACTERS:
+        raise InvalidArgumentError(field, f"is longer than {MAX_GRAMMAR_CHARACTERS} characters")
+    texts = tuple(_check_text(f"{field}[{index}]", each) for index, each in enumerate(texts))
     if not texts:
         raise InvalidArgumentError(field, "is empty")
     return texts
