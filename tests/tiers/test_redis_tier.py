@@ -228,6 +228,19 @@ def test_a_real_server_s_budget_is_held_by_all_together() -> None:
 
 
 @needs_redis
+@pytest.mark.parametrize("max_bytes", [None, 50_000_000])
+def test_a_real_server_that_is_full_gives_what_it_has(max_bytes: int | None, caplog: pytest.LogCaptureFixture) -> None:
+    with real_server("--maxmemory", "3mb") as (url, _):
+        tier = RedisTier(url, max_bytes)
+        are_kept = [tier.put(key_of(number), array_of(number, 300_000)) for number in range(12)]
+        assert are_kept[0]
+        assert not are_kept[-1]
+        assert [tier.get(key_of(number)) is not None for number in range(12)] == are_kept
+        assert caplog.text.count("takes nothing more") == 1
+        tier.close()
+
+
+@needs_redis
 def test_a_real_server_s_password() -> None:
     with real_server("--requirepass", "secret") as (url, _):
         path = url.removeprefix("unix://")

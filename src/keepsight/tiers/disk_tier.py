@@ -6,6 +6,7 @@ written too; whoever adds or removes one does so under its lock.  Invariant: the
 whoever is killed wherever, and nobody but their owner can read them; what is pinned is never what goes for others.
 """
 
+import errno
 import fcntl
 import logging
 import mmap
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 # A strange file must not make its reader wait.
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+# Of what is wrong with a disk: only that nothing more can be written.
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # Of a file at a time: checked while it still lies in the core's cache, and while the disk brings the next.
 _PIECE = 256 * 1024
 # Of the budget: made free at once, as two servers must look at all files to choose well.
@@ -58,7 +61,7 @@ class DiskTier:
         # What is known of the files: may be outdated where others share them.
         self._lock = threading.Lock()
         self._policy, self._pins = Sparing(POLICIES[policy](max_bytes)), PinFolder(directory)
-        self._is_full_of_pins = False
+        self._is_full = False
         self._sizes: dict[str, int] = {}
         self._last_uses: dict[str, int] = {}
         self._ledger = Ledger(directory / "ledger")
@@ -127,6 +130,18 @@ class DiskTier:
     # Coming and going -----------------------------------------------------------------------------------------
 
     def put(self, key: str, array: StoredArray) -> bool:
+        try:
+            is_kept = self._put(key, array)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            # What is there can be read all the same.
+            self._tell_full(str(error))
+            return False
+        self._is_full &= not is_kept
+        return is_kept
+
+    def _put(self, key: str, array: StoredArray) -> bool:
         self.open()
         num_bytes = HEADER_BYTES + array.num_bytes
         if _occupied(num_bytes) > self._max_bytes:
@@ -219,7 +234,6 @@ class DiskTier:
             self._count()
             self._evict(min(self._max_bytes, num_bytes + self._max_bytes // _SLACK))
         if self._has_room(num_bytes):
-            self._is_full_of_pins = False
             return True
         self._blame_pins(num_bytes)
         return False
@@ -240,14 +254,17 @@ class DiskTier:
         return self._ledger.num_bytes + num_bytes <= self._max_bytes
 
     def _blame_pins(self, num_bytes: int) -> None:
-        """Once, until there is room again.  Raises TierError if it is not they that take it."""
+        """Raises TierError if it is not they that take it."""
         num_pinned_bytes = sum(self._sizes.values())
         if num_pinned_bytes + num_bytes <= self._max_bytes:
             raise TierError(f"{self._directory} is full of what is being written")
-        if not self._is_full_of_pins:
-            self._is_full_of_pins = True
-            told = f"of {self._max_bytes} bytes {num_pinned_bytes} are pinned (keepsight cache unpin)"
-            logger.error("%s takes nothing more: %s", self._directory, told)
+        self._tell_full(f"of {self._max_bytes} bytes {num_pinned_bytes} are pinned (keepsight cache unpin)")
+
+    def _tell_full(self, why: str) -> None:
+        """Once, until something is kept again."""
+        if not self._is_full:
+            self._is_full = True
+            logger.error("%s takes nothing more: %s", self._directory, why)
 
     def _reserve(self, num_bytes: int) -> tuple[Path, int]:
         """A file that has all its bytes already: who counts, counts them, and a full disk shows now."""
