@@ -76,6 +76,30 @@ def test_the_same_prompt_has_its_first_token_before_anything_is_computed() -> No
     drive.expect_nothing_left()
 
 
+def test_a_first_token_is_drawn_once_though_others_come_back_into_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive = Drive(make_config())
+    drive.run(make_request("first", 8))
+    drive.runner.set_pace(lambda: False)
+    drive.add(make_request("picture", "cat", 3))
+    drive.step()
+    drive.step()
+    drive.add(make_request("again", 8))
+    drive.add(make_request("takes pages", 9, cache_salt="its own"))
+    lineup, try_extend = drive.scheduler.lineup, drive.scheduler.kv_cache.try_extend
+    [parked] = lineup.parked_for(ParkedFor.ENCODER)
+
+    def unpark_and_extend(*args: Any) -> tuple[int, ...] | None:
+        if parked in lineup.parked:
+            lineup.unpark(parked)
+        return try_extend(*args)
+
+    monkeypatch.setattr(drive.scheduler.kv_cache, "try_extend", unpark_and_extend)
+    assert [recall.sequence_id[0] for recall in drive.step().recall] == ["again"]
+    drive.runner.set_pace(lambda: True)
+    drive.run()
+    drive.expect_right_answers()
+
+
 def test_an_answer_of_one_token_to_the_same_prompt_computes_nothing() -> None:
     drive = Drive(make_config(max_num_seqs=1))
     drive.run(make_request("first", 3))

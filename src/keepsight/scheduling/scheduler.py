@@ -204,13 +204,10 @@ class Scheduler:
     # Waiting sequences ----------------------------------------------------------------------------------------
 
     def _start_waiting(self, draft: StepDraft) -> None:
-        index, waiting, running = 0, self.lineup.waiting, self.lineup.running
-        while index < len(waiting) and len(running) < self.config.max_num_seqs:
-            state = waiting[index]
-            if not self._try_start(state, draft):
+        # Each once: whoever takes pages may bring others back into the line, before or behind itself.
+        for state in tuple(self.lineup.waiting):
+            if len(self.lineup.running) >= self.config.max_num_seqs or not self._try_start(state, draft):
                 break
-            if state.status is Status.WAITING:
-                index += 1
 
     def _try_start(self, state: RequestState, draft: StepDraft) -> bool:
         """Whether those behind it may have their turn."""
