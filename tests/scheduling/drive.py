@@ -153,11 +153,19 @@ class Drive:
         result = self.runner.run(plan)
         for output in self.scheduler.update(plan, result):
             self._note(output)
+        if plan.is_empty and result.is_empty and not asked and not self.loading:
+            self._expect_rest()
         if self.delivers:
             self._answer(asked)
         self.scheduler.check_invariants()
         self._believe()
         return plan
+
+    def _expect_rest(self) -> None:
+        """The engine's loop sleeps now until it hears something: a plan that is not empty would wait as long."""
+        assert self.scheduler.schedule().is_empty
+        assert not self.scheduler.take_media_needed()
+        assert not self.scheduler.take_loads()
 
     def _ask_tiers(self) -> None:
         self.loading += [load.encoder_key for load in self.scheduler.take_loads()]
