@@ -54,7 +54,7 @@ def echo(endpoint: str) -> None:
                 listener.send(frontend_id, STEP)
         listener.send(frontend_id, ANSWER)
 
-    listener = EngineListener(endpoint, Welcome("echo", 1, "none"), answer, lambda _: None)
+    listener = EngineListener(endpoint, Welcome("echo", 1), answer, lambda _: None)
     sys.stdin.read()
     listener.close()
 

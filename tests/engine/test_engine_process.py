@@ -114,7 +114,7 @@ def endless(request_id: str) -> EngineRequest:
 
 def test_a_frontend_is_told_what_it_must_know(frontends: list[Frontend]) -> None:
     welcome = frontends[0].welcome
-    assert (welcome.engine_id, welcome.max_model_len, welcome.pixel_mode) == ("engine-1", 200, "none")
+    assert (welcome.engine_id, welcome.max_model_len, welcome.takes_unasked) == ("engine-1", 200, True)
 
 
 def test_each_frontend_gets_the_tokens_that_it_asked_for(frontends: list[Frontend]) -> None:

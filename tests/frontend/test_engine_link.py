@@ -64,7 +64,7 @@ def start_engine(tmp_path: Path) -> Iterator[StartEngine]:
     started: list[EngineListener] = []
 
     def start(name: str) -> EngineListener:
-        engine = EngineListener(f"ipc://{tmp_path / name}", Welcome(name, 99, "none"), lambda *_: None, lambda _: None)
+        engine = EngineListener(f"ipc://{tmp_path / name}", Welcome(name, 99), lambda *_: None, lambda _: None)
         started.append(engine)
         return engine
 

@@ -33,7 +33,7 @@ from keepsight.sampling_params import SamplingParams
 from tests.ipc.drawn_messages import comparable
 
 LIMIT = 20.0
-WELCOME = Welcome("engine 1", 128, "lru")
+WELCOME = Welcome("engine 1", 128)
 REQUEST = EngineRequest("7", (1, 2, 3), (), SamplingParams())
 
 
@@ -427,7 +427,7 @@ ENGINE_PROGRAM = """
 import sys
 from keepsight.ipc.handshake import Welcome
 from keepsight.ipc.channel import EngineListener
-listener = EngineListener(sys.argv[1], Welcome("child", 1, "lru"), print, print)
+listener = EngineListener(sys.argv[1], Welcome("child", 1), print, print)
 print("ready", flush=True)
 sys.stdin.read()
 """

@@ -33,8 +33,6 @@ class Welcome:
 
     engine_id: str
     max_model_len: int
-    # Where the engine looks for pixels: the name of a mode of the processor cache.
-    pixel_mode: str
     # Whether it wants the pixels of media that it is not known to hold before it asks: not where it may find them in a
     # tier that is older than itself.
     takes_unasked: bool = True
