@@ -129,17 +129,9 @@ class LLM:
         """
         conversations: Sequence[Any] = messages if _are_conversations(messages) else [messages]
         end = choose_end(add_generation_prompt, continue_final_message)
-        requests = (
-            (
-                self.preparer.prepare_chat(
-                    read_messages(conversation, end), params, mm_processor_kwargs, priority=place
-                ),
-                None,
-            )
-            for conversation, params, place in _zip_with_terms(
-                conversations, self._or_defaults(sampling_params), priority
-            )
-        )
+        prepare = partial(self.preparer.prepare_chat, mm_processor_kwargs=mm_processor_kwargs)
+        asked = _zip_with_terms(conversations, self._or_defaults(sampling_params), priority)
+        requests = ((prepare(read_messages(each, end), params, priority=place), None) for each, params, place in asked)
         return self._run_all(requests, len(conversations), use_tqdm)
 
     def get_metrics(self) -> list[Metric]:

@@ -5,7 +5,6 @@ Invariant: other weights, configuration, precision or preprocessing never read w
 
 import json
 import logging
-import os
 import re
 import tempfile
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from keepsight.errors import CheckpointError
+from keepsight.tiers.cache_home import cache_home
 
 logger = logging.getLogger(__name__)
 
@@ -57,9 +57,9 @@ def _identity(path: Path) -> str:
 
 
 def _default_place() -> Path | None:
-    """None for a user without a home, as containers have them."""
+    """None for a user without a home."""
     try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keepsight" / "model_digests.json"
+        return cache_home() / "model_digests.json"
     except RuntimeError:
         return None
 

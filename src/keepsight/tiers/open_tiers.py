@@ -3,13 +3,13 @@
 Invariant: nobody waits for a folder or server here; one that cannot be used is set aside soon, and tried again.
 """
 
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from keepsight.errors import InvalidArgumentError
+from keepsight.tiers.cache_home import cache_home
 from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.host_tier import HostTier
 from keepsight.tiers.redis_tier import RedisTier
@@ -35,7 +35,7 @@ class RemotePlace:
 
 
 def default_disk_directory() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keepsight" / "embeddings"
+    return cache_home() / "embeddings"
 
 
 def parse_disk_place(text: str, field: str = "--encoder-disk-cache") -> DiskPlace:
