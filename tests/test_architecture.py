@@ -26,6 +26,7 @@ SMALL_NOUNS = {
     "keepsight.requests",
     "keepsight.sampling_params",
     "keepsight.structured_outputs",
+    "keepsight.token_bytes",
 }
 # `LLM` has both in one process, and an engine is planned by the same limits that a frontend refuses by.
 PUTS_TOGETHER = {"engine/in_process_engine.py", "engine/load_engine.py", "engine/start_engine.py"}

@@ -15,6 +15,7 @@ import tokenizers
 from keepsight.end_ids import read_end_ids
 from keepsight.errors import CheckpointConfigError, InvalidArgumentError
 from keepsight.json_fields import read_optional_json_object
+from keepsight.token_bytes import TokenBytes
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._added = [token.content for token in added.values()]
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._bytes_of_ids = _find_byte_tokens(backend)
+        self._bytes = TokenBytes(backend)
 
     @classmethod
     def from_checkpoint(cls, directory: Path | str) -> "Tokenizer":
@@ -90,14 +91,13 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """What one token adds to a text; for a byte token that may be less than a character."""
-        byte = self._bytes_of_ids.get(token_id)
-        return self.decode([token_id], skip_special_tokens=False).encode() if byte is None else bytes([byte])
+        return self._bytes.of(token_id)
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids
 
     def is_byte(self, token_id: int) -> bool:
-        return token_id in self._bytes_of_ids
+        return self._bytes.is_byte(token_id)
 
     def is_boundary(self, token: str) -> bool:
         """Whether the text on either side of `token` is always encoded as if it stood alone.
@@ -137,13 +137,6 @@ def _check_can_stream(path: Path, backend: tokenizers.Tokenizer) -> None:
     if not kinds <= _STREAMABLE_DECODERS:
         known = ", ".join(sorted(_STREAMABLE_DECODERS))
         raise CheckpointConfigError(path, f"decoder: {sorted(map(str, kinds))} is not supported, only {known}")
-
-
-def _find_byte_tokens(backend: tokenizers.Tokenizer) -> dict[int, int]:
-    """The value of every token such as `<0xE2>`, by its id."""
-    spellings = [f"<0x{byte:02{case}}>" for byte in range(256) for case in "Xx"]
-    ids = {spelling: backend.token_to_id(spelling) for spelling in spellings}
-    return {token_id: int(spelling[3:5], 16) for spelling, token_id in ids.items() if token_id is not None}
 
 
 def _read_special_tokens(directory: Path, config: dict[str, Any]) -> dict[str, str]:

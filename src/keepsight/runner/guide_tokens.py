@@ -7,7 +7,6 @@ grammar, or by `prepare`.
 """
 
 import logging
-import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +19,8 @@ import tokenizers
 import torch
 from torch import Tensor
 
+from keepsight.token_bytes import TokenBytes
+
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
@@ -27,7 +28,6 @@ logger = logging.getLogger(__name__)
 MAX_COMPILED = 64
 # Of one or two kilobytes each; a pattern can be made to grow them without end.
 MAX_LEXER_STATES = 50_000
-_BYTE_TOKEN = re.compile("<0[xX][0-9a-fA-F]{2}>")
 
 
 class GrammarError(Exception):
@@ -155,18 +155,11 @@ class _Vocabulary:
         self.special_token_ids = [token_id for token_id, token in added.items() if token.special]
         self.bos_token_id = None
         self.eos_token_id = min(end_ids, default=0)
-        self.tokens = [self._spell(token_id) for token_id in range(self._backend.get_vocab_size())]
+        self.tokens = [*map(TokenBytes(self._backend).of, range(self._backend.get_vocab_size()))]
 
     def __call__(self, text: str) -> list[int]:
         token_ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return token_ids
-
-    def _spell(self, token_id: int) -> bytes:
-        written = self._backend.id_to_token(token_id) or ""
-        if _BYTE_TOKEN.fullmatch(written):
-            return bytes([int(written[3:5], 16)])
-        text: str = self._backend.decode([token_id], skip_special_tokens=False)
-        return text.encode()
 
 
 def forbid_tokens(logits: Tensor, guides: Sequence[Guide | None]) -> None:
