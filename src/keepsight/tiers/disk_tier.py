@@ -24,6 +24,7 @@ from keepsight.ipc.ledger import Ledger
 from keepsight.ipc.record_lock import opened
 from keepsight.tiers.entry_format import HEADER_BYTES, DamagedEntryError, pack_header, read_entry, read_seconds
 from keepsight.tiers.entry_key import is_entry_key
+from keepsight.tiers.fullness import Fullness
 from keepsight.tiers.pins import PinFolder, Sparing
 from keepsight.tiers.policies import POLICIES
 from keepsight.tiers.tier import OnDrop, StoredArray, TierStats, ignore_drop
@@ -61,7 +62,7 @@ class DiskTier:
         # What is known of the files: may be outdated where others share them.
         self._lock = threading.Lock()
         self._policy, self._pins = Sparing(POLICIES[policy](max_bytes)), PinFolder(directory)
-        self._is_full = False
+        self._fullness = Fullness(directory)
         self._sizes: dict[str, int] = {}
         self._last_uses: dict[str, int] = {}
         self._ledger = Ledger(directory / "ledger")
@@ -135,10 +136,10 @@ class DiskTier:
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
-            # What is there can be read all the same.
-            self._tell_full(str(error))
+            self._fullness.tell(error)
             return False
-        self._is_full &= not is_kept
+        if is_kept:
+            self._fullness.end()
         return is_kept
 
     def _put(self, key: str, array: StoredArray) -> bool:
@@ -258,13 +259,7 @@ class DiskTier:
         num_pinned_bytes = sum(self._sizes.values())
         if num_pinned_bytes + num_bytes <= self._max_bytes:
             raise TierError(f"{self._directory} is full of what is being written")
-        self._tell_full(f"of {self._max_bytes} bytes {num_pinned_bytes} are pinned (keepsight cache unpin)")
-
-    def _tell_full(self, why: str) -> None:
-        """Once, until something is kept again."""
-        if not self._is_full:
-            self._is_full = True
-            logger.error("%s takes nothing more: %s", self._directory, why)
+        self._fullness.tell(f"of {self._max_bytes} bytes {num_pinned_bytes} are pinned (keepsight cache unpin)")
 
     def _reserve(self, num_bytes: int) -> tuple[Path, int]:
         """A file that has all its bytes already: who counts, counts them, and a full disk shows now."""

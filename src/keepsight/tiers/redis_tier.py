@@ -6,17 +6,16 @@ accounted for in the server, in one transaction with each write; invariant: then
 exceed it, whoever writes and whoever is killed.  Without one, the server's own `maxmemory` is the budget.
 """
 
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from keepsight.errors import TierError
 from keepsight.tiers.entry_format import HEADER_BYTES, DamagedEntryError, pack_header, read_entry
+from keepsight.tiers.fullness import Fullness
 from keepsight.tiers.resp import Part, RefusedError, Reply, RespConnection, parse_address
 from keepsight.tiers.tier import StoredArray, TierStats
 
-logger = logging.getLogger(__name__)
 _FORGET = """
 local function forget(key)
   local size = redis.call('HGET', KEYS[2], key)
@@ -76,7 +75,7 @@ class RedisTier:
         self._reader = _Line(lambda: RespConnection(self._address, timeout))
         self._writer = _Line(lambda: RespConnection(self._address, timeout))
         self._num_evictions = self._num_damaged = 0
-        self._is_full = False
+        self._fullness = Fullness("the Redis server")
 
     def open(self) -> None:
         with self._writer.held() as connection:
@@ -119,17 +118,10 @@ class RedisTier:
         except RefusedError as error:
             if not str(error).startswith("OOM"):
                 raise
-            # What is there can be read all the same.
-            self._tell_full(str(error))
+            self._fullness.tell(error)
             return False
-        self._is_full = False
+        self._fullness.end()
         return True
-
-    def _tell_full(self, why: str) -> None:
-        """Once, until something is kept again."""
-        if not self._is_full:
-            self._is_full = True
-            logger.error("the Redis server takes nothing more: %s", why)
 
     def _put(self, connection: RespConnection, key: str, value: tuple[bytes, memoryview], num_bytes: int) -> None:
         store: list[Part] = [b"SET", self._prefix + key.encode(), value]
