@@ -32,9 +32,13 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkn
         """By what the caller calls each."""
         if self.prompt is None:
             return {}
-        if isinstance(self.prompt, str) or _are_token_ids(self.prompt):
+        if self._is_one_prompt:
             return {"prompt": self.prompt}
         return {f"prompt[{index}]": each for index, each in enumerate(self.prompt)}
+
+    @property
+    def _is_one_prompt(self) -> bool:
+        return isinstance(self.prompt, str) or _are_token_ids(self.prompt or [])
 
     @property
     def embedded_prompts(self) -> dict[str, object]:
@@ -57,8 +61,7 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkn
         if self.prompt is None:
             raise InvalidArgumentError("prompt", "is required, or prompt_embeds in place of it")
         # Before any is looked at: there may be millions.
-        is_one = isinstance(self.prompt, str) or _are_token_ids(self.prompt)
-        self._check_num_choices("prompt", 1 if is_one else len(self.prompt))
+        self._check_num_choices("prompt", 1 if self._is_one_prompt else len(self.prompt))
         for field, prompt in self.prompts.items():
             if not isinstance(prompt, str) and not (isinstance(prompt, list) and _are_token_ids(prompt)):
                 raise InvalidArgumentError(field, "must be a text or a list of token ids, or a list of such")

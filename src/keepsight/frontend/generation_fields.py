@@ -14,6 +14,7 @@ import msgspec
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.decode_body import Refused, check_refused
 from keepsight.frontend.response_format import (
+    Asked,
     JsonSchema,
     ResponseFormat,
     StructuredOutputs,
@@ -151,9 +152,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def to_sampling_params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
         """`defaults`: where the request says nothing."""
         asked = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
-        asked["structured_outputs"] = read_structured_outputs(
-            self.response_format, self.structured_outputs, self._guided
-        )
+        asked["structured_outputs"] = read_structured_outputs(self._forms)
         if (max_tokens := self.choose_max_tokens()) is not None:
             asked["max_tokens"] = max_tokens
         return SamplingParams(
@@ -162,17 +161,17 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def wants_form(self) -> bool:
-        forms = (self.response_format, self.structured_outputs, *self._guided.values())
-        return any(each is not None for each in forms)
+        return bool(self._forms)
 
     def name_as_asked(self, field: str) -> str:
         """What the engine finds at fault it knows by our names."""
-        forms = list_forms(self.response_format, self.structured_outputs, self._guided)
+        forms = self._forms
         return forms[0][0] if forms and field.startswith("structured_outputs.") else field
 
     @property
-    def _guided(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _GUIDED_FIELDS}
+    def _forms(self) -> list[Asked]:
+        guided = {name: getattr(self, name) for name in _GUIDED_FIELDS}
+        return list_forms(self.response_format, self.structured_outputs, guided)
 
     def choose_max_tokens(self) -> int | None:
         return self.max_tokens

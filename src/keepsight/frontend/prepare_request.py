@@ -182,7 +182,7 @@ class RequestPreparer:
         token_ids = read_token_ids(token_ids, field)
         for token_id in token_ids:
             if not 0 <= token_id < self._vocab_size:
-                raise InvalidArgumentError(field, f"{token_id} is no token of this model's {self._vocab_size}")
+                raise self._no_token(field, token_id)
             if token_id in self._image_token_ids:
                 token = self.tokenizer.token(token_id)
                 raise ReservedTokenError(field, f"must not hold {token_id}, {token}: its picture cannot be sent along")

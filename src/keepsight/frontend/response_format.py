@@ -34,11 +34,20 @@ class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     json_object: bool | None = None
 
 
-def read_structured_outputs(
+# The caller's name, ours, the value.
+Asked = tuple[str, str, Any]
+
+
+def list_forms(
     response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None, guided: Mapping[str, Any]
-) -> StructuredOutputsParams | None:
-    """`guided`: vLLM's older fields of these names.  None: any text will do."""
-    asked = list_forms(response_format, structured_outputs, guided)
+) -> list[Asked]:
+    """All that are asked for; more than one is a fault.  `guided`: vLLM's older fields of these names."""
+    asked = [*_read_response_format(response_format), *_read_structured_outputs(structured_outputs)]
+    return asked + [(name, name.removeprefix("guided_"), value) for name, value in guided.items() if value is not None]
+
+
+def read_structured_outputs(asked: list[Asked]) -> StructuredOutputsParams | None:
+    """None: any text will do."""
     if not asked:
         return None
     if len(asked) > 1:
@@ -51,18 +60,6 @@ def read_structured_outputs(
         raise InvalidArgumentError(field + place, error.message) from error
     check_structured_outputs(params, field)
     return params
-
-
-# The caller's name, ours, the value.
-Asked = tuple[str, str, Any]
-
-
-def list_forms(
-    response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None, guided: Mapping[str, Any]
-) -> list[Asked]:
-    """All that are asked for; more than one is a fault."""
-    asked = [*_read_response_format(response_format), *_read_structured_outputs(structured_outputs)]
-    return asked + [(name, name.removeprefix("guided_"), value) for name, value in guided.items() if value is not None]
 
 
 def _read_response_format(asked: ResponseFormat | None) -> Iterator[Asked]:
