@@ -59,6 +59,8 @@ class Reference:
     token_ids: list[int]
     # How many of them are no tie.
     num_certain: int
+    # Of each token of the prompt but its first.
+    prompt_logprobs: list[float]
 
 
 class Judge:
@@ -84,11 +86,13 @@ class Judge:
             token_ids += self.answer(first).token_ids + TEXTS["c"]
         return token_ids, pictures
 
-    def request(self, request_id: str, name: str, **options: Any) -> EngineRequest:
+    def request(self, request_id: str, name: str, *, tells_prompt: bool = False, **options: Any) -> EngineRequest:
         token_ids, pictures = self.prompt(name)
         size = self.small.size
         media = tuple(MediaItem(str(picture), span, Geometry(size, size)) for picture, span in pictures)
-        params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+        params = SamplingParams(
+            temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, prompt_logprobs=1 if tells_prompt else None
+        )
         return EngineRequest(request_id, tuple(token_ids), media, params, **options)
 
     def answer(self, name: str) -> Reference:
@@ -110,7 +114,13 @@ class Judge:
         best = torch.cat(output.logits).topk(2).values
         ties = (best[:, 0] - best[:, 1] < TIE).tolist()
         answer = output.sequences[0, len(token_ids) :].tolist()
-        return Reference(answer, ties.index(True) if True in ties else NUM_TOKENS)
+        with torch.inference_mode():
+            logits = self.small.reference(**inputs).logits[0, :-1]
+        if cap := self.small.reference.config.text_config.final_logit_softcapping:
+            logits = torch.tanh(logits / cap) * cap  # which transformers leaves out where there are pictures
+        logprobs = logits.log_softmax(dim=-1)
+        told = logprobs.gather(1, torch.tensor(token_ids[1:])[:, None])[:, 0].tolist()
+        return Reference(answer, ties.index(True) if True in ties else NUM_TOKENS, told)
 
 
 @pytest.fixture(scope="module", params=[0, 5, 8, 12], ids=lambda seed: f"config{seed}")
@@ -197,6 +207,7 @@ class Engine:
         self.loading: list[str] = []
         self.tier: dict[str, StoredArray] = {}
         self.tokens: dict[str, list[int]] = {}
+        self.prompt_logprobs: dict[str, list[float]] = {}
 
     def step(self) -> None:
         plan = self.scheduler.schedule()
@@ -206,6 +217,8 @@ class Engine:
         for output in self.scheduler.update(plan, result):
             assert not isinstance(output, RequestFailed), output.message
             self.tokens[output.request_id].append(output.token_id)
+            if output.prompt_logprobs is not None:
+                self.prompt_logprobs[output.request_id] = [own.logprob for own, _ in output.prompt_logprobs]
         if plan.is_empty and result.is_empty and not self.is_owed and self.scheduler.has_requests:
             assert self.finished.acquire(timeout=WAIT_SECONDS)
 
@@ -234,7 +247,9 @@ def run_workload(judge: Judge, engine: Engine, names: list[str], chance: random.
         if waiting and (chance.random() < 0.4 or not engine.scheduler.has_requests):
             number, name = waiting.pop(0)
             engine.tokens[str(number)] = []
-            assert engine.scheduler.add(judge.request(str(number), name, priority=chance.choice([0, 0, 1]))) is None
+            priority, tells_prompt = chance.choice([0, 0, 1]), chance.random() < 0.3
+            request = judge.request(str(number), name, tells_prompt=tells_prompt, priority=priority)
+            assert engine.scheduler.add(request) is None
         elif engine.needed and chance.random() < 0.7:
             engine.deliver(engine.needed.pop(chance.randrange(len(engine.needed))))
         elif engine.loading and chance.random() < 0.7:
@@ -263,6 +278,8 @@ def test_every_answer_is_the_one_that_transformers_gives_alone(
         assert len(ours) == NUM_TOKENS or str(number) in left, name
         num_compared = min(len(ours), theirs.num_certain)
         assert ours[:num_compared] == theirs.token_ids[:num_compared], name
+        told = engine.prompt_logprobs.get(str(number), theirs.prompt_logprobs)
+        assert told == pytest.approx(theirs.prompt_logprobs, abs=1e-3), name
 
 
 def test_few_of_the_judge_s_tokens_are_ties(judge: Judge) -> None:

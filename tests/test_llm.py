@@ -352,6 +352,28 @@ def test_logprobs_are_transformers_own(pair: Pair) -> None:
             assert entry.logprob == pytest.approx(float(expected[first + offset, token_id]), abs=1e-4)
 
 
+def test_each_token_of_a_prompt_is_as_likely_as_to_transformers_whatever_is_cached(pair: Pair) -> None:
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, prompt_logprobs=2, n=2)
+    text = "Hello there, " * 20
+    for _ in range(2):
+        [output] = pair.llm.generate(text, params)
+        with torch.no_grad():
+            logits = pair.reference(input_ids=torch.tensor([output.prompt_token_ids])).logits[0]
+        assert output.prompt_logprobs is not None
+        first, *others = output.prompt_logprobs
+        assert first is None
+        told = zip(others, output.prompt_token_ids[1:], logits[:-1].log_softmax(dim=-1), strict=True)
+        for entries, token_id, expected in told:
+            assert entries is not None
+            assert next(iter(entries)) == token_id
+            assert {entry.rank for entry in entries.values()} >= {1, 2}
+            for each, entry in entries.items():
+                assert entry.logprob == pytest.approx(float(expected[each]), abs=1e-4)
+    [unasked] = pair.llm.generate(text, SamplingParams(max_tokens=1))
+    assert unasked.prompt_logprobs is None
+    assert unasked.num_cached_tokens > 0
+
+
 def test_an_answer_ends_before_a_stop_string_and_says_which(llm: LLM, drawn: Drawn) -> None:
     messages = ask(by_object(drawn.picture), drawn.questions[0].text)
     whole = text_of(llm.chat(messages, GREEDY)[0])

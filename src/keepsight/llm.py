@@ -24,7 +24,7 @@ from keepsight.frontend.read_messages import choose_end, read_messages
 from keepsight.frontend.tokenizer import Tokenizer
 from keepsight.observe.metric_values import Metric, list_metrics
 from keepsight.outputs import CompletionOutput, Logprob, RequestOutput
-from keepsight.requests import TokenOutput
+from keepsight.requests import TokenLogprobs, TokenOutput
 from keepsight.sampling_params import SamplingParams
 
 Prompt = str | Mapping[str, Any]
@@ -216,7 +216,12 @@ class _Answer:
             prompt_token_ids=self.request.known_token_ids,
             outputs=tuple(_completion(index, own, self._tokenizer) for index, own in enumerate(self._pieces)),
             num_cached_tokens=self._num_cached_tokens,
+            prompt_logprobs=self._tell_prompt(),
         )
+
+    def _tell_prompt(self) -> tuple[dict[int, Logprob] | None, ...] | None:
+        told = self._pieces[0][0].token.prompt_logprobs
+        return None if told is None else (None, *(_by_id(each, self._tokenizer) for each in told))
 
 
 class _RunningRequests:
@@ -328,17 +333,17 @@ def _read_images(prompt: Mapping[str, Any], field: str, default: object) -> obje
     return by_modality.get("image", default)
 
 
+def _by_id(logprobs: TokenLogprobs, tokenizer: Tokenizer) -> dict[int, Logprob]:
+    return {
+        each.token_id: Logprob(each.logprob, each.rank, tokenizer.decode([each.token_id], False)) for each in logprobs
+    }
+
+
 def _completion(index: int, pieces: Sequence[AnswerPiece], tokenizer: Tokenizer) -> CompletionOutput:
     last = pieces[-1]
     logprobs = None
     if last.token.logprobs is not None:
-        logprobs = tuple(
-            {
-                each.token_id: Logprob(each.logprob, each.rank, tokenizer.decode([each.token_id], False))
-                for each in piece.token.logprobs or ()
-            }
-            for piece in pieces
-        )
+        logprobs = tuple(_by_id(piece.token.logprobs or (), tokenizer) for piece in pieces)
     return CompletionOutput(
         index=index,
         text="".join(piece.text for piece in pieces),

@@ -33,3 +33,5 @@ class RequestOutput:
     finished: bool = True
     # Of the prompt: tokens whose keys and values were found in the prefix cache.
     num_cached_tokens: int = 0
+    # For each token of the prompt: itself and the most likely ones in its place, by id; None of the first.
+    prompt_logprobs: tuple[Mapping[int, Logprob] | None, ...] | None = None

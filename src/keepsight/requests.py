@@ -5,7 +5,7 @@ or the engine asks for those that it lacks, with `MediaNeeded`; either way as `M
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -126,11 +126,14 @@ ToEngine = EngineRequest | AbortRequest | MediaArrived | ResetCaches
 # From the engine ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(NamedTuple):
     token_id: int
     logprob: float
     rank: int  # 1 is the most likely token
+
+
+# Of one token: itself first, then the most likely ones in its place.
+TokenLogprobs = tuple[TokenLogprob, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +143,13 @@ class TokenOutput:
     request_id: str
     choice: int
     token_id: int
-    # The sampled token first, then the most likely ones, when logprobs were asked for.
-    logprobs: tuple[TokenLogprob, ...] | None = None
+    # When they were asked for.
+    logprobs: TokenLogprobs | None = None
     finish_reason: FinishReason | None = None
     # Of the prompt: how many of its tokens were found in the prefix cache when this choice began.
     num_cached_tokens: int = 0
+    # With the first token of the first choice, when they were asked for: of all tokens of the prompt but its first.
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

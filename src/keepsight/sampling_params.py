@@ -37,7 +37,6 @@ _NOT_IMPLEMENTED = frozenset(
         "guided_decoding",
         "logits_processors",
         "output_kind",
-        "prompt_logprobs",
         "skip_reading_prefix_cache",
         "spaces_between_special_tokens",
         "truncate_prompt_tokens",
@@ -85,10 +84,12 @@ _RANGES = {
     "repetition_penalty": _Range("a number above 0", 0, excludes_low=True),
     "min_tokens": _Range("an integer of at least 0", 0, MAX_COUNT, is_integer=True),
 }
+_NUM_LOGPROBS = _Range(f"an integer from 0 to {MAX_LOGPROBS}, or None", 0, MAX_LOGPROBS, is_integer=True)
 _OPTIONAL_RANGES = {
     "seed": _Range("a 64-bit integer or None", -(2**63), 2**63 - 1, is_integer=True),
     "max_tokens": _Range("an integer of at least 1, or None", 1, MAX_COUNT, is_integer=True),
-    "logprobs": _Range(f"an integer from 0 to {MAX_LOGPROBS}, or None", 0, MAX_LOGPROBS, is_integer=True),
+    "logprobs": _NUM_LOGPROBS,
+    "prompt_logprobs": _NUM_LOGPROBS,
 }
 _SWITCHES = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output")
 _TOKEN_ID = _Range("a token id: an integer of at least 0", 0, MAX_COUNT, is_integer=True)
@@ -113,6 +114,7 @@ class SamplingParams:
     max_tokens: int | None = 16  # None: as much as the context holds
     min_tokens: int = 0
     logprobs: int | None = None  # 0: of the sampled token alone
+    prompt_logprobs: int | None = None  # of the prompt's tokens, which are all computed anew then
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     allowed_token_ids: Sequence[int] | None = None  # a tuple, once constructed
     structured_outputs: StructuredOutputsParams | None = None

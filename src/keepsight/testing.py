@@ -15,7 +15,7 @@ import numpy as np
 
 from keepsight.ipc.codec import decode_from_engine, decode_to_engine, encode_from_engine, encode_to_engine
 from keepsight.media import MediaItem, TokenSpan
-from keepsight.requests import EngineRequest, FromEngine, Pixels, ToEngine
+from keepsight.requests import EngineRequest, FromEngine, Pixels, ToEngine, TokenLogprob, TokenLogprobs
 from keepsight.scheduling.step_plan import (
     Computed,
     EncodeTime,
@@ -58,6 +58,20 @@ def answer_alone(request: EngineRequest, choice: int, end_ids: frozenset[int], m
             return token_ids[len(request.token_ids) :]
 
 
+def tell_alone(request: EngineRequest) -> list[TokenLogprobs]:
+    """Of the tokens of its prompt, computed from nothing."""
+    held = list[int]()
+    for position in range(len(request.token_ids)):
+        held.append(hash((*held, _content_at(request, request.token_ids, position, _encode))))
+    return _tell(request, held)
+
+
+def _tell(request: EngineRequest, held: Sequence[int]) -> list[TokenLogprobs]:
+    """How likely each token of the prompt is said to be after what is held of those before it."""
+    next_ids = request.token_ids[1 : len(held) + 1]
+    return [(TokenLogprob(token_id, -float(value % 997), 1),) for token_id, value in zip(next_ids, held, strict=False)]
+
+
 def _content_at(
     request: EngineRequest, token_ids: Sequence[int], position: int, embeddings_of: Callable[[MediaItem], int]
 ) -> int:
@@ -90,6 +104,7 @@ class _Sequence:
     encoder_keys: dict[TokenSpan, str]
     token_ids: list[int]
     block_ids: list[int] = field(default_factory=list)
+    told: list[TokenLogprobs] = field(default_factory=list)
 
 
 def array_like(pixels: Pixels) -> StoredArray:
@@ -262,13 +277,19 @@ class FakeRunner:
             )
             values.append(hash((*values, content)))
             self._slots[self._slot(sequence, position)] = values[-1]
+        if piece.tells_prompt:
+            del sequence.told[piece.start :]
+            sequence.told += _tell(request, values)[piece.start :]
         assert piece.samples == (piece.end == len(sequence.token_ids))
         if not piece.samples:
             return Computed(piece.sequence_id, piece.end, None)
         if piece.keep_as is not None:
             self.ends[piece.keep_as] = values
             self._newly_kept.append(piece.keep_as)
-        return Computed(piece.sequence_id, piece.end, self._sample(piece.sequence_id, values))
+        token = self._sample(piece.sequence_id, values)
+        if piece.tells_prompt:
+            token = token._replace(prompt_logprobs=tuple(sequence.told))
+        return Computed(piece.sequence_id, piece.end, token)
 
     def _sample(self, sequence_id: SequenceId, values: Sequence[int]) -> SampledToken:
         sequence = self._sequences[sequence_id]

@@ -104,6 +104,7 @@ to_engine: st.SearchStrategy[ToEngine] = (
 )
 
 logprobs = st.builds(TokenLogprob, token_ids, st.floats(allow_nan=False), counts)
+some_logprobs = st.lists(logprobs, max_size=3).map(tuple)
 hashes = st.lists(texts, max_size=3).map(tuple)
 moments = st.floats(allow_nan=False)
 media_stories = st.builds(MediaStory, st.none() | texts, moments, moments, moments, st.booleans(), st.integers(1, 99))
@@ -113,9 +114,10 @@ outputs: st.SearchStrategy[list[FromEngine]] = st.lists(
         texts,
         st.integers(0, MAX_CHOICES - 1),
         token_ids,
-        st.none() | st.lists(logprobs, max_size=3).map(tuple),
+        st.none() | some_logprobs,
         st.sampled_from((None, "stop", "length")),
         counts,
+        st.none() | st.lists(some_logprobs, max_size=3).map(tuple),
     )
     | st.builds(RequestBegun, texts, moments, moments, moments, st.lists(media_stories, max_size=3).map(tuple))
     | st.builds(MediaNeeded, texts, hashes, st.booleans())

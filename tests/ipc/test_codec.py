@@ -19,6 +19,7 @@ from keepsight.ipc.codec import (
     MAX_BODY_BYTES,
     MAX_SIDE,
     Frame,
+    cut_into_messages,
     decode_from_engine,
     decode_to_engine,
     encode_from_engine,
@@ -79,6 +80,13 @@ def assert_accepted_or_refused(frames: Sequence[Frame]) -> None:
     else:
         assert encode_from_engine(heard) == list(frames)
     assert isinstance(try_read_request_id(frames), str | None)
+
+
+def test_what_is_told_of_a_prompt_goes_alone_and_nothing_changes_places() -> None:
+    short, long = TokenOutput("7", 0, 1), TokenOutput("8", 0, 1, prompt_logprobs=())
+    outputs: list[FromEngine] = [short, MediaHeld(("a",)), long, long, short]
+    assert list(cut_into_messages(outputs)) == [[short, MediaHeld(("a",))], [long], [long], [short]]
+    assert list(cut_into_messages([])) == [[]]
 
 
 class TestWhatIsWrittenIsRead:

@@ -12,7 +12,7 @@ from keepsight.scheduling.block_hash import BlockHasher, extra_keys
 from keepsight.scheduling.encoder_cache_manager import encoder_key
 from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import Encoding, StepPlan
-from keepsight.testing import FakeRunner, answer_alone, pixels_like
+from keepsight.testing import FakeRunner, answer_alone, pixels_like, tell_alone
 from keepsight.tiers.tier import StoredArray
 
 END_IDS = frozenset({7})
@@ -214,10 +214,17 @@ class Drive:
         choice = (output.request_id, output.choice)
         assert choice not in self.finished, "a token after the end"
         assert output.request_id not in self.failed, "a token after the failure"
+        self._expect_prompt_told(self.requests[output.request_id], output, is_first=choice not in self.tokens)
         self.tokens.setdefault(choice, []).append(output.token_id)
         self.cached[choice] = output.num_cached_tokens
         if output.finish_reason:
             self.finished[choice] = output.finish_reason
+
+    def _expect_prompt_told(self, request: EngineRequest, output: TokenOutput, *, is_first: bool) -> None:
+        """Of all of its tokens, whatever of it was computed before; once, and only to who asked."""
+        asked = request.sampling_params.prompt_logprobs is not None
+        expected = tuple(tell_alone(request)) if asked and output.choice == 0 and is_first else None
+        assert output.prompt_logprobs == expected, request.request_id
 
     def run(self, *requests: EngineRequest, max_steps: int = 1000) -> list[StepPlan]:
         """Until all are answered; the plans that did something."""

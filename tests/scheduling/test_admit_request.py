@@ -2,6 +2,7 @@
 
 from keepsight.scheduling.admit_request import make_states
 from keepsight.scheduling.request_state import RequestState
+from keepsight.scheduling.step_plan import SampledToken
 from tests.scheduling.drive import END_IDS, make_config, make_request
 
 
@@ -18,8 +19,8 @@ def test_a_prompt_is_hashed_once_however_many_choices_it_has() -> None:
 def test_what_one_choice_says_is_hashed_for_itself() -> None:
     first, second, third = states_of(9, n=3)
     for _ in range(3):
-        first.append(30)
-        second.append(31)
+        first.append(SampledToken(30))
+        second.append(SampledToken(31))
     hashes = [state.hasher.hashes for state in (first, second, third)]
     assert [len(each) for each in hashes] == [3, 3, 2]
     assert hashes[0][:2] == hashes[1][:2] == hashes[2]

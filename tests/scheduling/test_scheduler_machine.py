@@ -62,6 +62,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         cache_salt=st.sampled_from([None, "x", "y"]),
         glasses=st.sampled_from([None, adapter("1"), adapter("2"), adapter("2", changes_encoder=True)]),
         promised=st.sets(st.sampled_from(PICTURES)),
+        prompt_logprobs=st.sampled_from([None, None, 0]),
         pins=st.lists(st.builds(PromptPin, st.integers(1, 40), st.floats(1, 1000)), max_size=2).map(tuple),
     )
     def add(self, parts: list[int | str], max_tokens: int, n: int, promised: set[str], **options: Any) -> None:

@@ -13,6 +13,7 @@ from functools import partial
 from keepsight.errors import HandshakeError, WireError
 from keepsight.ipc.codec import (
     Frame,
+    cut_into_messages,
     decode_from_engine,
     decode_to_engine,
     encode_from_engine,
@@ -168,7 +169,9 @@ class EngineListener:
 
     def send(self, frontend_id: str, outputs: Sequence[FromEngine]) -> bool:
         """From any thread.  False: it is closed, or its thread is too far behind; then `forget` whom it was for."""
-        frames = encode_from_engine(outputs)
+        return all(self._send_message(frontend_id, encode_from_engine(each)) for each in cut_into_messages(outputs))
+
+    def _send_message(self, frontend_id: str, frames: list[Frame]) -> bool:
         try_send = partial(self._try_send_now, frontend_id, frames)
         return self._io.send_or_keep((frontend_id, frames), _num_bytes(frames), try_send)
 

@@ -79,6 +79,20 @@ def decode_to_engine(frames: Sequence[Frame]) -> ToEngine:
     return message
 
 
+def cut_into_messages(outputs: Sequence[FromEngine]) -> Iterator[Sequence[FromEngine]]:
+    """What is told of a prompt may be megabytes: each goes alone, as a message of many could exceed what is read."""
+    if not any(map(_tells_prompt, outputs)):
+        yield outputs
+        return
+    for is_large, run in groupby(outputs, _tells_prompt):
+        together = list(run)
+        yield from ([each] for each in together) if is_large else [together]
+
+
+def _tells_prompt(output: FromEngine) -> bool:
+    return isinstance(output, TokenOutput) and output.prompt_logprobs is not None
+
+
 def encode_from_engine(outputs: Sequence[FromEngine]) -> list[Frame]:
     """All of a step's outputs as one message; their order is kept."""
     runs = [list(run) for _, run in groupby(outputs, type)]
@@ -222,7 +236,8 @@ def _read_run(code: int, run: msgspec.Raw) -> list[FromEngine]:
 def _check_token(output: TokenOutput) -> None:
     _check(min(output.token_id, output.num_cached_tokens) >= 0, "a token out of range")
     _check(0 <= output.choice < MAX_CHOICES, "a choice out of range")
-    _check(all(min(each.token_id, each.rank) >= 0 for each in output.logprobs or ()), "a log probability out of range")
+    told = (output.logprobs or (), *(output.prompt_logprobs or ()))
+    _check(all(min(each.token_id, each.rank) >= 0 for ones in told for each in ones), "a log probability out of range")
 
 
 @contextmanager

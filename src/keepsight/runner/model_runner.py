@@ -24,6 +24,7 @@ from keepsight.runner.guide_tokens import GuideMaker
 from keepsight.runner.kv_block_store import KvBlockStore
 from keepsight.runner.merge_embeddings import merge_embeddings
 from keepsight.runner.normalize_pixels import PixelNormalizer
+from keepsight.runner.read_prompt import read_prompt
 from keepsight.runner.run_beside import BesideThread
 from keepsight.runner.sample_tokens import sample_tokens
 from keepsight.runner.sequence_table import RunningSequence, SequenceTable
@@ -227,6 +228,8 @@ class ModelRunner:
         embeddings = merge_embeddings(model.embed_tokens(inputs.token_ids), inputs.media)
         watch = None if between_layers is None else lambda *_: between_layers()
         hidden = model.compute(embeddings, attention, self.blocks.layers, inputs.batch, watch)
+        if any(piece.tells_prompt for piece in inputs.slices):
+            hidden = self._read_prompts(hidden, inputs, between_layers or (lambda: None))
         drawn = self._sample(hidden, inputs)
         sequences = dict(zip(_ids_of(inputs.slices), inputs.sequences, strict=True))
         failed = _faults(sequences)
@@ -238,6 +241,17 @@ class ModelRunner:
             kept_ends=[piece.keep_as for piece in inputs.slices if piece.keep_as is not None],
         )
 
+    def _read_prompts(self, hidden: Tensor, inputs: StepInputs, between_parts: Callable[[], None]) -> Tensor:
+        """What is left to read of all tokens' hidden states: the ends of the slices that sample."""
+        ends = []
+        parts = torch.split(hidden, [piece.length for piece in inputs.slices])
+        for piece, sequence, part in zip(inputs.slices, inputs.sequences, parts, strict=True):
+            if piece.tells_prompt:
+                read_prompt(part, sequence, piece.start, self.model.logits, between_parts)
+            if piece.samples:
+                ends.append(part[-1])
+        return torch.stack(ends) if ends else hidden[:0]
+
     def _sample(self, hidden: Tensor, inputs: StepInputs) -> dict[SequenceId, SampledToken]:
         """One token for each slice that samples."""
         pairs = zip(inputs.slices, inputs.sequences, strict=True)
@@ -246,6 +260,10 @@ class ModelRunner:
             return {}
         logits = self.model.logits(hidden)
         drawn = _draw(logits, {piece.sequence_id: sequence for piece, sequence in sampling.items()})
+        for piece, sequence in sampling.items():
+            if piece.tells_prompt:
+                told, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), []
+                drawn[piece.sequence_id] = drawn[piece.sequence_id]._replace(prompt_logprobs=told)
         rows = zip(logits, sampling, strict=True)
         # All or none: of a batch that fails nobody is told what was kept.
         self._ends |= {piece.keep_as: row.clone() for row, piece in rows if piece.keep_as is not None}

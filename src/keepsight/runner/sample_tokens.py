@@ -4,6 +4,7 @@ Every sequence draws from its own generator, so that its tokens do not depend on
 order of the steps is vLLM's: grammar, bans, bias, penalties, temperature, min-p, top-k, top-p, draw.
 """
 
+import itertools
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from functools import cached_property
@@ -11,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from keepsight.requests import TokenLogprob
+from keepsight.requests import TokenLogprob, TokenLogprobs
 from keepsight.runner.ban_runs import RunBan
 from keepsight.runner.guide_tokens import Guide, forbid_tokens
 from keepsight.sampling_params import SamplingParams
@@ -198,20 +199,23 @@ def filter_logits(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     return logits.scatter(-1, order, ordered)
 
 
-def _logprobs(
-    raw: Tensor, token_ids: Sequence[int], states: Sequence[SamplingState]
-) -> list[tuple[TokenLogprob, ...] | None]:
+def _logprobs(raw: Tensor, token_ids: Sequence[int], states: Sequence[SamplingState]) -> list[TokenLogprobs | None]:
     """Of the model itself, before anything was edited, as OpenAI and vLLM report them."""
-    results: list[tuple[TokenLogprob, ...] | None] = [None] * len(states)
+    results: list[TokenLogprobs | None] = [None] * len(states)
     for row, (token_id, state) in enumerate(zip(token_ids, states, strict=True)):
         if state.params.logprobs is not None:
-            results[row] = _row_logprobs(raw[row].log_softmax(dim=-1), token_id, state.params.logprobs)
+            [results[row]] = list_logprobs(raw[row : row + 1], [token_id], state.params.logprobs)
     return results
 
 
-def _row_logprobs(logprobs: Tensor, token_id: int, num_top: int) -> tuple[TokenLogprob, ...]:
-    rank = int((logprobs > logprobs[token_id]).sum()) + 1
-    sampled = TokenLogprob(token_id, float(logprobs[token_id]), rank)
-    values, indices = logprobs.topk(min(num_top, logprobs.shape[0]))
-    top = zip(indices.tolist(), values.tolist(), strict=True)
-    return (sampled, *(TokenLogprob(index, value, place) for place, (index, value) in enumerate(top, start=1)))
+def list_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+    """Of each row's token, and of the `num_top` likeliest in its place."""
+    logprobs = logits.float().log_softmax(dim=-1)
+    own = logprobs.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
+    ranks = (logprobs > own).sum(dim=-1) + 1
+    values, indices = logprobs.topk(min(num_top, logprobs.shape[-1]))
+    rows = zip(token_ids, own[:, 0].tolist(), ranks.tolist(), indices.tolist(), values.tolist(), strict=True)
+    return [
+        (TokenLogprob(token_id, logprob, rank), *map(TokenLogprob, best, best_logprobs, itertools.count(1)))
+        for token_id, logprob, rank, best, best_logprobs in rows
+    ]

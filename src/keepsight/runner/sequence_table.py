@@ -4,12 +4,12 @@ A sequence that loses its pages stays here with its tokens and its generator, so
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from keepsight.models.block_table import BlockTable
-from keepsight.requests import EngineRequest
+from keepsight.requests import EngineRequest, TokenLogprobs
 from keepsight.runner.ban_runs import RunBan
 from keepsight.runner.guide_tokens import GuideMaker
 from keepsight.runner.sample_tokens import SamplingState
@@ -25,6 +25,8 @@ class RunningSequence:
     sampling: SamplingState
     # Where the last media item ends: all that is computed after it is text.
     media_end: int
+    # As far as the prompt is computed, where its caller wants to know: of each token but the first.
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 class SequenceTable:

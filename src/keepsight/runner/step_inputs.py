@@ -20,6 +20,7 @@ class StepInputs:
     sequences: Sequence[RunningSequence]  # of each slice
     token_ids: Tensor  # [tokens]
     media: Sequence[MediaRows]
+    # Read are the ends of the slices that sample; where one tells of its prompt, all tokens.
     batch: AttentionBatch
 
 
@@ -39,7 +40,8 @@ def make_step_inputs(
         token_ids.extend(sequence.token_ids[piece.start : piece.end])
         sequences.append(sequence)
     sampling = [index for index, piece in enumerate(slices) if piece.samples]
-    batch = AttentionBatch(pieces, device, sampling)
+    tells_prompts = any(piece.tells_prompt for piece in slices)
+    batch = AttentionBatch(pieces, device, None if tells_prompts else sampling)
     return StepInputs(slices, sequences, torch.tensor(token_ids).to(device), media, batch)
 
 

@@ -9,9 +9,9 @@ from enum import Enum
 from typing import Literal, NamedTuple
 
 from keepsight.media import MediaItem
-from keepsight.requests import EngineRequest, FinishReason
+from keepsight.requests import EngineRequest, FinishReason, TokenOutput
 from keepsight.scheduling.block_hash import BlockHasher
-from keepsight.scheduling.step_plan import SequenceId
+from keepsight.scheduling.step_plan import SampledToken, SequenceId
 
 
 class Status(Enum):
@@ -107,6 +107,12 @@ class RequestState:
         """One token a step from here on: somebody reads along."""
         return self.num_sampled > 0 and self.num_remaining == 1
 
+    @property
+    def tells_prompt(self) -> bool:
+        """Its caller wants to know how likely each token of the prompt was: no cache knows that."""
+        is_first = self.sequence_id[1] == 0 and not self.num_sampled
+        return is_first and self.request.sampling_params.prompt_logprobs is not None
+
     def change_to(self, status: Status, parked_for: ParkedFor | None = None) -> None:
         assert status in TRANSITIONS[self.status], f"{self.sequence_id}: {self.status} -> {status}"
         assert (status is Status.PARKED) == (parked_for is not None), (status, parked_for)
@@ -134,10 +140,16 @@ class RequestState:
         self.gave_way_at = self.num_computed
         self.begin_again()
 
-    def append(self, token_id: int) -> FinishReason | None:
+    def append(self, token: SampledToken) -> TokenOutput:
+        """What its caller is told."""
+        token_id, logprobs, prompt_logprobs = token
         self.hasher.extend((token_id,))
         self.num_tokens += 1
         self.num_sampled += 1
+        reason = self._why_finished(token_id)
+        return TokenOutput(*self.sequence_id, token_id, logprobs, reason, self.num_cached_tokens, prompt_logprobs)
+
+    def _why_finished(self, token_id: int) -> FinishReason | None:
         if token_id in self.end_ids:
             return "stop"
         return "length" if self.num_tokens >= self.max_length else None

@@ -16,7 +16,7 @@ from keepsight.scheduling.embedding_loads import Load
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
 from keepsight.scheduling.holdings import Holdings
 from keepsight.scheduling.kept_beside import KeptBeside
-from keepsight.scheduling.kv_cache_manager import KvCacheManager, PrefixHit
+from keepsight.scheduling.kv_cache_manager import NO_HIT, KvCacheManager, PrefixHit
 from keepsight.scheduling.lineup import Lineup, last_of
 from keepsight.scheduling.media_claims import MediaClaims
 from keepsight.scheduling.prompt_pins import PromptPins
@@ -240,6 +240,8 @@ class Scheduler:
         """None for a sequence that holds pages: it goes on where it was."""
         if self.kv_cache.num_blocks_of(state.sequence_id):
             return None
+        if state.tells_prompt:
+            return NO_HIT
         return self.kv_cache.find_prefix(state.hasher.hashes, state.num_tokens)
 
     def _joins_sooner(self, state: RequestState, hit: PrefixHit, draft: StepDraft) -> bool:
@@ -249,7 +251,7 @@ class Scheduler:
 
     def _try_recall(self, state: RequestState, hit: PrefixHit, draft: StepDraft) -> bool:
         """Its first token, if the whole prompt is known.  It stays in line: a seat is for the second."""
-        if state.num_sampled or draft.now_tokens_left <= 0:
+        if state.num_sampled or state.tells_prompt or draft.now_tokens_left <= 0:
             return False
         kept_as = self.kv_cache.find_end(hit, state.num_tokens, state.hasher.prompt_end)
         if kept_as is None:
@@ -268,7 +270,8 @@ class Scheduler:
     def _note_hit(self, state: RequestState, hit: PrefixHit) -> None:
         if not (state.num_sampled or state.num_preemptions):
             state.num_cached_tokens = hit.num_tokens
-            self.kv_cache.count(hit, state.num_tokens)
+            if not state.tells_prompt:
+                self.kv_cache.count(hit, state.num_tokens)
 
     # How much of a sequence -----------------------------------------------------------------------------------
 
@@ -296,7 +299,7 @@ class Scheduler:
         samples = end == state.num_tokens
         is_prompts_end = samples and not state.num_sampled
         keep_as = self.kv_cache.name_end(state.sequence_id, state.hasher.prompt_end) if is_prompts_end else None
-        prompt = Slice(state.sequence_id, start, end - start, first_block, added, samples, keep_as)
+        prompt = Slice(state.sequence_id, start, end - start, first_block, added, samples, keep_as, state.tells_prompt)
         draft.add_prompt(prompt, joins=piece.joins)
         self.kv_cache.announce(state.sequence_id, state.hasher.hashes, end)
 
@@ -382,12 +385,12 @@ class Scheduler:
             self._append(state, computed.token, outputs)
 
     def _append(self, state: RequestState, token: SampledToken, outputs: Outputs) -> None:
-        finish_reason = state.append(token.token_id)
+        output = state.append(token)
         if state.num_sampled == 1 and state.sequence_id[1] == 0:
             self._begun.append(Begun(state.request, state.origins, state.encoder_keys))
             self.pins.begin(state)
-        outputs.append(TokenOutput(*state.sequence_id, *token, finish_reason, state.num_cached_tokens))
-        if finish_reason is not None:
+        outputs.append(output)
+        if output.finish_reason is not None:
             self._finish(state)
 
     def _publish(self, state: RequestState) -> None:

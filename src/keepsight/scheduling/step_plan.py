@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from keepsight.media import Modality
-from keepsight.requests import EngineRequest, TokenLogprob
+from keepsight.requests import EngineRequest, TokenLogprobs
 
 # Request id and choice: each of a request's `n` choices is a sequence of its own.
 SequenceId = tuple[str, int]
@@ -48,6 +48,8 @@ class Slice(NamedTuple):
     samples: bool
     # What these logits are kept as, for others who have the same prompt.
     keep_as: EndName | None = None
+    # Whether it is told how likely the model found each token of the prompt: all of its logits are needed.
+    tells_prompt: bool = False
 
     @property
     def end(self) -> int:
@@ -96,8 +98,10 @@ class StepPlan:
 
 class SampledToken(NamedTuple):
     token_id: int
-    # The sampled token first, then the most likely ones, when logprobs were asked for.
-    logprobs: tuple[TokenLogprob, ...] | None = None
+    # When they were asked for.
+    logprobs: TokenLogprobs | None = None
+    # When they were asked for, and it is the first: of all tokens of the prompt but its first.
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 class Computed(NamedTuple):
