@@ -91,13 +91,25 @@ def test_the_asynchronous_client_streams_a_completion(url: str) -> None:
     assert asyncio.run(stream())
 
 
+def test_evaluations_read_how_likely_each_token_of_a_prompt_is(client: openai.OpenAI) -> None:
+    tokens = [2, *range(300, 330)]
+    for _ in range(2):  # the second time its keys and values are held
+        whole: Any = client.completions.create(model="mine", prompt=tokens, max_tokens=1, logprobs=1, echo=True)
+        logprobs = whole.choices[0].logprobs
+        assert len(logprobs.token_logprobs) == len(tokens) + 1
+        assert (logprobs.token_logprobs[0], logprobs.top_logprobs[0]) == (None, None)
+        for own, top in zip(logprobs.token_logprobs[1:], logprobs.top_logprobs[1:], strict=True):
+            assert own <= max(top.values()) <= 0
+        assert whole.usage.prompt_tokens_details.cached_tokens == 0
+
+
 def test_errors_are_those_that_the_client_knows(client: openai.OpenAI, url: str) -> None:
     with pytest.raises(openai.AuthenticationError) as stranger:
         answer(client.with_options(api_key="three"), ask("Hello"))
     assert stranger.value.code == "invalid_api_key"
     with pytest.raises(openai.BadRequestError) as mistaken:
-        client.completions.create(model="mine", prompt="a", echo=True)
-    assert (mistaken.value.param, mistaken.value.code) == ("echo", "unsupported_field")
+        client.completions.create(model="mine", prompt="a", best_of=2)
+    assert (mistaken.value.param, mistaken.value.code) == ("best_of", "unsupported_field")
     with pytest.raises(openai.APIStatusError) as large:
         answer(client, ask("a" * 2_000_000))
     assert (large.value.status_code, large.value.code) == (413, "body_too_large")

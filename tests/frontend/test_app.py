@@ -20,7 +20,7 @@ from keepsight.frontend.app import DEFAULT_SETTINGS, create_app
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.observe.account import RequestAccount
-from keepsight.requests import EngineRequest, FinishReason, TierStatus, TokenLogprob, TokenOutput
+from keepsight.requests import EngineRequest, FinishReason, TierStatus, TokenLogprob, TokenLogprobs, TokenOutput
 from tests.drawn import ask, by_url, draw, to_data_url, to_png
 
 MODEL = "keepsight-demo"
@@ -91,12 +91,23 @@ class FakeEngine:
             entries = None
             if logprobs is not None:
                 entries = (TokenLogprob(token_id, -0.5, 1), *(TokenLogprob(20 + n, -9.0, n) for n in range(logprobs)))
+            told = tell_prompt(request) if (choice, index) == (0, 0) else None
             is_last = index == len(ids) - 1
             reason: FinishReason | None = "length" if is_last and self.end == "length" else None
             cached = self.num_cached_tokens.get(choice, 0)
-            yield TokenOutput(request.request_id, choice, token_id, entries, reason, num_cached_tokens=cached)
+            yield TokenOutput(request.request_id, choice, token_id, entries, reason, cached, told)
         if self.end == "stop":
             yield TokenOutput(request.request_id, choice, 6, entries, "stop", cached)
+
+
+def tell_prompt(request: EngineRequest) -> tuple[TokenLogprobs, ...] | None:
+    """Each as likely as it has places before it; others are likelier."""
+    num_top = request.sampling_params.prompt_logprobs
+    if num_top is None:
+        return None
+    others = tuple(TokenLogprob(20 + n, -0.5, n + 1) for n in range(num_top))
+    own = enumerate(request.token_ids[1:], start=1)
+    return tuple((TokenLogprob(token_id, -float(place), 9), *others) for place, token_id in own)
 
 
 @pytest.fixture(scope="module")

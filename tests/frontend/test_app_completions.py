@@ -229,7 +229,6 @@ def test_prompts_that_are_asked_again_as_their_engine_died_are_counted_and_kept_
         ({"prompt": ["a"] * 129, "n": 2}, "prompt", "invalid_argument"),
         ({"prompt": ["a", "b " * 3000]}, "prompt[1]", "context_length_exceeded"),
         ({"prompt": "<start_of_image>"}, "prompt", "picture_count"),
-        ({"prompt": "a", "echo": True}, "echo", "unsupported_field"),
         ({"prompt": "a", "suffix": "b"}, "suffix", "unsupported_field"),
         ({"prompt": "a", "best_of": 2}, "best_of", "unsupported_field"),
         ({"prompt": "a", "logprobs": 21}, "logprobs", "invalid_argument"),

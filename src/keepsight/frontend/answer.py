@@ -14,15 +14,24 @@ from contextlib import AbstractContextManager, aclosing
 from typing import Any, Protocol
 
 import msgspec
+from starlette.concurrency import run_in_threadpool
 
 from keepsight.errors import EngineLostError, InvalidArgumentError, RequestFailedError
 from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
-from keepsight.frontend.chat_response import ErrorResponse, Extras, Usage
+from keepsight.frontend.chat_response import (
+    ErrorResponse,
+    Extras,
+    PromptLogprob,
+    ToldPrompt,
+    Usage,
+    show_bytes,
+    to_finite,
+)
 from keepsight.frontend.generation_fields import GenerationFields
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.tokenizer import Tokenizer
 from keepsight.observe.account import RequestAccount
-from keepsight.requests import TierStatus, TokenOutput
+from keepsight.requests import TierStatus, TokenLogprob, TokenOutput
 
 logger = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
@@ -85,7 +94,10 @@ class Answer(ABC):
     async def whole(self, engine: Engine) -> msgspec.Struct:
         with engine.holding_ends(self.accounts):
             choices = await self._gather(engine)
-        return self._with_account(self._completion(choices))
+        if self._asked.choose_prompt_logprobs() is None:
+            return self._with_account(self._completion(choices))
+        # Tens of thousands of numbers.
+        return self._with_account(await run_in_threadpool(self._completion, choices))
 
     def _with_account(self, body: msgspec.Struct) -> msgspec.Struct:
         """If it was asked for."""
@@ -158,7 +170,10 @@ class Answer(ABC):
             async with aclosing(engine.generate(prepared)) as tokens:
                 async for token in tokens:
                     if piece := assembler.push(token):
-                        self._num_tokens += 1
+                        if self._asked.wants_answer:
+                            self._num_tokens += 1
+                        else:
+                            piece = AnswerPiece(token, "", "length")
                         self._num_cached_tokens[number] = min(self._num_cached_tokens[number], token.num_cached_tokens)
                         if piece.ends_before_engine:
                             engine.stop_choice(request.request_id, piece.choice)
@@ -174,6 +189,18 @@ class Answer(ABC):
         num_prompt_tokens = sum(len(each.token_ids) for each in requests)
         num_image_tokens = sum(each.num_image_tokens for each in requests)
         return Usage.count(num_prompt_tokens, self._num_tokens, num_image_tokens, sum(self._num_cached_tokens))
+
+    def _tell_prompt(self, choices: Sequence[Sequence[AnswerPiece]]) -> ToldPrompt | msgspec.UnsetType:
+        """If its caller asked for it by this name; of one prompt's choices the first was told."""
+        if self._asked.prompt_logprobs is None:
+            return msgspec.UNSET
+        told = choices[0][0].token.prompt_logprobs
+        assert told is not None
+        return [None, *({str(one.token_id): self._describe(one) for one in ones} for ones in told)]
+
+    def _describe(self, one: TokenLogprob) -> PromptLogprob:
+        shown = show_bytes(self._tokenizer.token_bytes(one.token_id))
+        return PromptLogprob(logprob=to_finite(one.logprob), rank=one.rank, decoded_token=shown)
 
     def _event(self, choice: msgspec.Struct | None, usage: Usage | None = None) -> bytes:
         if self._asked.counts_continuously:

@@ -65,6 +65,7 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
     chat_template: Refused = None
     chat_template_kwargs: Refused = None
     documents: Refused = None
+    echo: Refused = None
     function_call: Refused = None
     functions: Refused = None
     modalities: Refused = None
@@ -81,6 +82,7 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
         "add_special_tokens": (False,),  # the template writes them
         "chat_template_kwargs": ({},),
         "documents": ([],),
+        "echo": (False,),
         "function_call": ("none", "auto"),
         "functions": ([],),
         "modalities": (["text"],),

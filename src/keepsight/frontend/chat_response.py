@@ -45,14 +45,12 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     logprob: float
-    # A token may be less than a character, which `token` cannot show.
+    # Of less than a character `token` cannot show them.
     byte_values: list[int] = msgspec.field(name="bytes")
 
     @classmethod
     def of_bytes(cls, token_bytes: bytes, logprob: float) -> "TopLogprob":
-        return cls(
-            token=token_bytes.decode(errors="replace"), logprob=_to_finite(logprob), byte_values=list(token_bytes)
-        )
+        return cls(token=show_bytes(token_bytes), logprob=to_finite(logprob), byte_values=list(token_bytes))
 
 
 class ContentLogprob(TopLogprob, frozen=True, kw_only=True):
@@ -62,6 +60,18 @@ class ContentLogprob(TopLogprob, frozen=True, kw_only=True):
 class ChoiceLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     content: list[ContentLogprob]
     refusal: None = None
+
+
+class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """vLLM's: of a token of the prompt, or of one that was likelier in its place."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# vLLM's: of each token, by ids.  Of the first nothing can be told.
+ToldPrompt = list[dict[str, PromptLogprob] | None]
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +101,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: ToldPrompt | UnsetType = UNSET
     keepsight: Extras | UnsetType = UNSET
     object: Literal["chat.completion"] = "chat.completion"
 
@@ -158,6 +169,11 @@ SERVER_FAILED = ErrorResponse(
 )
 
 
-def _to_finite(logprob: float) -> float:
+def show_bytes(token_bytes: bytes) -> str:
+    """A token may be less than a character."""
+    return token_bytes.decode(errors="replace")
+
+
+def to_finite(logprob: float) -> float:
     """JSON has no -inf; OpenAI writes -9999.0 for a token that cannot come."""
     return max(logprob, -9999.0)

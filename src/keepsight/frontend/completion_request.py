@@ -17,6 +17,7 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkn
     prompt: str | list[Any] | None = None
     prompt_embeds: str | list[Any] | None = None
     logprobs: int | None = None
+    echo: bool | None = None
 
     suffix: Refused = None
 
@@ -57,6 +58,21 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkn
     def choose_logprobs(self) -> int | None:
         return self.logprobs
 
+    def choose_prompt_logprobs(self) -> int | None:
+        return self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs
+
+    @property
+    def wants_answer(self) -> bool:
+        return not (self.echo and self.max_tokens == 0)
+
+    def name_as_asked(self, field: str) -> str:
+        is_by_echo = field == "prompt_logprobs" and self.prompt_logprobs is None
+        return "echo" if is_by_echo else super().name_as_asked(field)
+
+    def choose_max_tokens(self) -> int | None:
+        # An engine that tells of a prompt has drawn a token, too.
+        return self.max_tokens if self.wants_answer else 1
+
     def _check_prompts(self) -> None:
         if self.prompt is None:
             raise InvalidArgumentError("prompt", "is required, or prompt_embeds in place of it")
@@ -69,6 +85,8 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkn
                 raise InvalidArgumentError(field, "is empty")
 
     def _check_embedded_prompts(self) -> None:
+        if self.echo:
+            raise InvalidArgumentError("echo", "repeats a prompt's text, and one of embeddings has none")
         if self.prompt not in (None, ""):
             raise InvalidArgumentError(
                 "prompt_embeds", "exactly one of prompt and prompt_embeds must be given, not both"

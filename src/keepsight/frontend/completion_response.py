@@ -5,16 +5,16 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from keepsight.frontend.chat_response import Extras, Usage
+from keepsight.frontend.chat_response import Extras, ToldPrompt, Usage
 from keepsight.requests import FinishReason
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry for each token of the text; `text_offset` is where in the text it begins."""
+    """One entry for each token of the text; of a prompt's first nothing is told but `text_offset`, where it begins."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -24,6 +24,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None
     logprobs: CompletionLogprobs | None = None
     stop_reason: int | str | UnsetType | None = UNSET  # vLLM's: which stop string or stop token it was
+    prompt_logprobs: ToldPrompt | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,6 +67,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     min_tokens: int | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -91,14 +92,12 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     add_special_tokens: Refused = None
     best_of: Refused = None
-    echo: Refused = None
     length_penalty: Refused = None
     logits_processors: Refused = None
     moderation: Refused = None
     prompt_cache_breakpoint: Refused = None
     prompt_cache_options: Refused = None
     prompt_cache_retention: Refused = None
-    prompt_logprobs: Refused = None
     request_id: Refused = None
     return_token_ids: Refused = None
     return_tokens_as_token_ids: Refused = None
@@ -109,7 +108,6 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     # Of refused fields, besides null.
     NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "best_of": (1,),
-        "echo": (False,),
         "length_penalty": (1, 1.0),
         "logits_processors": ([],),
         "prompt_cache_options": ({}, {"mode": "implicit"}),
@@ -139,6 +137,8 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         check_refused(self, self.NEUTRAL_VALUES)
         if self.prompt_cache_key is not None and len(self.prompt_cache_key) > MAX_CACHE_KEY_LENGTH:
             raise InvalidArgumentError("prompt_cache_key", f"must have at most {MAX_CACHE_KEY_LENGTH} characters")
+        if self.stream and self.choose_prompt_logprobs() is not None:
+            raise InvalidArgumentError("stream", "must not be true where a prompt's log-probabilities are to be told")
         options = self.stream_options
         if options is None:
             return
@@ -155,16 +155,15 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         asked["structured_outputs"] = read_structured_outputs(self._forms)
         if (max_tokens := self.choose_max_tokens()) is not None:
             asked["max_tokens"] = max_tokens
-        return SamplingParams(
-            **{"max_tokens": self.DEFAULT_MAX_TOKENS, **defaults, **asked, "logprobs": self.choose_logprobs()}
-        )
+        asked |= {"logprobs": self.choose_logprobs(), "prompt_logprobs": self.choose_prompt_logprobs()}
+        return SamplingParams(**{"max_tokens": self.DEFAULT_MAX_TOKENS, **defaults, **asked})
 
     @property
     def wants_form(self) -> bool:
         return bool(self._forms)
 
     def name_as_asked(self, field: str) -> str:
-        """What the engine finds at fault it knows by our names."""
+        """What is found at fault by our names."""
         forms = self._forms
         return forms[0][0] if forms and field.startswith("structured_outputs.") else field
 
@@ -179,6 +178,15 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def choose_logprobs(self) -> int | None:
         """Of how many of the likeliest tokens; None: not even of the sampled one."""
         raise NotImplementedError
+
+    def choose_prompt_logprobs(self) -> int | None:
+        """The same of the prompt's tokens."""
+        return self.prompt_logprobs
+
+    @property
+    def wants_answer(self) -> bool:
+        """Not: only the prompt is to be told."""
+        return True
 
 
 _NAMES = GenerationFields.__struct_fields__

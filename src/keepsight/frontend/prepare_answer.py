@@ -17,6 +17,7 @@ from keepsight.frontend.answer_chat import ChatAnswer
 from keepsight.frontend.answer_completion import CompletionAnswer
 from keepsight.frontend.chat_request import ChatRequest
 from keepsight.frontend.completion_request import CompletionRequest, Prompt
+from keepsight.frontend.generation_fields import GenerationFields
 from keepsight.frontend.media_intake import Downloaded
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
@@ -30,6 +31,8 @@ from keepsight.sampling_params import SamplingParams
 
 # Their text is tokens in less than a millisecond.
 MAX_BYTES_ON_LOOP = 2048
+# An answer of some megabytes.
+MAX_TOLD_OF_PROMPTS = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,7 @@ class AnswerPreparer:
         prepare = partial(self._prepare_chat, asked, cache_salt, downloaded)
         is_little = num_bytes <= MAX_BYTES_ON_LOOP and not _looks_at_more(asked)
         prepared = prepare() if is_little else await run_in_threadpool(prepare)
+        _check_told_prompts(asked, [prepared])
         # What the messages hold may be megabytes, and the answer may take minutes.
         asked = msgspec.structs.replace(asked, messages=None)
         return ChatAnswer(asked, [prepared], self.preparer.tokenizer, self.model_name)
@@ -60,6 +64,7 @@ class AnswerPreparer:
 
     async def completion(self, asked: CompletionRequest, cache_salt: str | None) -> CompletionAnswer:
         prompts = await run_in_threadpool(self._prepare_prompts, asked, cache_salt)
+        _check_told_prompts(asked, prompts)
         # As of a chat's messages: megabytes, which are numbers by now.
         asked = msgspec.structs.replace(asked, prompt_embeds=None)
         return CompletionAnswer(asked, prompts, self.preparer.tokenizer, self.model_name)
@@ -124,6 +129,17 @@ class AnswerPreparer:
             if not 0 <= token_id < tokenizer.vocab_size:
                 raise InvalidArgumentError(f"tokens[{index}]", f"{token_id} is none of {tokenizer.vocab_size} tokens")
         return DetokenizeResponse(prompt=tokenizer.decode(asked.tokens, skip_special_tokens=False))
+
+
+def _check_told_prompts(asked: GenerationFields, prompts: Sequence[PreparedRequest]) -> None:
+    if (num_top := asked.choose_prompt_logprobs()) is None:
+        return
+    num_told = sum(len(each.engine_request.token_ids) for each in prompts) * (1 + num_top)
+    if num_told > MAX_TOLD_OF_PROMPTS:
+        raise InvalidArgumentError(
+            asked.name_as_asked("prompt_logprobs"),
+            f"asks for {num_told} log-probabilities of prompts; at most {MAX_TOLD_OF_PROMPTS} are told in one answer",
+        )
 
 
 def _looks_at_more(asked: ChatRequest) -> bool:

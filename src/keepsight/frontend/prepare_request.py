@@ -199,6 +199,8 @@ class RequestPreparer:
         priority: int = 0,
     ) -> list[PreparedRequest]:
         """Prompts of one request, by what the caller calls each: [tokens, hidden], as the first layer reads them."""
+        if params.prompt_logprobs is not None:
+            raise InvalidArgumentError("prompt_logprobs", "tells of a prompt's tokens, and one of embeddings has none")
         terms = _Terms(params, cache_salt, priority)
         try:
             fetched = self.intake.fetch_prompts(sources)
