@@ -257,6 +257,13 @@ def test_a_prompt_becomes_tokens_and_text_again(client: Client) -> None:
     assert client.send("POST", "/detokenize", json={"tokens": plain["tokens"]}).json() == {"prompt": "Hello there"}
 
 
+@pytest.mark.parametrize("prompt", ["Hello", "<bos>Hello", "<bos><bos>Hello", " <bos>Hello"])
+def test_the_tokens_of_a_prompt_are_those_that_the_engine_gets(client: Client, engine: FakeEngine, prompt: str) -> None:
+    tokens = client.send("POST", "/tokenize", json={"prompt": prompt}).json()["tokens"]
+    complete(client, prompt)
+    assert tokens == list(engine.requests[0].token_ids)
+
+
 def test_the_tokens_of_a_conversation_are_those_that_the_engine_gets(client: Client, engine: FakeEngine) -> None:
     messages = ask(by_url(draw(7).picture), "What is this?")
     body = client.send("POST", "/tokenize", json={"messages": messages}).json()

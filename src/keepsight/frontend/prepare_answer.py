@@ -96,9 +96,10 @@ class AnswerPreparer:
         return await run_in_threadpool(self._tokenize, asked, cache_salt, downloaded)
 
     def _tokenize(self, asked: TokenizeRequest, cache_salt: str | None, downloaded: Downloaded) -> TokenizeResponse:
-        num_image_tokens = 0
+        tokenizer, num_image_tokens = self.preparer.tokenizer, 0
         if asked.prompt is not None:
-            token_ids = self.preparer.tokenizer.encode(asked.prompt, add_bos=asked.add_special_tokens is not False)
+            add_bos = asked.add_special_tokens is not False and tokenizer.lacks_bos(asked.prompt)
+            token_ids = tokenizer.encode(asked.prompt, add_bos)
         else:
             terms = (cache_salt, 0, asked.shown_tools)
             prepared = self.preparer.prepare_chat(
@@ -106,7 +107,6 @@ class AnswerPreparer:
             )
             token_ids = prepared.engine_request.token_ids
             num_image_tokens = prepared.engine_request.num_image_tokens
-        tokenizer = self.preparer.tokenizer
         return TokenizeResponse(
             count=len(token_ids),
             max_model_len=self.preparer.max_model_len,

@@ -169,10 +169,8 @@ class RequestPreparer:
         A picture of which `uuids` has one may be None.
         """
         parts = _as_parts(pictures, [None] * len(pictures) if uuids is None else uuids)
-        # A caller who rendered a chat template has a <bos> already.
-        bos = self.tokenizer.special_tokens.get("bos_token")
-        add_bos = bos is None or not prompt.startswith(bos)
         terms = _Terms(params, cache_salt, priority)
+        add_bos = self.tokenizer.lacks_bos(prompt)
         return self._prepare(prompt, parts, terms, mm_processor_kwargs, "prompt", add_bos=add_bos)
 
     def prepare_tokens(

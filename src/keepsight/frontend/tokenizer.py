@@ -93,6 +93,11 @@ class Tokenizer:
         """What one token adds to a text; for a byte token that may be less than a character."""
         return self._bytes.of(token_id)
 
+    def lacks_bos(self, prompt: str) -> bool:
+        """A caller who rendered a chat template has a `<bos>` already."""
+        bos = self.special_tokens.get("bos_token")
+        return bos is None or not prompt.startswith(bos)
+
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids
 
