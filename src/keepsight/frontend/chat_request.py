@@ -103,6 +103,10 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
         if self.tool_choice not in (None, "none", "auto"):
             raise UnsupportedFieldError("tool_choice", "only 'none' and 'auto': response_format can force a form")
 
+    def name_as_asked(self, field: str) -> str:
+        newer = {"max_tokens": "max_completion_tokens", "logprobs": "top_logprobs"}.get(field)
+        return newer if newer and getattr(self, newer) is not None else super().name_as_asked(field)
+
     def choose_max_tokens(self) -> int | None:
         old, new = self.max_tokens, self.max_completion_tokens
         if old is not None and new is not None and old != new:

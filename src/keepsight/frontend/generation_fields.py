@@ -156,14 +156,17 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         if (max_tokens := self.choose_max_tokens()) is not None:
             asked["max_tokens"] = max_tokens
         asked |= {"logprobs": self.choose_logprobs(), "prompt_logprobs": self.choose_prompt_logprobs()}
-        return SamplingParams(**{"max_tokens": self.DEFAULT_MAX_TOKENS, **defaults, **asked})
+        try:
+            return SamplingParams(**{"max_tokens": self.DEFAULT_MAX_TOKENS, **defaults, **asked})
+        except InvalidArgumentError as error:
+            raise type(error)(self.name_as_asked(error.field), error.message) from error
 
     @property
     def wants_form(self) -> bool:
         return bool(self._forms)
 
     def name_as_asked(self, field: str) -> str:
-        """What is found at fault by our names."""
+        """What is found at fault behind us is known there by our names."""
         forms = self._forms
         return forms[0][0] if forms and field.startswith("structured_outputs.") else field
 
