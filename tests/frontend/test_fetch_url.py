@@ -119,6 +119,13 @@ def test_redirects_are_followed(server: PictureServer, status: int) -> None:
     assert fetch(url) == Fetched(b"picture", Validators(server.url("/b/c"), '"1"', None), Freshness(7))
 
 
+@pytest.mark.parametrize(("path", "asked"), [("/äö", "/%C3%A4%C3%B6"), ("/\udcf8", "/%F8")])
+def test_a_redirect_may_name_its_place_in_bytes_that_are_no_ascii(server: PictureServer, path: str, asked: str) -> None:
+    location = path.encode(errors="surrogateescape").decode("latin-1")
+    server.serve(asked, response(b"picture"))
+    assert fetch(server.serve("/a", redirect_to(location))).content == b"picture"
+
+
 def test_validators_are_shown_only_to_the_place_that_gave_them(server: PictureServer) -> None:
     place = server.serve("/b", response(b"", 304))
     url = server.serve("/a", redirect_to(place))

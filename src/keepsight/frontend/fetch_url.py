@@ -133,7 +133,8 @@ def _next_url(url: WebUrl, answer: httpcore.Response) -> WebUrl:
     location = find_header(answer.headers, "location")
     if location is None:
         raise _failure(f"its server answered {answer.status} without saying where to look")
-    following = url.join(location)
+    # Bytes beyond ASCII go on as they came: most servers mean UTF-8, and those that do not know them again.
+    following = url.join(location.encode("latin-1").decode(errors="surrogateescape"))
     if url.scheme == "https" and following.scheme == "http":
         raise UrlFault(MediaRefusedError, "redirects from https: to http:, which is not followed")
     return following

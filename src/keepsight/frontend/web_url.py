@@ -90,7 +90,7 @@ def to_ascii_host(host: str) -> str:
 
 
 def _quote(part: str) -> str:
-    return quote(part, safe=_KEPT_IN_TARGET)
+    return quote(part, safe=_KEPT_IN_TARGET, errors="surrogateescape")
 
 
 def _refusal(message: str) -> UrlFault:
