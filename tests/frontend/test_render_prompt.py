@@ -196,6 +196,17 @@ def test_a_template_that_shows_neither_form_is_given_what_the_caller_wrote() -> 
     assert "'content': [{'type': 'text'" in render(source, [system, user(text_part("Hi"))])
 
 
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_template_that_shows_the_first_part_of_a_systems_message_is_given_one(role: str) -> None:
+    system = {"role": role, "content": [text_part("Be brief."), text_part("Be kind.")]}
+    joined = {"role": role, "content": [text_part("Be brief.\nBe kind.")]}
+    asked = user(text_part("Hi"), text_part(" there"))
+    assert demo_template().render([system, asked]).text == demo_template().render([joined, asked]).text
+    assert "Be brief.\nBe kind.\n\nHithere<end_of_turn>" in demo_template().render([system, asked]).text
+    every = "{% for each in messages %}{% for part in each.content %}<{{ part.text }}>{% endfor %}{% endfor %}"
+    assert render(every, [system]) == "<Be brief.><Be kind.>"
+
+
 def test_empty_fields_of_an_earlier_answer_are_accepted_and_a_name_reaches_the_template() -> None:
     answer: dict[str, Any] = {
         "role": "assistant",

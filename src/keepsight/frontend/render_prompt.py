@@ -52,6 +52,7 @@ class ChatTemplate:
         # Of what there is about tools: the names that the template knows.
         self._tool_words = set() if source is None else _find_tool_words(_parse(source))
         self._content_form = self._find_content_form()
+        self._drops_system_parts = self._find_whether_it_drops_system_parts()
 
     @classmethod
     def from_checkpoint(cls, directory: Path | str, special_tokens: Mapping[str, str]) -> "ChatTemplate":
@@ -67,6 +68,8 @@ class ChatTemplate:
         conversation = read_messages(messages)
         self._check_shows_tools(conversation.messages, tools)
         written = _write_contents(conversation.messages, self._content_form)
+        if self._drops_system_parts:
+            written = [_with_one_part(each) for each in written]
         if conversation.end == "text":
             marked = self._render_text(_mark_end(written), tools, False, max_characters + len(_GOES_ON))
             text = _cut_at_mark(marked)
@@ -112,16 +115,28 @@ class ChatTemplate:
 
     def _find_content_form(self) -> ContentForm | None:
         """Tried out: many templates know only one, and would write the other as Python does, or leave it out."""
-        shown = [form for form in CONTENT_FORMS if self._template is not None and self._shows(form)]
+        shown = [form for form in CONTENT_FORMS if self._shows(form)]
         return shown[0] if len(shown) == 1 else None
 
     def _shows(self, form: ContentForm) -> bool:
-        messages = _write_contents([{"role": "user", "content": _PROBE}], form)
-        try:
-            text = self._render_text(messages, (), True, MAX_PROBED_CHARACTERS)
-        except ChatTemplateError:
-            return False
+        text = self._try_out(_write_contents([{"role": "user", "content": _PROBE}], form))
         return _PROBE in text and not any(quoted in text for quoted in (f"'{_PROBE}'", f'"{_PROBE}"'))
+
+    def _find_whether_it_drops_system_parts(self) -> bool:
+        """Tried out too: Gemma 3's own shows the first part of a system's message, and leaves out the others."""
+        first, second = ({"type": "text", "text": f"{_PROBE} {number}"} for number in (1, 2))
+        user = {"role": "user", "content": [{"type": "text", "text": "Hello"}]}
+        text = self._try_out([{"role": "system", "content": [first, second]}, user])
+        return first["text"] in text and second["text"] not in text
+
+    def _try_out(self, messages: list[TemplateMessage]) -> str:
+        """Nothing where it refuses them."""
+        if self._template is None:
+            return ""
+        try:
+            return self._render_text(messages, (), True, MAX_PROBED_CHARACTERS)
+        except ChatTemplateError:
+            return ""
 
     def _name_roles(self, messages: list[TemplateMessage]) -> list[TemplateMessage]:
         """`developer` is what newer clients call `system`; few templates have heard of it."""
@@ -167,6 +182,15 @@ def _as_text(content: str | list[Mapping[str, Any]], field: str) -> str:
     if any(part["type"] != "text" for part in content):
         raise UnsupportedFieldError(f"{field}.content", "this model's chat template has no place for pictures")
     return "\n".join(part["text"] for part in content)
+
+
+def _with_one_part(message: TemplateMessage) -> TemplateMessage:
+    """A system's texts; a picture among them is left to be refused, as the template has no place for it."""
+    content = message["content"]
+    is_systems = message["role"] in ("system", "developer") and isinstance(content, list) and len(content) > 1
+    if not is_systems or any(part["type"] != "text" for part in content):
+        return message
+    return {**message, "content": _as_parts(_as_text(content, "messages"), "messages")}
 
 
 def _as_parts(content: str | list[Mapping[str, Any]], _field: str) -> list[Mapping[str, Any]]:
