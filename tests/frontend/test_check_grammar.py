@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from keepsight import StructuredOutputsParams
-from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.errors import InvalidArgumentError, ServerOverloadedError, UnsupportedFieldError
 from keepsight.frontend import check_grammar
 from keepsight.frontend.check_grammar import GrammarChecker, check_structured_outputs
 
@@ -53,6 +53,15 @@ def test_a_grammar_that_would_be_compiled_for_hours_is_given_up(monkeypatch: pyt
     schema = {"allOf": [{"type": "string", "pattern": f".*{number}.*"} for number in range(100)]}
     verdict = GrammarChecker().find_fault(StructuredOutputsParams(json=schema).to_grammar())
     assert "it takes more than" in verdict
+
+
+def test_a_machine_that_is_too_busy_is_no_fault_of_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    checker = GrammarChecker()
+    with monkeypatch.context() as busy:
+        busy.setattr(check_grammar, "MAX_SECONDS", 0.01)  # too little for any process to start
+        with pytest.raises(ServerOverloadedError, match="try again"):
+            checker.find_fault(GOOD)
+    assert checker.find_fault(GOOD) == ""
 
 
 def test_a_server_without_the_library_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:

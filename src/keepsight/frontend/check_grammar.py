@@ -2,7 +2,7 @@
 
 A few hundred characters can keep a compiler busy for hours (intersections of patterns), and nothing within the process
 could stop it.  So each unknown grammar is tried once in a process of its own, with an end to its time and its memory.
-The verdict is remembered.
+The verdict is remembered; that no processor was free for it is none.
 """
 
 import importlib.util
@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import OrderedDict
 
-from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.errors import InvalidArgumentError, ServerOverloadedError, UnsupportedFieldError
 from keepsight.structured_outputs import StructuredOutputsParams
 
 MAX_SECONDS = 5
@@ -76,8 +76,10 @@ def _try_to_compile(grammar: str) -> str:
         done = subprocess.run(
             command, input=grammar, capture_output=True, text=True, encoding="utf-8", timeout=2 * MAX_SECONDS
         )
-    except subprocess.TimeoutExpired:
-        return f"it takes more than {MAX_SECONDS} seconds"
+    except subprocess.TimeoutExpired as error:
+        # With a processor to itself it would have ended earlier, of itself or by its limit.
+        message = f"a grammar was not compiled within {2 * MAX_SECONDS} seconds, as the machine is too busy; try again"
+        raise ServerOverloadedError(message) from error
     if done.returncode:
         return f"it takes more than {MAX_SECONDS} seconds or 2 GiB of memory"
     return _shorten(done.stdout.strip())
