@@ -129,6 +129,11 @@ def test_more_token_ids_than_any_model_has_are_refused_before_one_is_looked_at(n
         SamplingParams(**{name: ["no token"] * (2**19 + 1)})  # type: ignore[arg-type]
 
 
+def test_that_no_token_is_allowed_is_refused_rather_than_taken_for_all() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^allowed_token_ids: is empty"):
+        SamplingParams(allowed_token_ids=[])
+
+
 def test_more_biases_than_any_model_has_tokens_are_refused_before_one_is_looked_at() -> None:
     with pytest.raises(InvalidArgumentError, match=r"^logit_bias: must hold at most 524288 token ids, not 524289"):
         SamplingParams(logit_bias=dict.fromkeys(range(-1, 2**19), 1.0))

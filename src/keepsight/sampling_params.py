@@ -141,7 +141,10 @@ class SamplingParams:
         if sum(map(len, self.bad_words)) > MAX_BAD_WORD_CHARACTERS:
             raise InvalidArgumentError("bad_words", f"must hold at most {MAX_BAD_WORD_CHARACTERS} characters in all")
         self._set("stop_token_ids", _to_token_ids("stop_token_ids", self.stop_token_ids))
-        self._set("allowed_token_ids", _to_token_ids("allowed_token_ids", self.allowed_token_ids) or None)
+        if self.allowed_token_ids is not None:
+            self._set("allowed_token_ids", _to_token_ids("allowed_token_ids", self.allowed_token_ids))
+            if not self.allowed_token_ids:
+                raise InvalidArgumentError("allowed_token_ids", "is empty, so no token could be chosen")
         self._set("logit_bias", _to_logit_bias(self.logit_bias))
         self._check_structured_outputs()
         self._settle_special_values()
