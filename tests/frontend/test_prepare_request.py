@@ -120,6 +120,13 @@ def test_a_list_of_more_tokens_than_there_are_is_refused_by_its_name(preparer: R
         preparer.prepare_text("Hello", (), SamplingParams(**longer))
 
 
+@pytest.mark.parametrize("name", ["allowed_token_ids", "stop_token_ids"])
+def test_a_token_that_this_model_has_not_is_refused_by_its_place(preparer: RequestPreparer, name: str) -> None:
+    anothers: dict[str, Any] = {name: [5, 151_645]}
+    with pytest.raises(InvalidArgumentError, match=rf"^{name}\[1\]: 151645 is no token of this model's"):
+        preparer.prepare_text("Hello", (), SamplingParams(**anothers))
+
+
 def test_bad_words_are_banned_as_they_are_written_first_and_behind_a_space(preparer: RequestPreparer) -> None:
     params = SamplingParams(bad_words=["red", " ", " dark blue"])
     request = preparer.prepare_text("a", (), params).engine_request

@@ -298,11 +298,12 @@ class RequestPreparer:
 
     def _check_named_tokens(self, params: SamplingParams) -> None:
         for name in ("allowed_token_ids", "stop_token_ids"):
-            if len(getattr(params, name) or ()) > self._vocab_size:
+            token_ids = getattr(params, name) or ()
+            if len(token_ids) > self._vocab_size:
                 raise InvalidArgumentError(name, f"must hold at most this model's {self._vocab_size} tokens, each once")
-        for index, token_id in enumerate(params.allowed_token_ids or ()):
-            if token_id >= self._vocab_size:
-                raise self._no_token(f"allowed_token_ids[{index}]", token_id)
+            for index, token_id in enumerate(token_ids):
+                if token_id >= self._vocab_size:
+                    raise self._no_token(f"{name}[{index}]", token_id)
         for token_id in params.logit_bias or ():
             if token_id >= self._vocab_size:
                 raise self._no_token(f"logit_bias[{token_id}]", token_id)
