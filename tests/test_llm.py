@@ -2,6 +2,8 @@
 
 import gc
 import math
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from keepsight.observe.metric_values import Counter
 from keepsight.outputs import RequestOutput
 from keepsight.scheduling.step_plan import StepPlan, StepResult
 from tests.drawn import Drawn, ask, by_object, by_url, draw, list_question, to_png
+from tests.frontend.picture_server import picture_server, response
 from tests.random_checkpoint import make_checkpoint
 
 NUM_TOKENS = 64
@@ -595,6 +598,24 @@ def test_one_that_is_forgotten_is_closed() -> None:
     del llm
     gc.collect()
     assert threading.active_count() == before
+
+
+SCRIPT = '''
+import sys
+from keepsight import LLM, SamplingParams
+llm = LLM(device="cpu", allowed_media_networks=["127.0.0.0/8"])
+picture = {"type": "image_url", "image_url": {"url": sys.argv[1]}}
+llm.chat([{"role": "user", "content": [picture]}], SamplingParams(max_tokens=1))
+'''
+
+
+def test_a_script_that_downloaded_a_picture_ends_in_silence(drawn: Drawn) -> None:
+    with picture_server() as server:
+        url = server.serve("/x.png", response(to_png(drawn.picture)))
+        ended = subprocess.run(
+            [sys.executable, "-c", SCRIPT, url], check=False, capture_output=True, text=True, timeout=100
+        )
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 # Mistakes of a caller -----------------------------------------------------------------------------------------

@@ -125,6 +125,8 @@ class _LoopThread:
         thread = threading.Thread(target=_run, args=(loop,), name="downloads", daemon=True)
         thread.start()
         self._stop = weakref.finalize(self, _stop, loop, thread)
+        # When the interpreter ends, `close` may still be to come: what was made last is finalized first.
+        self._stop.atexit = False
         return loop
 
 
