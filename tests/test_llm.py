@@ -1,6 +1,7 @@
 """`LLM` from PIL pictures and OpenAI's messages to answers; transformers' processor and generate() are the judges."""
 
 import gc
+import io
 import math
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tqdm import tqdm
 
 from keepsight import LLM, SamplingParams
 from keepsight.errors import InvalidArgumentError, RequestFailedError, UnreadablePictureError, UnsupportedFieldError
@@ -424,6 +426,19 @@ def test_only_several_prompts_show_their_progress(
     assert "2/2" in capsys.readouterr().err
 
 
+def test_a_caller_may_bring_a_bar_of_its_own(llm: LLM) -> None:
+    bars = []
+
+    def make_bar(**options: Any) -> tqdm:
+        bars.append(tqdm(file=io.StringIO(), **{**options, "disable": False}))
+        return bars[-1]
+
+    params = SamplingParams(max_tokens=1)
+    llm.generate(["a", "b"], params, use_tqdm=make_bar)
+    llm.chat(ask("Hello"), params, use_tqdm=make_bar)
+    assert [(each.n, each.total) for each in bars] == [(2, 2), (1, 1)]
+
+
 # The engine behind it -----------------------------------------------------------------------------------------
 
 
@@ -600,13 +615,13 @@ def test_one_that_is_forgotten_is_closed() -> None:
     assert threading.active_count() == before
 
 
-SCRIPT = '''
+SCRIPT = """
 import sys
 from keepsight import LLM, SamplingParams
 llm = LLM(device="cpu", allowed_media_networks=["127.0.0.0/8"])
 picture = {"type": "image_url", "image_url": {"url": sys.argv[1]}}
 llm.chat([{"role": "user", "content": [picture]}], SamplingParams(max_tokens=1))
-'''
+"""
 
 
 def test_a_script_that_downloaded_a_picture_ends_in_silence(drawn: Drawn) -> None:

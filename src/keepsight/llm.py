@@ -2,7 +2,7 @@
 
 import os
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,8 @@ from keepsight.sampling_params import SamplingParams
 
 Prompt = str | Mapping[str, Any]
 Message = Mapping[str, Any]
+# As tqdm's own class does.
+MakeBar = Callable[..., tqdm]
 # What was asked, and the text that it was asked as, if it was one.
 Asked = tuple[PreparedRequest, str | None]
 PROMPT_FIELDS = frozenset(
@@ -95,7 +97,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: bool | MakeBar = True,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """A prompt is a text, or a mapping: `prompt` or `prompt_token_ids`, `multi_modal_data={"image": [...]}`.
@@ -103,7 +105,7 @@ class LLM:
         `multi_modal_uuids={"image": [...]}` may name its pictures: what was sent under a uuid once may be None later.
         With `enable_prompt_embeds` a mapping may have `prompt_embeds` instead, an array or a tensor [tokens, hidden] of
         what `transformers` calls `inputs_embeds`, or a file's bytes.
-        Those with the smallest `priority` go first.
+        Those with the smallest `priority` go first.  `use_tqdm` may be what makes the bar.
         """
         listed = _list_prompts(prompts)
         asked = _zip_with_terms(listed, self._or_defaults(sampling_params), priority)
@@ -115,7 +117,7 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: bool | MakeBar = True,
         mm_processor_kwargs: dict[str, Any] | None = None,
         priority: Sequence[int] | None = None,
         add_generation_prompt: bool | None = None,
@@ -173,11 +175,9 @@ class LLM:
         overrides = prompt.get("mm_processor_kwargs")
         return self.preparer.prepare_text(text, pictures, params, overrides, salt, priority, uuids)
 
-    def _run_all(self, requests: Iterable[Asked], num_requests: int, use_tqdm: bool) -> list[RequestOutput]:
+    def _run_all(self, requests: Iterable[Asked], num_requests: int, use_tqdm: bool | MakeBar) -> list[RequestOutput]:
         """Each is computed from when it is prepared, beside the preparing of those after it."""
-        shows_progress = use_tqdm and num_requests > 1 and os.environ.get("TQDM_DISABLE", "") in ("", "0")
-        # None rather than a disabled one, which would start a thread all the same.
-        bar = tqdm(total=num_requests, desc="Requests", unit="request", disable=False) if shows_progress else None
+        bar = _open_bar(use_tqdm, num_requests)
         with bar or nullcontext(), closing(_RunningRequests(self.engine, self.preparer.tokenizer, bar)) as running:
             for request in requests:
                 running.submit(*request)
@@ -269,6 +269,15 @@ class _RunningRequests:
             del self._unfinished[answer.request.request_id]
             if self._bar is not None:
                 self._bar.update()
+
+
+def _open_bar(use_tqdm: bool | MakeBar, num_requests: int) -> tqdm | None:
+    """None rather than a disabled one, which would start a thread all the same."""
+    if callable(use_tqdm):
+        return use_tqdm(total=num_requests, desc="Requests", unit="request")
+    if not use_tqdm or num_requests <= 1 or os.environ.get("TQDM_DISABLE", "") not in ("", "0"):
+        return None
+    return tqdm(total=num_requests, desc="Requests", unit="request", disable=False)
 
 
 def _text_of(prompt: Prompt) -> str | None:
