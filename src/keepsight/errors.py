@@ -282,6 +282,15 @@ class CheckpointError(KeepsightError):
         self.message = message
 
 
+class MissingCheckpointError(CheckpointError):
+    """Nothing is downloaded by a name: whoever gave one of the Hub's is told how to come by its folder."""
+
+    def __init__(self, path: Path) -> None:
+        is_like_the_hubs = len(path.parts) == 2 and not path.is_absolute()
+        hint = f"; if that is its name on the Hugging Face Hub: hf download {path} --local-dir FOLDER, then give FOLDER"
+        super().__init__(path, "no such folder" + (hint if is_like_the_hubs else ""))
+
+
 class UnknownArchitectureError(CheckpointError):
     pass
 

@@ -88,6 +88,10 @@ def test_a_command_line_that_makes_no_sense_exits_with_2(
         (["serve", "--host", "no.such.host.invalid"], "keepsight serve: --host: 'no.such.host.invalid' is no address"),
         (["serve", "--host", "192.0.2.1"], "keepsight serve: --host: cannot listen on 192.0.2.1:8000: Cannot assign"),
         (["serve", "--port", "0", "no/such/model"], "keepsight serve: no/such/model: no such folder"),
+        (
+            ["serve", "--port", "0", "google/gemma-3-4b-it"],
+            "keepsight serve: google/gemma-3-4b-it: no such folder; if that is its name on the Hugging Face Hub: hf ",
+        ),
         (["generate", "Hi", "--model", "no/such"], "keepsight generate: no/such: no such folder"),
         (["demo-picture", "-o", "x.png", "--things", "9"], "keepsight demo-picture: --things: must be from 1 to 4"),
     ],

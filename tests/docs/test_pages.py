@@ -15,7 +15,7 @@ SCRIPT = re.compile(
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 SCRIPTS = ("benchmarks/*.py", "tests/*.py", "tests/*/long_*.py")
 # What stands in a line with these may be theirs.
-FOREIGN = re.compile(r"\b(?:pip|curl) ")
+FOREIGN = re.compile(r"\b(?:pip|curl|hf) ")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 

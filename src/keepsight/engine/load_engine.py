@@ -15,7 +15,7 @@ from keepsight.engine.measure_machine import measure_machine
 from keepsight.engine.open_embedding_tiers import TierPlan, describe_place, describe_processor, plan_tiers
 from keepsight.engine.resolve_config import ModelSize, resolve_config
 from keepsight.engine_config import EngineConfig
-from keepsight.errors import CheckpointError
+from keepsight.errors import MissingCheckpointError
 from keepsight.frontend.model_limits import ModelLimits, load_image_config
 from keepsight.frontend.tokenizer import Tokenizer
 from keepsight.image_processor_config import ImageProcessorConfig
@@ -101,7 +101,7 @@ def load_engine_alone(config: Config, part: MachinePart = WHOLE_MACHINE) -> Load
     """Where no frontend has read the checkpoint in this process.  A tokenizer is loaded only if all else fails."""
     directory = config.directory
     if not directory.is_dir():
-        raise CheckpointError(directory, "no such folder")
+        raise MissingCheckpointError(directory)
     limits = ModelLimits.from_checkpoint(directory, config.max_model_len)
     image_config = None
     if read_json_object(directory / "config.json").get("vision_config") is not None:

@@ -13,8 +13,8 @@ from typing import Any
 
 from keepsight.config import Config, resolve_hasher_algorithm
 from keepsight.errors import (
-    CheckpointError,
     InvalidArgumentError,
+    MissingCheckpointError,
     PictureCountError,
     PictureEmbedsError,
     PromptEmbedsError,
@@ -94,7 +94,7 @@ class RequestPreparer:
         """`common`: what the frontends of a server know together."""
         directory = config.directory
         if not directory.is_dir():
-            raise CheckpointError(directory, "no such folder")
+            raise MissingCheckpointError(directory)
         tokenizer = Tokenizer.from_checkpoint(directory)
         image_format = ImagePromptFormat.from_checkpoint(directory, tokenizer)
         image_config = None

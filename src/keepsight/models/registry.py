@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from keepsight.errors import CheckpointError, UnknownArchitectureError
+from keepsight.errors import MissingCheckpointError, UnknownArchitectureError
 from keepsight.json_fields import JsonFields
 from keepsight.models.gemma3.config import ARCHITECTURES as GEMMA3_ARCHITECTURES
 from keepsight.models.gemma3.model import Gemma3
@@ -15,7 +15,7 @@ _LOADERS: dict[str, Callable[[Path, Placement], Model]] = dict.fromkeys(GEMMA3_A
 
 def load_model(directory: Path, place: Placement) -> Model:
     if not directory.is_dir():
-        raise CheckpointError(directory, "no such folder")
+        raise MissingCheckpointError(directory)
     fields = JsonFields.read(directory / "config.json")
     architectures = fields.strings("architectures")
     for name in architectures:
