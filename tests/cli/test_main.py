@@ -93,6 +93,10 @@ def test_a_command_line_that_makes_no_sense_exits_with_2(
             "keepsight serve: google/gemma-3-4b-it: no such folder; if that is its name on the Hugging Face Hub: hf ",
         ),
         (["generate", "Hi", "--model", "no/such"], "keepsight generate: no/such: no such folder"),
+        (
+            ["generate", "Hi", "--generation-config", "vllm"],
+            "keepsight generate: vllm: cannot be read: generation_config must be auto, none, or a file or folder",
+        ),
         (["demo-picture", "-o", "x.png", "--things", "9"], "keepsight demo-picture: --things: must be from 1 to 4"),
     ],
 )

@@ -49,4 +49,8 @@ def _read(directory: Path, generation_config: str | Path) -> tuple[Path, dict[st
         return path, read_optional_json_object(path)
     path = Path(generation_config)
     path = path / FILE_NAME if path.is_dir() else path
+    if not path.exists():
+        raise CheckpointConfigError(
+            path, "cannot be read: generation_config must be auto, none, or a file or folder that is there"
+        )
     return path, read_json_object(path)
