@@ -5,10 +5,12 @@ import dataclasses
 import errno
 import logging
 import math
+import os
 import socket
 
 from keepsight.cli.api_arguments import add_api_arguments, api_settings_from
 from keepsight.cli.model_arguments import add_model_arguments, config_from
+from keepsight.cli.vllm_variables import warn_of_vllm_variables
 from keepsight.config import Config
 from keepsight.errors import InvalidArgumentError
 from keepsight.ipc.control import LOG_FORMAT
@@ -48,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    warn_of_vllm_variables(os.environ)
     config = config_from(arguments)
     api = api_settings_from(arguments)
     _check(arguments)

@@ -1,0 +1,24 @@
+"""What vLLM reads from the environment and this server does not: whoever has it set is told what says the same here."""
+
+import logging
+from collections.abc import Mapping
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = "VLLM_"
+OURS = {
+    "VLLM_API_KEY": "KEEPSIGHT_API_KEY",
+    "VLLM_CPU_KVCACHE_SPACE": "--kv-cache-memory-bytes",
+    "VLLM_IMAGE_FETCH_TIMEOUT": "--media-fetch-timeout",
+    "VLLM_MAX_IMAGE_PIXELS": "--max-image-pixels",
+    "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB": "--max-media-bytes",
+    "VLLM_MM_HASHER_ALGORITHM": "KEEPSIGHT_MM_HASHER_ALGORITHM",
+}
+
+
+def warn_of_vllm_variables(environment: Mapping[str, str]) -> None:
+    """One line; values are nobody's business."""
+    found = sorted(name for name in environment if name.startswith(_PREFIX))
+    if found:
+        told = (f"{name} (here: {OURS[name]})" if name in OURS else name for name in found)
+        logger.warning("set in the environment, but not read here: %s", ", ".join(told))

@@ -1,0 +1,43 @@
+"""An environment that was made for vLLM."""
+
+import argparse
+import re
+
+import pytest
+
+from keepsight.cli import serve
+from keepsight.cli.vllm_variables import OURS, warn_of_vllm_variables
+
+
+def test_variables_of_vllm_are_named_with_what_says_the_same_here(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_vllm_variables({"VLLM_USE_V1": "1", "VLLM_IMAGE_FETCH_TIMEOUT": "9", "VLLM_API_KEY": "secret", "PATH": ""})
+    assert caplog.messages == [
+        "set in the environment, but not read here: VLLM_API_KEY (here: KEEPSIGHT_API_KEY), "
+        "VLLM_IMAGE_FETCH_TIMEOUT (here: --media-fetch-timeout), VLLM_USE_V1"
+    ]
+
+
+def test_without_them_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_vllm_variables({"PATH": "/", "KEEPSIGHT_API_KEY": "k"})
+    assert not caplog.messages
+
+
+def test_a_flag_that_is_named_is_one() -> None:
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    flags = set(re.findall(r"--[\w-]+", parser.format_help()))
+    assert {name for name in OURS.values() if name.startswith("--")} <= flags
+
+
+def test_a_server_says_so_when_it_starts(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    class EnoughError(Exception):
+        pass
+
+    def refuse(_arguments: argparse.Namespace) -> None:
+        raise EnoughError
+
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")
+    monkeypatch.setattr(serve, "config_from", refuse)
+    with pytest.raises(EnoughError):
+        serve.run(argparse.Namespace())
+    assert "VLLM_CPU_KVCACHE_SPACE (here: --kv-cache-memory-bytes)" in caplog.text
