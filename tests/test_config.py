@@ -26,7 +26,14 @@ def test_it_is_frozen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("max_model_length", "did you mean 'max_model_len'"), ("zzz", "known are model, dtype, device")]
+    ("name", "hint"),
+    [
+        ("max_model_length", "did you mean 'max_model_len'"),
+        ("zzz", "known are model, dtype, device"),
+        # vLLM's, which nothing here resembles but by its letters.
+        ("trust_remote_code", "known are model, dtype, device"),
+        ("tensor_parallel_size", "known are model, dtype, device"),
+    ],
 )
 def test_an_unknown_option_is_refused_with_what_may_have_been_meant(name: str, hint: str) -> None:
     with pytest.raises(UnsupportedFieldError, match=hint) as caught:

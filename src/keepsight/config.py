@@ -256,7 +256,8 @@ class Config:
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
-                close = get_close_matches(name, known, n=1)
+                # A slip of the pen, no relative: who trusts remote code is not to be sent to trust_exif_image_id.
+                close = get_close_matches(name, known, n=1, cutoff=0.75)
                 hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
                 raise UnsupportedFieldError(name, f"is no option; {hint}")
         return cls(**options)
