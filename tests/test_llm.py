@@ -435,7 +435,7 @@ def test_a_caller_may_bring_a_bar_of_its_own(llm: LLM) -> None:
 
     params = SamplingParams(max_tokens=1)
     llm.generate(["a", "b"], params, use_tqdm=make_bar)
-    llm.chat(ask("Hello"), params, use_tqdm=make_bar)
+    llm.chat(ask("Hello"), params, make_bar)  # its place in vLLM's chat(), not in its generate()
     assert [(each.n, each.total) for each in bars] == [(2, 2), (1, 1)]
 
 
