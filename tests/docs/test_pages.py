@@ -7,6 +7,9 @@ from importlib import import_module
 from pathlib import Path
 
 from keepsight.cli.main import COMMANDS
+from keepsight.frontend.chat_request import ChatRequest
+from keepsight.frontend.completion_request import CompletionRequest
+from keepsight.frontend.decode_body import refused_fields
 from tests.docs.snippets import PAGES, ROOT
 
 SCRIPT = re.compile(
@@ -69,6 +72,13 @@ def anchors_of(page: Path) -> set[str]:
     """As GitHub makes them of headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_page_of_the_api_lists_all_fields_that_are_refused() -> None:
+    [listed] = re.findall(r"^Refused are, (.*?)\.\n\n", (ROOT / "docs/api.md").read_text(), re.MULTILINE | re.DOTALL)
+    refused = {*refused_fields(ChatRequest), *refused_fields(CompletionRequest)}
+    # It is one of content parts, which another paragraph says.
+    assert set(re.findall(r"`(\w+)`", listed)) == refused - {"prompt_cache_breakpoint"}
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
