@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from functools import partial
+from http import HTTPStatus
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -329,9 +330,12 @@ async def _answer_failed_request(http: Request, error: Exception) -> Response:
     return error_response(error)
 
 
-async def _refuse_http(_http: Request, error: Exception) -> Response:
+async def _refuse_http(http: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    detail = ErrorDetail(message=error.detail, type="invalid_request_error")
+    message = error.detail
+    if message == HTTPStatus(error.status_code).phrase:  # the router's: clients show neither method nor path
+        message = f"{http.method} {http.url.path[:80]}: {message}; GET /openapi.json lists what there is"
+    detail = ErrorDetail(message=message, type="invalid_request_error")
     return json_response(ErrorResponse(error=detail), error.status_code, error.headers)
 
 
