@@ -71,6 +71,7 @@ def test_other_arrays_are_refused_with_what_is_allowed(described: str) -> None:
         fetch_media(REFUSED[described], "messages[0].content[0].image_pil")
     assert caught.value.field == "messages[0].content[0].image_pil"
     assert f"an array of {described} is not taken; allowed are uint8 [height, width, 3]" in caught.value.message
+    assert ("image_embeds" in caught.value.message) == ("float" in described)
 
 
 def test_tensors_without_dense_data_are_refused() -> None:

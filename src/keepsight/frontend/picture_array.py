@@ -47,7 +47,10 @@ def _check_kind(dtype: str, shape: tuple[int, ...], field: str) -> None:
     if len(shape) == 3:
         channels = shape[0] if shape[0] in _CHANNEL_COUNTS else shape[2]
     if dtype != "uint8" or len(shape) not in (2, 3) or channels not in (1, 3):
-        raise UnsupportedPictureError(field, f"an array of {dtype} {list(shape)} is not taken; allowed are {ALLOWED}")
+        # What vLLM takes for embeddings where it takes pictures.
+        hint = "; embeddings are a content part of their own, image_embeds of LLM.chat" if "float" in dtype else ""
+        message = f"an array of {dtype} {list(shape)} is not taken; allowed are {ALLOWED}{hint}"
+        raise UnsupportedPictureError(field, message)
 
 
 def is_tensor(source: object) -> bool:
