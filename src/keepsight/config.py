@@ -23,25 +23,28 @@ from keepsight.media import DEFAULT_MAX_PIXELS
 
 logger = logging.getLogger(__name__)
 
-DTYPES = ("auto", "float32", "bfloat16")
-DEVICES = ("auto", "cpu", "cuda")
-# As vLLM's: each answer's own pace, or the most answers in all.
-PERFORMANCE_MODES = ("interactivity", "throughput")
-IMAGE_BACKENDS = tuple(RESAMPLES)
 # The first is the default.
 HASHER_ALGORITHMS = ("blake3", "sha256", "sha512")
 # Read where no option says it: a site that allows only certified algorithms sets it once for all.
 HASHER_VARIABLE = "KEEPSIGHT_MM_HASHER_ALGORITHM"
-CACHE_DEVICES = ("auto", "cpu", "gpu")
-BLOCK_SIZES = (8, 16, 32, 64, 128)
-PROCESSOR_CACHE_TYPES = ("lru", "shm", "shared")
-# Of tiers; the first is the default.
-ENCODER_CACHE_POLICIES = ("auto", "lru", "cost")
 
 MODALITIES = ("image", "video", "audio")
 
-# The least that each may be; None may always be said of those that have it as their default.
-_LEAST_INTEGERS = {
+# What each option may be.  None may always be said of those that have it as their default.
+CHOICES: Mapping[str, tuple[object, ...]] = {
+    "dtype": ("auto", "float32", "bfloat16"),
+    "device": ("auto", "cpu", "cuda"),
+    # As vLLM's: each answer's own pace, or the most answers in all.
+    "performance_mode": ("interactivity", "throughput"),
+    "image_backend": tuple(RESAMPLES),
+    "mm_hasher_algorithm": HASHER_ALGORITHMS,
+    "mm_cache_device": ("auto", "cpu", "gpu"),
+    # Of tiers.
+    "encoder_cache_policy": ("auto", "lru", "cost"),
+    "block_size": (8, 16, 32, 64, 128),
+    "mm_processor_cache_type": ("lru", "shm", "shared"),
+}
+LEAST_INTEGERS = {
     "max_model_len": 1,
     "max_num_batched_tokens": 1,
     "max_num_seqs": 1,
@@ -57,7 +60,19 @@ _LEAST_INTEGERS = {
     "max_request_media_bytes": 1,
     "media_url_cache_bytes": 0,
 }
-_SWITCHES = (
+# What holds of it, and how to say so.
+NUMBERS: Mapping[str, tuple[Callable[[float], bool], str]] = {
+    "gpu_memory_utilization": (lambda part: 0 < part <= 1, "above 0 and at most 1"),
+    "encoder_share": (lambda part: 0 < part < 1, "above 0 and below 1"),
+    "verify_hits": (lambda part: 0 <= part <= 1, "from 0 to 1"),
+    "encoder_cache_gb": (lambda size: 0 <= size < math.inf, "of at least 0"),
+    "encoder_host_cache_gb": (lambda size: 0 <= size < math.inf, "of at least 0"),
+    "encoder_remote_cache_gb": (lambda size: 0 < size < math.inf, "of GiB above 0"),
+    "mm_processor_cache_gb": (lambda size: 0 <= size < math.inf, "of at least 0"),
+    "mm_shm_cache_max_object_size_mb": (lambda size: 0 < size < math.inf, "above 0"),
+    "media_fetch_timeout": (lambda seconds: 0 < seconds < math.inf, "of seconds above 0"),
+}
+SWITCHES = (
     "enable_prefix_caching",
     "disable_chunked_mm_input",
     "enable_mm_embeds",
@@ -123,7 +138,7 @@ class Config:
     encoder_remote_cache: str | None = None
     encoder_remote_cache_gb: float | None = None
     # What goes first where a tier has no more room.
-    encoder_cache_policy: str = ENCODER_CACHE_POLICIES[0]
+    encoder_cache_policy: str = "auto"
     # A file to which each use of a picture's embeddings is added, by a name that tells nothing.
     record_cache_trace: str | Path | None = None
     # Embeddings whose pictures are encoded at the same time.
@@ -156,6 +171,10 @@ class Config:
     media_url_cache_bytes: int = 64 * 2**20
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None or field.default is not None:
+                _check_value(field.name, value)
         # An empty path would mean the folder that one happens to be in.
         if self.model is not None and (not isinstance(self.model, str | Path) or self.model == ""):
             raise InvalidArgumentError("model", f"must be a path, not {self.model!r}")
@@ -163,51 +182,16 @@ class Config:
             raise InvalidArgumentError(
                 "generation_config", f"must be auto, none or a path, not {self.generation_config!r}"
             )
-        _check_choice("dtype", self.dtype, DTYPES)
-        _check_choice("device", self.device, DEVICES)
-        _check_choice("performance_mode", self.performance_mode, PERFORMANCE_MODES)
-        _check_choice("image_backend", self.image_backend, IMAGE_BACKENDS)
-        if self.mm_hasher_algorithm is not None:
-            _check_choice("mm_hasher_algorithm", self.mm_hasher_algorithm, HASHER_ALGORITHMS)
-        _check_choice("mm_cache_device", self.mm_cache_device, CACHE_DEVICES)
-        _check_choice("encoder_cache_policy", self.encoder_cache_policy, ENCODER_CACHE_POLICIES)
-        _check_choice("block_size", self.block_size, BLOCK_SIZES)
-        _check_processor_cache_type(self.mm_processor_cache_type)
         if not isinstance(self.mm_processor_kwargs, dict):
             raise InvalidArgumentError("mm_processor_kwargs", f"must be a dict, not {self.mm_processor_kwargs!r}")
         check_options(self.mm_processor_kwargs, OPERATOR_OPTIONS)
-        self._check_numbers()
         self._check_media_sources()
         self._check_tiers()
         for names in ONE_OF:
             _check_is_said_once({name: getattr(self, name) for name in names})
 
-    def _check_numbers(self) -> None:
-        for name, least in _LEAST_INTEGERS.items():
-            _check_integer(name, getattr(self, name), least)
-        for name in _SWITCHES:
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidArgumentError(name, f"must be True or False, not {getattr(self, name)!r}")
-        _check_number(
-            "gpu_memory_utilization", self.gpu_memory_utilization, lambda part: 0 < part <= 1, "above 0 and at most 1"
-        )
-        _check_number("encoder_share", self.encoder_share, lambda part: 0 < part < 1, "above 0 and below 1")
-        _check_number("verify_hits", self.verify_hits, lambda part: 0 <= part <= 1, "from 0 to 1")
-        if self.encoder_cache_gb is not None:
-            _check_size("encoder_cache_gb", self.encoder_cache_gb)
-        if self.encoder_host_cache_gb is not None:
-            _check_size("encoder_host_cache_gb", self.encoder_host_cache_gb)
-        _check_size("mm_processor_cache_gb", self.mm_processor_cache_gb)
-        _check_number(
-            "mm_shm_cache_max_object_size_mb",
-            self.mm_shm_cache_max_object_size_mb,
-            lambda size: 0 < size < math.inf,
-            "above 0",
-        )
-
     def _check_media_sources(self) -> None:
         _check_limits("limit_mm_per_prompt", self.limit_mm_per_prompt)
-        _check_number("media_fetch_timeout", self.media_fetch_timeout, lambda s: 0 < s < math.inf, "of seconds above 0")
         folder = self.allowed_local_media_path
         if folder is not None and (not isinstance(folder, str | Path) or folder == "" or not Path(folder).is_dir()):
             raise InvalidArgumentError("allowed_local_media_path", f"must be a folder that exists, not {folder!r}")
@@ -224,8 +208,10 @@ class Config:
             raise InvalidArgumentError(
                 "encoder_remote_cache", f"must be an address such as redis://host, not {self.encoder_remote_cache!r}"
             )
-        if self.encoder_remote_cache_gb is not None:
-            self._check_remote_size(self.encoder_remote_cache_gb)
+        if self.encoder_remote_cache_gb is not None and self.encoder_remote_cache is None:
+            raise InvalidArgumentError(
+                "encoder_remote_cache_gb", f"is {self.encoder_remote_cache_gb}, but no encoder_remote_cache says where"
+            )
         if not isinstance(self.record_cache_trace, str | Path | None) or self.record_cache_trace == "":
             raise InvalidArgumentError("record_cache_trace", f"must be a file, not {self.record_cache_trace!r}")
         if self.keeps_embeddings_for_others:
@@ -235,12 +221,6 @@ class Config:
                 raise InvalidArgumentError(
                     name, f"is {value}, but an encoder cache of 0 keeps nothing for other requests, in no tier either"
                 )
-
-    def _check_remote_size(self, size: float) -> None:
-        name = "encoder_remote_cache_gb"
-        _check_number(name, size, lambda size: 0 < size < math.inf, "of GiB above 0")
-        if self.encoder_remote_cache is None:
-            raise InvalidArgumentError(name, f"is {size}, but no encoder_remote_cache says where")
 
     @property
     def keeps_embeddings_for_others(self) -> bool:
@@ -283,32 +263,26 @@ def resolve_hasher_algorithm(configured: str | None) -> str:
     return found
 
 
+def _check_value(name: str, value: object) -> None:
+    if name == "mm_processor_cache_type" and value == "processor_only":
+        raise InvalidArgumentError(name, "processor_only is what lru and shm become where they cannot be: say nothing")
+    if name in CHOICES:
+        _check_choice(name, value, CHOICES[name])
+    elif name in LEAST_INTEGERS:
+        if type(value) is not int or value < LEAST_INTEGERS[name]:
+            raise InvalidArgumentError(name, f"must be an integer of at least {LEAST_INTEGERS[name]}, not {value!r}")
+    elif name in NUMBERS:
+        holds, described = NUMBERS[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
+            raise InvalidArgumentError(name, f"must be a number {described}, not {value!r}")
+    elif name in SWITCHES and not isinstance(value, bool):
+        raise InvalidArgumentError(name, f"must be True or False, not {value!r}")
+
+
 def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     # 16.0 and True equal integers, but are no sizes.
     if value not in choices or type(value) is not type(choices[0]):
         raise InvalidArgumentError(name, f"must be one of {', '.join(map(str, choices))}, not {value!r}")
-
-
-def _check_processor_cache_type(value: object) -> None:
-    name = "mm_processor_cache_type"
-    if value == "processor_only":
-        raise InvalidArgumentError(name, "processor_only is what lru and shm become where they cannot be: say nothing")
-    if value is not None:
-        _check_choice(name, value, PROCESSOR_CACHE_TYPES)
-
-
-def _check_integer(name: str, value: object, least: int) -> None:
-    if value is not None and (type(value) is not int or value < least):
-        raise InvalidArgumentError(name, f"must be an integer of at least {least}, not {value!r}")
-
-
-def _check_number(name: str, value: object, holds: Callable[[float], bool], described: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
-        raise InvalidArgumentError(name, f"must be a number {described}, not {value!r}")
-
-
-def _check_size(name: str, value: object) -> None:
-    _check_number(name, value, lambda size: 0 <= size < math.inf, "of at least 0")
 
 
 def _check_limits(name: str, limits: object) -> None:

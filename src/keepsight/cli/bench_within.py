@@ -17,7 +17,7 @@ from keepsight.cli.bench_arguments import (
     to_percent,
 )
 from keepsight.cli.model_arguments import add_model_arguments, config_from
-from keepsight.config import DEVICES, DTYPES, Config
+from keepsight.config import CHOICES, Config
 
 PHOTO_SIZE = (4000, 3000)
 # What takes a server, or more than one moment.
@@ -57,8 +57,8 @@ def run_offline(arguments: argparse.Namespace) -> int:
 
 def add_parts_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="a checkpoint's folder (default: the demo checkpoint)")
-    parser.add_argument("--device", choices=DEVICES, default="auto", help="where the model computes (default: auto)")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of its weights (default: auto)")
+    for name, said in (("device", "where the model computes"), ("dtype", "of its weights")):
+        parser.add_argument(f"--{name}", choices=CHOICES[name], default="auto", help=f"{said} (default: auto)")
     parser.add_argument("--runs", type=int, default=15, help="medians of so many (default: %(default)d)")
     add_picture_size(parser, PHOTO_SIZE)
 
