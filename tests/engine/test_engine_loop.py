@@ -11,7 +11,7 @@ import pytest
 from keepsight.engine.engine_loop import EngineLoop
 from keepsight.engine.engine_meter import EngineMeter
 from keepsight.engine.inbox import Inbox
-from keepsight.engine.pixel_source import InlineSource
+from keepsight.engine.pixel_source import PixelSource
 from keepsight.requests import (
     AbortRequest,
     EngineRequest,
@@ -151,7 +151,7 @@ class Parts:
 
 
 @dataclass
-class Source:
+class Source(PixelSource):
     """Finds what a test put there; whatever is no array is stale."""
 
     found: dict[str, Pixels] = field(default_factory=dict)
@@ -159,8 +159,6 @@ class Source:
     received: list[str] = field(default_factory=list)
     embeddings: list[tuple[Sequence[str], Sequence[str]]] = field(default_factory=list)
     is_closed: bool = False
-    num_verified: int = 0
-    num_mismatched: int = 0
 
     def find(self, media_hash: str, *, may_hold_back: bool = True) -> Pixels | None:
         return self.found.get(media_hash)
@@ -176,9 +174,6 @@ class Source:
     def note_embeddings(self, held: Iterable[str], dropped: Iterable[str]) -> None:
         if held or dropped:
             self.embeddings.append((tuple(held), tuple(dropped)))
-
-    def size(self) -> None:
-        return None
 
     def clear(self) -> None:
         self.found.clear()
@@ -214,7 +209,7 @@ def make_loop(parts: Parts, *received: ToEngine, source: Source | None = None) -
     inbox = ClosingInbox()
     for message in received:
         inbox.try_put(message)
-    its_source, meter = source or InlineSource(), cast(EngineMeter, Meter())
+    its_source, meter = source or PixelSource(), cast(EngineMeter, Meter())
     return EngineLoop(cast(Scheduler, parts), parts, inbox, parts.send, its_source, None, meter), inbox
 
 

@@ -11,7 +11,7 @@ from keepsight.engine.embedding_tiers import Embeddings, EmbeddingTiers
 from keepsight.engine.engine_loop import EngineLoop
 from keepsight.engine.engine_meter import BLOCKS_IN_USE, BLOCKS_PINNED, EMBEDDINGS_PINNED, RUNNING, EngineMeter
 from keepsight.engine.inbox import Inbox
-from keepsight.engine.pixel_source import InlineSource, KeptPixels, PixelSource
+from keepsight.engine.pixel_source import KeptPixels, PixelSource
 from keepsight.observe.catalogue import ENCODED, ENCODER, MISMATCHED, PREFIX, PROCESSOR, TRANSFERRED, VERIFIED
 from keepsight.observe.counters import Counters
 from keepsight.requests import (
@@ -40,7 +40,7 @@ class Engine:
     """Stepped by hand until all that was asked is answered; each look at the clock is a millisecond later."""
 
     def __init__(self, source: PixelSource | None = None, tiers: EmbeddingTiers | None = None, **config: Any) -> None:
-        made, source = make_config(has_tiers=tiers is not None, **config), source or InlineSource()
+        made, source = make_config(has_tiers=tiers is not None, **config), source or PixelSource()
         self.scheduler, self.inbox, self.counters = Scheduler(made, END_IDS), Inbox(), Counters()
         keep = (lambda *_: None) if tiers is None else tiers.keeping()
         self._ticks = count(1)

@@ -6,7 +6,7 @@ from keepsight.engine.embedding_tiers import EmbeddingTiers
 from keepsight.engine.engine_loop import EngineLoop, Runner
 from keepsight.engine.engine_meter import EngineMeter
 from keepsight.engine.inbox import Inbox
-from keepsight.engine.pixel_source import InlineSource, PixelSource
+from keepsight.engine.pixel_source import PixelSource
 from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.ipc.run_directory import RunDirectory
@@ -39,7 +39,7 @@ class InProcessEngine(EngineClient):
         self._counters = (counters or Counters(), Counters())
         super().__init__(media_pool, RequestObserver(self._counters[0]))
         self._inbox, self._run_directory, self._tiers = inbox, run_directory, tiers
-        source = source or InlineSource()
+        source = source or PixelSource()
         self._meter = EngineMeter(self._counters[1], scheduler, bytes_per_block, source, tiers)
         self._loop = EngineLoop(scheduler, runner, inbox, self.receive, source, tiers, self._meter)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)

@@ -9,7 +9,6 @@ import logging
 import random
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -24,25 +23,30 @@ from keepsight.requests import MediaArrived, Pixels, RingPlace, StoredPixels
 logger = logging.getLogger(__name__)
 
 
-class PixelSource(Protocol):
+class PixelSource:
+    """Of `none` and `processor_only`: nothing is kept here, pixels come with their messages."""
+
     # Of what is kept here: compared with what its picture gives, and found to be something else.
-    num_verified: int
-    num_mismatched: int
+    num_verified = num_mismatched = 0
 
     def find(self, media_hash: str, *, may_hold_back: bool = True) -> Pixels | None:
         """What need not be asked for; what nobody could make again is never held back to be compared."""
+        return None
 
     def receive(self, message: MediaArrived) -> Pixels | None:
         """None: they are not where they were said to lie."""
+        return message.pixels if isinstance(message.pixels, np.ndarray) else None
 
     def take_changes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """What `find` would give and did not, and the reverse, since this was last asked."""
+        return (), ()
 
     def note_embeddings(self, held: Iterable[str], dropped: Iterable[str]) -> None:
         """Of what media the engine holds embeddings now and did not, and the reverse."""
 
     def size(self) -> CacheSize | None:
         """Of what is kept here; None: nothing is."""
+        return None
 
     def clear(self) -> None:
         """Of what is kept here."""
@@ -60,37 +64,10 @@ def open_pixel_source(mode: PixelMode, config: Config, folder: Path | None = Non
             return RingSource(folder)
         # Where hits are checked the frontends do it, so they have to be asked.
         return StoreSource(SharedStore(folder, cache_bytes(config)), looks_first=not config.verify_hits)
-    return InlineSource()
+    return PixelSource()
 
 
-class InlineSource:
-    """Of `none` and `processor_only`: pixels come with their messages."""
-
-    num_verified = num_mismatched = 0
-
-    def find(self, media_hash: str, *, may_hold_back: bool = True) -> Pixels | None:
-        return None
-
-    def receive(self, message: MediaArrived) -> Pixels | None:
-        return message.pixels if isinstance(message.pixels, np.ndarray) else None
-
-    def take_changes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        return (), ()
-
-    def note_embeddings(self, held: Iterable[str], dropped: Iterable[str]) -> None:
-        pass
-
-    def size(self) -> CacheSize | None:
-        return None
-
-    def clear(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class KeptPixels(InlineSource):
+class KeptPixels(PixelSource):
     """Of `lru`: what has arrived is kept here."""
 
     def __init__(self, max_bytes: int, verify_hits: float = 0.0) -> None:
@@ -164,7 +141,7 @@ class KeptPixels(InlineSource):
         assert all(map(self._cache.is_cached, self._held_back))
 
 
-class RingSource(InlineSource):
+class RingSource(PixelSource):
     """Of `shm`: copies out of the frontend's ring, whichever it is by now."""
 
     def __init__(self, folder: Path) -> None:
@@ -179,7 +156,7 @@ class RingSource(InlineSource):
         self._reader.close()
 
 
-class StoreSource(InlineSource):
+class StoreSource(PixelSource):
     """Of `shared`: looks where any frontend may have put them, and reads them where they lie."""
 
     def __init__(self, store: SharedStore, *, looks_first: bool = True) -> None:
