@@ -6,7 +6,6 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 from keepsight.config import Config
@@ -57,7 +56,7 @@ class TierPlan:
     def namer(self, processor: str, place: str) -> Callable[[str], str]:
         """From encoder keys to entries' names; waits for the model's digest."""
         digest = "" if self.model_digest is None else self.model_digest.result()
-        return partial(_name, digest, processor, place)
+        return lambda encoder_key: entry_key(encoder_key, digest, processor, place)
 
 
 def plan_tiers(config: Config) -> TierPlan:
@@ -98,7 +97,3 @@ def _open_trace(path: Path) -> TraceRecorder:
         return TraceRecorder(path)
     except OSError as error:
         raise InvalidArgumentError("record_cache_trace", f"{path} cannot be written: {error.strerror}") from error
-
-
-def _name(digest: str, processor: str, place: str, encoder_key: str) -> str:
-    return entry_key(encoder_key, digest, processor, place)

@@ -150,13 +150,8 @@ def _choose_encoder_cache(config: Config, size: ModelSize, machine: Machine, enc
 def _choose_host_bytes(config: Config, machine: Machine) -> int:
     if config.encoder_host_cache_gb is not None:
         return int(config.encoder_host_cache_gb * GIB)
-    available = machine.available_host_bytes
-    candidates = {
-        DEFAULT_HOST_CACHE_BYTES: "the default",
-        available // 20: f"5 % of the {available / GIB:.1f} GiB that are left",
-    }
-    chosen = min(candidates)
-    return _derive("encoder_host_cache_bytes", chosen, candidates[chosen])
+    chosen, reason = _less_of(DEFAULT_HOST_CACHE_BYTES, "the default", machine.available_host_bytes)
+    return _derive("encoder_host_cache_bytes", chosen, reason)
 
 
 def _asked_encoder_bytes(config: Config, size: ModelSize) -> int | None:
@@ -170,14 +165,16 @@ def _asked_encoder_bytes(config: Config, size: ModelSize) -> int | None:
 def _derive_encoder_bytes(config: Config, size: ModelSize, machine: Machine, one_step: int) -> int:
     available = machine.available_bytes if _lies_on_device(config, machine) else machine.available_host_bytes
     pictures = DEFAULT_CACHED_PICTURES * size.tokens_per_item * size.bytes_per_embedding
-    candidates = {
-        pictures: f"room for {DEFAULT_CACHED_PICTURES} pictures",
-        available // 20: f"5 % of the {available / GIB:.1f} GiB that are left",
-    }
-    chosen = min(candidates)
+    chosen, reason = _less_of(pictures, f"room for {DEFAULT_CACHED_PICTURES} pictures", available)
     if chosen < one_step:
-        return _derive("max_mm_cache_bytes", one_step, "what one step encodes")
-    return _derive("max_mm_cache_bytes", chosen, candidates[chosen])
+        chosen, reason = one_step, "what one step encodes"
+    return _derive("max_mm_cache_bytes", chosen, reason)
+
+
+def _less_of(usual: int, reason: str, available: int) -> tuple[int, str]:
+    """What is usual, or a small part of what there is, and why."""
+    part = available // 20
+    return (part, f"5 % of the {available / GIB:.1f} GiB that are left") if part < usual else (usual, reason)
 
 
 def _lies_on_device(config: Config, machine: Machine) -> bool:
