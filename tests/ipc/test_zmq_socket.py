@@ -1,5 +1,7 @@
 """Whoever sends does it beside the thread that reads, and takes nothing from it."""
 
+import errno
+import gc
 import select
 from collections.abc import Iterator
 from functools import partial
@@ -71,3 +73,16 @@ def test_nothing_overtakes_what_waits(connected: ZmqSocket[list[Frame]], peer: "
 def test_once_closed_it_sends_nothing(connected: ZmqSocket[list[Frame]]) -> None:
     connected.close()
     assert not send(connected, b"late")
+
+
+def test_where_no_socket_can_be_made_nothing_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    monkeypatch.setattr(zmq.Context, "socket", refuse)
+    before = set(Path("/proc/self/fd").iterdir())
+    for _ in range(3):
+        with pytest.raises(OSError, match="Too many open files"):
+            ZmqSocket[list[Frame]]("connects", "test", max_outbox_bytes=1000, max_unsent=9, max_unread=9)
+    gc.collect()
+    assert set(Path("/proc/self/fd").iterdir()) <= before

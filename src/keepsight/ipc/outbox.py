@@ -6,6 +6,7 @@ whoever puts something in never waits.
 
 import os
 import threading
+import weakref
 from collections import deque
 from typing import Generic, TypeVar
 
@@ -17,9 +18,12 @@ class Outbox(Generic[T]):
         self._lock = threading.Lock()
         self._waiting = deque[tuple[T, int]]()
         self._max_bytes, self._num_bytes = max_bytes, 0
-        self._is_closed = self._is_freed = False
+        self._is_closed = False
         # Readable after a putting or the closing, until `note_awake`.
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # By `free`, or when this is forgotten: as where its socket could not be made.
+        self._close_fd = weakref.finalize(self, os.close, self.fd)
+        self._close_fd.atexit = False
 
     @property
     def is_closed(self) -> bool:
@@ -38,7 +42,7 @@ class Outbox(Generic[T]):
     def wake(self) -> None:
         """There is something to do that is no item."""
         with self._lock:
-            if not self._is_freed:
+            if self._close_fd.alive:
                 os.eventfd_write(self.fd, 1)
 
     def close(self) -> None:
@@ -52,7 +56,7 @@ class Outbox(Generic[T]):
         with self._lock:
             assert self._num_bytes == sum(num_bytes for _, num_bytes in self._waiting)
             assert self._num_bytes <= self._max_bytes or len(self._waiting) == 1
-            assert self._is_closed or not self._is_freed
+            assert self._is_closed or self._close_fd.alive
 
     # For the one thread that sends ----------------------------------------------------------------------------
 
@@ -73,8 +77,7 @@ class Outbox(Generic[T]):
     def free(self) -> None:
         """Nothing that waits will be sent."""
         with self._lock:
-            if not self._is_freed:
-                self._is_closed = self._is_freed = True
-                self._waiting.clear()
-                self._num_bytes = 0
-                os.close(self.fd)
+            self._is_closed = True
+            self._waiting.clear()
+            self._num_bytes = 0
+            self._close_fd()
