@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -130,6 +132,11 @@ class Stage:
     def send_signal(self, number: signal.Signals) -> None:
         assert self._supervisor is not None
         self._supervisor.send_signal(number)
+
+    def take_descriptors(self) -> None:
+        """It gets no more than it has."""
+        assert self._supervisor is not None
+        resource.prlimit(self._supervisor.pid, resource.RLIMIT_NOFILE, (3, 3))
 
     def has_zombies(self) -> bool:
         assert self._supervisor is not None
@@ -288,6 +295,30 @@ def test_starts_that_fail_again_and_again_end_the_server(stage: Stage) -> None:
     assert stage.wait() == 1
     stage.wait_for_log(r"engine-4 \(pid \d+\) failed: out of memory")
     stage.wait_for_log(r"engine-4 \(pid \d+\) ended with status 2; its start failed 3 times: giving up")
+
+
+def test_starts_that_the_system_refuses_end_the_server_in_order(stage: Stage) -> None:
+    engine, frontend = stage.start_serving()
+    stage.take_descriptors()
+    engine.kill()
+    assert kinds([frontend.hear() for _ in range(3)]) == ["EngineLost", "GiveUp", "Drain"]
+    frontend.do(0)
+    assert stage.wait() == 1
+    stage.wait_for_log(r"no engine can be started: .*Too many open files")
+
+
+def test_a_start_that_the_system_refuses_leaves_its_work_to_the_others(stage: Stage) -> None:
+    one, other, frontend = stage.start_serving(num_engines=2)
+    stage.take_descriptors()
+    one.kill()
+    assert frontend.hear() == {"type": "EngineLost", "reason": ANY, "rank": 0}
+    stage.wait_for_log(r"left to engine-2 \(pid \d+\)")
+    stage.send_signal(signal.SIGTERM)
+    assert frontend.hear()["type"] == "Drain"
+    frontend.do(0)
+    assert other.hear()["type"] == "Drain"
+    other.do(0)
+    assert stage.wait() == 0
 
 
 @pytest.mark.parametrize("kind", ["engine", "frontend"])

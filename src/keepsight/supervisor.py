@@ -271,16 +271,22 @@ class Supervisor:
             self._tell_all("engine", FrontendLost(child.name))
         place = child.kind, child.rank
         self._num_failed_starts[place] = self._num_failed_starts[place] + 1 if child.has_failed_to_start else 0
-        if self._num_failed_starts[place] < MAX_FAILED_STARTS:
-            self._counters.add(RESTARTED[child.kind])
-            logger.error("%s; another is started", child.tell_end())
-            start = self._start_engine if child.kind == "engine" else self._start_frontend
-            start(child.rank)
-        elif others := self._of_kind(child.kind):
-            end, names = child.tell_end(), ", ".join(map(str, others))
-            logger.error("%s; its start failed %d times: left to %s", end, MAX_FAILED_STARTS, names)
+        if self._num_failed_starts[place] == MAX_FAILED_STARTS:
+            self._do_without(child.kind, f"{child.tell_end()}; its start failed {MAX_FAILED_STARTS} times")
+            return
+        self._counters.add(RESTARTED[child.kind])
+        logger.error("%s; another is started", child.tell_end())
+        try:
+            (self._start_engine if child.kind == "engine" else self._start_frontend)(child.rank)
+        except OSError as error:  # no descriptors are left, or no memory
+            self._do_without(child.kind, f"no {child.kind} can be started: {error}")
+
+    def _do_without(self, kind: str, reason: str) -> None:
+        """The others of its kind go on, if there are any."""
+        if others := self._of_kind(kind):
+            logger.error("%s: left to %s", reason, ", ".join(map(str, others)))
         else:
-            logger.error("%s; its start failed %d times: giving up", child.tell_end(), MAX_FAILED_STARTS)
+            logger.error("%s: giving up", reason)
             self._end(status=1, stage=_Stage.GIVING_UP)
 
     # Ending ---------------------------------------------------------------------------------------------------
