@@ -65,10 +65,11 @@ class JsonFields:
             raise self.refuse(name, f"must be an object, not {value!r}")
         return JsonFields(self.path, value, f"{self._prefix}{name}.")
 
-    def integer(self, name: str, default: int | None = None, *, minimum: int = 1) -> int:
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A positive one."""
         value = self._get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-            raise self.refuse(name, f"must be an integer of at least {minimum}, not {value!r}")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self.refuse(name, f"must be an integer of at least 1, not {value!r}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:

@@ -7,7 +7,6 @@ from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, Self
 
 from tqdm import tqdm
@@ -75,9 +74,7 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, _type: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def reset_prefix_cache(self) -> None:

@@ -47,7 +47,7 @@ def pixels_like(media_hash: str) -> Pixels:
 def answer_alone(request: EngineRequest, choice: int, end_ids: frozenset[int], max_model_len: int) -> list[int]:
     """The tokens of one choice, computed from nothing, with no cache anywhere."""
     params = request.sampling_params
-    ends = (frozenset() if params.ignore_eos else end_ids) | frozenset(params.stop_token_ids)
+    ends = params.ids_that_end(end_ids)
     longest = len(request.token_ids) + (params.max_tokens or max_model_len)
     token_ids, held = list(request.token_ids), list[int]()
     while True:

@@ -7,7 +7,7 @@ loop falls asleep: whoever reads them after an answer finds that answer counted.
 
 import time
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from keepsight.engine.embedding_tiers import EmbeddingTiers
 from keepsight.engine.pixel_source import PixelSource
@@ -23,12 +23,7 @@ from keepsight.observe.catalogue import (
 )
 from keepsight.observe.counters import Counters
 from keepsight.observe.mean_cost import BulkCost, MeanCost
-from keepsight.requests import (
-    EngineRequest,
-    MediaStory,
-    RequestBegun,
-    TierStatus,
-)
+from keepsight.requests import EngineRequest, MediaStory, RequestBegun, TierStatus
 from keepsight.scheduling.embedding_loads import Load
 from keepsight.scheduling.request_state import Begun
 from keepsight.scheduling.scheduler import Scheduler
@@ -46,23 +41,14 @@ BLOCKS_PINNED, EMBEDDINGS_PINNED = slot_of("kv_cache_blocks_pinned"), slot_of("e
 T = TypeVar("T")
 
 
-class _Recent(Generic[T]):
+class _Recent(dict[str, T]):
     """By name; the oldest are forgotten."""
 
-    def __init__(self) -> None:
-        self._held: dict[str, T] = {}
-
     def put(self, name: str, value: T) -> None:
-        self._held.pop(name, None)
-        self._held[name] = value
-        if len(self._held) > MAX_REMEMBERED:
-            del self._held[next(iter(self._held))]
-
-    def get(self, name: str, default: T) -> T:
-        return self._held.get(name, default)
-
-    def pop(self, name: str, default: T) -> T:
-        return self._held.pop(name, default)
+        self.pop(name, None)
+        self[name] = value
+        if len(self) > MAX_REMEMBERED:
+            del self[next(iter(self))]
 
 
 class EngineMeter:
@@ -76,7 +62,7 @@ class EngineMeter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._counters, self._scheduler, self._bytes_per_block = counters, scheduler, bytes_per_block
-        self._source, self._tiers, self.clock = source, tiers, clock
+        self._source, self._tiers, self._clock = source, tiers, clock
         self._copied_at, self._num_sequences = 0.0, 0
         self._num_device_hits = self._num_hit_tokens = 0
         self._encoding, self._prompt_token = MeanCost(), BulkCost()
@@ -91,12 +77,12 @@ class EngineMeter:
     # On the engine's loop -------------------------------------------------------------------------------------
 
     def note_arrived(self, request: EngineRequest) -> None:
-        self._arrivals.put(request.request_id, self.clock())
+        self._arrivals.put(request.request_id, self._clock())
 
     def note_pixels(self, media_hash: str) -> None:
         """The runner has them now."""
         self._counters.add(TRANSFERRED)
-        self._pixels.put(media_hash, (self.clock(), self._pixels.get(media_hash, (0.0, False))[1]))
+        self._pixels.put(media_hash, (self._clock(), self._pixels.get(media_hash, (0.0, False))[1]))
 
     def note_looked_for(self, media_hash: str, *, is_found: bool) -> None:
         """Whoever is asked for what was not found counts that."""
@@ -108,7 +94,7 @@ class EngineMeter:
     def note_load(self, load: Load) -> None:
         assert self._tiers is not None
         tier = self._tiers.tier_of(load.encoder_key)
-        self._loads.put(load.encoder_key, (tier, self.clock(), 0.0))
+        self._loads.put(load.encoder_key, (tier, self._clock(), 0.0))
         for name, slots in ENCODER.items():
             if name != "device" and self._tiers.has_tier(name):
                 self._counters.add(slots.queries)
@@ -117,14 +103,14 @@ class EngineMeter:
 
     def note_loaded(self, encoder_key: str, seconds_to_make: float) -> None:
         tier, began, _ = self._loads.get(encoder_key, ("remote", 0.0, 0.0))
-        self._loads.put(encoder_key, (tier, began, self.clock()))
+        self._loads.put(encoder_key, (tier, began, self._clock()))
         self._encoding.suggest(seconds_to_make)
         self._counters.add(ENCODER[tier].hits)
         self._counters.add(ENCODER[tier].saved_seconds, seconds_to_make)
 
     def note_step(self, plan: StepPlan, result: StepResult, seconds: float) -> list[RequestBegun]:
         """What is to be sent before the step's outputs; `seconds`: what it took to compute."""
-        now = self.clock()
+        now = self._clock()
         self._note_begun(plan, now - seconds)
         self._note_computed(plan, seconds)
         for key, took in result.encode_times.items():

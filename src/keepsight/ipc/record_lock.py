@@ -30,14 +30,14 @@ def try_lock(
 
 
 @contextmanager
-def lock(descriptor: int, start: int, length: int = 1) -> Iterator[None]:
+def lock(descriptor: int, start: int) -> Iterator[None]:
     """Waits for as long as it takes."""
-    _set(fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, descriptor, start, length)
+    _set(fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, descriptor, start, 1)
     try:
         yield
     finally:
         # Said, not left to closing: a forked child may have the file open too.
-        _set(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, descriptor, start, length)
+        _set(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, descriptor, start, 1)
 
 
 @contextmanager
