@@ -1,6 +1,7 @@
 """An engine reads what nobody hands it, heeds its container, and is ready only when all is read."""
 
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from keepsight.config import Config
 from keepsight.demo import checkpoint_path
-from keepsight.engine import machine_part
+from keepsight.engine import load_engine, machine_part
 from keepsight.engine.load_engine import load_engine_alone
 from keepsight.llm import LLM
 from keepsight.runner.model_runner import ModelRunner
@@ -49,3 +50,14 @@ def test_nothing_of_the_vocabulary_is_read_with_the_first_guided_answer(tmp_path
         assert guide.mask() is not None
     finally:
         engine.runner.close()
+
+
+def test_an_engine_that_cannot_be_loaded_leaves_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("Cannot allocate memory")
+
+    monkeypatch.setattr(load_engine, "load_runner", refuse)
+    before = set(threading.enumerate())
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        load_engine_alone(Config(device="cpu", encoder_disk_cache=str(tmp_path)))
+    assert not [thread for thread in set(threading.enumerate()) - before if "tier" in thread.name]

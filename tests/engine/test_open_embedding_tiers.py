@@ -1,5 +1,6 @@
 """Which tiers an engine has, and what is refused, as far as possible before a model is loaded."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,3 +78,10 @@ def test_what_cannot_be_is_refused_in_the_words_of_the_user(name: str, checkpoin
     options, told = WRONG[name]
     with pytest.raises(InvalidArgumentError, match=told):
         tiers_of(checkpoint, 0, **options(tmp_path))
+
+
+def test_a_trace_that_cannot_be_written_leaves_no_thread(checkpoint: Path, tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    with pytest.raises(InvalidArgumentError, match="cannot be written"):
+        tiers_of(checkpoint, 100, record_cache_trace=str(tmp_path / "nowhere" / "trace"))
+    assert set(threading.enumerate()) <= before

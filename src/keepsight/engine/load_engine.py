@@ -1,6 +1,8 @@
 """The model loaded, the memory measured, the engine's configuration derived: all of an engine but its loop."""
 
+from collections.abc import Iterator
 from concurrent.futures import wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -62,17 +64,18 @@ def load_engine(
     engine_config = resolve_config(config, size, machine)
     inbox = Inbox()
     tiers = _open_tiers(tier_plan, model, image_config, engine_config, inbox)
-    runner = load_runner(
-        model,
-        image_config,
-        engine_config,
-        end_ids,
-        inbox.wake,
-        encoder_share=config.encoder_share,
-        embeddings_device="cpu" if config.mm_cache_device == "cpu" else None,
-        guides=guides or make_guides(config, end_ids),
-        keeping=None if tiers is None else tiers.keeping,
-    )
+    with _closing_if_this_fails(tiers):
+        runner = load_runner(
+            model,
+            image_config,
+            engine_config,
+            end_ids,
+            inbox.wake,
+            encoder_share=config.encoder_share,
+            embeddings_device="cpu" if config.mm_cache_device == "cpu" else None,
+            guides=guides or make_guides(config, end_ids),
+            keeping=None if tiers is None else tiers.keeping,
+        )
     scheduler = Scheduler(engine_config, end_ids)
     return LoadedEngine(
         scheduler,
@@ -95,6 +98,17 @@ def _open_tiers(
     embeddings = Embeddings(dtype, cache.bytes_per_embedding // model.place.dtype.itemsize, cache.bytes_per_embedding)
     processor, place = describe_processor(image_config or ImageProcessorConfig()), describe_place(dtype, device.type)
     return plan.open(cache.host_bytes, embeddings, processor, place, inbox.wake, make_page_lock(device))
+
+
+@contextmanager
+def _closing_if_this_fails(tiers: EmbeddingTiers | None) -> Iterator[None]:
+    """Their threads would stay, and one more set with each try."""
+    try:
+        yield
+    except BaseException:
+        if tiers is not None:
+            tiers.close()
+        raise
 
 
 def load_engine_alone(config: Config, part: MachinePart = WHOLE_MACHINE) -> LoadedEngine:

@@ -42,16 +42,17 @@ class TierPlan:
         move_in_host: Callable[[StoredArray], StoredArray] | None = None,
     ) -> EmbeddingTiers | None:
         """None if there is nothing to do.  `place`: where embeddings are computed, in which precision."""
-        dropped: deque[str] = deque()
-        disk, remote = (self.disk, self.remote) if embeddings.num_bytes else (None, None)
-        store = open_tiers(
-            host_bytes, disk, remote, policy=self.policy, on_drop=dropped.append, move_in_host=move_in_host
-        )
-        if store is None and self.trace is None:
-            return None
+        # What may fail comes first: a store has threads.
+        name = self.namer(processor, place)
         trace = None if self.trace is None else _open_trace(self.trace)
+        dropped: deque[str] = deque()
+        store = open_tiers(
+            host_bytes, self.disk, self.remote, policy=self.policy, on_drop=dropped.append, move_in_host=move_in_host
+        )
+        if store is None and trace is None:
+            return None
         logger.info("tiers of embeddings: %s", "none" if store is None else ", ".join(store.stats()))
-        return EmbeddingTiers(store, self.namer(processor, place), embeddings, wake, trace=trace, dropped=dropped)
+        return EmbeddingTiers(store, name, embeddings, wake, trace=trace, dropped=dropped)
 
     def namer(self, processor: str, place: str) -> Callable[[str], str]:
         """From encoder keys to entries' names; waits for the model's digest."""
