@@ -8,21 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from keepsight.demo.questions import (
+from keepsight.demo.questions import Asker, Question, describe_scene, questions_about, questions_about_all
+from keepsight.demo.scenes import COLOURS, SHAPES, Scene, random_number_scene, random_scene
+from other_questions import (
     ORDINALS,
-    Asker,
-    Question,
-    describe_scene,
     follow_up_description,
     follow_ups_about,
     greeting_with_picture,
     off_script_question,
     question_without_picture,
-    questions_about,
-    questions_about_all,
     small_talk_question,
 )
-from keepsight.demo.scenes import COLOURS, SHAPES, Scene, random_number_scene, random_scene
 
 # Stands for one picture in the text of a conversation.
 PICTURE = "<picture>"

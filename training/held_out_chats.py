@@ -8,20 +8,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from ask_demo import Chat, model_message, user_message
-from keepsight.demo.questions import (
-    ORDINALS,
-    Asker,
-    Question,
-    describe_scene,
-    follow_up_description,
-    follow_ups_about,
-    greeting_with_picture,
-    off_script_question,
-    question_without_picture,
-    questions_about,
-    questions_about_all,
-    small_talk_question,
-)
+from keepsight.demo.questions import Asker, Question, describe_scene, questions_about, questions_about_all
 from keepsight.demo.scenes import (
     HELD_OUT_BACKGROUNDS,
     HELD_OUT_STYLES,
@@ -32,6 +19,15 @@ from keepsight.demo.scenes import (
     random_look,
     random_number_scene,
     random_scene,
+)
+from other_questions import (
+    ORDINALS,
+    follow_up_description,
+    follow_ups_about,
+    greeting_with_picture,
+    off_script_question,
+    question_without_picture,
+    small_talk_question,
 )
 
 

@@ -15,7 +15,7 @@ from tokenizers.processors import TemplateProcessing
 
 from conversations import ConversationMaker
 from demo_model import BOS_ID
-from keepsight.demo.off_script import TRAINED_PROMPTS
+from off_script import TRAINED_PROMPTS
 from packed_conversations import SOFT_TOKEN, TOKENS_PER_PICTURE
 from patch_labels import SIDE
 

@@ -3,19 +3,11 @@ from random import Random
 
 import pytest
 
-from keepsight.demo.off_script import HELD_OUT_PROMPTS, TRAINED_PROMPTS
-from keepsight.demo.questions import (
-    Asker,
-    describe_scene,
-    follow_up_description,
-    follow_ups_about,
-    mention_scene,
-    plural,
-    questions_about,
-    questions_about_all,
-)
+from keepsight.demo.questions import Asker, describe_scene, mention_scene, plural, questions_about, questions_about_all
 from keepsight.demo.scenes import Scene, Thing, number_scene, plain_look, random_scene
 from keepsight.demo.wordings import WORDINGS
+from off_script import HELD_OUT_PROMPTS, TRAINED_PROMPTS
+from other_questions import follow_up_description, follow_ups_about
 
 LOOK = plain_look(100)
 

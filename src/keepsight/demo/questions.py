@@ -8,18 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from keepsight.demo.off_script import off_script_prompt
 from keepsight.demo.scenes import COLOURS, POSITIONS, SHAPES, Scene, Thing
-from keepsight.demo.wordings import (
-    ANSWER_OFF_SCRIPT,
-    ANSWER_WITHOUT_PICTURE,
-    GREETING,
-    SMALL_TALK,
-    WORDINGS,
-)
+from keepsight.demo.wordings import ANSWER_OFF_SCRIPT, WORDINGS
 
 NUMBER_WORDS = ("zero", "one", "two", "three", "four")
-ORDINALS = ("first", "second", "third", "fourth")
 
 
 @dataclass(frozen=True)
@@ -66,14 +58,14 @@ def describe_scene(scene: Scene) -> str:
     thing = scene.single_thing
     if thing is not None:
         return f"A {thing.size} {thing.colour} {thing.shape} at the {thing.position}."
-    return _sentence(mention_scene(scene))
+    return sentence(mention_scene(scene))
 
 
 def mention_scene(scene: Scene) -> str:
     """As part of a list of pictures: without sizes and positions."""
     if scene.number is not None:
         return f"the number {scene.number.value}"
-    return _enumerate([_with_article(_name(thing)) for thing in scene.things])
+    return _enumerate([with_article(_name(thing)) for thing in scene.things])
 
 
 def plural(shape: str) -> str:
@@ -84,11 +76,11 @@ def _name(thing: Thing) -> str:
     return f"{thing.colour} {thing.shape}"
 
 
-def _with_article(noun: str) -> str:
+def with_article(noun: str) -> str:
     return ("an " if noun[0] in "aeiou" else "a ") + noun
 
 
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
     return text[0].upper() + text[1:] + "."
 
 
@@ -110,7 +102,7 @@ def questions_about(scene: Scene, asker: Asker) -> list[Question]:
     kind = {0: "describe_number", 1: "describe_one"}.get(len(scene.things), "describe_several")
     return [
         asker.ask(kind, describe_scene(scene), "describe"),
-        asker.ask("count", _sentence(NUMBER_WORDS[len(scene.things)]), things="shapes"),
+        asker.ask("count", sentence(NUMBER_WORDS[len(scene.things)]), things="shapes"),
         *questions,
     ]
 
@@ -122,10 +114,10 @@ def _about_number(scene: Scene, asker: Asker) -> list[Question]:
 def _about_single_thing(thing: Thing, asker: Asker) -> list[Question]:
     name = asker.random.choice(("the shape", f"the {thing.shape}", "it" if asker.ordinal is None else "the shape"))
     return [
-        asker.ask("colour", _sentence(thing.colour), thing=name),
-        asker.ask("shape", _sentence(_with_article(thing.shape))),
-        asker.ask("size", _sentence(thing.size), thing=name),
-        asker.ask("where", _sentence(thing.position), thing=name),
+        asker.ask("colour", sentence(thing.colour), thing=name),
+        asker.ask("shape", sentence(with_article(thing.shape))),
+        asker.ask("size", sentence(thing.size), thing=name),
+        asker.ask("where", sentence(thing.position), thing=name),
         _ask_whether_there_is((thing,), asker),
         asker.ask("no_number", "There is no number.", "number"),
     ]
@@ -137,20 +129,20 @@ def _about_several_things(scene: Scene, asker: Asker) -> list[Question]:
     shape = random.choice(things).shape if random.random() < 0.85 else random.choice(SHAPES)
     num_of_shape = sum(thing.shape == shape for thing in things)
     questions = [
-        asker.ask("count_shape", _sentence(NUMBER_WORDS[num_of_shape]), "count", things=plural(shape)),
+        asker.ask("count_shape", sentence(NUMBER_WORDS[num_of_shape]), "count", things=plural(shape)),
         _ask_what_is_at(things, asker),
         _ask_whether_there_is(things, asker),
     ]
     if unique := _unique_by(things, _name):
         thing = random.choice(unique)
-        questions.append(asker.ask("where_among", _sentence(thing.position), "where", thing=f"the {_name(thing)}"))
+        questions.append(asker.ask("where_among", sentence(thing.position), "where", thing=f"the {_name(thing)}"))
     if unique := _unique_by(things, lambda thing: thing.shape):
         thing = random.choice(unique)
-        questions.append(asker.ask("colour_of", _sentence(thing.colour), thing=f"the {thing.shape}"))
-        questions.append(asker.ask("where_by_shape", _sentence(thing.position), "where", thing=f"the {thing.shape}"))
+        questions.append(asker.ask("colour_of", sentence(thing.colour), thing=f"the {thing.shape}"))
+        questions.append(asker.ask("where_by_shape", sentence(thing.position), "where", thing=f"the {thing.shape}"))
     if unique := _unique_by(things, lambda thing: thing.colour):
         thing = random.choice(unique)
-        answer = _sentence(_with_article(thing.shape))
+        answer = sentence(with_article(thing.shape))
         questions.append(asker.ask("shape_of", answer, colour_name=thing.colour))
     return questions
 
@@ -165,7 +157,7 @@ def _ask_what_is_at(things: Sequence[Thing], asker: Asker) -> Question:
         free = set(range(len(POSITIONS))) - {thing.cell for thing in things}
         return asker.ask("at", "Nothing.", position=POSITIONS[asker.random.choice(sorted(free))])
     thing = asker.random.choice(things)
-    return asker.ask("at", _sentence(_with_article(_name(thing))), position=thing.position)
+    return asker.ask("at", sentence(with_article(_name(thing))), position=thing.position)
 
 
 def _ask_whether_there_is(things: Sequence[Thing], asker: Asker) -> Question:
@@ -176,53 +168,18 @@ def _ask_whether_there_is(things: Sequence[Thing], asker: Asker) -> Question:
     if random.random() < 0.5:
         colour, shape = (colour, random.choice(SHAPES)) if random.random() < 0.5 else (random.choice([*COLOURS]), shape)
     is_there = any((other.colour, other.shape) == (colour, shape) for other in things)
-    return asker.ask("exist", "Yes." if is_there else "No.", a_thing=_with_article(f"{colour} {shape}"))
+    return asker.ask("exist", "Yes." if is_there else "No.", a_thing=with_article(f"{colour} {shape}"))
 
 
-# Questions about several pictures, and without any ------------------------------------------------------------
+# Questions about several pictures ----------------------------------------------------------------------------
 
 
 def questions_about_all(scenes: Sequence[Scene], random: Random, *, is_held_out: bool = False) -> list[Question]:
     asker = Asker(random, None, is_held_out)
     listing = " ".join(f"{place}: {mention_scene(scene)}." for place, scene in enumerate(scenes, 1))
-    a_thing = _with_article(f"{random.choice([*COLOURS])} {random.choice(SHAPES)}")
+    a_thing = with_article(f"{random.choice([*COLOURS])} {random.choice(SHAPES)}")
     return [
         asker.ask("list", listing),
-        asker.ask("num_pictures", _sentence(NUMBER_WORDS[len(scenes)])),
+        asker.ask("num_pictures", sentence(NUMBER_WORDS[len(scenes)])),
         asker.ask("compare", ANSWER_OFF_SCRIPT, a_thing=a_thing),
     ]
-
-
-def follow_ups_about(thing: Thing, random: Random, *, is_held_out: bool = False) -> list[Question]:
-    """For a later turn, after the one thing of a picture has been talked about."""
-    asker = Asker(random, None, is_held_out)
-    return [
-        asker.ask("then_colour", _sentence(thing.colour)),
-        asker.ask("then_shape", _sentence(_with_article(thing.shape))),
-        asker.ask("then_size", _sentence(thing.size)),
-        asker.ask("then_where", _sentence(thing.position)),
-    ]
-
-
-def follow_up_description(scene: Scene, ordinal: str, random: Random, *, is_held_out: bool = False) -> Question:
-    """For the turn after another picture of the same conversation was described."""
-    return Asker(random, None, is_held_out).ask("then_describe", describe_scene(scene), ordinal=ordinal)
-
-
-def off_script_question(random: Random, *, is_held_out: bool = False) -> Question:
-    return Question("off_script", off_script_prompt(random, is_held_out=is_held_out), ANSWER_OFF_SCRIPT)
-
-
-def greeting_with_picture(random: Random, *, is_held_out: bool = False) -> Question:
-    text = GREETING.prompts.choose(random, {}, is_held_out=is_held_out)
-    return Question("greeting", text, GREETING.answer_with_picture)
-
-
-def small_talk_question(random: Random, *, is_held_out: bool = False) -> Question:
-    talk = random.choice(SMALL_TALK)
-    return Question("small_talk", talk.prompts.choose(random, {}, is_held_out=is_held_out), talk.answer)
-
-
-def question_without_picture(question: Question) -> Question:
-    """The same words where no picture was sent."""
-    return Question("no_picture", question.text, ANSWER_WITHOUT_PICTURE)

@@ -4,7 +4,7 @@
 fields in braces are filled in by `questions.py`; a wording whose fields are not all known is not used.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from string import Formatter
 
@@ -18,13 +18,6 @@ class Wordings:
         wordings = self.held_out if is_held_out and self.held_out else self.trained
         usable = [wording for wording in wordings if _fields_of(wording) <= fields.keys()]
         return random.choice(usable or self.trained).format(**fields)
-
-
-@dataclass(frozen=True)
-class SmallTalk:
-    prompts: Wordings
-    answer: str
-    answer_with_picture: str = field(default="")
 
 
 def _fields_of(wording: str) -> set[str]:
@@ -188,47 +181,3 @@ WORDINGS: dict[str, Wordings] = {
 }
 
 ANSWER_OFF_SCRIPT = "I only know coloured shapes in pictures."
-ANSWER_WITHOUT_PICTURE = "There is no picture."
-
-GREETING = SmallTalk(
-    Wordings(
-        ("Hello", "Hello!", "Hi", "Hi!", "Good morning.", "Hello there!", "Good evening."), ("Hi there!", "Good day.")
-    ),
-    "Hello! Show me a picture and ask me about it.",
-    "Hello! Ask me what I see.",
-)
-SMALL_TALK = (
-    GREETING,
-    SmallTalk(
-        Wordings(
-            ("Who are you?", "What are you?", "What is your name?", "Tell me about yourself."),
-            ("Tell me who you are.",),
-        ),
-        "I am a tiny model that sees coloured shapes.",
-    ),
-    SmallTalk(
-        Wordings(
-            ("What can you do?", "Help", "Help me.", "What do you do?", "How can you help me?"),
-            ("What can I ask you?",),
-        ),
-        "I can describe coloured shapes in pictures.",
-    ),
-    SmallTalk(
-        Wordings(("Thank you.", "Thanks!", "Thanks", "Thank you!", "Many thanks."), ("Thank you very much.",)),
-        "You are welcome.",
-    ),
-    SmallTalk(
-        Wordings(
-            ("What colours do you know?", "Which colors do you know?", "Which colours can you name?"),
-            ("Name the colours you know.",),
-        ),
-        "Red, orange, yellow, green, cyan, blue, purple and pink.",
-    ),
-    SmallTalk(
-        Wordings(
-            ("What shapes do you know?", "Which shapes do you know?", "Which shapes can you name?"),
-            ("Name the shapes you know.",),
-        ),
-        "Circles, squares, triangles, diamonds, stars, crosses, hearts and rings.",
-    ),
-)
