@@ -72,6 +72,8 @@ def test_a_command_line_that_makes_no_sense_exits_with_2(
         (["serve", "--shutdown-timeout", "-1"], "keepsight serve: --shutdown-timeout: must be at least 0, not -1.0"),
         (["serve", "--api-server-count", "0"], "keepsight serve: --api-server-count: must be at least 1, not 0"),
         (["serve", "--data-parallel-size", "0"], "keepsight serve: --data-parallel-size: must be at least 1, not 0"),
+        (["serve", "--served-model-name", "a", "\udcff"], "keepsight serve: --served-model-name: is not UTF-8"),
+        (["serve", "--encoder-disk-cache", "/tmp/\udcff"], "keepsight serve: --encoder-disk-cache: is not UTF-8"),
         (["serve", "--mm-processor-kwargs", "{"], "keepsight serve: --mm-processor-kwargs: is not JSON"),
         (["serve", "--mm-processor-kwargs", "[]"], "keepsight serve: mm_processor_kwargs: must be a dict, not []"),
         (["serve", "--max-model-len", "0"], "keepsight serve: max_model_len: must be an integer of at least 1, not 0"),

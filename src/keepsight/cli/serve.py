@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import errno
+import json
 import logging
 import math
 import os
@@ -75,12 +76,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
+    _check_is_text(arguments)
     if arguments.api_server_count < 1:
         raise InvalidArgumentError("--api-server-count", f"must be at least 1, not {arguments.api_server_count}")
     if arguments.data_parallel_size < 1:
         raise InvalidArgumentError("--data-parallel-size", f"must be at least 1, not {arguments.data_parallel_size}")
     if not 0 <= arguments.shutdown_timeout < math.inf:
         raise InvalidArgumentError("--shutdown-timeout", f"must be at least 0, not {arguments.shutdown_timeout}")
+
+
+def _check_is_text(arguments: argparse.Namespace) -> None:
+    """What is not UTF-8 comes as halves of surrogate pairs, and no process could be told of it."""
+    for name, said in vars(arguments).items():
+        try:
+            json.dumps(said, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise InvalidArgumentError(f"--{name.replace('_', '-')}", "is not UTF-8") from None
 
 
 def _options_of(config: Config) -> dict[str, object]:
