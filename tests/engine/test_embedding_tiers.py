@@ -60,7 +60,7 @@ class Bench:
         self.tiers.load(load(key))
         if not self.tiers.has_answers:
             assert self.woken.acquire(timeout=SOON)
-        [(found, array)] = self.tiers.take_loaded()
+        [(found, array, _)] = self.tiers.take_loaded()
         assert found == key
         return array
 
@@ -76,7 +76,7 @@ def test_what_was_encoded_is_found_at_once_in_host_memory(bench: Bench) -> None:
     bench.keep("a")
     bench.tiers.load(load("a"))
     assert bench.tiers.has_answers
-    [(_, array)] = bench.tiers.take_loaded()
+    [(_, array, _)] = bench.tiers.take_loaded()
     assert array is not None
     assert bytes(array.payload) == bytes(array_of(0).payload)
     assert not bench.woken.acquire(blocking=False)
@@ -111,7 +111,7 @@ def test_after_clearing_nothing_is_found_that_was_kept_asked_for_or_begun_before
     bench.tiers.load(load("a"))
     bench.tiers.clear()
     keep(encoding("b"), 0.01, lambda: array_of(2))
-    assert bench.tiers.take_loaded() == [("a", None)]
+    assert bench.tiers.take_loaded() == [("a", None, None)]
     assert bench.find("a") is None
     assert bench.find("b") is None
 

@@ -32,6 +32,7 @@ from keepsight.tiers.entry_key import entry_key
 from keepsight.tiers.host_tier import HostTier
 from keepsight.tiers.tiered_store import TieredStore
 from tests.scheduling.drive import END_IDS, TOKENS_PER_PICTURE, make_config, make_request
+from tests.tiers.fake_tier import FakeTier
 
 DEVICE, HOST = ENCODER["device"], ENCODER["host"]
 
@@ -174,6 +175,28 @@ def test_embeddings_of_a_tier_are_told_by_its_name() -> None:
     assert picture.found_in == "host"
     assert 0 < picture.began < picture.ended < story.answered
     assert engine.counted(ENCODED, HOST.queries, HOST.hits, HOST.saved_seconds) == [2, 3, 1, pytest.approx(0.01)]
+
+
+def test_embeddings_that_a_nearer_tier_lost_are_told_by_the_tier_that_gave_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = partial(entry_key, model_digest="model", processor="", dtype="fake")
+    width, near, far = 48 // TOKENS_PER_PICTURE, FakeTier("disk"), FakeTier("remote")
+    store = TieredStore(None, [near, far])
+    tiers = EmbeddingTiers(store, name, Embeddings("uint8", width, width), lambda: engine.inbox.wake())
+    engine = Engine(tiers=tiers, num_pictures=1)
+    engine.ask("a", 3, "x", 4)
+    engine.ask("b", 5, "y", 4)
+    assert store.wait_written(20)
+    # As what is damaged is: known to lie there until it is read.
+    monkeypatch.setattr(near, "get", lambda _key: None)
+    story = engine.ask("c", 7, "x", 4)
+    tiers.close()
+    assert story is not None
+    assert [each.found_in for each in story.media] == ["remote"]
+    assert store.counts.hits == {"remote": 1}
+    disk, remote = ENCODER["disk"], ENCODER["remote"]
+    assert engine.counted(disk.queries, disk.hits, remote.queries, remote.hits) == [3, 0, 3, 1]
 
 
 def test_pixels_that_the_engine_kept_are_hits_of_the_processor_cache() -> None:

@@ -126,11 +126,11 @@ class Faults:
     def _use(self) -> None:
         """Several loads at once, each answered once and never wrongly; what is absent is made and stored."""
         numbers = [self._rng.randrange(NUM_KEYS) for _ in range(3)]
-        answers: queue.Queue[tuple[str, StoredArray | None]] = queue.Queue()
+        answers: queue.Queue[tuple[str, StoredArray | None, str | None]] = queue.Queue()
         for number in numbers:
             self._timed(lambda: self._store.load(key_of(number), 20.0, lambda *answer: answers.put(answer)))  # noqa: B023
         for _ in numbers:
-            key, array = answers.get(timeout=20)
+            key, array, _ = answers.get(timeout=20)
             number = next(number for number in numbers if key_of(number) == key)
             self.answers["absent" if array is None else "right"] += 1
             if array is None:

@@ -41,7 +41,7 @@ def make() -> Iterator[Make]:
 class Asker:
     def __init__(self, store: TieredStore) -> None:
         self.store = store
-        self.answers: queue.Queue[tuple[str, StoredArray | None]] = queue.Queue()
+        self.answers: queue.Queue[tuple[str, StoredArray | None, str | None]] = queue.Queue()
 
     def load(self, number: int, seconds: float = LONG) -> StoredArray | None:
         self.ask(number, seconds)
@@ -208,7 +208,7 @@ def test_a_tier_that_hangs_stops_neither_callers_nor_other_keys_found_nearer(mak
         store.store(key_of(number), array_of(number, 100))
         asker.ask(number + 5000, 0.001)
     answered = [asker.answers.get(timeout=20) for _ in range(2000)]
-    assert all(array is None for _, array in answered)
+    assert all(array is None for _, array, _ in answered)
     assert_equal(asker.load(1999), array_of(1999, 100))
     tier.may_read.set()
     tier.may_write.set()
@@ -256,7 +256,7 @@ def test_a_real_redis_serves_a_second_store_and_may_be_killed_at_any_moment(make
             asker.ask(number)
         process.kill()
         for _ in range(10):
-            key, array = asker.answers.get(timeout=20)
+            key, array, _ = asker.answers.get(timeout=20)
             expected = next(array_of(number, 1_000_000) for number in range(10, 20) if key_of(number) == key)
             assert array is None or array == expected
         process.wait(20)
@@ -287,7 +287,7 @@ def test_a_tier_that_could_not_be_cleared_gives_nothing_until_it_is() -> None:
     store = TieredStore(None, [tier], limits=GuardLimits(first_pause=0.01))
     store.clear()
     found = queue.SimpleQueue[StoredArray | None]()
-    store.load(key_of(1), 20, lambda _, array: found.put(array))
+    store.load(key_of(1), 20, lambda _, array, __: found.put(array))
     assert found.get(timeout=20) is None
     assert store.find(key_of(1)) is None
     may_clear.set()

@@ -7,7 +7,7 @@ and after `clear` never by what was kept or asked for before it.
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -41,7 +41,16 @@ class Embeddings(NamedTuple):
 class _Answer(NamedTuple):
     load: Load
     array: StoredArray | None
+    tier: str | None
     epoch: int
+
+
+class Loaded(NamedTuple):
+    """What was found and the tier that had it; None: it lies nowhere, or would come too late."""
+
+    encoder_key: str
+    array: StoredArray | None
+    tier: str | None
 
 
 class EmbeddingTiers:
@@ -89,21 +98,21 @@ class EmbeddingTiers:
         """What making it anew would take: those that are loading would be encoded one after the other."""
         return PIXEL_SECONDS + self._num_loading * (self._encoding_cost.seconds or UNKNOWN_ENCODING_SECONDS)
 
-    def _take_answer(self, load: Load, epoch: int, _name: str, array: StoredArray | None) -> None:
-        self._answers.append(_Answer(load, array, epoch))
+    def _take_answer(self, load: Load, epoch: int, _name: str, array: StoredArray | None, tier: str | None) -> None:
+        self._answers.append(_Answer(load, array, tier, epoch))
         if threading.get_ident() != self._loop_thread:
             self._wake()
 
-    def take_loaded(self) -> list[tuple[str, StoredArray | None]]:
-        """Encoder keys with what was found; None: it lies nowhere, or would come too late."""
+    def take_loaded(self) -> list[Loaded]:
         taken = []
         while self._answers:
             answer = self._answers.popleft()
             self._num_loading -= 1
             is_usable = answer.epoch == self._epoch and self._fits(answer)
-            taken.append((answer.load.encoder_key, answer.array if is_usable else None))
+            key, media_hash, _ = answer.load
+            taken.append(Loaded(key, answer.array, answer.tier) if is_usable else Loaded(key, None, None))
             if is_usable:
-                self._note_place(answer.load.encoder_key, answer.load.media_hash)
+                self._note_place(key, media_hash)
         return taken
 
     def _fits(self, answer: _Answer) -> bool:
@@ -186,13 +195,9 @@ class EmbeddingTiers:
             self._media[name] = media_hash
         self._changed.append(name)
 
-    def tier_of(self, encoder_key: str) -> str:
-        """The nearest that is known to hold it, or the farthest, which may."""
-        assert self._store is not None
-        return self._store.find(self._name(encoder_key)) or self._tier_names[-1]
-
-    def has_tier(self, name: str) -> bool:
-        return name in self._tier_names
+    def list_asked(self, tier: str | None) -> Sequence[str]:
+        """The tiers that were looked in, if this one had it, or none."""
+        return self._tier_names if tier is None else self._tier_names[: self._tier_names.index(tier) + 1]
 
     # For whoever asks -----------------------------------------------------------------------------------------
 

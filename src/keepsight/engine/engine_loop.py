@@ -146,10 +146,12 @@ class EngineLoop:
         if self._tiers is None:
             return
         self._ask_tiers(self._tiers)
-        for key, array in self._tiers.take_loaded():
-            if self._scheduler.embeddings_loaded(key, is_found=array is not None) and array is not None:
+        for loaded in self._tiers.take_loaded():
+            self._meter.note_looked_in_tiers(loaded.tier)
+            key, array, tier = loaded
+            if self._scheduler.embeddings_loaded(key, is_found=array is not None) and array and tier:
                 self._runner.hold_embeddings(key, array)
-                self._meter.note_loaded(key, array.seconds)
+                self._meter.note_loaded(key, tier, array.seconds)
 
     def _ask_tiers(self, tiers: EmbeddingTiers) -> None:
         for load in self._scheduler.take_loads():

@@ -69,7 +69,7 @@ class EngineMeter:
         # By request; by media hash: when pixels came, and whether from the engine's own keeping; by encoder key.
         self._arrivals, self._begins = _Recent[float](), _Recent[float]()
         self._pixels = _Recent[tuple[float, bool]]()
-        self._loads = _Recent[tuple[str, float, float]]()
+        self._load_begins, self._loads = _Recent[float](), _Recent[tuple[str, float, float]]()
         self._encodings = _Recent[EncodeTime]()
         self._copy()
         self.measure_tiers()
@@ -92,18 +92,16 @@ class EngineMeter:
         self._pixels.put(media_hash, (0.0, is_found))
 
     def note_load(self, load: Load) -> None:
-        assert self._tiers is not None
-        tier = self._tiers.tier_of(load.encoder_key)
-        self._loads.put(load.encoder_key, (tier, self._clock(), 0.0))
-        for name, slots in ENCODER.items():
-            if name != "device" and self._tiers.has_tier(name):
-                self._counters.add(slots.queries)
-            if name == tier:
-                break
+        self._load_begins.put(load.encoder_key, self._clock())
 
-    def note_loaded(self, encoder_key: str, seconds_to_make: float) -> None:
-        tier, began, _ = self._loads.get(encoder_key, ("remote", 0.0, 0.0))
-        self._loads.put(encoder_key, (tier, began, self._clock()))
+    def note_looked_in_tiers(self, tier: str | None) -> None:
+        """One after the other, as far as the one that had it; None: in vain."""
+        assert self._tiers is not None
+        for name in self._tiers.list_asked(tier):
+            self._counters.add(ENCODER[name].queries)
+
+    def note_loaded(self, encoder_key: str, tier: str, seconds_to_make: float) -> None:
+        self._loads.put(encoder_key, (tier, self._load_begins.pop(encoder_key, 0.0), self._clock()))
         self._encoding.suggest(seconds_to_make)
         self._counters.add(ENCODER[tier].hits)
         self._counters.add(ENCODER[tier].saved_seconds, seconds_to_make)

@@ -17,7 +17,8 @@ from keepsight.tiers.tier import StoredArray, Tier, TierStats
 from keepsight.tiers.tier_guard import GuardLimits, TierGuard, TierHealth
 from keepsight.tiers.tier_worker import Read, TierWorker
 
-OnLoaded = Callable[[str, StoredArray | None], None]
+# With the key, and the tier that had it.
+OnLoaded = Callable[[str, StoredArray | None, str | None], None]
 
 _MAX_WAITING_BYTES = 512 * 2**20
 _CLOSING_SECONDS = 5.0
@@ -77,7 +78,7 @@ class TieredStore:
         array = self._host.get(key) if self._host is not None else None
         if array is not None:
             self._count_hit("host")
-            on_loaded(key, array)
+            on_loaded(key, array, "host")
             return
         with self._changed:
             joined = self._loadings.get(key)
@@ -150,7 +151,7 @@ class TieredStore:
         def on_read(array: StoredArray | None) -> None:
             if array is None:
                 self._ask_next(loading)
-            elif self._finish(loading, array):
+            elif self._finish(loading, array, worker.tier.name):
                 self._count_hit(worker.tier.name)
                 self._promote(loading.key, array, worker)
 
@@ -159,19 +160,21 @@ class TieredStore:
     def _is_under_way(self, loading: _Loading) -> bool:
         return self._loadings.get(loading.key) is loading
 
-    def _finish(self, loading: _Loading, array: StoredArray | None, *, is_late: bool = False) -> bool:
+    def _finish(
+        self, loading: _Loading, array: StoredArray | None, tier: str | None = None, *, is_late: bool = False
+    ) -> bool:
         """False if it was finished already."""
         with self._changed:
             if not self._is_under_way(loading):
                 return False
             # Both may be true at once, when the timer has not come to it yet.
             if array is not None and self._clock() > loading.deadline:
-                array, is_late = None, True
+                array, tier, is_late = None, None, True
             del self._loadings[loading.key]
             self.counts.num_late += is_late
             self.counts.num_absent += array is None and not is_late
         for on_loaded in loading.waiting:
-            on_loaded(loading.key, array)
+            on_loaded(loading.key, array, tier)
         return array is not None
 
     def _promote(self, key: str, array: StoredArray, source: TierWorker) -> None:
