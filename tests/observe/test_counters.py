@@ -51,6 +51,16 @@ def test_what_frontends_and_engines_count_is_summed(tmp_path: Path) -> None:
     assert totals["keepsight_num_requests_running"][()] == 9
 
 
+def test_a_tier_that_all_engines_share_is_not_told_once_for_each(tmp_path: Path) -> None:
+    for rank, num_bytes in enumerate((100, 300)):
+        counters = Counters.open(tmp_path, f"engine-{rank}")
+        for tier in ("host", "disk"):
+            counters.set_all(ENCODER[tier].sizes(num_bytes, 1000, num_bytes // 100))
+    numbers = Totals.of_server(tmp_path).numbers
+    assert [numbers[slot] for slot in ENCODER["host"].sizes(0, 0, 0)] == [400, 2000, 4]
+    assert [numbers[slot] for slot in ENCODER["disk"].sizes(0, 0, 0)] == [300, 1000, 3]
+
+
 def test_a_killed_process_leaves_what_it_counted_and_takes_along_what_it_held(tmp_path: Path) -> None:
     in_another_process(tmp_path, "engine-0", f"counters.add({ENCODED}, 5)", f"counters.set({RUNNING}, 7)")
     totals = Totals.of_server(tmp_path)

@@ -138,6 +138,8 @@ class CacheSlots:
 PROCESSOR = CacheSlots.of("processor", "host")
 PREFIX = CacheSlots.of("prefix", "device")
 ENCODER = {tier: CacheSlots.of("encoder", tier) for cache, tier, _ in CACHES if cache == "encoder"}
+# Of what all engines have together: each tells of all of it, as far as it knows.
+COMMON_GAUGES = frozenset(slot for tier in ("disk", "remote") for slot in ENCODER[tier].sizes(0, 0, 0))
 STAGE: Mapping[str, int] = {stage: slot_of("stage_seconds", stage) for stage in STAGES}
 FETCHED, DECODED, PREPROCESSED, TRANSFERRED, ENCODED = (
     slot_of(f"media_{work}_total", "image") for work in ("fetched", "decoded", "preprocessed", "transferred", "encoded")

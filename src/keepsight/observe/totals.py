@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from struct import iter_unpack
 
-from keepsight.observe.catalogue import GAUGES, METRICS, NUM_SLOTS, PREFIX, SLOTS, Kind, Labels, slot_of
+from keepsight.observe.catalogue import COMMON_GAUGES, GAUGES, METRICS, NUM_SLOTS, PREFIX, SLOTS, Kind, Labels, slot_of
 from keepsight.observe.counters import FOLDER, PAGE_BYTES, PID
 from keepsight.observe.process_memory import resident_bytes, with_descendants
 
@@ -46,7 +46,9 @@ class Totals:
             if is_alive:
                 pids[kind].add(int(page[PID]))
             for slot in range(NUM_SLOTS):
-                if is_alive or slot not in GAUGES:
+                if slot in COMMON_GAUGES:
+                    numbers[slot] = max(numbers[slot], page[slot] * is_alive)
+                elif is_alive or slot not in GAUGES:
                     numbers[slot] += page[slot]
         return cls(numbers, _memory_of(pids))
 
