@@ -170,7 +170,7 @@ class MediaStory:
 
 @dataclass(frozen=True, slots=True)
 class RequestBegun:
-    """A request has its first token: how it came to that."""
+    """A request has its first token: how it came to that.  Told again if more had to be made for its later ones."""
 
     request_id: str
     arrived: float

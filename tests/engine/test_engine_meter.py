@@ -161,6 +161,22 @@ def test_after_a_reset_everything_is_done_and_counted_again() -> None:
     assert engine.counted(TRANSFERRED, ENCODED, DEVICE.hits) == [2, 2, 0]
 
 
+def test_what_is_made_for_the_rest_of_a_known_prompt_is_told_when_it_is_made() -> None:
+    engine = Engine()
+    engine.ask("a", 1, "x", 6, "y", max_tokens=1)
+    engine.inbox.try_put(ResetCaches(prefix=False, encoder=True, processor=False))
+    engine.sent.clear()
+    engine.inbox.try_put(make_request("b", 1, "x", 6, "y", max_tokens=4))
+    engine.loop.step()
+    while engine.scheduler.has_requests:
+        engine.loop.step()
+    told = [each for each in engine.sent if isinstance(each, RequestBegun | TokenOutput)]
+    stories = [each for each in told if isinstance(each, RequestBegun)]
+    assert [told.index(each) for each in stories] == [0, 2]
+    assert [[each.found_in for each in story.media] for story in stories] == [["prefix", "prefix"], ["prefix", None]]
+    assert engine.counted(ENCODED) == [3]
+
+
 def test_embeddings_of_a_tier_are_told_by_its_name() -> None:
     name = partial(entry_key, model_digest="model", processor="", dtype="fake")
     width = 48 // TOKENS_PER_PICTURE

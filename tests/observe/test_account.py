@@ -69,6 +69,20 @@ def test_what_was_done_in_vain_is_not_told_to_have_been_skipped() -> None:
     assert work_of(asked.describe()) == (1, 1, 0, 0)
 
 
+def test_what_was_made_after_a_first_token_that_the_prefix_cache_gave_is_told_too() -> None:
+    asked = account("a", "b")
+    asked.note_begun(begun(MediaStory("prefix"), MediaStory("device")))
+    made = MediaStory(None, 1.14, 1.16, 1.13, were_kept=True)
+    assert asked.note_begun(begun(made, MediaStory("device"))) == [made]
+    body = asked.describe()
+    assert [(each.answered_by, each.skipped) for each in body.media] == [
+        ("processor", ["decode", "resize"]),
+        ("encoder", ["decode", "resize", "transfer", "encode"]),
+    ]
+    assert body.work == {"decoded": 0, "preprocessed": 0, "transferred": 1, "encoded": 1}
+    assert [each.stage for each in body.stages] == ["wait", "prefill", "encode"]
+
+
 def test_nobody_has_answered_before_the_first_token() -> None:
     body = account("a").describe()
     assert (body.status, body.media[0].answered_by, body.media[0].skipped, body.stages) == ("running", None, [], [])

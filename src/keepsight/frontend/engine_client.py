@@ -136,8 +136,8 @@ class EngineClient:
                     heard[output.request_id].append(output)
                 case RequestBegun(request_id):
                     if caller := self._callers.get(request_id):
-                        caller.account.note_begun(output)
-                        self._media_pool.note_spared(sum(item.were_kept for item in output.media))
+                        news = caller.account.note_begun(output)
+                        self._media_pool.note_spared(sum(item.were_kept for item in news))
                 case RequestFailed(request_id):
                     heard[request_id].append(_to_error(output))
                 case MediaNeeded(request_id, media_hashes, inline):

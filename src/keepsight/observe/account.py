@@ -6,7 +6,7 @@ what a request says.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -140,15 +140,24 @@ class RequestAccount:
     def note_asked(self) -> None:
         self.asked_at = time.monotonic()
 
-    def note_begun(self, story: RequestBegun) -> None:
-        """It has its first token: what the engine tells of it."""
-        self._stories = story.media
+    def note_begun(self, story: RequestBegun) -> list[MediaStory]:
+        """It has its first token: what the engine tells of it, and which of that is new."""
+        known, self._stories = self._stories, story.media
+        if known:
+            # Its first token was drawn from what the prefix cache had, which was not enough to go on.
+            return self._note_items(index for index, item in enumerate(known) if item.found_in == "prefix")
         # An engine reads what comes after the step under way.
         waited_since = story.arrived if self.asked_at is None else min(self.asked_at, story.arrived)
         self.spans.append(Span("wait", waited_since, story.began))
-        for index, item in enumerate(story.media):
-            self._note_item(index, item)
+        news = self._note_items(range(len(story.media)))
         self.spans.append(Span("prefill", story.began, story.answered))
+        return news
+
+    def _note_items(self, indices: Iterable[int]) -> list[MediaStory]:
+        news = {index: self._stories[index] for index in indices}
+        for index, item in news.items():
+            self._note_item(index, item)
+        return list(news.values())
 
     def _note_item(self, index: int, story: MediaStory) -> None:
         if story.found_in is not None:

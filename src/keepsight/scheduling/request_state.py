@@ -50,7 +50,7 @@ Origin = Literal["device", "tier", "made"]
 
 
 class Begun(NamedTuple):
-    """A request that has its first token."""
+    """A request that has its first token, or for whose later ones more had to be made."""
 
     request: EngineRequest
     # By item; of those that are missing the prefix cache had all.
@@ -91,6 +91,8 @@ class RequestState:
     claimed_items: set[int] = field(default_factory=set)
     # Of items that it ever claimed, what the first claim found.
     origins: dict[int, Origin] = field(default_factory=dict)
+    # So many of them were told, the first ones.
+    num_told_origins: int = 0
     is_under_way: bool = False
     is_known_to_runner: bool = False
 
@@ -112,6 +114,17 @@ class RequestState:
         """Its caller wants to know how likely each token of the prompt was: no cache knows that."""
         is_first = self.sequence_id[1] == 0 and not self.num_sampled
         return is_first and self.request.sampling_params.prompt_logprobs is not None
+
+    def take_begun(self) -> Begun | None:
+        """With its first token; again when more was made or loaded for it since: after a recall, or a preemption."""
+        is_first = self.num_sampled == 1
+        if self.sequence_id[1] or not (is_first or self.num_told_origins < len(self.origins)):
+            return None
+        untold = list(self.origins.values())[self.num_told_origins :]
+        self.num_told_origins = len(self.origins)
+        if not is_first and all(origin == "device" for origin in untold):
+            return None
+        return Begun(self.request, self.origins, self.encoder_keys)
 
     def change_to(self, status: Status, parked_for: ParkedFor | None = None) -> None:
         assert status in TRANSITIONS[self.status], f"{self.sequence_id}: {self.status} -> {status}"

@@ -121,7 +121,7 @@ class Scheduler:
         return self.media.take_needed()
 
     def take_begun(self) -> list[Begun]:
-        """Requests whose first choice has its first token now and had none when they were last taken."""
+        """Requests whose first choice has its first token now, or has had more made for it since; each time once."""
         taken, self._begun = self._begun, []
         return taken
 
@@ -387,8 +387,9 @@ class Scheduler:
     def _append(self, state: RequestState, token: SampledToken, outputs: Outputs) -> None:
         output = state.append(token)
         if state.num_sampled == 1 and state.sequence_id[1] == 0:
-            self._begun.append(Begun(state.request, state.origins, state.encoder_keys))
             self.pins.begin(state)
+        if (begun := state.take_begun()) is not None:
+            self._begun.append(begun)
         outputs.append(output)
         if output.finish_reason is not None:
             self._finish(state)
