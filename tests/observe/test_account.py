@@ -83,6 +83,12 @@ def test_what_was_made_after_a_first_token_that_the_prefix_cache_gave_is_told_to
     assert [each.stage for each in body.stages] == ["wait", "prefill", "encode"]
 
 
+def test_what_was_encoded_was_transferred_though_nobody_remembers_when() -> None:
+    asked = account("a")
+    asked.note_begun(begun(MediaStory(None, 1.04, 1.06)))
+    assert asked.describe().work == {"decoded": 0, "preprocessed": 0, "transferred": 1, "encoded": 1}
+
+
 def test_nobody_has_answered_before_the_first_token() -> None:
     body = account("a").describe()
     assert (body.status, body.media[0].answered_by, body.media[0].skipped, body.stages) == ("running", None, [], [])

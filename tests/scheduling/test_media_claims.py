@@ -418,3 +418,22 @@ def test_shorter_items_that_keep_coming_do_not_take_the_encoder_s_budget_from_a_
     assert ("long", 0) in drive.finished
     drive.run()
     drive.expect_right_answers()
+
+
+# What is told of it -------------------------------------------------------------------------------------------
+
+
+def test_what_was_found_and_taken_back_is_told_as_made_if_it_has_to_be_made() -> None:
+    drive = Drive(make_config(num_pictures=2))
+    drive.runner.set_pace(lambda: False)
+    step_with(drive, make_request("first", "cat", 3))
+    drive.step()
+    step_with(drive, make_request("late", 5, "cat", 2))
+    drive.scheduler.abort("first")
+    step_with(drive, make_request("early", 7, "x", "y", 2, priority=-1))
+    drive.step()
+    drive.runner.set_pace(lambda: True)
+    drive.run()
+    assert drive.runner.encoded == ["cat", "x", "y", "cat"]
+    origins = {begun.request.request_id: begun.origins for begun in drive.scheduler.take_begun()}
+    assert origins == {"early": {0: "made", 1: "made"}, "late": {0: "made"}}

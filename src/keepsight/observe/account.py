@@ -165,10 +165,10 @@ class RequestAccount:
                 self.spans.append(Span("load", story.began, story.ended, index))
             return
         self._work["encoded"] += 1
-        if story.arrived:
-            self._work["transferred"] += 1
-            if sent := self._sent.get(self.media[index][0]):
-                self.spans.append(Span("transfer", sent, story.arrived, index))
+        # Of each encoding, whether it is known when or not.
+        self._work["transferred"] += 1
+        if story.arrived and (sent := self._sent.get(self.media[index][0])):
+            self.spans.append(Span("transfer", sent, story.arrived, index))
         self.spans.append(Span("encode", story.began, story.ended, index, story.num_together))
 
     def note_tokens(self, count: int, num_cached: int, now: float) -> float | None:

@@ -160,7 +160,9 @@ class MediaClaims:
             if lacks is not None:
                 return lacks
         state.claimed_items.add(index)
-        state.origins.setdefault(index, origin)
+        # What was made for it once was made, whatever it finds later; the reverse when what it found is taken back.
+        if origin == "made" or index not in state.origins:
+            state.origins[index] = origin
         return None
 
     def _try_place(self, state: RequestState, index: int, take_from_later: TakeFromLater) -> ParkedFor | None:

@@ -89,7 +89,7 @@ class RequestState:
     next_item: int = 0
     # Items whose embeddings this sequence is a user of.
     claimed_items: set[int] = field(default_factory=set)
-    # Of items that it ever claimed, what the first claim found.
+    # Of items that it ever claimed, what the first claim found; or that one was made for it.
     origins: dict[int, Origin] = field(default_factory=dict)
     # So many of them were told, the first ones.
     num_told_origins: int = 0
