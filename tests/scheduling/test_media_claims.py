@@ -437,3 +437,13 @@ def test_what_was_found_and_taken_back_is_told_as_made_if_it_has_to_be_made() ->
     assert drive.runner.encoded == ["cat", "x", "y", "cat"]
     origins = {begun.request.request_id: begun.origins for begun in drive.scheduler.take_begun()}
     assert origins == {"early": {0: "made", 1: "made"}, "late": {0: "made"}}
+
+
+def test_what_is_looked_for_again_after_it_was_taken_back_is_one_query() -> None:
+    drive = Drive(make_config(num_blocks=12, caches_prefixes=False))
+    drive.run(make_request("first", "cat", 3))
+    requests = [make_request(str(number), number + 1, "cat", 3, max_tokens=20) for number in range(3)]
+    drive.run(*requests)
+    assert drive.scheduler.num_preemptions
+    cache = drive.scheduler.media.encoder_cache
+    assert (cache.num_queries, cache.num_hits) == (4, 3)

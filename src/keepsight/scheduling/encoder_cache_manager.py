@@ -90,8 +90,8 @@ class EncoderCacheManager:
 
     # Coming ---------------------------------------------------------------------------------------------------
 
-    def try_use(self, user: EncoderUser, key: str) -> bool:
-        """Uses what is held or being encoded; False if there is nothing to use."""
+    def try_use(self, user: EncoderUser, key: str, *, is_again: bool = False) -> bool:
+        """Uses what is held or being encoded; False if there is nothing to use.  Who lost it before counts no more."""
         entry = self._entries.get(key)
         if entry is None:
             return False
@@ -103,11 +103,19 @@ class EncoderCacheManager:
             self._idle.remove(key)
             self._num_idle_bytes -= entry.num_bytes
         self._add_user(user, key, entry)
-        self.num_queries += 1
-        self.num_hits += 1
+        self.num_queries += not is_again
+        self.num_hits += not is_again
         return True
 
-    def try_begin(self, user: EncoderUser, key: str, num_embeddings: int, media_hash: str | None = None) -> bool:
+    def try_begin(
+        self,
+        user: EncoderUser,
+        key: str,
+        num_embeddings: int,
+        media_hash: str | None = None,
+        *,
+        is_again: bool = False,
+    ) -> bool:
         """Makes room for what will be encoded, and uses it; False, and nothing is changed, if there can be none now.
 
         `media_hash` is what it is made of, where the key is another.
@@ -126,7 +134,7 @@ class EncoderCacheManager:
             self._holdings.add(entry.media_hash)
         self.num_bytes += 0 if entry.is_oversized else entry.num_bytes
         self._add_user(user, key, entry)
-        self.num_queries += 1
+        self.num_queries += not is_again
         return True
 
     def _can_hold_oversized(self, newcomer: _Entry) -> bool:

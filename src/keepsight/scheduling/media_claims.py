@@ -147,7 +147,8 @@ class MediaClaims:
         if index in state.claimed_items:
             return None
         origin: Origin = "device"
-        if not self.encoder_cache.try_use((state.sequence_id, index), state.encoder_keys[index]):
+        user, key = (state.sequence_id, index), state.encoder_keys[index]
+        if not self.encoder_cache.try_use(user, key, is_again=index in state.origins):
             match self.loads.ask(state, index):
                 case LoadState.LOADING:
                     lacks: ParkedFor | None = ParkedFor.TIERS
@@ -189,7 +190,8 @@ class MediaClaims:
         if self._room_is_short.keeps_out(state):
             return False
         user, key, item = (state.sequence_id, index), state.encoder_keys[index], state.media[index]
-        while not self.encoder_cache.try_begin(user, key, item.span.length, item.media_hash):
+        is_again = index in state.origins
+        while not self.encoder_cache.try_begin(user, key, item.span.length, item.media_hash, is_again=is_again):
             if not take_from_later(state):
                 self._room_is_short.begin(state)
                 return False
