@@ -161,12 +161,15 @@ def test_a_step_that_is_switched_off_is_refused_with_file_and_field(tmp_path: Pa
         ("resample", 9),
         ("resample", "bilinear"),
         ("resample", True),
+        ("resample", 2.0),
+        ("resample", [2]),
         ("image_mean", [0.5, 0.5]),
         ("image_mean", "grey"),
         ("image_std", [0.5, 0.0, 0.5]),
         ("image_std", 0),
         ("rescale_factor", 0),
         ("rescale_factor", "1/255"),
+        ("rescale_factor", 10**400),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_with_file_and_field(tmp_path: Path, field: str, value: object) -> None:
@@ -189,10 +192,15 @@ def test_a_file_that_is_no_json_object_is_refused_by_name(tmp_path: Path, text: 
         ("width", 1.5),
         ("do_pan_and_scan", 1),
         ("pan_and_scan_min_crop_size", 0),
+        ("pan_and_scan_min_crop_size", 10**400),
         ("pan_and_scan_max_num_crops", -1),
+        ("pan_and_scan_max_num_crops", 2**64),
         ("pan_and_scan_min_ratio_to_activate", 0),
         ("pan_and_scan_min_ratio_to_activate", float("nan")),
+        ("pan_and_scan_min_ratio_to_activate", 10**400),
+        ("resample", {}),
         ("backend", "opencv"),
+        ("backend", ["pil"]),
     ],
 )
 def test_a_callers_value_that_cannot_be_is_the_callers_mistake(tmp_path: Path, field: str, value: object) -> None:
@@ -208,6 +216,11 @@ def test_a_resample_that_only_pillow_has_needs_its_backend(tmp_path: Path) -> No
     assert read(tmp_path, backend="pil").resample == 5
     with pytest.raises(CheckpointConfigError, match="torchvision"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["rescale_factor", "pan_and_scan_min_ratio_to_activate"])
+def test_a_whole_number_becomes_a_float_so_that_it_reaches_another_process_and_has_one_name(name: str) -> None:
+    assert isinstance(getattr(ImageProcessorConfig().with_overrides(**{name: 10**30}), name), float)
 
 
 def test_lists_become_tuples_so_that_equal_configurations_hash_equally() -> None:

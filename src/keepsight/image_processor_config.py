@@ -4,7 +4,7 @@ Knows no pixels and no torch.  A value of this class is checked when it is made:
 """
 
 import dataclasses
-import math
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,8 @@ RESAMPLES: dict[Backend, frozenset[int]] = {
     "pil": frozenset(range(6)),
 }
 
+# Larger ones would not reach another process.
+MAX_COUNT = 2**31 - 1
 
 # What may be changed of one request's pictures, and what of all pictures of a model: the rest is the tower's.
 REQUEST_OPTIONS = frozenset(
@@ -67,8 +69,8 @@ class ImageProcessorConfig:
     def __post_init__(self) -> None:
         for name in ("height", "width", "pan_and_scan_min_crop_size", "pan_and_scan_max_num_crops"):
             _check_positive_int(name, getattr(self, name))
-        _check_positive("rescale_factor", self.rescale_factor)
-        _check_positive("pan_and_scan_min_ratio_to_activate", self.pan_and_scan_min_ratio_to_activate)
+        for name in ("rescale_factor", "pan_and_scan_min_ratio_to_activate"):
+            object.__setattr__(self, name, _positive(name, getattr(self, name)))
         if not isinstance(self.do_pan_and_scan, bool):
             raise InvalidArgumentError("do_pan_and_scan", f"must be true or false, got {self.do_pan_and_scan!r}")
         # Lists are what JSON gives; as tuples two equal configurations hash equally.
@@ -79,10 +81,10 @@ class ImageProcessorConfig:
         self._check_backend()
 
     def _check_backend(self) -> None:
-        if self.backend not in RESAMPLES:
+        if not isinstance(self.backend, str) or self.backend not in RESAMPLES:
             raise InvalidArgumentError("backend", f"must be one of {', '.join(RESAMPLES)}, got {self.backend!r}")
         allowed = RESAMPLES[self.backend]
-        if isinstance(self.resample, bool) or self.resample not in allowed:
+        if not _is_integer(self.resample) or self.resample not in allowed:
             codes = ", ".join(map(str, sorted(allowed)))
             raise InvalidArgumentError(
                 "resample", f"must be one of {codes} for the {self.backend} backend, got {self.resample!r}"
@@ -163,18 +165,24 @@ def _check_names(overrides: dict[str, Any]) -> None:
             raise UnsupportedFieldError(name, f"is no option of the image processor; it has {', '.join(sorted(known))}")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _check_positive_int(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidArgumentError(name, f"must be an integer of at least 1, got {value!r}")
+def _is_number(value: Any) -> bool:
+    """Finite, as a float too."""
+    return (isinstance(value, float) or _is_integer(value)) and abs(value) <= sys.float_info.max
 
 
-def _check_positive(name: str, value: Any) -> None:
+def _check_positive_int(name: str, value: Any) -> None:
+    if not _is_integer(value) or not 1 <= value <= MAX_COUNT:
+        raise InvalidArgumentError(name, f"must be an integer from 1 to {MAX_COUNT}, got {value!r}")
+
+
+def _positive(name: str, value: Any) -> float:
     if not _is_number(value) or value <= 0:
         raise InvalidArgumentError(name, f"must be a number above 0, got {value!r}")
+    return float(value)
 
 
 def _per_channel(name: str, value: Any) -> PerChannel:
