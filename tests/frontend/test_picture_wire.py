@@ -92,6 +92,14 @@ def test_a_job_arrives_as_it_was_sent_and_the_next_one_behind_it(job: PictureJob
             receive_job(connection)
 
 
+def test_as_many_crops_as_fit_a_long_prompt_reach_a_worker() -> None:
+    box = CropBox(2**26, 0, 2**26, 2**26)
+    parts = {f"{index:0128x}": box for index in range(131_072 // 260)}
+    job = PictureJob(b"bytes", "picture", parts, ImageProcessorConfig())
+    with sent_by(lambda connection: send_job(connection, job)) as connection:
+        assert receive_job(connection).parts == parts
+
+
 def test_pixels_arrive_under_the_names_of_their_parts_in_memory_of_their_own() -> None:
     made: dict[str, Pixels] = {
         media_hash: np.random.default_rng(seed).integers(0, 256, (2, 3, 3), dtype=np.uint8)
