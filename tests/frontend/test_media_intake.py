@@ -180,7 +180,7 @@ def test_too_many_pictures_are_refused_before_any_is_fetched(server: PictureServ
     assert len(server.asked) == 1
 
 
-@pytest.mark.parametrize("kind", ["url", "data", "file", "bytes"])
+@pytest.mark.parametrize("kind", ["url", "data", "file", "bytes", "bytearray", "memoryview"])
 def test_bytes_have_their_limits_wherever_they_come_from(server: PictureServer, tmp_path: Path, kind: str) -> None:
     def source_of(content: bytes, number: int) -> object:
         (tmp_path / str(number)).write_bytes(content)
@@ -190,6 +190,8 @@ def test_bytes_have_their_limits_wherever_they_come_from(server: PictureServer, 
             "data": to_data_url(content),
             "file": (tmp_path / str(number)).as_uri(),
             "bytes": content,
+            "bytearray": bytearray(content),
+            "memoryview": memoryview(content),
         }[kind]
 
     options = {"max_media_bytes": 100, "max_request_media_bytes": 250, "allowed_local_media_path": tmp_path}

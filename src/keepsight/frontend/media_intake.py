@@ -107,9 +107,10 @@ class MediaIntake:
         """Of one request: each, and all together."""
         budget = self._limits.count_bytes()
         for field, source in sources:
-            if isinstance(source, bytes):
-                self._limits.check_size(len(source), field)
-                budget.add(len(source), field)
+            if isinstance(source, bytes | bytearray | memoryview):
+                num_bytes = memoryview(source).nbytes
+                self._limits.check_size(num_bytes, field)
+                budget.add(num_bytes, field)
 
     def _check_embeds(self, parts: Sequence[PicturePart]) -> None:
         for part in parts:
