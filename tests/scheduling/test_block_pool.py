@@ -50,6 +50,14 @@ def test_taking_none_always_works() -> None:
     assert pool.try_take(0) == []
 
 
+def test_to_forget_again_looks_at_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = idle_pool(1, 0)
+    pool.forget_hashes()
+    monkeypatch.setattr("keepsight.scheduling.block_pool.heapify", pytest.fail)
+    pool.forget_hashes()
+    assert take(pool, 2) == [0, 1]
+
+
 def test_free_blocks_are_taken_before_those_that_can_be_found() -> None:
     pool = BlockPool(3)
     first, second, third = take(pool, 3)

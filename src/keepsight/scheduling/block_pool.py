@@ -111,6 +111,8 @@ class BlockPool:
 
     def forget_hashes(self) -> None:
         """Nothing is found any more; what is in use stays in use."""
+        if not self._block_of:
+            return  # the rest looks at every block, and resets may come faster than that
         self._block_of.clear()
         for block_id in tuple(self._media_of):
             self._drop_media(block_id)
