@@ -79,7 +79,7 @@ class NewRequests:
 
 def answer(
     llm: LLM, conversations: list[Conversation], max_tokens: int, times: Times, clock: LoopClock
-) -> list[tuple[int, ...]]:
+) -> list[list[int]]:
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     wall, processor, deciding = time.perf_counter(), time.process_time(), clock.seconds
     outputs = llm.chat(conversations, params, use_tqdm=False)

@@ -57,7 +57,7 @@ def test_a_picture_is_the_same_wherever_it_lies(llm: LLM, server: PictureServer,
     parts = [by_url(drawn.picture), at(url), at((folder / "a.png").as_uri()), at(url)]
     question = drawn.questions[0].text
     outputs = llm.chat([ask(part, question) for part in parts], GREEDY)
-    assert len({output.outputs[0].token_ids for output in outputs}) == 1
+    assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
     prompt = f"<start_of_turn>user\n<start_of_image>{question}<end_of_turn>\n<start_of_turn>model\n"
     [generated] = llm.generate({"prompt": prompt, "multi_modal_data": {"image": url}}, GREEDY)
     assert generated.outputs[0].token_ids == outputs[0].outputs[0].token_ids

@@ -96,7 +96,7 @@ def test_they_are_continued_as_the_tokens_and_as_transformers_does(pair: Pair) -
     has_prefixes = pair.llm.config.enable_prefix_caching
     assert (first.num_cached_tokens, repeated.num_cached_tokens) == (0, 80 if has_prefixes else 0)
     assert tokens.num_cached_tokens == 0
-    assert (first.prompt, first.prompt_token_ids) == ("", ())
+    assert (first.prompt, first.prompt_token_ids) == ("", [])
 
 
 def test_several_at_once_and_their_choices_are_answered_each_as_alone(pair: Pair) -> None:

@@ -210,15 +210,15 @@ class _Answer:
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=written,
-            prompt_token_ids=self.request.known_token_ids,
-            outputs=tuple(_completion(index, own, self._tokenizer) for index, own in enumerate(self._pieces)),
+            prompt_token_ids=list(self.request.known_token_ids),
+            outputs=[_completion(index, own, self._tokenizer) for index, own in enumerate(self._pieces)],
             num_cached_tokens=self._num_cached_tokens,
             prompt_logprobs=self._tell_prompt(),
         )
 
-    def _tell_prompt(self) -> tuple[dict[int, Logprob] | None, ...] | None:
+    def _tell_prompt(self) -> list[dict[int, Logprob] | None] | None:
         told = self._pieces[0][0].token.prompt_logprobs
-        return None if told is None else (None, *(_by_id(each, self._tokenizer) for each in told))
+        return None if told is None else [None, *(_by_id(each, self._tokenizer) for each in told)]
 
 
 class _RunningRequests:
@@ -349,11 +349,11 @@ def _completion(index: int, pieces: Sequence[AnswerPiece], tokenizer: Tokenizer)
     last = pieces[-1]
     logprobs = None
     if last.token.logprobs is not None:
-        logprobs = tuple(_by_id(piece.token.logprobs or (), tokenizer) for piece in pieces)
+        logprobs = [_by_id(piece.token.logprobs or (), tokenizer) for piece in pieces]
     return CompletionOutput(
         index=index,
         text="".join(piece.text for piece in pieces),
-        token_ids=tuple(piece.token.token_id for piece in pieces),
+        token_ids=[piece.token.token_id for piece in pieces],
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
         cumulative_logprob=None

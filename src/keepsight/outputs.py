@@ -1,6 +1,5 @@
-"""What `LLM` returns: the shapes that vLLM's users know."""
+"""What `LLM` returns: the shapes that vLLM's users know, lists where they expect to add and compare lists."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -15,23 +14,23 @@ class Logprob:
 class CompletionOutput:
     index: int
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: list[int]
     finish_reason: str | None
     # The stop string or token id that ended the answer, None for the end-of-sequence token.
     stop_reason: str | int | None = None
     cumulative_logprob: float | None = None
     # For each token: the sampled one and the most likely ones, by id.
-    logprobs: tuple[Mapping[int, Logprob], ...] | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
     request_id: str
     prompt: str | None
-    prompt_token_ids: tuple[int, ...]
-    outputs: tuple[CompletionOutput, ...]
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
     finished: bool = True
     # Of the prompt: tokens whose keys and values were found in the prefix cache.
     num_cached_tokens: int = 0
     # For each token of the prompt: itself and the most likely ones in its place, by id; None of the first.
-    prompt_logprobs: tuple[Mapping[int, Logprob] | None, ...] | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
