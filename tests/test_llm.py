@@ -353,7 +353,9 @@ def test_logprobs_are_transformers_own(pair: Pair) -> None:
     with torch.no_grad():
         expected = pair.reference(input_ids=ids).logits[0].log_softmax(dim=-1)
     first = len(output.prompt_token_ids) - 1
-    for offset, entries in enumerate(choice.logprobs or ()):
+    assert choice.logprobs is not None
+    assert len(choice.logprobs) == 5
+    for offset, entries in enumerate(choice.logprobs):
         for token_id, entry in entries.items():
             assert entry.logprob == pytest.approx(float(expected[first + offset, token_id]), abs=1e-4)
 

@@ -368,6 +368,7 @@ def test_many_threads_that_ask_and_leave_all_get_what_they_stay_for(studio: Stud
             thread.start()
         for thread in threads:
             thread.join(3 * SOON)
+        assert not any(thread.is_alive() for thread in threads)
         assert not failures
         if num_kept == 100:
             assert pool.num_preprocessed == len(names)

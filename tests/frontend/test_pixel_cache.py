@@ -237,6 +237,7 @@ def test_twenty_threads_at_once_get_what_they_ask_for(sides: Sides) -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
     assert not failures
     assert sides.arrives(1, sides.put(1))
 

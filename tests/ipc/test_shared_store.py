@@ -552,5 +552,6 @@ def test_threads_and_processes_at_once_stay_within_the_budget(store: SharedStore
         thread.start()
     for thread in threads:
         thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
     assert not failures
     assert not over

@@ -214,20 +214,19 @@ def test_a_count_that_is_held_up_is_waited_for_but_not_for_ever(
 
 
 def test_readers_at_once_all_get_it_and_leave_no_count(ring: RingWriter, reader: RingReader) -> None:
-    place, wrong = put(ring, 0), []
+    place, are_right = put(ring, 0), list[bool]()
 
     def read() -> None:
         for _ in range(20):
             pixels = reader.read(place)
-            if pixels is None or not np.array_equal(pixels, picture(0)):
-                wrong.append(pixels)
+            are_right.append(pixels is not None and np.array_equal(pixels, picture(0)))
 
     threads = [threading.Thread(target=read) for _ in range(10)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert not wrong
+    assert are_right == [True] * 200
     assert shm_ring._count_of(ring._descriptor, place) == 0
 
 
