@@ -20,6 +20,7 @@ from keepsight.frontend.hash_media import (
     MediaHasher,
     hash_client_uuid,
     hash_content,
+    hash_embeds_uuid,
     hash_exif_image_id,
     hash_values,
 )
@@ -27,7 +28,7 @@ from keepsight.frontend.open_picture import PictureSource
 from keepsight.frontend.picture_array import try_freeze_array
 from keepsight.frontend.read_header import MODES
 from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.media import CropBox, Geometry
+from keepsight.media import CropBox, Geometry, Modality
 from keepsight.requests import Pixels
 from tests.drawn import draw, to_png
 
@@ -243,8 +244,9 @@ def name_of(
     algorithm: str = "blake3",
     content: str = "content",
     geometry: Geometry = GEOMETRY,
+    modality: Modality = "image",
 ) -> str:
-    [name] = MediaHasher(model, config, salt, algorithm).hash_parts(content, geometry, [crop])
+    [name] = MediaHasher(model, config, salt, algorithm, modality).hash_parts(content, geometry, [crop])
     return name
 
 
@@ -265,10 +267,12 @@ def test_every_option_of_the_processor_but_those_that_choose_the_crops_is_a_part
     assert name_of(config=CONFIG.with_overrides(do_pan_and_scan=True)) == name_of()
 
 
-def test_the_model_the_salt_and_the_crop_are_a_part_of_the_name() -> None:
+def test_the_model_the_salt_the_modality_and_the_crop_are_a_part_of_the_name() -> None:
     names = [
         name_of(),
         name_of(model="b"),
+        name_of(modality="image_embeds"),
+        name_of(modality="prompt_embeds"),
         *(name_of(salt=salt) for salt in ("a", "b", "None", "\ud800")),
         *(name_of(crop=CropBox(*box)) for box in [(0, 0, 2, 3), (0, 0, 3, 2), (2, 0, 2, 3), (0, 2, 2, 3)]),
     ]
@@ -298,6 +302,7 @@ def test_what_stands_for_content_is_in_a_namespace_of_its_own() -> None:
     names = [
         *(name_content(each) for each in (image_id.bytes, *(text.encode() for text in texts))),
         *(hash_client_uuid(text, salt, "blake3") for text in texts for salt in (None, "", "5")),
+        *(hash_embeds_uuid(text, salt, "blake3") for text in texts for salt in (None, "", "5")),
         *(hash_exif_image_id(each, "blake3") for each in (image_id, uuid.UUID(int=6))),
     ]
     assert len(set(names)) == len(names)
