@@ -298,6 +298,18 @@ def test_a_pin_ends_by_itself_and_the_later_end_counts(sides: Sides) -> None:
 
 
 @pytest.mark.parametrize("sides", BY_USE, indirect=True)
+def test_a_pin_that_has_ended_is_not_told_and_takes_no_room_from_other_pins_or_pixels(sides: Sides) -> None:
+    for number in range(60):
+        sides.put(number)
+    assert sides.cache.pin(name_of(59), 0)
+    assert not any(each.is_pinned for each in sides.cache.newest(60))
+    assert all(sides.cache.pin(name_of(number), 0) for number in range(60))
+    for number in range(60, 200):
+        sides.put(number)
+    assert not sides.is_kept(59)
+
+
+@pytest.mark.parametrize("sides", BY_USE, indirect=True)
 def test_pins_leave_half_of_the_cache_to_others(sides: Sides) -> None:
     num_pinned = 0
     for number in range(100):
