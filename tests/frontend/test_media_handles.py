@@ -15,7 +15,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from keepsight.errors import InvalidArgumentError, MediaQuotaError, UnknownHandleError
+from keepsight.errors import InvalidArgumentError, MediaQuotaError, MediaStoreError, UnknownHandleError
+from keepsight.frontend import media_handles
 from keepsight.frontend.media_handles import MAX_TTL_SECONDS, MediaHandles, MediaQuota, read_ttl
 from keepsight.media import Geometry
 
@@ -182,6 +183,26 @@ def test_frontends_that_add_at_once_stay_within_the_quota_together(tmp_path: Pat
     for each in frontends:
         each.check_invariants()
         each.close()
+
+
+def test_what_cannot_be_written_as_another_frontend_is_stopped_is_told_so(
+    tmp_path: Path, handles: MediaHandles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(media_handles, "_PATIENCE_SECONDS", 0.01)
+    other = MediaHandles(tmp_path, MediaQuota(100, 5))
+    with handles._writing(), pytest.raises(MediaStoreError, match="locked"):
+        other.add("a", b"1", SIZE)
+    other.add("a", b"1", SIZE)
+    other.close()
+
+
+def test_of_two_marks_the_later_end_counts(handles: MediaHandles, clock: Clock) -> None:
+    assert handles.mark("a", "hash", 60)
+    assert handles.mark("a", "hash", 10)
+    clock.now += 59
+    assert handles.is_marked("hash")
+    clock.now += 1
+    assert not handles.is_marked("hash")
 
 
 def test_what_a_killed_frontend_was_writing_is_undone(tmp_path: Path) -> None:
