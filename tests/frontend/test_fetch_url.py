@@ -180,6 +180,15 @@ def test_a_redirect_leads_nowhere_that_the_url_itself_could_not(server: PictureS
     assert server.num_asked("/a") == 1
 
 
+def test_a_redirect_leads_to_no_host_that_is_not_listed(server: PictureServer) -> None:
+    server.serve("/secret", response(b"secret"))
+    url = server.serve("/a", redirect_to(server.url("/secret", host="localhost")))
+    error = fault_of(url, NetworkGuard(allowed_domains=[server.host], allowed_networks=LOCAL))
+    assert isinstance(error, MediaRefusedError)
+    assert "not among the hosts" in error.message
+    assert server.num_asked("/secret") == 0
+
+
 def test_a_name_that_changes_its_address_after_the_check_gains_nothing(server: PictureServer) -> None:
     server.serve("/a", response(b"picture"))
     answers = iter([["127.0.0.1"], ["169.254.169.254"]])

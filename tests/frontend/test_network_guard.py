@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepsight.errors import MediaFetchError, MediaRefusedError
-from keepsight.frontend.network_guard import GuardedBackend, NetworkGuard, destination_of, is_public, resolve_host
+from keepsight.frontend.network_guard import (
+    ATTEMPT_SECONDS,
+    GuardedBackend,
+    NetworkGuard,
+    destination_of,
+    is_public,
+    resolve_host,
+)
 from keepsight.frontend.web_url import UrlFault, parse_web_url
 
 NOT_PUBLIC = [
@@ -98,19 +105,23 @@ def test_only_listed_hosts_are_asked_by_whatever_spelling() -> None:
             guard.check_url(parse_web_url(url))
 
 
-def test_no_connection_is_tried_before_all_addresses_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("failure", [httpcore.ConnectError, httpcore.ConnectTimeout])
+def test_no_connection_is_tried_before_all_addresses_are_checked(
+    monkeypatch: pytest.MonkeyPatch, failure: type[Exception]
+) -> None:
     tried: list[str] = []
 
-    async def connect(_self: object, host: str, *_: object) -> object:
+    async def connect(_self: object, host: str, _port: int, seconds: float, *_: object) -> object:
         tried.append(host)
-        raise httpcore.ConnectError("nobody there")
+        assert seconds <= ATTEMPT_SECONDS
+        raise failure("nobody there")
 
     monkeypatch.setattr(httpcore.AnyIOBackend, "connect_tcp", connect)
     with pytest.raises(UrlFault):
         asyncio.run(GuardedBackend(guard_of("8.8.8.8", "127.0.0.1")).connect_tcp("pictures.test", 80))
     assert tried == []
-    with pytest.raises(httpcore.ConnectError, match="nobody there"):
-        asyncio.run(GuardedBackend(guard_of(*PUBLIC)).connect_tcp("pictures.test", 80))
+    with pytest.raises(failure, match="nobody there"):
+        asyncio.run(GuardedBackend(guard_of(*PUBLIC)).connect_tcp("pictures.test", 80, timeout=60))
     assert tried == PUBLIC[:4]
     with pytest.raises(httpcore.ConnectError, match="no address"):
         asyncio.run(GuardedBackend(guard_of()).connect_tcp("pictures.test", 80))
