@@ -44,7 +44,7 @@ def test_an_answer_that_depends_on_all_is_never_fresh_and_one_that_depends_on_ou
 
 
 def test_a_way_is_as_fresh_as_its_least_fresh_step() -> None:
-    way = Freshness(60).at_most(Freshness(5)).at_most(Freshness(70, may_be_kept=False))
+    way = Freshness(60).at_most(Freshness(5, may_be_kept=False)).at_most(Freshness(70))
     assert way == Freshness(5, may_be_kept=False)
 
 

@@ -162,6 +162,18 @@ def test_bytes_and_records_that_are_kept_have_a_limit(monkeypatch: pytest.Monkey
     run(test)
 
 
+def test_the_record_that_was_used_longest_ago_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        monkeypatch.setattr(url_cache, "MAX_RECORDS", 2)
+        bench = Bench()
+        bench.origin.versions |= {f"{URL}{name}": name.encode() for name in "xyz"}
+        for name in "xyxzx":
+            await bench.get(URL + name)
+        assert bench.counts == (3, 0)
+
+    run(test)
+
+
 # Single flight ------------------------------------------------------------------------------------------------
 
 
