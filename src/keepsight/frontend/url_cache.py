@@ -74,13 +74,11 @@ class UrlCache:
     def _end(self, key: Key, flight: _Flight) -> None:
         """Nobody waits any more: it is done, or nobody wants it."""
         flight.task.cancel()
-        if self._flights.get(key) is flight:
-            del self._flights[key]
+        del self._flights[key]
 
     async def _load(self, key: Key) -> bytes:
         record, held = self._find(key)
-        is_askable = record is not None and held is not None
-        fetched = await self._fetch(key[1], record.validators if record is not None and is_askable else None)
+        fetched = await self._fetch(key[1], None if record is None or held is None else record.validators)
         if fetched.content is None:
             assert record is not None, "not modified, of which nothing was known"
             assert held is not None
