@@ -87,6 +87,7 @@ def test_caches_are_reset_with_the_administrator_s_key_and_no_other(
         {"Origin": "http://localhost:3000"},
         {"X-Forwarded-For": "203.0.113.5"},
         {"Forwarded": "for=203.0.113.5"},
+        {"Via": "1.1 proxy.example"},
         # Its owner has it lead here.
         {"Host": "evil.example"},
         {"Host": "evil.example", "Origin": "http://evil.example"},
