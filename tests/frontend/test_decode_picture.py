@@ -175,6 +175,7 @@ def test_what_is_no_picture_is_refused_with_its_length(data: bytes) -> None:
 
 def test_a_picture_without_pixels_is_refused() -> None:
     assert "0 x 7" in str(refusal_of(Image.new("RGB", (0, 7))))
+    assert "7 x 0" in str(refusal_of(Image.new("RGB", (7, 0))))
     header = struct.pack(">IIBBBBB", 0, 7, 8, 2, 0, 0, 0)
     assert isinstance(refusal_of(png(chunk(b"IHDR", header))), UnreadablePictureError)
 
