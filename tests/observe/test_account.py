@@ -160,6 +160,17 @@ def test_what_an_observer_counts_of_a_request() -> None:
     assert asked.describe().cached_tokens == 16
 
 
+def test_an_end_is_told_once_nobody_holds_it_any_more_and_one_that_comes_later_at_once() -> None:
+    exported = list[RequestAccount]()
+    observer, ended, running = RequestObserver(export=exported.append), account(), account()
+    with observer.holding_ends([ended, running]):
+        observer.note_end(ended, "stop")
+        assert not exported
+    assert exported == [ended]
+    observer.note_end(running, "abort")
+    assert exported == [ended, running]
+
+
 def test_accounts_of_all_frontends_are_read_the_last_first(tmp_path: Path) -> None:
     rings = [AccountRing.open(tmp_path, f"frontend-{rank}") for rank in range(2)]
     for number in range(NUM_SLOTS + 3):
