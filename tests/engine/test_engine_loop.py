@@ -112,6 +112,9 @@ class Parts:
         hints, self.hints = self.hints, []
         return hints
 
+    def list_held(self) -> list[MediaHeld]:
+        return [MediaHeld(("x",))]
+
     def reset(self, *, prefix: bool, encoder: bool) -> None:
         self.story.append(("reset", prefix, encoder))
 
@@ -304,6 +307,15 @@ def test_a_reset_of_the_processor_cache_clears_the_source_and_only_that_does() -
     inbox.try_put(ResetCaches(processor=True))
     loop.step()
     assert not source.found
+
+
+def test_a_new_listener_is_told_once_what_is_held() -> None:
+    parts = Parts(plans=[WORK, WORK])
+    loop, _ = make_loop(parts)
+    loop.tell_all_held()
+    loop.step()
+    loop.step()
+    assert parts.sent == [MediaHeld(("x",))]
 
 
 def test_hints_follow_the_answers_of_their_step() -> None:

@@ -9,7 +9,17 @@ import pytest
 
 from keepsight.engine.embedding_tiers import Embeddings, EmbeddingTiers
 from keepsight.engine.engine_loop import EngineLoop
-from keepsight.engine.engine_meter import BLOCKS_IN_USE, BLOCKS_PINNED, EMBEDDINGS_PINNED, RUNNING, EngineMeter
+from keepsight.engine.engine_meter import (
+    BLOCKS,
+    BLOCKS_IN_USE,
+    BLOCKS_PINNED,
+    EMBEDDINGS_PINNED,
+    PREEMPTIONS,
+    RECALLED,
+    RUNNING,
+    WAITING,
+    EngineMeter,
+)
 from keepsight.engine.inbox import Inbox
 from keepsight.engine.pixel_source import KeptPixels, PixelSource
 from keepsight.observe.catalogue import ENCODED, ENCODER, MISMATCHED, PREFIX, PROCESSOR, TRANSFERRED, VERIFIED
@@ -67,13 +77,16 @@ class Engine:
         """What was told of it before its first token."""
         self.sent.clear()
         self.inbox.try_put(make_request(request_id, *parts, **options))
-        self.loop.step()
-        while self.scheduler.has_requests:
-            self.loop.step()
+        self.step_until_answered()
         of_request = [each for each in self.sent if isinstance(each, RequestBegun | TokenOutput)]
         stories = [each for each in of_request if isinstance(each, RequestBegun)]
         assert stories == [each for each in of_request[:1] if isinstance(each, RequestBegun)]
         return stories[0] if stories else None
+
+    def step_until_answered(self) -> None:
+        self.loop.step()
+        while self.scheduler.has_requests:
+            self.loop.step()
 
     def compute(self, seconds: float, *lengths: int) -> None:
         """A step of such pieces, as if it had taken so long."""
@@ -104,6 +117,7 @@ def test_the_same_prompt_again_is_answered_by_the_prefix_cache() -> None:
     assert [each.found_in for each in story.media] == ["prefix"]
     assert engine.counted(TRANSFERRED, ENCODED, DEVICE.queries, PREFIX.queries, PREFIX.hits) == [1, 1, 1, 26, 12]
     assert engine.counted(PREFIX.saved_seconds)[0] > 0
+    assert engine.counted(RECALLED) == [engine.scheduler.kv_cache.ends.num_found] == [1]
 
 
 def test_found_tokens_are_worth_what_computing_them_in_bulk_took_whatever_short_steps_took_since() -> None:
@@ -114,7 +128,8 @@ def test_found_tokens_are_worth_what_computing_them_in_bulk_took_whatever_short_
         engine.compute(0.1, 1, 1)
         engine.compute(0.2, 14, 1)
     engine.scheduler.kv_cache.num_hit_tokens += 1000
-    engine.meter.note_step(StepPlan(), StepResult(), 0.0)
+    for _ in range(2):
+        engine.meter.note_step(StepPlan(), StepResult(), 0.0)
     assert engine.counted(PREFIX.saved_seconds) == [pytest.approx(1.0, rel=0.2)]
 
 
@@ -154,8 +169,9 @@ def _with_times(result: StepResult, took: EncodeTime) -> StepResult:
     return replace(result, encode_times=dict.fromkeys(result.encode_times, took))
 
 
-def test_after_a_reset_everything_is_done_and_counted_again() -> None:
-    engine = Engine()
+@pytest.mark.parametrize("has_tiers", [False, True])
+def test_after_a_reset_everything_is_done_and_counted_again(has_tiers: bool) -> None:
+    engine = Engine(tiers=in_host_memory() if has_tiers else None)
     engine.ask("a", 3, "x", 4)
     engine.inbox.try_put(ResetCaches(prefix=True, encoder=True))
     story = engine.ask("b", 3, "x", 4)
@@ -180,10 +196,14 @@ def test_what_is_made_for_the_rest_of_a_known_prompt_is_told_when_it_is_made() -
     assert engine.counted(ENCODED) == [3]
 
 
-def test_embeddings_of_a_tier_are_told_by_its_name() -> None:
+def in_host_memory(max_bytes: int = 1 << 20) -> EmbeddingTiers:
     name = partial(entry_key, model_digest="model", processor="", dtype="fake")
     width = 48 // TOKENS_PER_PICTURE
-    tiers = EmbeddingTiers(TieredStore(HostTier(1 << 20), []), name, Embeddings("uint8", width, width), lambda: None)
+    return EmbeddingTiers(TieredStore(HostTier(max_bytes), []), name, Embeddings("uint8", width, width), lambda: None)
+
+
+def test_embeddings_of_a_tier_are_told_by_its_name() -> None:
+    tiers = in_host_memory()
     engine = Engine(tiers=tiers, num_pictures=1)
     engine.ask("a", 3, "x", 4)
     engine.ask("b", 5, "y", 4)
@@ -194,6 +214,48 @@ def test_embeddings_of_a_tier_are_told_by_its_name() -> None:
     assert picture.found_in == "host"
     assert 0 < picture.began < picture.ended < story.answered
     assert engine.counted(ENCODED, HOST.queries, HOST.hits, HOST.saved_seconds) == [2, 3, 1, pytest.approx(0.01)]
+    assert engine.counted(ENCODER["disk"].queries, ENCODER["remote"].queries) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("names", "found_in", "asked"),
+    [
+        (("host", "disk", "remote"), "host", {"host"}),
+        (("host", "disk", "remote"), "remote", {"host", "disk", "remote"}),
+        (("host", "remote"), "remote", {"host", "remote"}),
+        (("disk",), "disk", {"disk"}),
+        (("host", "disk"), None, {"host", "disk"}),
+    ],
+)
+def test_a_load_is_a_query_of_each_tier_there_is_as_far_as_it_goes(
+    names: tuple[str, ...], found_in: str | None, asked: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiers = in_host_memory()
+    monkeypatch.setattr(tiers, "_tier_names", names)
+    engine = Engine(tiers=tiers)
+    engine.meter.note_looked_in_tiers(found_in)
+    tiers.close()
+    assert {name for name, slots in ENCODER.items() if engine.counted(slots.queries) == [1]} == asked
+
+
+def test_how_full_a_tier_is_and_what_went_from_it_is_counted_when_it_is_measured() -> None:
+    tiers = in_host_memory(max_bytes=100)
+    engine = Engine(tiers=tiers)
+    engine.ask("a", 3, "x", "y", "z", 4)
+    [status] = engine.meter.measure_tiers()
+    tiers.close()
+    assert engine.counted(HOST.num_bytes, HOST.budget_bytes, HOST.entries, HOST.evictions) == [96, 100, 2, 1]
+    assert (status.num_bytes, status.max_bytes, status.num_entries, status.num_evictions) == (96, 100, 2, 1)
+
+
+def test_embeddings_are_worth_what_another_engine_took_as_long_as_none_was_made_here() -> None:
+    tiers = in_host_memory()
+    Engine(tiers=tiers).ask("a", 3, "x", 4)
+    engine = Engine(tiers=tiers)
+    engine.ask("a", 3, "x", 4)
+    engine.ask("b", 5, "x", 4)
+    tiers.close()
+    assert engine.counted(ENCODED, HOST.hits, DEVICE.hits, DEVICE.saved_seconds) == [0, 1, 1, pytest.approx(0.01)]
 
 
 def test_embeddings_that_a_nearer_tier_lost_are_told_by_the_tier_that_gave_them(
@@ -251,7 +313,39 @@ def test_what_is_held_when_an_answer_ends_is_counted_before_it_is_heard() -> Non
     engine.ask("a", 3, "x", 4)
     held = engine.scheduler.kv_cache.num_findable_blocks
     assert engine.counted(PREFIX.entries, PREFIX.num_bytes, BLOCKS_IN_USE, RUNNING) == [held, held * 100, 0, 0]
-    assert engine.counted(DEVICE.entries, DEVICE.num_bytes) == [1, engine.scheduler.media.encoder_cache.num_bytes]
+    embeddings = engine.scheduler.media.encoder_cache
+    assert engine.counted(DEVICE.entries, DEVICE.num_bytes, DEVICE.budget_bytes) == [
+        1,
+        embeddings.num_bytes,
+        embeddings.max_bytes,
+    ]
+    assert engine.counted(BLOCKS, PREFIX.budget_bytes) == [64, 6400]
+
+
+def test_those_who_wait_are_counted_as_those_who_run() -> None:
+    engine = Engine(max_num_seqs=1)
+    for request_id in "abc":
+        engine.inbox.try_put(make_request(request_id, 3, max_tokens=9))
+    engine.loop.step()
+    assert engine.counted(RUNNING, WAITING) == [1, 2]
+
+
+def test_numbers_are_copied_while_nothing_comes_or_ends() -> None:
+    engine = Engine()
+    engine.scheduler.num_preemptions = 3
+    for _ in range(110):  # more than a tenth of a second
+        engine.compute(0.0, 1)
+    assert engine.counted(PREEMPTIONS) == [3]
+
+
+def test_what_goes_for_want_of_room_is_counted() -> None:
+    pixels = KeptPixels(pixels_like("x").nbytes)
+    engine = Engine(pixels, num_blocks=10, num_pictures=1)
+    for request_id, picture in ("a", "x"), ("b", "y"), ("c", "z"):
+        engine.ask(request_id, 3, picture, 12)
+    blocks = engine.scheduler.kv_cache.num_evicted_blocks
+    assert blocks > 0
+    assert engine.counted(PROCESSOR.evictions, DEVICE.evictions, PREFIX.evictions) == [2, 2, blocks]
 
 
 def test_what_is_pinned_is_counted() -> None:

@@ -15,13 +15,15 @@ from keepsight.engine.in_process_engine import InProcessEngine
 from keepsight.engine.inbox import Inbox
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepared_request import PreparedRequest
-from keepsight.requests import TokenOutput
+from keepsight.requests import ResetCaches, TokenOutput
 from keepsight.scheduling.scheduler import Scheduler
 from keepsight.testing import FakeRunner, answer_alone
 from keepsight.tiers.entry_key import entry_key
 from keepsight.tiers.redis_tier import RedisTier
 from keepsight.tiers.tier import Tier
 from keepsight.tiers.tiered_store import TieredStore
+from tests.engine.test_engine_meter import Engine as SteppedEngine
+from tests.engine.test_engine_meter import in_host_memory
 from tests.made_up_request import MadeUpRequest
 from tests.scheduling.drive import END_IDS, TOKENS_PER_PICTURE, make_config, make_request
 from tests.tiers.fake_tier import FakeTier
@@ -90,6 +92,20 @@ def test_what_one_engine_encoded_another_finds() -> None:
             engine.expect_right_answer(3, "cat", 2, "dog")
             assert engine.runner.encoded == encoded
             assert engine.store.wait_written(SOON)
+
+
+def test_the_loop_does_not_sleep_on_what_tiers_answered_while_a_step_was_planned() -> None:
+    tiers = in_host_memory()
+    engine = SteppedEngine(tiers=tiers, caches_prefixes=False)
+    engine.ask("a", 3, "cat", 4)
+    # Held when its request comes, so that no tier is asked, and gone when the step is planned.
+    engine.inbox.try_put(make_request("b", 5, "cat", 4))
+    engine.inbox.try_put(ResetCaches(encoder=True))
+    stepping = threading.Thread(target=engine.step_until_answered, daemon=True)
+    stepping.start()
+    stepping.join(SOON)
+    assert not stepping.is_alive()
+    tiers.close()
 
 
 def test_who_waits_for_a_slow_tier_holds_nobody_back_and_may_leave() -> None:
