@@ -51,15 +51,22 @@ def test_temperature_top_k_and_top_p_keep_what_transformers_keeps(
 ) -> None:
     logits = logits_of(seed)
     ours = filter_logits(logits, [SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)])
-    theirs = TemperatureLogitsWarper(temperature)(None, logits)
-    if top_k:
-        theirs = TopKLogitsWarper(top_k)(None, theirs)
+    scaled = TemperatureLogitsWarper(temperature)(None, logits)
+    ranked = theirs = TopKLogitsWarper(top_k)(None, scaled) if top_k else scaled
     if top_p < 1:
-        theirs = TopPLogitsWarper(top_p)(None, theirs)
+        theirs = TopPLogitsWarper(top_p)(None, ranked)
     differing = ours.isfinite() != theirs.isfinite()
     # Where the sum of probabilities meets top_p to the last bit, either side is right.
     assert differing.sum() <= 1
+    rest = (ranked.softmax(dim=-1) * (ranked <= ranked[:, differing[0]].T)).sum(dim=-1)
+    assert ((rest - (1 - top_p)).abs() < 1e-5).all()
     torch.testing.assert_close(ours[~differing], theirs[~differing])
+
+
+def test_however_small_top_p_is_the_most_likely_token_stays() -> None:
+    logits = logits_of(3)
+    kept = filter_logits(logits, [SamplingParams(top_p=1e-9)]).isfinite()
+    assert kept[0].nonzero().tolist() == [[int(logits.argmax())]]
 
 
 @pytest.mark.parametrize("min_p", [0.01, 0.2, 1.0])
@@ -102,10 +109,11 @@ def test_logit_bias_adds_and_ignores_ids_outside_the_vocabulary() -> None:
     assert sample_alone(logits, temperature=0, logit_bias={9: 1.0, VOCAB_SIZE + 3: 100.0}).token_id == 9
 
 
-def test_before_min_tokens_nothing_can_end_the_answer() -> None:
+@pytest.mark.parametrize("others", [{}, {"logit_bias": {2: 1.0}}])
+def test_before_min_tokens_nothing_can_end_the_answer(others: dict[str, Any]) -> None:
     logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, 7], logits[0, 11], logits[0, 2] = 30.0, 20.0, 10.0
-    waiting = state(temperature=0, min_tokens=2, stop_token_ids=[11])
+    waiting = state(temperature=0, min_tokens=2, stop_token_ids=[11], **others)
     assert [sample_tokens(logits, [waiting])[0].token_id for _ in range(3)] == [2, 2, 7]
 
 
@@ -181,6 +189,13 @@ def test_draws_follow_the_distribution() -> None:
     for _ in range(4000):
         counts[sample_tokens(logits, [drawing])[0].token_id] += 1
     torch.testing.assert_close(counts / 4000, logits[0].softmax(-1), atol=0.03, rtol=0)
+
+
+def test_each_sequence_of_a_batch_is_told_its_own_logprobs() -> None:
+    logits = logits_of(9, rows=3)
+    together = sample_tokens(logits, [state(temperature=0, logprobs=number) for number in (1, 2, 3)])
+    alone = [sample_alone(row[None], temperature=0, logprobs=number) for number, row in enumerate(logits, start=1)]
+    assert together == alone
 
 
 def test_logprobs_are_the_models_own_before_any_edit() -> None:
