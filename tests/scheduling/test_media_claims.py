@@ -115,6 +115,16 @@ def test_of_two_who_promise_the_second_arrival_is_not_kept_beyond_its_request() 
     assert drive.runner.encoded == ["cat"]
 
 
+def test_pixels_that_come_again_before_the_runner_was_told_to_drop_them_stay() -> None:
+    drive = quiet_drive()
+    step_with(drive, promising("a", 3, "cat"))
+    assert drive.deliver("cat")
+    drive.scheduler.abort("a")
+    assert drive.add(promising("b", 4, "cat")) is None
+    assert drive.deliver("cat")
+    expect_all_answered(drive)
+
+
 def test_a_promise_is_good_for_one_arrival() -> None:
     """Used and dropped, and needed again: asked for as ever."""
     drive = quiet_drive(shares_embeddings=False, caches_prefixes=False)
