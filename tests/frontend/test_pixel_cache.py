@@ -316,6 +316,7 @@ def test_pins_leave_half_of_the_cache_to_others(sides: Sides) -> None:
         sides.put(number)
         num_pinned += sides.cache.pin(name_of(number), 60)
     assert 30 <= num_pinned <= MAX_BYTES // picture(0).nbytes // 2
+    assert sides.cache.pin(name_of(0), 60), "no more than before"
     # But for what files have beside their pixels.
     half = np.zeros((MAX_BYTES // 6 - 1000, 1, 3), np.uint8)
     sides.cache.put(name_of(500), half)
@@ -341,6 +342,8 @@ def test_a_pin_keeps_nothing_that_is_dropped_or_cleared(sides: Sides) -> None:
         assert sides.cache.pin(name_of(0), 60)
         drop()
         assert not sides.cache.is_held(name_of(0))
+        sides.put(0)
+        assert [each.is_pinned for each in sides.cache.newest(1)] == [False]
 
 
 @pytest.mark.parametrize("sides", MODES, indirect=True)
