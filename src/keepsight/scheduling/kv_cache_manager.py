@@ -48,7 +48,7 @@ class KvCacheManager:
         self.num_hit_tokens = 0
         self._block_size = config.block_size
         self._is_caching = config.enable_prefix_caching
-        self.ends = PromptEnds(config.max_prompt_ends if config.enable_prefix_caching else 0)
+        self.ends = PromptEnds(config.max_prompt_ends)
         self._pool = BlockPool(config.num_blocks, holdings)
         self._tables: dict[SequenceId, _Table] = {}
         # By how many slices under way.
