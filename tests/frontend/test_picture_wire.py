@@ -3,7 +3,7 @@
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -39,7 +39,8 @@ def sent_by(send: Callable[[socket.socket], None]) -> Iterator[socket.socket]:
     ours.settimeout(SOON)
 
     def run() -> None:
-        with theirs:
+        # Whoever has read enough may close before all is sent.
+        with theirs, suppress(BrokenPipeError, ConnectionResetError):
             send(theirs)
 
     thread = threading.Thread(target=run)
