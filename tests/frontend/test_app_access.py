@@ -1,5 +1,7 @@
 """Who may ask for what, with the app in process."""
 
+import threading
+
 import pytest
 
 from keepsight.api_settings import ApiSettings
@@ -77,6 +79,18 @@ def test_caches_are_reset_with_the_administrator_s_key_and_no_other(
     assert client.send("POST", path, headers=bearing("admin")).json() == {}
     assert engine.resets == [RESETS[path]]
     assert client.send("GET", "/v1/models", headers=bearing("admin")).status_code == 401
+
+
+@pytest.mark.parametrize("path", RESETS)
+def test_a_reset_keeps_no_other_request_waiting(
+    client: Client, engine: FakeEngine, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have gigabytes to give back."""
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(engine, "reset_caches", lambda **_: threads.append(threading.current_thread()))
+    assert client.send("POST", path).json() == {}
+    [thread] = threads
+    assert thread is not threading.main_thread(), "which runs the event loop"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from functools import partial
 from http import HTTPStatus
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -215,16 +216,9 @@ class Api:
 
     # For administrators -----------------------------------------------------------------------------------------
 
-    async def reset_prefix_cache(self, _http: Request) -> Response:
-        self._engine.reset_caches(prefix=True)
-        return json_response({})
-
-    async def reset_encoder_cache(self, _http: Request) -> Response:
-        self._engine.reset_caches(encoder=True)
-        return json_response({})
-
-    async def reset_mm_cache(self, _http: Request) -> Response:
-        self._engine.reset_caches(processor=True)
+    async def reset(self, _http: Request, **caches: bool) -> Response:
+        # Gigabytes of pixels are given back in a second, not at once.
+        await run_in_threadpool(self._engine.reset_caches, **caches)
         return json_response({})
 
     def _reading_body(self, http: Request) -> AbstractAsyncContextManager[bytearray | memoryview]:
@@ -277,9 +271,9 @@ def _routes(api: Api) -> list[Route]:
         "/v1/completions": api.completions,
         "/tokenize": api.tokenize,
         "/detokenize": api.detokenize,
-        "/reset_prefix_cache": api.reset_prefix_cache,
-        "/reset_encoder_cache": api.reset_encoder_cache,
-        "/reset_mm_cache": api.reset_mm_cache,
+        "/reset_prefix_cache": partial(api.reset, prefix=True),
+        "/reset_encoder_cache": partial(api.reset, encoder=True),
+        "/reset_mm_cache": partial(api.reset, processor=True),
     }
     gets: dict[str, Callable[[Request], Awaitable[Response]]] = {
         "/v1/models": api.models,
