@@ -52,6 +52,9 @@ class FakeEngine:
     def list_tiers(self) -> dict[int, tuple[TierStatus, ...]]:
         return self.tiers
 
+    def engine_holds(self, media_hash: str) -> bool:
+        return False
+
     def reset_caches(self, **caches: bool) -> None:
         self.resets.append(caches)
 

@@ -15,8 +15,8 @@ from keepsight.api_settings import ApiSettings
 from keepsight.config import Config
 from keepsight.errors import EngineLostError
 from keepsight.frontend.app import create_app
-from keepsight.frontend.media_api import Uploads
 from keepsight.frontend.media_handles import MediaHandles, MediaQuota
+from keepsight.frontend.pixel_cache import PixelCache
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.requests import PromptPin, TokenOutput
@@ -30,8 +30,8 @@ PNG = {"content-type": "image/png"}
 
 
 @dataclass
-class KeepingEngine(FakeEngine):
-    """Holds what it was asked about once, and pixels of it."""
+class KeepingEngine(FakeEngine, PixelCache):
+    """Holds what it was asked about once, and is the processor cache, with pixels of it."""
 
     held: set[str] = field(default_factory=set)
     pins: dict[str, float] = field(default_factory=dict)
@@ -46,15 +46,15 @@ class KeepingEngine(FakeEngine):
     def engine_holds(self, media_hash: str) -> bool:
         return media_hash in self.held
 
-    def has_pixels(self, media_hash: str) -> bool:
+    def is_held(self, media_hash: str) -> bool:
         return media_hash in self.held
 
-    def pin_pixels(self, media_hash: str, seconds: float) -> bool:
+    def pin(self, media_hash: str, seconds: float) -> bool:
         if media_hash in self.held:
             self.pins[media_hash] = seconds
         return media_hash in self.held
 
-    def unpin_pixels(self, media_hash: str) -> None:
+    def unpin(self, media_hash: str) -> None:
         self.pins.pop(media_hash, None)
 
 
@@ -73,8 +73,7 @@ class Server:
         return asyncio.run(self._send(method, path, options))
 
     async def _send(self, method: str, path: str, options: dict[str, Any]) -> httpx.Response:
-        uploads = Uploads(self.handles, self.engine)
-        app = create_app(self.preparer, self.engine, MODEL, self.settings, uploads)
+        app = create_app(self.preparer, self.engine, MODEL, self.settings, self.handles, self.engine)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await client.request(method, path, **options)
@@ -216,7 +215,7 @@ def test_who_leaves_while_an_upload_is_made_warm_has_nothing_made_or_kept(server
         async def send(message: Any) -> None:
             pass
 
-        app = create_app(server.preparer, server.engine, MODEL, uploads=Uploads(server.handles, server.engine))
+        app = create_app(server.preparer, server.engine, MODEL, handles=server.handles, pixel_cache=server.engine)
         scope = {"type": "http", "method": "POST", "path": "/v1/media", "query_string": b"warm=true"}
         headers = [(b"content-type", b"image/png")]
         await asyncio.wait_for(app({**scope, "headers": headers}, receive, send), timeout=10)

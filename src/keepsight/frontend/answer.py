@@ -44,12 +44,14 @@ IndexedPiece = tuple[int, AnswerPiece]
 
 
 class Engine(Protocol):
-    """What an answer needs of an `EngineClient`."""
+    """What is asked of an `EngineClient` for a server's callers."""
 
     @property
     def num_engines(self) -> int: ...
 
     def list_tiers(self) -> Mapping[int, Sequence[TierStatus]]: ...
+
+    def engine_holds(self, media_hash: str) -> bool: ...
 
     def generate(self, prepared: PreparedRequest) -> AsyncGenerator[TokenOutput, None]: ...
 

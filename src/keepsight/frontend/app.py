@@ -28,7 +28,8 @@ from keepsight.frontend.chat_response import SERVER_FAILED, ErrorDetail, ErrorRe
 from keepsight.frontend.completion_request import parse_completion_request
 from keepsight.frontend.error_response import RETRY_LATER, error_response, json_response
 from keepsight.frontend.held_pictures import HeldPictures
-from keepsight.frontend.media_api import MediaApi, PixelPin, Uploads
+from keepsight.frontend.media_api import MediaApi, PixelPin
+from keepsight.frontend.media_handles import MediaHandles
 from keepsight.frontend.media_intake import NOTHING_DOWNLOADED, Downloaded
 from keepsight.frontend.metrics_api import MetricsApi
 from keepsight.frontend.openapi import describe_api
@@ -51,6 +52,7 @@ MAX_LARGEST_BODIES = 16
 CLIENT_CLOSED_REQUEST = 499  # nginx's number, for nobody but our own log
 DEFAULT_SETTINGS = ApiSettings()
 SEES_NOTHING = ServerView()
+KEEPS_NOTHING = PixelCache()
 
 
 class _EventStream(Response):
@@ -84,14 +86,16 @@ class Api:
         engine: Engine,
         model_name: str,
         settings: ApiSettings,
-        uploads: Uploads | None,
+        handles: MediaHandles | None,
+        pixel_cache: PixelCache,
     ) -> None:
         self._preparer, self._engine, self._settings = preparer, engine, settings
         self._answers = AnswerPreparer(preparer, model_name, settings.trust_request_mm_processor_kwargs)
         self._room = WaitingRoom(settings.max_waiting_requests, MAX_LARGEST_BODIES * settings.max_body_bytes)
         self.media: MediaApi | None = None
-        if uploads is not None:
-            self.media = MediaApi(preparer, uploads, self._admit_body, partial(isolate_salt, settings))
+        if handles is not None:
+            salt_of = partial(isolate_salt, settings)
+            self.media = MediaApi(preparer, engine, handles, pixel_cache, self._admit_body, salt_of)
         self._model_names = tuple(dict.fromkeys((model_name, *settings.more_model_names)))
         self._created = int(time.time())
 
@@ -241,14 +245,14 @@ def create_app(
     engine: Engine,
     model_name: str,
     settings: ApiSettings = DEFAULT_SETTINGS,
-    uploads: Uploads | None = None,
-    pixel_cache: PixelCache | None = None,
+    handles: MediaHandles | None = None,
+    pixel_cache: PixelCache = KEEPS_NOTHING,
     view: ServerView = SEES_NOTHING,
 ) -> ASGIApp:
-    """Without `uploads` there are no handles of media; what lies in `pixel_cache` is shown if the settings say so."""
-    api = Api(preparer, engine, model_name, settings, uploads)
+    """Without `handles` nothing can be uploaded; what lies in `pixel_cache` is shown if the settings say so."""
+    api = Api(preparer, engine, model_name, settings, handles, pixel_cache)
     media_routes = [] if api.media is None else api.media.routes
-    if pixel_cache is not None and settings.dashboard_thumbnails:
+    if settings.dashboard_thumbnails:
         media_routes += HeldPictures(pixel_cache).routes
     app = Starlette(
         routes=[*_routes(api), *media_routes, *MetricsApi(view, engine).routes, *page_routes()],

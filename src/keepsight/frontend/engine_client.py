@@ -205,16 +205,6 @@ class EngineClient:
         """Something made of it, so far as is known here."""
         return any(engine.hints.is_held(media_hash) for engine in tuple(self._engines.values()))
 
-    def has_pixels(self, media_hash: str) -> bool:
-        return self._media_pool.has_pixels(media_hash)
-
-    def pin_pixels(self, media_hash: str, seconds: float) -> bool:
-        """In the processor cache; False if that cannot be promised."""
-        return self._media_pool.pin(media_hash, seconds)
-
-    def unpin_pixels(self, media_hash: str) -> None:
-        self._media_pool.unpin(media_hash)
-
     def close(self) -> None:
         """What still runs fails.  May be called more than once, and from any thread."""
         self.give_up("the engine was closed")

@@ -20,7 +20,6 @@ from keepsight.frontend.common_geometries import CommonGeometries
 from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.engine_link import EngineLink
 from keepsight.frontend.http_server import make_server
-from keepsight.frontend.media_api import Uploads
 from keepsight.frontend.media_handles import MediaHandles, MediaQuota
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.media_workers import MediaWorkers
@@ -86,10 +85,9 @@ class FrontendProcess:
     def serve(self, control: ProcessEnd) -> None:
         """Until it is drained."""
         self._may_go_on.wait()
-        model_name, uploads = self._start.model_name, self._open_uploads()
-        api = self._start.api
-        app = create_app(self._preparer, self._client, model_name, api, uploads, self._cache, self._view)
-        self._server = make_server(app, self._start.api)
+        model_name, api, handles = self._start.model_name, self._start.api, self._open_handles()
+        app = create_app(self._preparer, self._client, model_name, api, handles, self._cache, self._view)
+        self._server = make_server(app, api)
         # Asked to end before there was anything to end.
         self._server.should_exit = self._is_draining
         if self._preparer.image_config is not None:
@@ -126,12 +124,12 @@ class FrontendProcess:
         mode = self._start.pixel_mode if self._preparer.image_config is not None else "none"
         return open_pixel_cache(mode, config, self._run_directory)
 
-    def _open_uploads(self) -> Uploads | None:
+    def _open_handles(self) -> MediaHandles | None:
         api = self._start.api
         if self._preparer.image_config is None or not api.media_quota_bytes:
             return None
         quota = MediaQuota(api.media_quota_bytes, api.media_quota_count)
-        return Uploads(MediaHandles(self._run_directory, quota), self._client)
+        return MediaHandles(self._run_directory, quota)
 
     def _take_welcome(self, rank: int, welcome: Welcome) -> None:
         self._max_model_lens[rank] = welcome.max_model_len

@@ -5,10 +5,10 @@ callers are one.
 """
 
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -18,17 +18,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from keepsight.errors import InvalidArgumentError, MediaStoreError, PictureError
+from keepsight.frontend.answer import Engine
 from keepsight.frontend.error_response import json_response
 from keepsight.frontend.identify_picture import NamedPicture
 from keepsight.frontend.media_handles import MediaHandle, MediaHandles
 from keepsight.frontend.media_intake import NOTHING_DOWNLOADED, Downloaded
+from keepsight.frontend.pixel_cache import PixelCache
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.read_limit import read_limit
 from keepsight.frontend.read_messages import HANDLE_PREFIX, PicturePart, read_messages
 from keepsight.frontend.read_upload import Upload, UploadOptions, read_options, read_upload
 from keepsight.frontend.unless_client_leaves import unless_client_leaves
-from keepsight.requests import TokenOutput
 from keepsight.sampling_params import SamplingParams
 
 DEFAULT_PAGE, MAX_PAGE = 20, 100
@@ -38,20 +39,6 @@ WARM_PRIORITY = 1
 ReadBody = Callable[[Request], AbstractAsyncContextManager[bytearray | memoryview]]
 # What the caller asks for, and what becomes of it.
 SaltOf = Callable[[Request, str | None], str | None]
-
-
-class MediaEngine(Protocol):
-    """What is asked of an `EngineClient` here."""
-
-    def generate(self, prepared: PreparedRequest) -> AsyncGenerator[TokenOutput, None]: ...
-
-    def engine_holds(self, media_hash: str) -> bool: ...
-
-    def has_pixels(self, media_hash: str) -> bool: ...
-
-    def pin_pixels(self, media_hash: str, seconds: float) -> bool: ...
-
-    def unpin_pixels(self, media_hash: str) -> None: ...
 
 
 class Saved(msgspec.Struct, frozen=True):
@@ -81,14 +68,6 @@ class PixelPin:
     seconds: float
     # Which counts already; else the pin does.
     has_handle: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Uploads:
-    """What a server needs to take any."""
-
-    handles: MediaHandles
-    engine: MediaEngine
 
 
 class MediaObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,11 +125,13 @@ class MediaApi:
     def __init__(
         self,
         preparer: RequestPreparer,
-        uploads: Uploads,
+        engine: Engine,
+        handles: MediaHandles,
+        pixel_cache: PixelCache,
         reading_body: ReadBody,
         salt_of: SaltOf,
     ) -> None:
-        self._preparer, self._handles, self._engine = preparer, uploads.handles, uploads.engine
+        self._preparer, self._engine, self._handles, self._pixel_cache = preparer, engine, handles, pixel_cache
         self._reading_body, self._salt_of = reading_body, salt_of
 
     @property
@@ -266,11 +247,11 @@ class MediaApi:
         for pin in pins:
             with suppress(MediaStoreError):  # no more than a pin is lost
                 if pin.has_handle or self._handles.mark(tenant, pin.media_hash, pin.seconds):
-                    self._engine.pin_pixels(pin.media_hash, pin.seconds)
+                    self._pixel_cache.pin(pin.media_hash, pin.seconds)
 
     def _is_spared(self, media_hash: str) -> bool:
         """Nothing has to be made from its bytes."""
-        return self._engine.engine_holds(media_hash) or self._engine.has_pixels(media_hash)
+        return self._engine.engine_holds(media_hash) or self._pixel_cache.is_held(media_hash)
 
     # Steps ----------------------------------------------------------------------------------------------------
 
@@ -289,7 +270,7 @@ class MediaApi:
         self, tenant: str, media_id: str, media_hashes: Iterable[str], seconds: float
     ) -> tuple[MediaHandle, Pinned]:
         handle = self._handles.pin(tenant, media_id, seconds)
-        pinned = [self._engine.pin_pixels(media_hash, seconds) for media_hash in media_hashes]
+        pinned = [self._pixel_cache.pin(media_hash, seconds) for media_hash in media_hashes]
         return handle, Pinned(bytes=True, pixels=all(pinned))
 
     def _delete(self, http: Request, handle: MediaHandle, named: NamedPicture) -> None:
@@ -298,7 +279,7 @@ class MediaApi:
         if not self._handles.is_pinned(handle.sha256):
             for media_hash in named.parts:
                 if not self._handles.is_marked(media_hash):
-                    self._engine.unpin_pixels(media_hash)
+                    self._pixel_cache.unpin(media_hash)
 
     async def _warm(self, named: NamedPicture, salt: str | None, pin_seconds: float = 0) -> None:
         """By an ordinary request of one token: whatever it leaves in the caches, others find; for so long at least."""
@@ -316,7 +297,7 @@ class MediaApi:
     def _tiers_of(self, named: NamedPicture) -> Tiers:
         return Tiers(
             bytes=True,
-            processor_cache=all(map(self._engine.has_pixels, named.parts)),
+            processor_cache=all(map(self._pixel_cache.is_held, named.parts)),
             engine=all(map(self._engine.engine_holds, named.parts)),
         )
 

@@ -111,16 +111,6 @@ class MediaPool:
         with self._lock:
             self._drop_waiter(request_id)
 
-    def has_pixels(self, media_hash: str) -> bool:
-        return self._cache.is_held(media_hash)
-
-    def pin(self, media_hash: str, seconds: float) -> bool:
-        """Keeps its pixels for so long; False if that cannot be promised."""
-        return self._cache.pin(media_hash, seconds)
-
-    def unpin(self, media_hash: str) -> None:
-        self._cache.unpin(media_hash)
-
     def note_spared(self, count: int) -> None:
         """An engine found so many items by itself; only here is it known what making them takes."""
         if count:
