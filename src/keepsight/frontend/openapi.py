@@ -165,7 +165,6 @@ PROMPT_EMBEDS: Json = {
 }
 PROMETHEUS: Json = {"text/plain": {"schema": {"type": "string"}}}
 BINARY: Json = {"type": "string", "format": "binary"}
-SALT: Json = {"name": "cache_salt", "in": "query", "schema": {"type": "string", "minLength": 1}}
 STATUSES = {
     400: "The request is mistaken; the error names the field.",
     401: "A key is needed, or this one is not known.",
@@ -182,20 +181,35 @@ STATUSES = {
 }
 
 
+def _parameter(name: str, schema: Json) -> Json:
+    return {"name": name, "in": "query", "schema": schema}
+
+
+def _number_of_items(default: int, maximum: int) -> Json:
+    return _parameter("limit", {"type": "integer", "minimum": 1, "maximum": maximum, "default": default})
+
+
+SALT = _parameter("cache_salt", {"type": "string", "minLength": 1})
+LIMIT = _number_of_items(DEFAULT_LIMIT, MAX_LIMIT)
+PAGE = (
+    _number_of_items(DEFAULT_PAGE, MAX_PAGE),
+    _parameter("after", {"type": "string"}),
+    _parameter("order", {"enum": ["asc", "desc"], "default": "desc"}),
+)
+
+
 def describe_api(settings: ApiSettings, *, has_uploads: bool = False) -> Json:
-    schemas = _schemas()
     paths: dict[str, Json] = {}
     shown = _picture_operations() if settings.dashboard_thumbnails else ()
     for path, method, operation in (*_operations(), *(_media_operations() if has_uploads else ()), *shown):
         paths.setdefault(path, {})[method] = _close(path, operation, settings)
-    document: Json = {
+    return {
         "openapi": "3.1.0",
         "info": {"title": "Keepsight", "version": __version__},
         "servers": [{"url": settings.root_path or "/"}],
         "paths": paths,
-        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "components": {"schemas": _schemas(), "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
     }
-    return document
 
 
 def _operations() -> Sequence[tuple[str, str, Json]]:
@@ -208,15 +222,15 @@ def _operations() -> Sequence[tuple[str, str, Json]]:
         _reset("/reset_encoder_cache", "Forgets the embeddings of earlier pictures."),
         _reset("/reset_mm_cache", "Forgets the pixels of earlier pictures."),
         _get("/v1/models", "The models that are served.", _refer(ModelList)),
-        _model(),
+        _get("/v1/models/{model}", "One model.", _refer(ModelCard), (404,), _in_path("model")),
         _get("/health", "That the process is alive, and how it is.", {"type": "object"}),
         _get("/ready", "Whether a request would be answered now.", {"type": "object"}, (503,)),
         _get("/version", "Of the server.", {"type": "object"}),
         _get("/openapi.json", "This description.", {"type": "object"}),
         ("/metrics", "get", {"summary": "What the server counts.", "responses": _responses(PROMETHEUS, ())}),
-        _last("/debug/state", "What is held, what was done, the last requests.", ServerState),
-        _last("/debug/requests", "Accounts of the last requests.", AccountList),
-        _account(),
+        _get("/debug/state", "What is held, what was done, the last requests.", _refer(ServerState), (400,), LIMIT),
+        _get("/debug/requests", "Accounts of the last requests.", _refer(AccountList), (400,), LIMIT),
+        _get("/debug/requests/{id}", "The accounts of one request.", _refer(AccountList), (404,), _in_path("id")),
     )
 
 
@@ -224,7 +238,7 @@ def _media_operations() -> Sequence[tuple[str, str, Json]]:
     one = "/v1/media/{id}"
     return (
         _upload(),
-        _list_media(),
+        _get("/v1/media", "What the caller keeps here.", _refer(MediaPage), (400, 404, 507), *PAGE),
         (one, "get", _with_id("One picture, and what holds it.", MediaObject, SALT)),
         (one, "delete", _with_id("Forgets it.", DeletedMedia, SALT)),
         (
@@ -265,16 +279,6 @@ def _upload() -> tuple[str, str, Json]:
     return "/v1/media", "post", operation
 
 
-def _list_media() -> tuple[str, str, Json]:
-    path, method, operation = _get("/v1/media", "What the caller keeps here.", _refer(MediaPage), (400, 404, 507))
-    parameters = [
-        _parameter("limit", {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": DEFAULT_PAGE}),
-        _parameter("after", {"type": "string"}),
-        _parameter("order", {"enum": ["asc", "desc"], "default": "desc"}),
-    ]
-    return path, method, operation | {"parameters": parameters}
-
-
 def _with_id(summary: str, answer: type[msgspec.Struct], *parameters: Json) -> Json:
     failures = (400, 404, 408, 413, 415, 500, 503, 507)
     return {
@@ -289,10 +293,6 @@ def _options(**sources: Json) -> Json:
     ttl = {"type": "number", "minimum": 1, "maximum": MAX_TTL_SECONDS, "default": DEFAULT_TTL_SECONDS}
     known = {"ttl_seconds": ttl, "warm": {"type": "boolean"}, "cache_salt": {"type": "string", "minLength": 1}}
     return {"type": "object", "additionalProperties": False, "properties": sources | known}
-
-
-def _parameter(name: str, schema: Json) -> Json:
-    return {"name": name, "in": "query", "schema": schema}
 
 
 def _in_path(name: str) -> Json:
@@ -320,28 +320,15 @@ def _post(
     return path, "post", operation
 
 
-def _last(path: str, summary: str, answer: type[msgspec.Struct]) -> tuple[str, str, Json]:
-    path, method, operation = _get(path, summary, _refer(answer), (400,))
-    limit = {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT}
-    return path, method, operation | {"parameters": [_parameter("limit", limit)]}
-
-
-def _account() -> tuple[str, str, Json]:
-    path, method, operation = _get("/debug/requests/{id}", "The accounts of one request.", _refer(AccountList), (404,))
-    return path, method, operation | {"parameters": [_in_path("id")]}
-
-
 def _reset(path: str, summary: str) -> tuple[str, str, Json]:
     return path, "post", {"summary": summary, "responses": _responses(_json_content({"type": "object"}), ())}
 
 
-def _get(path: str, summary: str, schema: Json, failures: Sequence[int] = ()) -> tuple[str, str, Json]:
-    return path, "get", {"summary": summary, "responses": _responses(_json_content(schema), failures)}
-
-
-def _model() -> tuple[str, str, Json]:
-    path, method, operation = _get("/v1/models/{model}", "One model.", _refer(ModelCard), (404,))
-    return path, method, operation | {"parameters": [_in_path("model")]}
+def _get(
+    path: str, summary: str, schema: Json, failures: Sequence[int] = (), *parameters: Json
+) -> tuple[str, str, Json]:
+    operation = {"summary": summary, "responses": _responses(_json_content(schema), failures)}
+    return path, "get", operation | ({"parameters": [*parameters]} if parameters else {})
 
 
 def _close(path: str, operation: Json, settings: ApiSettings) -> Json:
