@@ -3,7 +3,7 @@
 Every fault names its place as the caller wrote it (`messages[1].content[0].type`).  Knows nothing of URLs or decoding.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, NoReturn
 
@@ -143,18 +143,21 @@ def _read_part(part: object, field: str, pictures: list[PicturePart]) -> Fields:
     reader = _PART_READERS.get(kind) if isinstance(kind, str) else None
     if reader is None:
         _refuse(f"{field}.type", kind, f"one of {', '.join(_PART_READERS)}")
-    read = reader(part, field, pictures)
+    read = reader(part, field)
     if part.get(BREAKPOINT) is not None:
         _check_breakpoint(part[BREAKPOINT], f"{field}.{BREAKPOINT}")
-    return read
+    if isinstance(read, str):
+        return {"type": "text", "text": read}
+    pictures.append(read)
+    return {"type": "image"}
 
 
-def _read_text(part: Fields, field: str, pictures: list[PicturePart]) -> Fields:
+def _read_text(part: Fields, field: str) -> str:
     _check_fields(part, field, {"type", "text", BREAKPOINT})
-    return {"type": "text", "text": _check_is_text(part.get("text"), f"{field}.text")}
+    return _check_is_text(part.get("text"), f"{field}.text")
 
 
-def _read_image_url(part: Fields, field: str, pictures: list[PicturePart]) -> Fields:
+def _read_image_url(part: Fields, field: str) -> PicturePart:
     _check_fields(part, field, {"type", "image_url", "uuid", BREAKPOINT})
     image_url, url_field = part.get("image_url"), f"{field}.image_url"
     uuid = read_uuid(part.get("uuid"), f"{field}.uuid")
@@ -162,8 +165,7 @@ def _read_image_url(part: Fields, field: str, pictures: list[PicturePart]) -> Fi
         image_url, url_field = _read_image_url_object(_check_is_object(image_url, url_field), url_field)
     if not _is_left_out(image_url, uuid):
         _check_is_url(image_url, url_field)
-    pictures.append(PicturePart(image_url, url_field, uuid))
-    return {"type": "image"}
+    return PicturePart(image_url, url_field, uuid)
 
 
 def _read_image_url_object(image_url: Fields, field: str) -> tuple[object, str]:
@@ -173,49 +175,44 @@ def _read_image_url_object(image_url: Fields, field: str) -> tuple[object, str]:
     return image_url.get("url"), f"{field}.url"
 
 
-def _read_image_pil(part: Fields, field: str, pictures: list[PicturePart]) -> Fields:
+def _read_image_pil(part: Fields, field: str) -> PicturePart:
     _check_fields(part, field, {"type", "image_pil", "uuid"})
     source, uuid = part.get("image_pil"), read_uuid(part.get("uuid"), f"{field}.uuid")
     if isinstance(source, _JSON_TYPES) and not _is_left_out(source, uuid):
         _refuse(f"{field}.image_pil", source, "an image object, which only LLM.chat can be given")
-    pictures.append(PicturePart(source, f"{field}.image_pil", uuid))
-    return {"type": "image"}
+    return PicturePart(source, f"{field}.image_pil", uuid)
 
 
-def _read_image(part: Fields, field: str, pictures: list[PicturePart]) -> Fields:
+def _read_image(part: Fields, field: str) -> PicturePart:
     """transformers' own form: `image` holds an object or a URL, or `url` a URL; or `media_id` a handle."""
     _check_fields(part, field, {"type", "image", "url", "media_id", "uuid", BREAKPOINT})
     if part.get("media_id") is not None:
-        return _read_handle(part, field, pictures)
+        return _read_handle(part, field)
     name = "url" if part.get("image") is None and part.get("url") is not None else "image"
     if name == "image" and part.get("url") is not None:
         raise InvalidArgumentError(f"{field}.url", "must not be given together with image")
     source, uuid = part.get(name), read_uuid(part.get("uuid"), f"{field}.uuid")
     if name == "url" or (isinstance(source, _JSON_TYPES) and not _is_left_out(source, uuid)):
         _check_is_url(source, f"{field}.{name}")
-    pictures.append(PicturePart(source, f"{field}.{name}", uuid))
-    return {"type": "image"}
+    return PicturePart(source, f"{field}.{name}", uuid)
 
 
-def _read_handle(part: Fields, field: str, pictures: list[PicturePart]) -> Fields:
+def _read_handle(part: Fields, field: str) -> PicturePart:
     for name in ("image", "url"):
         if part.get(name) is not None:
             raise InvalidArgumentError(f"{field}.{name}", "must not be given together with media_id")
     media_id = _check_is_text(part["media_id"], f"{field}.media_id")
     uuid = read_uuid(part.get("uuid"), f"{field}.uuid")
-    source = f"{HANDLE_PREFIX}{media_id}"
-    pictures.append(PicturePart(source, f"{field}.media_id", uuid))
-    return {"type": "image"}
+    return PicturePart(f"{HANDLE_PREFIX}{media_id}", f"{field}.media_id", uuid)
 
 
-def _read_image_embeds(part: Fields, field: str, pictures: list[PicturePart]) -> Fields:
+def _read_image_embeds(part: Fields, field: str) -> PicturePart:
     _check_fields(part, field, {"type", "image_embeds", "uuid", BREAKPOINT})
     source, uuid = part.get("image_embeds"), read_uuid(part.get("uuid"), f"{field}.uuid")
     field = f"{field}.image_embeds"
     if isinstance(source, _JSON_TYPES) and not isinstance(source, str) and not _is_left_out(source, uuid):
         _refuse(field, source, "the base64 of a .npy or a .safetensors file")
-    pictures.append(PicturePart(source, field, uuid, modality="image_embeds"))
-    return {"type": "image"}
+    return PicturePart(source, field, uuid, modality="image_embeds")
 
 
 def _check_breakpoint(asked: object, field: str) -> None:
@@ -263,7 +260,7 @@ def read_uuid(value: object, field: str) -> str | None:
     return str(value)
 
 
-_PART_READERS = {
+_PART_READERS: dict[str, Callable[[Fields, str], str | PicturePart]] = {
     "text": _read_text,
     "image_url": _read_image_url,
     "image_pil": _read_image_pil,
@@ -297,10 +294,9 @@ def _check_is_text(value: object, field: str) -> str:
     return str(value)  # a plain one: the template must not see methods of a subclass
 
 
-def _check_is_url(value: object, field: str) -> str:
+def _check_is_url(value: object, field: str) -> None:
     if not isinstance(value, str) or not value:
         _refuse(field, value, "a URL")
-    return value
 
 
 def _check_fields(value: Fields, field: str, known: set[str], known_when_empty: Sequence[str] = ()) -> None:
