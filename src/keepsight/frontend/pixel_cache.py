@@ -205,15 +205,40 @@ class LocalCache(PixelCache):
             self._cache.unpin(media_hash)
 
 
-class RingCache(PixelCache):
+class _CacheInFiles(PixelCache):
+    """In memory that others have, too: pixels are left there, and their place is sent."""
+
+    def __init__(self, files: RingWriter | SharedStore) -> None:
+        self._files = files
+
+    def size(self) -> CacheSize:
+        return self._files.size()
+
+    def read(self, media_hash: str) -> Pixels | None:
+        return self._files.read(media_hash)
+
+    def newest(self, limit: int) -> list[HeldPixels]:
+        return self._files.newest(limit)
+
+    def drop(self, media_hash: str) -> None:
+        self._files.drop(media_hash)
+
+    def clear(self) -> None:
+        self._files.clear()
+
+    def close(self) -> None:
+        self._files.close()
+
+    def check_invariants(self) -> None:
+        self._files.check_invariants()
+
+
+class RingCache(_CacheInFiles):
     """Of `shm`: in the ring that this frontend writes.  Who came first goes first, however used, so none is pinned."""
 
     def __init__(self, ring: RingWriter) -> None:
-        self._ring = ring
-        self._has_warned = False
-
-    def size(self) -> CacheSize:
-        return self._ring.size()
+        super().__init__(ring)
+        self._ring, self._has_warned = ring, False
 
     def get_and_update(self, media_hash: str) -> RingPlace | None:
         return self._ring.find(media_hash)
@@ -225,41 +250,21 @@ class RingCache(PixelCache):
             logger.warning("%d bytes found no room in the ring: such items are served, but not kept", pixels.nbytes)
         return pixels if place is None else place
 
-    def read(self, media_hash: str) -> Pixels | None:
-        return self._ring.read(media_hash)
-
     def is_held(self, media_hash: str) -> bool:
         return self._ring.find(media_hash) is not None
 
     def look(self, media_hash: str) -> Pixels | None:
         return self._ring.read(media_hash)
 
-    def newest(self, limit: int) -> list[HeldPixels]:
-        return self._ring.newest(limit)
 
-    def drop(self, media_hash: str) -> None:
-        self._ring.drop(media_hash)
-
-    def clear(self) -> None:
-        self._ring.clear()
-
-    def close(self) -> None:
-        self._ring.close()
-
-    def check_invariants(self) -> None:
-        self._ring.check_invariants()
-
-
-class StoreCache(PixelCache):
+class StoreCache(_CacheInFiles):
     """Of `shared`: in the store that all processes of the server read and write."""
 
     is_common = True
 
     def __init__(self, store: SharedStore) -> None:
+        super().__init__(store)
         self._store = store
-
-    def size(self) -> CacheSize:
-        return self._store.size()
 
     @property
     def num_evictions(self) -> int:
@@ -275,17 +280,11 @@ class StoreCache(PixelCache):
     def put(self, media_hash: str, pixels: Pixels) -> CarriedPixels:
         return StoredPixels(shape_of(pixels)) if self._store.put(media_hash, pixels) else pixels
 
-    def read(self, media_hash: str) -> Pixels | None:
-        return self._store.read(media_hash)
-
     def is_held(self, media_hash: str) -> bool:
         return self._store.is_held(media_hash)
 
     def look(self, media_hash: str) -> Pixels | None:
         return self._store.look(media_hash)
-
-    def newest(self, limit: int) -> list[HeldPixels]:
-        return self._store.newest(limit)
 
     def pin(self, media_hash: str, seconds: float) -> bool:
         return self._store.pin(media_hash, seconds)
@@ -295,15 +294,3 @@ class StoreCache(PixelCache):
 
     def making(self, media_hashes: Collection[str]) -> AbstractContextManager[None]:
         return self._store.making(media_hashes)
-
-    def drop(self, media_hash: str) -> None:
-        self._store.drop(media_hash)
-
-    def clear(self) -> None:
-        self._store.clear()
-
-    def close(self) -> None:
-        self._store.close()
-
-    def check_invariants(self) -> None:
-        self._store.check_invariants()
