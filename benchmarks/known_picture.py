@@ -35,7 +35,7 @@ from blake3 import blake3
 from benchmarks.preprocess import encode, photograph
 from keepsight.frontend.chat_request import parse_chat_request
 from keepsight.frontend.read_data_url import read_data_url
-from keepsight.frontend.read_header import read_header
+from keepsight.frontend.read_header import read_geometry
 from keepsight.ipc.control import LOG_FORMAT
 from keepsight.observe.process_memory import with_descendants
 
@@ -183,7 +183,7 @@ def measure_steps(runs: int, jpeg: bytes) -> None:
         "read the JSON": lambda: parse_chat_request(body),
         "undo base64": lambda: read_data_url(url, "url"),
         f"blake3 ({len(jpeg) / 1e6:.1f} MB)": lambda: blake3(jpeg).digest(),
-        "read the header": lambda: read_header(jpeg, "picture"),
+        "read the header": lambda: read_geometry(jpeg, "picture"),
         "write a line of the log": lambda: logger.warning("%s", "a line"),
     }
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}

@@ -15,7 +15,7 @@ from keepsight.errors import PictureError, PictureTooLargeError, UnreadablePictu
 from keepsight.frontend import decode_picture as decoder
 from keepsight.frontend.decode_picture import decode_picture
 from keepsight.frontend.open_picture import PictureSource, open_picture
-from keepsight.frontend.read_header import read_header
+from keepsight.frontend.read_header import read_geometry
 from keepsight.media import Geometry
 from keepsight.requests import Pixels
 from tests.frontend.sample_pictures import (
@@ -47,9 +47,9 @@ def reference_of(source: PictureSource) -> Pixels:
 def assert_as_the_reference(source: PictureSource) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        header, pixels = read_header(source, "picture"), decode_picture(source, "picture")
+        geometry, pixels = read_geometry(source, "picture"), decode_picture(source, "picture")
     assert pixels.dtype == np.uint8
-    assert pixels.shape == (header.geometry.height, header.geometry.width, 3)
+    assert pixels.shape == (geometry.height, geometry.width, 3)
     assert np.array_equal(pixels, reference_of(source))
 
 
@@ -92,7 +92,7 @@ def test_every_orientation_is_turned_upright(format_: str, orientation: int) -> 
     data = encode_turned(random_picture("RGB", SIZE), format_, orientation)
     assert_as_the_reference(data)
     upright = Geometry(43, 61) if 5 <= orientation <= 8 else Geometry(61, 43)
-    assert read_header(data, "picture").geometry == upright
+    assert read_geometry(data, "picture") == upright
 
 
 def test_an_orientation_given_in_xmp_is_turned_upright() -> None:
@@ -101,13 +101,13 @@ def test_an_orientation_given_in_xmp_is_turned_upright() -> None:
         options: dict[str, Any] = {"tiffinfo": {700: xmp}} if format_ == "TIFF" else {"xmp": xmp}
         data = encode(random_picture("RGB", SIZE), format_, **options)
         assert_as_the_reference(data)
-        assert read_header(data, "picture").geometry == Geometry(43, 61)
+        assert read_geometry(data, "picture") == Geometry(43, 61)
 
 
 def test_a_pil_image_is_taken_as_it_lies() -> None:
     image = Image.open(io.BytesIO(encode_turned(random_picture("RGB", SIZE), "JPEG", 6)))
     assert_as_the_reference(image)
-    assert read_header(image, "picture").geometry == Geometry(61, 43)
+    assert read_geometry(image, "picture") == Geometry(61, 43)
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
@@ -139,15 +139,16 @@ def test_a_png_whose_orientation_follows_its_pixels_is_measured_without_decoding
     data = data[:end] + late_metadata()[kind] + data[end:]
     assert_as_the_reference(data)
     monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", lambda self: pytest.fail("decoded"))
-    assert read_header(data, "picture").geometry == Geometry(43, 61)
+    assert read_geometry(data, "picture") == Geometry(43, 61)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_reading_a_header_decodes_nothing(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: pytest.fail("decoded"))
-    header = read_header(ENCODINGS[encoding](SIZE), "picture")
-    assert {header.geometry.width, header.geometry.height} == set(SIZE)
-    assert header.format == encoding.split()[0].upper()
+    data = ENCODINGS[encoding](SIZE)
+    geometry = read_geometry(data, "picture")
+    assert {geometry.width, geometry.height} == set(SIZE)
+    assert open_picture(data, "picture").format == encoding.split()[0].upper()
 
 
 def refusal_of(source: PictureSource, max_pixels: int = 10_000_000) -> PictureError:
@@ -155,7 +156,7 @@ def refusal_of(source: PictureSource, max_pixels: int = 10_000_000) -> PictureEr
     refusals = []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for step in (read_header, decode_picture):
+        for step in (read_geometry, decode_picture):
             with pytest.raises(PictureError) as caught:
                 step(source, "messages[0].content[1]", max_pixels)
             refusals.append(caught.value)
@@ -191,7 +192,7 @@ def test_more_than_one_frame_is_refused(format_: str) -> None:
 def test_an_mpo_is_the_photograph_at_its_front() -> None:
     frames = [random_picture("RGB", SIZE, seed) for seed in range(2)]
     data = encode(frames[0], "MPO", save_all=True, append_images=frames[1:])
-    assert read_header(data, "picture").format == "MPO"
+    assert open_picture(data, "picture").format == "MPO"
     assert_as_the_reference(data)
 
 
@@ -209,7 +210,7 @@ def test_grey_deeper_than_eight_bits_is_refused(mode: str) -> None:
 def test_too_many_pixels_are_refused_with_the_numbers() -> None:
     sources: list[PictureSource] = [Image.new("L", (40, 30)), encode(Image.new("L", (40, 30)), "PNG")]
     for source in sources:
-        assert read_header(source, "picture", max_pixels=1200)
+        assert read_geometry(source, "picture", max_pixels=1200)
         refusal = refusal_of(source, max_pixels=1199)
         assert isinstance(refusal, PictureTooLargeError)
         assert refusal.status == 413
@@ -266,10 +267,10 @@ def test_random_damage_gives_pixels_or_a_refusal_and_nothing_else() -> None:
             for position in rng.integers(0, len(data), 3):
                 data[position] = rng.integers(0, 256)
             try:
-                header, pixels = read_header(bytes(data), "picture"), decode_picture(bytes(data))
+                geometry, pixels = read_geometry(bytes(data), "picture"), decode_picture(bytes(data))
             except PictureError:
                 continue
-            assert pixels.shape == (header.geometry.height, header.geometry.width, 3)
+            assert pixels.shape == (geometry.height, geometry.width, 3)
 
 
 @pytest.mark.parametrize("make", [ENCODINGS["jpeg L"], ENCODINGS["jpeg 4:2:0"], ENCODINGS["jpeg turned"]])

@@ -73,7 +73,7 @@ class Engine:
 STEPS: tuple[tuple[Any, str], ...] = (
     (render_prompt.ChatTemplate, "render"),
     (fetch_media, "read_data_url"),
-    (identify_picture, "read_header"),
+    (identify_picture, "read_geometry"),
     (expand_prompt.PromptExpander, "expand"),
     (identify_picture, "hash_content"),
     (make_pixels, "decode_picture"),

@@ -28,7 +28,7 @@ from keepsight.frontend.media_workers import MediaWorkers
 from keepsight.frontend.open_picture import PictureSource
 from keepsight.frontend.pan_and_scan import plan_crops
 from keepsight.frontend.prepare_request import RequestPreparer
-from keepsight.frontend.read_header import read_header
+from keepsight.frontend.read_header import read_geometry
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.observe.process_memory import children_of
 from keepsight.requests import CarriedPixels, Pixels
@@ -90,7 +90,7 @@ def misbehave(patch: pytest.MonkeyPatch) -> None:
 def job_of(source: PictureSource, **options: object) -> PictureJob:
     """Of the whole picture, and its crops under options that ask for them."""
     config = ImageProcessorConfig(**{**BASE, **options})
-    crops = plan_crops(read_header(source, FIELD).geometry, config) if config.do_pan_and_scan else ()
+    crops = plan_crops(read_geometry(source, FIELD), config) if config.do_pan_and_scan else ()
     return PictureJob(source, FIELD, {str(index): part for index, part in enumerate((None, *crops))}, config)
 
 

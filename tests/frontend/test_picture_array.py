@@ -10,7 +10,7 @@ from keepsight.errors import UnreadablePictureError, UnsupportedPictureError
 from keepsight.frontend.decode_picture import decode_picture
 from keepsight.frontend.fetch_media import fetch_media
 from keepsight.frontend.picture_array import try_freeze_array
-from keepsight.frontend.read_header import read_header
+from keepsight.frontend.read_header import read_geometry
 from keepsight.media import Geometry
 
 ARRAY = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(5, 4, 3)
@@ -44,7 +44,7 @@ def test_a_plane_without_channels_is_grey() -> None:
     """The reference takes it only with an axis of 1 channel."""
     plane = fetch_media(ARRAY[..., 0], "picture")
     one_channel = fetch_media(ARRAY[np.newaxis, ..., 0], "picture")
-    assert read_header(plane, "picture").geometry == read_header(one_channel, "picture").geometry == Geometry(4, 5)
+    assert read_geometry(plane, "picture") == read_geometry(one_channel, "picture") == Geometry(4, 5)
     assert np.array_equal(decode_picture(plane), decode_picture(one_channel))
     assert np.array_equal(decode_picture(plane), np.stack([ARRAY[..., 0]] * 3, axis=-1))
 
@@ -85,4 +85,4 @@ def test_tensors_without_dense_data_are_refused() -> None:
 def test_an_array_without_pixels_is_refused_as_empty(shape: tuple[int, ...]) -> None:
     source = fetch_media(np.zeros(shape, np.uint8), "picture")
     with pytest.raises(UnreadablePictureError, match="is empty"):
-        read_header(source, "picture")
+        read_geometry(source, "picture")

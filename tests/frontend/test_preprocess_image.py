@@ -16,7 +16,7 @@ from keepsight.frontend.decode_picture import decode_picture
 from keepsight.frontend.fetch_media import fetch_media
 from keepsight.frontend.pan_and_scan import plan_crops
 from keepsight.frontend.preprocess_image import preprocess_image, resize_pixels
-from keepsight.frontend.read_header import read_header
+from keepsight.frontend.read_header import read_geometry
 from keepsight.image_processor_config import Backend, ImageProcessorConfig
 from keepsight.media import CropBox
 from keepsight.requests import Pixels
@@ -55,7 +55,7 @@ def our_pixels(case: Case, backend: Backend) -> Floats:
     """float32 [1 + crops, 3, height, width], as the reference lays them out."""
     config = config_of(case, backend)
     source = fetch_media(case.source, "picture")
-    crops = plan_crops(read_header(source, "picture").geometry, config)
+    crops = plan_crops(read_geometry(source, "picture"), config)
     prepared = preprocess_image(decode_picture(source, "picture"), (None, *crops), config)
     normalized = PixelNormalizer(config, "cpu", torch.float32)(torch.from_numpy(np.stack(prepared)))
     return normalized.permute(0, 3, 1, 2).contiguous().numpy()

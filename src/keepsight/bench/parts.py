@@ -16,7 +16,7 @@ from keepsight.frontend.hash_media import MediaHasher, hash_content
 from keepsight.frontend.model_limits import load_image_config
 from keepsight.frontend.pixel_cache import LocalCache
 from keepsight.frontend.preprocess_image import resize_pixels
-from keepsight.frontend.read_header import read_header
+from keepsight.frontend.read_header import read_geometry
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.model import Model
@@ -62,7 +62,7 @@ def _frontend_parts(jpeg: bytes, config: ImageProcessorConfig) -> Iterator[Part]
     hasher = MediaHasher("model", config, None, "blake3")
 
     def identify() -> str:
-        geometry = read_header(jpeg, "picture").geometry
+        geometry = read_geometry(jpeg, "picture")
         return next(hasher.hash_parts(hash_content(jpeg, "blake3"), geometry, [None]))
 
     rgb = decode_picture(jpeg)

@@ -1,6 +1,6 @@
 """From a picture (its bytes, a PIL image or an array) to its pixels, upright and in RGB, as the reference makes them.
 
-What `read_header` refuses is refused here too.  The reference for bytes is transformers' `load_image` (upright, then
+What `read_geometry` refuses is refused here too.  The reference for bytes is transformers' `load_image` (upright, then
 `convert("RGB")`) followed by its image processor; for a PIL image, that image passed to the processor as it is.  What
 becomes of
 
@@ -33,7 +33,7 @@ from keepsight.errors import UnreadablePictureError
 from keepsight.frontend.open_picture import PictureSource, open_picture, orientation_of, refusing_damage
 from keepsight.frontend.picture_array import view_as_rgb
 from keepsight.frontend.png_chunks import is_plain_png
-from keepsight.frontend.read_header import read_header
+from keepsight.frontend.read_header import read_geometry
 from keepsight.media import DEFAULT_MAX_PIXELS, Geometry
 from keepsight.requests import Pixels
 
@@ -54,7 +54,7 @@ MAX_PACKED_PIXELS = 2_000_000
 
 def decode_picture(source: PictureSource, field: str = "image", max_pixels: int = DEFAULT_MAX_PIXELS) -> Pixels:
     """uint8 [height, width, 3]; its pixels lie 3 or 4 bytes apart, whichever takes least work to get."""
-    header = read_header(source, field, max_pixels)
+    told = read_geometry(source, field, max_pixels)
     if isinstance(source, np.ndarray):
         return np.ascontiguousarray(view_as_rgb(source))
     if isinstance(source, Image.Image):
@@ -63,9 +63,8 @@ def decode_picture(source: PictureSource, field: str = "image", max_pixels: int 
     with refusing_damage(field, len(source)):
         pixels = _decode(source)
     height, width, _ = pixels.shape
-    if Geometry(width, height) != header.geometry:
+    if Geometry(width, height) != told:
         # The prompt was laid out by the header: pixels of another shape must not follow.
-        told = header.geometry
         raise UnreadablePictureError(
             field, f"its header says {told.width} x {told.height} pixels, its content has {width} x {height}"
         )

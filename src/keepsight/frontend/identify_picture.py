@@ -23,7 +23,7 @@ from keepsight.frontend.make_pixels import PictureJob
 from keepsight.frontend.open_picture import PictureSource
 from keepsight.frontend.pan_and_scan import plan_crops
 from keepsight.frontend.read_embeds import Embeds, read_embeds
-from keepsight.frontend.read_header import read_header
+from keepsight.frontend.read_header import read_geometry
 from keepsight.frontend.read_messages import PicturePart
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import DEFAULT_MAX_PIXELS, CropBox, Geometry, Modality
@@ -104,7 +104,7 @@ class PictureIdentifier:
             geometry = self._recall(part, given_name)
         else:
             sent = fetch_media(part.source, field)
-            geometry = read_header(sent, field, self._max_pixels).geometry
+            geometry = read_geometry(sent, field, self._max_pixels)
             if given_name is None:
                 given_name = self._name_given_by_exif(sent, field)
             else:
