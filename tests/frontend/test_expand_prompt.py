@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from keepsight.errors import CheckpointConfigError, PictureCountError, ReservedTokenError
-from keepsight.frontend.expand_prompt import ImagePromptFormat, PromptExpander, _TextCache
+from keepsight.frontend.expand_prompt import ImagePromptFormat, PromptExpander
 from keepsight.frontend.tokenizer import Tokenizer
 from tests.frontend.gemma_like import DEMO, gemma_like_checkpoint, load_processor
 
@@ -115,14 +115,7 @@ def test_a_text_only_model_takes_no_pictures_and_knows_no_markers() -> None:
 def test_known_text_is_not_encoded_again_when_a_conversation_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = Tokenizer.from_checkpoint(DEMO)
     expander = PromptExpander(tokenizer, ImagePromptFormat.from_checkpoint(DEMO, tokenizer))
-    encoded: list[str] = []
-    encode = tokenizer.encode
-
-    def note_and_encode(text: str) -> tuple[int, ...]:
-        encoded.append(text)
-        return encode(text)
-
-    monkeypatch.setattr(tokenizer, "encode", note_and_encode)
+    encoded = note_encoded(monkeypatch, tokenizer)
     turn = f"<bos><start_of_turn>user\nwhat is {MARKER} this<end_of_turn>\n<start_of_turn>model\na cat<end_of_turn>"
     expander.expand(turn, [0])
     encoded.clear()
@@ -130,20 +123,34 @@ def test_known_text_is_not_encoded_again_when_a_conversation_grows(monkeypatch: 
     assert encoded == ["\n<start_of_turn>user\nsure?", "\n<start_of_turn>model\n"]
 
 
-def test_the_cache_of_texts_keeps_to_its_bytes_and_forgets_the_oldest() -> None:
-    cache = _TextCache(max_bytes=1000)
+def test_the_cache_of_texts_keeps_to_its_bytes_and_forgets_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer.from_checkpoint(DEMO)
+    expander = PromptExpander(tokenizer, None, text_cache_max_bytes=1500)
+    nothing_kept = PromptExpander(tokenizer, None, text_cache_max_bytes=0)
+    encoded = note_encoded(monkeypatch, tokenizer)
     for text in "abcdef":
-        cache.put(text, (1, 2, 3))
-        cache.get("a")
-        cache.check_invariants()
-    assert cache.get("a") == (1, 2, 3)
-    assert cache.get("b") is None
-    assert cache.get("f") == (1, 2, 3)
-    cache.put("large", tuple(range(100)))
-    assert cache.get("large") is None
-    nothing = _TextCache(max_bytes=0)
-    nothing.put("a", (1,))
-    assert nothing.get("a") is None
+        expander.expand(text)
+        expander.expand("a")
+        expander._cache.check_invariants()
+    assert encoded == list("abcdef")
+    for text in ("a", "f", "b", "large " * 100, "large " * 100):
+        expander.expand(text)
+    assert encoded[6:] == ["b", "large " * 100, "large " * 100]
+    encoded.clear()
+    for _ in range(2):
+        assert nothing_kept.expand("a") == expander.expand("a")
+    assert encoded == ["a", "a"]
+
+
+def note_encoded(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> list[str]:
+    encode, encoded = tokenizer.encode, list[str]()
+
+    def note_and_encode(text: str) -> tuple[int, ...]:
+        encoded.append(text)
+        return encode(text)
+
+    monkeypatch.setattr(tokenizer, "encode", note_and_encode)
+    return encoded
 
 
 def make_checkpoint(directory: Path, name: str, **changes: Any) -> Tokenizer:

@@ -8,7 +8,6 @@ conversation that comes back one turn longer is encoded one turn at a time.  Nev
 import re
 import sys
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -18,10 +17,12 @@ from typing import Any
 from keepsight.errors import CheckpointConfigError, PictureCountError, ReservedTokenError
 from keepsight.frontend.tokenizer import Tokenizer
 from keepsight.json_fields import get_optional_int, read_json_object, read_optional_json_object
+from keepsight.lru_cache import LruCache
 from keepsight.media import TokenSpan
 
 DEFAULT_TOKENS_PER_IMAGE = 256  # transformers' own, for checkpoints that name no number
 TEXT_CACHE_MAX_BYTES = 32 * 2**20
+_Encoded = tuple[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,9 @@ class PromptExpander:
     ) -> None:
         self._tokenizer = tokenizer
         self._format = image_format
-        self._cache = _TextCache(text_cache_max_bytes)
+        # By text; each lies beside its tokens, to be counted.
+        self._cache = LruCache[str, _Encoded](text_cache_max_bytes, _count_bytes)
+        self._cache_lock = threading.Lock()  # LLM may be called from several threads
         self._boundary_ids = self._find_boundaries()
         # No boundary is a part of another, so their order in the pattern does not matter.
         boundaries = "|".join(map(re.escape, self._boundary_ids))
@@ -124,11 +127,14 @@ class PromptExpander:
                 yield from self._encode_piece(piece, field)
 
     def _encode_piece(self, piece: str, field: str) -> tuple[int, ...]:
-        token_ids = self._cache.get(piece)
-        if token_ids is None:
-            token_ids = self._tokenizer.encode(piece)
-            self._check_holds_no_image(token_ids, field)
-            self._cache.put(piece, token_ids)
+        with self._cache_lock:
+            known = self._cache.get_and_update(piece)
+        if known is not None:
+            return known[1]
+        token_ids = self._tokenizer.encode(piece)
+        self._check_holds_no_image(token_ids, field)
+        with self._cache_lock:
+            self._cache.put_if_fits(piece, (piece, token_ids))
         return token_ids
 
     def _check_holds_no_image(self, token_ids: tuple[int, ...], field: str) -> None:
@@ -201,37 +207,7 @@ def _find_tokens_per_image(path: Path, config: dict[str, Any]) -> int:
     return number
 
 
-class _TextCache:
-    """Least recently used first, within a number of bytes."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._num_bytes = 0
-        self._entries: OrderedDict[str, tuple[int, ...]] = OrderedDict()
-        self._lock = threading.Lock()  # LLM may be called from several threads
-
-    def get(self, text: str) -> tuple[int, ...] | None:
-        with self._lock:
-            token_ids = self._entries.get(text)
-            if token_ids is not None:
-                self._entries.move_to_end(text)
-            return token_ids
-
-    def put(self, text: str, token_ids: tuple[int, ...]) -> None:
-        num_bytes = _count_bytes(text, token_ids)
-        with self._lock:
-            if text in self._entries or num_bytes > self._max_bytes:
-                return
-            self._entries[text] = token_ids
-            self._num_bytes += num_bytes
-            while self._num_bytes > self._max_bytes:
-                self._num_bytes -= _count_bytes(*self._entries.popitem(last=False))
-
-    def check_invariants(self) -> None:
-        assert self._num_bytes == sum(_count_bytes(*entry) for entry in self._entries.items())
-        assert self._num_bytes <= self._max_bytes
-
-
-def _count_bytes(text: str, token_ids: tuple[int, ...]) -> int:
-    """With the integers themselves (28 bytes each) and about 100 bytes of the dictionary's own."""
-    return sys.getsizeof(text) + sys.getsizeof(token_ids) + 28 * len(token_ids) + 100
+def _count_bytes(encoded: _Encoded) -> int:
+    """With the integers themselves (28 bytes each) and about 250 bytes of the cache's own."""
+    text, token_ids = encoded
+    return sys.getsizeof(text) + sys.getsizeof(token_ids) + 28 * len(token_ids) + 250
