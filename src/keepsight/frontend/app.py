@@ -37,6 +37,7 @@ from keepsight.frontend.pixel_cache import PixelCache
 from keepsight.frontend.prepare_answer import AnswerPreparer
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.read_body import reading_body
+from keepsight.frontend.read_messages import Conversation
 from keepsight.frontend.request_log import HEADER as REQUEST_ID_HEADER
 from keepsight.frontend.request_log import RequestLog
 from keepsight.frontend.serve_page import page_routes
@@ -111,8 +112,8 @@ class Api:
                 answer = await self._answers.chat(asked, salt, downloaded, len(body))
                 pins: list[PixelPin] = []
                 if self.media is not None:
-                    await self.media.note_uses(http, asked.messages, answer.prompts[0])
-                    pins = self.media.find_pins(asked.messages, answer.prompts[0])
+                    await self.media.note_uses(http, asked.messages.pictures, answer.prompts[0])
+                    pins = self.media.find_pins(asked.messages.pictures, answer.prompts[0])
             response = await self._answer(http, answer, stream=bool(asked.stream))
             if self.media is not None:
                 await self.media.pin_pixels(http, pins)
@@ -139,15 +140,15 @@ class Api:
             return _with_timing(_EventStream(first, events), answer)
         return _with_timing(json_response(await unless_client_leaves(http.receive, answer.whole(self._engine))), answer)
 
-    async def _download(self, http: Request, messages: object, cache_salt: str | None) -> Downloaded:
+    async def _download(self, http: Request, conversation: Conversation, cache_salt: str | None) -> Downloaded:
         """Before the request takes a thread: a slow origin must not hold one."""
         downloaded = NOTHING_DOWNLOADED
-        if remote := self._preparer.pictures_to_download(messages):
+        if remote := self._preparer.pictures_to_download(conversation):
             began = time.monotonic()
             downloaded = await unless_client_leaves(http.receive, self._preparer.intake.download(remote, cache_salt))
             http.state.download = began, time.monotonic()
         if self.media is not None:
-            downloaded = {**downloaded, **await self.media.read_named(http, messages)}
+            downloaded = {**downloaded, **await self.media.read_named(http, conversation.pictures)}
         return downloaded
 
     # Tokens -----------------------------------------------------------------------------------------------------
@@ -160,14 +161,14 @@ class Api:
                 salt, downloaded = isolate_salt(self._settings, http, asked.cache_salt), NOTHING_DOWNLOADED
                 if asked.messages is not None:
                     downloaded = await self._download(http, asked.messages, salt)
-                return json_response(await self._answers.tokenize(asked, salt, downloaded))
+                return json_response(await run_in_threadpool(self._answers.tokenize, asked, salt, downloaded))
 
     async def detokenize(self, http: Request) -> Response:
         with self._room.admit():
             async with self._reading_body(http) as body:
                 asked = parse_detokenize_request(body)
                 self._check_model(asked.model)
-                return json_response(await self._answers.detokenize(asked))
+                return json_response(await run_in_threadpool(self._answers.detokenize, asked))
 
     # The model and the server -----------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from keepsight.frontend.pixel_cache import PixelCache
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.read_limit import read_limit
-from keepsight.frontend.read_messages import HANDLE_PREFIX, PicturePart, read_messages
+from keepsight.frontend.read_messages import HANDLE_PREFIX, PicturePart
 from keepsight.frontend.read_upload import Upload, UploadOptions, read_options, read_upload
 from keepsight.frontend.unless_client_leaves import unless_client_leaves
 from keepsight.sampling_params import SamplingParams
@@ -198,20 +198,19 @@ class MediaApi:
 
     # For requests that name handles ---------------------------------------------------------------------------
 
-    async def read_named(self, http: Request, messages: object) -> Downloaded:
-        """The bytes of the handles that the messages name, by their URLs."""
-        parts = self._preparer.intake.find_handles(read_messages(messages).pictures)
+    async def read_named(self, http: Request, pictures: Sequence[PicturePart]) -> Downloaded:
+        """The bytes of those that are named by handles, by their URLs."""
+        parts = self._preparer.intake.find_handles(pictures)
         return await run_in_threadpool(self._read, tenant_of(http), parts) if parts else NOTHING_DOWNLOADED
 
-    async def note_uses(self, http: Request, messages: object, prepared: PreparedRequest) -> None:
+    async def note_uses(self, http: Request, pictures: Sequence[PicturePart], prepared: PreparedRequest) -> None:
         """Of a request that is about to be answered; the handles that it wants to be kept are."""
-        parts = self._preparer.intake.find_handles(read_messages(messages).pictures)
-        if parts:
+        if parts := self._preparer.intake.find_handles(pictures):
             await run_in_threadpool(self._note_uses, tenant_of(http), parts, prepared)
 
-    def find_pins(self, messages: object, prepared: PreparedRequest) -> list[PixelPin]:
+    def find_pins(self, pictures: Sequence[PicturePart], prepared: PreparedRequest) -> list[PixelPin]:
         """Of all that lies before a breakpoint."""
-        parts = [part for part in read_messages(messages).pictures if part.pin_seconds]
+        parts = [part for part in pictures if part.pin_seconds]
         handles = {part.field for part in self._preparer.intake.find_handles(parts)}
         return [
             PixelPin(media_hash, part.pin_seconds, part.field in handles)

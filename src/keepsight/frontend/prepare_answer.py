@@ -1,6 +1,6 @@
-"""From a parsed body to the answer that the engine can be asked for: prepares its prompts.
+"""From a parsed body to the answer that the engine can be asked for: prepares its prompts; or tells their tokens.
 
-Off the event loop, but for so little that waking a thread would take longer.
+Prompts are prepared off the event loop, but for so little that waking a thread would take longer.
 """
 
 import dataclasses
@@ -90,12 +90,7 @@ class AnswerPreparer:
                 raise
             raise type(error)(field, error.message) from error
 
-    async def tokenize(
-        self, asked: TokenizeRequest, cache_salt: str | None, downloaded: Downloaded
-    ) -> TokenizeResponse:
-        return await run_in_threadpool(self._tokenize, asked, cache_salt, downloaded)
-
-    def _tokenize(self, asked: TokenizeRequest, cache_salt: str | None, downloaded: Downloaded) -> TokenizeResponse:
+    def tokenize(self, asked: TokenizeRequest, cache_salt: str | None, downloaded: Downloaded) -> TokenizeResponse:
         tokenizer, num_image_tokens = self.preparer.tokenizer, 0
         if asked.prompt is not None:
             add_bos = asked.add_special_tokens is not False and tokenizer.lacks_bos(asked.prompt)
@@ -120,10 +115,7 @@ class AnswerPreparer:
         options = asked.mm_processor_kwargs
         return {} if options is None else options.as_overrides(are_trusted=self.trusts_processor_kwargs)
 
-    async def detokenize(self, asked: DetokenizeRequest) -> DetokenizeResponse:
-        return await run_in_threadpool(self._detokenize, asked)
-
-    def _detokenize(self, asked: DetokenizeRequest) -> DetokenizeResponse:
+    def detokenize(self, asked: DetokenizeRequest) -> DetokenizeResponse:
         tokenizer = self.preparer.tokenizer
         for index, token_id in enumerate(asked.tokens):
             if not 0 <= token_id < tokenizer.vocab_size:
