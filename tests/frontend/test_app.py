@@ -1,6 +1,7 @@
 """The API in process, with the demo's frontend and an engine that says what it is told to."""
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,6 +18,7 @@ from keepsight.api_settings import ApiSettings
 from keepsight.config import Config
 from keepsight.errors import EngineLostError, InvalidArgumentError, MediaWorkersLostError, RequestFailedError
 from keepsight.frontend.app import DEFAULT_SETTINGS, create_app
+from keepsight.frontend.lift_data_urls import MIN_BYTES, LiftedUrl
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.observe.account import RequestAccount
@@ -652,3 +654,20 @@ def test_no_body_whatsoever_makes_the_server_fail(client: Client, body: Any) -> 
     assert response.status_code in (200, 400, 404, 413), response.text
     if response.status_code != 200:
         error_of(response)
+
+
+def test_what_a_request_was_read_from_is_let_go_before_its_answer_is_there(client: Client, engine: FakeEngine) -> None:
+    """Others may have bodies as large meanwhile."""
+    held: list[int] = []
+
+    def count() -> None:
+        gc.collect()
+        held.append(sum(isinstance(each, LiftedUrl) for each in gc.get_objects()))
+
+    engine.on_begun = count
+    picture = to_data_url(to_png(draw(1).picture) + bytes(MIN_BYTES))
+    for stream in (False, True):
+        url = {"type": "image_url", "image_url": {"url": picture}}
+        response = client.chat(messages=[{"role": "user", "content": [url]}], stream=stream)
+        assert response.status_code == 200
+    assert held == [0, 0]

@@ -85,6 +85,10 @@ class Answer(ABC):
         return self._prompts
 
     @property
+    def is_streamed(self) -> bool:
+        return bool(self._asked.stream)
+
+    @property
     def accounts(self) -> list[RequestAccount]:
         return [each.account for each in self._prompts]
 

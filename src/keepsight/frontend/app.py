@@ -104,36 +104,43 @@ class Api:
 
     async def chat_completions(self, http: Request) -> Response:
         with self._room.admit():
-            async with self._reading_body(http) as body:
-                asked = parse_chat_request(body)
-                self._check_model(asked.model)
-                salt = isolate_salt(self._settings, http, asked.cache_salt)
-                downloaded = await self._download(http, asked.messages, salt)
-                answer = await self._answers.chat(asked, salt, downloaded, len(body))
-                pins: list[PixelPin] = []
-                if self.media is not None:
-                    await self.media.note_uses(http, asked.messages.pictures, answer.prompts[0])
-                    pins = self.media.find_pins(asked.messages.pictures, answer.prompts[0])
-            response = await self._answer(http, answer, stream=bool(asked.stream))
+            answer, pins = await self._prepare_chat(http)
+            response = await self._answer(http, answer)
             if self.media is not None:
                 await self.media.pin_pixels(http, pins)
             return response
 
     async def completions(self, http: Request) -> Response:
         with self._room.admit():
-            async with self._reading_body(http) as body:
-                asked = parse_completion_request(body)
-                self._check_model(asked.model)
-                salt = isolate_salt(self._settings, http, asked.cache_salt)
-                answer = await self._answers.completion(asked, salt)
-            return await self._answer(http, answer, stream=bool(asked.stream))
+            return await self._answer(http, await self._prepare_completion(http))
 
-    async def _answer(self, http: Request, answer: Answer, stream: bool) -> Response:
+    # By themselves, so that nothing holds what a request was read from while it is answered, which may take minutes.
+
+    async def _prepare_chat(self, http: Request) -> tuple[Answer, list[PixelPin]]:
+        async with self._reading_body(http) as body:
+            asked = parse_chat_request(body)
+            self._check_model(asked.model)
+            salt = isolate_salt(self._settings, http, asked.cache_salt)
+            downloaded = await self._download(http, asked.messages, salt)
+            answer = await self._answers.chat(asked, salt, downloaded, len(body))
+            if self.media is None:
+                return answer, []
+            pictures, [prepared] = asked.messages.pictures, answer.prompts
+            await self.media.note_uses(http, pictures, prepared)
+            return answer, self.media.find_pins(pictures, prepared)
+
+    async def _prepare_completion(self, http: Request) -> Answer:
+        async with self._reading_body(http) as body:
+            asked = parse_completion_request(body)
+            self._check_model(asked.model)
+            return await self._answers.completion(asked, isolate_salt(self._settings, http, asked.cache_salt))
+
+    async def _answer(self, http: Request, answer: Answer) -> Response:
         http.state.answer = answer
         answer.name_accounts(http.state.request_id, http.state.began, http.headers.get("traceparent"))
         if (download := getattr(http.state, "download", None)) is not None:
             answer.accounts[0].note("fetch", *download)
-        if stream:
+        if answer.is_streamed:
             events = answer.events(self._engine)
             # What fails before the first token still gets a status of its own.
             first = await unless_client_leaves(http.receive, anext(events))
