@@ -36,7 +36,7 @@ def server() -> Iterator[PictureServer]:
 
 
 def intake_with(**options: Any) -> "closing[MediaIntake]":
-    return closing(MediaIntake.from_config(Config(allowed_media_networks=LOCAL, **options)))
+    return closing(MediaIntake(Config(allowed_media_networks=LOCAL, **options)))
 
 
 def parts_of(*sources: object) -> list[PicturePart]:
@@ -122,7 +122,7 @@ def test_closed_it_leaves_no_thread_and_no_connection(server: PictureServer) -> 
 
 def test_forgotten_it_leaves_no_thread_either(server: PictureServer) -> None:
     before = download_threads()
-    intake = MediaIntake.from_config(Config(allowed_media_networks=LOCAL))
+    intake = MediaIntake(Config(allowed_media_networks=LOCAL))
     fetch(intake, server.serve("/a", response(b"picture")))
     [thread] = download_threads() - before
     del intake
@@ -146,7 +146,7 @@ def test_a_fault_has_the_field_of_the_picture_that_has_it(server: PictureServer)
 def test_private_places_are_refused_unless_they_are_listed(server: PictureServer) -> None:
     url = server.serve("/a", response(b"picture"))
     with (
-        closing(MediaIntake.from_config(Config())) as intake,
+        closing(MediaIntake(Config())) as intake,
         pytest.raises(MediaRefusedError, match="not on the public"),
     ):
         fetch(intake, url)

@@ -35,10 +35,16 @@ def freeze(source: PictureSource, field: str) -> PictureSource:
         return source.copy()
 
 
-def _read_url(url: str, field: str, max_bytes: int | None) -> bytes:
+def scheme_of(url: str) -> str | None:
+    """In small letters; None of what is no URL.  The rest of it, which may be megabytes, is not looked at."""
     scheme, colon, _ = url[:_LONGEST_SCHEME].partition(":")
-    if not colon:
+    return scheme.lower() if colon else None
+
+
+def _read_url(url: str, field: str, max_bytes: int | None) -> bytes:
+    scheme = scheme_of(url)
+    if scheme is None:
         raise InvalidArgumentError(field, f"{url[:20]!r} is no URL; send the picture as a data: URL")
-    if scheme.lower() != "data":
-        raise UnsupportedFieldError(field, f"{scheme.lower()}: URLs are not supported, send the picture as a data: URL")
+    if scheme != "data":
+        raise UnsupportedFieldError(field, f"{scheme}: URLs are not supported, send the picture as a data: URL")
     return read_data_url(url, field, max_bytes)

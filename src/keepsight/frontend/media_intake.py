@@ -8,12 +8,11 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Self
 
 from keepsight.config import Config
 from keepsight.errors import UnsupportedFieldError
 from keepsight.frontend.downloads import Downloads
-from keepsight.frontend.fetch_media import fetch_media
+from keepsight.frontend.fetch_media import fetch_media, scheme_of
 from keepsight.frontend.fetch_url import UrlFetcher
 from keepsight.frontend.local_files import LocalFiles
 from keepsight.frontend.media_limits import MediaLimits, RequestBytes
@@ -23,31 +22,16 @@ from keepsight.frontend.read_messages import PicturePart
 
 Downloaded = Mapping[str, bytes]  # by URL
 NOTHING_DOWNLOADED: Downloaded = {}
-LONGEST_SCHEME = 16
 
 
 class MediaIntake:
-    def __init__(
-        self,
-        limits: MediaLimits,
-        files: LocalFiles,
-        downloads: Downloads,
-        *,
-        takes_embeds: bool = False,
-        takes_prompt_embeds: bool = False,
-    ) -> None:
-        self._limits, self._files, self._downloads = limits, files, downloads
-        self._takes_embeds, self._takes_prompt_embeds = takes_embeds, takes_prompt_embeds
-
-    @classmethod
-    def from_config(cls, config: Config) -> Self:
-        limits = MediaLimits.from_config(config)
+    def __init__(self, config: Config) -> None:
+        self._limits = limits = MediaLimits.from_config(config)
+        self._files = LocalFiles(config.allowed_local_media_path, limits.max_bytes)
         guard = NetworkGuard(config.allowed_media_domains, config.allowed_media_networks)
         open_fetcher = partial(UrlFetcher, guard, limits.max_bytes, limits.fetch_seconds)
-        downloads = Downloads(open_fetcher, limits, config.media_url_cache_bytes)
-        files = LocalFiles(config.allowed_local_media_path, limits.max_bytes)
-        embeds, prompt_embeds = config.enable_mm_embeds, config.enable_prompt_embeds
-        return cls(limits, files, downloads, takes_embeds=embeds, takes_prompt_embeds=prompt_embeds)
+        self._downloads = Downloads(open_fetcher, limits, config.media_url_cache_bytes)
+        self._takes_embeds, self._takes_prompt_embeds = config.enable_mm_embeds, config.enable_prompt_embeds
 
     def find_remote(self, parts: Sequence[PicturePart]) -> list[PicturePart]:
         """Those that would have to be downloaded.  What may not be sent is refused before any is."""
@@ -122,10 +106,10 @@ class MediaIntake:
     def _fetch(self, part: PicturePart, downloaded: Downloaded) -> PicturePart:
         if part.modality == "image_embeds":
             return dataclasses.replace(part, source=fetch_embeds(part.source, part.field, self._limits.max_bytes))
-        source, scheme = part.source, _scheme_of(part)
-        if scheme is None:
+        source = part.source
+        if not isinstance(source, str):
             return part  # an object, or nothing but a uuid
-        assert isinstance(source, str)
+        scheme = scheme_of(source)
         if scheme in ("http", "https"):
             content: object = downloaded[source]
         elif scheme == "media" and source in downloaded:
@@ -146,7 +130,7 @@ def _fields_of(remote: Sequence[PicturePart]) -> dict[str, str]:
 
 
 def _scheme_of(part: PicturePart) -> str | None:
-    """By the first characters alone: the rest may be megabytes.  Embeddings come from nowhere but the request."""
+    """Of a URL.  Embeddings come from nowhere but the request."""
     if part.modality == "image_embeds" or not isinstance(part.source, str):
         return None
-    return part.source[:LONGEST_SCHEME].partition(":")[0].lower()
+    return scheme_of(part.source)

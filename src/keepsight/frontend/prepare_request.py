@@ -111,7 +111,7 @@ class RequestPreparer:
             (TOKENS_PER_STRIP if image_format is None else image_format.tokens_per_image, limits.hidden_size),
             common,
         )
-        intake = MediaIntake.from_config(config)
+        intake = MediaIntake(config)
         defaults = read_sampling_defaults(directory, config.generation_config)
         return cls(tokenizer, template, image_format, image_config, limits, identifier, intake, defaults)
 
