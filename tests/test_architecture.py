@@ -21,6 +21,7 @@ SMALL_NOUNS = {
     "keepsight.json_fields",
     "keepsight.lru_cache",
     "keepsight.media",
+    "keepsight.model_limits",
     "keepsight.outputs",
     "keepsight.pixels",
     "keepsight.requests",
@@ -28,7 +29,7 @@ SMALL_NOUNS = {
     "keepsight.structured_outputs",
     "keepsight.token_bytes",
 }
-# `LLM` has both in one process, and an engine is planned by the same limits that a frontend refuses by.
+# `LLM` has both in one process, and an engine may need the tokenizer for what ends an answer.
 PUTS_TOGETHER = {"engine/in_process_engine.py", "engine/load_engine.py", "engine/start_engine.py"}
 # The one step of the frontend that may use torch, on the CPU.
 RESIZES_PIXELS = "frontend/preprocess_image.py"

@@ -18,11 +18,11 @@ from keepsight.engine.open_embedding_tiers import TierPlan, describe_place, desc
 from keepsight.engine.resolve_config import ModelSize, resolve_config
 from keepsight.engine_config import EngineConfig
 from keepsight.errors import MissingCheckpointError
-from keepsight.frontend.model_limits import ModelLimits, load_image_config
 from keepsight.frontend.tokenizer import Tokenizer
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.json_fields import read_json_object
 from keepsight.media import TOKENS_PER_STRIP
+from keepsight.model_limits import ModelLimits, load_image_config
 from keepsight.models.model import Model
 from keepsight.runner.guide_tokens import GuideMaker
 from keepsight.runner.load_runner import load_model_for, load_runner

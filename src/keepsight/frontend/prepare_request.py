@@ -29,7 +29,6 @@ from keepsight.frontend.find_beginnings import Beginning, find_beginnings
 from keepsight.frontend.hash_media import hash_values
 from keepsight.frontend.identify_picture import NamedPicture, Picture, PictureIdentifier
 from keepsight.frontend.media_intake import NOTHING_DOWNLOADED, Downloaded, MediaIntake
-from keepsight.frontend.model_limits import ModelLimits, load_image_config
 from keepsight.frontend.prepared_request import PreparedRequest, makeable_of
 from keepsight.frontend.read_messages import PicturePart, read_messages, read_uuid
 from keepsight.frontend.read_token_ids import read_token_ids
@@ -38,6 +37,7 @@ from keepsight.frontend.sampling_defaults import read_sampling_defaults
 from keepsight.frontend.tokenizer import Tokenizer
 from keepsight.image_processor_config import REQUEST_OPTIONS, ImageProcessorConfig, check_options
 from keepsight.media import TOKENS_PER_STRIP, MediaItem, TokenSpan
+from keepsight.model_limits import ModelLimits, load_image_config
 from keepsight.observe.account import RequestAccount
 from keepsight.requests import MAX_PRIORITY, EngineRequest, PromptPin
 from keepsight.sampling_params import SamplingParams
