@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from keepsight import StructuredOutputsParams, __version__
 from keepsight.api_settings import ApiSettings
 from keepsight.config import Config
 from keepsight.errors import EngineLostError, InvalidArgumentError, MediaWorkersLostError, RequestFailedError
+from keepsight.frontend import check_grammar
 from keepsight.frontend.app import DEFAULT_SETTINGS, create_app
 from keepsight.frontend.lift_data_urls import MIN_BYTES, LiftedUrl
 from keepsight.frontend.prepare_request import RequestPreparer
@@ -671,3 +673,29 @@ def test_what_a_request_was_read_from_is_let_go_before_its_answer_is_there(clien
         response = client.chat(messages=[{"role": "user", "content": [url]}], stream=stream)
         assert response.status_code == 200
     assert held == [0, 0]
+
+
+def test_who_waits_for_a_grammar_leaves_threads_to_the_others(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller may send as many as compile for seconds, two at a time."""
+    may_end = threading.Event()
+    monkeypatch.setattr(check_grammar, "_try_to_compile", lambda _: "" if may_end.wait(30) else "late")
+    app = create_app(client.preparer, client.engine, MODEL)
+
+    async def ask_all(http: httpx.AsyncClient, path: str, prompt: dict[str, Any]) -> None:
+        bodies = [{**prompt, "guided_regex": f"{path}{number}"} for number in range(60)]
+        slow = [asyncio.ensure_future(http.post(path, json=body)) for body in bodies]
+        try:
+            async with asyncio.timeout(5):
+                await asyncio.sleep(0.2)
+                assert (await http.post("/tokenize", json={"prompt": "Hello"})).status_code == 200
+        finally:
+            may_end.set()
+        assert {response.status_code for response in await asyncio.gather(*slow)} == {200}
+        may_end.clear()
+
+    async def run() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+            await ask_all(http, "/v1/chat/completions", {"messages": HELLO})
+            await ask_all(http, "/v1/completions", {"prompt": "Hello"})
+
+    asyncio.run(run())

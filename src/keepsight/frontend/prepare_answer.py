@@ -3,11 +3,12 @@
 Prompts are prepared off the event loop, but for so little that waking a thread would take longer.
 """
 
+import asyncio
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
@@ -33,6 +34,9 @@ from keepsight.sampling_params import SamplingParams
 MAX_BYTES_ON_LOOP = 2048
 # An answer of some megabytes.
 MAX_TOLD_OF_PROMPTS = 2**16
+# Of the 40 threads that all requests share.  Not fewer: most forms are known, and wait for no compiler.
+MAX_FORMS_AT_ONCE = 32
+Prepared = TypeVar("Prepared")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,8 @@ class AnswerPreparer:
     model_name: str
     # Whether a request may choose what its pictures cost and how they are resized.
     trusts_processor_kwargs: bool = False
+    # What may wait for a compiler leaves some to the others.
+    _threads_of_forms: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_FORMS_AT_ONCE))
 
     async def chat(
         self, asked: ChatRequest, cache_salt: str | None, downloaded: Downloaded, num_bytes: int
@@ -50,11 +56,17 @@ class AnswerPreparer:
         """`num_bytes`: what the request was read from."""
         prepare = partial(self._prepare_chat, asked, cache_salt, downloaded)
         is_little = num_bytes <= MAX_BYTES_ON_LOOP and not _looks_at_more(asked)
-        prepared = prepare() if is_little else await run_in_threadpool(prepare)
+        prepared = prepare() if is_little else await self._on_thread(asked, prepare)
         _check_told_prompts(asked, [prepared])
         # What the messages hold may be megabytes, and the answer may take minutes.
         asked = msgspec.structs.replace(asked, messages=None)
         return ChatAnswer(asked, [prepared], self.preparer.tokenizer, self.model_name)
+
+    async def _on_thread(self, asked: GenerationFields, prepare: Callable[[], Prepared]) -> Prepared:
+        if not asked.wants_form:
+            return await run_in_threadpool(prepare)
+        async with self._threads_of_forms:
+            return await run_in_threadpool(prepare)
 
     def _prepare_chat(self, asked: ChatRequest, cache_salt: str | None, downloaded: Downloaded) -> PreparedRequest:
         params = asked.to_sampling_params(self.preparer.sampling_defaults)
@@ -63,7 +75,7 @@ class AnswerPreparer:
         return dataclasses.replace(prepared, cache_key=asked.prompt_cache_key)
 
     async def completion(self, asked: CompletionRequest, cache_salt: str | None) -> CompletionAnswer:
-        prompts = await run_in_threadpool(self._prepare_prompts, asked, cache_salt)
+        prompts = await self._on_thread(asked, partial(self._prepare_prompts, asked, cache_salt))
         _check_told_prompts(asked, prompts)
         # As of a chat's messages: megabytes, which are numbers by now.
         asked = msgspec.structs.replace(asked, prompt_embeds=None)
