@@ -44,124 +44,93 @@ ANSWERS = (
     ServerState,
     AccountList,
 )
-# What `read_messages` reads.
-MESSAGES: Json = {
-    "type": "array",
-    "minItems": 1,
-    "maxItems": MAX_MESSAGES,
-    "items": {
-        "type": "object",
-        "required": ["role", "content"],
-        "additionalProperties": False,
-        "properties": {
-            # Of an answer that is sent back whole.
-            **{name: {"enum": [None, []]} for name in EMPTY_IN_ANSWERS},
-            "role": {"type": "string", "examples": ["system", "user", "assistant"]},
-            "name": {"type": ["string", "null"]},
-            "tool_calls": {
-                "type": ["array", "null"],
-                "description": "Of an assistant, where a chat template shows them.",
-            },
-            "tool_call_id": {"type": ["string", "null"], "description": "Of a tool's answer."},
-            "content": {
-                "anyOf": [
-                    {"type": "string"},
-                    {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/ContentPart"}},
-                ]
-            },
-        },
-    },
-}
-_UUID: Json = {"type": ["string", "null"], "description": "The caller's own name for the picture."}
-_BREAKPOINT: Json = {
-    "description": "All pictures up to here are kept for so long, as far as they can be.",
-    "type": ["object", "null"],
-    "required": ["mode"],
-    "additionalProperties": False,
-    "properties": {"mode": {"const": "explicit"}, "ttl": {"enum": [*BREAKPOINT_SECONDS, None]}},
-}
+
+
+def _text(description: str) -> Json:
+    """Or null."""
+    return {"type": ["string", "null"], "description": description}
+
+
+def _list_of(items: Json) -> Json:
+    return {"type": "array", "minItems": 1, "items": items}
+
+
+def _object(*required: str, **properties: Json) -> Json:
+    """With no others."""
+    told = {"required": [*required]} if required else {}
+    return {"type": "object", "additionalProperties": False, "properties": properties} | told
+
+
+def _part(kind: str, *required: str, **properties: Json) -> Json:
+    """Of a message's content."""
+    breakpoint_ = _object("mode", mode={"const": "explicit"}, ttl={"enum": [*BREAKPOINT_SECONDS, None]})
+    told = {
+        "type": ["object", "null"],
+        "description": "All pictures up to here are kept for so long, as far as they can be.",
+    }
+    return _object("type", *required, type={"const": kind}, **properties, **{BREAKPOINT: breakpoint_ | told})
+
+
+_UUID = _text("The caller's own name for the picture.")
 CONTENT_PART: Json = {
     "anyOf": [
-        {
-            "type": "object",
-            "required": ["type", "text"],
-            "additionalProperties": False,
-            "properties": {"type": {"const": "text"}, "text": {"type": "string"}, BREAKPOINT: _BREAKPOINT},
-        },
-        {
-            "type": "object",
-            "required": ["type"],
-            "additionalProperties": False,
-            "properties": {
-                "type": {"const": "image_url"},
-                "uuid": _UUID,
-                BREAKPOINT: _BREAKPOINT,
-                "image_url": {
-                    "description": "A data:, http:, https:, file: or media: URL.  Where the uuid is known: null.",
-                    "anyOf": [
-                        {"type": ["string", "null"]},
-                        {
-                            "type": "object",
-                            "additionalProperties": False,
-                            "properties": {
-                                "url": {"type": ["string", "null"]},
-                                "detail": {"enum": [*DETAILS, None]},
-                            },
-                        },
-                    ],
-                },
+        _part("text", "text", text={"type": "string"}),
+        _part(
+            "image_url",
+            uuid=_UUID,
+            image_url={
+                "description": "A data:, http:, https:, file: or media: URL.  Where the uuid is known: null.",
+                "anyOf": [
+                    {"type": ["string", "null"]},
+                    _object(url={"type": ["string", "null"]}, detail={"enum": [*DETAILS, None]}),
+                ],
             },
-        },
-        {
-            "type": "object",
-            "required": ["type"],
-            "additionalProperties": False,
-            "properties": {
-                "type": {"const": "image"},
-                "image": {"type": ["string", "null"], "description": "A URL."},
-                "url": {"type": ["string", "null"], "description": "The same, in place of it."},
-                "media_id": {"type": ["string", "null"], "description": "Of an upload, in place of a URL."},
-                "uuid": _UUID,
-                BREAKPOINT: _BREAKPOINT,
-            },
-        },
-        {
-            "type": "object",
-            "required": ["type"],
-            "additionalProperties": False,
-            "description": "Embeddings in place of a picture; only of a server with --enable-mm-embeds.",
-            "properties": {
-                "type": {"const": "image_embeds"},
-                "image_embeds": {
-                    "type": ["string", "null"],
-                    "description": "The base64 (or a data: URL) of a .npy file or a .safetensors file of one tensor; "
-                    "float32, float16 or, in safetensors, bfloat16; [tokens_per_image, hidden_size].  Where the uuid "
-                    "is known: null.",
-                },
-                "uuid": _UUID,
-                BREAKPOINT: _BREAKPOINT,
-            },
-        },
+        ),
+        _part(
+            "image",
+            image=_text("A URL."),
+            url=_text("The same, in place of it."),
+            media_id=_text("Of an upload, in place of a URL."),
+            uuid=_UUID,
+        ),
+        _part(
+            "image_embeds",
+            image_embeds=_text(
+                "The base64 (or a data: URL) of a .npy file or a .safetensors file of one tensor; float32, float16 or, "
+                "in safetensors, bfloat16; [tokens_per_image, hidden_size].  Where the uuid is known: null."
+            ),
+            uuid=_UUID,
+        )
+        | {"description": "Embeddings in place of a picture; only of a server with --enable-mm-embeds."},
     ]
 }
+# Of an answer that is sent back whole.
+_OF_ANSWERS: dict[str, Json] = {
+    **{name: {"enum": [None, []]} for name in EMPTY_IN_ANSWERS},
+    "tool_calls": {"type": ["array", "null"], "description": "Of an assistant, where a chat template shows them."},
+}
+# What `read_messages` reads.
+_MESSAGE = _object(
+    "role",
+    "content",
+    role={"type": "string", "examples": ["system", "user", "assistant"]},
+    name={"type": ["string", "null"]},
+    tool_call_id=_text("Of a tool's answer."),
+    content={"anyOf": [{"type": "string"}, _list_of({"$ref": REFERENCE.format(name="ContentPart")})]},
+    **_OF_ANSWERS,
+)
+MESSAGES: Json = _list_of(_MESSAGE) | {"maxItems": MAX_MESSAGES}
+_SOME_TEXT: Json = {"type": "string", "minLength": 1}
+_TOKEN_IDS = _list_of({"type": "integer"})
 PROMPT: Json = {
     "description": "One or several, each as a text or as token ids.",
-    "anyOf": [
-        {"type": "string", "minLength": 1},
-        {"type": "array", "minItems": 1, "items": {"type": "integer"}},
-        {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
-        {"type": "array", "minItems": 1, "items": {"type": "array", "minItems": 1, "items": {"type": "integer"}}},
-    ],
+    "anyOf": [_SOME_TEXT, _TOKEN_IDS, _list_of(_SOME_TEXT), _list_of(_TOKEN_IDS)],
 }
 PROMPT_EMBEDS: Json = {
     "description": "In place of a prompt, one or several: the base64 (or a data: URL) of a .npy file or a .safetensors "
     "file of one tensor, [tokens, hidden_size]; float32, float16 or, in safetensors, bfloat16.  Only of a server with "
     "--enable-prompt-embeds.",
-    "anyOf": [
-        {"type": "string", "minLength": 1},
-        {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
-        {"type": "null"},
-    ],
+    "anyOf": [_SOME_TEXT, _list_of(_SOME_TEXT), {"type": "null"}],
 }
 PROMETHEUS: Json = {"text/plain": {"schema": {"type": "string"}}}
 BINARY: Json = {"type": "string", "format": "binary"}
@@ -189,7 +158,7 @@ def _number_of_items(default: int, maximum: int) -> Json:
     return _parameter("limit", {"type": "integer", "minimum": 1, "maximum": maximum, "default": default})
 
 
-SALT = _parameter("cache_salt", {"type": "string", "minLength": 1})
+SALT = _parameter("cache_salt", _SOME_TEXT)
 LIMIT = _number_of_items(DEFAULT_LIMIT, MAX_LIMIT)
 PAGE = (
     _number_of_items(DEFAULT_PAGE, MAX_PAGE),
@@ -291,8 +260,7 @@ def _with_id(summary: str, answer: type[msgspec.Struct], *parameters: Json) -> J
 def _options(**sources: Json) -> Json:
     """Of an upload, and of a pin."""
     ttl = {"type": "number", "minimum": 1, "maximum": MAX_TTL_SECONDS, "default": DEFAULT_TTL_SECONDS}
-    known = {"ttl_seconds": ttl, "warm": {"type": "boolean"}, "cache_salt": {"type": "string", "minLength": 1}}
-    return {"type": "object", "additionalProperties": False, "properties": sources | known}
+    return _object(**sources, ttl_seconds=ttl, warm={"type": "boolean"}, cache_salt=_SOME_TEXT)
 
 
 def _in_path(name: str) -> Json:
