@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -14,7 +15,10 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from keepsight.api_settings import ApiSettings
+from keepsight.frontend import app as app_module
 from keepsight.frontend.app import create_app
+from keepsight.frontend.completion_request import CompletionRequest, parse_completion_request
+from keepsight.frontend.decode_body import Buffer
 from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepared_request import PreparedRequest
@@ -402,3 +406,19 @@ def test_the_log_has_a_line_for_each_request_that_cannot_be_forged(
     client.settings = ApiSettings(log_requests=False)
     client.chat()
     assert len(caplog.records) == len(lines)
+
+
+def test_a_prompt_of_very_many_tokens_keeps_no_other_request_waiting(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def parse(body: Buffer) -> CompletionRequest:
+        threads.append(threading.current_thread())
+        return parse_completion_request(body)
+
+    monkeypatch.setattr(app_module, "parse_completion_request", parse)
+    body = {"model": MODEL, "prompt": [2] * app_module.MAX_COMPLETION_ON_LOOP}
+    assert error_of(client.send("POST", "/v1/completions", json=body))[:2] == (400, "prompt")
+    [thread] = threads
+    assert thread is not threading.main_thread(), "which runs the event loop"

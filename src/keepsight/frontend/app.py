@@ -50,6 +50,8 @@ from keepsight.observe.tell_account import tell_in_header
 logger = logging.getLogger(__name__)
 # Bodies that are being read or prepared, all together: so many of the largest.
 MAX_LARGEST_BODIES = 16
+# Every token id of a completion is looked at: for seconds, of the largest.
+MAX_COMPLETION_ON_LOOP = 2**18
 CLIENT_CLOSED_REQUEST = 499  # nginx's number, for nobody but our own log
 DEFAULT_SETTINGS = ApiSettings()
 SEES_NOTHING = ServerView()
@@ -131,7 +133,10 @@ class Api:
 
     async def _prepare_completion(self, http: Request) -> Answer:
         async with self._reading_body(http) as body:
-            asked = parse_completion_request(body)
+            is_little = len(body) <= MAX_COMPLETION_ON_LOOP
+            asked = (
+                parse_completion_request(body) if is_little else await run_in_threadpool(parse_completion_request, body)
+            )
             self._check_model(asked.model)
             return await self._answers.completion(asked, isolate_salt(self._settings, http, asked.cache_salt))
 
