@@ -5,8 +5,7 @@ Knows nothing of caches, and of requests no more than their URLs.  Whatever goes
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 import httpcore
@@ -91,14 +90,12 @@ class UrlFetcher:
                 url = _next_url(url, answer)
         raise _failure(f"redirects more than {MAX_REDIRECTS} times")
 
-    @asynccontextmanager
-    async def _ask(self, url: WebUrl, held: Validators | None) -> AsyncIterator[httpcore.Response]:
+    def _ask(self, url: WebUrl, held: Validators | None) -> AbstractAsyncContextManager[httpcore.Response]:
         headers = [(b"Host", url.authority.encode()), *HEADERS, *(held.as_headers() if held else ())]
         target = httpcore.URL(
             scheme=url.scheme.encode(), host=url.host.encode(), port=url.port, target=url.target.encode()
         )
-        async with self._pool.stream("GET", target, headers=headers) as answer:
-            yield answer
+        return self._pool.stream("GET", target, headers=headers)
 
     async def _read(self, answer: httpcore.Response, held: Validators | None) -> bytes | None:
         if answer.status == 304 and held is not None:
