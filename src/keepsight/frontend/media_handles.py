@@ -135,11 +135,11 @@ class MediaHandles:
 
     def is_pinned(self, sha256: str) -> bool:
         """By whomever."""
-        with self._reading():
-            pins = self._database.execute(
-                "SELECT 1 FROM media WHERE sha256 = ? AND pinned_until > ? LIMIT 1", (sha256, self._clock())
-            )
-            return pins.fetchone() is not None
+        return self._is_there("SELECT 1 FROM media WHERE sha256 = ? AND pinned_until > ? LIMIT 1", sha256)
+
+    def is_marked(self, media_hash: str) -> bool:
+        """By whomever."""
+        return self._is_there("SELECT 1 FROM marks WHERE media_hash = ? AND expires > ? LIMIT 1", media_hash)
 
     # Coming and going -----------------------------------------------------------------------------------------
 
@@ -196,14 +196,6 @@ class MediaHandles:
             )
             return True
 
-    def is_marked(self, media_hash: str) -> bool:
-        """By whomever."""
-        with self._reading():
-            marks = self._database.execute(
-                "SELECT 1 FROM marks WHERE media_hash = ? AND expires > ? LIMIT 1", (media_hash, self._clock())
-            )
-            return marks.fetchone() is not None
-
     def close(self) -> None:
         with self._lock:
             self._database.close()
@@ -220,6 +212,10 @@ class MediaHandles:
             assert count <= self._quota.max_count
             assert num_bytes == num_held_bytes <= self._quota.max_bytes
             assert first_end > now
+
+    def _is_there(self, query: str, name: str) -> bool:
+        with self._reading():
+            return self._database.execute(query, (name, self._clock())).fetchone() is not None
 
     # With the lock --------------------------------------------------------------------------------------------
 
