@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from functools import partial
 from http import HTTPStatus
@@ -145,12 +145,16 @@ class Api:
         answer.name_accounts(http.state.request_id, http.state.began, http.headers.get("traceparent"))
         if (download := getattr(http.state, "download", None)) is not None:
             answer.accounts[0].note("fetch", *download)
+        response: Response
         if answer.is_streamed:
             events = answer.events(self._engine)
             # What fails before the first token still gets a status of its own.
-            first = await unless_client_leaves(http.receive, anext(events))
-            return _with_timing(_EventStream(first, events), answer)
-        return _with_timing(json_response(await unless_client_leaves(http.receive, answer.whole(self._engine))), answer)
+            response = _EventStream(await unless_client_leaves(http.receive, anext(events)), events)
+        else:
+            response = json_response(await unless_client_leaves(http.receive, answer.whole(self._engine)))
+        # What is known by now: of a stream all that was before its first token.
+        response.headers["server-timing"] = tell_in_header(answer.accounts)
+        return response
 
     async def _download(self, http: Request, conversation: Conversation, cache_salt: str | None) -> Downloaded:
         """Before the request takes a thread: a slow origin must not hold one."""
@@ -283,26 +287,21 @@ def create_app(
 
 def _routes(api: Api) -> list[Route]:
     """Each is described in `openapi.py`."""
-    posts: dict[str, Callable[[Request], Awaitable[Response]]] = {
-        "/v1/chat/completions": api.chat_completions,
-        "/v1/completions": api.completions,
-        "/tokenize": api.tokenize,
-        "/detokenize": api.detokenize,
-        "/reset_prefix_cache": partial(api.reset, prefix=True),
-        "/reset_encoder_cache": partial(api.reset, encoder=True),
-        "/reset_mm_cache": partial(api.reset, processor=True),
-    }
-    gets: dict[str, Callable[[Request], Awaitable[Response]]] = {
-        "/v1/models": api.models,
-        "/v1/models/{model:path}": api.model,
-        "/health": api.health,
-        "/ready": api.ready,
-        "/version": api.version,
-        "/openapi.json": api.openapi,
-    }
+    post = partial(Route, methods=["POST"])
     return [
-        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()),
-        *(Route(path, endpoint) for path, endpoint in gets.items()),
+        post("/v1/chat/completions", api.chat_completions),
+        post("/v1/completions", api.completions),
+        post("/tokenize", api.tokenize),
+        post("/detokenize", api.detokenize),
+        post("/reset_prefix_cache", partial(api.reset, prefix=True)),
+        post("/reset_encoder_cache", partial(api.reset, encoder=True)),
+        post("/reset_mm_cache", partial(api.reset, processor=True)),
+        Route("/v1/models", api.models),
+        Route("/v1/models/{model:path}", api.model),
+        Route("/health", api.health),
+        Route("/ready", api.ready),
+        Route("/version", api.version),
+        Route("/openapi.json", api.openapi),
     ]
 
 
@@ -317,12 +316,6 @@ def _middleware(settings: ApiSettings) -> list[Middleware]:
     )
     access = Middleware(Access, settings=settings)
     return [cors, access] if settings.allowed_origins else [access]
-
-
-def _with_timing(response: Response, answer: Answer) -> Response:
-    """What is known by now: of a stream all that was before its first token."""
-    response.headers["server-timing"] = tell_in_header(answer.accounts)
-    return response
 
 
 async def _note_client_left(http: Request, _error: Exception) -> Response:
