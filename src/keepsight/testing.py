@@ -21,6 +21,7 @@ from keepsight.scheduling.step_plan import (
     EncodeTime,
     Encoding,
     EndName,
+    Fault,
     NewSequence,
     Recall,
     SampledToken,
@@ -36,6 +37,7 @@ T = TypeVar("T")
 VOCAB_SIZE = 50
 # What encoding one item is said to have taken.
 ENCODE_SECONDS = 0.01
+BAD_REQUEST = Fault("a bad request")
 
 
 def pixels_like(media_hash: str) -> Pixels:
@@ -190,7 +192,7 @@ class FakeRunner:
         while self._beside and self._is_done():
             work.append(self._beside.popleft())
         result = self._carry_out(work)
-        failed = {each.sequence_id: "a bad request" for each in plan.recall if each.sequence_id not in recalled}
+        failed = {each.sequence_id: BAD_REQUEST for each in plan.recall if each.sequence_id not in recalled}
         return replace(
             result,
             encoded=[*self._place(plan.place), *result.encoded],
@@ -228,7 +230,7 @@ class FakeRunner:
         self._sequences[new.sequence_id] = _Sequence(request, keys, list(request.token_ids))
 
     def _carry_out(self, work: Iterable[list[Slice] | Encoding]) -> StepResult:
-        computed, failed_sequences = list[Computed](), dict[SequenceId, str]()
+        computed, failed_sequences = list[Computed](), dict[SequenceId, Fault]()
         self._newly_kept.clear()
         encoded, failed_encodings = list[str](), dict[str, str]()
         for each in work:
@@ -255,11 +257,11 @@ class FakeRunner:
         return True
 
     def _carry_out_slices(
-        self, slices: Sequence[Slice], computed: list[Computed], failed: dict[SequenceId, str]
+        self, slices: Sequence[Slice], computed: list[Computed], failed: dict[SequenceId, Fault]
     ) -> None:
         for piece in slices:
             if piece.sequence_id[0] in self.bad_requests:
-                failed[piece.sequence_id] = "a bad request"
+                failed[piece.sequence_id] = BAD_REQUEST
             else:
                 computed.append(self._compute(piece))
 

@@ -18,6 +18,7 @@ from keepsight.requests import EngineRequest
 from keepsight.runner.guide_tokens import Guide, GuideMaker, forbid_tokens
 from keepsight.runner.sample_tokens import SamplingState, sample_tokens
 from keepsight.sampling_params import SamplingParams
+from keepsight.scheduling.step_plan import Fault
 from keepsight.structured_outputs import StructuredOutputsParams
 from tests.frontend.gemma_like import gemma_like_checkpoint
 from tests.runner.small_model import Driver, SmallModel
@@ -246,8 +247,9 @@ def test_a_grammar_that_needs_too_much_memory_costs_its_own_sequence(monkeypatch
     states = [state_for(maker, form, temperature=1.0, seed=1) for form in (regex("(A|B)*A(A|B){400}"), LETTERS)]
     for _ in range(40):
         sample_tokens(torch.zeros(2, VOCAB_SIZE), states)
-    assert "states" in str(states[0].fault)
-    assert states[0].field_at_fault == "structured_outputs.regex"
+    assert states[0].fault is not None
+    assert "states" in states[0].fault.message
+    assert states[0].fault.field == "structured_outputs.regex"
     assert states[1].fault is None
     maker.close()
 
@@ -258,8 +260,9 @@ def test_what_is_told_of_a_guide_that_failed_holds_nothing_of_its_grammar(monkey
     state = state_for(maker, regex("(A|B)*A(A|B){400}"), temperature=1.0, seed=1)
     for _ in range(40):
         sample_tokens(torch.zeros(1, VOCAB_SIZE), [state])
-    assert "{400}" not in str(state.fault)
-    assert "\n" not in str(state.fault)
+    assert state.fault is not None
+    assert "{400}" not in state.fault.message
+    assert "\n" not in state.fault.message
     maker.close()
 
 
@@ -279,7 +282,7 @@ def test_a_guide_that_fails_costs_its_own_sequence_and_no_other(small: SmallMode
     assert guide is not None
     guide.fault = "too complex"
     result = driver.compute(driver.next_slice(plain), driver.next_slice(broken))
-    assert result.failed_sequences == {broken: "too complex"}
+    assert result.failed_sequences == {broken: Fault("too complex")}
     assert [each.sequence_id for each in result.computed] == [plain]
     driver.runner.close()
 
@@ -290,8 +293,9 @@ def test_a_grammar_that_names_what_there_is_not_is_at_fault_itself_and_nothing_o
     driver = drive(small)
     sequence_id = driver.begin(guided(small, "a", StructuredOutputsParams(grammar='start: "a" <nothing>')))
     result = driver.compute(*driver.prompt_slices(sequence_id))
-    assert "<nothing>" in result.failed_sequences[sequence_id]
-    assert result.fields_at_fault == {sequence_id: "structured_outputs.grammar"}
+    fault = result.failed_sequences[sequence_id]
+    assert "<nothing>" in fault.message
+    assert fault.field == "structured_outputs.grammar"
     assert not caplog.records
     driver.runner.close()
 
@@ -300,7 +304,8 @@ def test_without_a_tokenizer_a_guided_request_fails_and_says_why(small: SmallMod
     driver = Driver(small)
     sequence_id = driver.begin(guided(small, "a", LETTERS))
     result = driver.compute(*driver.prompt_slices(sequence_id))
-    assert "no tokenizer" in result.failed_sequences[sequence_id]
-    assert not result.fields_at_fault
+    fault = result.failed_sequences[sequence_id]
+    assert "no tokenizer" in fault.message
+    assert fault.field is None
     assert math.isfinite(driver.answer(small.request("b"), 1)[0])
     driver.runner.close()

@@ -16,7 +16,7 @@ from keepsight.pixels import carry_embeddings
 from keepsight.requests import EngineRequest
 from keepsight.runner.encoder_output_store import EncoderOutputStore
 from keepsight.runner.model_runner import Job
-from keepsight.scheduling.step_plan import Encoding, EndName, NewSequence, Recall, Slice, StepPlan, StepResult
+from keepsight.scheduling.step_plan import Encoding, EndName, Fault, NewSequence, Recall, Slice, StepPlan, StepResult
 from tests.runner.small_model import WAIT_SECONDS, Driver, SmallModel
 from tests.runner.test_memory_ahead import needs_kernel
 
@@ -229,7 +229,7 @@ def test_a_failure_concerns_the_batch_it_happened_in(
         fail_on(patched, "compute")
         for beside in (False, True):
             result = one.compute(*one.prompt_slices(ids[0]), beside=beside)
-            assert result.failed_sequences == {ids[0]: "out of memory"}
+            assert result.failed_sequences == {ids[0]: Fault("out of memory")}
             assert not result.computed
     one.compute(*one.prompt_slices(ids[1]))
     one.decode(ids[1], num_tokens=3)

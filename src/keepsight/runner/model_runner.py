@@ -36,6 +36,7 @@ from keepsight.scheduling.step_plan import (
     EncodeTime,
     Encoding,
     EndName,
+    Fault,
     Recall,
     SampledToken,
     SequenceId,
@@ -184,7 +185,6 @@ class ModelRunner:
         return StepResult(
             recalled={each: token for each, token in drawn.items() if each not in failed},
             failed_sequences=failed,
-            fields_at_fault=_fields_at_fault(sequences),
         )
 
     def _begin_beside(self, slices: Sequence[Slice]) -> StepResult:
@@ -237,7 +237,6 @@ class ModelRunner:
         return StepResult(
             [Computed(piece.sequence_id, piece.end, drawn.get(piece.sequence_id)) for piece in done],
             failed_sequences=failed,
-            fields_at_fault=_fields_at_fault(sequences),
             kept_ends=[piece.keep_as for piece in inputs.slices if piece.keep_as is not None],
         )
 
@@ -288,12 +287,8 @@ def _draw(logits: Tensor, sequences: Mapping[SequenceId, RunningSequence]) -> di
     return dict(zip(sequences, tokens, strict=True))
 
 
-def _faults(sequences: Mapping[SequenceId, RunningSequence]) -> dict[SequenceId, str]:
+def _faults(sequences: Mapping[SequenceId, RunningSequence]) -> dict[SequenceId, Fault]:
     return {each: fault for each, sequence in sequences.items() if (fault := sequence.sampling.fault)}
-
-
-def _fields_at_fault(sequences: Mapping[SequenceId, RunningSequence]) -> dict[SequenceId, str]:
-    return {each: field for each, sequence in sequences.items() if (field := sequence.sampling.field_at_fault)}
 
 
 def _ids_of(slices: Sequence[Slice]) -> list[SequenceId]:
@@ -302,7 +297,7 @@ def _ids_of(slices: Sequence[Slice]) -> list[SequenceId]:
 
 def _failure(sequence_ids: Iterable[SequenceId], error: Exception) -> StepResult:
     logger.error("a batch failed", exc_info=error)
-    return StepResult(failed_sequences=dict.fromkeys(sequence_ids, _survive(error)))
+    return StepResult(failed_sequences=dict.fromkeys(sequence_ids, Fault(_survive(error))))
 
 
 def _survive(error: Exception) -> str:
@@ -317,8 +312,7 @@ def _merge(results: Sequence[StepResult]) -> StepResult:
         computed=list(itertools.chain.from_iterable(each.computed for each in results)),
         encoded=list(itertools.chain.from_iterable(each.encoded for each in results)),
         failed_encodings={key: text for each in results for key, text in each.failed_encodings.items()},
-        failed_sequences={key: text for each in results for key, text in each.failed_sequences.items()},
-        fields_at_fault={key: field for each in results for key, field in each.fields_at_fault.items()},
+        failed_sequences={key: fault for each in results for key, fault in each.failed_sequences.items()},
         encode_times={key: took for each in results for key, took in each.encode_times.items()},
         recalled={key: token for each in results for key, token in each.recalled.items()},
         kept_ends=list(itertools.chain.from_iterable(each.kept_ends for each in results)),

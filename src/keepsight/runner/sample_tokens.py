@@ -16,7 +16,7 @@ from keepsight.requests import TokenLogprob, TokenLogprobs
 from keepsight.runner.ban_runs import RunBan
 from keepsight.runner.guide_tokens import Guide, forbid_tokens
 from keepsight.sampling_params import SamplingParams
-from keepsight.scheduling.step_plan import SampledToken
+from keepsight.scheduling.step_plan import Fault, SampledToken
 
 NEVER = float("-inf")
 
@@ -67,15 +67,12 @@ class SamplingState:
         return self._wishes
 
     @property
-    def fault(self) -> str | None:
+    def fault(self) -> Fault | None:
         """Why no token of this sequence is worth anything any more."""
-        return None if self.guide is None else self.guide.fault
-
-    @property
-    def field_at_fault(self) -> str | None:
-        """What of the request that is the fault of; None: of nothing, it is ours."""
+        if self.guide is None or self.guide.fault is None:
+            return None
         form = self.params.structured_outputs
-        return form.path if form and self.guide and self.guide.is_grammars_fault else None
+        return Fault(self.guide.fault, form.path if form and self.guide.is_grammars_fault else None)
 
     def edits_logits(self) -> bool:
         params = self.params

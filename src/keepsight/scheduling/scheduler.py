@@ -22,7 +22,7 @@ from keepsight.scheduling.media_claims import MediaClaims
 from keepsight.scheduling.prompt_pins import PromptPins
 from keepsight.scheduling.request_state import Begun, ParkedFor, RequestState, Status
 from keepsight.scheduling.step_draft import Piece, StepDraft
-from keepsight.scheduling.step_plan import Computed, SampledToken, SequenceId, Slice, StepPlan, StepResult
+from keepsight.scheduling.step_plan import Computed, Fault, SampledToken, SequenceId, Slice, StepPlan, StepResult
 from keepsight.scheduling.turns import Turns
 
 # Pages for so many tokens of an answer are taken at once while most are free: what lies in a row is read in place.
@@ -361,8 +361,8 @@ class Scheduler:
             self._advance(computed, outputs)
         for key in result.encoded:
             self.media.finish(key)
-        for sequence_id, message in result.failed_sequences.items():
-            self._fail_sequence(sequence_id, message, result.fields_at_fault.get(sequence_id), outputs)
+        for sequence_id, fault in result.failed_sequences.items():
+            self._fail_sequence(sequence_id, fault, outputs)
         for key, message in result.failed_encodings.items():
             for request_id in sorted(self.media.fail(key)):
                 self._fail_request(RequestFailed(request_id, message), outputs)
@@ -398,14 +398,15 @@ class Scheduler:
         self.kv_cache.publish(state.sequence_id, state.hasher.hashes, state.num_computed, state.hasher.media)
         self._encoder_has_changed |= self.media.release_before(state, state.next_item)
 
-    def _fail_sequence(self, sequence_id: SequenceId, message: str, field: str | None, outputs: Outputs) -> None:
+    def _fail_sequence(self, sequence_id: SequenceId, fault: Fault, outputs: Outputs) -> None:
         if (state := self._states.get(sequence_id)) is None:
             # It left meanwhile, or with another choice that failed in this very step.
             if left := self._leaving.pop(sequence_id, None):
                 self._bury(left)
             return
         state.is_under_way = False
-        self._fail_request(RequestFailed(sequence_id[0], message, field is not None, field), outputs)
+        is_refusal = fault.field is not None
+        self._fail_request(RequestFailed(sequence_id[0], fault.message, is_refusal, fault.field), outputs)
 
     def _fail_request(self, failure: RequestFailed, outputs: Outputs) -> None:
         if failure.request_id in self._choices:

@@ -125,6 +125,14 @@ class EncodeTime(NamedTuple):
         return (self.ended - self.began) / self.num_together
 
 
+class Fault(NamedTuple):
+    """Why a sequence fails."""
+
+    message: str
+    # What in its own request is at fault; None: nothing, it is ours.
+    field: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     # Of this step's `now`, and of any `beside` that has finished since the last step; every slice of `now` is told of
@@ -134,15 +142,13 @@ class StepResult:
     encoded: Sequence[str] = ()
     # What went wrong, by encoder key and by sequence: those who use it fail, no other.
     failed_encodings: Mapping[str, str] = field(default_factory=dict)
-    failed_sequences: Mapping[SequenceId, str] = field(default_factory=dict)
+    failed_sequences: Mapping[SequenceId, Fault] = field(default_factory=dict)
     # Of those that were placed nothing.
     encode_times: Mapping[str, EncodeTime] = field(default_factory=dict)
     # The first tokens of this step's `recall`, but of what failed.
     recalled: Mapping[SequenceId, SampledToken] = field(default_factory=dict)
     # Logits that are kept from now on.
     kept_ends: Sequence[EndName] = ()
-    # Of the failed sequences whose own request is at fault: what in it is.
-    fields_at_fault: Mapping[SequenceId, str] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
