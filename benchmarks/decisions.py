@@ -73,7 +73,7 @@ def step(scheduler: Scheduler) -> None:
     for needed in scheduler.take_media_needed():
         for each in needed.media_hashes:
             scheduler.media_arrived(each)
-    outputs = scheduler.update(plan, compute(plan))
+    outputs = scheduler.update(compute(plan))
     assert not any(isinstance(output, RequestFailed) for output in outputs)
     scheduler.holdings.take_changes()
     scheduler.take_begun()

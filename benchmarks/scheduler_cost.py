@@ -84,7 +84,7 @@ class Streams:
 
     def step_size(self) -> int:
         plan = self.scheduler.schedule()
-        self.scheduler.update(plan, compute(plan, self._token))
+        self.scheduler.update(compute(plan, self._token))
         return len(plan.now)
 
     def step(self) -> tuple[float, float]:
@@ -94,7 +94,7 @@ class Streams:
         planned = time.process_time()
         result = compute(plan, self._token)
         computed = time.process_time()
-        self.scheduler.update(plan, result)
+        self.scheduler.update(result)
         return planned - started, time.process_time() - computed
 
 

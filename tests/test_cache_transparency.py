@@ -214,7 +214,7 @@ class Engine:
         self.needed += [each for needed in self.scheduler.take_media_needed() for each in needed.media_hashes]
         self.loading += [load.encoder_key for load in self.scheduler.take_loads()]
         result = self.runner.run(plan)
-        for output in self.scheduler.update(plan, result):
+        for output in self.scheduler.update(result):
             assert not isinstance(output, RequestFailed), output.message
             self.tokens[output.request_id].append(output.token_id)
             if output.prompt_logprobs is not None:

@@ -126,7 +126,7 @@ class Parts:
         needed, self.needed = self.needed, []
         return needed
 
-    def update(self, plan: StepPlan, result: StepResult) -> list[FromEngine]:
+    def update(self, result: StepResult) -> list[FromEngine]:
         self.story.append("update")
         return _next(self.outputs, [])
 

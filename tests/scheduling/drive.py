@@ -151,7 +151,7 @@ class Drive:
         self._ask_tiers()
         asked = self._ask_frontend()
         result = self.runner.run(plan)
-        for output in self.scheduler.update(plan, result):
+        for output in self.scheduler.update(result):
             self._note(output)
         if plan.is_empty and result.is_empty and not asked and not self.loading:
             self._expect_rest()

@@ -91,7 +91,7 @@ class EngineLoop:
         plan = self._schedule()
         began = time.monotonic()
         result = self._runner.run(plan)
-        outputs = self._scheduler.update(plan, result)
+        outputs = self._scheduler.update(result)
         stories = self._meter.note_step(plan, result, time.monotonic() - began)
         self._send([*stories, *outputs, *self._take_hints()])
         # With nothing begun and nothing heard, the next plan would be as empty.

@@ -48,10 +48,9 @@ class Scheduler:
         self._states: dict[SequenceId, RequestState] = {}
         self._choices: dict[str, list[RequestState]] = {}  # live ones of each request
         self.lineup = Lineup()
-        # Finished while a slice of theirs was under way: they keep their pages until it is done.
-        self._leaving: dict[SequenceId, RequestState] = {}
+        # Those whose slice is under way in that lane; who finishes meanwhile keeps its pages until it is done.
+        self._beside: dict[SequenceId, RequestState] = {}
         self._ended: list[SequenceId] = []
-        self._num_beside = 0
         self._encoder_has_changed = False
         self.num_preemptions = 0
         self._begun: list[Begun] = []
@@ -63,7 +62,7 @@ class Scheduler:
         """The refusal of a request that could never run, or whose id is taken."""
         request_id = request.request_id
         refusal = why_never(request, self.config)
-        if request_id in self._choices or any(leaving[0] == request_id for leaving in self._leaving):
+        if request_id in self._choices or any(each[0] == request_id for each in self._beside):
             refusal = f"a request with the id {request_id!r} is running"
         if refusal is not None:
             return RequestFailed(request_id, refusal, is_refusal=True)
@@ -133,7 +132,6 @@ class Scheduler:
             if state.status is Status.RUNNING and not state.is_under_way:
                 self._continue(state, draft)
         self._start_waiting(draft)
-        self._num_beside += len(draft.beside)
         ended, self._ended = self._ended, []
         return StepPlan(
             ended=ended,
@@ -153,7 +151,7 @@ class Scheduler:
         config = self.config
         num_streams = sum(state.is_stream for state in self.lineup.running)
         max_joining = config.max_prompt_tokens_beside_streams
-        lane_is_free = not self._num_beside
+        lane_is_free = not self._beside
         if self._encoder_has_changed:
             self._unpark_for_encoder()
         if self.kv_cache.take_awaited_change():
@@ -197,8 +195,7 @@ class Scheduler:
 
     def _give_way(self, state: RequestState) -> None:
         """All pages are with sequences before this one, which may need what it holds; or soon free again."""
-        is_holder_under_way = self._leaving or any(each.is_under_way for each in self.lineup.running)
-        if not is_holder_under_way:
+        if not self._beside:
             self._preempt(state)
 
     # Waiting sequences ----------------------------------------------------------------------------------------
@@ -295,7 +292,8 @@ class Scheduler:
     ) -> None:
         start, end = state.num_computed, piece.end
         draft.introduce(state)
-        state.is_under_way = not piece.joins
+        if not piece.joins:
+            state.is_under_way, self._beside[state.sequence_id] = True, state
         samples = end == state.num_tokens
         is_prompts_end = samples and not state.num_sampled
         keep_as = self.kv_cache.name_end(state.sequence_id, state.hasher.prompt_end) if is_prompts_end else None
@@ -349,10 +347,8 @@ class Scheduler:
 
     # What the runner did --------------------------------------------------------------------------------------
 
-    def update(self, plan: StepPlan, result: StepResult) -> Outputs:
+    def update(self, result: StepResult) -> Outputs:
         outputs: Outputs = []
-        num_told = len(result.computed) + len(result.recalled) + len(result.failed_sequences)
-        self._num_beside -= num_told - len(plan.now) - len(plan.recall)
         for name in result.kept_ends:
             self.kv_cache.ends.add(name)
         for sequence_id, token in result.recalled.items():
@@ -372,12 +368,14 @@ class Scheduler:
     def _advance(self, computed: Computed, outputs: Outputs) -> None:
         state = self._states.get(computed.sequence_id)
         if state is None:
-            state = self._leaving.pop(computed.sequence_id)
+            state = self._beside.pop(computed.sequence_id)
             self.kv_cache.publish(state.sequence_id, state.hasher.hashes, computed.end, state.hasher.media)
             self._bury(state)
             return
         was_stream = state.is_stream
-        state.is_under_way = False
+        if state.is_under_way:
+            state.is_under_way = False
+            del self._beside[computed.sequence_id]
         state.advance(computed.end)
         if not was_stream or computed.end % self._block_size == 0:
             self._publish(state)
@@ -399,14 +397,12 @@ class Scheduler:
         self._encoder_has_changed |= self.media.release_before(state, state.next_item)
 
     def _fail_sequence(self, sequence_id: SequenceId, fault: Fault, outputs: Outputs) -> None:
-        if (state := self._states.get(sequence_id)) is None:
-            # It left meanwhile, or with another choice that failed in this very step.
-            if left := self._leaving.pop(sequence_id, None):
-                self._bury(left)
-            return
-        state.is_under_way = False
-        is_refusal = fault.field is not None
-        self._fail_request(RequestFailed(sequence_id[0], fault.message, is_refusal, fault.field), outputs)
+        # Else it left meanwhile, or with another choice that failed in this very step.
+        if sequence_id in self._states:
+            is_refusal = fault.field is not None
+            self._fail_request(RequestFailed(sequence_id[0], fault.message, is_refusal, fault.field), outputs)
+        if left := self._beside.pop(sequence_id, None):
+            self._bury(left)
 
     def _fail_request(self, failure: RequestFailed, outputs: Outputs) -> None:
         if failure.request_id in self._choices:
@@ -422,9 +418,7 @@ class Scheduler:
             del self._choices[state.request.request_id]
         self.media.leave(state)
         self._encoder_has_changed = True
-        if state.is_under_way:
-            self._leaving[state.sequence_id] = state
-        else:
+        if not state.is_under_way:
             self._bury(state)
 
     def _bury(self, state: RequestState) -> None:
@@ -441,9 +435,10 @@ class Scheduler:
         assert len(self._states) == len(self.lineup)
         assert len(self.lineup.running) <= self.config.max_num_seqs
         assert sum(map(len, self._choices.values())) == len(self._states)
-        for state in (*self._states.values(), *self._leaving.values()):
+        for state in {**self._states, **self._beside}.values():
             num_positions = self.kv_cache.num_blocks_of(state.sequence_id) * self._block_size
             assert state.num_computed <= num_positions, state.sequence_id
+            assert state.is_under_way == (state.sequence_id in self._beside)
             assert not state.is_under_way or state.status in (Status.RUNNING, Status.FINISHED)
         self.kv_cache.check_invariants()
         self.media.check_invariants()
