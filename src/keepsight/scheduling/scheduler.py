@@ -176,12 +176,11 @@ class Scheduler:
         piece = self._next_piece(state, state.num_computed, draft)
         if piece is None or piece.end == state.num_computed or draft.is_for_encodings:
             return
-        first_block = self.kv_cache.num_blocks_of(state.sequence_id)
         added = self._extend(state, piece.end)
         if added is None:
             self._give_way(state)
         else:
-            self._plan_prompt(state, piece, first_block, added, draft)
+            self._plan_prompt(state, piece, added, draft)
 
     def _continue_stream(self, state: RequestState, draft: StepDraft) -> None:
         start, num_blocks = state.num_computed, self.kv_cache.num_blocks_of(state.sequence_id)
@@ -225,12 +224,11 @@ class Scheduler:
             return draft.now_tokens_left > 0
         if draft.waits_for_room(piece, start, state.num_tokens, self._block_size):
             return draft.now_tokens_left > 0
-        first_block = 0 if hit is not None else self.kv_cache.num_blocks_of(state.sequence_id)
         added = self._extend(state, piece.end, hit)
         if added is None:
             return False
         self._seat(state, hit)
-        self._plan_prompt(state, piece, first_block, added, draft)
+        self._plan_prompt(state, piece, added, draft)
         return True
 
     def _find_prefix(self, state: RequestState) -> PrefixHit | None:
@@ -287,10 +285,9 @@ class Scheduler:
         end = min(most, start + draft.tokens_left(joins=joins))
         return Piece(whole_items_end(state, start, end), joins)
 
-    def _plan_prompt(
-        self, state: RequestState, piece: Piece, first_block: int, added: tuple[int, ...], draft: StepDraft
-    ) -> None:
+    def _plan_prompt(self, state: RequestState, piece: Piece, added: tuple[int, ...], draft: StepDraft) -> None:
         start, end = state.num_computed, piece.end
+        first_block = self.kv_cache.num_blocks_of(state.sequence_id) - len(added)
         draft.introduce(state)
         if not piece.joins:
             state.is_under_way, self._beside[state.sequence_id] = True, state
