@@ -132,16 +132,14 @@ class RequestState:
         self.status, self.parked_for = status, parked_for
 
     def first_item_after(self, num_computed: int) -> int:
-        """The first media item that positions from `num_computed` on have a part in."""
-        index = 0
-        while index < len(self.media) and self.media[index].span.end <= num_computed:
+        """The first media item that positions from `num_computed` on, no fewer than now, have a part in."""
+        media, index = self.request.media, self.next_item
+        while index < len(media) and media[index].span.end <= num_computed:
             index += 1
         return index
 
     def advance(self, num_computed: int) -> None:
-        self.num_computed = num_computed
-        while self.next_item < len(self.media) and self.media[self.next_item].span.end <= num_computed:
-            self.next_item += 1
+        self.num_computed, self.next_item = num_computed, self.first_item_after(num_computed)
 
     def begin_again(self) -> None:
         self.num_computed = self.next_item = 0
