@@ -270,7 +270,7 @@ class House:
         assert self.runner.num_held_pixels == 0
         assert self.runner.num_sequences == 0
         assert not self.scheduler.has_requests
-        assert self.scheduler.kv_cache.num_free_blocks == self.config.kv_cache.num_blocks
+        assert self.scheduler.kv_cache.pool.num_free == self.config.kv_cache.num_blocks
         for pool in self.pools:
             pool.cache.check_invariants()
         for client in self.clients:

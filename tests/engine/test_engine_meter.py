@@ -311,7 +311,7 @@ def test_a_hit_that_nobody_could_make_again_is_not_held_back_to_be_checked() -> 
 def test_what_is_held_when_an_answer_ends_is_counted_before_it_is_heard() -> None:
     engine = Engine()
     engine.ask("a", 3, "x", 4)
-    held = engine.scheduler.kv_cache.num_findable_blocks
+    held = engine.scheduler.kv_cache.pool.num_findable
     assert engine.counted(PREFIX.entries, PREFIX.num_bytes, BLOCKS_IN_USE, RUNNING) == [held, held * 100, 0, 0]
     embeddings = engine.scheduler.media.encoder_cache
     assert engine.counted(DEVICE.entries, DEVICE.num_bytes, DEVICE.budget_bytes) == [
@@ -343,7 +343,7 @@ def test_what_goes_for_want_of_room_is_counted() -> None:
     engine = Engine(pixels, num_blocks=10, num_pictures=1)
     for request_id, picture in ("a", "x"), ("b", "y"), ("c", "z"):
         engine.ask(request_id, 3, picture, 12)
-    blocks = engine.scheduler.kv_cache.num_evicted_blocks
+    blocks = engine.scheduler.kv_cache.pool.num_evicted
     assert blocks > 0
     assert engine.counted(PROCESSOR.evictions, DEVICE.evictions, PREFIX.evictions) == [2, 2, blocks]
 

@@ -248,7 +248,7 @@ class Drive:
 
     def found_media(self) -> set[str]:
         """Looked for by the names of blocks and embeddings: all of which a newcomer would find something."""
-        pool, encoder_cache = self.scheduler.kv_cache._pool, self.scheduler.media.encoder_cache
+        pool, encoder_cache = self.scheduler.kv_cache.pool, self.scheduler.media.encoder_cache
         found = set[str]()
         for request in self.requests.values():
             if self.config.encoder_cache.is_shared:
@@ -275,7 +275,7 @@ class Drive:
         assert self.runner.num_held_pixels == 0
         assert self.runner.num_loaded == 0
         assert len(self.runner.ends) == len(self.scheduler.kv_cache.ends)
-        assert self.scheduler.kv_cache.num_free_blocks == self.config.kv_cache.num_blocks
+        assert self.scheduler.kv_cache.pool.num_free == self.config.kv_cache.num_blocks
 
 
 def adapter(digest: str, *, changes_encoder: bool = False) -> Adapter:

@@ -95,7 +95,7 @@ class TestFinding:
         kv.publish(A, names("xy"), 8)
         assert kv.find_prefix(names("xy"), 9) == NO_HIT
         kv.release(A)
-        assert kv.num_free_blocks == 8
+        assert kv.pool.num_free == 8
 
     def test_a_hit_may_end_inside_a_picture_and_never_goes_on_with_another(self) -> None:
         def hashes(media_hash: str) -> list[bytes]:
@@ -186,7 +186,7 @@ class TestHolding:
         kv.try_extend(A, 4)
         assert kv.try_extend(A, 17) is None
         assert kv.try_extend(B, 12) is None
-        assert (kv.num_blocks_of(A), kv.num_blocks_of(B), kv.num_free_blocks) == (1, 0, 2)
+        assert (kv.num_blocks_of(A), kv.num_blocks_of(B), kv.pool.num_free) == (1, 0, 2)
 
     def test_a_hit_is_used_before_fresh_blocks_are_taken(self) -> None:
         kv = manager(num_blocks=3)
@@ -213,7 +213,7 @@ class TestHolding:
         assert kv.try_extend(B, 12, kv.find_prefix(names("xy"), 9)) == (0, 1, 2)
         assert kv.usage == 1
         kv.release(A)
-        assert kv.num_free_blocks == 0
+        assert kv.pool.num_free == 0
 
     def test_the_end_of_a_released_sequence_is_evicted_before_its_beginning(self) -> None:
         kv = manager(num_blocks=3)
@@ -221,7 +221,7 @@ class TestHolding:
         kv.release(A)
         kv.try_extend(B, 4)
         assert kv.find_prefix(names("xyz"), 13).num_tokens == 8
-        assert kv.num_evicted_blocks == 1
+        assert kv.pool.num_evicted == 1
 
     def test_usage_is_what_sequences_hold_not_what_can_be_found(self) -> None:
         kv = manager(num_blocks=8)
@@ -233,7 +233,7 @@ class TestHolding:
     def test_releasing_one_that_holds_nothing_changes_nothing(self) -> None:
         kv = manager()
         kv.release(A)
-        assert kv.num_free_blocks == 8
+        assert kv.pool.num_free == 8
 
     def test_a_hit_for_a_sequence_that_has_blocks_is_a_bug(self) -> None:
         kv = manager()
@@ -250,7 +250,7 @@ class TestForgetting:
         kv.release(B)
         kv.forget_prefixes()
         assert kv.find_prefix(names("xy"), 9) == kv.find_prefix(names("z"), 5) == NO_HIT
-        assert (kv.num_blocks_of(A), kv.num_free_blocks) == (2, 6)
+        assert (kv.num_blocks_of(A), kv.pool.num_free) == (2, 6)
 
     def test_a_sequence_from_before_shares_nothing_that_it_computes_later(self) -> None:
         kv = manager()
@@ -413,8 +413,8 @@ class KvMachine(RuleBasedStateMachine):
         for text in TEXTS:
             for num_tokens in (len(text) * BLOCK, len(text) * BLOCK + 1):
                 assert self.kv.find_prefix(names(text), num_tokens) == self.expected_hit(names(text), num_tokens)
-        assert self.kv.num_free_blocks == self.num_blocks - len(self.in_use())
-        assert self.kv.num_evicted_blocks == self.num_evicted
+        assert self.kv.pool.num_free == self.num_blocks - len(self.in_use())
+        assert self.kv.pool.num_evicted == self.num_evicted
         for sequence_id, sequence in self.running.items():
             assert self.kv.num_blocks_of(sequence_id) == len(sequence.block_ids)
 

@@ -605,10 +605,10 @@ def test_who_is_aborted_while_under_way_keeps_its_pages_until_the_work_is_done()
     drive = beside_drive()
     drive.add(make_request("long", 20))
     drive.step()
-    num_free = drive.scheduler.kv_cache.num_free_blocks
+    num_free = drive.scheduler.kv_cache.pool.num_free
     drive.scheduler.abort("long")
     drive.step()
-    assert drive.scheduler.kv_cache.num_free_blocks <= num_free
+    assert drive.scheduler.kv_cache.pool.num_free <= num_free
     drive.runner.set_pace(lambda: True)
     drive.run()
     drive.expect_nothing_left()

@@ -176,15 +176,15 @@ class EngineMeter:
 
     def _copy_prefixes(self) -> None:
         kv, counters, per_block = self._scheduler.kv_cache, self._counters, self._bytes_per_block
-        counters.set(BLOCKS, kv.num_blocks)
-        counters.set(BLOCKS_IN_USE, round(kv.usage * kv.num_blocks))
-        counters.set(BLOCKS_PINNED, kv.num_pinned_blocks)
+        counters.set(BLOCKS, kv.pool.num_blocks)
+        counters.set(BLOCKS_IN_USE, round(kv.usage * kv.pool.num_blocks))
+        counters.set(BLOCKS_PINNED, kv.pool.num_pinned)
         counters.follow(PREFIX.queries, kv.num_queried_tokens)
         counters.follow(PREFIX.hits, kv.num_hit_tokens)
         counters.follow(RECALLED, kv.ends.num_found)
-        counters.follow(PREFIX.evictions, kv.num_evicted_blocks)
-        found = kv.num_findable_blocks
-        counters.set_all(PREFIX.sizes(found * per_block, kv.num_blocks * per_block, found))
+        counters.follow(PREFIX.evictions, kv.pool.num_evicted)
+        found = kv.pool.num_findable
+        counters.set_all(PREFIX.sizes(found * per_block, kv.pool.num_blocks * per_block, found))
         counters.add(PREFIX.saved_seconds, (kv.num_hit_tokens - self._num_hit_tokens) * self._prompt_token.seconds)
         self._num_hit_tokens = kv.num_hit_tokens
 

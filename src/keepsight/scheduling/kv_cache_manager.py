@@ -5,7 +5,7 @@ a block can be found only once its keys and values are computed, and a refused r
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -49,37 +49,17 @@ class KvCacheManager:
         self._block_size = config.block_size
         self._is_caching = config.enable_prefix_caching
         self.ends = PromptEnds(config.max_prompt_ends)
-        self._pool = BlockPool(config.num_blocks, holdings)
+        # Read by whoever counts, changed here alone.
+        self.pool = BlockPool(config.num_blocks, holdings)
         self._tables: dict[SequenceId, _Table] = {}
         # By how many slices under way.
         self._announced: Counter[bytes] = Counter()
         self._has_awaited_changed = False
 
     @property
-    def num_free_blocks(self) -> int:
-        """How many can be taken, those included that still can be found."""
-        return self._pool.num_free
-
-    @property
-    def num_blocks(self) -> int:
-        return self._pool.num_blocks
-
-    @property
-    def num_findable_blocks(self) -> int:
-        return self._pool.num_findable
-
-    @property
-    def num_evicted_blocks(self) -> int:
-        return self._pool.num_evicted
-
-    @property
-    def num_pinned_blocks(self) -> int:
-        return self._pool.num_pinned
-
-    @property
     def usage(self) -> float:
         """The share of all blocks that sequences hold, 0 to 1."""
-        return 1 - self._pool.num_free / self._pool.num_blocks
+        return 1 - self.pool.num_free / self.pool.num_blocks
 
     def num_blocks_of(self, sequence_id: SequenceId) -> int:
         table = self._tables.get(sequence_id)
@@ -92,7 +72,7 @@ class KvCacheManager:
         assert num_tokens > 0
         block_ids: list[int] = []
         for block_hash in hashes[: (num_tokens - 1) // self._block_size]:
-            block_id = self._pool.find(block_hash)
+            block_id = self.pool.find(block_hash)
             if block_id is None:
                 return self._hit(block_ids, is_being_computed=block_hash in self._announced)
             block_ids.append(block_id)
@@ -135,7 +115,7 @@ class KvCacheManager:
         if table.may_publish and num_full > table.num_published:
             assert num_full <= min(len(hashes), len(table.block_ids)), (sequence_id, end)
             for index in range(table.num_published, num_full):
-                self._pool.publish(table.block_ids[index], hashes[index], media.get(index, ()))
+                self.pool.publish(table.block_ids[index], hashes[index], media.get(index, ()))
             table.num_published = num_full
 
     def withdraw(self, sequence_id: SequenceId) -> None:
@@ -158,16 +138,16 @@ class KvCacheManager:
     def pin_prefix(self, hashes: Sequence[bytes], num_tokens: int, until: float) -> None:
         """The blocks that these tokens fill go after all that are not pinned, from the front as many as can be."""
         for block_hash in hashes[: num_tokens // self._block_size]:
-            block_id = self._pool.find(block_hash)
-            if block_id is None or not self._pool.pin(block_id, until):
+            block_id = self.pool.find(block_hash)
+            if block_id is None or not self.pool.pin(block_id, until):
                 return
 
     def end_pins(self, now: float) -> None:
-        self._pool.end_pins(now)
+        self.pool.end_pins(now)
 
     def forget_prefixes(self) -> None:
         """Nothing computed so far is found again; sequences keep their blocks, and keep them for themselves."""
-        self._pool.forget_hashes()
+        self.pool.forget_hashes()
         self.ends.forget()
         self._announced.clear()
         self._has_awaited_changed = True
@@ -188,7 +168,7 @@ class KvCacheManager:
         num_missing = self._num_blocks(num_tokens) - len(table.block_ids)
         if num_missing <= 0:
             return ()
-        fresh = self._pool.try_take(num_missing)
+        fresh = self.pool.try_take(num_missing)
         if fresh is None:
             return None
         table.block_ids += fresh
@@ -198,12 +178,12 @@ class KvCacheManager:
         num_fresh = self._num_blocks(num_tokens) - len(hit.block_ids)
         assert num_fresh >= 0, (sequence_id, num_tokens, hit)
         # Idle blocks of the hit leave the ones that can be taken, too.
-        num_idle = sum(not self._pool.is_in_use(block_id) for block_id in hit.block_ids)
-        if num_idle + num_fresh > self._pool.num_free:
+        num_idle = sum(not self.pool.is_in_use(block_id) for block_id in hit.block_ids)
+        if num_idle + num_fresh > self.pool.num_free:
             return None
         for block_id in hit.block_ids:
-            self._pool.use(block_id)
-        fresh = self._pool.try_take(num_fresh)
+            self.pool.use(block_id)
+        fresh = self.pool.try_take(num_fresh)
         assert fresh is not None
         block_ids = [*hit.block_ids, *fresh]
         self._tables[sequence_id] = _Table(self._is_caching, block_ids, num_published=len(hit.block_ids))
@@ -217,18 +197,14 @@ class KvCacheManager:
         self.withdraw(sequence_id)
         table = self._tables.pop(sequence_id, None)
         if table is not None:
-            self._pool.release(reversed(table.block_ids))
-
-    def held_media(self) -> Iterator[str]:
-        """For recounts: once for each block in which it can be found."""
-        return self._pool.held_media()
+            self.pool.release(reversed(table.block_ids))
 
     def check_invariants(self) -> None:
-        self._pool.check_invariants()
+        self.pool.check_invariants()
         self.ends.check_invariants()
         num_users = Counter(block_id for table in self._tables.values() for block_id in table.block_ids)
-        for block_id in range(self._pool.num_blocks):
-            assert self._pool.num_users(block_id) == num_users[block_id], block_id
+        for block_id in range(self.pool.num_blocks):
+            assert self.pool.num_users(block_id) == num_users[block_id], block_id
         assert Counter(found for table in self._tables.values() for found in table.announced) == self._announced
         for sequence_id, table in self._tables.items():
             assert len(set(table.block_ids)) == len(table.block_ids), sequence_id

@@ -441,4 +441,4 @@ class Scheduler:
         self.media.check_invariants()
         embeddings = [*self.media.encoder_cache.held_media(), *self.kept.held_embeddings()]
         self.held_embeddings.check_invariants(embeddings)
-        self.holdings.check_invariants([*embeddings, *self.kv_cache.held_media(), *self.kept.held_pixels()])
+        self.holdings.check_invariants([*embeddings, *self.kv_cache.pool.held_media(), *self.kept.held_pixels()])
