@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from keepsight.media import MediaItem
 from keepsight.runner.encoder_output_store import EncoderOutputStore
 from keepsight.runner.sequence_table import RunningSequence
 
@@ -27,11 +26,6 @@ def gather_embeddings(
     for item, key in zip(sequence.request.media, sequence.encoder_keys, strict=True):
         first, last = max(start, item.span.start), min(end, item.span.end)
         if first < last:
-            embeddings = _embeddings_of(item, key, store)
+            embeddings = store.get(key)
+            assert len(embeddings) == item.span.length, (key, len(embeddings), item)
             yield MediaRows(first_row + first - start, embeddings[first - item.span.start : last - item.span.start])
-
-
-def _embeddings_of(item: MediaItem, key: str, store: EncoderOutputStore) -> Tensor:
-    embeddings = store.get(key)
-    assert len(embeddings) == item.span.length, (key, len(embeddings), item)
-    return embeddings

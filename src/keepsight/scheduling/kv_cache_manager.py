@@ -71,14 +71,13 @@ class KvCacheManager:
         """The longest computed beginning of a sequence of `num_tokens`; one token is always left to compute."""
         assert num_tokens > 0
         block_ids: list[int] = []
+        is_being_computed = False
         for block_hash in hashes[: (num_tokens - 1) // self._block_size]:
             block_id = self.pool.find(block_hash)
             if block_id is None:
-                return self._hit(block_ids, is_being_computed=block_hash in self._announced)
+                is_being_computed = block_hash in self._announced
+                break
             block_ids.append(block_id)
-        return self._hit(block_ids, is_being_computed=False)
-
-    def _hit(self, block_ids: list[int], is_being_computed: bool) -> PrefixHit:
         return PrefixHit(tuple(block_ids), len(block_ids) * self._block_size, is_being_computed)
 
     def find_end(self, hit: PrefixHit, num_tokens: int, end_hash: bytes) -> EndName | None:
