@@ -39,18 +39,16 @@ class MediaClaims:
         # Hash -> ids of the requests that were asked for its pixels or promised them.  As long as there is one, nobody
         # else is asked.
         self._makers: dict[str, set[str]] = {}
-        self._num_choices: Counter[str] = Counter()  # by request id
         self._needed: dict[str, list[str]] = {}
 
     def add(self, state: RequestState) -> None:
         self._states[state.sequence_id] = state
-        self._num_choices[state.request.request_id] += 1
         self._live.update(item.media_hash for item in state.media)
         self.loads.add(state)
         self._note_promises(state.request)
 
-    def leave(self, state: RequestState) -> None:
-        """It waits for nothing any more, and nothing is kept or made for it.  What it claimed may still be read."""
+    def leave(self, state: RequestState, *, is_last: bool) -> None:
+        """It waits for nothing any more, and if it `is_last` nor does its request.  Its claims may still be read."""
         self._end_shortages(state)
         self.loads.remove(state)
         for item in state.media:
@@ -60,8 +58,7 @@ class MediaClaims:
                 del self._live[item.media_hash]
                 self._withdraw_encodings(item.media_hash)
                 self._drop_pixels(item.media_hash)
-        self._num_choices[state.request.request_id] -= 1
-        if not self._num_choices[state.request.request_id]:
+        if is_last:
             self._remove_maker(state.request)
 
     def remove(self, state: RequestState) -> None:
@@ -247,7 +244,6 @@ class MediaClaims:
 
     def _remove_maker(self, request: EngineRequest) -> None:
         """It left: where it was the only one, the next that waits is asked instead."""
-        del self._num_choices[request.request_id]
         for media_hash in dict.fromkeys(item.media_hash for item in request.media):
             makers = self._makers.get(media_hash, set())
             makers.discard(request.request_id)
@@ -355,10 +351,10 @@ class MediaClaims:
             assert media_hash not in self._pixels, media_hash
             assert askers.keys() <= live, media_hash
             assert media_hash in self._makers, f"nobody makes {media_hash}"
-        assert self._num_choices == Counter(state.request.request_id for state in live)
+        request_ids = {state.request.request_id for state in live}
         for media_hash, makers in self._makers.items():
             assert makers, media_hash
             assert media_hash not in self._pixels, media_hash
-            assert makers <= self._num_choices.keys(), media_hash
+            assert makers <= request_ids, media_hash
         self.encoder_cache.check_invariants()
         self.loads.check_invariants()

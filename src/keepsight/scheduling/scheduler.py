@@ -413,7 +413,7 @@ class Scheduler:
         choices.remove(state)
         if not choices:
             del self._choices[state.request.request_id]
-        self.media.leave(state)
+        self.media.leave(state, is_last=not choices)
         self._encoder_has_changed = True
         if not state.is_under_way:
             self._bury(state)
