@@ -193,15 +193,10 @@ class Engine:
 
     def __init__(self, judge: Judge, config: EngineConfig) -> None:
         self.judge, self.scheduler = judge, Scheduler(config, frozenset())
-        small, kv_cache = judge.small, config.kv_cache
+        small = judge.small
         self.finished = threading.Semaphore(0)
         self.runner = ModelRunner(
-            small.model,
-            small.normalizer,
-            kv_cache.num_blocks,
-            kv_cache.block_size,
-            self.finished.release,
-            keeping=lambda: self.keep,
+            small.model, small.normalizer, config.kv_cache, self.finished.release, keeping=lambda: self.keep
         )
         self.needed: list[str] = []
         self.loading: list[str] = []

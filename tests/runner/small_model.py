@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from keepsight.engine_config import KvCacheConfig
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import Geometry, MediaItem
 from keepsight.models.gemma3.model import Gemma3
@@ -72,9 +73,8 @@ class Driver:
     def __init__(self, small: SmallModel, **options: Any) -> None:
         self.small = small
         self.finished = threading.Semaphore(0)
-        self.runner = ModelRunner(
-            small.model, small.normalizer, NUM_BLOCKS, BLOCK_SIZE, self.finished.release, **options
-        )
+        pages = KvCacheConfig(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+        self.runner = ModelRunner(small.model, small.normalizer, pages, self.finished.release, **options)
         self._free = list(range(NUM_BLOCKS))
         self._pages: dict[SequenceId, list[int]] = {}
         self.tokens: dict[SequenceId, list[int]] = {}

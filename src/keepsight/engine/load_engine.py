@@ -66,15 +66,14 @@ def load_engine(
     tiers = _open_tiers(tier_plan, model, image_config, engine_config, inbox)
     with _closing_if_this_fails(tiers):
         runner = load_runner(
+            config,
             model,
             image_config,
-            engine_config,
+            engine_config.kv_cache,
             end_ids,
             inbox.wake,
-            encoder_share=config.encoder_share,
-            embeddings_device="cpu" if config.mm_cache_device == "cpu" else None,
-            guides=guides or make_guides(config, end_ids),
-            keeping=None if tiers is None else tiers.keeping,
+            guides or make_guides(config, end_ids),
+            None if tiers is None else tiers.keeping,
         )
     scheduler = Scheduler(engine_config, end_ids)
     return LoadedEngine(

@@ -16,7 +16,6 @@ _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 class KvBlockStore:
     def __init__(self, shape: ModelShape, num_blocks: int, block_size: int, place: Placement) -> None:
-        self.block_size = block_size
         slots = (num_blocks * block_size, shape.num_kv_heads, shape.head_dim)
         memory: list[mmap.mmap] = []
         if place.device.type == "cpu":

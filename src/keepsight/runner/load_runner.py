@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from keepsight.config import Config
-from keepsight.engine_config import EngineConfig
+from keepsight.engine_config import KvCacheConfig
 from keepsight.errors import InvalidArgumentError
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.models.layers import Placement
@@ -39,31 +39,27 @@ def load_model_for(config: Config) -> Model:
 
 
 def load_runner(
+    config: Config,
     model: Model,
     image_config: ImageProcessorConfig | None,
-    engine_config: EngineConfig,
+    pages: KvCacheConfig,
     end_ids: frozenset[int],
     on_finished: Callable[[], None],
-    *,
-    encoder_share: float = 0.5,
-    embeddings_device: str | None = None,
-    guides: GuideMaker | None = None,
-    keeping: Callable[[], Keep] | None = None,
+    guides: GuideMaker,
+    keeping: Callable[[], Keep] | None,
 ) -> ModelRunner:
-    """`embeddings_device`: where embeddings are kept, None with the model; `keeping`: what else keeps them."""
+    """`keeping`: what keeps embeddings besides."""
     normalizer = None
     if image_config is not None and model.shape.tokens_per_image:
         normalizer = PixelNormalizer(image_config, model.place.device, model.place.dtype)
-    pages = engine_config.kv_cache
     return ModelRunner(
         model,
         normalizer,
-        pages.num_blocks,
-        pages.block_size,
+        pages,
         on_finished,
-        encoder_share,
+        config.encoder_share,
         end_ids=end_ids,
-        embeddings_device=None if embeddings_device is None else torch.device(embeddings_device),
+        embeddings_device=torch.device("cpu") if config.mm_cache_device == "cpu" else None,
         guides=guides,
         keeping=keeping,
     )

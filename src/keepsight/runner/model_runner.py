@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from keepsight.engine_config import KvCacheConfig
 from keepsight.models.model import Model, count_parameters
 from keepsight.models.paged_attention import PagedAttention
 from keepsight.requests import Pixels
@@ -57,8 +58,7 @@ class ModelRunner:
         self,
         model: Model,
         normalizer: PixelNormalizer | None,
-        num_blocks: int,
-        block_size: int,
+        pages: KvCacheConfig,
         # Called on any thread: something that ran beside can be reported by the next run.
         on_finished: Callable[[], None],
         encoder_share: float = 0.5,
@@ -73,10 +73,10 @@ class ModelRunner:
     ) -> None:
         device = model.place.device
         self.model, self.normalizer = model, normalizer
-        self.blocks = KvBlockStore(model.shape, num_blocks, block_size, model.place)
+        self.blocks = KvBlockStore(model.shape, pages.num_blocks, pages.block_size, model.place)
         self.embeddings = EncoderOutputStore(embeddings_device or device)
         self._guides = guides or GuideMaker(None, end_ids)
-        self.sequences = SequenceTable(block_size, end_ids, device, self._guides)
+        self.sequences = SequenceTable(pages.block_size, end_ids, device, self._guides)
         self._pixels: dict[str, Pixels] = {}
         self._loaded: dict[str, StoredArray] = {}
         # The last logits of prompts, by name.
