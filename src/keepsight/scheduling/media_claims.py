@@ -20,8 +20,10 @@ TakeFromLater = Callable[[RequestState], bool]
 
 
 class MediaClaims:
-    def __init__(self, config: EngineConfig, encoder_cache: EncoderCacheManager) -> None:
-        self.encoder_cache = encoder_cache
+    def __init__(
+        self, config: EngineConfig, encoder_cache: EncoderCacheManager, take_from_later: TakeFromLater
+    ) -> None:
+        self.encoder_cache, self._take_from_later = encoder_cache, take_from_later
         self.loads = EmbeddingLoads(has_tiers=config.encoder_cache.has_tiers)
         self._max_encoding = config.scheduler.max_num_encoder_input_tokens
         self._num_encoding = 0
@@ -84,7 +86,7 @@ class MediaClaims:
     def is_ready(self, state: RequestState, index: int) -> bool:
         return index in state.claimed_items and self.encoder_cache.is_ready(state.encoder_keys[index])
 
-    def claim(self, state: RequestState, first_item: int, take_from_later: TakeFromLater) -> ParkedFor | None:
+    def claim(self, state: RequestState, first_item: int) -> ParkedFor | None:
         """Claims all items from `first_item` on that it can; what the first lacking one waits for, None if none lacks.
 
         What they lack is asked for all at once, also of items behind the first that lacks something.
@@ -96,7 +98,7 @@ class MediaClaims:
             self.drop(state)
         lacks: ParkedFor | None = None
         for index in range(first_item, len(state.media)):
-            lacks = lacks or self._try_claim(state, index, take_from_later)
+            lacks = lacks or self._try_claim(state, index)
             if lacks is not None:
                 self._ask(state, index)
         return lacks
@@ -140,7 +142,7 @@ class MediaClaims:
         has_source = state.media[state.next_item].media_hash in self._pixels or self.loads.is_ready(key)
         return has_source and not self.encoder_cache.can_find(key)
 
-    def _try_claim(self, state: RequestState, index: int, take_from_later: TakeFromLater) -> ParkedFor | None:
+    def _try_claim(self, state: RequestState, index: int) -> ParkedFor | None:
         if index in state.claimed_items:
             return None
         origin: Origin = "device"
@@ -151,10 +153,10 @@ class MediaClaims:
                     lacks: ParkedFor | None = ParkedFor.TIERS
                 case LoadState.READY:
                     origin = "tier"
-                    lacks = self._try_place(state, index, take_from_later)
+                    lacks = self._try_place(state, index)
                 case LoadState.ABSENT:
                     origin = "made"
-                    lacks = self._try_encode(state, index, take_from_later)
+                    lacks = self._try_encode(state, index)
             if lacks is not None:
                 return lacks
         state.claimed_items.add(index)
@@ -163,33 +165,31 @@ class MediaClaims:
             state.origins[index] = origin
         return None
 
-    def _try_place(self, state: RequestState, index: int, take_from_later: TakeFromLater) -> ParkedFor | None:
+    def _try_place(self, state: RequestState, index: int) -> ParkedFor | None:
         """As if it had been encoded, but for the pixels and the encoder's budget."""
-        if not self._try_make_room(state, index, take_from_later):
+        if not self._try_make_room(state, index):
             return ParkedFor.ENCODER
         key = state.encoder_keys[index]
         self.loads.place(key)
         self._to_place.append(key)
         return None
 
-    def _try_encode(self, state: RequestState, index: int, take_from_later: TakeFromLater) -> ParkedFor | None:
+    def _try_encode(self, state: RequestState, index: int) -> ParkedFor | None:
         item = state.media[index]
         if item.media_hash not in self._pixels:
             return ParkedFor.PIXELS
-        if not self._has_budget(state, item.span.length):
-            return ParkedFor.ENCODER
-        if not self._try_make_room(state, index, take_from_later):
+        if not (self._has_budget(state, item.span.length) and self._try_make_room(state, index)):
             return ParkedFor.ENCODER
         self._begin(Encoding(state.encoder_keys[index], item.media_hash, item.span.length, item.modality))
         return None
 
-    def _try_make_room(self, state: RequestState, index: int, take_from_later: TakeFromLater) -> bool:
+    def _try_make_room(self, state: RequestState, index: int) -> bool:
         if self._room_is_short.keeps_out(state):
             return False
         user, key, item = (state.sequence_id, index), state.encoder_keys[index], state.media[index]
         is_again = index in state.origins
         while not self.encoder_cache.try_begin(user, key, item.span.length, item.media_hash, is_again=is_again):
-            if not take_from_later(state):
+            if not self._take_from_later(state):
                 self._room_is_short.begin(state)
                 return False
         return True

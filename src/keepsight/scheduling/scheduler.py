@@ -41,8 +41,9 @@ class Scheduler:
         self.holdings = Holdings()
         self.held_embeddings = Holdings(within=self.holdings)
         self.kv_cache = KvCacheManager(config.kv_cache, self.holdings)
-        self.media = MediaClaims(config, EncoderCacheManager(config.encoder_cache, self.held_embeddings))
-        self.pins = PromptPins(self.kv_cache, self.media.encoder_cache)
+        encoder_cache = EncoderCacheManager(config.encoder_cache, self.held_embeddings)
+        self.media = MediaClaims(config, encoder_cache, self._take_embeddings_from_later)
+        self.pins = PromptPins(self.kv_cache, encoder_cache)
         self._turns = Turns(self.media, are_taken=self.config.takes_turns)
         self.kept = KeptBeside(self.holdings, self.held_embeddings)
         self._states: dict[SequenceId, RequestState] = {}
@@ -272,7 +273,7 @@ class Scheduler:
 
     def _next_piece(self, state: RequestState, start: int, draft: StepDraft) -> Piece | None:
         """Of a prompt that is computed up to `start`; None: it was parked."""
-        lacks = self.media.claim(state, state.first_item_after(start), self._take_embeddings_from_later)
+        lacks = self.media.claim(state, state.first_item_after(start))
         most = ready_end(state, start, self.media)
         if not is_worth_a_step(state, start, most):
             self.lineup.park(state, why_parked(state, most, lacks))
