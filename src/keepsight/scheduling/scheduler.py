@@ -364,19 +364,17 @@ class Scheduler:
         return outputs
 
     def _advance(self, computed: Computed, outputs: Outputs) -> None:
-        state = self._states.get(computed.sequence_id)
-        if state is None:
-            state = self._beside.pop(computed.sequence_id)
-            self.kv_cache.publish(state.sequence_id, state.hasher.hashes, computed.end, state.hasher.media)
-            self._bury(state)
-            return
+        state = self._states.get(computed.sequence_id) or self._beside[computed.sequence_id]
         was_stream = state.is_stream
-        if state.is_under_way:
-            state.is_under_way = False
-            del self._beside[computed.sequence_id]
         state.advance(computed.end)
         if not was_stream or computed.end % self._block_size == 0:
             self._publish(state)
+        if state.is_under_way:
+            state.is_under_way = False
+            del self._beside[computed.sequence_id]
+            if state.status is Status.FINISHED:
+                self._bury(state)
+                return
         if computed.token is not None:
             self._append(state, computed.token, outputs)
 
