@@ -265,6 +265,12 @@ class Drive:
                         found |= {str(key[1]) for key in keys_of_block if key[0] == "mm"}
         return found
 
+    def expect_all_answered(self) -> None:
+        self.run()
+        assert not self.failed
+        self.expect_right_answers()
+        self.expect_nothing_left()
+
     def expect_nothing_left(self) -> None:
         self.step()
         while self.runner.is_busy:

@@ -16,17 +16,10 @@ def tiered_drive(*held: str, loads: bool = True, **config: Any) -> Drive:
     return drive
 
 
-def expect_all_answered(drive: Drive) -> None:
-    drive.run()
-    assert not drive.failed
-    drive.expect_right_answers()
-    drive.expect_nothing_left()
-
-
 def test_what_a_tier_holds_is_neither_asked_for_nor_encoded() -> None:
     drive = tiered_drive("cat", "dog")
     drive.add(make_request("a", 3, "cat", 2, "dog", "cat"))
-    expect_all_answered(drive)
+    drive.expect_all_answered()
     assert drive.needed == []
     assert drive.runner.encoded == []
     assert [key for plan in drive.runner.plans for key in plan.place] == ["cat", "dog"]
@@ -38,7 +31,7 @@ def test_what_no_tier_holds_is_asked_for_as_ever_and_stored() -> None:
     drive.step()
     assert drive.needed == [("a", "dog")]
     drive.deliver("dog")
-    expect_all_answered(drive)
+    drive.expect_all_answered()
     assert drive.runner.encoded == ["dog"]
     assert drive.tier.keys() == {"cat", "dog"}
 
@@ -51,7 +44,7 @@ def test_a_load_is_asked_for_once_and_before_the_request_has_its_turn() -> None:
         drive.add(make_request(name, 3, "cat"))
     assert [load.encoder_key for load in drive.scheduler.take_loads()] == ["cat"]
     drive.end_load("cat")
-    expect_all_answered(drive)
+    drive.expect_all_answered()
     assert drive.runner.encoded == []
 
 
@@ -79,7 +72,7 @@ def test_who_waits_for_a_load_holds_nobody_back() -> None:
         drive.step()
     assert drive.finished.keys() == {("b", 0)}
     drive.end_load(drive.loading.pop())
-    expect_all_answered(drive)
+    drive.expect_all_answered()
 
 
 def test_a_load_that_comes_too_late_is_encoded_and_what_comes_then_is_not_wanted() -> None:
@@ -91,7 +84,7 @@ def test_a_load_that_comes_too_late_is_encoded_and_what_comes_then_is_not_wanted
     assert drive.needed == [("a", "cat")]
     assert not drive.end_load("cat")
     drive.deliver("cat")
-    expect_all_answered(drive)
+    drive.expect_all_answered()
     assert drive.runner.encoded == ["cat"]
 
 
@@ -109,7 +102,7 @@ def test_pixels_of_an_item_are_asked_for_while_another_is_being_encoded() -> Non
     assert drive.needed == [("a", "dog")]
     drive.runner.set_pace(lambda: True)
     drive.deliver("dog")
-    expect_all_answered(drive)
+    drive.expect_all_answered()
 
 
 def test_what_was_loaded_for_one_who_left_is_dropped() -> None:
@@ -135,7 +128,7 @@ def test_what_comes_again_before_the_runner_was_told_to_drop_it_is_kept(is_reset
     drive.scheduler.abort("a")
     drive.add(make_request("b", 3, "cat"))
     assert drive.end_load("cat")
-    expect_all_answered(drive)
+    drive.expect_all_answered()
     assert drive.runner.encoded == []
 
 
@@ -159,7 +152,7 @@ def test_loaded_embeddings_take_room_of_the_encoder_cache_but_not_the_encoder_s_
     drive.step()
     assert drive.scheduler.media.encoder_cache.num_entries == 2
     assert not drive.scheduler.media.is_encoding
-    expect_all_answered(drive)
+    drive.expect_all_answered()
     assert drive.runner.encoded == []
 
 
@@ -184,7 +177,7 @@ def test_after_a_reset_nothing_that_was_loaded_before_is_used() -> None:
     drive.step()
     assert drive.needed == [("a", "cat")]
     drive.deliver("cat")
-    expect_all_answered(drive)
+    drive.expect_all_answered()
 
 
 def test_media_of_entries_in_tiers_are_held() -> None:

@@ -29,13 +29,6 @@ def step_with(drive: Drive, *requests: EngineRequest) -> None:
     drive.step()
 
 
-def expect_all_answered(drive: Drive) -> None:
-    drive.run()
-    assert not drive.failed
-    drive.expect_right_answers()
-    drive.expect_nothing_left()
-
-
 # Promises -----------------------------------------------------------------------------------------------------
 
 
@@ -44,7 +37,7 @@ def test_what_was_promised_is_not_asked_for() -> None:
     step_with(drive, promising("a", 3, "cat", "dog", 2))
     drive.deliver("cat")
     drive.deliver("dog")
-    expect_all_answered(drive)
+    drive.expect_all_answered()
     assert drive.needed == []
 
 
@@ -58,7 +51,7 @@ def test_pixels_may_arrive_before_the_first_step_that_could_need_them() -> None:
     drive = quiet_drive()
     drive.add(promising("a", 3, "cat"))
     assert drive.deliver("cat")
-    expect_all_answered(drive)
+    drive.expect_all_answered()
     assert drive.needed == []
 
 
@@ -70,7 +63,7 @@ def test_others_rely_on_a_promise_too_and_are_asked_when_it_goes() -> None:
     drive.step()
     assert drive.needed == [("b", "cat")]
     drive.deliver("cat")
-    expect_all_answered(drive)
+    drive.expect_all_answered()
 
 
 def test_a_promise_goes_with_the_last_choice_and_not_before() -> None:
@@ -88,7 +81,7 @@ def test_all_choices_share_one_arrival() -> None:
     drive = quiet_drive()
     step_with(drive, promising("a", 3, "cat", 2, n=3))
     drive.deliver("cat")
-    expect_all_answered(drive)
+    drive.expect_all_answered()
     assert drive.runner.encoded == ["cat"]
     assert drive.needed == []
 
@@ -100,7 +93,7 @@ def test_of_two_who_promise_the_other_still_keeps_it_when_one_leaves() -> None:
     drive.step()
     assert drive.needed == []
     drive.deliver("cat")
-    expect_all_answered(drive)
+    drive.expect_all_answered()
 
 
 def test_of_two_who_promise_the_second_arrival_is_not_kept_beyond_its_request() -> None:
@@ -111,7 +104,7 @@ def test_of_two_who_promise_the_second_arrival_is_not_kept_beyond_its_request() 
     drive.step()  # encoded: the pixels go
     drive.step()
     drive.deliver("cat")
-    expect_all_answered(drive)
+    drive.expect_all_answered()
     assert drive.runner.encoded == ["cat"]
 
 
@@ -122,7 +115,7 @@ def test_pixels_that_come_again_before_the_runner_was_told_to_drop_them_stay() -
     drive.scheduler.abort("a")
     assert drive.add(promising("b", 4, "cat")) is None
     assert drive.deliver("cat")
-    expect_all_answered(drive)
+    drive.expect_all_answered()
 
 
 def test_a_promise_is_good_for_one_arrival() -> None:
@@ -135,7 +128,7 @@ def test_a_promise_is_good_for_one_arrival() -> None:
     step_with(drive, make_request("b", 3, "cat"))
     assert drive.needed == [("b", "cat")]
     drive.deliver("cat")
-    expect_all_answered(drive)
+    drive.expect_all_answered()
 
 
 def test_who_is_preempted_after_its_promised_picture_went_asks_for_it() -> None:
@@ -151,7 +144,7 @@ def test_who_is_preempted_after_its_promised_picture_went_asks_for_it() -> None:
     assert drive.scheduler.num_preemptions
     assert drive.needed == [("b", "cat")]
     drive.deliver("cat")
-    expect_all_answered(drive)
+    drive.expect_all_answered()
 
 
 @pytest.mark.parametrize("resets_prefix", [False, True])
@@ -164,7 +157,7 @@ def test_what_was_promised_in_vain_is_kept_to_the_end_of_its_request_at_most(res
     drive.scheduler.reset(prefix=resets_prefix, encoder=False)
     step_with(drive, promising("b", 3, "cat", 9))
     drive.deliver("cat")
-    expect_all_answered(drive)
+    drive.expect_all_answered()
     assert drive.runner.encoded == ["cat"]
     assert drive.needed == []
     assert not drive.deliver("cat"), "nobody is left"
@@ -198,7 +191,7 @@ def test_a_promise_of_anything_but_its_own_media_is_nothing() -> None:
     step_with(drive, make_request("a", 3, coming_media=("cat",)), make_request("b", 4, "cat"))
     assert drive.needed == [("b", "cat")]
     drive.deliver("cat")
-    expect_all_answered(drive)
+    drive.expect_all_answered()
 
 
 # Asked once ---------------------------------------------------------------------------------------------------
@@ -211,7 +204,7 @@ def test_a_request_is_not_asked_again_because_one_of_its_choices_left() -> None:
     drive.step()
     assert drive.needed == [("a", "cat")]
     drive.deliver("cat")
-    expect_all_answered(drive)
+    drive.expect_all_answered()
 
 
 def drive_that_asked_one_who_left_with_a_slice_under_way() -> Drive:
@@ -232,7 +225,7 @@ def test_who_left_is_not_relied_on_while_a_slice_of_it_is_still_under_way() -> N
     assert drive.lose("cat") == MediaNeeded("b", ("cat",), inline=True)
     drive.deliver("cat")
     drive.runner.set_pace(lambda: True)
-    expect_all_answered(drive)
+    drive.expect_all_answered()
 
 
 def test_pixels_are_refused_of_who_left_while_a_slice_of_it_is_still_under_way() -> None:
@@ -240,7 +233,7 @@ def test_pixels_are_refused_of_who_left_while_a_slice_of_it_is_still_under_way()
     assert drive.lose("cat") is None
     assert not drive.deliver("cat")
     drive.runner.set_pace(lambda: True)
-    expect_all_answered(drive)
+    drive.expect_all_answered()
 
 
 # Room and budget ----------------------------------------------------------------------------------------------
@@ -268,7 +261,7 @@ def test_of_many_who_wait_for_the_encoder_only_those_try_again_whom_it_has_room_
     drive.runner.set_pace(lambda: True)
     drive.step()
     assert who_may_go_on(drive) == ["0", "1"]
-    expect_all_answered(drive)
+    drive.expect_all_answered()
     assert drive.runner.encoded == [f"picture {number}" for number in range(20)]
 
 
@@ -281,7 +274,7 @@ def test_who_needs_no_room_tries_again_beside_those_who_do() -> None:
         drive.step()
     # Its pixels went with the encoding of the same picture for another.
     assert "wants the second's" in who_may_go_on(drive)
-    expect_all_answered(drive)
+    drive.expect_all_answered()
 
 
 def test_who_waits_for_a_picture_that_is_being_encoded_tries_again_when_it_is_and_not_before() -> None:
@@ -295,7 +288,7 @@ def test_who_waits_for_a_picture_that_is_being_encoded_tries_again_when_it_is_an
     while not drive.scheduler.media.encoder_cache.is_ready("picture 0"):
         drive.step()
     assert len(who_may_go_on(drive)) == 20
-    expect_all_answered(drive)
+    drive.expect_all_answered()
     assert drive.runner.encoded == ["picture 0"]
 
 
@@ -309,7 +302,7 @@ def test_of_a_stale_handle_the_one_who_waited_longest_is_asked_for_the_pixels_th
     drive.step()
     assert drive.needed == [("a", "cat")], "asked once more in vain"
     drive.deliver("cat")
-    expect_all_answered(drive)
+    drive.expect_all_answered()
 
 
 def test_of_a_stale_handle_nobody_is_asked_who_does_not_wait_yet() -> None:
@@ -335,7 +328,7 @@ def test_if_the_one_who_was_asked_for_pixels_themselves_leaves_the_next_is_asked
     drive.step()
     assert drive.needed == [("a", "cat"), ("b", "cat")]
     drive.deliver("cat")
-    expect_all_answered(drive)
+    drive.expect_all_answered()
 
 
 @pytest.mark.parametrize("has_tiers", [False, True])
@@ -426,8 +419,7 @@ def test_shorter_items_that_keep_coming_do_not_take_the_encoder_s_budget_from_a_
     for _ in range(30):
         step_among_shorter()
     assert ("long", 0) in drive.finished
-    drive.run()
-    drive.expect_right_answers()
+    drive.expect_all_answered()
 
 
 # What is told of it -------------------------------------------------------------------------------------------

@@ -96,8 +96,7 @@ def test_a_first_token_is_drawn_once_though_others_come_back_into_the_line(monke
     monkeypatch.setattr(drive.scheduler.kv_cache, "try_extend", unpark_and_extend)
     assert [recall.sequence_id[0] for recall in drive.step().recall] == ["again"]
     drive.runner.set_pace(lambda: True)
-    drive.run()
-    drive.expect_right_answers()
+    drive.expect_all_answered()
 
 
 def test_an_answer_of_one_token_to_the_same_prompt_computes_nothing() -> None:
@@ -326,8 +325,7 @@ def test_who_waits_for_pixels_keeps_no_pages_that_a_running_answer_lacks() -> No
     expect_a_stream_to_end(drive)
     drive.runner.set_pace(lambda: True)
     drive.deliver("cat")
-    drive.run()
-    drive.expect_right_answers()
+    drive.expect_all_answered()
 
 
 def test_who_waits_for_the_encoder_keeps_no_pages_that_a_running_answer_lacks() -> None:
@@ -358,8 +356,7 @@ def test_who_gave_pages_away_takes_none_again_until_it_gets_further() -> None:
         drive.step()
     assert drive.scheduler.kv_cache.usage == 0
     drive.runner.set_pace(lambda: True)
-    drive.run()
-    drive.expect_right_answers()
+    drive.expect_all_answered()
 
 
 def test_those_who_keep_taking_the_pages_of_one_who_waits_for_media_starve_it_not() -> None:
@@ -371,8 +368,7 @@ def test_those_who_keep_taking_the_pages_of_one_who_waits_for_media_starve_it_no
             drive.add(make_request(f"text{number}", 20, cache_salt=f"{number}", max_tokens=20, ignore_eos=True))
         drive.step()
     assert ("pictures", 0) in drive.finished
-    drive.run()
-    drive.expect_right_answers()
+    drive.expect_all_answered()
 
 
 def test_embeddings_are_released_with_the_last_position_that_reads_them() -> None:
@@ -442,8 +438,7 @@ def test_those_who_wait_to_join_are_not_all_looked_at_with_each_step(monkeypatch
     plans = [drive.step() for _ in range(39)]
     assert num_looks <= 2 * 39
     assert [plan.now[-1].sequence_id[0] for plan in plans] == [f"{number}" for number in range(1, 40)]
-    drive.run()
-    drive.expect_right_answers()
+    drive.expect_all_answered()
 
 
 def test_who_waits_to_join_has_its_first_token_once_its_prompt_is_known() -> None:
@@ -451,8 +446,7 @@ def test_who_waits_to_join_has_its_first_token_once_its_prompt_is_known() -> Non
     drive.add(make_request("urgent", 8, cache_salt="39", max_tokens=1, priority=-1))
     assert drive.step().now[-1].sequence_id[0] == "urgent"
     assert [recall.sequence_id[0] for recall in drive.step().recall] == ["39"]
-    drive.run()
-    drive.expect_right_answers()
+    drive.expect_all_answered()
 
 
 def test_who_waits_for_more_room_is_not_overtaken_by_those_who_would_take_it() -> None:
@@ -465,8 +459,7 @@ def test_who_waits_for_more_room_is_not_overtaken_by_those_who_would_take_it() -
         drive.add(make_request(f"later{number}", 64, cache_salt=f"{number}", max_tokens=1))
         drive.step()
     assert ("picture", 0) in drive.finished
-    drive.run()
-    drive.expect_right_answers()
+    drive.expect_all_answered()
 
 
 def test_a_short_beginning_is_computed_where_a_step_has_room_for_no_more() -> None:
@@ -530,8 +523,7 @@ def test_a_long_prompt_runs_beside_the_streams_and_a_short_one_joins_them() -> N
         plan = drive.step()
         assert [piece.sequence_id[0] for piece in plan.now] == ["stream", "short"]
     drive.runner.set_pace(lambda: True)
-    drive.run()
-    drive.expect_right_answers()
+    drive.expect_all_answered()
 
 
 def test_without_streams_every_prompt_is_computed_at_once() -> None:
@@ -551,8 +543,7 @@ def test_a_prompt_whose_lane_is_taken_waits_and_holds_nobody_back() -> None:
         assert not plan.beside
     assert ("short", 0) in drive.finished
     drive.runner.set_pace(lambda: True)
-    drive.run()
-    drive.expect_right_answers()
+    drive.expect_all_answered()
 
 
 def test_a_short_prompt_does_not_wait_for_the_beginning_that_a_long_one_computes_beside() -> None:
@@ -565,8 +556,7 @@ def test_a_short_prompt_does_not_wait_for_the_beginning_that_a_long_one_computes
     assert [piece.sequence_id[0] for piece in drive.step().now] == ["stream", "short", "as short"]
     assert drive.cached["as short", 0] == 4, "of the first that joined"
     drive.runner.set_pace(lambda: True)
-    drive.run()
-    drive.expect_right_answers()
+    drive.expect_all_answered()
 
 
 def test_a_short_prompt_waits_for_the_picture_that_a_long_one_computes_beside() -> None:
@@ -579,8 +569,7 @@ def test_a_short_prompt_waits_for_the_picture_that_a_long_one_computes_beside() 
     drive.step()
     assert [state.parked_for for state in drive.scheduler.lineup.parked] == [ParkedFor.PREFIX]
     drive.runner.set_pace(lambda: True)
-    drive.run()
-    drive.expect_right_answers()
+    drive.expect_all_answered()
 
 
 def test_who_waits_for_a_prefix_is_looked_at_again_only_when_that_prefix_has_changed() -> None:
@@ -597,8 +586,7 @@ def test_who_waits_for_a_prefix_is_looked_at_again_only_when_that_prefix_has_cha
     drive.step()
     assert [each.parked_for for each in parked] == [ParkedFor.LANE]
     drive.runner.set_pace(lambda: True)
-    drive.run()
-    drive.expect_right_answers()
+    drive.expect_all_answered()
 
 
 def test_who_is_aborted_while_under_way_keeps_its_pages_until_the_work_is_done() -> None:
@@ -648,8 +636,7 @@ def test_for_throughput_a_round_of_encodings_and_a_step_of_prompts_take_turns() 
     assert {each.sequence_id[0] for each in prompts.now} == {"pictures", "text"}
     assert not prompts.encode
     assert [each.media_hash for each in drive.step().encode] == ["owl"]
-    drive.run()
-    drive.expect_right_answers()
+    drive.expect_all_answered()
 
 
 @pytest.mark.parametrize("others", [(9,), ("owl", 9)], ids=["texts", "pictures"])
@@ -663,8 +650,7 @@ def test_for_throughput_whoever_keeps_coming_starves_nobody(others: tuple[int | 
         if number == 30:
             assert {("text", 0), ("picture", 0)} <= drive.finished.keys()
         drive.step()
-    drive.run()
-    drive.expect_right_answers()
+    drive.expect_all_answered()
 
 
 def test_answers_that_fill_all_seats_do_not_pause() -> None:
