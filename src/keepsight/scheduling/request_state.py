@@ -101,13 +101,9 @@ class RequestState:
         return self.request.media
 
     @property
-    def num_remaining(self) -> int:
-        return self.num_tokens - self.num_computed
-
-    @property
     def is_stream(self) -> bool:
         """One token a step from here on: somebody reads along."""
-        return self.num_sampled > 0 and self.num_remaining == 1
+        return self.num_sampled > 0 and self.num_computed == self.num_tokens - 1
 
     @property
     def tells_prompt(self) -> bool:
