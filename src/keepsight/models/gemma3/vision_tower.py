@@ -23,7 +23,6 @@ from keepsight.models.layers import (
     WeightSlot,
     empty_parameter,
     linear,
-    run_to_end,
     slot,
     under,
 )
@@ -147,11 +146,8 @@ class VisionTower(nn.Module):
         self.layers = nn.ModuleList(VisionLayer(config, place) for _ in range(config.num_layers))
         self.norm = LayerNorm(place, config.hidden_size, config.layer_norm_eps)
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        """[pictures, height, width, 3] -> [pictures, patches, hidden]"""
-        return run_to_end(self.in_parts(pixels))
-
     def in_parts(self, pixels: Tensor) -> Generator[None, None, Tensor]:
+        """[pictures, height, width, 3] -> [pictures, patches, hidden]"""
         hidden = self.embedding(pixels)
         layers = cast("list[VisionLayer]", list(self.layers))
         heads = layers[0].make_heads(hidden) if layers else hidden
