@@ -27,14 +27,14 @@ def configs(draw: st.DrawFn) -> Any:
         max_model_len=num_positions // block_size * block_size,
         caches_prefixes=draw(st.booleans()),
         max_prompt_ends=draw(st.sampled_from([0, 1, 3, 20])),
-        num_pictures=draw(st.integers(1, 5)),
+        num_pictures=draw(st.integers(0, 5)),
         shares_embeddings=shares_embeddings,
         has_tiers=shares_embeddings and draw(st.booleans()),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=5 + max_num_seqs + draw(st.integers(0, 60)),
         max_num_encoder_input_tokens=6 * draw(st.integers(1, 4)),
         takes_turns=draw(st.booleans()),
-        max_prompt_tokens_beside_streams=draw(st.sampled_from([None, 1, 4, 16])),
+        max_prompt_tokens_beside_streams=draw(st.sampled_from([None, 0, 1, 4, 16])),
     )
 
 
