@@ -46,7 +46,7 @@ def test_nothing_of_the_vocabulary_is_read_with_the_first_guided_answer(tmp_path
     try:
         (folder / "tokenizer.json").unlink()
         assert isinstance(engine.runner, ModelRunner)
-        guide = engine.runner._guides.begin(StructuredOutputsParams(choice=["yes"]).to_grammar())
+        guide = engine.runner._guides.begin(StructuredOutputsParams(choice=["yes"]))
         assert guide.mask() is not None
     finally:
         engine.runner.close()

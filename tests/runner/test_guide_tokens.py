@@ -54,7 +54,7 @@ def allowed_by(guide: Guide, vocab_size: int = VOCAB_SIZE) -> set[int]:
 def test_exactly_those_tokens_are_allowed_that_begin_what_the_grammar_describes(
     maker: GuideMaker, tokenizer: Tokenizer
 ) -> None:
-    guide = maker.begin(regex("color(s|ed)?").to_grammar())
+    guide = maker.begin(regex("color(s|ed)?"))
     spellings = {token_id: tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)}
     beginnings = {b"c", b"co", b"col", b"colo", b"color", b"colors", b"colore", b"colored"}
     expected = {each for each, said in spellings.items() if said in beginnings and not tokenizer.is_special(each)}
@@ -94,7 +94,7 @@ def test_a_grammar_may_demand_a_special_token_itself(maker: GuideMaker, tokenize
 
 def state_for(maker: GuideMaker, form: StructuredOutputsParams, **params: Any) -> SamplingState:
     end_ids, asked = maker._end_ids, SamplingParams(structured_outputs=form, max_tokens=None, **params)
-    return SamplingState(asked, (), end_ids, 0, CPU, maker.begin(form.to_grammar()))
+    return SamplingState(asked, (), end_ids, 0, CPU, maker.begin(form))
 
 
 def say(state: SamplingState, logits: Callable[[], torch.Tensor]) -> list[int]:
@@ -108,7 +108,7 @@ def say(state: SamplingState, logits: Callable[[], torch.Tensor]) -> list[int]:
 
 
 def test_an_answer_ends_only_where_the_grammar_does(maker: GuideMaker) -> None:
-    guide = maker.begin(regex("AB?").to_grammar())
+    guide = maker.begin(regex("AB?"))
     assert not allowed_by(guide) & END
     [a] = allowed_by(guide)
     guide.follow(a)
@@ -124,7 +124,7 @@ def test_the_end_of_a_grammar_goes_before_min_tokens_and_every_ban(maker: GuideM
 
 
 def test_rows_without_a_guide_are_left_alone_and_others_are_each_its_own(maker: GuideMaker) -> None:
-    guides = [None, maker.begin(regex("A").to_grammar()), None, maker.begin(regex("B").to_grammar())]
+    guides = [None, maker.begin(regex("A")), None, maker.begin(regex("B"))]
     logits = torch.zeros(4, VOCAB_SIZE)
     forbid_tokens(logits, guides)
     assert logits.isfinite().sum(dim=-1).tolist() == [VOCAB_SIZE, 1, VOCAB_SIZE, 1]
@@ -132,7 +132,7 @@ def test_rows_without_a_guide_are_left_alone_and_others_are_each_its_own(maker: 
 
 
 def test_choices_of_one_request_share_a_grammar_and_no_place_in_it(maker: GuideMaker) -> None:
-    first, second = (maker.begin(regex("AB").to_grammar()) for _ in range(2))
+    first, second = (maker.begin(regex("AB")) for _ in range(2))
     first.follow(*allowed_by(first))
     assert allowed_by(first) != allowed_by(second)
 
@@ -148,7 +148,7 @@ def test_logprobs_are_the_models_own_whatever_was_forbidden(maker: GuideMaker) -
 def test_nothing_is_loaded_before_the_first_guided_request_and_a_grammar_is_compiled_once() -> None:
     maker = GuideMaker(DEMO, END)
     assert (maker._thread, maker._tokenizer) == (None, None)
-    guides = [maker.begin(regex("A").to_grammar()) for _ in range(3)]
+    guides = [maker.begin(regex("A")) for _ in range(3)]
     assert len({id(guide._compiled) for guide in guides}) == 1
     maker.close()
 
@@ -159,14 +159,14 @@ def test_a_prepared_tokenizer_is_not_read_again(tmp_path: Path) -> None:
     maker = GuideMaker(path, END)
     maker.prepare().result()
     path.unlink()
-    assert allowed_by(maker.begin(regex("color(s|ed)?").to_grammar()))
+    assert allowed_by(maker.begin(regex("color(s|ed)?")))
     maker.close()
 
 
 def test_only_so_many_compiled_grammars_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("keepsight.runner.guide_tokens.MAX_COMPILED", 2)
     maker = GuideMaker(DEMO, END)
-    first, again, other, third = (maker.begin(regex(each).to_grammar()) for each in ("A", "A", "B", "C"))
+    first, again, other, third = (maker.begin(regex(each)) for each in ("A", "A", "B", "C"))
     assert list(maker._compiled) == [regex(each).to_grammar() for each in ("B", "C")]
     # Who has one keeps it.
     assert allowed_by(first) == allowed_by(again)
@@ -176,7 +176,7 @@ def test_only_so_many_compiled_grammars_are_kept(monkeypatch: pytest.MonkeyPatch
 
 def test_a_grammar_is_waited_for_with_the_first_token_only() -> None:
     compiled: Future[LLMatcher] = Future()
-    guide, asked = Guide(compiled), threading.Event()
+    guide, asked = Guide(compiled, "structured_outputs.regex"), threading.Event()
 
     def ask() -> None:
         asked.set()
@@ -188,8 +188,7 @@ def test_a_grammar_is_waited_for_with_the_first_token_only() -> None:
     assert guide.fault is None
     compiled.set_exception(ValueError("too large"))
     thread.join(20)
-    assert guide.fault == "structured outputs: too large"
-    assert not guide.is_grammars_fault
+    assert guide.fault == Fault("structured outputs: too large")  # no field: it is ours
 
 
 # In the runner ------------------------------------------------------------------------------------------------
@@ -280,7 +279,7 @@ def test_a_guide_that_fails_costs_its_own_sequence_and_no_other(small: SmallMode
     plain, broken = begin(driver, small.request("plain")), begin(driver, guided(small, "broken", LETTERS))
     guide = driver.runner.sequences._sequences[broken].sampling.guide
     assert guide is not None
-    guide.fault = "too complex"
+    guide.fault = Fault("too complex")
     result = driver.compute(driver.next_slice(plain), driver.next_slice(broken))
     assert result.failed_sequences == {broken: Fault("too complex")}
     assert [each.sequence_id for each in result.computed] == [plain]

@@ -19,6 +19,8 @@ import tokenizers
 import torch
 from torch import Tensor
 
+from keepsight.scheduling.step_plan import Fault
+from keepsight.structured_outputs import StructuredOutputsParams
 from keepsight.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
@@ -37,12 +39,11 @@ class GrammarError(Exception):
 class Guide:
     """One sequence's place in its grammar."""
 
-    def __init__(self, compiled: "Future[LLMatcher]") -> None:
-        self._compiled = compiled
+    def __init__(self, compiled: "Future[LLMatcher]", field: str) -> None:
+        """`field`: where in the request the grammar stands."""
+        self._compiled, self._field = compiled, field
         self._matcher: LLMatcher | None = None
-        self.fault: str | None = None
-        # It is of whoever asked for it, and not ours.
-        self.is_grammars_fault = False
+        self.fault: Fault | None = None
 
     def mask(self) -> bytes | None:
         """A bit for each token of the tokenizer, None if it has no say any more."""
@@ -69,15 +70,15 @@ class Guide:
                 self._blame_grammar(str(error))
             except Exception as error:
                 logger.exception("no guide for this grammar")
-                self.fault = f"structured outputs: {error}"
+                self.fault = Fault(f"structured outputs: {error}")
         return None if self.fault else self._matcher
 
     def _note_fault(self, matcher: "LLMatcher") -> None:
         if matcher.is_error():
             self._blame_grammar(_tell_error(matcher))
 
-    def _blame_grammar(self, fault: str) -> None:
-        self.fault, self.is_grammars_fault = f"the answer cannot be kept to it: {fault}", True
+    def _blame_grammar(self, error: str) -> None:
+        self.fault = Fault(f"the answer cannot be kept to it: {error}", self._field)
 
 
 class GuideMaker:
@@ -97,13 +98,14 @@ class GuideMaker:
         """
         return self._find_thread().submit(self._find_tokenizer)
 
-    def begin(self, grammar: str) -> Guide:
+    def begin(self, form: StructuredOutputsParams) -> Guide:
+        grammar = form.to_grammar()
         if grammar not in self._compiled:
             self._compiled[grammar] = self._find_thread().submit(self._compile, grammar)
         self._compiled.move_to_end(grammar)
         if len(self._compiled) > MAX_COMPILED:
             self._compiled.popitem(last=False)
-        return Guide(self._compiled[grammar])
+        return Guide(self._compiled[grammar], form.path)
 
     def close(self) -> None:
         if self._thread is not None:

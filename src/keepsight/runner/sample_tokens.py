@@ -69,10 +69,7 @@ class SamplingState:
     @property
     def fault(self) -> Fault | None:
         """Why no token of this sequence is worth anything any more."""
-        if self.guide is None or self.guide.fault is None:
-            return None
-        form = self.params.structured_outputs
-        return Fault(self.guide.fault, form.path if form and self.guide.is_grammars_fault else None)
+        return None if self.guide is None else self.guide.fault
 
     def edits_logits(self) -> bool:
         params = self.params

@@ -44,7 +44,7 @@ class SequenceTable:
         request = new.request
         params = request.sampling_params
         form = params.structured_outputs
-        guide = None if form is None else self._guides.begin(form.to_grammar())
+        guide = None if form is None else self._guides.begin(form)
         self._sequences[new.sequence_id] = RunningSequence(
             request,
             new.encoder_keys,
