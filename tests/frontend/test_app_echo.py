@@ -133,6 +133,15 @@ def test_no_more_is_told_than_an_answer_may_hold(
     num_tokens = len(client.preparer.tokenizer.encode("Hello", add_bos=True))
     monkeypatch.setattr(prepare_answer, "MAX_TOLD_OF_PROMPTS", 2 * 3 * num_tokens)
     assert complete(client, ["Hello"] * 3, **asked).status_code == 200
-    response = complete(client, ["Hello"] * 4, **asked)
-    assert error_of(response) == (400, field, "invalid_argument")
-    assert f"asks for {2 * 4 * num_tokens} log-probabilities" in response.text
+    # Each choice tells of its prompt anew.
+    for prompts, n in ((4, 1), (2, 2), (1, 4)):
+        response = complete(client, ["Hello"] * prompts, n=n, **asked)
+        assert error_of(response) == (400, field, "invalid_argument")
+        assert f"asks for {2 * 4 * num_tokens} log-probabilities" in response.text
+
+
+def test_a_chat_s_choices_are_no_more_to_tell_of_its_prompt(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"messages": ask("Hello"), "prompt_logprobs": 0}
+    num_tokens = client.send("POST", "/v1/chat/completions", json=asked).json()["usage"]["prompt_tokens"]
+    monkeypatch.setattr(prepare_answer, "MAX_TOLD_OF_PROMPTS", num_tokens)
+    assert client.send("POST", "/v1/chat/completions", json={**asked, "n": 4}).status_code == 200

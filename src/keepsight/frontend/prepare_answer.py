@@ -76,7 +76,8 @@ class AnswerPreparer:
 
     async def completion(self, asked: CompletionRequest, cache_salt: str | None) -> CompletionAnswer:
         prompts = await self._on_thread(asked, partial(self._prepare_prompts, asked, cache_salt))
-        _check_told_prompts(asked, prompts)
+        # Each choice tells of its prompt anew.
+        _check_told_prompts(asked, prompts, num_times=prompts[0].engine_request.sampling_params.n)
         # As of a chat's messages: megabytes, which are numbers by now.
         asked = msgspec.structs.replace(asked, prompt_embeds=None)
         return CompletionAnswer(asked, prompts, self.preparer.tokenizer, self.model_name)
@@ -135,10 +136,10 @@ class AnswerPreparer:
         return DetokenizeResponse(prompt=tokenizer.decode(asked.tokens, skip_special_tokens=False))
 
 
-def _check_told_prompts(asked: GenerationFields, prompts: Sequence[PreparedRequest]) -> None:
+def _check_told_prompts(asked: GenerationFields, prompts: Sequence[PreparedRequest], num_times: int = 1) -> None:
     if (num_top := asked.choose_prompt_logprobs()) is None:
         return
-    num_told = sum(len(each.engine_request.token_ids) for each in prompts) * (1 + num_top)
+    num_told = sum(len(each.engine_request.token_ids) for each in prompts) * num_times * (1 + num_top)
     if num_told > MAX_TOLD_OF_PROMPTS:
         raise InvalidArgumentError(
             asked.name_as_asked("prompt_logprobs"),
