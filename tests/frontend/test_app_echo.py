@@ -93,6 +93,14 @@ def test_prompt_logprobs_are_vllm_s(client: Client) -> None:
         assert choice["logprobs"] is None
 
 
+@pytest.mark.parametrize(("logprobs", "prompt_logprobs"), [(0, 2), (2, 0), (1, 1)])
+def test_each_field_says_how_many_it_is_told(client: Client, logprobs: int, prompt_logprobs: int) -> None:
+    fields = {"echo": True, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    [choice] = complete(client, "Hello there", **fields).json()["choices"]
+    assert {len(top) for top in choice["logprobs"]["top_logprobs"][1:]} == {1 + logprobs}
+    assert {len(told) for told in choice["prompt_logprobs"][1:]} == {1 + prompt_logprobs}
+
+
 def test_a_chat_tells_of_its_prompt_once(client: Client, engine: FakeEngine) -> None:
     body = client.send("POST", "/v1/chat/completions", json={"messages": ask("Hello"), "prompt_logprobs": 0, "n": 2})
     [request] = engine.requests
@@ -109,6 +117,7 @@ def test_a_chat_tells_of_its_prompt_once(client: Client, engine: FakeEngine) -> 
         ({"prompt_logprobs": 0, "stream": True}, "stream"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"echo": True, "logprobs": 1, "prompt_logprobs": -1}, "prompt_logprobs"),
         ({"echo": True, "logprobs": 21}, "logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"echo": True, "max_tokens": 0, "min_tokens": 2}, "min_tokens"),
@@ -125,17 +134,23 @@ def test_an_embedded_prompt_has_nothing_to_tell(client: Client) -> None:
         assert error_of(response) == (400, name, "invalid_argument")
 
 
-@pytest.mark.parametrize(("field", "fields"), [("echo", {"echo": True, "logprobs": 1}), ("prompt_logprobs", {})])
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("echo", {"echo": True, "logprobs": 1}),
+        ("prompt_logprobs", {"prompt_logprobs": 1}),
+        ("prompt_logprobs", {"echo": True, "logprobs": 0, "prompt_logprobs": 0}),
+    ],
+)
 def test_no_more_is_told_than_an_answer_may_hold(
     client: Client, monkeypatch: pytest.MonkeyPatch, field: str, fields: dict[str, Any]
 ) -> None:
-    asked = fields or {"prompt_logprobs": 1}
     num_tokens = len(client.preparer.tokenizer.encode("Hello", add_bos=True))
     monkeypatch.setattr(prepare_answer, "MAX_TOLD_OF_PROMPTS", 2 * 3 * num_tokens)
-    assert complete(client, ["Hello"] * 3, **asked).status_code == 200
+    assert complete(client, ["Hello"] * 3, **fields).status_code == 200
     # Each choice tells of its prompt anew.
     for prompts, n in ((4, 1), (2, 2), (1, 4)):
-        response = complete(client, ["Hello"] * prompts, n=n, **asked)
+        response = complete(client, ["Hello"] * prompts, n=n, **fields)
         assert error_of(response) == (400, field, "invalid_argument")
         assert f"asks for {2 * 4 * num_tokens} log-probabilities" in response.text
 

@@ -198,11 +198,11 @@ class Answer(ABC):
 
     def _tell_prompt(self, choices: Sequence[Sequence[AnswerPiece]]) -> ToldPrompt | msgspec.UnsetType:
         """If its caller asked for it by this name; of one prompt's choices the first was told."""
-        if self._asked.prompt_logprobs is None:
+        if (num_top := self._asked.prompt_logprobs) is None:
             return msgspec.UNSET
         told = choices[0][0].token.prompt_logprobs
         assert told is not None
-        return [None, *({str(one.token_id): self._describe(one) for one in ones} for ones in told)]
+        return [None, *({str(one.token_id): self._describe(one) for one in ones[: 1 + num_top]} for ones in told)]
 
     def _describe(self, one: TokenLogprob) -> PromptLogprob:
         shown = show_bytes(self._tokenizer.token_bytes(one.token_id))

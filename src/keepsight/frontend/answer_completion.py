@@ -99,12 +99,12 @@ class CompletionAnswer(Answer):
 
     def _logprobs(self, told: Sequence[_ToldToken], streamed: int | None = None) -> CompletionLogprobs | None:
         """`streamed`: the choice whose tokens these continue."""
-        if self._asked.choose_logprobs() is None:
+        if (num_top := self._asked.choose_logprobs()) is None:
             return None
         offsets, end = _find_offsets(told, 0 if streamed is None else self._offsets[streamed])
         if streamed is not None:
             self._offsets[streamed] = end
-        each = [[self._top_logprob(one) for one in token.logprobs or ()] for token in told]
+        each = [[self._top_logprob(one) for one in (token.logprobs or ())[: 1 + num_top]] for token in told]
         return CompletionLogprobs(
             tokens=[show_bytes(self._tokenizer.token_bytes(token.token_id)) for token in told],
             token_logprobs=[ones[0].logprob if ones else None for ones in each],

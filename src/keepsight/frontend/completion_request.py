@@ -58,8 +58,10 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkn
     def choose_logprobs(self) -> int | None:
         return self.logprobs
 
-    def choose_prompt_logprobs(self) -> int | None:
-        return self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs
+    @property
+    def tops_of_prompt(self) -> list[int]:
+        echoed = [self.logprobs] if self.echo and self.logprobs is not None else []
+        return super().tops_of_prompt + echoed
 
     @property
     def wants_answer(self) -> bool:

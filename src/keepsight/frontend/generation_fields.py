@@ -183,8 +183,14 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         raise NotImplementedError
 
     def choose_prompt_logprobs(self) -> int | None:
-        """The same of the prompt's tokens."""
-        return self.prompt_logprobs
+        """The same of the prompt's tokens: as many as any part of the answer tells."""
+        # One that is below the range is not to be hidden from whoever refuses it.
+        return max(self.tops_of_prompt, default=None, key=lambda num_top: (num_top < 0, num_top))
+
+    @property
+    def tops_of_prompt(self) -> list[int]:
+        """How many each part of the answer tells that tells of the prompt."""
+        return [] if self.prompt_logprobs is None else [self.prompt_logprobs]
 
     @property
     def wants_answer(self) -> bool:

@@ -137,9 +137,8 @@ class AnswerPreparer:
 
 
 def _check_told_prompts(asked: GenerationFields, prompts: Sequence[PreparedRequest], num_times: int = 1) -> None:
-    if (num_top := asked.choose_prompt_logprobs()) is None:
-        return
-    num_told = sum(len(each.engine_request.token_ids) for each in prompts) * num_times * (1 + num_top)
+    num_told_of_each = num_times * sum(1 + num_top for num_top in asked.tops_of_prompt)
+    num_told = num_told_of_each * sum(len(each.engine_request.token_ids) for each in prompts)
     if num_told > MAX_TOLD_OF_PROMPTS:
         raise InvalidArgumentError(
             asked.name_as_asked("prompt_logprobs"),
