@@ -1,12 +1,17 @@
 """What is told of a prompt besides its answer: its text, and how likely each of its tokens was."""
 
+import asyncio
+import time
 from typing import Any
 
+import httpx
 import pytest
 
 from keepsight.frontend import prepare_answer
+from keepsight.frontend.answer_completion import CompletionAnswer
+from keepsight.frontend.app import create_app
 from tests.drawn import ask
-from tests.frontend.test_app import Client, FakeEngine, client, engine, error_of, preparer
+from tests.frontend.test_app import MODEL, Client, FakeEngine, client, engine, error_of, preparer
 from tests.frontend.test_app_completions import complete, events_of
 
 __all__ = ["client", "engine", "preparer"]  # fixtures
@@ -160,3 +165,26 @@ def test_a_chat_s_choices_are_no_more_to_tell_of_its_prompt(client: Client, monk
     num_tokens = client.send("POST", "/v1/chat/completions", json=asked).json()["usage"]["prompt_tokens"]
     monkeypatch.setattr(prepare_answer, "MAX_TOLD_OF_PROMPTS", num_tokens)
     assert client.send("POST", "/v1/chat/completions", json={**asked, "n": 4}).status_code == 200
+
+
+def test_prompts_are_told_one_after_the_other(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    told, under_way, at_once = CompletionAnswer._completion, list[None](), list[int]()
+
+    def tell_slowly(*args: Any) -> Any:
+        under_way.append(None)
+        at_once.append(len(under_way))
+        time.sleep(0.02)
+        under_way.pop()
+        return told(*args)
+
+    monkeypatch.setattr(CompletionAnswer, "_completion", tell_slowly)
+
+    async def run() -> None:
+        transport = httpx.ASGITransport(create_app(client.preparer, client.engine, MODEL))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            body = {"prompt": "Hello", "echo": True, "logprobs": 1}
+            responses = await asyncio.gather(*(http.post("/v1/completions", json=body) for _ in range(8)))
+            assert {response.status_code for response in responses} == {200}
+
+    asyncio.run(run())
+    assert at_once == [1] * 8

@@ -10,11 +10,11 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, aclosing
 from typing import Any, Protocol
 
 import msgspec
-from starlette.concurrency import run_in_threadpool
 
 from keepsight.errors import EngineLostError, InvalidArgumentError, RequestFailedError
 from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 # Of an answer that is told whole: so many engines may end before it is given up.
 MAX_ATTEMPTS = 3
+# Answers of tens of thousands of numbers, one after the other: each thread more keeps the loop waiting longer.
+_tells_prompts = ThreadPoolExecutor(1, "tells prompts")
 # What one prompt's choices may be ahead of another's before they are looked at.
 MAX_MERGED_PIECES = 64
 # Which choice of the whole answer, and what came of it.
@@ -102,8 +104,8 @@ class Answer(ABC):
             choices = await self._gather(engine)
         if self._asked.choose_prompt_logprobs() is None:
             return self._with_account(self._completion(choices))
-        # Tens of thousands of numbers.
-        return self._with_account(await run_in_threadpool(self._completion, choices))
+        completion = asyncio.get_running_loop().run_in_executor(_tells_prompts, self._completion, choices)
+        return self._with_account(await completion)
 
     def _with_account(self, body: msgspec.Struct) -> msgspec.Struct:
         """If it was asked for."""
