@@ -38,7 +38,7 @@ _encode = msgspec.json.Encoder().encode
 # Of an answer that is told whole: so many engines may end before it is given up.
 MAX_ATTEMPTS = 3
 # Answers of tens of thousands of numbers, one after the other: each thread more keeps the loop waiting longer.
-_tells_prompts = ThreadPoolExecutor(1, "tells prompts")
+_prompt_teller = ThreadPoolExecutor(1, "prompt teller")
 # What one prompt's choices may be ahead of another's before they are looked at.
 MAX_MERGED_PIECES = 64
 # Which choice of the whole answer, and what came of it.
@@ -104,7 +104,7 @@ class Answer(ABC):
             choices = await self._gather(engine)
         if self._asked.choose_prompt_logprobs() is None:
             return self._with_account(self._completion(choices))
-        completion = asyncio.get_running_loop().run_in_executor(_tells_prompts, self._completion, choices)
+        completion = asyncio.get_running_loop().run_in_executor(_prompt_teller, self._completion, choices)
         return self._with_account(await completion)
 
     def _with_account(self, body: msgspec.Struct) -> msgspec.Struct:
@@ -198,11 +198,11 @@ class Answer(ABC):
         num_image_tokens = sum(each.num_image_tokens for each in requests)
         return Usage.count(num_prompt_tokens, self._num_tokens, num_image_tokens, sum(self._num_cached_tokens))
 
-    def _tell_prompt(self, choices: Sequence[Sequence[AnswerPiece]]) -> ToldPrompt | msgspec.UnsetType:
-        """If its caller asked for it by this name; of one prompt's choices the first was told."""
+    def _tell_prompt(self, first: TokenOutput) -> ToldPrompt | msgspec.UnsetType:
+        """If its caller asked for it by this name.  `first`: of the first of a prompt's choices, which was told."""
         if (num_top := self._asked.prompt_logprobs) is None:
             return msgspec.UNSET
-        told = choices[0][0].token.prompt_logprobs
+        told = first.prompt_logprobs
         assert told is not None
         return [None, *({str(one.token_id): self._describe(one) for one in ones[: 1 + num_top]} for ones in told)]
 

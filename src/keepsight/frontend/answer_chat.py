@@ -32,7 +32,7 @@ class ChatAnswer(Answer):
             model=self._model_name,
             choices=[self._choice(index, own) for index, own in enumerate(choices)],
             usage=self.usage,
-            prompt_logprobs=self._tell_prompt(choices),
+            prompt_logprobs=self._tell_prompt(choices[0][0].token),
         )
 
     def _choice(self, index: int, pieces: Sequence[AnswerPiece]) -> ChatChoice:

@@ -1,5 +1,6 @@
 """The answer to a completion request, in OpenAI's shapes."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -44,20 +45,25 @@ class CompletionAnswer(Answer):
         return [each if isinstance(each, str) else self._tokenizer.decode(each, False) for each in self._written]
 
     def _completion(self, choices: Sequence[Sequence[AnswerPiece]]) -> Completion:
-        return self._chunk([self._choice(index, choices) for index in range(len(choices))], self.usage)
+        num_each = self._num_choices
+        by_prompt = [choices[first : first + num_each] for first in range(0, len(choices), num_each)]
+        told = [choice for number, own in enumerate(by_prompt) for choice in self._choices_of(number, own)]
+        return self._chunk(told, self.usage)
 
-    def _choice(self, index: int, choices: Sequence[Sequence[AnswerPiece]]) -> CompletionChoice:
-        number, pieces = index // self._num_choices, choices[index]
-        of_prompt = choices[number * self._num_choices :]
-        told = [*self._tell_echoed(number, of_prompt), *self._tell_answered(piece.token for piece in pieces)]
-        return CompletionChoice(
-            index=index,
-            text=self._echoes[number] + "".join(piece.text for piece in pieces),
-            finish_reason=pieces[-1].finish_reason,
-            logprobs=self._logprobs(told),
-            stop_reason=pieces[-1].stop_reason,
-            prompt_logprobs=self._tell_prompt(of_prompt),
-        )
+    def _choices_of(self, number: int, choices: Sequence[Sequence[AnswerPiece]]) -> Iterator[CompletionChoice]:
+        """One prompt's, which each tell of it anew."""
+        first = choices[0][0].token
+        prompt_logprobs = self._tell_prompt(first)
+        for index, pieces in enumerate(choices, start=number * self._num_choices):
+            answered = self._tell_answered(piece.token for piece in pieces)
+            yield CompletionChoice(
+                index=index,
+                text=self._echoes[number] + "".join(piece.text for piece in pieces),
+                finish_reason=pieces[-1].finish_reason,
+                logprobs=self._logprobs(itertools.chain(self._tell_echoed(number, first), answered)),
+                stop_reason=pieces[-1].stop_reason,
+                prompt_logprobs=prompt_logprobs,
+            )
 
     def _openings(self) -> Sequence[CompletionChoice]:
         if self._written is None:
@@ -70,14 +76,14 @@ class CompletionAnswer(Answer):
             index=index,
             text=piece.text,
             finish_reason=piece.finish_reason,
-            logprobs=self._logprobs(list(self._tell_answered([piece.token])), index),
+            logprobs=self._logprobs(self._tell_answered([piece.token]), index),
             stop_reason=msgspec.UNSET if piece.finish_reason is None else piece.stop_reason,
         )
 
     def _chunk(self, choices: list[Any], usage: Usage | msgspec.UnsetType | None) -> Completion:
         return Completion(id=self._id, created=self._created, model=self._model_name, choices=choices, usage=usage)
 
-    def _tell_echoed(self, number: int, of_prompt: Sequence[Sequence[AnswerPiece]]) -> Iterator[_ToldToken]:
+    def _tell_echoed(self, number: int, answered: TokenOutput) -> Iterator[_ToldToken]:
         """The prompt's tokens, if they stand in the text; a first one that was not written there does not."""
         if self._written is None:
             return
@@ -85,7 +91,7 @@ class CompletionAnswer(Answer):
         is_written = self._echoes[number].startswith(self._tokenizer.token(first) or "")
         shows_first = is_written or not self._tokenizer.is_special(first)
         yield _ToldToken(first, self._tokenizer.token_bytes(first) if shows_first else b"", None)
-        for token_id, logprobs in zip(others, of_prompt[0][0].token.prompt_logprobs or (), strict=False):
+        for token_id, logprobs in zip(others, answered.prompt_logprobs or (), strict=False):
             yield _ToldToken(token_id, self._tokenizer.token_bytes(token_id), logprobs)
 
     def _tell_answered(self, tokens: Iterable[TokenOutput]) -> Iterator[_ToldToken]:
@@ -97,10 +103,11 @@ class CompletionAnswer(Answer):
             shown = self._tokenizer.token_bytes(token.token_id) if is_shown else b""
             yield _ToldToken(token.token_id, shown, token.logprobs)
 
-    def _logprobs(self, told: Sequence[_ToldToken], streamed: int | None = None) -> CompletionLogprobs | None:
+    def _logprobs(self, tokens: Iterable[_ToldToken], streamed: int | None = None) -> CompletionLogprobs | None:
         """`streamed`: the choice whose tokens these continue."""
         if (num_top := self._asked.choose_logprobs()) is None:
             return None
+        told = list(tokens)
         offsets, end = _find_offsets(told, 0 if streamed is None else self._offsets[streamed])
         if streamed is not None:
             self._offsets[streamed] = end
