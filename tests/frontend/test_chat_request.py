@@ -18,14 +18,13 @@ from keepsight.frontend.chat_response import (
     ChatMessage,
     ChoiceLogprobs,
     ContentLogprob,
-    ErrorDetail,
-    ErrorResponse,
     ModelCard,
     ModelList,
     TopLogprob,
     Usage,
 )
 from keepsight.frontend.decode_body import refused_fields
+from keepsight.frontend.error_response import ErrorDetail, ErrorResponse
 from keepsight.frontend.read_messages import read_messages
 from keepsight.image_processor_config import REQUEST_OPTIONS
 from keepsight.sampling_params import SamplingParams

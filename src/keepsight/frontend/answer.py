@@ -19,7 +19,6 @@ import msgspec
 from keepsight.errors import EngineLostError, InvalidArgumentError, RequestFailedError
 from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
 from keepsight.frontend.chat_response import (
-    ErrorResponse,
     Extras,
     PromptLogprob,
     ToldPrompt,
@@ -27,6 +26,7 @@ from keepsight.frontend.chat_response import (
     show_bytes,
     to_finite,
 )
+from keepsight.frontend.error_response import ErrorResponse
 from keepsight.frontend.generation_fields import GenerationFields
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.tokenizer import Tokenizer

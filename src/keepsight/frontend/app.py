@@ -24,9 +24,16 @@ from keepsight.errors import AnsweredError, ModelNotFoundError, RequestFailedErr
 from keepsight.frontend.access import Access, isolate_salt, may_watch
 from keepsight.frontend.answer import Answer, Engine
 from keepsight.frontend.chat_request import parse_chat_request
-from keepsight.frontend.chat_response import SERVER_FAILED, ErrorDetail, ErrorResponse, ModelCard, ModelList
+from keepsight.frontend.chat_response import ModelCard, ModelList
 from keepsight.frontend.completion_request import parse_completion_request
-from keepsight.frontend.error_response import RETRY_LATER, error_response, json_response
+from keepsight.frontend.error_response import (
+    RETRY_LATER,
+    SERVER_FAILED,
+    ErrorDetail,
+    ErrorResponse,
+    error_response,
+    json_response,
+)
 from keepsight.frontend.held_pictures import HeldPictures
 from keepsight.frontend.media_api import MediaApi, PixelPin
 from keepsight.frontend.media_handles import MediaHandles

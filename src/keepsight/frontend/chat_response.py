@@ -8,7 +8,6 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from keepsight.errors import AnsweredError, InvalidArgumentError
 from keepsight.observe.account import AccountBody
 from keepsight.requests import FinishReason
 
@@ -142,31 +141,6 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     data: list[ModelCard]
     object: Literal["list"] = "list"
-
-
-class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
-    message: str
-    type: str
-    param: str | None = None
-    code: str | None = None
-
-
-class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
-    error: ErrorDetail
-
-    @classmethod
-    def of(cls, error: Exception) -> "ErrorResponse":
-        """What is the caller's own fault is told, and what is worth trying again; else no more than that it is ours."""
-        if not isinstance(error, AnsweredError) or error.status == 500:
-            return SERVER_FAILED
-        kind = "invalid_request_error" if error.status < 500 else "server_error"
-        field = error.field if isinstance(error, InvalidArgumentError) else None
-        return cls(error=ErrorDetail(message=str(error), type=kind, param=field, code=error.code))
-
-
-SERVER_FAILED = ErrorResponse(
-    error=ErrorDetail(message="the server failed to answer; its log says why", type="server_error")
-)
 
 
 def show_bytes(token_bytes: bytes) -> str:

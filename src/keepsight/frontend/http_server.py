@@ -17,8 +17,8 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.accept_in_turn import ServerInTurn
-from keepsight.frontend.chat_response import ErrorDetail, ErrorResponse
 from keepsight.frontend.direct_reader import Connection, DirectReader
+from keepsight.frontend.error_response import ErrorDetail, ErrorResponse
 from keepsight.frontend.read_body import COLLECT_BODY, Body
 
 logger = logging.getLogger(__name__)

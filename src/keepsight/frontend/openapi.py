@@ -9,10 +9,11 @@ from keepsight import __version__
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.access import OPEN_PATHS, is_for_admins
 from keepsight.frontend.chat_request import ChatRequest
-from keepsight.frontend.chat_response import ChatCompletion, ChatCompletionChunk, ErrorResponse, ModelCard, ModelList
+from keepsight.frontend.chat_response import ChatCompletion, ChatCompletionChunk, ModelCard, ModelList
 from keepsight.frontend.completion_request import CompletionRequest
 from keepsight.frontend.completion_response import Completion
 from keepsight.frontend.decode_body import refused_fields
+from keepsight.frontend.error_response import ErrorResponse
 from keepsight.frontend.held_pictures import HeldList
 from keepsight.frontend.media_api import DEFAULT_PAGE, MAX_PAGE, DeletedMedia, MediaObject, MediaPage
 from keepsight.frontend.media_handles import DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS
