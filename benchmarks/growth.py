@@ -37,7 +37,7 @@ from keepsight.bench.measure import measure
 from keepsight.bench.report import to_markdown
 from keepsight.bench.summary import summarize
 from keepsight.bench.workloads import Workload, WorkloadOptions, draw_workload
-from keepsight.frontend.pixel_cache import LocalCache
+from keepsight.frontend.pixels.pixel_cache import LocalCache
 from keepsight.ipc.shared_store import SharedStore
 from keepsight.observe.process_memory import with_descendants
 from keepsight.pixels import held_bytes

@@ -33,9 +33,9 @@ from typing import Any, TypeVar
 from blake3 import blake3
 
 from benchmarks.preprocess import encode, photograph
-from keepsight.frontend.chat_request import parse_chat_request
-from keepsight.frontend.read_data_url import read_data_url
-from keepsight.frontend.read_header import read_geometry
+from keepsight.frontend.api.chat_request import parse_chat_request
+from keepsight.frontend.intake.read_data_url import read_data_url
+from keepsight.frontend.intake.read_header import read_geometry
 from keepsight.ipc.control import LOG_FORMAT
 from keepsight.observe.process_memory import with_descendants
 

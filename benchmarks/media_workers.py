@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from benchmarks.preprocess import SIDE, pictures
 from benchmarks.processes import proportional_mib
-from keepsight.frontend.make_pixels import MakePixels, PictureJob
-from keepsight.frontend.media_workers import MediaWorkers
+from keepsight.frontend.pixels.make_pixels import MakePixels, PictureJob
+from keepsight.frontend.pixels.media_workers import MediaWorkers
 from keepsight.image_processor_config import ImageProcessorConfig
 
 NUM_WORKERS = (1, 2)

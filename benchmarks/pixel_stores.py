@@ -20,7 +20,7 @@ import numpy as np
 
 from keepsight.config import Config
 from keepsight.engine.pixel_source import KeptPixels, PixelSource, open_pixel_source
-from keepsight.frontend.pixel_cache import LocalCache, PixelCache, open_pixel_cache
+from keepsight.frontend.pixels.pixel_cache import LocalCache, PixelCache, open_pixel_cache
 from keepsight.ipc.pixel_mode import GIB, PixelMode
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.shared_store import SharedStore

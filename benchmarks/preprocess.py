@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from keepsight.frontend.decode_picture import decode_picture
-from keepsight.frontend.preprocess_image import resize_pixels
+from keepsight.frontend.pixels.decode_picture import decode_picture
+from keepsight.frontend.pixels.preprocess_image import resize_pixels
 from keepsight.image_processor_config import Backend, ImageProcessorConfig
 from keepsight.requests import Pixels
 from keepsight.runner.normalize_pixels import PixelNormalizer

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from keepsight.frontend.make_pixels import MakePixels, PictureJob
+from keepsight.frontend.pixels.make_pixels import MakePixels, PictureJob
 from keepsight.observe.account import RequestAccount
 from keepsight.requests import EngineRequest, Pixels
 from keepsight.testing import pixels_like

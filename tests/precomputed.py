@@ -13,7 +13,7 @@ from PIL import Image
 
 from keepsight.config import Config
 from keepsight.frontend.prepare_request import RequestPreparer
-from keepsight.frontend.read_messages import PicturePart
+from keepsight.frontend.prompt.read_messages import PicturePart
 from keepsight.models.layers import Placement
 from keepsight.models.registry import load_model
 from keepsight.runner.normalize_pixels import PixelNormalizer

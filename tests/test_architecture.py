@@ -32,7 +32,9 @@ SMALL_NOUNS = {
 # `LLM` has both in one process, and an engine may need the tokenizer for what ends an answer.
 PUTS_TOGETHER = {"engine/in_process_engine.py", "engine/load_engine.py", "engine/start_engine.py"}
 # The one step of the frontend that may use torch, on the CPU.
-RESIZES_PIXELS = "frontend/preprocess_image.py"
+RESIZES_PIXELS = "frontend/pixels/preprocess_image.py"
+# Of the frontend: each knows only those before it; behind them comes what puts a request together, and then the API.
+PLACES_OF_FRONTEND = ("http", "prompt", "intake", "pixels", "identity")
 WEB = re.compile(r"^(starlette|uvicorn|fastapi)\b")
 
 
@@ -87,6 +89,17 @@ def test_the_frontend_knows_nothing_of_the_engine() -> None:
     assert not offenders("frontend", r"keepsight\.(scheduling|runner|models|engine|llm|cli)\b")
 
 
+@pytest.mark.parametrize("place", PLACES_OF_FRONTEND)
+def test_each_place_of_the_frontend_knows_only_those_before_it(place: str) -> None:
+    known = "|".join(PLACES_OF_FRONTEND[: PLACES_OF_FRONTEND.index(place) + 1])
+    assert not offenders(f"frontend/{place}", rf"keepsight\.frontend\.(?!({known})\b)")
+
+
+def test_only_the_process_that_puts_the_frontend_together_knows_the_api() -> None:
+    found = {offender.split()[0] for offender in offenders("", r"keepsight\.frontend\.api\b")}
+    assert {name for name in found if not name.startswith("frontend/api/")} == {"frontend/frontend_process.py"}
+
+
 def test_the_engine_knows_the_frontend_only_where_the_two_are_put_together() -> None:
     found = {offender.split()[0] for offender in offenders("engine", r"keepsight\.frontend\b")}
     assert found == PUTS_TOGETHER
@@ -122,9 +135,9 @@ def test_small_nouns_import_only_one_another_and_the_demo_s_path() -> None:
                 assert module.startswith((*SMALL_NOUNS, "keepsight.demo")), f"{noun} imports {module}"
 
 
-def test_the_web_framework_appears_only_in_the_frontend() -> None:
+def test_the_web_framework_appears_only_in_http_and_in_the_api() -> None:
     for name, imported in modules():
-        if not name.startswith("frontend/"):
+        if not name.startswith(("frontend/http/", "frontend/api/")):
             assert not any(WEB.match(module) for module in imported), name
 
 
@@ -144,5 +157,6 @@ def test_the_picture_of_the_house_shows_every_part_of_it() -> None:
     _, picture, _ = (PACKAGE.parents[1] / "docs" / "architecture.md").read_text().split("```", 2)
     shown = set(re.findall(r"\w+/?", picture))
     parts = {f"{path.name}/" for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    parts |= {f"{place.parent.name}/" for place in (PACKAGE / "frontend").glob("*/__init__.py")}
     parts |= {path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("__")}
     assert parts <= shown, parts - shown

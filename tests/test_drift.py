@@ -19,7 +19,7 @@ from keepsight.engine.pixel_source import open_pixel_source
 from keepsight.errors import EngineLostError
 from keepsight.frontend.engine_client import EngineClient, Outputs
 from keepsight.frontend.media_pool import MediaPool
-from keepsight.frontend.pixel_cache import PixelCache, open_pixel_cache
+from keepsight.frontend.pixels.pixel_cache import PixelCache, open_pixel_cache
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.ipc.pixel_mode import GIB, PixelMode
 from keepsight.ipc.run_directory import RunDirectory

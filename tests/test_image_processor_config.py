@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from keepsight.errors import CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
-from keepsight.frontend.pan_and_scan import plan_crops
+from keepsight.frontend.identity.pan_and_scan import plan_crops
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import Geometry
 

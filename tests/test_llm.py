@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from keepsight import LLM, SamplingParams
 from keepsight.errors import InvalidArgumentError, RequestFailedError, UnreadablePictureError, UnsupportedFieldError
-from keepsight.frontend import preprocess_image
+from keepsight.frontend.pixels import preprocess_image
 from keepsight.observe.metric_values import Counter
 from keepsight.outputs import RequestOutput
 from keepsight.scheduling.step_plan import StepPlan, StepResult

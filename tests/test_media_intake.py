@@ -14,9 +14,9 @@ import pytest
 from keepsight import LLM, SamplingParams
 from keepsight.config import Config
 from keepsight.errors import PictureError, PictureTooLargeError, UnreadablePictureError, UnsupportedPictureError
-from keepsight.frontend.answer import Engine
-from keepsight.frontend.app import create_app
-from keepsight.frontend.make_pixels import PictureJob
+from keepsight.frontend.api.answer import Engine
+from keepsight.frontend.api.app import create_app
+from keepsight.frontend.pixels.make_pixels import PictureJob
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.image_processor_config import ImageProcessorConfig
 from tests.drawn import ask, by_url, draw, to_data_url, to_png

@@ -19,8 +19,8 @@ from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
 from keepsight.frontend.engine_client import Outputs
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
-from keepsight.frontend.read_messages import choose_end, read_messages
-from keepsight.frontend.tokenizer import Tokenizer
+from keepsight.frontend.prompt.read_messages import choose_end, read_messages
+from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.observe.metric_values import Metric, list_metrics
 from keepsight.outputs import CompletionOutput, Logprob, RequestOutput
 from keepsight.requests import TokenLogprobs, TokenOutput

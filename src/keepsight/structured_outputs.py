@@ -1,7 +1,7 @@
 """What form an answer must have: vLLM's `StructuredOutputsParams`, its names.
 
 Plain values only, so it crosses between processes as it is; `to_grammar` is the one string that both sides compile.
-Whether a schema or a grammar means anything is not known here: `frontend/check_grammar.py` compiles it.
+Whether a schema or a grammar means anything is not known here: `frontend/prompt/check_grammar.py` compiles it.
 """
 
 import json

@@ -7,9 +7,9 @@ from importlib import import_module
 from pathlib import Path
 
 from keepsight.cli.main import COMMANDS
-from keepsight.frontend.chat_request import ChatRequest
-from keepsight.frontend.completion_request import CompletionRequest
-from keepsight.frontend.decode_body import refused_fields
+from keepsight.frontend.api.chat_request import ChatRequest
+from keepsight.frontend.api.completion_request import CompletionRequest
+from keepsight.frontend.http.decode_body import refused_fields
 from tests.docs.snippets import PAGES, ROOT
 
 SCRIPT = re.compile(

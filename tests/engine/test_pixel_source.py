@@ -11,7 +11,7 @@ from keepsight.ipc.pixel_mode import PixelMode
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.shared_store import SharedStore
 from keepsight.requests import MediaArrived, RingPlace, StoredPixels
-from tests.frontend.test_pixel_cache import MAX_BYTES, MODES, picture
+from tests.frontend.pixels.test_pixel_cache import MAX_BYTES, MODES, picture
 from tests.names import name_of
 
 NOWHERE: tuple[RingPlace | StoredPixels, ...] = (

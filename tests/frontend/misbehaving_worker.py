@@ -8,9 +8,9 @@ import os
 import signal
 
 from keepsight.errors import ModelNotFoundError
-from keepsight.frontend import media_worker
-from keepsight.frontend.make_pixels import PictureJob
-from keepsight.frontend.picture_wire import receive_job
+from keepsight.frontend.pixels import media_worker
+from keepsight.frontend.pixels.make_pixels import PictureJob
+from keepsight.frontend.pixels.picture_wire import receive_job
 from keepsight.requests import Pixels
 
 CRASH, SPIN, STOP, DEVOUR, BLUNDER, IMPOSE = b"CRASH", b"SPIN", b"STOP", b"DEVOUR", b"BLUNDER", b"IMPOSE"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from keepsight.frontend.open_picture import PictureSource
+from keepsight.frontend.intake.open_picture import PictureSource
 from keepsight.requests import Pixels
 
 SIZES = (

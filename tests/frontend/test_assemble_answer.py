@@ -6,7 +6,7 @@ import pytest
 
 from keepsight.demo import checkpoint_path
 from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
-from keepsight.frontend.tokenizer import Tokenizer
+from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.requests import FinishReason, TokenOutput
 from keepsight.sampling_params import SamplingParams
 

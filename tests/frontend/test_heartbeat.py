@@ -12,14 +12,17 @@ from typing import Any
 import httpx
 import pytest
 
-from keepsight.frontend import expand_prompt, fetch_media, identify_picture, make_pixels, render_prompt
-from keepsight.frontend.app import create_app
+from keepsight.frontend.api.app import create_app
 from keepsight.frontend.engine_client import EngineClient
+from keepsight.frontend.identity import identify_picture
+from keepsight.frontend.intake import fetch_media
 from keepsight.frontend.media_pool import MediaPool
+from keepsight.frontend.pixels import make_pixels
 from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prompt import expand_prompt, render_prompt
 from keepsight.requests import EngineRequest, MediaArrived, ToEngine, TokenOutput
 from tests.drawn import ask, by_url, draw
-from tests.frontend.test_app import MODEL, preparer
+from tests.frontend.api.test_app import MODEL, preparer
 
 __all__ = ["preparer"]  # a fixture
 NUM_CLIENTS = 8

@@ -12,9 +12,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from keepsight.frontend.make_pixels import MakePixels, PictureJob
 from keepsight.frontend.media_pool import MediaPool
-from keepsight.frontend.pixel_cache import LocalCache, PixelCache, StoreCache
+from keepsight.frontend.pixels.make_pixels import MakePixels, PictureJob
+from keepsight.frontend.pixels.pixel_cache import LocalCache, PixelCache, StoreCache
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.ipc.run_directory import RunDirectory

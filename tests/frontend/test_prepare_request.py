@@ -23,9 +23,10 @@ from keepsight.errors import (
     PromptTooLongError,
     UnreadablePictureError,
 )
-from keepsight.frontend import identify_picture, make_pixels
-from keepsight.frontend.decode_picture import decode_picture
-from keepsight.frontend.open_picture import PictureSource
+from keepsight.frontend.identity import identify_picture
+from keepsight.frontend.intake.open_picture import PictureSource
+from keepsight.frontend.pixels import make_pixels
+from keepsight.frontend.pixels.decode_picture import decode_picture
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.media import Geometry

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.frontend.stream_text import TextStreamer
-from keepsight.frontend.tokenizer import Tokenizer
 from keepsight.sampling_params import SamplingParams
 from tests.frontend.gemma_like import DEMO, gemma_like_checkpoint
 

@@ -13,7 +13,7 @@ import torch
 from llguidance import LLMatcher
 
 from keepsight.demo import checkpoint_path
-from keepsight.frontend.tokenizer import Tokenizer
+from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.requests import EngineRequest
 from keepsight.runner.guide_tokens import Guide, GuideMaker, forbid_tokens
 from keepsight.runner.sample_tokens import SamplingState, sample_tokens

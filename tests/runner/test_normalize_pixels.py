@@ -1,4 +1,4 @@
-"""Every value of every channel; whole pictures are compared in tests/frontend/test_preprocess_image.py."""
+"""Every value of every channel; whole pictures are compared in tests/frontend/pixels/test_preprocess_image.py."""
 
 from typing import Any
 

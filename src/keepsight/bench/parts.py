@@ -11,11 +11,11 @@ import torch
 from keepsight.bench.draw import photograph
 from keepsight.bench.model_work import ModelWork, median_seconds
 from keepsight.config import Config
-from keepsight.frontend.decode_picture import decode_picture
-from keepsight.frontend.hash_media import MediaHasher, hash_content
-from keepsight.frontend.pixel_cache import LocalCache
-from keepsight.frontend.preprocess_image import resize_pixels
-from keepsight.frontend.read_header import read_geometry
+from keepsight.frontend.identity.hash_media import MediaHasher, hash_content
+from keepsight.frontend.intake.read_header import read_geometry
+from keepsight.frontend.pixels.decode_picture import decode_picture
+from keepsight.frontend.pixels.pixel_cache import LocalCache
+from keepsight.frontend.pixels.preprocess_image import resize_pixels
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.model_limits import load_image_config
 from keepsight.models.gemma3.model import Gemma3

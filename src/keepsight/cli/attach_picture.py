@@ -12,7 +12,7 @@ from typing import Any
 from PIL import Image
 
 from keepsight.errors import InvalidArgumentError
-from keepsight.frontend.open_picture import open_picture, refusing_damage
+from keepsight.frontend.intake.open_picture import open_picture, refusing_damage
 
 URL_STARTS = ("http://", "https://", "data:")
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from keepsight.config import Config
 from keepsight.engine.open_embedding_tiers import describe_place, describe_processor, plan_tiers
 from keepsight.frontend.prepare_request import RequestPreparer
-from keepsight.frontend.read_messages import PicturePart
+from keepsight.frontend.prompt.read_messages import PicturePart
 from keepsight.runner.load_runner import choose_place
 from keepsight.runner.stored_embeddings import name_of
 

@@ -18,7 +18,7 @@ from keepsight.engine.open_embedding_tiers import TierPlan, describe_place, desc
 from keepsight.engine.resolve_config import ModelSize, resolve_config
 from keepsight.engine_config import EngineConfig
 from keepsight.errors import MissingCheckpointError
-from keepsight.frontend.tokenizer import Tokenizer
+from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.json_fields import read_json_object
 from keepsight.media import TOKENS_PER_STRIP

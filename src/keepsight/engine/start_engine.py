@@ -8,7 +8,7 @@ from keepsight.engine.in_process_engine import InProcessEngine
 from keepsight.engine.load_engine import load_engine
 from keepsight.engine.pixel_source import open_pixel_source
 from keepsight.frontend.media_pool import MediaPool
-from keepsight.frontend.pixel_cache import open_pixel_cache
+from keepsight.frontend.pixels.pixel_cache import open_pixel_cache
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.ipc.pixel_mode import cache_bytes, choose_mode
 from keepsight.ipc.run_directory import RunDirectory

@@ -5,8 +5,8 @@ An engine knows stop tokens and lengths; stop strings are found here, where the 
 
 from dataclasses import dataclass
 
+from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.frontend.stream_text import TextStreamer
-from keepsight.frontend.tokenizer import Tokenizer
 from keepsight.requests import FinishReason, TokenOutput
 from keepsight.sampling_params import SamplingParams
 

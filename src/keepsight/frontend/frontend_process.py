@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 
 from keepsight.config import Config
 from keepsight.count_cores import count_cores, share_of
-from keepsight.frontend.accept_in_turn import ServerInTurn
-from keepsight.frontend.app import create_app
-from keepsight.frontend.common_geometries import CommonGeometries
+from keepsight.frontend.api.app import create_app
+from keepsight.frontend.api.media_handles import MediaHandles, MediaQuota
+from keepsight.frontend.api.request_log import RequestIdFilter
 from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.engine_link import EngineLink
-from keepsight.frontend.http_server import make_server
-from keepsight.frontend.media_handles import MediaHandles, MediaQuota
+from keepsight.frontend.http.accept_in_turn import ServerInTurn
+from keepsight.frontend.http.http_server import make_server
+from keepsight.frontend.identity.common_geometries import CommonGeometries
 from keepsight.frontend.media_pool import MediaPool
-from keepsight.frontend.media_workers import MediaWorkers
-from keepsight.frontend.pixel_cache import PixelCache, open_pixel_cache
+from keepsight.frontend.pixels.media_workers import MediaWorkers
+from keepsight.frontend.pixels.pixel_cache import PixelCache, open_pixel_cache
 from keepsight.frontend.prepare_request import RequestPreparer
-from keepsight.frontend.request_log import RequestIdFilter
 from keepsight.ipc.control import (
     Drain,
     EngineLost,

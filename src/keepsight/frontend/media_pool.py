@@ -17,8 +17,8 @@ from functools import partial
 import numpy as np
 
 from keepsight.errors import UnknownMediaError
-from keepsight.frontend.make_pixels import MakePixels, PictureJob
-from keepsight.frontend.pixel_cache import PixelCache
+from keepsight.frontend.pixels.make_pixels import MakePixels, PictureJob
+from keepsight.frontend.pixels.pixel_cache import PixelCache
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.lru_cache import CacheSize
 from keepsight.observe.catalogue import DECODED, MISMATCHED, PREPROCESSED, PROCESSOR, VERIFIED

@@ -22,19 +22,19 @@ from keepsight.errors import (
     ReservedTokenError,
     UnreadablePictureError,
 )
-from keepsight.frontend.check_grammar import check_structured_outputs
-from keepsight.frontend.common_geometries import CommonGeometries
-from keepsight.frontend.expand_prompt import ExpandedPrompt, ImagePromptFormat, PromptExpander
-from keepsight.frontend.find_beginnings import Beginning, find_beginnings
-from keepsight.frontend.hash_media import hash_values
-from keepsight.frontend.identify_picture import NamedPicture, Picture, PictureIdentifier
-from keepsight.frontend.media_intake import NOTHING_DOWNLOADED, Downloaded, MediaIntake
+from keepsight.frontend.identity.common_geometries import CommonGeometries
+from keepsight.frontend.identity.hash_media import hash_values
+from keepsight.frontend.identity.identify_picture import NamedPicture, Picture, PictureIdentifier
+from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED, Downloaded, MediaIntake
 from keepsight.frontend.prepared_request import PreparedRequest, makeable_of
-from keepsight.frontend.read_messages import PicturePart, read_messages, read_uuid
-from keepsight.frontend.read_token_ids import read_token_ids
-from keepsight.frontend.render_prompt import ChatTemplate
-from keepsight.frontend.sampling_defaults import read_sampling_defaults
-from keepsight.frontend.tokenizer import Tokenizer
+from keepsight.frontend.prompt.check_grammar import check_structured_outputs
+from keepsight.frontend.prompt.expand_prompt import ExpandedPrompt, ImagePromptFormat, PromptExpander
+from keepsight.frontend.prompt.find_beginnings import Beginning, find_beginnings
+from keepsight.frontend.prompt.read_messages import PicturePart, read_messages, read_uuid
+from keepsight.frontend.prompt.read_token_ids import read_token_ids
+from keepsight.frontend.prompt.render_prompt import ChatTemplate
+from keepsight.frontend.prompt.sampling_defaults import read_sampling_defaults
+from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.image_processor_config import REQUEST_OPTIONS, ImageProcessorConfig, check_options
 from keepsight.media import TOKENS_PER_STRIP, MediaItem, TokenSpan
 from keepsight.model_limits import ModelLimits, load_image_config

@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from keepsight.errors import PictureError, RequestFailedError, UnknownMediaError
-from keepsight.frontend.identify_picture import NamedPicture, ask_for_picture
-from keepsight.frontend.make_pixels import MakePixels, PictureJob
+from keepsight.frontend.identity.identify_picture import NamedPicture, ask_for_picture
+from keepsight.frontend.pixels.make_pixels import MakePixels, PictureJob
 from keepsight.observe.account import RequestAccount
 from keepsight.requests import EngineRequest, Pixels, PromptPin
 

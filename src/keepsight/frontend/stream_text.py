@@ -5,7 +5,7 @@ back: a run of byte tokens until it ends (one bad byte turns the whole run into 
 may yet begin with.
 """
 
-from keepsight.frontend.tokenizer import Tokenizer
+from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.sampling_params import SamplingParams
 
 

@@ -1,0 +1,143 @@
+"""Who may ask for what: API keys, the administrator's key, and the caches that a caller's key has to itself.
+
+Every path needs a key unless it is known to be open, so that a new one is never open by mistake.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+import logging
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from keepsight.api_settings import ApiSettings
+from keepsight.errors import AccessError, AdminAccessError
+from keepsight.frontend.api.serve_page import PAGE_FILES
+from keepsight.frontend.http.error_response import error_response
+
+logger = logging.getLogger(__name__)
+# What says nothing of anybody: for load balancers, and for those who want to know how to ask.
+OPEN_PATHS = frozenset({*PAGE_FILES, "/health", "/ready", "/version", "/openapi.json"})
+ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/reset_encoder_cache", "/reset_mm_cache"})
+ADMIN_PREFIX = "/debug/"
+METRICS_PATH = "/metrics"
+
+
+class Access:
+    """ASGI middleware.  Notes the caller's key in the request's state."""
+
+    def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
+        self._app, self._keys, self._watching_keys = app, settings.api_keys, _watching_keys(settings)
+        self._admin_keys = _admin_keys(settings)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                scope.setdefault("state", {})["api_key"] = self._admit(scope)
+            except AccessError as error:
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _admit(self, scope: Scope) -> str | None:
+        """The key that the caller has, if it takes one."""
+        path = path_within(scope)
+        if path in OPEN_PATHS:
+            return None
+        headers = Headers(scope=scope)
+        if is_for_admins(path) and self._admin_keys:
+            return _find_key(headers, self._admin_keys, "the administrator's key")
+        if is_for_admins(path) and not _is_local(scope, headers):
+            raise AdminAccessError("only the machine that the server runs on may ask for this: it has no admin key")
+        keys = self._watching_keys if path == METRICS_PATH else self._keys
+        return _find_key(headers, keys) if keys else None
+
+
+def path_within(scope: Scope) -> str:
+    """Without what a proxy takes away, which the server puts before it again."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
+def is_for_admins(path: str) -> bool:
+    return path in ADMIN_PATHS or path.startswith(ADMIN_PREFIX)
+
+
+def may_watch(settings: ApiSettings, http: Request) -> bool:
+    """Whether whoever asks, on an open path too, may see what is counted of all callers."""
+    try:
+        return not (keys := _watching_keys(settings)) or bool(_find_key(http.headers, keys))
+    except AccessError:
+        return False
+
+
+def _watching_keys(settings: ApiSettings) -> tuple[str, ...]:
+    """Who watches the server need not be able to ask it anything.  None: whoever may ask, everybody, may watch."""
+    return (*settings.api_keys, *_admin_keys(settings)) if settings.api_keys else ()
+
+
+def _admin_keys(settings: ApiSettings) -> tuple[str, ...]:
+    return () if settings.admin_api_key is None else (settings.admin_api_key,)
+
+
+def isolate_salt(settings: ApiSettings, http: Request, cache_salt: str | None) -> str | None:
+    """The salt that a caller's request goes by.  Nobody can name that of another's."""
+    if settings.cache_isolation == "none":
+        return cache_salt
+    key = http.state.api_key
+    assert key is not None, "isolated callers have keys"
+    # An empty salt is no salt; it is refused later.
+    asked = b"" if cache_salt is None else b"salt:" + cache_salt.encode(errors="surrogatepass")
+    return cache_salt if cache_salt == "" else hmac.digest(key.encode(), asked, "sha256").hex()
+
+
+def _find_key(headers: Headers, keys: Sequence[str], wanted: str = "an API key") -> str:
+    scheme, _, shown = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not shown.strip():
+        raise AccessError(f"{wanted} is needed: Authorization: Bearer KEY", "missing_api_key")
+    digest = _digest(shown.strip())
+    # All are compared, and by digests of one length: how long it takes says nothing of any key.
+    matching = [key for key in keys if hmac.compare_digest(_digest(key), digest)]
+    if not matching:
+        raise AccessError(f"{wanted} is needed, and this is none that is known here", "invalid_api_key")
+    return matching[0]
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode(errors="surrogatepass")).digest()
+
+
+def _is_local(scope: Scope, headers: Headers) -> bool:
+    """Neither passed on by a proxy nor sent by a web page of others that happens to be open on this machine.
+
+    Such a page may have its own name lead here, and is then of one origin with what it asks: so the name counts too.
+    """
+    if any(name in headers for name in ("forwarded", "x-forwarded-for", "via")):
+        return False
+    asked = headers.get("host", "")
+    if headers.get("origin", f"://{asked}").partition("://")[2] != asked:
+        return False
+    return _is_loopback((scope.get("client") or ("",))[0]) and _is_loopback(_host_name(asked))
+
+
+def _host_name(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_loopback(name: str) -> bool:
+    if name == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    # As a socket for both kinds of addresses tells of IPv4's.
+    inner = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (inner or address).is_loopback

@@ -1,0 +1,262 @@
+"""The answer to one HTTP request, whole or as a stream of server-sent events: everything but the shape of its JSON.
+
+A request has one or more prompts, each of which the engine answers `n` times.  Invariant: what is told of usage counts
+exactly the tokens that were told.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, aclosing
+from typing import Any, Protocol
+
+import msgspec
+
+from keepsight.errors import EngineLostError, InvalidArgumentError, RequestFailedError
+from keepsight.frontend.api.chat_response import (
+    Extras,
+    PromptLogprob,
+    ToldPrompt,
+    Usage,
+    show_bytes,
+    to_finite,
+)
+from keepsight.frontend.api.generation_fields import GenerationFields
+from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
+from keepsight.frontend.http.error_response import ErrorResponse
+from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.frontend.prompt.tokenizer import Tokenizer
+from keepsight.observe.account import RequestAccount
+from keepsight.requests import TierStatus, TokenLogprob, TokenOutput
+
+logger = logging.getLogger(__name__)
+_encode = msgspec.json.Encoder().encode
+# Of an answer that is told whole: so many engines may end before it is given up.
+MAX_ATTEMPTS = 3
+# Answers of tens of thousands of numbers, one after the other: each thread more keeps the loop waiting longer.
+_prompt_teller = ThreadPoolExecutor(1, "prompt teller")
+# What one prompt's choices may be ahead of another's before they are looked at.
+MAX_MERGED_PIECES = 64
+# Which choice of the whole answer, and what came of it.
+IndexedPiece = tuple[int, AnswerPiece]
+
+
+class Engine(Protocol):
+    """What is asked of an `EngineClient` for a server's callers."""
+
+    @property
+    def num_engines(self) -> int: ...
+
+    def list_tiers(self) -> Mapping[int, Sequence[TierStatus]]: ...
+
+    def engine_holds(self, media_hash: str) -> bool: ...
+
+    def generate(self, prepared: PreparedRequest) -> AsyncGenerator[TokenOutput, None]: ...
+
+    def holding_ends(self, accounts: Sequence[RequestAccount]) -> AbstractContextManager[None]: ...
+
+    def stop_choice(self, request_id: str, choice: int) -> None: ...
+
+    def reset_caches(self, *, prefix: bool = False, encoder: bool = False, processor: bool = False) -> None: ...
+
+
+class Answer(ABC):
+    """One request on its way through the engine."""
+
+    ID_PREFIX: str
+
+    def __init__(
+        self, asked: GenerationFields, prompts: Sequence[PreparedRequest], tokenizer: Tokenizer, model_name: str
+    ) -> None:
+        self._asked, self._prompts, self._tokenizer, self._model_name = asked, prompts, tokenizer, model_name
+        self._id, self._created = f"{self.ID_PREFIX}-{os.urandom(16).hex()}", int(time.time())
+        self._num_choices = prompts[0].engine_request.sampling_params.n
+        self._forget_usage()
+
+    def _forget_usage(self) -> None:
+        self._num_tokens = 0
+        # By prompt, of the choice that found least: the others find what that one has just computed.
+        self._num_cached_tokens = [len(each.engine_request.token_ids) for each in self._prompts]
+
+    @property
+    def prompts(self) -> Sequence[PreparedRequest]:
+        return self._prompts
+
+    @property
+    def is_streamed(self) -> bool:
+        return bool(self._asked.stream)
+
+    @property
+    def accounts(self) -> list[RequestAccount]:
+        return [each.account for each in self._prompts]
+
+    def name_accounts(self, request_id: str, began: float, trace_parent: str | None) -> None:
+        """As whoever asked knows the request."""
+        for account in self.accounts:
+            account.name(request_id, began, trace_parent)
+
+    async def whole(self, engine: Engine) -> msgspec.Struct:
+        with engine.holding_ends(self.accounts):
+            choices = await self._gather(engine)
+        if self._asked.choose_prompt_logprobs() is None:
+            return self._with_account(self._completion(choices))
+        completion = asyncio.get_running_loop().run_in_executor(_prompt_teller, self._completion, choices)
+        return self._with_account(await completion)
+
+    def _with_account(self, body: msgspec.Struct) -> msgspec.Struct:
+        """If it was asked for."""
+        if not self._asked.wants_account:
+            return body
+        return msgspec.structs.replace(body, keepsight=Extras([each.describe() for each in self.accounts]))
+
+    async def _gather(self, engine: Engine) -> list[list[AnswerPiece]]:
+        """All pieces of each choice.  Nobody has seen any of them yet, so what had begun may begin anew."""
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            choices: list[list[AnswerPiece]] = [[] for _ in range(len(self._prompts) * self._num_choices)]
+            self._forget_usage()
+            try:
+                async with aclosing(self._pieces(engine)) as pieces:
+                    async for index, piece in pieces:
+                        choices[index].append(piece)
+            except EngineLostError as lost:
+                if attempt == MAX_ATTEMPTS or not lost.had_begun:
+                    raise
+            else:
+                break
+        return choices
+
+    async def events(self, engine: Engine) -> AsyncGenerator[bytes, None]:
+        """The first comes with the first token: what fails before is raised.  What fails later is an event too."""
+        has_begun = False
+        try:
+            async with aclosing(self._chunks(engine)) as chunks:
+                async for chunk in chunks:
+                    has_begun = True
+                    yield chunk
+        except Exception as error:
+            if not has_begun:
+                raise
+            if isinstance(error, InvalidArgumentError):
+                # What its message says may be the caller's own words.
+                logger.info("the answer %s failed: what was asked as %s is at fault", self._id, error.field)
+            else:
+                is_foreseen = isinstance(error, RequestFailedError)
+                logger.error("the answer %s failed: %s", self._id, error, exc_info=not is_foreseen)
+            yield b"data: " + _encode(ErrorResponse.of(error)) + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+    async def _chunks(self, engine: Engine) -> AsyncGenerator[bytes, None]:
+        has_begun = False
+        async with aclosing(self._pieces(engine)) as pieces:
+            async for index, piece in pieces:
+                if not has_begun:
+                    has_begun = True
+                    for opening in self._openings():
+                        yield self._event(opening)
+                # A token may add no text yet; its log-probability is told all the same.
+                if piece.text or piece.finish_reason or piece.token.logprobs:
+                    yield self._event(self._chunk_choice(index, piece))
+        if self._asked.wants_account:
+            told = None if self._asked.includes_usage else msgspec.UNSET
+            yield b"data: " + _encode(self._with_account(self._chunk([], told))) + b"\n\n"
+        if self._asked.includes_usage:
+            yield self._event(None, self.usage)
+
+    def _pieces(self, engine: Engine) -> AsyncGenerator[IndexedPiece, None]:
+        own = [self._pieces_of(engine, number) for number in range(len(self._prompts))]
+        return own[0] if len(own) == 1 else _merge(own)
+
+    async def _pieces_of(self, engine: Engine, number: int) -> AsyncGenerator[IndexedPiece, None]:
+        prepared = self._prompts[number]
+        request = prepared.engine_request
+        assembler = AnswerAssembler(self._tokenizer, request.sampling_params)
+        try:
+            async with aclosing(engine.generate(prepared)) as tokens:
+                async for token in tokens:
+                    if piece := assembler.push(token):
+                        if self._asked.wants_answer:
+                            self._num_tokens += 1
+                        else:
+                            piece = AnswerPiece(token, "", "length")
+                        self._num_cached_tokens[number] = min(self._num_cached_tokens[number], token.num_cached_tokens)
+                        if piece.ends_before_engine:
+                            engine.stop_choice(request.request_id, piece.choice)
+                        yield number * self._num_choices + piece.choice, piece
+                    if assembler.is_finished:
+                        return
+        except InvalidArgumentError as error:
+            raise type(error)(self._asked.name_as_asked(error.field), error.message) from error
+
+    @property
+    def usage(self) -> Usage:
+        requests = [each.engine_request for each in self._prompts]
+        num_prompt_tokens = sum(len(each.token_ids) for each in requests)
+        num_image_tokens = sum(each.num_image_tokens for each in requests)
+        return Usage.count(num_prompt_tokens, self._num_tokens, num_image_tokens, sum(self._num_cached_tokens))
+
+    def _tell_prompt(self, first: TokenOutput) -> ToldPrompt | msgspec.UnsetType:
+        """If its caller asked for it by this name.  `first`: of the first of a prompt's choices, which was told."""
+        if (num_top := self._asked.prompt_logprobs) is None:
+            return msgspec.UNSET
+        told = first.prompt_logprobs
+        assert told is not None
+        return [None, *({str(one.token_id): self._describe(one) for one in ones[: 1 + num_top]} for ones in told)]
+
+    def _describe(self, one: TokenLogprob) -> PromptLogprob:
+        shown = show_bytes(self._tokenizer.token_bytes(one.token_id))
+        return PromptLogprob(logprob=to_finite(one.logprob), rank=one.rank, decoded_token=shown)
+
+    def _event(self, choice: msgspec.Struct | None, usage: Usage | None = None) -> bytes:
+        if self._asked.counts_continuously:
+            usage = self.usage
+        told = usage if self._asked.includes_usage else msgspec.UNSET
+        return b"data: " + _encode(self._chunk([] if choice is None else [choice], told)) + b"\n\n"
+
+    def _openings(self) -> Sequence[msgspec.Struct]:
+        """What each choice of a stream begins with."""
+        return ()
+
+    @abstractmethod
+    def _completion(self, choices: Sequence[Sequence[AnswerPiece]]) -> msgspec.Struct: ...
+
+    @abstractmethod
+    def _chunk_choice(self, index: int, piece: AnswerPiece) -> msgspec.Struct: ...
+
+    @abstractmethod
+    def _chunk(self, choices: list[Any], usage: Usage | msgspec.UnsetType | None) -> msgspec.Struct: ...
+
+
+async def _merge(sources: Sequence[AsyncGenerator[IndexedPiece, None]]) -> AsyncGenerator[IndexedPiece, None]:
+    """In the order in which they come.  The first failure ends all of them."""
+    arrived = asyncio.Queue[IndexedPiece | BaseException | None](MAX_MERGED_PIECES)
+    drains = [asyncio.create_task(_drain(source, arrived)) for source in sources]
+    num_open = len(drains)
+    try:
+        while num_open:
+            each = await arrived.get()
+            if isinstance(each, BaseException):
+                raise each
+            if each is None:
+                num_open -= 1
+            else:
+                yield each
+    finally:
+        for drain in drains:
+            drain.cancel()
+        await asyncio.gather(*drains, return_exceptions=True)
+
+
+async def _drain(
+    source: AsyncGenerator[IndexedPiece, None], arrived: "asyncio.Queue[IndexedPiece | BaseException | None]"
+) -> None:
+    try:
+        async with aclosing(source):
+            async for piece in source:
+                await arrived.put(piece)
+        await arrived.put(None)
+    except Exception as error:
+        await arrived.put(error)

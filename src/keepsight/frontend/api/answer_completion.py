@@ -1,0 +1,147 @@
+"""The answer to a completion request, in OpenAI's shapes."""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import msgspec
+
+from keepsight.frontend.api.answer import Answer
+from keepsight.frontend.api.chat_response import TopLogprob, Usage, show_bytes
+from keepsight.frontend.api.completion_request import CompletionRequest
+from keepsight.frontend.api.completion_response import Completion, CompletionChoice, CompletionLogprobs
+from keepsight.frontend.assemble_answer import AnswerPiece
+from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.frontend.prompt.tokenizer import Tokenizer
+from keepsight.requests import TokenLogprob, TokenLogprobs, TokenOutput
+
+
+class _ToldToken(NamedTuple):
+    token_id: int
+    # What of it stands in the text.
+    shown: bytes
+    # None of a prompt's first.
+    logprobs: TokenLogprobs | None
+
+
+class CompletionAnswer(Answer):
+    ID_PREFIX = "cmpl"
+
+    def __init__(
+        self, asked: CompletionRequest, prompts: Sequence[PreparedRequest], tokenizer: Tokenizer, model_name: str
+    ) -> None:
+        super().__init__(asked, prompts, tokenizer, model_name)
+        self._written = list(asked.prompts.values()) if asked.echo else None
+        # By choice, of a stream: characters of the tokens that were told.
+        self._offsets: Counter[int] = Counter()
+
+    @cached_property
+    def _echoes(self) -> list[str]:
+        """By prompt: what each of its choices begins with."""
+        if self._written is None:
+            return [""] * len(self._prompts)
+        return [each if isinstance(each, str) else self._tokenizer.decode(each, False) for each in self._written]
+
+    def _completion(self, choices: Sequence[Sequence[AnswerPiece]]) -> Completion:
+        num_each = self._num_choices
+        by_prompt = [choices[first : first + num_each] for first in range(0, len(choices), num_each)]
+        told = [choice for number, own in enumerate(by_prompt) for choice in self._choices_of(number, own)]
+        return self._chunk(told, self.usage)
+
+    def _choices_of(self, number: int, choices: Sequence[Sequence[AnswerPiece]]) -> Iterator[CompletionChoice]:
+        """One prompt's, which each tell of it anew."""
+        first = choices[0][0].token
+        prompt_logprobs = self._tell_prompt(first)
+        for index, pieces in enumerate(choices, start=number * self._num_choices):
+            answered = self._tell_answered(piece.token for piece in pieces)
+            yield CompletionChoice(
+                index=index,
+                text=self._echoes[number] + "".join(piece.text for piece in pieces),
+                finish_reason=pieces[-1].finish_reason,
+                logprobs=self._logprobs(itertools.chain(self._tell_echoed(number, first), answered)),
+                stop_reason=pieces[-1].stop_reason,
+                prompt_logprobs=prompt_logprobs,
+            )
+
+    def _openings(self) -> Sequence[CompletionChoice]:
+        if self._written is None:
+            return ()
+        echoes = [echo for echo in self._echoes for _ in range(self._num_choices)]
+        return [CompletionChoice(index=index, text=echo, finish_reason=None) for index, echo in enumerate(echoes)]
+
+    def _chunk_choice(self, index: int, piece: AnswerPiece) -> CompletionChoice:
+        return CompletionChoice(
+            index=index,
+            text=piece.text,
+            finish_reason=piece.finish_reason,
+            logprobs=self._logprobs(self._tell_answered([piece.token]), index),
+            stop_reason=msgspec.UNSET if piece.finish_reason is None else piece.stop_reason,
+        )
+
+    def _chunk(self, choices: list[Any], usage: Usage | msgspec.UnsetType | None) -> Completion:
+        return Completion(id=self._id, created=self._created, model=self._model_name, choices=choices, usage=usage)
+
+    def _tell_echoed(self, number: int, answered: TokenOutput) -> Iterator[_ToldToken]:
+        """The prompt's tokens, if they stand in the text; a first one that was not written there does not."""
+        if self._written is None:
+            return
+        first, *others = self._prompts[number].engine_request.token_ids
+        is_written = self._echoes[number].startswith(self._tokenizer.token(first) or "")
+        shows_first = is_written or not self._tokenizer.is_special(first)
+        yield _ToldToken(first, self._tokenizer.token_bytes(first) if shows_first else b"", None)
+        for token_id, logprobs in zip(others, answered.prompt_logprobs or (), strict=False):
+            yield _ToldToken(token_id, self._tokenizer.token_bytes(token_id), logprobs)
+
+    def _tell_answered(self, tokens: Iterable[TokenOutput]) -> Iterator[_ToldToken]:
+        if not self._asked.wants_answer:
+            return
+        params = self._prompts[0].engine_request.sampling_params
+        for token in tokens:
+            is_shown = not (params.skip_special_tokens and self._tokenizer.is_special(token.token_id))
+            shown = self._tokenizer.token_bytes(token.token_id) if is_shown else b""
+            yield _ToldToken(token.token_id, shown, token.logprobs)
+
+    def _logprobs(self, tokens: Iterable[_ToldToken], streamed: int | None = None) -> CompletionLogprobs | None:
+        """`streamed`: the choice whose tokens these continue."""
+        if (num_top := self._asked.choose_logprobs()) is None:
+            return None
+        told = list(tokens)
+        offsets, end = _find_offsets(told, 0 if streamed is None else self._offsets[streamed])
+        if streamed is not None:
+            self._offsets[streamed] = end
+        each = [[self._top_logprob(one) for one in (token.logprobs or ())[: 1 + num_top]] for token in told]
+        return CompletionLogprobs(
+            tokens=[show_bytes(self._tokenizer.token_bytes(token.token_id)) for token in told],
+            token_logprobs=[ones[0].logprob if ones else None for ones in each],
+            # As vLLM: the token itself is told among the likeliest, whether it is one of them or not.
+            top_logprobs=[_by_token(ones) if ones else None for ones in each],
+            text_offset=offsets,
+        )
+
+    def _top_logprob(self, logprob: TokenLogprob) -> TopLogprob:
+        return TopLogprob.of_bytes(self._tokenizer.token_bytes(logprob.token_id), logprob.logprob)
+
+
+def _find_offsets(told: Sequence[_ToldToken], end: int) -> tuple[list[int], int]:
+    """Where in the text each begins, and where the last ends.  Several may be one character, and begin there."""
+    offsets = []
+    for token in told:
+        goes_on = bool(token.shown) and not _begins_character(token.shown[0])
+        offsets.append(max(0, end - goes_on))
+        end += sum(map(_begins_character, token.shown))
+    return offsets, end
+
+
+def _by_token(logprobs: Sequence[TopLogprob]) -> dict[str, float]:
+    """Of those that look alike, as all parts of characters do, the first: the token itself, or the likeliest."""
+    told: dict[str, float] = {}
+    for each in logprobs:
+        told.setdefault(each.token, each.logprob)
+    return told
+
+
+def _begins_character(byte: int) -> bool:
+    """Of UTF-8."""
+    return byte & 0b1100_0000 != 0b1000_0000

@@ -1,0 +1,355 @@
+"""The HTTP face: routes, bodies in, errors out.  What an endpoint does lies in the modules it calls."""
+
+import dataclasses
+import logging
+import time
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from functools import partial
+from http import HTTPStatus
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from keepsight import __version__
+from keepsight.api_settings import ApiSettings
+from keepsight.errors import AnsweredError, ModelNotFoundError, RequestFailedError
+from keepsight.frontend.api.access import Access, isolate_salt, may_watch
+from keepsight.frontend.api.answer import Answer, Engine
+from keepsight.frontend.api.chat_request import parse_chat_request
+from keepsight.frontend.api.chat_response import ModelCard, ModelList
+from keepsight.frontend.api.completion_request import parse_completion_request
+from keepsight.frontend.api.held_pictures import HeldPictures
+from keepsight.frontend.api.media_api import MediaApi, PixelPin
+from keepsight.frontend.api.media_handles import MediaHandles
+from keepsight.frontend.api.metrics_api import MetricsApi
+from keepsight.frontend.api.openapi import describe_api
+from keepsight.frontend.api.prepare_answer import AnswerPreparer
+from keepsight.frontend.api.request_log import HEADER as REQUEST_ID_HEADER
+from keepsight.frontend.api.request_log import RequestLog
+from keepsight.frontend.api.serve_page import page_routes
+from keepsight.frontend.api.tokenize_request import parse_detokenize_request, parse_tokenize_request
+from keepsight.frontend.http.error_response import (
+    RETRY_LATER,
+    SERVER_FAILED,
+    ErrorDetail,
+    ErrorResponse,
+    error_response,
+    json_response,
+)
+from keepsight.frontend.http.read_body import reading_body
+from keepsight.frontend.http.unless_client_leaves import unless_client_leaves
+from keepsight.frontend.http.waiting_room import WaitingRoom
+from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED, Downloaded
+from keepsight.frontend.pixels.pixel_cache import PixelCache
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prompt.read_messages import Conversation
+from keepsight.observe.server_view import ServerView
+from keepsight.observe.tell_account import tell_in_header
+
+logger = logging.getLogger(__name__)
+# Bodies that are being read or prepared, all together: so many of the largest.
+MAX_LARGEST_BODIES = 16
+# Every token id of a completion is looked at: for seconds, of the largest.
+MAX_COMPLETION_ON_LOOP = 2**18
+CLIENT_CLOSED_REQUEST = 499  # nginx's number, for nobody but our own log
+DEFAULT_SETTINGS = ApiSettings()
+SEES_NOTHING = ServerView()
+KEEPS_NOTHING = PixelCache()
+
+
+class _EventStream(Response):
+    """Closes its events however it ends: a client that leaves frees the engine now, not when garbage is collected.
+
+    (The framework's own stream takes four times as long to begin.)
+    """
+
+    def __init__(self, first: bytes, others: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(media_type="text/event-stream")
+        del self.headers["content-length"]  # nobody knows
+        self._first, self._others = first, others
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._others):
+            with suppress(ClientDisconnect):
+                await unless_client_leaves(receive, self._send(send))
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        async for event in self._others:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body"})
+
+
+class Api:
+    def __init__(
+        self,
+        preparer: RequestPreparer,
+        engine: Engine,
+        model_name: str,
+        settings: ApiSettings,
+        handles: MediaHandles | None,
+        pixel_cache: PixelCache,
+    ) -> None:
+        self._preparer, self._engine, self._settings = preparer, engine, settings
+        self._answers = AnswerPreparer(preparer, model_name, settings.trust_request_mm_processor_kwargs)
+        self._room = WaitingRoom(settings.max_waiting_requests, MAX_LARGEST_BODIES * settings.max_body_bytes)
+        self.media: MediaApi | None = None
+        if handles is not None:
+            salt_of = partial(isolate_salt, settings)
+            self.media = MediaApi(preparer, engine, handles, pixel_cache, self._admit_body, salt_of)
+        self._model_names = tuple(dict.fromkeys((model_name, *settings.more_model_names)))
+        self._created = int(time.time())
+
+    # Answers ----------------------------------------------------------------------------------------------------
+
+    async def chat_completions(self, http: Request) -> Response:
+        with self._room.admit():
+            answer, pins = await self._prepare_chat(http)
+            response = await self._answer(http, answer)
+            if self.media is not None:
+                await self.media.pin_pixels(http, pins)
+            return response
+
+    async def completions(self, http: Request) -> Response:
+        with self._room.admit():
+            return await self._answer(http, await self._prepare_completion(http))
+
+    # By themselves, so that nothing holds what a request was read from while it is answered, which may take minutes.
+
+    async def _prepare_chat(self, http: Request) -> tuple[Answer, list[PixelPin]]:
+        async with self._reading_body(http) as body:
+            asked = parse_chat_request(body)
+            self._check_model(asked.model)
+            salt = isolate_salt(self._settings, http, asked.cache_salt)
+            downloaded = await self._download(http, asked.messages, salt)
+            answer = await self._answers.chat(asked, salt, downloaded, len(body))
+            if self.media is None:
+                return answer, []
+            pictures, [prepared] = asked.messages.pictures, answer.prompts
+            await self.media.note_uses(http, pictures, prepared)
+            return answer, self.media.find_pins(pictures, prepared)
+
+    async def _prepare_completion(self, http: Request) -> Answer:
+        async with self._reading_body(http) as body:
+            is_little = len(body) <= MAX_COMPLETION_ON_LOOP
+            asked = (
+                parse_completion_request(body) if is_little else await run_in_threadpool(parse_completion_request, body)
+            )
+            self._check_model(asked.model)
+            return await self._answers.completion(asked, isolate_salt(self._settings, http, asked.cache_salt))
+
+    async def _answer(self, http: Request, answer: Answer) -> Response:
+        http.state.answer = answer
+        answer.name_accounts(http.state.request_id, http.state.began, http.headers.get("traceparent"))
+        if (download := getattr(http.state, "download", None)) is not None:
+            answer.accounts[0].note("fetch", *download)
+        response: Response
+        if answer.is_streamed:
+            events = answer.events(self._engine)
+            # What fails before the first token still gets a status of its own.
+            response = _EventStream(await unless_client_leaves(http.receive, anext(events)), events)
+        else:
+            response = json_response(await unless_client_leaves(http.receive, answer.whole(self._engine)))
+        # What is known by now: of a stream all that was before its first token.
+        response.headers["server-timing"] = tell_in_header(answer.accounts)
+        return response
+
+    async def _download(self, http: Request, conversation: Conversation, cache_salt: str | None) -> Downloaded:
+        """Before the request takes a thread: a slow origin must not hold one."""
+        downloaded = NOTHING_DOWNLOADED
+        if remote := self._preparer.pictures_to_download(conversation):
+            began = time.monotonic()
+            downloaded = await unless_client_leaves(http.receive, self._preparer.intake.download(remote, cache_salt))
+            http.state.download = began, time.monotonic()
+        if self.media is not None:
+            downloaded = {**downloaded, **await self.media.read_named(http, conversation.pictures)}
+        return downloaded
+
+    # Tokens -----------------------------------------------------------------------------------------------------
+
+    async def tokenize(self, http: Request) -> Response:
+        with self._room.admit():
+            async with self._reading_body(http) as body:
+                asked = parse_tokenize_request(body)
+                self._check_model(asked.model)
+                salt, downloaded = isolate_salt(self._settings, http, asked.cache_salt), NOTHING_DOWNLOADED
+                if asked.messages is not None:
+                    downloaded = await self._download(http, asked.messages, salt)
+                return json_response(await run_in_threadpool(self._answers.tokenize, asked, salt, downloaded))
+
+    async def detokenize(self, http: Request) -> Response:
+        with self._room.admit():
+            async with self._reading_body(http) as body:
+                asked = parse_detokenize_request(body)
+                self._check_model(asked.model)
+                return json_response(await run_in_threadpool(self._answers.detokenize, asked))
+
+    # The model and the server -----------------------------------------------------------------------------------
+
+    async def models(self, _http: Request) -> Response:
+        return json_response(ModelList(data=[self._describe(name) for name in self._model_names]))
+
+    async def model(self, http: Request) -> Response:
+        name = http.path_params["model"]
+        self._check_model(name)
+        return json_response(self._describe(name))
+
+    def _describe(self, name: str) -> ModelCard:
+        """Anew each time: an engine that comes later may have room for less."""
+        return ModelCard(id=name, created=self._created, max_model_len=self._preparer.max_model_len)
+
+    async def health(self, http: Request) -> Response:
+        """Whoever can say that is alive.  What tells of callers and places is for those who may watch."""
+        tells_all = may_watch(self._settings, http)
+        tiers = [
+            {
+                "engine": rank,
+                "status": "ok" if tier.reason is None else "set aside",
+                **(dataclasses.asdict(tier) if tells_all else {"name": tier.name}),
+            }
+            for rank, tiers in self._engine.list_tiers().items()
+            for tier in tiers
+        ]
+        told: dict[str, object] = {"status": self._status, "engines": self._engine.num_engines}
+        if tells_all:
+            told["requests"] = self._room.num_requests
+        return json_response({**told, "tiers": tiers} if tiers else told)
+
+    async def ready(self, _http: Request) -> Response:
+        status = self._status
+        told = {"status": status}
+        return json_response(told) if status == "ok" else json_response(told, 503, RETRY_LATER)
+
+    @property
+    def _status(self) -> str:
+        """What a request would meet now.  (Whoever is being shut down accepts none.)"""
+        if not self._engine.num_engines:
+            return "the engine is being started again"
+        return "ok" if self._room.has_room else "overloaded"
+
+    async def version(self, _http: Request) -> Response:
+        return json_response({"version": __version__})
+
+    async def openapi(self, _http: Request) -> Response:
+        return json_response(describe_api(self._settings, has_uploads=self.media is not None))
+
+    # For administrators -----------------------------------------------------------------------------------------
+
+    async def reset(self, _http: Request, **caches: bool) -> Response:
+        # Gigabytes of pixels are given back in a second, not at once.
+        await run_in_threadpool(self._engine.reset_caches, **caches)
+        return json_response({})
+
+    def _reading_body(self, http: Request) -> AbstractAsyncContextManager[bytearray | memoryview]:
+        return reading_body(http, self._room, self._settings.max_body_bytes, self._settings.slow_client_seconds)
+
+    @asynccontextmanager
+    async def _admit_body(self, http: Request) -> AsyncGenerator[bytearray | memoryview, None]:
+        with self._room.admit():
+            async with self._reading_body(http) as body:
+                yield body
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name not in self._model_names:
+            served = ", ".join(map(repr, self._model_names))
+            raise ModelNotFoundError("model", f"{name!r} is not served here; what is: {served}")
+
+
+def create_app(
+    preparer: RequestPreparer,
+    engine: Engine,
+    model_name: str,
+    settings: ApiSettings = DEFAULT_SETTINGS,
+    handles: MediaHandles | None = None,
+    pixel_cache: PixelCache = KEEPS_NOTHING,
+    view: ServerView = SEES_NOTHING,
+) -> ASGIApp:
+    """Without `handles` nothing can be uploaded; what lies in `pixel_cache` is shown if the settings say so."""
+    api = Api(preparer, engine, model_name, settings, handles, pixel_cache)
+    media_routes = [] if api.media is None else api.media.routes
+    if settings.dashboard_thumbnails:
+        media_routes += HeldPictures(pixel_cache).routes
+    app = Starlette(
+        routes=[*_routes(api), *media_routes, *MetricsApi(view, engine).routes, *page_routes()],
+        middleware=_middleware(settings),
+        exception_handlers={
+            AnsweredError: _refuse,
+            RequestFailedError: _answer_failed_request,
+            HTTPException: _refuse_http,
+            ClientDisconnect: _note_client_left,
+            Exception: _fail,
+        },
+    )
+    return RequestLog(app, settings.log_requests)
+
+
+def _routes(api: Api) -> list[Route]:
+    """Each is described in `openapi.py`."""
+    post = partial(Route, methods=["POST"])
+    return [
+        post("/v1/chat/completions", api.chat_completions),
+        post("/v1/completions", api.completions),
+        post("/tokenize", api.tokenize),
+        post("/detokenize", api.detokenize),
+        post("/reset_prefix_cache", partial(api.reset, prefix=True)),
+        post("/reset_encoder_cache", partial(api.reset, encoder=True)),
+        post("/reset_mm_cache", partial(api.reset, processor=True)),
+        Route("/v1/models", api.models),
+        Route("/v1/models/{model:path}", api.model),
+        Route("/health", api.health),
+        Route("/ready", api.ready),
+        Route("/version", api.version),
+        Route("/openapi.json", api.openapi),
+    ]
+
+
+def _middleware(settings: ApiSettings) -> list[Middleware]:
+    """The outermost first: a browser asks without a key whether it may ask."""
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=settings.allowed_origins,
+        allow_methods=("GET", "POST", "DELETE"),
+        allow_headers=("*",),
+        expose_headers=(REQUEST_ID_HEADER, "Retry-After", "Server-Timing"),
+    )
+    access = Middleware(Access, settings=settings)
+    return [cors, access] if settings.allowed_origins else [access]
+
+
+async def _note_client_left(http: Request, _error: Exception) -> Response:
+    logger.info("%s %s: the client left", http.method, http.url.path)
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+async def _refuse(_http: Request, error: Exception) -> Response:
+    assert isinstance(error, AnsweredError)
+    return error_response(error)
+
+
+async def _answer_failed_request(http: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestFailedError)
+    logger.log(logging.INFO if error.is_refusal else logging.ERROR, "%s %s: %s", http.method, http.url.path, error)
+    return error_response(error)
+
+
+async def _refuse_http(http: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = error.detail
+    if message == HTTPStatus(error.status_code).phrase:  # the router's: clients show neither method nor path
+        message = f"{http.method} {http.url.path[:80]}: {message}; GET /openapi.json lists what there is"
+    detail = ErrorDetail(message=message, type="invalid_request_error")
+    return json_response(ErrorResponse(error=detail), error.status_code, error.headers)
+
+
+async def _fail(http: Request, _error: Exception) -> Response:
+    logger.error("%s %s failed", http.method, http.url.path)  # uvicorn logs the traceback
+    return json_response(SERVER_FAILED, 500)

@@ -1,0 +1,131 @@
+"""The body of `POST /v1/chat/completions`.  The shape of messages belongs to `read_messages`."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.frontend.api.generation_fields import NESTED_STRUCTS, GenerationFields
+from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, Refused
+from keepsight.frontend.http.lift_data_urls import decode_lifting
+from keepsight.frontend.prompt.read_messages import choose_end, read_messages
+
+
+class MediaProcessorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`mm_processor_kwargs`, as far as one request may choose them: the first in any case, the others where trusted."""
+
+    do_pan_and_scan: bool | None = None
+
+    pan_and_scan_min_crop_size: int | None = None
+    pan_and_scan_max_num_crops: int | None = None
+    pan_and_scan_min_ratio_to_activate: float | None = None
+    resample: int | None = None
+
+    def as_overrides(self, *, are_trusted: bool) -> dict[str, Any]:
+        overrides = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        for name in overrides:
+            if name != "do_pan_and_scan" and not are_trusted:
+                raise UnsupportedFieldError(
+                    f"mm_processor_kwargs.{name}",
+                    "is taken from a request only with --trust-request-mm-processor-kwargs",
+                )
+        return overrides
+
+
+class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["function"]
+    function: Function
+
+
+class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    # A `Conversation` once it is parsed: read_messages() knows their shape, and their paths better than a decoder does.
+    messages: Any
+    mm_processor_kwargs: MediaProcessorOptions | None = None
+
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    # Shown to the model if its chat template has a place for them; what it makes of them is text like any other.
+    tools: list[Tool] | None = None
+    tool_choice: Any = None
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    audio: Refused = None
+    chat_template: Refused = None
+    chat_template_kwargs: Refused = None
+    documents: Refused = None
+    echo: Refused = None
+    function_call: Refused = None
+    functions: Refused = None
+    modalities: Refused = None
+    parallel_tool_calls: Refused = None
+    prediction: Refused = None
+    reasoning_effort: Refused = None
+    service_tier: Refused = None
+    store: Refused = None
+    verbosity: Refused = None
+    web_search_options: Refused = None
+
+    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **GenerationFields.NEUTRAL_VALUES,
+        "add_special_tokens": (False,),  # the template writes them
+        "chat_template_kwargs": ({},),
+        "documents": ([],),
+        "echo": (False,),
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "modalities": (["text"],),
+        "parallel_tool_calls": (True, False),  # calls are not told apart from text
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+        "verbosity": ("medium",),
+    }
+
+    @property
+    def shown_tools(self) -> list[dict[str, Any]]:
+        """As a chat template sees them.  Whoever wants none to be called had best not show any."""
+        shown = () if self.tool_choice == "none" else self.tools or ()
+        return [msgspec.to_builtins(each) for each in shown]
+
+    def check(self) -> None:
+        super().check()
+        if self.tool_choice not in (None, "none", "auto"):
+            raise UnsupportedFieldError("tool_choice", "only 'none' and 'auto': response_format can force a form")
+
+    def name_as_asked(self, field: str) -> str:
+        newer = {"max_tokens": "max_completion_tokens", "logprobs": "top_logprobs"}.get(field)
+        return newer if newer and getattr(self, newer) is not None else super().name_as_asked(field)
+
+    def choose_max_tokens(self) -> int | None:
+        old, new = self.max_tokens, self.max_completion_tokens
+        if old is not None and new is not None and old != new:
+            raise InvalidArgumentError("max_tokens", f"is {old}, but max_completion_tokens, its new name, is {new}")
+        return old if new is None else new
+
+    def choose_logprobs(self) -> int | None:
+        if self.logprobs:
+            return self.top_logprobs or 0
+        if self.top_logprobs:
+            raise InvalidArgumentError("top_logprobs", f"is {self.top_logprobs}, which needs logprobs to be true")
+        return None
+
+
+_decoder = BodyDecoder(ChatRequest, {**NESTED_STRUCTS, "mm_processor_kwargs": MediaProcessorOptions})
+
+
+def parse_chat_request(body: Buffer) -> ChatRequest:
+    request = decode_lifting(_decoder, body)
+    request.check()
+    end = choose_end(request.add_generation_prompt, request.continue_final_message)
+    return msgspec.structs.replace(request, messages=read_messages(request.messages, end))

@@ -1,0 +1,120 @@
+"""The body of `POST /v1/completions`: prompts without a chat template, as texts, as token ids or as embeddings."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.api.generation_fields import NESTED_STRUCTS, GenerationFields
+from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, Refused
+
+Prompt = str | list[int]
+# Of one request, counting each prompt's `n`: every one is a sequence that the engine keeps.
+MAX_CHOICES = 256
+
+
+class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    # One of the two; clients that must send a prompt send an empty one beside embeddings.
+    prompt: str | list[Any] | None = None
+    prompt_embeds: str | list[Any] | None = None
+    logprobs: int | None = None
+    echo: bool | None = None
+
+    suffix: Refused = None
+
+    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **GenerationFields.NEUTRAL_VALUES,
+        "add_special_tokens": (True,),
+        "suffix": ("",),
+    }
+    DEFAULT_MAX_TOKENS: ClassVar[int | None] = 16
+
+    @property
+    def prompts(self) -> dict[str, Prompt]:
+        """By what the caller calls each."""
+        if self.prompt is None:
+            return {}
+        if self._is_one_prompt:
+            return {"prompt": self.prompt}
+        return {f"prompt[{index}]": each for index, each in enumerate(self.prompt)}
+
+    @property
+    def _is_one_prompt(self) -> bool:
+        return isinstance(self.prompt, str) or _are_token_ids(self.prompt or [])
+
+    @property
+    def embedded_prompts(self) -> dict[str, object]:
+        """Those that came as embeddings, in place of the others: texts of files."""
+        if isinstance(self.prompt_embeds, str):
+            return {"prompt_embeds": self.prompt_embeds}
+        return {f"prompt_embeds[{index}]": each for index, each in enumerate(self.prompt_embeds or ())}
+
+    def check(self) -> None:
+        super().check()
+        if self.prompt_embeds is None:
+            self._check_prompts()
+        else:
+            self._check_embedded_prompts()
+
+    def choose_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def tops_of_prompt(self) -> list[int]:
+        echoed = [self.logprobs] if self.echo and self.logprobs is not None else []
+        return super().tops_of_prompt + echoed
+
+    @property
+    def wants_answer(self) -> bool:
+        return not (self.echo and self.max_tokens == 0)
+
+    def name_as_asked(self, field: str) -> str:
+        is_by_echo = field == "prompt_logprobs" and self.prompt_logprobs is None
+        return "echo" if is_by_echo else super().name_as_asked(field)
+
+    def choose_max_tokens(self) -> int | None:
+        # An engine that tells of a prompt has drawn a token, too.
+        return self.max_tokens if self.wants_answer else 1
+
+    def _check_prompts(self) -> None:
+        if self.prompt is None:
+            raise InvalidArgumentError("prompt", "is required, or prompt_embeds in place of it")
+        # Before any is looked at: there may be millions.
+        self._check_num_choices("prompt", 1 if self._is_one_prompt else len(self.prompt))
+        for field, prompt in self.prompts.items():
+            if not isinstance(prompt, str) and not (isinstance(prompt, list) and _are_token_ids(prompt)):
+                raise InvalidArgumentError(field, "must be a text or a list of token ids, or a list of such")
+            if not prompt:
+                raise InvalidArgumentError(field, "is empty")
+
+    def _check_embedded_prompts(self) -> None:
+        if self.echo:
+            raise InvalidArgumentError("echo", "repeats a prompt's text, and one of embeddings has none")
+        if self.prompt not in (None, ""):
+            raise InvalidArgumentError(
+                "prompt_embeds", "exactly one of prompt and prompt_embeds must be given, not both"
+            )
+        is_one = isinstance(self.prompt_embeds, str)
+        self._check_num_choices("prompt_embeds", 1 if is_one else len(self.prompt_embeds or ()))
+        for field, prompt in self.embedded_prompts.items():
+            if not isinstance(prompt, str):
+                raise InvalidArgumentError(field, "must be the base64 of a file, or a list of such")
+            if not prompt:
+                raise InvalidArgumentError(field, "is empty")
+
+    def _check_num_choices(self, field: str, num_prompts: int) -> None:
+        num_choices = num_prompts * (1 if self.n is None else self.n)
+        if not num_prompts or num_choices > MAX_CHOICES:
+            raise InvalidArgumentError(field, f"must ask for 1 to {MAX_CHOICES} answers in all, not {num_choices}")
+
+
+def _are_token_ids(prompt: list[Any]) -> bool:
+    return bool(prompt) and all(type(each) is int for each in prompt)
+
+
+_decoder = BodyDecoder(CompletionRequest, NESTED_STRUCTS)
+
+
+def parse_completion_request(body: Buffer) -> CompletionRequest:
+    request = _decoder.decode(body)
+    request.check()
+    return request

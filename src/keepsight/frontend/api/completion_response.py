@@ -1,0 +1,39 @@
+"""The bodies that `/v1/completions` answers with, in OpenAI's shapes."""
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from keepsight.frontend.api.chat_response import Extras, ToldPrompt, Usage
+from keepsight.requests import FinishReason
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry for each token of the text; of a prompt's first nothing is told but `text_offset`, where it begins."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    text: str
+    finish_reason: FinishReason | None
+    logprobs: CompletionLogprobs | None = None
+    stop_reason: int | str | UnsetType | None = UNSET  # vLLM's: which stop string or stop token it was
+    prompt_logprobs: ToldPrompt | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """Whole, or a chunk of a stream: they have one shape."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+    keepsight: Extras | UnsetType = UNSET
+    object: Literal["text_completion"] = "text_completion"

@@ -1,0 +1,212 @@
+"""What a chat and a completion may both ask, under OpenAI's names and vLLM's; it becomes SamplingParams.
+
+Nothing is ignored: a field that this server does not implement is refused by name, unless its value asks for nothing.
+Ranges of sampling values belong to SamplingParams.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import msgspec
+
+from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.frontend.api.response_format import (
+    Asked,
+    JsonSchema,
+    ResponseFormat,
+    StructuredOutputs,
+    list_forms,
+    read_structured_outputs,
+)
+from keepsight.frontend.http.decode_body import Refused, check_refused
+from keepsight.sampling_params import SamplingParams
+
+MAX_CACHE_KEY_LENGTH = 1024
+NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: usage in every chunk
+    include_obfuscation: bool | None = None
+
+
+class OwnOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`keepsight`: what no other server has."""
+
+    # The answer tells which cache knew each picture, and when each stage ran.
+    account: bool | None = None
+
+
+class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Null wherever the default is asked for."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    max_tokens: int | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    logit_bias: dict[str, float] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    min_tokens: int | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+    # Whom caches are shared with, and who goes first (smaller).
+    cache_salt: str | None = None
+    priority: int | None = None
+
+    # Of several engines, one is asked all that has the same key.
+    prompt_cache_key: str | None = None
+
+    keepsight: OwnOptions | None = None
+
+    # Labels: by their own definition they never change an answer.
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    user: str | None = None
+
+    add_special_tokens: Refused = None
+    best_of: Refused = None
+    length_penalty: Refused = None
+    logits_processors: Refused = None
+    moderation: Refused = None
+    prompt_cache_breakpoint: Refused = None
+    prompt_cache_options: Refused = None
+    prompt_cache_retention: Refused = None
+    request_id: Refused = None
+    return_token_ids: Refused = None
+    return_tokens_as_token_ids: Refused = None
+    spaces_between_special_tokens: Refused = None
+    truncate_prompt_tokens: Refused = None
+    use_beam_search: Refused = None
+
+    # Of refused fields, besides null.
+    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "best_of": (1,),
+        "length_penalty": (1, 1.0),
+        "logits_processors": ([],),
+        "prompt_cache_options": ({}, {"mode": "implicit"}),
+        "prompt_cache_retention": ("in_memory", "in-memory"),
+        "return_token_ids": (False,),
+        "return_tokens_as_token_ids": (False,),
+        "spaces_between_special_tokens": (True,),
+        "use_beam_search": (False,),
+    }
+    # None: as much as the context holds.
+    DEFAULT_MAX_TOKENS: ClassVar[int | None] = None
+
+    @property
+    def wants_account(self) -> bool:
+        return self.keepsight is not None and bool(self.keepsight.account)
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def counts_continuously(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+    def check(self) -> None:
+        """What the types of the fields do not say."""
+        check_refused(self, self.NEUTRAL_VALUES)
+        if self.prompt_cache_key is not None and len(self.prompt_cache_key) > MAX_CACHE_KEY_LENGTH:
+            raise InvalidArgumentError("prompt_cache_key", f"must have at most {MAX_CACHE_KEY_LENGTH} characters")
+        if self.stream and self.choose_prompt_logprobs() is not None:
+            raise InvalidArgumentError("stream", "must not be true where a prompt's log-probabilities are to be told")
+        options = self.stream_options
+        if options is None:
+            return
+        if not self.stream:
+            raise InvalidArgumentError("stream_options", "needs stream to be true")
+        if options.include_obfuscation:
+            raise UnsupportedFieldError("stream_options.include_obfuscation", "is not supported by this server")
+        if options.continuous_usage_stats and not options.include_usage:
+            raise InvalidArgumentError("stream_options.continuous_usage_stats", "needs include_usage to be true")
+
+    def to_sampling_params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
+        """`defaults`: where the request says nothing."""
+        asked = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        asked["structured_outputs"] = read_structured_outputs(self._forms)
+        if (max_tokens := self.choose_max_tokens()) is not None:
+            asked["max_tokens"] = max_tokens
+        asked |= {"logprobs": self.choose_logprobs(), "prompt_logprobs": self.choose_prompt_logprobs()}
+        try:
+            return SamplingParams(**{"max_tokens": self.DEFAULT_MAX_TOKENS, **defaults, **asked})
+        except InvalidArgumentError as error:
+            raise type(error)(self.name_as_asked(error.field), error.message) from error
+
+    @property
+    def wants_form(self) -> bool:
+        return bool(self._forms)
+
+    def name_as_asked(self, field: str) -> str:
+        """What is found at fault behind us is known there by our names."""
+        forms = self._forms
+        return forms[0][0] if forms and field.startswith("structured_outputs.") else field
+
+    @property
+    def _forms(self) -> list[Asked]:
+        guided = {name: getattr(self, name) for name in _GUIDED_FIELDS}
+        return list_forms(self.response_format, self.structured_outputs, guided)
+
+    def choose_max_tokens(self) -> int | None:
+        return self.max_tokens
+
+    def choose_logprobs(self) -> int | None:
+        """Of how many of the likeliest tokens; None: not even of the sampled one."""
+        raise NotImplementedError
+
+    def choose_prompt_logprobs(self) -> int | None:
+        """The same of the prompt's tokens: as many as any part of the answer tells."""
+        # One that is below the range is not to be hidden from whoever refuses it.
+        return max(self.tops_of_prompt, default=None, key=lambda num_top: (num_top < 0, num_top))
+
+    @property
+    def tops_of_prompt(self) -> list[int]:
+        """How many each part of the answer tells that tells of the prompt."""
+        return [] if self.prompt_logprobs is None else [self.prompt_logprobs]
+
+    @property
+    def wants_answer(self) -> bool:
+        """Not: only the prompt is to be told."""
+        return True
+
+
+_NAMES = GenerationFields.__struct_fields__
+# Those of `SamplingParams`; of two of them more than one field says something, which is read by itself.
+_SAMPLING_FIELDS = tuple(each.name for each in dataclasses.fields(SamplingParams) if each.name in _NAMES)
+_GUIDED_FIELDS = tuple(name for name in _NAMES if name.startswith("guided_"))
+# For `BodyDecoder`.
+NESTED_STRUCTS: dict[str, type[msgspec.Struct]] = {
+    "stream_options": StreamOptions,
+    "keepsight": OwnOptions,
+    "response_format": ResponseFormat,
+    "response_format.json_schema": JsonSchema,
+    "structured_outputs": StructuredOutputs,
+}

@@ -1,0 +1,79 @@
+"""What the processor cache holds, as an administrator sees it: which pictures, how they look, and pins on them.
+
+Knows neither who sent them nor how they came there.  Looking is no use: it changes nothing of what goes next.
+"""
+
+import io
+
+import msgspec
+from PIL import Image
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from keepsight.frontend.http.error_response import json_response
+from keepsight.frontend.pixels.pixel_cache import PixelCache
+from keepsight.pixels import HeldPixels, show_a_picture
+from keepsight.requests import Pixels
+
+MAX_LISTED = 60
+# Of a thumbnail: pixels of its longer side.
+SIDE = 160
+PIN_SECONDS = 3600.0
+
+
+class HeldList(msgspec.Struct, frozen=True):
+    # The last used first.
+    data: list[HeldPixels]
+
+
+class HeldPictures:
+    def __init__(self, cache: PixelCache) -> None:
+        self._cache = cache
+
+    @property
+    def routes(self) -> list[Route]:
+        one = "/debug/pictures/{media_hash}"
+        return [
+            Route("/debug/pictures", self.list_newest),
+            Route(one, self.show),
+            Route(f"{one}/pin", self.pin, methods=["POST"]),
+            Route(f"{one}/pin", self.unpin, methods=["DELETE"]),
+        ]
+
+    async def list_newest(self, _http: Request) -> Response:
+        return json_response(HeldList(await run_in_threadpool(self._cache.newest, MAX_LISTED)))
+
+    async def show(self, http: Request) -> Response:
+        """Small, and as the model is shown it: resized to what the tower takes."""
+        content = await run_in_threadpool(self._draw, http.path_params["media_hash"])
+        if content is None:
+            raise HTTPException(404, "its pixels are not held (any more), or it never had any")
+        # Content goes by its hash, so it could be kept for ever; a browser's disk is no place for it.
+        return Response(content, headers={"Cache-Control": "no-store"}, media_type="image/jpeg")
+
+    async def pin(self, http: Request) -> Response:
+        """For an hour from now."""
+        is_pinned = await run_in_threadpool(self._cache.pin, http.path_params["media_hash"], PIN_SECONDS)
+        if not is_pinned:
+            raise HTTPException(409, "it is not held any more, or pins would leave too little room for others")
+        return json_response({"is_pinned": True})
+
+    async def unpin(self, http: Request) -> Response:
+        """Whoever had it pinned."""
+        await run_in_threadpool(self._cache.unpin, http.path_params["media_hash"])
+        return json_response({"is_pinned": False})
+
+    def _draw(self, media_hash: str) -> bytes | None:
+        pixels = self._cache.look(media_hash)
+        return None if pixels is None or not show_a_picture(pixels) else draw_small(pixels)
+
+
+def draw_small(pixels: Pixels) -> bytes:
+    picture = Image.fromarray(pixels)
+    picture.thumbnail((SIDE, SIDE))
+    content = io.BytesIO()
+    picture.save(content, "JPEG", quality=85)
+    return content.getvalue()

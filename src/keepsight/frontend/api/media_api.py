@@ -1,0 +1,322 @@
+"""`/v1/media`: pictures are uploaded once, then named by a handle; what holds them is told, and can be made to.
+
+Knows neither where bytes are kept nor how pixels are made.  Each caller's key is a tenant of its own; without keys all
+callers are one.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from keepsight.errors import InvalidArgumentError, MediaStoreError, PictureError
+from keepsight.frontend.api.answer import Engine
+from keepsight.frontend.api.media_handles import MediaHandle, MediaHandles
+from keepsight.frontend.api.read_limit import read_limit
+from keepsight.frontend.api.read_upload import Upload, UploadOptions, read_options, read_upload
+from keepsight.frontend.http.error_response import json_response
+from keepsight.frontend.http.unless_client_leaves import unless_client_leaves
+from keepsight.frontend.identity.identify_picture import NamedPicture
+from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED, Downloaded
+from keepsight.frontend.pixels.pixel_cache import PixelCache
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.frontend.prompt.read_messages import HANDLE_PREFIX, PicturePart
+from keepsight.sampling_params import SamplingParams
+
+DEFAULT_PAGE, MAX_PAGE = 20, 100
+# One who waits for an answer goes before one who will come.
+WARM_PRIORITY = 1
+
+ReadBody = Callable[[Request], AbstractAsyncContextManager[bytearray | memoryview]]
+# What the caller asks for, and what becomes of it.
+SaltOf = Callable[[Request, str | None], str | None]
+
+
+class Saved(msgspec.Struct, frozen=True):
+    # Not sent again, and not made again.
+    upload_bytes: int
+    preprocessings: int
+
+
+class Tiers(msgspec.Struct, frozen=True):
+    """Who holds what of it: the bytes; pixels; pixels, embeddings or keys and values.  The last is a hint."""
+
+    bytes: bool
+    processor_cache: bool
+    engine: bool
+
+
+class Pinned(msgspec.Struct, frozen=True):
+    bytes: bool
+    pixels: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PixelPin:
+    """What a request wants to be kept beyond its answer."""
+
+    media_hash: str
+    seconds: float
+    # Which counts already; else the pin does.
+    has_handle: bool
+
+
+class MediaObject(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["media"] = "media"
+    bytes: int
+    width: int
+    height: int
+    sha256: str
+    created: int
+    expires_at: int
+    pinned_until: int | None
+    uses: int
+    saved: Saved
+    # Only where one is asked for by itself.
+    tiers: Tiers | UnsetType = UNSET
+    pinned: Pinned | UnsetType = UNSET
+
+    @classmethod
+    def of(
+        cls, handle: MediaHandle, tiers: Tiers | UnsetType = UNSET, pinned: Pinned | UnsetType = UNSET
+    ) -> "MediaObject":
+        until = handle.pinned_until
+        return cls(
+            id=handle.id,
+            bytes=handle.num_bytes,
+            width=handle.width,
+            height=handle.height,
+            sha256=handle.sha256,
+            created=int(handle.created),
+            expires_at=int(handle.expires),
+            pinned_until=None if until is None else int(until),
+            uses=handle.num_uses,
+            saved=Saved(handle.num_uses * handle.num_bytes, handle.num_spared),
+            tiers=tiers,
+            pinned=pinned,
+        )
+
+
+class MediaPage(msgspec.Struct, frozen=True):
+    data: list[MediaObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: Literal["list"] = "list"
+
+
+class DeletedMedia(msgspec.Struct, frozen=True):
+    id: str
+    object: Literal["media"] = "media"
+    deleted: Literal[True] = True
+
+
+class MediaApi:
+    def __init__(
+        self,
+        preparer: RequestPreparer,
+        engine: Engine,
+        handles: MediaHandles,
+        pixel_cache: PixelCache,
+        reading_body: ReadBody,
+        salt_of: SaltOf,
+    ) -> None:
+        self._preparer, self._engine, self._handles, self._pixel_cache = preparer, engine, handles, pixel_cache
+        self._reading_body, self._salt_of = reading_body, salt_of
+
+    @property
+    def routes(self) -> list[Route]:
+        one = "/v1/media/{id}"
+        return [
+            Route("/v1/media", self.upload, methods=["POST"]),
+            Route("/v1/media", self.list_page, methods=["GET"]),
+            Route(one, self.tell, methods=["GET"]),
+            Route(one, self.delete, methods=["DELETE"]),
+            Route(f"{one}/pin", self.pin, methods=["POST"]),
+        ]
+
+    # Endpoints ------------------------------------------------------------------------------------------------
+
+    async def upload(self, http: Request) -> Response:
+        async with self._reading_body(http) as body:
+            upload = read_upload(http.headers.get("content-type", ""), bytes(body), http.query_params)
+            return await self._take_in(http, upload)
+
+    async def _take_in(self, http: Request, upload: Upload) -> Response:
+        part = PicturePart(upload.source, upload.field)
+        salt = self._salt_of(http, upload.options.cache_salt)
+        remote = self._preparer.intake.find_remote([part])
+        downloaded = NOTHING_DOWNLOADED
+        if remote:
+            downloaded = await unless_client_leaves(http.receive, self._preparer.intake.download(remote, salt))
+        named = await run_in_threadpool(self._preparer.name_picture, part, salt, downloaded)
+        handle = await run_in_threadpool(self._keep, http, named, upload.options)
+        if upload.options.warm:
+            try:
+                await unless_client_leaves(http.receive, self._warm(named, salt))
+            except Exception:
+                await run_in_threadpool(self._handles.delete, tenant_of(http), handle.id)
+                raise
+        return json_response(MediaObject.of(handle, self._tiers_of(named)))
+
+    async def list_page(self, http: Request) -> Response:
+        limit, after, order = _read_page(http)
+        tenant = tenant_of(http)
+        found = await run_in_threadpool(self._handles.page, tenant, limit + 1, after, is_ascending=order == "asc")
+        shown = [MediaObject.of(handle) for handle in found[:limit]]
+        first_id, last_id = (shown[0].id, shown[-1].id) if shown else (None, None)
+        return json_response(MediaPage(shown, first_id, last_id, has_more=len(found) > limit))
+
+    async def tell(self, http: Request) -> Response:
+        handle, named = await run_in_threadpool(self._find, http, _read_salt(http))
+        return json_response(MediaObject.of(handle, self._tiers_of(named)))
+
+    async def delete(self, http: Request) -> Response:
+        handle, named = await run_in_threadpool(self._find, http, _read_salt(http))
+        await run_in_threadpool(self._delete, http, handle, named)
+        return json_response(DeletedMedia(handle.id))
+
+    async def pin(self, http: Request) -> Response:
+        async with self._reading_body(http) as body:
+            options = read_options(bytes(body), http.query_params)
+        found, named = await run_in_threadpool(self._find, http, options.cache_salt)
+        if options.warm:
+            warming = self._warm(named, self._salt_of(http, options.cache_salt), options.ttl_seconds)
+            await unless_client_leaves(http.receive, warming)
+        handle, pinned = await run_in_threadpool(self._pin, tenant_of(http), found.id, named.parts, options.ttl_seconds)
+        return json_response(MediaObject.of(handle, self._tiers_of(named), pinned))
+
+    # For requests that name handles ---------------------------------------------------------------------------
+
+    async def read_named(self, http: Request, pictures: Sequence[PicturePart]) -> Downloaded:
+        """The bytes of those that are named by handles, by their URLs."""
+        parts = self._preparer.intake.find_handles(pictures)
+        return await run_in_threadpool(self._read, tenant_of(http), parts) if parts else NOTHING_DOWNLOADED
+
+    async def note_uses(self, http: Request, pictures: Sequence[PicturePart], prepared: PreparedRequest) -> None:
+        """Of a request that is about to be answered; the handles that it wants to be kept are."""
+        if parts := self._preparer.intake.find_handles(pictures):
+            await run_in_threadpool(self._note_uses, tenant_of(http), parts, prepared)
+
+    def find_pins(self, pictures: Sequence[PicturePart], prepared: PreparedRequest) -> list[PixelPin]:
+        """Of all that lies before a breakpoint."""
+        parts = [part for part in pictures if part.pin_seconds]
+        handles = {part.field for part in self._preparer.intake.find_handles(parts)}
+        return [
+            PixelPin(media_hash, part.pin_seconds, part.field in handles)
+            for part in parts
+            for media_hash in prepared.hashes_at(part.field)
+        ]
+
+    async def pin_pixels(self, http: Request, pins: Sequence[PixelPin]) -> None:
+        """Once the answer has begun: they are there if ever."""
+        if pins:
+            await run_in_threadpool(self._pin_pixels, tenant_of(http), pins)
+
+    def _read(self, tenant: str, parts: Sequence[PicturePart]) -> dict[str, bytes]:
+        budget = self._preparer.intake.count_bytes()
+        contents: dict[str, bytes] = {}
+        for part in parts:
+            url, media_id = str(part.source), _id_of(part)
+            # Before its bytes take memory.
+            budget.add(self._handles.get(tenant, media_id, part.field).num_bytes, part.field)
+            if url not in contents:
+                contents[url] = self._handles.read(tenant, media_id, part.field)
+        return contents
+
+    def _note_uses(self, tenant: str, parts: Sequence[PicturePart], prepared: PreparedRequest) -> None:
+        for part in parts:
+            if part.pin_seconds:
+                self._handles.pin(tenant, _id_of(part), part.pin_seconds, part.field)
+            was_spared = all(map(self._is_spared, prepared.hashes_at(part.field)))
+            with suppress(MediaStoreError):  # a count is not worth a request
+                self._handles.note_use(_id_of(part), was_spared=was_spared)
+
+    def _pin_pixels(self, tenant: str, pins: Sequence[PixelPin]) -> None:
+        for pin in pins:
+            with suppress(MediaStoreError):  # no more than a pin is lost
+                if pin.has_handle or self._handles.mark(tenant, pin.media_hash, pin.seconds):
+                    self._pixel_cache.pin(pin.media_hash, pin.seconds)
+
+    def _is_spared(self, media_hash: str) -> bool:
+        """Nothing has to be made from its bytes."""
+        return self._engine.engine_holds(media_hash) or self._pixel_cache.is_held(media_hash)
+
+    # Steps ----------------------------------------------------------------------------------------------------
+
+    def _keep(self, http: Request, named: NamedPicture, options: UploadOptions) -> MediaHandle:
+        content = named.picture.source
+        assert isinstance(content, bytes)
+        return self._handles.add(tenant_of(http), content, named.picture.geometry, options.ttl_seconds)
+
+    def _find(self, http: Request, cache_salt: str | None) -> tuple[MediaHandle, NamedPicture]:
+        tenant, media_id = tenant_of(http), http.path_params["id"]
+        content = self._handles.read(tenant, media_id)
+        named = self._preparer.name_picture(PicturePart(content, "id"), self._salt_of(http, cache_salt))
+        return self._handles.get(tenant, media_id), named
+
+    def _pin(
+        self, tenant: str, media_id: str, media_hashes: Iterable[str], seconds: float
+    ) -> tuple[MediaHandle, Pinned]:
+        handle = self._handles.pin(tenant, media_id, seconds)
+        pinned = [self._pixel_cache.pin(media_hash, seconds) for media_hash in media_hashes]
+        return handle, Pinned(bytes=True, pixels=all(pinned))
+
+    def _delete(self, http: Request, handle: MediaHandle, named: NamedPicture) -> None:
+        self._handles.delete(tenant_of(http), handle.id)
+        # Others may have pinned the same picture.
+        if not self._handles.is_pinned(handle.sha256):
+            for media_hash in named.parts:
+                if not self._handles.is_marked(media_hash):
+                    self._pixel_cache.unpin(media_hash)
+
+    async def _warm(self, named: NamedPicture, salt: str | None, pin_seconds: float = 0) -> None:
+        """By an ordinary request of one token: whatever it leaves in the caches, others find; for so long at least."""
+        messages = [{"role": "user", "content": [{"type": "image_pil", "image_pil": named.picture.source}]}]
+        params = SamplingParams(max_tokens=1, temperature=0)
+        try:
+            prepared = await run_in_threadpool(self._preparer.prepare_chat, messages, params, None, salt, WARM_PRIORITY)
+            prepared = prepared.pinned(pin_seconds) if pin_seconds else prepared
+            async with aclosing(self._engine.generate(prepared)) as tokens:
+                async for _ in tokens:
+                    pass
+        except PictureError as error:
+            raise type(error)(named.picture.field, error.message) from error
+
+    def _tiers_of(self, named: NamedPicture) -> Tiers:
+        return Tiers(
+            bytes=True,
+            processor_cache=all(map(self._pixel_cache.is_held, named.parts)),
+            engine=all(map(self._engine.engine_holds, named.parts)),
+        )
+
+
+def tenant_of(http: Request) -> str:
+    """The caller's key is nothing to be written anywhere."""
+    key = getattr(http.state, "api_key", None)
+    return "" if key is None else hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
+
+
+def _id_of(part: PicturePart) -> str:
+    return str(part.source).removeprefix(HANDLE_PREFIX)
+
+
+def _read_salt(http: Request) -> str | None:
+    return read_options(b"", http.query_params).cache_salt
+
+
+def _read_page(http: Request) -> tuple[int, str | None, str]:
+    limit, order = read_limit(http, DEFAULT_PAGE, MAX_PAGE), http.query_params.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise InvalidArgumentError("order", f"must be asc or desc, not {order[:20]!r}")
+    return limit, http.query_params.get("after"), order

@@ -1,0 +1,145 @@
+"""What a server tells of itself: `/metrics` for Prometheus, and for administrators its state and its last requests.
+
+Whichever frontend is asked tells of all of them.  Nothing is asked of an engine: what is told lies in files in
+memory, which are read off the event loop.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from keepsight.frontend.api.answer import Engine
+from keepsight.frontend.api.read_limit import read_limit
+from keepsight.frontend.http.error_response import json_response
+from keepsight.observe.account import AccountBody
+from keepsight.observe.catalogue import CACHES, DECODED, ENCODED, FETCHED, PREPROCESSED, TRANSFERRED, CacheSlots
+from keepsight.observe.server_view import ServerView
+from keepsight.observe.totals import Totals
+from keepsight.observe.write_prometheus import CONTENT_TYPE, write_prometheus
+from keepsight.requests import TierStatus
+
+DEFAULT_LIMIT, MAX_LIMIT = 50, 1000
+Tiers = Mapping[int, Sequence[TierStatus]]  # by rank of the engine
+
+
+class CacheState(msgspec.Struct, frozen=True, kw_only=True):
+    """One cache in one tier, of all engines and frontends.  Of the prefix cache queries and hits are tokens."""
+
+    cache: str
+    tier: str
+    modality: str
+    queries: int
+    hits: int
+    evictions: int
+    saved_seconds: float
+    bytes: int
+    # 0: there is none, or its budget is another's business.
+    budget_bytes: int
+    entries: int
+    # Why it is set aside, wherever it is.
+    reason: str | None
+
+
+class MediaWork(msgspec.Struct, frozen=True, kw_only=True):
+    """Really done since the server was started."""
+
+    fetched: int
+    decoded: int
+    preprocessed: int
+    transferred: int
+    encoded: int
+
+
+class ServerState(msgspec.Struct, frozen=True, kw_only=True):
+    caches: list[CacheState]
+    media: MediaWork
+    # Resident bytes of all processes of a kind.
+    memory: dict[str, int]
+    # Those that have ended, the last first.
+    requests: list[AccountBody]
+
+
+class AccountList(msgspec.Struct, frozen=True):
+    data: list[AccountBody]
+
+
+class MetricsApi:
+    def __init__(self, view: ServerView, engine: Engine) -> None:
+        self._view, self._engine = view, engine
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            Route("/metrics", self.metrics),
+            Route("/debug/state", self.state),
+            Route("/debug/requests", self.requests),
+            Route("/debug/requests/{id}", self.request),
+        ]
+
+    async def metrics(self, _http: Request) -> Response:
+        totals = await run_in_threadpool(self._view.read_totals)
+        return Response(write_prometheus(totals), headers={"content-type": CONTENT_TYPE})
+
+    async def state(self, http: Request) -> Response:
+        totals = await run_in_threadpool(self._view.read_totals)
+        accounts = await run_in_threadpool(self._view.read_accounts)
+        return json_response(
+            ServerState(
+                caches=list(_describe_caches(totals, self._engine.list_tiers())),
+                media=_describe_work(totals),
+                memory=dict(totals.memory),
+                requests=accounts[: read_limit(http, DEFAULT_LIMIT, MAX_LIMIT)],
+            )
+        )
+
+    async def requests(self, http: Request) -> Response:
+        limit = read_limit(http, DEFAULT_LIMIT, MAX_LIMIT)
+        accounts = await run_in_threadpool(self._view.read_accounts)
+        return json_response(AccountList(accounts[:limit]))
+
+    async def request(self, http: Request) -> Response:
+        """A request may have several prompts, each with an account of its own."""
+        request_id = http.path_params["id"]
+        accounts = await run_in_threadpool(self._view.read_accounts)
+        found = [account for account in accounts if account.id == request_id]
+        if not found:
+            raise HTTPException(404, f"no request {request_id!r} is among the last that have ended")
+        return json_response(AccountList(found))
+
+
+def _describe_caches(totals: Totals, tiers: Tiers) -> Iterator[CacheState]:
+    for cache, tier, modality in CACHES:
+        slots = CacheSlots.of(cache, tier)
+        queries, hits, evictions = _whole(totals, slots.queries, slots.hits, slots.evictions)
+        num_bytes, budget, entries = _whole(totals, slots.num_bytes, slots.budget_bytes, slots.entries)
+        reasons = [each.reason for its in tiers.values() for each in its if each.name == tier and each.reason]
+        yield CacheState(
+            cache=cache,
+            tier=tier,
+            modality=modality,
+            queries=queries,
+            hits=hits,
+            evictions=evictions,
+            saved_seconds=round(totals.numbers[slots.saved_seconds], 6),
+            bytes=num_bytes,
+            budget_bytes=budget,
+            entries=entries,
+            reason=reasons[0] if cache == "encoder" and reasons else None,
+        )
+
+
+def _describe_work(totals: Totals) -> MediaWork:
+    fetched, decoded, preprocessed = _whole(totals, FETCHED, DECODED, PREPROCESSED)
+    transferred, encoded = _whole(totals, TRANSFERRED, ENCODED)
+    return MediaWork(
+        fetched=fetched, decoded=decoded, preprocessed=preprocessed, transferred=transferred, encoded=encoded
+    )
+
+
+def _whole(totals: Totals, *slots: int) -> list[int]:
+    return [int(totals.numbers[slot]) for slot in slots]

@@ -1,0 +1,354 @@
+"""The description of the API at `/openapi.json`, made of the structs that decode and encode its bodies."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from keepsight import __version__
+from keepsight.api_settings import ApiSettings
+from keepsight.frontend.api.access import OPEN_PATHS, is_for_admins
+from keepsight.frontend.api.chat_request import ChatRequest
+from keepsight.frontend.api.chat_response import ChatCompletion, ChatCompletionChunk, ModelCard, ModelList
+from keepsight.frontend.api.completion_request import CompletionRequest
+from keepsight.frontend.api.completion_response import Completion
+from keepsight.frontend.api.held_pictures import HeldList
+from keepsight.frontend.api.media_api import DEFAULT_PAGE, MAX_PAGE, DeletedMedia, MediaObject, MediaPage
+from keepsight.frontend.api.media_handles import DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS
+from keepsight.frontend.api.metrics_api import DEFAULT_LIMIT, MAX_LIMIT, AccountList, ServerState
+from keepsight.frontend.api.tokenize_request import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from keepsight.frontend.http.decode_body import refused_fields
+from keepsight.frontend.http.error_response import ErrorResponse
+from keepsight.frontend.prompt.read_messages import (
+    BREAKPOINT,
+    BREAKPOINT_SECONDS,
+    DETAILS,
+    EMPTY_IN_ANSWERS,
+    MAX_MESSAGES,
+)
+
+Json = dict[str, Any]
+REFERENCE = "#/components/schemas/{name}"
+REQUESTS: tuple[type[msgspec.Struct], ...] = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+ANSWERS = (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    TokenizeResponse,
+    DetokenizeResponse,
+    ModelList,
+    ModelCard,
+    ErrorResponse,
+    MediaObject,
+    MediaPage,
+    DeletedMedia,
+    HeldList,
+    ServerState,
+    AccountList,
+)
+
+
+def _text(description: str) -> Json:
+    """Or null."""
+    return {"type": ["string", "null"], "description": description}
+
+
+def _list_of(items: Json) -> Json:
+    return {"type": "array", "minItems": 1, "items": items}
+
+
+def _object(*required: str, **properties: Json) -> Json:
+    """With no others."""
+    told = {"required": [*required]} if required else {}
+    return {"type": "object", "additionalProperties": False, "properties": properties} | told
+
+
+def _part(kind: str, *required: str, **properties: Json) -> Json:
+    """Of a message's content."""
+    breakpoint_ = _object("mode", mode={"const": "explicit"}, ttl={"enum": [*BREAKPOINT_SECONDS, None]})
+    told = {
+        "type": ["object", "null"],
+        "description": "All pictures up to here are kept for so long, as far as they can be.",
+    }
+    return _object("type", *required, type={"const": kind}, **properties, **{BREAKPOINT: breakpoint_ | told})
+
+
+_UUID = _text("The caller's own name for the picture.")
+CONTENT_PART: Json = {
+    "anyOf": [
+        _part("text", "text", text={"type": "string"}),
+        _part(
+            "image_url",
+            uuid=_UUID,
+            image_url={
+                "description": "A data:, http:, https:, file: or media: URL.  Where the uuid is known: null.",
+                "anyOf": [
+                    {"type": ["string", "null"]},
+                    _object(url={"type": ["string", "null"]}, detail={"enum": [*DETAILS, None]}),
+                ],
+            },
+        ),
+        _part(
+            "image",
+            image=_text("A URL."),
+            url=_text("The same, in place of it."),
+            media_id=_text("Of an upload, in place of a URL."),
+            uuid=_UUID,
+        ),
+        _part(
+            "image_embeds",
+            image_embeds=_text(
+                "The base64 (or a data: URL) of a .npy file or a .safetensors file of one tensor; float32, float16 or, "
+                "in safetensors, bfloat16; [tokens_per_image, hidden_size].  Where the uuid is known: null."
+            ),
+            uuid=_UUID,
+        )
+        | {"description": "Embeddings in place of a picture; only of a server with --enable-mm-embeds."},
+    ]
+}
+# Of an answer that is sent back whole.
+_OF_ANSWERS: dict[str, Json] = {
+    **{name: {"enum": [None, []]} for name in EMPTY_IN_ANSWERS},
+    "tool_calls": {"type": ["array", "null"], "description": "Of an assistant, where a chat template shows them."},
+}
+# What `read_messages` reads.
+_MESSAGE = _object(
+    "role",
+    "content",
+    role={"type": "string", "examples": ["system", "user", "assistant"]},
+    name={"type": ["string", "null"]},
+    tool_call_id=_text("Of a tool's answer."),
+    content={"anyOf": [{"type": "string"}, _list_of({"$ref": REFERENCE.format(name="ContentPart")})]},
+    **_OF_ANSWERS,
+)
+MESSAGES: Json = _list_of(_MESSAGE) | {"maxItems": MAX_MESSAGES}
+_SOME_TEXT: Json = {"type": "string", "minLength": 1}
+_TOKEN_IDS = _list_of({"type": "integer"})
+PROMPT: Json = {
+    "description": "One or several, each as a text or as token ids.",
+    "anyOf": [_SOME_TEXT, _TOKEN_IDS, _list_of(_SOME_TEXT), _list_of(_TOKEN_IDS)],
+}
+PROMPT_EMBEDS: Json = {
+    "description": "In place of a prompt, one or several: the base64 (or a data: URL) of a .npy file or a .safetensors "
+    "file of one tensor, [tokens, hidden_size]; float32, float16 or, in safetensors, bfloat16.  Only of a server with "
+    "--enable-prompt-embeds.",
+    "anyOf": [_SOME_TEXT, _list_of(_SOME_TEXT), {"type": "null"}],
+}
+PROMETHEUS: Json = {"text/plain": {"schema": {"type": "string"}}}
+BINARY: Json = {"type": "string", "format": "binary"}
+STATUSES = {
+    400: "The request is mistaken; the error names the field.",
+    401: "A key is needed, or this one is not known.",
+    403: "Not for this caller.",
+    404: "Nothing is here, or the model is not served.",
+    408: "The rest of the body did not come.",
+    409: "That cannot be promised now.",
+    413: "The body or a picture is too large.",
+    415: "The body comes in a form that is not read here.",
+    429: "So many pictures are being downloaded that there is no room for more: try again.",
+    500: "The server failed.",
+    503: "No room for one more request, or nobody who could do it at this moment: try again after Retry-After seconds.",
+    507: "Uploads have no room at this moment.",
+}
+
+
+def _parameter(name: str, schema: Json) -> Json:
+    return {"name": name, "in": "query", "schema": schema}
+
+
+def _number_of_items(default: int, maximum: int) -> Json:
+    return _parameter("limit", {"type": "integer", "minimum": 1, "maximum": maximum, "default": default})
+
+
+SALT = _parameter("cache_salt", _SOME_TEXT)
+LIMIT = _number_of_items(DEFAULT_LIMIT, MAX_LIMIT)
+PAGE = (
+    _number_of_items(DEFAULT_PAGE, MAX_PAGE),
+    _parameter("after", {"type": "string"}),
+    _parameter("order", {"enum": ["asc", "desc"], "default": "desc"}),
+)
+
+
+def describe_api(settings: ApiSettings, *, has_uploads: bool = False) -> Json:
+    paths: dict[str, Json] = {}
+    shown = _picture_operations() if settings.dashboard_thumbnails else ()
+    for path, method, operation in (*_operations(), *(_media_operations() if has_uploads else ()), *shown):
+        paths.setdefault(path, {})[method] = _close(path, operation, settings)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Keepsight", "version": __version__},
+        "servers": [{"url": settings.root_path or "/"}],
+        "paths": paths,
+        "components": {"schemas": _schemas(), "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+    }
+
+
+def _operations() -> Sequence[tuple[str, str, Json]]:
+    return (
+        _post("/v1/chat/completions", "Answers a conversation.", ChatRequest, ChatCompletion, ChatCompletionChunk),
+        _post("/v1/completions", "Goes on with each prompt.", CompletionRequest, Completion, Completion),
+        _post("/tokenize", "The tokens of a prompt or of a conversation.", TokenizeRequest, TokenizeResponse),
+        _post("/detokenize", "The text of tokens.", DetokenizeRequest, DetokenizeResponse),
+        _reset("/reset_prefix_cache", "Forgets the keys and values of earlier prompts."),
+        _reset("/reset_encoder_cache", "Forgets the embeddings of earlier pictures."),
+        _reset("/reset_mm_cache", "Forgets the pixels of earlier pictures."),
+        _get("/v1/models", "The models that are served.", _refer(ModelList)),
+        _get("/v1/models/{model}", "One model.", _refer(ModelCard), (404,), _in_path("model")),
+        _get("/health", "That the process is alive, and how it is.", {"type": "object"}),
+        _get("/ready", "Whether a request would be answered now.", {"type": "object"}, (503,)),
+        _get("/version", "Of the server.", {"type": "object"}),
+        _get("/openapi.json", "This description.", {"type": "object"}),
+        ("/metrics", "get", {"summary": "What the server counts.", "responses": _responses(PROMETHEUS, ())}),
+        _get("/debug/state", "What is held, what was done, the last requests.", _refer(ServerState), (400,), LIMIT),
+        _get("/debug/requests", "Accounts of the last requests.", _refer(AccountList), (400,), LIMIT),
+        _get("/debug/requests/{id}", "The accounts of one request.", _refer(AccountList), (404,), _in_path("id")),
+    )
+
+
+def _media_operations() -> Sequence[tuple[str, str, Json]]:
+    one = "/v1/media/{id}"
+    return (
+        _upload(),
+        _get("/v1/media", "What the caller keeps here.", _refer(MediaPage), (400, 404, 507), *PAGE),
+        (one, "get", _with_id("One picture, and what holds it.", MediaObject, SALT)),
+        (one, "delete", _with_id("Forgets it.", DeletedMedia, SALT)),
+        (
+            f"{one}/pin",
+            "post",
+            _with_id("Keeps it for at least so long from now.", MediaObject)
+            | {"requestBody": {"content": _json_content(_options())}},
+        ),
+    )
+
+
+def _picture_operations() -> Sequence[tuple[str, str, Json]]:
+    one = "/debug/pictures/{media_hash}"
+    named = {"parameters": [_in_path("media_hash")]}
+    pinned = _json_content({"type": "object", "properties": {"is_pinned": {"type": "boolean"}}})
+    return (
+        _get("/debug/pictures", "What the processor cache holds, the last used first.", _refer(HeldList)),
+        (one, "get", named | _answer_with("One of them, small.", {"image/jpeg": {"schema": BINARY}}, 404)),
+        (f"{one}/pin", "post", named | _answer_with("Keeps it for an hour.", pinned, 409)),
+        (f"{one}/pin", "delete", named | _answer_with("Lets it go.", pinned)),
+    )
+
+
+def _answer_with(summary: str, content: Json, *failures: int) -> Json:
+    return {"summary": summary, "responses": _responses(content, failures)}
+
+
+def _upload() -> tuple[str, str, Json]:
+    content: Json = {kind: {"schema": BINARY} for kind in ("image/*", "application/octet-stream")}
+    content["multipart/form-data"] = {"schema": _options(file=BINARY)}
+    content |= _json_content(_options(url={"type": "string"}, data={"type": "string"}))
+    operation = {
+        "summary": "Keeps a picture, to be named in messages as media://ID.",
+        "parameters": [_parameter(name, schema) for name, schema in _options()["properties"].items()],
+        "requestBody": {"required": True, "content": content},
+        "responses": _responses(_json_content(_refer(MediaObject)), (400, 408, 413, 415, 429, 500, 503, 507)),
+    }
+    return "/v1/media", "post", operation
+
+
+def _with_id(summary: str, answer: type[msgspec.Struct], *parameters: Json) -> Json:
+    failures = (400, 404, 408, 413, 415, 500, 503, 507)
+    return {
+        "summary": summary,
+        "parameters": [_in_path("id"), *parameters],
+        "responses": _responses(_json_content(_refer(answer)), failures),
+    }
+
+
+def _options(**sources: Json) -> Json:
+    """Of an upload, and of a pin."""
+    ttl = {"type": "number", "minimum": 1, "maximum": MAX_TTL_SECONDS, "default": DEFAULT_TTL_SECONDS}
+    return _object(**sources, ttl_seconds=ttl, warm={"type": "boolean"}, cache_salt=_SOME_TEXT)
+
+
+def _in_path(name: str) -> Json:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+def _post(
+    path: str,
+    summary: str,
+    asked: type[msgspec.Struct],
+    answer: type[msgspec.Struct],
+    event: type[msgspec.Struct] | None = None,
+) -> tuple[str, str, Json]:
+    content = _json_content(_refer(answer))
+    if event is not None:
+        # Of one event: the last says [DONE].
+        said = {"type": "string", "contentMediaType": "application/json", "contentSchema": _refer(event)}
+        data = {"anyOf": [{"const": "[DONE]"}, said]}
+        content["text/event-stream"] = {"schema": {"type": "object", "properties": {"data": data}}}
+    operation = {
+        "summary": summary,
+        "requestBody": {"required": True, "content": _json_content(_refer(asked))},
+        "responses": _responses(content, (400, 404, 408, 413, 415, 429, 500, 503)),
+    }
+    return path, "post", operation
+
+
+def _reset(path: str, summary: str) -> tuple[str, str, Json]:
+    return path, "post", {"summary": summary, "responses": _responses(_json_content({"type": "object"}), ())}
+
+
+def _get(
+    path: str, summary: str, schema: Json, failures: Sequence[int] = (), *parameters: Json
+) -> tuple[str, str, Json]:
+    operation = {"summary": summary, "responses": _responses(_json_content(schema), failures)}
+    return path, "get", operation | ({"parameters": [*parameters]} if parameters else {})
+
+
+def _close(path: str, operation: Json, settings: ApiSettings) -> Json:
+    """Behind a key, where one is needed."""
+    if path in OPEN_PATHS:
+        return operation
+    responses = dict(operation["responses"])
+    if is_for_admins(path):
+        responses |= _failures((403,))
+    if settings.api_keys or (is_for_admins(path) and settings.admin_api_key):
+        return operation | {"responses": responses | _failures((401,)), "security": [{"key": []}]}
+    return operation | {"responses": responses}
+
+
+def _responses(content: Json, failures: Sequence[int]) -> Json:
+    return {"200": {"description": "It is done.", "content": content}} | _failures(failures)
+
+
+def _failures(statuses: Sequence[int]) -> Json:
+    content = _json_content(_refer(ErrorResponse))
+    return {str(each): {"description": STATUSES[each], "content": content} for each in statuses}
+
+
+def _json_content(schema: Json) -> Json:
+    return {"application/json": {"schema": schema}}
+
+
+def _refer(struct: type[msgspec.Struct]) -> Json:
+    return {"$ref": REFERENCE.format(name=struct.__name__)}
+
+
+def _schemas() -> Json:
+    _, schemas = msgspec.json.schema_components((*REQUESTS, *ANSWERS), ref_template=REFERENCE)
+    for struct in REQUESTS:
+        _narrow(schemas[struct.__name__]["properties"], struct)
+    return schemas | {"ContentPart": CONTENT_PART}
+
+
+def _narrow(properties: Json, struct: type[msgspec.Struct]) -> None:
+    """What a struct leaves to be checked by hand."""
+    neutral: Mapping[str, tuple[Any, ...]] = getattr(struct, "NEUTRAL_VALUES", {})
+    for name in refused_fields(struct):
+        properties[name] |= {"enum": [None, *neutral.get(name, ())]}
+    if "messages" in properties:
+        properties["messages"] = MESSAGES if struct is ChatRequest else {"anyOf": [MESSAGES, {"type": "null"}]}
+    if struct is CompletionRequest:
+        properties["prompt"] = PROMPT
+        properties["prompt_embeds"] = PROMPT_EMBEDS

@@ -1,0 +1,151 @@
+"""From a parsed body to the answer that the engine can be asked for: prepares its prompts; or tells their tokens.
+
+Prompts are prepared off the event loop, but for so little that waking a thread would take longer.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.api.answer_chat import ChatAnswer
+from keepsight.frontend.api.answer_completion import CompletionAnswer
+from keepsight.frontend.api.chat_request import ChatRequest
+from keepsight.frontend.api.completion_request import CompletionRequest, Prompt
+from keepsight.frontend.api.generation_fields import GenerationFields
+from keepsight.frontend.api.tokenize_request import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from keepsight.frontend.intake.media_intake import Downloaded
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.sampling_params import SamplingParams
+
+# Their text is tokens in less than a millisecond.
+MAX_BYTES_ON_LOOP = 2048
+# An answer of some megabytes.
+MAX_TOLD_OF_PROMPTS = 2**16
+# Of the 40 threads that all requests share.  Not fewer: most forms are known, and wait for no compiler.
+MAX_FORMS_AT_ONCE = 32
+Prepared = TypeVar("Prepared")
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPreparer:
+    """`cache_salt` is whom caches are shared with, which may be more than the request says."""
+
+    preparer: RequestPreparer
+    model_name: str
+    # Whether a request may choose what its pictures cost and how they are resized.
+    trusts_processor_kwargs: bool = False
+    # What may wait for a compiler leaves some to the others.
+    _threads_of_forms: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_FORMS_AT_ONCE))
+
+    async def chat(
+        self, asked: ChatRequest, cache_salt: str | None, downloaded: Downloaded, num_bytes: int
+    ) -> ChatAnswer:
+        """`num_bytes`: what the request was read from."""
+        prepare = partial(self._prepare_chat, asked, cache_salt, downloaded)
+        is_little = num_bytes <= MAX_BYTES_ON_LOOP and not _looks_at_more(asked)
+        prepared = prepare() if is_little else await self._on_thread(asked, prepare)
+        _check_told_prompts(asked, [prepared])
+        # What the messages hold may be megabytes, and the answer may take minutes.
+        asked = msgspec.structs.replace(asked, messages=None)
+        return ChatAnswer(asked, [prepared], self.preparer.tokenizer, self.model_name)
+
+    async def _on_thread(self, asked: GenerationFields, prepare: Callable[[], Prepared]) -> Prepared:
+        if not asked.wants_form:
+            return await run_in_threadpool(prepare)
+        async with self._threads_of_forms:
+            return await run_in_threadpool(prepare)
+
+    def _prepare_chat(self, asked: ChatRequest, cache_salt: str | None, downloaded: Downloaded) -> PreparedRequest:
+        params = asked.to_sampling_params(self.preparer.sampling_defaults)
+        terms = (cache_salt, asked.priority or 0, asked.shown_tools)
+        prepared = self.preparer.prepare_chat(asked.messages, params, self._overrides_of(asked), *terms, downloaded)
+        return dataclasses.replace(prepared, cache_key=asked.prompt_cache_key)
+
+    async def completion(self, asked: CompletionRequest, cache_salt: str | None) -> CompletionAnswer:
+        prompts = await self._on_thread(asked, partial(self._prepare_prompts, asked, cache_salt))
+        # Each choice tells of its prompt anew.
+        _check_told_prompts(asked, prompts, num_times=prompts[0].engine_request.sampling_params.n)
+        # As of a chat's messages: megabytes, which are numbers by now.
+        asked = msgspec.structs.replace(asked, prompt_embeds=None)
+        return CompletionAnswer(asked, prompts, self.preparer.tokenizer, self.model_name)
+
+    def _prepare_prompts(self, asked: CompletionRequest, cache_salt: str | None) -> Sequence[PreparedRequest]:
+        params = asked.to_sampling_params(self.preparer.sampling_defaults)
+        terms = (cache_salt, asked.priority or 0)
+        if asked.prompt_embeds is not None:
+            prepared = self.preparer.prepare_embeds(asked.embedded_prompts, params, *terms)
+        else:
+            prepared = [self._prepare_prompt(prompt, field, params, *terms) for field, prompt in asked.prompts.items()]
+        return [dataclasses.replace(each, cache_key=asked.prompt_cache_key) for each in prepared]
+
+    def _prepare_prompt(
+        self, prompt: Prompt, field: str, params: SamplingParams, cache_salt: str | None, priority: int
+    ) -> PreparedRequest:
+        try:
+            if isinstance(prompt, str):
+                return self.preparer.prepare_text(prompt, (), params, None, cache_salt, priority)
+            return self.preparer.prepare_tokens(prompt, params, cache_salt, priority)
+        except InvalidArgumentError as error:
+            if error.field not in ("prompt", "prompt_token_ids"):
+                raise
+            raise type(error)(field, error.message) from error
+
+    def tokenize(self, asked: TokenizeRequest, cache_salt: str | None, downloaded: Downloaded) -> TokenizeResponse:
+        tokenizer, num_image_tokens = self.preparer.tokenizer, 0
+        if asked.prompt is not None:
+            add_bos = asked.add_special_tokens is not False and tokenizer.lacks_bos(asked.prompt)
+            token_ids = tokenizer.encode(asked.prompt, add_bos)
+        else:
+            terms = (cache_salt, 0, asked.shown_tools)
+            prepared = self.preparer.prepare_chat(
+                asked.messages, SamplingParams(), self._overrides_of(asked), *terms, downloaded
+            )
+            token_ids = prepared.engine_request.token_ids
+            num_image_tokens = prepared.engine_request.num_image_tokens
+        return TokenizeResponse(
+            count=len(token_ids),
+            max_model_len=self.preparer.max_model_len,
+            tokens=list(token_ids),
+            token_strs=[tokenizer.token(each) for each in token_ids] if asked.return_token_strs else msgspec.UNSET,
+            image_tokens=num_image_tokens if asked.prompt is None else msgspec.UNSET,
+        )
+
+    def _overrides_of(self, asked: ChatRequest | TokenizeRequest) -> dict[str, Any]:
+        """Empty: as the server is configured."""
+        options = asked.mm_processor_kwargs
+        return {} if options is None else options.as_overrides(are_trusted=self.trusts_processor_kwargs)
+
+    def detokenize(self, asked: DetokenizeRequest) -> DetokenizeResponse:
+        tokenizer = self.preparer.tokenizer
+        for index, token_id in enumerate(asked.tokens):
+            if not 0 <= token_id < tokenizer.vocab_size:
+                raise InvalidArgumentError(f"tokens[{index}]", f"{token_id} is none of {tokenizer.vocab_size} tokens")
+        return DetokenizeResponse(prompt=tokenizer.decode(asked.tokens, skip_special_tokens=False))
+
+
+def _check_told_prompts(asked: GenerationFields, prompts: Sequence[PreparedRequest], num_times: int = 1) -> None:
+    num_told_of_each = num_times * sum(1 + num_top for num_top in asked.tops_of_prompt)
+    num_told = num_told_of_each * sum(len(each.engine_request.token_ids) for each in prompts)
+    if num_told > MAX_TOLD_OF_PROMPTS:
+        raise InvalidArgumentError(
+            asked.name_as_asked("prompt_logprobs"),
+            f"asks for {num_told} log-probabilities of prompts; at most {MAX_TOLD_OF_PROMPTS} are told in one answer",
+        )
+
+
+def _looks_at_more(asked: ChatRequest) -> bool:
+    """Than at the request's own text: at pictures, which may be files, or at a grammar, which has to be compiled."""
+    return asked.wants_form or any(part.source is not None for part in asked.messages.pictures)

@@ -1,0 +1,148 @@
+"""What is uploaded to be kept, and for how long: from a raw body, a form (`multipart/form-data`), or JSON.
+
+Options stand in the query too; what the body says of them goes before it.  Names that nobody knows are refused.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from email.message import Message
+from typing import Any
+
+import msgspec
+
+from keepsight.errors import InvalidArgumentError, UnsupportedBodyError, UnsupportedFieldError
+from keepsight.frontend.api.media_handles import read_ttl
+
+_BASE64 = "data:application/octet-stream;base64,"
+MAX_FORM_PARTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class UploadOptions:
+    ttl_seconds: float
+    # Whether its embeddings are made at once.
+    warm: bool = False
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    # Bytes, or a URL.
+    source: bytes | str
+    # What the caller calls it.
+    field: str
+    options: UploadOptions
+
+
+def read_upload(content_type: str, body: bytes, query: Mapping[str, str]) -> Upload:
+    kind, parameters = _parse_header(content_type)
+    source: bytes | str
+    if kind == "application/json":
+        field, source, said = _read_json(body)
+    elif kind == "multipart/form-data":
+        field, source, said = _read_form(body, parameters.get("boundary", ""))
+    elif kind.startswith("image/") or kind == "application/octet-stream":
+        field, source, said = "body", body, {}
+    else:
+        kinds = "image/*, application/octet-stream, multipart/form-data or application/json"
+        raise UnsupportedBodyError("Content-Type", f"must be {kinds}, not {kind[:80]!r}")
+    return Upload(source, field, _as_options(_read_texts(query) | said))
+
+
+def read_options(body: bytes, query: Mapping[str, str]) -> UploadOptions:
+    """Of what is kept already."""
+    return _as_options(_read_texts(query) | (_decode(body) if body else {}))
+
+
+def _read_json(body: bytes) -> tuple[str, str, dict[str, Any]]:
+    said = _decode(body)
+    given = {name: said.pop(name, None) for name in ("url", "data")}
+    sources = {name: source for name, source in given.items() if source is not None}
+    if len(sources) != 1:
+        raise InvalidArgumentError("url", "either url or data (base64) must be given, and only one of them")
+    [(field, source)] = sources.items()
+    if not isinstance(source, str) or not source:
+        raise InvalidArgumentError(field, "must be a string that is not empty")
+    return field, source if field == "url" or source.startswith("data:") else _BASE64 + source, said
+
+
+def _decode(body: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidArgumentError("body", f"is no JSON object that can be read: {error}") from error
+
+
+def _read_form(body: bytes, boundary: str) -> tuple[str, bytes, dict[str, Any]]:
+    contents = _split_form(body, boundary)
+    if "file" not in contents:
+        raise InvalidArgumentError("file", "is required: the form has no part of this name")
+    file = contents.pop("file")
+    return "file", file, _read_texts({name: each.decode(errors="replace") for name, each in contents.items()})
+
+
+def _split_form(body: bytes, boundary: str) -> dict[str, bytes]:
+    """RFC 7578: by the names of its parts."""
+    if not boundary:
+        raise InvalidArgumentError("Content-Type", "multipart/form-data must name its boundary")
+    # The first delimiter may be the first line.
+    _preamble, *parts = (b"\r\n" + body).split(b"\r\n--" + boundary.encode(), MAX_FORM_PARTS + 1)
+    if not parts or not parts[-1].startswith(b"--"):
+        raise InvalidArgumentError("body", f"is no form of at most {MAX_FORM_PARTS} parts that ends with its boundary")
+    contents: dict[str, bytes] = {}
+    for part in parts[:-1]:
+        head, separator, content = part.partition(b"\r\n\r\n")
+        name = _name_of(head)
+        if not separator or name is None:
+            raise InvalidArgumentError("body", "a part of the form has no name")
+        if name in contents:
+            raise InvalidArgumentError(name, "is given twice in the form")
+        contents[name] = content
+    return contents
+
+
+def _name_of(head: bytes) -> str | None:
+    for line in head.decode(errors="replace").split("\r\n"):
+        header, _, value = line.partition(":")
+        if header.strip().lower() == "content-disposition":
+            return _parse_header(value)[1].get("name")
+    return None
+
+
+def _parse_header(value: str) -> tuple[str, dict[str, str]]:
+    """`kind; name="value"`, with the kind in small letters."""
+    message = Message()
+    message["Content-Type"] = " ".join(value.split())
+    kind, *parameters = message.get_params() or [("", "")]
+    return kind[0].lower(), {name.lower(): text for name, text in parameters}
+
+
+def _read_texts(texts: Mapping[str, str]) -> dict[str, Any]:
+    """Options that were not written as JSON."""
+    return {name: _TEXT_READERS[name](text) if name in _TEXT_READERS else text for name, text in texts.items()}
+
+
+def _read_number(text: str) -> object:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _read_switch(text: str) -> object:
+    return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
+
+
+_TEXT_READERS: dict[str, Callable[[str], object]] = {"ttl_seconds": _read_number, "warm": _read_switch}
+
+
+def _as_options(said: Mapping[str, Any]) -> UploadOptions:
+    for name in said:
+        if name not in UploadOptions.__slots__:
+            raise UnsupportedFieldError(name[:80], f"is unknown; known: {', '.join(UploadOptions.__slots__)}")
+    warm, salt = said.get("warm"), said.get("cache_salt")
+    if warm is not None and not isinstance(warm, bool):
+        raise InvalidArgumentError("warm", f"must be true or false, not {warm!r}"[:200])
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise InvalidArgumentError("cache_salt", "must be a text that is not empty")
+    return UploadOptions(read_ttl(said.get("ttl_seconds")), bool(warm), salt)

@@ -1,0 +1,91 @@
+"""Names each request, in its answer and in all that the log says of it, and logs one line when it has ended."""
+
+import logging
+import os
+import re
+import time
+from contextvars import ContextVar
+from typing import Any
+from urllib.parse import quote
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from keepsight.frontend.api.access import path_within
+from keepsight.frontend.api.chat_response import Usage
+from keepsight.observe.tell_account import tell_in_log
+
+logger = logging.getLogger(__name__)
+HEADER = "x-request-id"
+_RAW_HEADER = HEADER.encode()
+_SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+_request_id: ContextVar[str] = ContextVar("request_id", default="")
+# Asked every few seconds by whoever watches the server.
+UNTOLD_PATHS = frozenset({"/health", "/ready", "/metrics", "/debug/state"})
+
+
+class RequestLog:
+    """ASGI middleware, the outermost."""
+
+    def __init__(self, app: ASGIApp, logs_requests: bool) -> None:
+        self._app, self._logs_requests = app, logs_requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = _Record(scope)
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.note_start(message["status"])
+                message["headers"] = [*message.get("headers", ()), (_RAW_HEADER, record.request_id.encode())]
+            await send(message)
+
+        before = _request_id.set(record.request_id)
+        try:
+            await self._app(scope, receive, send_named)
+        finally:
+            if self._logs_requests and path_within(scope) not in UNTOLD_PATHS:
+                logger.info("%s", record)
+            _request_id.reset(before)
+
+
+class RequestIdFilter(logging.Filter):
+    """For handlers: puts the request's id before what is said while it is handled."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if request_id := _request_id.get():
+            record.msg = f"[{request_id}] {record.msg}"
+        return True
+
+
+class _Record:
+    def __init__(self, scope: Scope) -> None:
+        asked = next((value for name, value in scope["headers"] if name == _RAW_HEADER), b"").decode("latin-1")
+        self.request_id = asked if _SANE_ID.fullmatch(asked) else os.urandom(16).hex()
+        # What is asked may hold line breaks, and must not look like lines of the log.
+        self._asked = f"{scope['method']} {quote(scope['path'])}"
+        self._state: dict[str, Any] = scope.setdefault("state", {})
+        self._begin = time.monotonic()
+        self._state |= {"request_id": self.request_id, "began": self._begin}
+        self._status, self._first_ms = 0, 0.0
+
+    def note_start(self, status: int) -> None:
+        self._status, self._first_ms = status, self._elapsed_ms()
+
+    def __str__(self) -> str:
+        told = f"{self._asked} {self._status or 'unanswered'} in {self._elapsed_ms():.1f} ms"
+        answer = self._state.get("answer")
+        if answer is None:
+            return told
+        parts = (f"{told}, {self._first_ms:.1f} to the first byte", _tell(answer.usage), tell_in_log(answer.accounts))
+        return "; ".join(filter(None, parts))
+
+    def _elapsed_ms(self) -> float:
+        return (time.monotonic() - self._begin) * 1e3
+
+
+def _tell(usage: Usage) -> str:
+    details = usage.prompt_tokens_details
+    parts = f"{details.cached_tokens} cached, {details.image_tokens} of pictures"
+    return f"{usage.prompt_tokens} tokens of prompt ({parts}), {usage.completion_tokens} of answer"

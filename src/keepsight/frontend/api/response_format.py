@@ -1,0 +1,81 @@
+"""How a chat request says what form its answer must have: OpenAI's `response_format` and vLLM's own names.
+
+All become one `StructuredOutputsParams`; what is wrong with it is told under the name that the caller used.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.prompt.check_grammar import check_structured_outputs
+from keepsight.structured_outputs import StructuredOutputsParams
+
+
+class JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    # Whatever it says: an answer has the form that was asked for.
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+# The caller's name, ours, the value.
+Asked = tuple[str, str, Any]
+
+
+def list_forms(
+    response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None, guided: Mapping[str, Any]
+) -> list[Asked]:
+    """All that are asked for; more than one is a fault.  `guided`: vLLM's older fields of these names."""
+    asked = [*_read_response_format(response_format), *_read_structured_outputs(structured_outputs)]
+    return asked + [(name, name.removeprefix("guided_"), value) for name, value in guided.items() if value is not None]
+
+
+def read_structured_outputs(asked: list[Asked]) -> StructuredOutputsParams | None:
+    """None: any text will do."""
+    if not asked:
+        return None
+    if len(asked) > 1:
+        raise InvalidArgumentError(asked[1][0], f"cannot be given together with {asked[0][0]}")
+    [(field, name, value)] = asked
+    try:
+        params = StructuredOutputsParams(**{name: value})
+    except InvalidArgumentError as error:
+        place = error.field.removeprefix(f"structured_outputs.{name}")
+        raise InvalidArgumentError(field + place, error.message) from error
+    check_structured_outputs(params, field)
+    return params
+
+
+def _read_response_format(asked: ResponseFormat | None) -> Iterator[Asked]:
+    if asked is None:
+        return
+    if (asked.type == "json_schema") != (asked.json_schema is not None):
+        raise InvalidArgumentError("response_format.json_schema", 'belongs to the type "json_schema", and only to it')
+    if asked.json_schema is not None and asked.json_schema.schema is not None:
+        yield "response_format.json_schema.schema", "json", asked.json_schema.schema
+    elif asked.type != "text":
+        yield "response_format", "json_object", True
+
+
+def _read_structured_outputs(asked: StructuredOutputs | None) -> Iterator[Asked]:
+    if asked is None:
+        return
+    for name, value in msgspec.structs.asdict(asked).items():
+        if value not in (None, False):
+            yield f"structured_outputs.{name}", name, value

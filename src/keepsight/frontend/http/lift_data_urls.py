@@ -1,0 +1,127 @@
+"""Large `data:` URLs stay where they came: in the bytes of the body.
+
+They are cut out of the JSON before it is decoded, and put back as views of the body where a message has a picture.  So
+their megabytes are neither scanned for escapes nor copied into a string.  If one stands elsewhere, or anything is
+wrong, the body is decoded as it is: what a caller sees is the same.
+"""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import msgspec
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.http.decode_body import BodyDecoder, Buffer
+
+MIN_BYTES = 4096
+# What is looked at at a time: it stays in the processor's cache.
+PIECE_BYTES = 2**16
+MAX_HEAD_BYTES = 128
+_OPENING, _MARKER = b'"data:', b";base64,"
+
+
+class LiftedUrl(str):
+    """The text is what stands before the comma and the comma; `content`, what follows, lies in the body."""
+
+    content: memoryview
+
+    @classmethod
+    def of(cls, url: memoryview) -> "LiftedUrl":
+        head = bytes(url[:MAX_HEAD_BYTES])
+        length = head.index(_MARKER) + len(_MARKER)
+        lifted = cls(head[:length].decode("ascii"))
+        lifted.content = url[length:]
+        return lifted
+
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+def decode_lifting(decoder: BodyDecoder[Body], body: Buffer) -> Body:
+    """For bodies with `messages`."""
+    text, lifted = _lift(body)
+    if lifted:
+        with suppress(InvalidArgumentError):
+            request = decoder.decode(text)
+            if _put_back(request.messages, lifted):  # type: ignore[attr-defined]
+                return request
+    return decoder.decode(body)
+
+
+def _lift(body: Buffer) -> tuple[bytes, dict[str, LiftedUrl]]:
+    """The body with a word in place of each large URL, and the URLs by these words, which nobody can guess."""
+    word = f"data:{secrets.token_hex(16)}-"
+    view, kept = memoryview(body), 0
+    pieces: list[bytes | memoryview] = []
+    lifted: dict[str, LiftedUrl] = {}
+    for begin, end in _find_urls(view):
+        name = f"{word}{len(lifted)}"
+        lifted[name] = LiftedUrl.of(view[begin:end])
+        pieces += [view[kept:begin], name.encode()]
+        kept = end
+    return b"".join([*pieces, view[kept:]]) if lifted else b"", lifted
+
+
+def _find_urls(body: memoryview) -> Iterator[tuple[int, int]]:
+    """Where they begin and end, inside their quotes.
+
+    A quote that no backslash precedes opens a string or closes one, and after a closing one `data:` is no JSON, with or
+    without the URL.  So what is found is a whole string, if it has no backslash.
+    """
+    end = 0
+    while (quote := _find(body, _OPENING, end)) >= 0:
+        begin = quote + 1
+        end, has_backslash = _find_end(body, begin)
+        if end < 0:
+            return
+        if end - begin >= MIN_BYTES and not has_backslash and _can_lift(body, begin):
+            yield begin, end
+
+
+def _find(body: memoryview, what: bytes, begin: int) -> int:
+    for at in range(begin, len(body), PIECE_BYTES):
+        found = bytes(body[at : at + PIECE_BYTES + len(what) - 1]).find(what)
+        if found >= 0:
+            return at + found
+    return -1
+
+
+def _find_end(body: memoryview, begin: int) -> tuple[int, bool]:
+    """The next quote (-1: there is none), and whether a backslash precedes it.  In one pass over the memory."""
+    has_backslash = False
+    for at in range(begin, len(body), PIECE_BYTES):
+        piece = bytes(body[at : at + PIECE_BYTES])
+        quote = piece.find(b'"')
+        has_backslash = has_backslash or piece.find(b"\\", 0, quote if quote >= 0 else len(piece)) >= 0
+        if quote >= 0:
+            return at + quote, has_backslash
+    return -1, has_backslash
+
+
+def _can_lift(body: memoryview, begin: int) -> bool:
+    is_escaped = begin >= 2 and bytes(body[begin - 2 : begin - 1]) == b"\\"
+    head = bytes(body[begin : begin + MAX_HEAD_BYTES])
+    marker = head.find(_MARKER)
+    return not is_escaped and marker >= 0 and head[:marker].isascii()
+
+
+def _put_back(messages: object, lifted: dict[str, LiftedUrl]) -> bool:
+    """Whether all have found their places."""
+    missing = dict(lifted)
+    for place, key in _find_places(messages):
+        if isinstance(place[key], str) and (url := missing.pop(place[key], None)) is not None:
+            place[key] = url
+    return not missing
+
+
+def _find_places(messages: object) -> Iterator[tuple[dict[str, Any], str]]:
+    """Where a message may have the URL of a picture."""
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict):
+                yield from ((part, key) for key in ("image_url", "image", "url", "image_embeds") if key in part)
+                if isinstance(inner := part.get("image_url"), dict) and "url" in inner:
+                    yield inner, "url"

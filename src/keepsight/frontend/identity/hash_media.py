@@ -1,0 +1,180 @@
+"""The media hash: one name for everything that the embeddings of a picture or crop depend on.
+
+Nothing is decoded for it, but for PIL images that somebody opened without loading them.  What is hashed could be read
+back: every value is tagged by its kind and framed by its length, so that values which differ have hashes that differ,
+and content, uuids and EXIF's identities can never be taken for one another.
+"""
+
+import dataclasses
+import hashlib
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from typing import Protocol
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from keepsight.frontend.intake.open_picture import PictureSource
+from keepsight.frontend.intake.read_embeds import Embeds
+from keepsight.image_processor_config import ImageProcessorConfig
+from keepsight.media import CropBox, Geometry, Modality
+from keepsight.requests import Pixels
+
+
+class _Hasher(Protocol):
+    def update(self, chunk: bytes | memoryview, /) -> object: ...
+    def hexdigest(self) -> str: ...
+
+
+_HASHERS: dict[str, Callable[[], _Hasher]] = {
+    "blake3": blake3,
+    "sha256": hashlib.sha256,
+    "sha512": hashlib.sha512,
+}
+
+# Longer ones are hashed each time: nobody shall fill the memory with them.
+MAX_KEPT_SALT = 256
+
+
+def hash_values(algorithm: str, /, **parts: object) -> str:
+    """Of None, bool, int, float, str, bytes, and lists, tuples and dicts of these; lists are tuples."""
+    hasher = _HASHERS[algorithm]()
+    for chunk in _frame(parts):
+        hasher.update(chunk)
+    return hasher.hexdigest()
+
+
+def hash_content(source: PictureSource | Embeds, algorithm: str) -> str:
+    """Of the bytes as they were received, or of all that decoding a PIL image or an array looks at."""
+    if isinstance(source, bytes):
+        return hash_values(algorithm, received=source)
+    if isinstance(source, Embeds):
+        values = source.values
+        return hash_values(algorithm, embeds=_bytes_of(values), dtype=str(values.dtype), shape=values.shape)
+    if isinstance(source, np.ndarray):
+        return hash_values(algorithm, dtype=str(source.dtype), shape=source.shape, data=_bytes_of(source))
+    pixels, palette = source.tobytes(), source.getpalette("RGBA")
+    return hash_values(
+        algorithm,
+        mode=source.mode,
+        size=source.size,
+        pixels=pixels,
+        palette=None if palette is None else bytes(palette),
+        transparency=source.info.get("transparency"),
+    )
+
+
+def hash_client_uuid(uuid: str, cache_salt: str | None, algorithm: str) -> str:
+    """In place of the content, because a caller says so.  No content and no other tenant's uuid is named so."""
+    return hash_values(algorithm, client_uuid=uuid, cache_salt=cache_salt)
+
+
+def hash_embeds_uuid(uuid: str, cache_salt: str | None, algorithm: str) -> str:
+    """The same for embeddings: a caller may have one name for a picture and for what was computed of it."""
+    return hash_values(algorithm, embeds_uuid=uuid, cache_salt=cache_salt)
+
+
+def hash_exif_image_id(image_id: UUID, algorithm: str) -> str:
+    """In place of the content, because the file says so."""
+    return hash_values(algorithm, exif_image_id=image_id.bytes)
+
+
+class MediaHasher:
+    """Names the pictures of one request, and their crops."""
+
+    def __init__(
+        self,
+        model_id: str,
+        config: ImageProcessorConfig,
+        cache_salt: str | None,
+        algorithm: str,
+        modality: Modality = "image",
+    ) -> None:
+        self._algorithm = algorithm
+        is_short = cache_salt is None or len(cache_salt) <= MAX_KEPT_SALT
+        hash_terms = _hash_terms if is_short else _hash_terms.__wrapped__
+        self._terms = hash_terms(algorithm, model_id, config, cache_salt, modality)
+
+    def hash_parts(self, content: str, geometry: Geometry, crops: Iterable[CropBox | None]) -> Iterator[str]:
+        """One for each crop of a picture; None is the whole."""
+        for crop in crops:
+            yield self._hash_item(geometry, crop, content=content)
+
+    def hash_pixels(self, pixels: Pixels, geometry: Geometry, crop: CropBox | None) -> str:
+        """Equal for two items only if the model is shown the same and the engine is told the same of them."""
+        return self._hash_item(geometry, crop, shape=pixels.shape, pixels=_bytes_of(pixels))
+
+    def _hash_item(self, geometry: Geometry, crop: CropBox | None, **shown: object) -> str:
+        size = (geometry.width, geometry.height)
+        box = None if crop is None else dataclasses.astuple(crop)
+        return hash_values(self._algorithm, terms=self._terms, geometry=size, crop=box, **shown)
+
+
+@lru_cache(maxsize=256)
+def _hash_terms(
+    algorithm: str, model_id: str, config: ImageProcessorConfig, cache_salt: str | None, modality: Modality
+) -> str:
+    """Most requests have the same: kept, because it takes longer than all else about a name but its content."""
+    return hash_values(
+        algorithm,
+        # Two algorithms whose names are equally long must not meet in them.
+        algorithm=algorithm,
+        model=model_id,
+        processor=_options_of_all(config),
+        cache_salt=cache_salt,
+        modality=modality,
+    )
+
+
+def _options_of_all(config: ImageProcessorConfig) -> dict[str, object]:
+    """Without those that choose the crops: the boxes say it, and the whole is the same picture whether or not."""
+    options = dataclasses.asdict(config)
+    return {name: value for name, value in options.items() if "pan_and_scan" not in name}
+
+
+def _bytes_of(array: npt.NDArray[np.generic]) -> memoryview:
+    """In the order of the shape; copied only if they do not lie so."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _frame(value: object) -> Iterator[bytes | memoryview]:
+    """Large bytes pass through as they are."""
+    match value:
+        case np.generic():  # some are Python's numbers and texts too, but not all
+            raise TypeError(f"a {type(value).__name__} has no media hash")
+        case None:
+            yield b"N"
+        case bool():  # before int, which it is too
+            yield b"T" if value else b"F"
+        case int():
+            yield from _frame_bytes(b"i", value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+        case float():
+            yield from _frame_bytes(b"f", struct.pack("<d", value))
+        case str():
+            yield from _frame_bytes(b"s", value.encode("utf-8", "surrogatepass"))
+        case bytes() | memoryview():
+            yield from _frame_bytes(b"b", value)
+        case list() | tuple():
+            yield _head(b"l", len(value))
+            for each in value:
+                yield from _frame(each)
+        case dict():
+            yield _head(b"d", len(value))
+            framed = {b"".join(_frame(key)): inner for key, inner in value.items()}
+            for key in sorted(framed):
+                yield key
+                yield from _frame(framed[key])
+        case _:
+            raise TypeError(f"a {type(value).__name__} has no media hash")
+
+
+def _frame_bytes(tag: bytes, content: bytes | memoryview) -> Iterator[bytes | memoryview]:
+    yield _head(tag, memoryview(content).nbytes)
+    yield content
+
+
+def _head(tag: bytes, length: int) -> bytes:
+    return tag + length.to_bytes(8, "little")

@@ -1,0 +1,198 @@
+"""Which picture a caller means, before anything of it is decoded: its geometry, and its name in every cache.
+
+Its content names it, or in place of the content a *given name*: its caller's uuid, or its EXIF ImageID where that is
+trusted.  Nobody proves what it is given to, so invariant: a given name is no content's alias and has none.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from keepsight.errors import MediaConflictError, UnknownMediaError
+from keepsight.frontend.identity.common_geometries import CommonGeometries
+from keepsight.frontend.identity.exif_image_id import read_image_id
+from keepsight.frontend.identity.hash_media import (
+    MediaHasher,
+    hash_client_uuid,
+    hash_content,
+    hash_embeds_uuid,
+    hash_exif_image_id,
+)
+from keepsight.frontend.identity.known_media import KnownMedia
+from keepsight.frontend.identity.pan_and_scan import plan_crops
+from keepsight.frontend.intake.fetch_media import fetch_media, freeze
+from keepsight.frontend.intake.open_picture import PictureSource
+from keepsight.frontend.intake.read_embeds import Embeds, read_embeds
+from keepsight.frontend.intake.read_header import read_geometry
+from keepsight.frontend.pixels.make_pixels import PictureJob
+from keepsight.frontend.prompt.read_messages import PicturePart
+from keepsight.image_processor_config import ImageProcessorConfig
+from keepsight.media import DEFAULT_MAX_PIXELS, CropBox, Geometry, Modality
+from keepsight.requests import Pixels
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture that was looked at, but not decoded."""
+
+    # None: only its uuid came.
+    source: PictureSource | Embeds | None
+    field: str
+    geometry: Geometry
+    crops: tuple[CropBox, ...]
+    uuid: str | None = None
+    # What stands for its content, if anything does.
+    given_name: str | None = None
+    modality: Modality = "image"
+    # Nobody had named one by its uuid before: should this fail, nobody has.
+    is_first_of_its_name: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPicture:
+    picture: Picture
+    # By media hash: the whole, then its crops.
+    parts: Mapping[str, CropBox | None]
+    _config: ImageProcessorConfig
+    _hasher: MediaHasher
+    _known: KnownMedia
+    _max_pixels: int
+
+    def items(self) -> Iterator[tuple[str, Geometry]]:
+        for media_hash, crop in self.parts.items():
+            yield media_hash, self.picture.geometry if crop is None else Geometry(crop.width, crop.height)
+
+    def job(self, media_hashes: Sequence[str]) -> PictureJob:
+        """Raises UnknownMediaError if only its uuid came."""
+        if self.picture.source is None:
+            raise ask_for_picture(self.picture.field, self.picture.uuid)
+        parts = {media_hash: self.parts[media_hash] for media_hash in media_hashes}
+        return PictureJob(self.picture.source, self.picture.field, parts, self._config, self._max_pixels)
+
+    def forget(self) -> None:
+        forget_name(self.picture, self._known)
+
+    def learn(self, media_hash: str, pixels: Pixels) -> None:
+        """Other content that proves to have the same pixels goes by the same name from then on."""
+        if self.picture.given_name is None and self.picture.modality == "image":
+            pixel_hash = self._hasher.hash_pixels(pixels, self.picture.geometry, self.parts[media_hash])
+            self._known.learn_pixels(media_hash, pixel_hash)
+
+
+class PictureIdentifier:
+    """Shared by all requests; may be used from several threads."""
+
+    def __init__(
+        self,
+        model_id: str,
+        algorithm: str,
+        trusts_exif_image_id: bool = False,
+        max_pixels: int = DEFAULT_MAX_PIXELS,
+        embeds_shape: tuple[int, int] = (0, 0),
+        common: CommonGeometries | None = None,
+    ) -> None:
+        """`embeds_shape`: tokens and hidden size of what may come in place of a picture, or of a strip of a prompt."""
+        self._model_id, self._algorithm, self._max_pixels = model_id, algorithm, max_pixels
+        self._trusts_exif_image_id, self._embeds_shape = trusts_exif_image_id, embeds_shape
+        self._known = KnownMedia(common=common)
+
+    def look_at(self, part: PicturePart, config: ImageProcessorConfig, cache_salt: str | None) -> Picture:
+        if part.modality == "image_embeds":
+            return self._look_at_embeds(part, Geometry(config.width, config.height), cache_salt)
+        field, uuid, source, is_first = part.field, part.uuid, None, False
+        given_name = None if uuid is None else hash_client_uuid(uuid, cache_salt, self._algorithm)
+        if given_name is not None and part.source is None:
+            geometry = self._recall(part, given_name)
+        else:
+            sent = fetch_media(part.source, field)
+            geometry = read_geometry(sent, field, self._max_pixels)
+            if given_name is None:
+                given_name = self._name_given_by_exif(sent, field)
+            else:
+                is_first = self._is_first_or_the_same(part, geometry, given_name)
+            source = freeze(sent, field)
+        crops = plan_crops(geometry, config)
+        return Picture(source, field, geometry, crops, uuid, given_name, is_first_of_its_name=is_first)
+
+    def forget(self, pictures: Iterable[Picture]) -> None:
+        """The request that they were looked at for is refused."""
+        for picture in pictures:
+            forget_name(picture, self._known)
+
+    def cut_prompt(self, source: object, field: str) -> list[Picture]:
+        """A prompt's embeddings as strips, which are named as pictures are: prompts that begin alike share those."""
+        length, hidden = self._embeds_shape
+        values = read_embeds(source, field, (None, hidden)).values
+        strips = [values[first : first + length] for first in range(0, len(values), length)]
+        return [
+            Picture(Embeds(each), field, Geometry(hidden, len(each)), (), modality="prompt_embeds") for each in strips
+        ]
+
+    def name(
+        self, pictures: Sequence[Picture], config: ImageProcessorConfig, cache_salt: str | None
+    ) -> tuple[NamedPicture, ...]:
+        if not pictures:
+            return ()
+        hashers = {
+            each: MediaHasher(self._model_id, config, cache_salt, self._algorithm, each)
+            for each in {picture.modality for picture in pictures}
+        }
+        named = [(picture, hashers[picture.modality]) for picture in pictures]
+        return tuple(
+            NamedPicture(picture, self._name_parts(picture, hasher), config, hasher, self._known, self._max_pixels)
+            for picture, hasher in named
+        )
+
+    def _look_at_embeds(self, part: PicturePart, geometry: Geometry, cache_salt: str | None) -> Picture:
+        """Of a picture as large as the tower's: whatever it was, its embeddings are of the whole."""
+        given_name = None if part.uuid is None else hash_embeds_uuid(part.uuid, cache_salt, self._algorithm)
+        source = None if part.source is None else read_embeds(part.source, part.field, self._embeds_shape)
+        is_first = False
+        if source is None:
+            assert given_name is not None
+            geometry = self._recall(part, given_name)
+        elif given_name is not None:
+            is_first = self._is_first_or_the_same(part, geometry, given_name)
+        return Picture(source, part.field, geometry, (), part.uuid, given_name, part.modality, is_first)
+
+    def _name_parts(self, picture: Picture, hasher: MediaHasher) -> dict[str, CropBox | None]:
+        crops = (None, *picture.crops)
+        if picture.given_name is not None:
+            names: Iterable[str] = hasher.hash_parts(picture.given_name, picture.geometry, crops)
+        else:
+            assert picture.source is not None
+            content = hash_content(picture.source, self._algorithm)
+            names = map(self._known.canonical_name, hasher.hash_parts(content, picture.geometry, crops))
+        return dict(zip(names, crops, strict=True))
+
+    def _name_given_by_exif(self, source: PictureSource, field: str) -> str | None:
+        image_id = read_image_id(source, field) if self._trusts_exif_image_id else None
+        return None if image_id is None else hash_exif_image_id(image_id, self._algorithm)
+
+    def _recall(self, part: PicturePart, given_name: str) -> Geometry:
+        geometry = self._known.geometry_of(given_name)
+        if geometry is None:
+            raise ask_for_picture(part.field, part.uuid)
+        return geometry
+
+    def _is_first_or_the_same(self, part: PicturePart, geometry: Geometry, given_name: str) -> bool:
+        """The same as far as a header can tell; whether it is the first."""
+        known = self._known.remember_geometry(given_name, geometry)
+        if known != geometry:
+            raise MediaConflictError(
+                part.field,
+                f"has {geometry.width} x {geometry.height} pixels, but the uuid {part.uuid!r} already names a picture "
+                f"of {known.width} x {known.height}; another picture needs another uuid",
+            )
+        return known is geometry
+
+
+def forget_name(picture: Picture, known: KnownMedia) -> None:
+    if picture.is_first_of_its_name:
+        assert picture.given_name is not None
+        known.forget_geometry(picture.given_name)
+
+
+def ask_for_picture(field: str, uuid: str | None) -> UnknownMediaError:
+    return UnknownMediaError(
+        field, f"the picture of uuid {uuid!r} is not cached here (any more): send it with its uuid"
+    )

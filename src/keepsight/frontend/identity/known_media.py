@@ -1,0 +1,96 @@
+"""What earlier requests taught about media: which of two names mean the same pixels, and how large a uuid's picture is.
+
+Knows neither pictures nor pixels, only digests of them.  All of it may be forgotten at any moment (the least recently
+used goes first): it is then learned again.  Invariant: a name that others stand behind stands behind none itself.
+"""
+
+import threading
+from collections import OrderedDict
+from typing import Generic, TypeVar
+
+from keepsight.frontend.identity.common_geometries import CommonGeometries
+from keepsight.media import Geometry
+
+# Of each kind: some 20 MB of names in all.
+MAX_ENTRIES = 32_768
+
+V = TypeVar("V")
+
+
+class _Table(Generic[V]):
+    """A key keeps its first value for as long as it is known."""
+
+    def __init__(self, max_entries: int) -> None:
+        self._max_entries = max_entries
+        # The least recently used first.
+        self.entries: OrderedDict[str, V] = OrderedDict()
+
+    def get(self, key: str) -> V | None:
+        if key in self.entries:
+            self.entries.move_to_end(key)
+        return self.entries.get(key)
+
+    def get_or_put(self, key: str, value: V) -> V:
+        held = self.entries.setdefault(key, value)
+        self.entries.move_to_end(key)
+        if len(self.entries) > self._max_entries:
+            self.entries.popitem(last=False)
+        return held
+
+
+class KnownMedia:
+    """Shared by all requests; may be used from several threads."""
+
+    def __init__(self, max_entries: int = MAX_ENTRIES, common: CommonGeometries | None = None) -> None:
+        """`common`: what other frontends know as well."""
+        self._max_entries, self._common = max_entries, common
+        self._lock = threading.Lock()
+        # Two steps, so that there are neither chains nor circles: media hash -> pixel hash -> the name they all go by.
+        self._pixel_hashes = _Table[str](max_entries)
+        self._first_names = _Table[str](max_entries)
+        self._geometries = _Table[Geometry](max_entries)
+
+    def canonical_name(self, media_hash: str) -> str:
+        """The first name under which the same pixels were made; its own, as far as is known."""
+        with self._lock:
+            pixel_hash = self._pixel_hashes.get(media_hash)
+            first_name = None if pixel_hash is None else self._first_names.get(pixel_hash)
+            return first_name or media_hash
+
+    def learn_pixels(self, media_hash: str, pixel_hash: str) -> None:
+        with self._lock:
+            # A name whose pixels are not always the same is nobody's other name.
+            if self._pixel_hashes.get_or_put(media_hash, pixel_hash) == pixel_hash:
+                self._first_names.get_or_put(pixel_hash, media_hash)
+
+    def geometry_of(self, given_name: str) -> Geometry | None:
+        with self._lock:
+            return self._find_geometry(given_name)
+
+    def remember_geometry(self, given_name: str, geometry: Geometry) -> Geometry:
+        """The one that is remembered: an earlier one, if there was."""
+        with self._lock:
+            known = self._find_geometry(given_name)
+            if known is None and self._common is not None:
+                self._common.put(given_name, geometry)
+            return self._geometries.get_or_put(given_name, known or geometry)
+
+    def forget_geometry(self, given_name: str) -> None:
+        with self._lock:
+            self._geometries.entries.pop(given_name, None)
+            if self._common is not None:
+                self._common.forget(given_name)
+
+    def _find_geometry(self, given_name: str) -> Geometry | None:
+        geometry = self._geometries.get(given_name)
+        if geometry is None and self._common is not None:
+            geometry = self._common.get(given_name)
+        return geometry
+
+    def check_invariants(self) -> None:
+        with self._lock:
+            for table in (self._pixel_hashes, self._first_names, self._geometries):
+                assert len(table.entries) <= self._max_entries
+            for pixel_hash, first_name in self._first_names.entries.items():
+                # Its own pixel hash may have been forgotten, but is never another.
+                assert self._pixel_hashes.entries.get(first_name, pixel_hash) == pixel_hash

@@ -1,0 +1,50 @@
+"""From where a caller says a picture is, to its bytes: `data:` URLs, raw bytes, and objects of this process."""
+
+from PIL import Image
+
+from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.frontend.intake.open_picture import PictureSource, refusing_damage
+from keepsight.frontend.intake.picture_array import try_freeze_array
+from keepsight.frontend.intake.read_data_url import read_data_url
+
+# Of what stands before the colon, the only part of a URL that is looked at here.
+_LONGEST_SCHEME = 20
+
+
+def fetch_media(source: object, field: str, max_bytes: int | None = None) -> PictureSource:
+    """Of what is here already; `max_bytes` spares the decoding of what is too large."""
+    if isinstance(source, str):
+        return _read_url(source, field, max_bytes)
+    if isinstance(source, bytes | bytearray | memoryview):
+        return bytes(source)
+    if isinstance(source, Image.Image):
+        return source
+    array = try_freeze_array(source, field)
+    if array is None:
+        kinds = "a URL, bytes, a PIL image, an array or a tensor"
+        raise InvalidArgumentError(field, f"must be {kinds}, not {type(source).__name__}")
+    return array
+
+
+def freeze(source: PictureSource, field: str) -> PictureSource:
+    """What the caller changes afterwards must not end up under the name of what it was."""
+    if not isinstance(source, Image.Image):
+        return source
+    # Its content may still lie in the file that it was opened from.
+    with refusing_damage(field, None):
+        return source.copy()
+
+
+def scheme_of(url: str) -> str | None:
+    """In small letters; None of what is no URL.  The rest of it, which may be megabytes, is not looked at."""
+    scheme, colon, _ = url[:_LONGEST_SCHEME].partition(":")
+    return scheme.lower() if colon else None
+
+
+def _read_url(url: str, field: str, max_bytes: int | None) -> bytes:
+    scheme = scheme_of(url)
+    if scheme is None:
+        raise InvalidArgumentError(field, f"{url[:20]!r} is no URL; send the picture as a data: URL")
+    if scheme != "data":
+        raise UnsupportedFieldError(field, f"{scheme}: URLs are not supported, send the picture as a data: URL")
+    return read_data_url(url, field, max_bytes)

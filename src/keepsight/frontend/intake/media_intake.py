@@ -1,0 +1,136 @@
+"""All media of a request, from wherever they lie to their bytes: objects, `data:`, `file:`, `http:` and `https:`.
+
+A server awaits what must be downloaded (`download`) before the request takes a thread; `LLM` just waits for it.  May be
+used from several threads.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+from keepsight.config import Config
+from keepsight.errors import UnsupportedFieldError
+from keepsight.frontend.intake.downloads import Downloads
+from keepsight.frontend.intake.fetch_media import fetch_media, scheme_of
+from keepsight.frontend.intake.fetch_url import UrlFetcher
+from keepsight.frontend.intake.local_files import LocalFiles
+from keepsight.frontend.intake.media_limits import MediaLimits, RequestBytes
+from keepsight.frontend.intake.network_guard import NetworkGuard
+from keepsight.frontend.intake.read_embeds import fetch_embeds
+from keepsight.frontend.prompt.read_messages import PicturePart
+
+Downloaded = Mapping[str, bytes]  # by URL
+NOTHING_DOWNLOADED: Downloaded = {}
+
+
+class MediaIntake:
+    def __init__(self, config: Config) -> None:
+        self._limits = limits = MediaLimits.from_config(config)
+        self._files = LocalFiles(config.allowed_local_media_path, limits.max_bytes)
+        guard = NetworkGuard(config.allowed_media_domains, config.allowed_media_networks)
+        open_fetcher = partial(UrlFetcher, guard, limits.max_bytes, limits.fetch_seconds)
+        self._downloads = Downloads(open_fetcher, limits, config.media_url_cache_bytes)
+        self._takes_embeds, self._takes_prompt_embeds = config.enable_mm_embeds, config.enable_prompt_embeds
+
+    def find_remote(self, parts: Sequence[PicturePart]) -> list[PicturePart]:
+        """Those that would have to be downloaded.  What may not be sent is refused before any is."""
+        self._limits.check_count(parts)
+        self._check_embeds(parts)
+        return [part for part in parts if _scheme_of(part) in ("http", "https")]
+
+    def find_handles(self, parts: Sequence[PicturePart]) -> list[PicturePart]:
+        """Those that name what was uploaded: their bytes are looked for among what was downloaded."""
+        return [part for part in parts if _scheme_of(part) == "media"]
+
+    def watch_downloads(self, on_fetched: Callable[[], object]) -> None:
+        """It is called for each, on their own thread."""
+        self._downloads.cache.on_fetched = on_fetched
+
+    def count_bytes(self) -> RequestBytes:
+        return self._limits.count_bytes()
+
+    async def download(self, remote: Sequence[PicturePart], cache_salt: str | None) -> Downloaded:
+        """For `fetch_all`; from any event loop."""
+        return await asyncio.wrap_future(self._downloads.start(_fields_of(remote), cache_salt))
+
+    def fetch_all(
+        self, parts: Sequence[PicturePart], cache_salt: str | None, downloaded: Downloaded = NOTHING_DOWNLOADED
+    ) -> list[PicturePart]:
+        """The same with their bytes in place of their URLs; downloads what has not been."""
+        missing = [part for part in self.find_remote(parts) if part.source not in downloaded]
+        if missing:
+            downloaded = {**downloaded, **self._wait_for(missing, cache_salt)}
+        fetched = [self._fetch(part, downloaded) for part in parts]
+        self._check_sizes((part.field, part.source) for part in fetched)
+        return fetched
+
+    def fetch_prompts(self, sources: Mapping[str, object]) -> dict[str, object]:
+        """Embeddings of prompts, by what the caller calls each: the same with bytes in place of texts."""
+        for field in sources:
+            if not self._takes_prompt_embeds:
+                raise UnsupportedFieldError(
+                    field, "embeddings are taken in place of a prompt only with --enable-prompt-embeds"
+                )
+        fetched = {field: fetch_embeds(each, field, self._limits.max_bytes) for field, each in sources.items()}
+        self._check_sizes(fetched.items())
+        return fetched
+
+    def close(self) -> None:
+        """Ends what is being downloaded; nothing is any more."""
+        self._downloads.close()
+
+    def _wait_for(self, remote: Sequence[PicturePart], cache_salt: str | None) -> Downloaded:
+        future = self._downloads.start(_fields_of(remote), cache_salt)
+        try:
+            return future.result()
+        finally:
+            future.cancel()  # whoever interrupts the waiting wants none of it any more
+
+    def _check_sizes(self, sources: Iterable[tuple[str, object]]) -> None:
+        """Of one request: each, and all together."""
+        budget = self._limits.count_bytes()
+        for field, source in sources:
+            if isinstance(source, bytes | bytearray | memoryview):
+                num_bytes = memoryview(source).nbytes
+                self._limits.check_size(num_bytes, field)
+                budget.add(num_bytes, field)
+
+    def _check_embeds(self, parts: Sequence[PicturePart]) -> None:
+        for part in parts:
+            if part.modality == "image_embeds" and not self._takes_embeds:
+                raise UnsupportedFieldError(
+                    part.field, "embeddings are taken in place of a picture only with --enable-mm-embeds"
+                )
+
+    def _fetch(self, part: PicturePart, downloaded: Downloaded) -> PicturePart:
+        if part.modality == "image_embeds":
+            return dataclasses.replace(part, source=fetch_embeds(part.source, part.field, self._limits.max_bytes))
+        source = part.source
+        if not isinstance(source, str):
+            return part  # an object, or nothing but a uuid
+        scheme = scheme_of(source)
+        if scheme in ("http", "https"):
+            content: object = downloaded[source]
+        elif scheme == "media" and source in downloaded:
+            content = downloaded[source]
+        elif scheme == "file":
+            content = self._files.read(source, part.field)
+        else:
+            content = fetch_media(source, part.field, self._limits.max_bytes)
+        return dataclasses.replace(part, source=content)
+
+
+def _fields_of(remote: Sequence[PicturePart]) -> dict[str, str]:
+    """By URL, what the caller calls the first picture of it."""
+    fields: dict[str, str] = {}
+    for part in remote:
+        fields.setdefault(str(part.source), part.field)
+    return fields
+
+
+def _scheme_of(part: PicturePart) -> str | None:
+    """Of a URL.  Embeddings come from nowhere but the request."""
+    if part.modality == "image_embeds" or not isinstance(part.source, str):
+        return None
+    return scheme_of(part.source)

@@ -1,0 +1,57 @@
+"""How much media a request may bring, checked as early as each number is known."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from keepsight.config import Config
+from keepsight.errors import MediaTooLargeError, TooManyPicturesError
+from keepsight.frontend.prompt.read_messages import PicturePart
+
+
+@dataclass(frozen=True, slots=True)
+class MediaLimits:
+    max_pictures: int | None
+    # Of one picture as it is sent or fetched, and of all that one request brings.
+    max_bytes: int
+    max_request_bytes: int
+    # Of all that one request has to download.
+    fetch_seconds: float
+
+    @classmethod
+    def from_config(cls, config: Config) -> Self:
+        return cls(
+            config.limit_mm_per_prompt.get("image"),
+            config.max_media_bytes,
+            config.max_request_media_bytes,
+            config.media_fetch_timeout,
+        )
+
+    def check_count(self, parts: Sequence[PicturePart]) -> None:
+        """Pictures of earlier turns count, crops do not."""
+        if self.max_pictures is not None and len(parts) > self.max_pictures:
+            field = parts[self.max_pictures].field
+            raise TooManyPicturesError(
+                field, f"is one of {len(parts)} pictures, at most {self.max_pictures} may be sent"
+            )
+
+    def check_size(self, num_bytes: int, field: str) -> None:
+        if num_bytes > self.max_bytes:
+            message = f"has {num_bytes} bytes, one may have at most {self.max_bytes}"
+            raise MediaTooLargeError(field, message)
+
+    def count_bytes(self) -> "RequestBytes":
+        return RequestBytes(self.max_request_bytes)
+
+
+class RequestBytes:
+    """What one request has brought so far."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self._num_bytes = max_bytes, 0
+
+    def add(self, num_bytes: int, field: str) -> None:
+        self._num_bytes += num_bytes
+        if self._num_bytes > self._max_bytes:
+            message = f"brings the request's media to more than the {self._max_bytes} bytes that all may have"
+            raise MediaTooLargeError(field, message)

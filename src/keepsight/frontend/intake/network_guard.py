@@ -1,0 +1,142 @@
+"""Which places of the network a caller's URL may lead to: public ones, and those that the operator lists.
+
+A name is resolved once for each connection, all its addresses are checked, and the connection is made to one of the
+very addresses that were checked: a name that means something else a moment later gains nothing.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+import httpcore
+
+from keepsight.errors import MediaFetchError, MediaRefusedError
+from keepsight.frontend.intake.web_url import UrlFault, WebUrl, to_ascii_host
+
+logger = logging.getLogger(__name__)
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+# Of one name; what comes after them is not tried.
+MAX_ADDRESSES = 4
+ATTEMPT_SECONDS = 3.0
+
+# Spelled out, as Python's own `is_global` says other things in other versions.
+_NOT_PUBLIC_V4 = [
+    IPv4Network(block)
+    for block in (
+        "0.0.0.0/8",
+        "10.0.0.0/8",
+        "100.64.0.0/10",  # carrier-grade NAT, and Alibaba's metadata
+        "127.0.0.0/8",
+        "168.63.129.16/32",  # Azure's host: a public number, a private service
+        "169.254.0.0/16",  # link-local, and most clouds' metadata
+        "172.16.0.0/12",
+        "192.0.0.0/24",
+        "192.0.2.0/24",
+        "192.88.99.0/24",
+        "192.168.0.0/16",
+        "198.18.0.0/15",
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/4",
+        "240.0.0.0/4",
+    )
+]
+_PUBLIC_V6 = IPv6Network("2000::/3")
+_NOT_PUBLIC_V6 = [
+    IPv6Network(block)
+    for block in (
+        "2001::/23",  # Teredo, which hides an IPv4 address, and other special purposes
+        "2001:db8::/32",
+        "2002::/16",  # 6to4, which hides one too
+        "3fff::/20",
+    )
+]
+_NAT64 = IPv6Network("64:ff9b::/96")
+
+
+def is_public(address: Address) -> bool:
+    if isinstance(address, IPv4Address):
+        return not any(address in network for network in _NOT_PUBLIC_V4)
+    return address in _PUBLIC_V6 and not any(address in network for network in _NOT_PUBLIC_V6)
+
+
+def destination_of(address: Address) -> Address:
+    """Where a packet to this address ends: behind some IPv6 addresses is an IPv4 one."""
+    if isinstance(address, IPv4Address):
+        return address
+    if address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else address
+
+
+async def resolve_host(host: str, port: int) -> list[str]:
+    """All addresses, as the system's resolver gives them: it knows every spelling of an address that there is."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+class NetworkGuard:
+    def __init__(
+        self,
+        allowed_domains: Iterable[str] | None = None,
+        allowed_networks: Iterable[str] = (),
+        resolve: Resolve = resolve_host,
+    ) -> None:
+        """`allowed_domains` None: any.  Networks that are not public may be reached where they are listed."""
+        self._domains = None if allowed_domains is None else frozenset(map(to_ascii_host, allowed_domains))
+        self._networks: list[Network] = [ip_network(network) for network in allowed_networks]
+        self._resolve = resolve
+
+    def check_url(self, url: WebUrl) -> None:
+        if self._domains is not None and url.host not in self._domains:
+            raise UrlFault(MediaRefusedError, f"{url.host[:80]} is not among the hosts that pictures may come from")
+
+    async def find_addresses(self, host: str, port: int) -> list[str]:
+        """What may be connected to; raises UrlFault if any address of the host may not."""
+        try:
+            addresses = await self._resolve(host, port)
+        except (OSError, UnicodeError) as error:
+            raise UrlFault(MediaFetchError, f"the host {host[:80]} was not found") from error
+        for address in addresses:
+            if not self._is_allowed(ip_address(address)):
+                # Only the log names the address: whoever asks must not learn the names of the inner network.
+                logger.warning("a picture's host %r is at %s, which is not public: refused", host, address)
+                raise UrlFault(MediaRefusedError, f"the host {host[:80]} is not on the public internet")
+        return addresses[:MAX_ADDRESSES]
+
+    def _is_allowed(self, address: Address) -> bool:
+        destination = destination_of(address)
+        return is_public(destination) or any(destination in network for network in self._networks)
+
+
+class GuardedBackend(httpcore.AsyncNetworkBackend):
+    """Connects to checked addresses, whoever asks for the connection."""
+
+    def __init__(self, guard: NetworkGuard) -> None:
+        self._guard, self._backend = guard, httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """The name stays in the request and in the certificate's check; here only its address counts."""
+        seconds = ATTEMPT_SECONDS if timeout is None else min(timeout, ATTEMPT_SECONDS)
+        failure: Exception | None = None
+        for address in await self._guard.find_addresses(host, port):
+            try:
+                return await self._backend.connect_tcp(address, port, seconds, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                failure = error
+        raise failure or httpcore.ConnectError("the host has no address")
+
+    async def sleep(self, seconds: float) -> None:
+        await self._backend.sleep(seconds)

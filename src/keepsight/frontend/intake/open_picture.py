@@ -1,0 +1,76 @@
+"""The bytes of a picture behind Pillow's interface, opened but not decoded, and how its metadata says it is turned.
+
+Only formats that are named here are opened, and whatever Pillow raises leaves as an error of ours.
+"""
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# Imported for what they register with Pillow. No others are: some start programs (EPS), others are seldom tested.
+from PIL import (
+    AvifImagePlugin,  # noqa: F401
+    BmpImagePlugin,  # noqa: F401
+    ExifTags,
+    GifImagePlugin,  # noqa: F401
+    Image,
+    ImageFile,
+    Jpeg2KImagePlugin,  # noqa: F401
+    JpegImagePlugin,  # noqa: F401
+    PngImagePlugin,  # noqa: F401
+    PpmImagePlugin,  # noqa: F401
+    TiffImagePlugin,  # noqa: F401
+    WebPImagePlugin,  # noqa: F401
+)
+
+from keepsight.errors import KeepsightError, PictureTooLargeError, UnreadablePictureError
+from keepsight.frontend.intake.picture_array import PictureArray
+from keepsight.frontend.intake.png_chunks import with_metadata_first
+
+PictureSource = bytes | Image.Image | PictureArray
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "AVIF", "BMP", "TIFF", "JPEG2000", "PPM")
+
+
+def open_picture(data: bytes, field: str) -> ImageFile.ImageFile:
+    """`Image.open` without its guard against large pictures, which warns the wrong party; `max_pixels` is ours."""
+    if not data:
+        raise UnreadablePictureError(field, "the picture has 0 bytes")
+    for name in FORMATS:
+        factory, accept = Image.OPEN[name]
+        if accept is not None and accept(data[:16]) is True:
+            image = factory(io.BytesIO(data), "")
+            assert isinstance(image, ImageFile.ImageFile), name
+            return image
+    raise UnreadablePictureError(field, f"{len(data)} bytes that are none of {', '.join(FORMATS)}")
+
+
+@contextmanager
+def refusing_damage(field: str, num_bytes: int | None) -> Iterator[None]:
+    """Pillow's parsers raise whatever they stumbled over."""
+    try:
+        yield
+    except (KeepsightError, MemoryError):
+        raise
+    except Image.DecompressionBombError as error:
+        raise PictureTooLargeError(field, str(error)) from error
+    except Exception as error:
+        size = "" if num_bytes is None else f" ({num_bytes} bytes)"
+        raise UnreadablePictureError(field, f"the picture{size} is damaged or truncated: {error}") from error
+
+
+def orientation_of(image: ImageFile.ImageFile, data: bytes) -> int:
+    """1 (upright) to 8; the odd values, from 5 on, exchange width and height."""
+    value = exif_of(image, data).get(ExifTags.Base.Orientation, 1)
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def exif_of(image: ImageFile.ImageFile, data: bytes) -> Image.Exif:
+    # Not image.getexif(): that of a PNG decodes the picture, in case metadata follows the pixels.
+    return Image.Image.getexif(_holder_of_metadata(image, data))
+
+
+def _holder_of_metadata(image: ImageFile.ImageFile, data: bytes) -> Image.Image:
+    """The picture itself, or for a PNG whose metadata follows its pixels a stand-in that has it all in its header."""
+    reordered = with_metadata_first(data) if image.format == "PNG" else None
+    return image if reordered is None else Image.OPEN["PNG"][0](io.BytesIO(reordered), "")

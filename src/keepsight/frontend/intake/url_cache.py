@@ -1,0 +1,109 @@
+"""What URLs gave: asked for again only when the origin wants it, downloaded again only when it changed.
+
+Each URL is downloaded once for all who ask at the same time.  Tenants never see each other's: a record is found only
+under the salt that it was made under.  Bodies lie under their digest, once for all URLs of one picture, and never more
+of them than the cache's bytes.  Belongs to one event loop; its clock is handed in.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+from keepsight.frontend.intake.fetch_url import Fetched
+from keepsight.frontend.intake.http_caching import Validators
+from keepsight.lru_cache import LruCache
+
+Fetch = Callable[[str, Validators | None], Awaitable[Fetched]]
+Key = tuple[str | None, str]  # salt, URL
+MAX_RECORDS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    digest: bytes
+    validators: Validators
+    fresh_until: float
+
+
+@dataclass(slots=True)
+class _Flight:
+    task: asyncio.Task[bytes]
+    num_waiting: int = 0
+
+
+class UrlCache:
+    def __init__(self, fetch: Fetch, max_bytes: int, clock: Callable[[], float]) -> None:
+        """0 bytes: nothing is kept."""
+        self._fetch, self._clock = fetch, clock
+        self._bodies = LruCache[bytes, bytes](max_bytes, len) if max_bytes else None
+        # The least recently used first.
+        self._records: OrderedDict[Key, _Record] = OrderedDict()
+        self._flights: dict[Key, _Flight] = {}
+        # Work really done: bodies downloaded, and bodies that the origin said still hold.
+        self.num_fetched = self.num_revalidated = 0
+        self.on_fetched: Callable[[], object] = lambda: None
+
+    async def get(self, url: str, cache_salt: str | None) -> bytes:
+        """Raises UrlFault, the same for all who wait; failures are not kept."""
+        key = (cache_salt, url)
+        record, content = self._find(key)
+        if record is not None and content is not None and self._clock() < record.fresh_until:
+            return content
+        flight = self._flights.get(key) or self._begin(key)
+        flight.num_waiting += 1
+        try:
+            return await asyncio.shield(flight.task)
+        finally:
+            flight.num_waiting -= 1
+            if not flight.num_waiting:
+                self._end(key, flight)
+
+    def check_invariants(self) -> None:
+        assert len(self._records) <= MAX_RECORDS
+        assert all(flight.num_waiting > 0 for flight in self._flights.values())
+        if self._bodies is not None:
+            self._bodies.check_invariants()
+
+    def _begin(self, key: Key) -> _Flight:
+        flight = self._flights[key] = _Flight(asyncio.create_task(self._load(key)))
+        return flight
+
+    def _end(self, key: Key, flight: _Flight) -> None:
+        """Nobody waits any more: it is done, or nobody wants it."""
+        flight.task.cancel()
+        del self._flights[key]
+
+    async def _load(self, key: Key) -> bytes:
+        record, held = self._find(key)
+        fetched = await self._fetch(key[1], None if record is None or held is None else record.validators)
+        if fetched.content is None:
+            assert record is not None, "not modified, of which nothing was known"
+            assert held is not None
+            self.num_revalidated += 1
+            content, digest = held, record.digest
+        else:
+            self.num_fetched += 1
+            self.on_fetched()
+            content, digest = fetched.content, blake3(fetched.content).digest()
+        self._keep(key, fetched, content, digest)
+        return content
+
+    def _find(self, key: Key) -> tuple[_Record | None, bytes | None]:
+        record = self._records.get(key)
+        if record is None or self._bodies is None:
+            return None, None
+        self._records.move_to_end(key)
+        return record, self._bodies.get_and_update(record.digest)
+
+    def _keep(self, key: Key, fetched: Fetched, content: bytes, digest: bytes) -> None:
+        self._records.pop(key, None)
+        if self._bodies is None or not fetched.freshness.may_be_kept:
+            return
+        if self._bodies.put_if_fits(digest, content):
+            fresh_until = self._clock() + fetched.freshness.seconds
+            self._records[key] = _Record(digest, fetched.validators, fresh_until)
+            while len(self._records) > MAX_RECORDS:
+                self._records.popitem(last=False)

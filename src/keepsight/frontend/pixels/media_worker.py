@@ -1,0 +1,128 @@
+"""A process that forks others, and what those do: decode and resize pictures that strangers sent.
+
+    python -m keepsight.frontend.pixels.media_worker FD
+
+This first one, the template, has imported all that the work needs, so the next worker is there in milliseconds and
+shares its pages.  It says so by a byte, forks one for each connection that comes through the socket FD, and reads no
+picture itself.
+Knows no requests and no caches.  Each process ends when its own socket does, so none outlives whom it works for by more
+than the picture that it is at.
+"""
+
+import faulthandler
+import gc
+import io
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from PIL import Image
+
+from keepsight.errors import PictureError, PictureTooLargeError
+from keepsight.frontend.pixels.make_pixels import PictureJob
+from keepsight.frontend.pixels.picture_wire import receive_job, send_error, send_pixels
+from keepsight.image_processor_config import ImageProcessorConfig
+
+# For one picture. Of 64 million pixels, JPEG, PNG and WebP take at most 6 s, and 1 GiB beside what is mapped already.
+MAX_CPU_SECONDS = 60
+MAX_BYTES = 6 * 2**30
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    faulthandler.enable()
+    # Ctrl-C is for the frontend, which then closes our sockets.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The kernel clears away those that ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    _import_everything()
+    # The collector would touch the pages that the workers share.
+    gc.collect()
+    gc.freeze()
+    with suppress(ConnectionError):  # whoever started it has ended
+        control.send(b"\0")
+        while (connection := _receive_connection(control)) is not None:
+            _fork_worker(control, connection)
+            connection.close()
+
+
+def _import_everything() -> None:
+    """Some of it is loaded only when the first picture comes."""
+    config = ImageProcessorConfig(height=4, width=4)
+    for format_ in ("JPEG", "PNG"):
+        encoded = io.BytesIO()
+        Image.new("RGB", (8, 8)).save(encoded, format_)
+        PictureJob(encoded.getvalue(), "picture", {"": None}, config).run()
+
+
+def _receive_connection(control: socket.socket) -> socket.socket | None:
+    message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+    return socket.socket(fileno=descriptors[0]) if message else None
+
+
+def _fork_worker(control: socket.socket, connection: socket.socket) -> None:
+    if os.fork() != 0:
+        return
+    try:
+        control.close()
+        work(connection)
+    except ConnectionError:
+        pass
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        # Whatever happens, it must not return into the template's loop.
+        os._exit(0)
+
+
+def work(connection: socket.socket) -> None:
+    """Until the other end is closed.  Says first who it is, so that whoever waits knows that it is there."""
+    _limit_memory()
+    connection.sendall(os.getpid().to_bytes(4))
+    while True:
+        job = receive_job(connection)
+        _limit_time()
+        _answer(connection, job)
+        del job
+
+
+def _answer(connection: socket.socket, job: PictureJob) -> None:
+    seconds = [(0.0, 0.0)]
+    try:
+        made = replace(job, note_times=lambda *told: seconds.append(told)).run()
+    except MemoryError:
+        send_error(connection, PictureTooLargeError(job.field, f"takes more than {MAX_BYTES} bytes to be decoded"))
+    except Exception as error:
+        if not isinstance(error, PictureError):
+            traceback.print_exc()
+        send_error(connection, error)
+    else:
+        send_pixels(connection, made, seconds[-1])
+
+
+def _limit_memory() -> None:
+    """Address space, what is mapped already not counted; and no dumps, which would hold a stranger's picture."""
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _lower_limit(resource.RLIMIT_AS, mapped + MAX_BYTES)
+    _lower_limit(resource.RLIMIT_CORE, 0)
+
+
+def _limit_time() -> None:
+    """A decoder that never ends is ended by the kernel: no handler of Python's would run."""
+    _lower_limit(resource.RLIMIT_CPU, int(time.process_time()) + MAX_CPU_SECONDS)
+
+
+def _lower_limit(kind: int, limit: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+if __name__ == "__main__":
+    main()

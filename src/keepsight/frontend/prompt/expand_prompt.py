@@ -1,0 +1,213 @@
+"""A rendered text and the number of crops of each picture become token ids, and a span for each picture and crop.
+
+The ids are those of transformers' Gemma3Processor.  Special tokens split a text before the tokenizer's model runs, so
+what stands between two of them is encoded alone, together with the newlines that expansion adds to it, and kept: a
+conversation that comes back one turn longer is encoded one turn at a time.  Never looks at a picture.
+"""
+
+import re
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from keepsight.errors import CheckpointConfigError, PictureCountError, ReservedTokenError
+from keepsight.frontend.prompt.tokenizer import Tokenizer
+from keepsight.json_fields import get_optional_int, read_json_object, read_optional_json_object
+from keepsight.lru_cache import LruCache
+from keepsight.media import TokenSpan
+
+DEFAULT_TOKENS_PER_IMAGE = 256  # transformers' own, for checkpoints that name no number
+TEXT_CACHE_MAX_BYTES = 32 * 2**20
+_Encoded = tuple[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePromptFormat:
+    """How this checkpoint writes one picture: start, so many soft tokens, end."""
+
+    tokens_per_image: int
+    start_token: str  # also the marker that stands for a whole picture in an unexpanded prompt
+    soft_token: str
+    end_token: str
+    start_token_id: int
+    soft_token_id: int
+    end_token_id: int
+
+    @property
+    def token_ids(self) -> frozenset[int]:
+        return frozenset({self.start_token_id, self.soft_token_id, self.end_token_id})
+
+    @classmethod
+    def from_checkpoint(cls, directory: Path | str, tokenizer: Tokenizer) -> "ImagePromptFormat | None":
+        """None for a checkpoint that has no vision tower and so reads text only."""
+        path = Path(directory) / "config.json"
+        config = read_json_object(path)
+        if config.get("vision_config") is None:
+            return None
+        start, soft, end = (_find_token(path, config, tokenizer, name) for name in ("boi", "image", "eoi"))
+        return cls(_find_tokens_per_image(path, config), start[0], soft[0], end[0], start[1], soft[1], end[1])
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandedPrompt:
+    token_ids: tuple[int, ...]
+    spans: tuple[TokenSpan, ...]  # the soft tokens of each picture, and after it of each of its crops
+
+
+class PromptExpander:
+    """Shared by all requests; `image_format` is None for a model that reads text only."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        image_format: ImagePromptFormat | None,
+        text_cache_max_bytes: int = TEXT_CACHE_MAX_BYTES,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._format = image_format
+        # By text; each lies beside its tokens, to be counted.
+        self._cache = LruCache[str, _Encoded](text_cache_max_bytes, _count_bytes)
+        self._cache_lock = threading.Lock()  # LLM may be called from several threads
+        self._boundary_ids = self._find_boundaries()
+        # No boundary is a part of another, so their order in the pattern does not matter.
+        boundaries = "|".join(map(re.escape, self._boundary_ids))
+        self._boundary = re.compile(f"({boundaries})") if boundaries else None
+        self._bos_prefix = tokenizer.encode("", add_bos=True)
+
+    def expand(
+        self, text: str, num_crops: Sequence[int] = (), add_bos: bool = False, field: str = "messages"
+    ) -> ExpandedPrompt:
+        """`num_crops` has one number for each picture, 0 where it is not cropped; `field` is named in errors."""
+        around = self._split_at_markers(text, len(num_crops), field)
+        token_ids = list(self._bos_prefix) if add_bos else []
+        spans: list[TokenSpan] = []
+        for index, piece in enumerate(_write_out_pictures(around, num_crops)):
+            if index > 0:
+                spans.append(self._append_image(token_ids))
+            token_ids.extend(self._encode(piece, field))
+        return ExpandedPrompt(tuple(token_ids), tuple(spans))
+
+    def count_tokens_of(self, beginning: str, expanded: ExpandedPrompt, num_crops: Sequence[int]) -> int:
+        """How many of its first tokens its text's `beginning` becomes, which may end otherwise than that goes on."""
+        num_pictures = beginning.count(self._format.start_token) if self._format else 0
+        own = self.expand(beginning, num_crops[:num_pictures]).token_ids
+        shared = takewhile(lambda pair: pair[0] == pair[1], zip(own, expanded.token_ids, strict=False))
+        return sum(1 for _ in shared)
+
+    def _split_at_markers(self, text: str, num_pictures: int, field: str) -> list[str]:
+        if self._format is None:
+            if num_pictures:
+                raise PictureCountError(field, f"holds {num_pictures} pictures, but this model reads text only")
+            return [text]
+        around = text.split(self._format.start_token)
+        if len(around) - 1 != num_pictures:
+            marker = self._format.start_token
+            message = f"the prompt has {len(around) - 1} {marker} markers for {num_pictures} pictures"
+            raise PictureCountError(field, message)
+        return around
+
+    def _append_image(self, token_ids: list[int]) -> TokenSpan:
+        assert self._format is not None
+        span = TokenSpan(len(token_ids) + 1, self._format.tokens_per_image)
+        token_ids.append(self._format.start_token_id)
+        token_ids.extend([self._format.soft_token_id] * span.length)
+        token_ids.append(self._format.end_token_id)
+        return span
+
+    def _encode(self, text: str, field: str) -> Iterator[int]:
+        pieces = [text] if self._boundary is None else self._boundary.split(text)
+        for index, piece in enumerate(pieces):
+            if index % 2:  # re.split() puts what it split at into every second place
+                yield self._boundary_ids[piece]
+            elif piece:
+                yield from self._encode_piece(piece, field)
+
+    def _encode_piece(self, piece: str, field: str) -> tuple[int, ...]:
+        with self._cache_lock:
+            known = self._cache.get_and_update(piece)
+        if known is not None:
+            return known[1]
+        token_ids = self._tokenizer.encode(piece)
+        self._check_holds_no_image(token_ids, field)
+        with self._cache_lock:
+            self._cache.put_if_fits(piece, (piece, token_ids))
+        return token_ids
+
+    def _check_holds_no_image(self, token_ids: tuple[int, ...], field: str) -> None:
+        """A caller who writes these out would forge a picture that nobody sent."""
+        if self._format is None:
+            return
+        reserved = {
+            self._format.start_token_id: self._format.start_token,
+            self._format.soft_token_id: self._format.soft_token,
+            self._format.end_token_id: self._format.end_token,
+        }
+        for token_id in token_ids:
+            if token_id in reserved:
+                raise ReservedTokenError(field, f"the text must not hold {reserved[token_id]}")
+
+    def _find_boundaries(self) -> dict[str, int]:
+        """Tokens at which a text may be cut without changing its ids: where conversations have their turns."""
+        tokenizer = self._tokenizer
+        candidates = [tokenizer.bos_token_id, *sorted(tokenizer.eos_token_ids)]
+        tokens = [tokenizer.token(token_id) for token_id in candidates if token_id is not None]
+        boundaries = {token: tokenizer.token_id(token) for token in tokens if token and tokenizer.is_boundary(token)}
+        return {token: token_id for token, token_id in boundaries.items() if token_id is not None}
+
+
+def _write_out_pictures(around: Sequence[str], num_crops: Sequence[int]) -> list[str]:
+    """The texts between images once every marker is replaced as Gemma3Processor does it.
+
+    It writes `\\n\\n<image>\\n\\n` for a picture, and a sentence around that where there are crops.
+    """
+    pieces = [around[0]]
+    for crops, after in zip(num_crops, around[1:], strict=True):
+        if crops:
+            pieces[-1] += "Here is the original image "
+            between = ["\n\n and here are some crops to help you see better \n\n"] + ["\n\n \n\n"] * (crops - 1)
+        else:
+            between = []
+        pieces[-1] += "\n\n"
+        pieces += [*between, "\n\n" + after]
+    return pieces
+
+
+def _find_token(path: Path, config: dict[str, Any], tokenizer: Tokenizer, name: str) -> tuple[str, int]:
+    """The text and id of `<name>_token`, from the tokenizer's files, from config.json, or agreeing from both."""
+    named = tokenizer.special_tokens.get(f"{name}_token")
+    named_id = None if named is None else tokenizer.token_id(named)
+    config_id = get_optional_int(path, config, f"{name}_token_index", f"{name}_token_id")
+    token_id = named_id if config_id is None else config_id
+    token = None if token_id is None else tokenizer.token(token_id)
+    if token_id is None or token is None:
+        raise CheckpointConfigError(path, f"{name}_token_index: names no token, nor does {name}_token of the tokenizer")
+    if named_id is not None and named_id != token_id:
+        raise CheckpointConfigError(
+            path, f"{name}_token_index: is {token_id}, but {named} of the tokenizer is {named_id}"
+        )
+    if not tokenizer.is_boundary(token):
+        raise CheckpointConfigError(path, f"{name}_token_index: {token} is not a plain special token of the tokenizer")
+    return token, token_id
+
+
+def _find_tokens_per_image(path: Path, config: dict[str, Any]) -> int:
+    processor_path = path.parent / "processor_config.json"
+    written = get_optional_int(processor_path, read_optional_json_object(processor_path), "image_seq_length")
+    computed = get_optional_int(path, config, "mm_tokens_per_image")
+    if written is not None and computed is not None and written != computed:
+        message = f"mm_tokens_per_image: is {computed}, but image_seq_length of {processor_path.name} is {written}"
+        raise CheckpointConfigError(path, message)
+    number = next((each for each in (computed, written) if each is not None), DEFAULT_TOKENS_PER_IMAGE)
+    if number == 0:
+        raise CheckpointConfigError(path, "mm_tokens_per_image: must be at least 1, not 0")
+    return number
+
+
+def _count_bytes(encoded: _Encoded) -> int:
+    """With the integers themselves (28 bytes each) and about 250 bytes of the cache's own."""
+    text, token_ids = encoded
+    return sys.getsizeof(text) + sys.getsizeof(token_ids) + 28 * len(token_ids) + 250

@@ -1,0 +1,313 @@
+"""OpenAI chat messages, checked and split: what the chat template sees, and the pictures in the order they come.
+
+Every fault names its place as the caller wrote it (`messages[1].content[0].type`).  Knows nothing of URLs or decoding.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, NoReturn
+
+from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.frontend.prompt.read_tool_calls import read_tool_calls
+from keepsight.media import Modality
+
+TemplateMessage = dict[str, Any]
+# What a prompt ends with: the beginning of an answer, the last message, or the last text of that, to be gone on with.
+PromptEnd = Literal["answer", "message", "text"]
+Fields = Mapping[str, Any]
+
+# Clients send an assistant's earlier answer back whole; these fields of it say nothing when they are empty.
+EMPTY_IN_ANSWERS = (
+    "annotations",
+    "audio",
+    "function_call",
+    "provider_specific_fields",
+    "reasoning",
+    "reasoning_content",
+    "refusal",
+    "tool_calls",
+)
+# Beside those of every message.
+_FIELDS_OF = {"assistant": ("tool_calls",), "tool": ("tool_call_id",)}
+MAX_UUID_LENGTH = 256
+MAX_MESSAGES = MAX_PARTS = 2**14
+# A URL of what was uploaded before.
+HANDLE_PREFIX = "media://"
+# OpenAI's, of a content part.
+BREAKPOINT = "prompt_cache_breakpoint"
+BREAKPOINT_SECONDS = {None: 1800.0, "30m": 1800.0, "12h": 12 * 3600.0}
+# OpenAI's, of a picture.  The model has one size of picture, which is what each of them asks for.
+DETAILS = ("auto", "low", "high", "original")
+_JSON_TYPES = (str, int, float, bool, type(None), Mapping, list, tuple)
+
+
+@dataclass(frozen=True, slots=True)
+class PicturePart:
+    """One picture of a conversation, not yet fetched or opened."""
+
+    # A URL if it is a string, else an object of this process: PIL image, array, bytes.  None only with a uuid: the
+    # picture that came with it before.
+    source: object
+    field: str  # where the caller put it
+    uuid: str | None = None  # stands for the content, because the caller says so
+    pin_seconds: float = 0.0  # for which it shall be kept at least, as far as it can be
+    # "image_embeds": its source is no picture but the embeddings of one, as a base64 text or an object.
+    modality: Modality = "image"
+
+
+class Breakpoint(NamedTuple):
+    """The caller wants all before it to be kept: whole messages, the first parts of the next, the pictures in both."""
+
+    num_messages: int
+    num_parts: int
+    num_pictures: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    messages: list[TemplateMessage]
+    pictures: tuple[PicturePart, ...]
+    breakpoints: tuple[Breakpoint, ...] = ()
+    end: PromptEnd = "answer"
+
+    def emptied_after(self, breakpoint_: Breakpoint) -> "Conversation":
+        """The same turns, but nothing is said behind it: some templates write one turn into the next."""
+        index = breakpoint_.num_messages
+        cut = {**self.messages[index], "content": self.messages[index]["content"][: breakpoint_.num_parts]}
+        silent = [{**each, "content": type(each["content"])()} for each in self.messages[index + 1 :]]
+        return Conversation([*self.messages[:index], cut, *silent], ())
+
+
+def choose_end(add_generation_prompt: bool | None, continue_final_message: bool | None) -> PromptEnd:
+    """transformers' names for it, which vLLM has taken over; None: as is usual."""
+    if continue_final_message and add_generation_prompt:
+        raise InvalidArgumentError(
+            "continue_final_message", "does not go with add_generation_prompt: which of the two?"
+        )
+    if continue_final_message:
+        return "text"
+    return "message" if add_generation_prompt is False else "answer"
+
+
+def read_messages(messages: object, end: PromptEnd = "answer") -> Conversation:
+    if isinstance(messages, Conversation):
+        return messages  # read before
+    pictures: list[PicturePart] = []
+    listed = _check_is_list(messages, "messages", "messages")
+    _check_number(listed)
+    read = [_read_message(message, f"messages[{index}]", pictures) for index, message in enumerate(listed)]
+    breakpoints = _find_breakpoints(listed)
+    return Conversation(read, _pin(pictures, breakpoints) if breakpoints else tuple(pictures), breakpoints, end)
+
+
+def _check_number(messages: Sequence[object]) -> None:
+    """Before any is looked at: there may be millions."""
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidArgumentError("messages", f"must hold at most {MAX_MESSAGES} messages, not {len(messages)}")
+    for name, what in (("content", "parts"), ("tool_calls", "tool calls")):
+        held = (message.get(name) for message in messages if isinstance(message, Mapping))
+        number = sum(len(each) for each in held if isinstance(each, list | tuple))
+        if number > MAX_PARTS:
+            raise InvalidArgumentError("messages", f"must hold at most {MAX_PARTS} {what} in all, not {number}")
+
+
+def _read_message(message: object, field: str, pictures: list[PicturePart]) -> TemplateMessage:
+    message = _check_is_object(message, field)
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        _refuse(f"{field}.role", role, "a role such as 'user'")
+    _check_fields(message, field, {"role", "content", "name", *_FIELDS_OF.get(role, ())}, EMPTY_IN_ANSWERS)
+    read: TemplateMessage = {"role": role}
+    if calls := message.get("tool_calls"):
+        read["tool_calls"] = read_tool_calls(calls, f"{field}.tool_calls")
+    content = message.get("content")
+    # Who called may have said nothing.
+    read["content"] = "" if calls and content is None else _read_content(content, f"{field}.content", pictures)
+    for name in ("name", "tool_call_id"):
+        if (text := message.get(name)) is not None:
+            read[name] = _check_is_text(text, f"{field}.{name}")
+    return read
+
+
+def _read_content(content: object, field: str, pictures: list[PicturePart]) -> str | list[Fields]:
+    if isinstance(content, str):
+        return str(content)
+    parts = _check_is_list(content, field, "parts, or a string")
+    return [_read_part(part, f"{field}[{index}]", pictures) for index, part in enumerate(parts)]
+
+
+def _read_part(part: object, field: str, pictures: list[PicturePart]) -> Fields:
+    part = _check_is_object(part, field)
+    kind = part.get("type")
+    reader = _PART_READERS.get(kind) if isinstance(kind, str) else None
+    if reader is None:
+        _refuse(f"{field}.type", kind, f"one of {', '.join(_PART_READERS)}")
+    read = reader(part, field)
+    if part.get(BREAKPOINT) is not None:
+        _check_breakpoint(part[BREAKPOINT], f"{field}.{BREAKPOINT}")
+    if isinstance(read, str):
+        return {"type": "text", "text": read}
+    pictures.append(read)
+    return {"type": "image"}
+
+
+def _read_text(part: Fields, field: str) -> str:
+    _check_fields(part, field, {"type", "text", BREAKPOINT})
+    return _check_is_text(part.get("text"), f"{field}.text")
+
+
+def _read_image_url(part: Fields, field: str) -> PicturePart:
+    _check_fields(part, field, {"type", "image_url", "uuid", BREAKPOINT})
+    image_url, url_field = part.get("image_url"), f"{field}.image_url"
+    uuid = read_uuid(part.get("uuid"), f"{field}.uuid")
+    if not isinstance(image_url, str) and not _is_left_out(image_url, uuid):
+        image_url, url_field = _read_image_url_object(_check_is_object(image_url, url_field), url_field)
+    if not _is_left_out(image_url, uuid):
+        _check_is_url(image_url, url_field)
+    return PicturePart(image_url, url_field, uuid)
+
+
+def _read_image_url_object(image_url: Fields, field: str) -> tuple[object, str]:
+    _check_fields(image_url, field, {"url", "detail"})
+    if image_url.get("detail") not in (None, *DETAILS):
+        raise UnsupportedFieldError(f"{field}.detail", f"must be one of {', '.join(DETAILS)}")
+    return image_url.get("url"), f"{field}.url"
+
+
+def _read_image_pil(part: Fields, field: str) -> PicturePart:
+    _check_fields(part, field, {"type", "image_pil", "uuid"})
+    source, uuid = part.get("image_pil"), read_uuid(part.get("uuid"), f"{field}.uuid")
+    if isinstance(source, _JSON_TYPES) and not _is_left_out(source, uuid):
+        _refuse(f"{field}.image_pil", source, "an image object, which only LLM.chat can be given")
+    return PicturePart(source, f"{field}.image_pil", uuid)
+
+
+def _read_image(part: Fields, field: str) -> PicturePart:
+    """transformers' own form: `image` holds an object or a URL, or `url` a URL; or `media_id` a handle."""
+    _check_fields(part, field, {"type", "image", "url", "media_id", "uuid", BREAKPOINT})
+    if part.get("media_id") is not None:
+        return _read_handle(part, field)
+    name = "url" if part.get("image") is None and part.get("url") is not None else "image"
+    if name == "image" and part.get("url") is not None:
+        raise InvalidArgumentError(f"{field}.url", "must not be given together with image")
+    source, uuid = part.get(name), read_uuid(part.get("uuid"), f"{field}.uuid")
+    if name == "url" or (isinstance(source, _JSON_TYPES) and not _is_left_out(source, uuid)):
+        _check_is_url(source, f"{field}.{name}")
+    return PicturePart(source, f"{field}.{name}", uuid)
+
+
+def _read_handle(part: Fields, field: str) -> PicturePart:
+    for name in ("image", "url"):
+        if part.get(name) is not None:
+            raise InvalidArgumentError(f"{field}.{name}", "must not be given together with media_id")
+    media_id = _check_is_text(part["media_id"], f"{field}.media_id")
+    uuid = read_uuid(part.get("uuid"), f"{field}.uuid")
+    return PicturePart(f"{HANDLE_PREFIX}{media_id}", f"{field}.media_id", uuid)
+
+
+def _read_image_embeds(part: Fields, field: str) -> PicturePart:
+    _check_fields(part, field, {"type", "image_embeds", "uuid", BREAKPOINT})
+    source, uuid = part.get("image_embeds"), read_uuid(part.get("uuid"), f"{field}.uuid")
+    field = f"{field}.image_embeds"
+    if isinstance(source, _JSON_TYPES) and not isinstance(source, str) and not _is_left_out(source, uuid):
+        _refuse(field, source, "the base64 of a .npy or a .safetensors file")
+    return PicturePart(source, field, uuid, modality="image_embeds")
+
+
+def _check_breakpoint(asked: object, field: str) -> None:
+    asked = _check_is_object(asked, field)
+    _check_fields(asked, field, {"mode", "ttl"})
+    if asked.get("mode") != "explicit":
+        _refuse(f"{field}.mode", asked.get("mode"), "'explicit'")
+    ttl = asked.get("ttl")
+    if not isinstance(ttl, str | None) or ttl not in BREAKPOINT_SECONDS:
+        _refuse(f"{field}.ttl", ttl, f"one of {', '.join(filter(None, BREAKPOINT_SECONDS))}")
+
+
+def _find_breakpoints(messages: Sequence[Any]) -> tuple[Breakpoint, ...]:
+    """Of messages that were checked, the last of each time: what lies before the others lies before it."""
+    last: dict[float, Breakpoint] = {}
+    num_pictures = 0
+    for num_messages, message in enumerate(messages):
+        content = message.get("content")
+        for num_parts, part in enumerate(() if isinstance(content, str | None) else content, start=1):
+            num_pictures += part["type"] != "text"
+            if (asked := part.get(BREAKPOINT)) is not None:
+                seconds = BREAKPOINT_SECONDS[asked.get("ttl")]
+                last[seconds] = Breakpoint(num_messages, num_parts, num_pictures, seconds)
+    return tuple(last.values())
+
+
+def _pin(pictures: Sequence[PicturePart], breakpoints: Sequence[Breakpoint]) -> tuple[PicturePart, ...]:
+    def seconds_of(place: int) -> float:
+        return max((each.seconds for each in breakpoints if place < each.num_pictures), default=0.0)
+
+    return tuple(replace(part, pin_seconds=seconds_of(place)) for place, part in enumerate(pictures))
+
+
+def _is_left_out(source: object, uuid: str | None) -> bool:
+    """The picture was sent with its uuid before."""
+    return source is None and uuid is not None
+
+
+def read_uuid(value: object, field: str) -> str | None:
+    """A client's own name for a picture; whatever text it likes, as long as it can be shown in one line."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_UUID_LENGTH or not value.isprintable():
+        _refuse(field, value, f"1 to {MAX_UUID_LENGTH} printable characters")
+    return str(value)
+
+
+_PART_READERS: dict[str, Callable[[Fields, str], str | PicturePart]] = {
+    "text": _read_text,
+    "image_url": _read_image_url,
+    "image_pil": _read_image_pil,
+    "image": _read_image,
+    "image_embeds": _read_image_embeds,
+}
+
+
+def _refuse(field: str, value: object, expected: str) -> NoReturn:
+    shown = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
+    raise InvalidArgumentError(field, f"must be {expected}, not {shown if len(shown) <= 80 else shown[:77] + '...'}")
+
+
+def _check_is_list(value: object, field: str, of_what: str) -> Sequence[object]:
+    if isinstance(value, str | bytes | bytearray) or not isinstance(value, Sequence):
+        _refuse(field, value, f"a list of {of_what}")
+    if not value:
+        raise InvalidArgumentError(field, f"must be a list of {of_what}, not an empty one")
+    return value
+
+
+def _check_is_object(value: object, field: str) -> Fields:
+    if not isinstance(value, Mapping):
+        _refuse(field, value, "an object")
+    return value
+
+
+def _check_is_text(value: object, field: str) -> str:
+    if not isinstance(value, str):
+        _refuse(field, value, "a string")
+    return str(value)  # a plain one: the template must not see methods of a subclass
+
+
+def _check_is_url(value: object, field: str) -> None:
+    if not isinstance(value, str) or not value:
+        _refuse(field, value, "a URL")
+
+
+def _check_fields(value: Fields, field: str, known: set[str], known_when_empty: Sequence[str] = ()) -> None:
+    for name, content in value.items():
+        if name in known or (name in known_when_empty and _says_nothing(content)):
+            continue
+        why = "is not supported by this server" if name in known_when_empty else f"is unknown; known: {sorted(known)}"
+        raise UnsupportedFieldError(f"{field}.{name}", why)
+
+
+def _says_nothing(content: object) -> bool:
+    if isinstance(content, Mapping):
+        return all(each is None for each in content.values())
+    return content is None or content == []

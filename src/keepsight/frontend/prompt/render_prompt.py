@@ -1,0 +1,324 @@
+"""Messages become one text, by the checkpoint's own chat template, in the sandbox that transformers uses.
+
+The template comes with the checkpoint and is not trusted: it sees plain strings, lists and dicts only, and a text that
+grows without end is cut off.  Pictures stay what they are here: a marker in the text.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import jinja2
+import jinja2.exceptions
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import jinja2.utils
+
+from keepsight.errors import ChatTemplateError, CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
+from keepsight.frontend.prompt.read_messages import PicturePart, TemplateMessage, read_messages
+from keepsight.json_fields import read_json_object, read_optional_json_object
+
+MAX_RENDERED_CHARACTERS = 64 * 2**20
+MAX_PROBED_CHARACTERS = 2**16
+# OpenAI's two of a message's content.
+ContentForm = Literal["text", "parts"]
+CONTENT_FORMS: tuple[ContentForm, ...] = ("text", "parts")
+_PROBE = "What does this template show?"
+# Behind a text that is to be gone on with.  A template that trims takes its last character away.
+_GOES_ON = "(and here the answer goes on) "
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    text: str
+    pictures: tuple[PicturePart, ...]  # in the order of their markers
+
+
+class ChatTemplate:
+    """One compiled template; `render` may be called from several threads."""
+
+    def __init__(
+        self, source: str | None, special_tokens: Mapping[str, str], path: Path | str = "chat template"
+    ) -> None:
+        self.source = source
+        self._special_tokens = dict(special_tokens)
+        self._template = None if source is None else _compile(source, path)
+        # Of what there is about tools: the names that the template knows.
+        self._tool_words = set() if source is None else _find_tool_words(_parse(source))
+        self._content_form = self._find_content_form()
+        self._drops_system_parts = self._find_whether_it_drops_system_parts()
+
+    @classmethod
+    def from_checkpoint(cls, directory: Path | str, special_tokens: Mapping[str, str]) -> "ChatTemplate":
+        source, path = _find_source(Path(directory))
+        return cls(source, special_tokens, path)
+
+    def render(
+        self,
+        messages: object,
+        max_characters: int = MAX_RENDERED_CHARACTERS,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> RenderedPrompt:
+        conversation = read_messages(messages)
+        self._check_shows_tools(conversation.messages, tools)
+        written = _write_contents(conversation.messages, self._content_form)
+        if self._drops_system_parts:
+            written = [_with_one_part(each) for each in written]
+        if conversation.end == "text":
+            marked = self._render_text(_mark_end(written), tools, False, max_characters + len(_GOES_ON))
+            text = _cut_at_mark(marked)
+        else:
+            text = self._render_text(written, tools, conversation.end == "answer", max_characters)
+        return RenderedPrompt(text, conversation.pictures)
+
+    def _render_text(
+        self,
+        messages: list[TemplateMessage],
+        tools: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        max_characters: int,
+    ) -> str:
+        if self._template is None:
+            raise ChatTemplateError("messages", "this model has no chat template; send a plain prompt instead")
+        pieces = self._template.generate(
+            messages=self._name_roles(messages),
+            # Templates ask whether there are any, and with what `tojson` can write.
+            tools=list(tools) or None,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            **self._special_tokens,
+        )
+        try:
+            return _join_at_most(pieces, max_characters)
+        except ChatTemplateError:
+            raise
+        except Exception as error:  # a template can raise whatever Python can
+            raise ChatTemplateError("messages", f"the chat template refused them: {_describe(error)}") from error
+
+    def _check_shows_tools(self, messages: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]]) -> None:
+        """Most templates would leave out what they do not know, and say nothing."""
+        if tools and "tools" not in self._tool_words:
+            raise UnsupportedFieldError("tools", "this model's chat template has no place for tools")
+        for index, message in enumerate(messages):
+            if "tool_calls" in message and "tool_calls" not in self._tool_words:
+                field = f"messages[{index}].tool_calls"
+                raise UnsupportedFieldError(field, "this model's chat template has no place for calls of tools")
+            if message["role"] == "tool" and "tool" not in self._tool_words:
+                field = f"messages[{index}].role"
+                raise UnsupportedFieldError(field, "this model's chat template has no place for answers of tools")
+
+    def _find_content_form(self) -> ContentForm | None:
+        """Tried out: many templates know only one, and would write the other as Python does, or leave it out."""
+        shown = [form for form in CONTENT_FORMS if self._shows(form)]
+        return shown[0] if len(shown) == 1 else None
+
+    def _shows(self, form: ContentForm) -> bool:
+        text = self._try_out(_write_contents([{"role": "user", "content": _PROBE}], form))
+        return _PROBE in text and not any(quoted in text for quoted in (f"'{_PROBE}'", f'"{_PROBE}"'))
+
+    def _find_whether_it_drops_system_parts(self) -> bool:
+        """Tried out too: Gemma 3's own shows the first part of a system's message, and leaves out the others."""
+        first, second = ({"type": "text", "text": f"{_PROBE} {number}"} for number in (1, 2))
+        user = {"role": "user", "content": [{"type": "text", "text": "Hello"}]}
+        text = self._try_out([{"role": "system", "content": [first, second]}, user])
+        return first["text"] in text and second["text"] not in text
+
+    def _try_out(self, messages: list[TemplateMessage]) -> str:
+        """Nothing where it refuses them."""
+        if self._template is None:
+            return ""
+        try:
+            return self._render_text(messages, (), True, MAX_PROBED_CHARACTERS)
+        except ChatTemplateError:
+            return ""
+
+    def _name_roles(self, messages: list[TemplateMessage]) -> list[TemplateMessage]:
+        """`developer` is what newer clients call `system`; few templates have heard of it."""
+        if self.source is None or "developer" in self.source:
+            return messages
+        return [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
+
+
+def _mark_end(messages: list[TemplateMessage]) -> list[TemplateMessage]:
+    *before, last = messages
+    return [*before, {**last, "content": _mark(last["content"])}]
+
+
+def _mark(content: str | list[Mapping[str, Any]]) -> str | list[Mapping[str, Any]]:
+    if isinstance(content, str):
+        return content + _GOES_ON
+    if not content or content[-1]["type"] != "text":
+        raise InvalidArgumentError("continue_final_message", "the last message does not end with a text to go on with")
+    *before, last = content
+    return [*before, {**last, "text": last["text"] + _GOES_ON}]
+
+
+def _cut_at_mark(text: str) -> str:
+    """As transformers does: of a template that trims, spaces before the mark would have gone too."""
+    before, mark, behind = text.rpartition(_GOES_ON.rstrip())
+    if not mark:
+        raise InvalidArgumentError("continue_final_message", "the chat template does not show the last message's text")
+    return before if behind.startswith(_GOES_ON[-1]) else before.rstrip()
+
+
+def _write_contents(messages: list[TemplateMessage], form: ContentForm | None) -> list[TemplateMessage]:
+    """In the one form that a template shows; None: as the caller wrote them."""
+    if form is None:
+        return messages
+    write = _as_text if form == "text" else _as_parts
+    return [{**each, "content": write(each["content"], f"messages[{at}]")} for at, each in enumerate(messages)]
+
+
+def _as_text(content: str | list[Mapping[str, Any]], field: str) -> str:
+    """Parts in lines of their own, as in vLLM."""
+    if isinstance(content, str):
+        return content
+    if any(part["type"] != "text" for part in content):
+        raise UnsupportedFieldError(f"{field}.content", "this model's chat template has no place for pictures")
+    return "\n".join(part["text"] for part in content)
+
+
+def _with_one_part(message: TemplateMessage) -> TemplateMessage:
+    """A system's texts; a picture among them is left to be refused, as the template has no place for it."""
+    content = message["content"]
+    is_systems = message["role"] in ("system", "developer") and isinstance(content, list) and len(content) > 1
+    if not is_systems or any(part["type"] != "text" for part in content):
+        return message
+    return {**message, "content": _as_parts(_as_text(content, "messages"), "messages")}
+
+
+def _as_parts(content: str | list[Mapping[str, Any]], _field: str) -> list[Mapping[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _find_source(directory: Path) -> tuple[str | None, Path]:
+    jinja_path = directory / "chat_template.jinja"
+    if jinja_path.exists():
+        try:
+            return jinja_path.read_text(encoding="utf-8"), jinja_path
+        except (OSError, ValueError) as error:
+            raise CheckpointConfigError(jinja_path, f"cannot be read: {error}") from error
+    json_path = directory / "chat_template.json"
+    if json_path.exists():
+        return _choose_source(json_path, read_json_object(json_path).get("chat_template")), json_path
+    config_path = directory / "tokenizer_config.json"
+    template = read_optional_json_object(config_path).get("chat_template")
+    return (None if template is None else _choose_source(config_path, template)), config_path
+
+
+def _choose_source(path: Path, template: object) -> str:
+    """`template` is one text, or several with names: of those "default" is meant, or the only one."""
+    if isinstance(template, list):
+        template = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
+    if isinstance(template, dict):
+        only = next(iter(template.values())) if len(template) == 1 else None
+        if "default" not in template and only is None:
+            raise CheckpointConfigError(path, f"chat_template: none of {list(template)} is named 'default'")
+        template = template.get("default", only)
+    if not isinstance(template, str):
+        raise CheckpointConfigError(path, f"chat_template: must be a string, not {type(template).__name__}")
+    return template
+
+
+def _compile(source: str, path: Path | str) -> jinja2.Template:
+    try:
+        return _make_environment().from_string(source)
+    except (jinja2.TemplateError, RecursionError) as error:
+        raise CheckpointConfigError(path, f"the chat template does not compile: {_describe(error)}") from error
+
+
+def _parse(source: str) -> jinja2.nodes.Template:
+    return _make_environment().parse(source)
+
+
+def _find_tool_words(template: jinja2.nodes.Template) -> set[str]:
+    """`tools`, a variable; `tool`, a role: as a text; `tool_calls`, a field of messages: as a text or behind a dot."""
+    texts = {each.value for each in template.find_all(jinja2.nodes.Const) if isinstance(each.value, str)}
+    fields = {each.attr for each in template.find_all(jinja2.nodes.Getattr)}
+    variables = jinja2.meta.find_undeclared_variables(template)
+    return ({"tools"} & variables) | ({"tool"} & texts) | ({"tool_calls"} & (texts | fields))
+
+
+def _make_environment() -> jinja2.Environment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(
+        raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_make_dict, namespace=_Namespace
+    )
+    return environment
+
+
+def _join_at_most(pieces: Iterator[str], max_characters: int) -> str:
+    """A loop of the template that never ends yields for ever, so its text is counted while it grows."""
+    text: list[str] = []
+    num_characters = 0
+    for piece in pieces:
+        text.append(piece)
+        num_characters += len(piece) or 1  # an empty piece counts too: it may be all that a loop yields
+        if num_characters > max_characters:
+            raise ChatTemplateError("messages", f"the chat template wrote more than {max_characters} characters")
+    return "".join(text)
+
+
+def _describe(error: BaseException) -> str:
+    return str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}` marks an assistant's words for training; for us it is transparent."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """jinja2's own, but names of Python's internals cannot be stored on it."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # no `self`, so that namespace(self=...) works
+        attributes = dict(*args[1:], **kwargs)
+        for name in attributes:
+            _check_is_public(name)
+        jinja2.utils.Namespace.__init__(args[0], attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_is_public(name)
+        super().__setitem__(name, value)
+
+
+def _check_is_public(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}")
+
+
+def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    return dict(*args, **kwargs)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """jinja2's own filter would escape HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,0 +1,184 @@
+"""Who may ask for what, with the app in process."""
+
+import threading
+
+import pytest
+
+from keepsight.api_settings import ApiSettings
+from keepsight.requests import TierStatus
+from tests.frontend.api.test_app import MODEL, Client, FakeEngine, client, engine, error_of, preparer
+
+__all__ = ["client", "engine", "preparer"]  # fixtures
+OPEN = ("/", "/health", "/ready", "/version", "/openapi.json")
+RESETS = {
+    "/reset_prefix_cache": {"prefix": True},
+    "/reset_encoder_cache": {"encoder": True},
+    "/reset_mm_cache": {"processor": True},
+}
+
+
+def bearing(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def test_without_a_known_key_only_open_paths_answer(client: Client) -> None:
+    client.settings = ApiSettings(api_keys=("one", "two"))
+    for path in OPEN:
+        assert client.send("GET", path).status_code == 200
+    for path in ("/v1/models", "/nothing", "/v1/chat/completions", "/tokenize", "/health/", "/HEALTH"):
+        assert error_of(client.send("GET", path)) == (401, None, "missing_api_key"), path
+        assert error_of(client.send("GET", path, headers=bearing("three"))) == (401, None, "invalid_api_key")
+    for key in ("one", "two"):
+        assert client.send("GET", "/v1/models", headers=bearing(key)).status_code == 200
+
+
+def test_without_a_key_health_tells_how_the_server_is_and_nothing_of_its_callers(
+    client: Client, engine: FakeEngine
+) -> None:
+    reason = "OSError: [Errno 28] No space left on device: '/secret/place'"
+    engine.tiers = {0: (TierStatus("host", None, 10, 100, 1, 5, 0, 0), TierStatus("disk", reason, 0, 9, 0, 0, 0, 0))}
+    client.settings = ApiSettings(api_keys=("one", "two"), admin_api_key="admin")
+    words = [
+        {"engine": 0, "status": "ok", "name": "host"},
+        {"engine": 0, "status": "set aside", "name": "disk"},
+    ]
+    for headers in ({}, bearing("three"), {"Authorization": "Basic one"}):
+        told = client.send("GET", "/health", headers=headers)
+        assert (told.status_code, told.json()) == (200, {"status": "ok", "engines": 1, "tiers": words})
+    for key in ("one", "two", "admin"):
+        told = client.send("GET", "/health", headers=bearing(key)).json()
+        assert (told["requests"], told["tiers"][0]["num_entries"], told["tiers"][1]["reason"]) == (0, 1, reason)
+
+
+@pytest.mark.parametrize(
+    "header", ["", "Bearer", "Bearer ", "one", "Basic one", "Bearer one two", "Bearer oné", "Bearer on", "Bearer One"]
+)
+def test_what_is_no_known_key_is_refused(client: Client, header: str) -> None:
+    client.settings = ApiSettings(api_keys=("one",))
+    response = client.send("GET", "/v1/models", headers={"Authorization": header.encode()})
+    assert response.status_code == 401
+    assert response.headers["WWW-Authenticate"] == "Bearer"
+
+
+def test_a_caller_that_has_no_key_reaches_no_engine(client: Client, engine: FakeEngine) -> None:
+    client.settings = ApiSettings(api_keys=("one",))
+    assert client.chat().status_code == 401
+    assert not engine.requests
+
+
+@pytest.mark.parametrize("path", RESETS)
+def test_caches_are_reset_with_the_administrator_s_key_and_no_other(
+    client: Client, engine: FakeEngine, path: str
+) -> None:
+    client.settings = ApiSettings(api_keys=("one",), admin_api_key="admin")
+    for headers in ({}, bearing("one")):
+        refused = client.send("POST", path, headers=headers)
+        assert refused.status_code == 401
+        assert "the administrator's key is needed" in refused.json()["error"]["message"]
+    assert not engine.resets
+    assert client.send("POST", path, headers=bearing("admin")).json() == {}
+    assert engine.resets == [RESETS[path]]
+    assert client.send("GET", "/v1/models", headers=bearing("admin")).status_code == 401
+
+
+@pytest.mark.parametrize("path", RESETS)
+def test_a_reset_keeps_no_other_request_waiting(
+    client: Client, engine: FakeEngine, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have gigabytes to give back."""
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(engine, "reset_caches", lambda **_: threads.append(threading.current_thread()))
+    assert client.send("POST", path).json() == {}
+    [thread] = threads
+    assert thread is not threading.main_thread(), "which runs the event loop"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://localhost:3000"},
+        {"X-Forwarded-For": "203.0.113.5"},
+        {"Forwarded": "for=203.0.113.5"},
+        {"Via": "1.1 proxy.example"},
+        # Its owner has it lead here.
+        {"Host": "evil.example"},
+        {"Host": "evil.example", "Origin": "http://evil.example"},
+        {"Host": "[localhost"},
+    ],
+)
+def test_without_an_administrator_s_key_only_the_machine_itself_may_reset(
+    client: Client, engine: FakeEngine, headers: dict[str, str]
+) -> None:
+    assert error_of(client.send("POST", "/reset_mm_cache", headers=headers)) == (403, None, "admin_only")
+    client.address = "203.0.113.5"
+    assert error_of(client.send("POST", "/reset_mm_cache")) == (403, None, "admin_only")
+    assert not engine.resets
+    client.address = "::ffff:203.0.113.5"
+    assert error_of(client.send("POST", "/reset_mm_cache")) == (403, None, "admin_only")
+    assert not engine.resets
+    # The last as one socket for both kinds of addresses tells of it.
+    for address in ("::1", "::ffff:127.0.0.1"):
+        client.address = address
+        assert client.send("POST", "/reset_mm_cache").status_code == 200
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000"])
+def test_the_server_s_own_page_may_reset_on_the_machine_itself(client: Client, engine: FakeEngine, host: str) -> None:
+    own = {"Host": host, "Origin": f"http://{host}"}
+    assert client.send("POST", "/reset_mm_cache", headers=own).status_code == 200
+    assert engine.resets
+
+
+@pytest.mark.parametrize("path", ["/debug/state", "/debug/whatever/comes"])
+def test_whatever_looks_inside_is_for_administrators(client: Client, path: str) -> None:
+    client.settings = ApiSettings(api_keys=("one",), admin_api_key="admin")
+    assert client.send("GET", path, headers=bearing("one")).status_code == 401
+    client.settings, client.address = ApiSettings(), "203.0.113.5"
+    assert error_of(client.send("GET", path)) == (403, None, "admin_only")
+
+
+def test_callers_of_different_keys_share_no_salt_and_cannot_name_another_s(client: Client, engine: FakeEngine) -> None:
+    client.settings = ApiSettings(api_keys=("one", "two"), cache_isolation="api-key")
+    for key in ("one", "two"):
+        for salt in (None, "a", "b"):
+            client.chat(headers=bearing(key), **({} if salt is None else {"cache_salt": salt}))
+    salts = [request.cache_salt for request in engine.requests]
+    assert len(set(salts)) == 6
+    assert None not in salts
+    client.chat(headers=bearing("two"), cache_salt=salts[0])
+    client.chat(headers=bearing("one"), cache_salt="a")
+    assert engine.requests[-2].cache_salt not in salts
+    assert engine.requests[-1].cache_salt == salts[1]
+    response = client.chat(headers=bearing("one"), cache_salt="")
+    assert error_of(response) == (400, "cache_salt", "invalid_argument")
+
+
+def test_completions_are_isolated_as_chats_are(client: Client, engine: FakeEngine) -> None:
+    client.settings = ApiSettings(api_keys=("one", "two"), cache_isolation="api-key")
+    for key in ("one", "two"):
+        client.send("POST", "/v1/completions", headers=bearing(key), json={"prompt": "Hello"})
+    first, second = engine.requests
+    assert first.cache_salt != second.cache_salt
+
+
+def test_a_web_page_may_ask_only_if_its_origin_is_allowed(client: Client) -> None:
+    asking = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+    assert client.send("OPTIONS", "/v1/chat/completions", headers=asking).status_code == 405
+    client.settings = ApiSettings(allowed_origins=("https://a.example",), api_keys=("one",))
+    allowed = client.send("OPTIONS", "/v1/chat/completions", headers=asking)
+    assert allowed.headers["access-control-allow-origin"] == "https://a.example"
+    other = client.send("OPTIONS", "/v1/chat/completions", headers=asking | {"Origin": "https://b.example"})
+    assert "access-control-allow-origin" not in other.headers
+
+
+def test_the_settings_keep_their_keys_to_themselves() -> None:
+    assert "secret" not in repr(ApiSettings(api_keys=("secret",), admin_api_key="secret"))
+
+
+def test_several_names_are_one_model_that_answers_by_the_first(client: Client) -> None:
+    client.settings = ApiSettings(more_model_names=("other",))
+    assert client.chat(model="other").json()["model"] == MODEL
+    assert [each["id"] for each in client.send("GET", "/v1/models").json()["data"]] == [MODEL, "other"]
+    assert client.send("GET", "/v1/models/other").json()["id"] == "other"

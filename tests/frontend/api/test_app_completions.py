@@ -1,0 +1,424 @@
+"""Completions, tokens and limits, with the app in process."""
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from keepsight.api_settings import ApiSettings
+from keepsight.frontend.api import app as app_module
+from keepsight.frontend.api.app import create_app
+from keepsight.frontend.api.completion_request import CompletionRequest, parse_completion_request
+from keepsight.frontend.engine_client import EngineClient
+from keepsight.frontend.http.decode_body import Buffer
+from keepsight.frontend.media_pool import MediaPool
+from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.observe.account_ring import AccountRing, read_accounts
+from keepsight.observe.catalogue import BOUNDS
+from keepsight.observe.request_observer import ENDS, FIRST_TOKEN, PROMPT_TOKENS, WHOLE, RequestObserver
+from keepsight.requests import EngineRequest, ToEngine, TokenLogprob, TokenOutput
+from tests.drawn import ask, by_url, draw
+from tests.frontend.api.test_app import (
+    MODEL,
+    Client,
+    FakeEngine,
+    client,
+    engine,
+    error_of,
+    field_names,
+    json_values,
+    preparer,
+    small,
+    texts,
+)
+
+__all__ = ["client", "engine", "preparer"]  # fixtures
+
+
+def complete(client: Client, prompt: Any, **fields: Any) -> httpx.Response:
+    return client.send("POST", "/v1/completions", json={"model": MODEL, "prompt": prompt} | fields)
+
+
+def events_of(response: httpx.Response) -> list[dict[str, Any]]:
+    *events, done, rest = response.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+# Completions --------------------------------------------------------------------------------------------------
+
+
+def test_a_completion_has_openai_s_shape(client: Client, engine: FakeEngine) -> None:
+    body = complete(client, "Hello").json()
+    [request] = engine.requests
+    num_prompt, num_answer = len(request.token_ids), len(client.preparer.tokenizer.encode(engine.text)) + 1
+    assert request.token_ids == client.preparer.tokenizer.encode("Hello", add_bos=True)
+    assert request.sampling_params.max_tokens == 16
+    assert body.pop("id").startswith("cmpl-")
+    assert body.pop("created") > 1_700_000_000
+    choice = {"index": 0, "text": "Red. Blue.", "finish_reason": "stop", "logprobs": None, "stop_reason": None}
+    details = {"cached_tokens": 0, "image_tokens": 0, "text_tokens": num_prompt}
+    assert body == {
+        "object": "text_completion",
+        "model": MODEL,
+        "choices": [choice],
+        "usage": {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_answer,
+            "total_tokens": num_prompt + num_answer,
+            "prompt_tokens_details": details,
+        },
+    }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_prompt_has_its_choices_in_order(client: Client, engine: FakeEngine, stream: bool) -> None:
+    engine.num_cached_tokens = {0: 1, 1: 2}
+    response = complete(client, ["Hello", "Good day"], n=2, stream=stream, **usage_if(stream))
+    assert response.status_code == 200
+    if stream:
+        *chunks, last = events_of(response)
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        usage = last["usage"]
+    else:
+        choices, usage = response.json()["choices"], response.json()["usage"]
+    texts = ["".join(choice["text"] for choice in choices if choice["index"] == index) for index in range(4)]
+    assert texts == ["Red. Blue."] * 4
+    assert usage["prompt_tokens"] == sum(len(request.token_ids) for request in engine.requests)
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 2
+    assert len(engine.requests) == 2
+
+
+def usage_if(stream: bool) -> dict[str, Any]:
+    return {"stream_options": {"include_usage": True}} if stream else {}
+
+
+def test_token_ids_are_prompts_as_they_are(client: Client, engine: FakeEngine) -> None:
+    assert complete(client, [2, 5, 6]).status_code == 200
+    assert complete(client, [[2, 5], [2, 9, 10]]).status_code == 200
+    assert [request.token_ids for request in engine.requests] == [(2, 5, 6), (2, 5), (2, 9, 10)]
+
+
+@pytest.mark.parametrize("field", ["prompt", "prompt_embeds"])
+def test_too_many_prompts_are_refused_before_any_is_looked_at(client: Client, field: str) -> None:
+    response = client.send("POST", "/v1/completions", json={"model": MODEL, field: [None] * 257})
+    assert error_of(response) == (400, field, "invalid_argument")
+    assert "not 257" in response.text
+
+
+def test_logprobs_say_where_each_token_begins_also_in_pieces(client: Client, engine: FakeEngine) -> None:
+    engine.end = "length"
+    [choice] = complete(client, "Hello", logprobs=2).json()["choices"]
+    logprobs = choice["logprobs"]
+    assert "".join(logprobs["tokens"]) == "Red. Blue."
+    ends = [offset + len(token) for offset, token in zip(logprobs["text_offset"], logprobs["tokens"], strict=True)]
+    assert logprobs["text_offset"] == [0, *ends[:-1]]
+    assert {len(top) for top in logprobs["top_logprobs"]} == {3}
+    chunks = events_of(complete(client, "Hello", logprobs=2, stream=True))
+    for name in logprobs:
+        assert [each for chunk in chunks for each in chunk["choices"][0]["logprobs"][name]] == logprobs[name]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_offsets_are_of_the_text_whatever_of_it_a_token_is(client: Client, engine: FakeEngine, stream: bool) -> None:
+    engine.text, engine.end = "a🎉<end_of_turn>\xe9b", "length"
+    response = complete(client, "Hello", logprobs=0, stream=stream)
+    choices = [each["choices"][0] for each in (events_of(response) if stream else [response.json()])]
+    assert "".join(choice["text"] for choice in choices) == "a🎉éb"
+    offsets = [offset for choice in choices for offset in choice["logprobs"]["text_offset"]]
+    #                  a  🎉, four bytes  <end_of_turn>  é, two bytes  b
+    assert offsets == [0, *[1, 1, 1, 1], 2, *[2, 2], 3]
+
+
+def test_a_part_of_a_character_has_its_own_logprob_though_others_look_alike(client: Client, engine: FakeEngine) -> None:
+    engine.text, engine.end = "🎉", "length"
+    parts = client.preparer.tokenizer.encode(engine.text)
+    others = tuple(TokenLogprob(each, -9.0, 2) for each in parts)
+
+    class Alike(FakeEngine):
+        def _tokens(self, request: EngineRequest, choice: int) -> Iterator[TokenOutput]:
+            for token in super()._tokens(request, choice):
+                yield replace(token, logprobs=(TokenLogprob(token.token_id, -0.5, 1), *others))
+
+    engine.__class__ = Alike
+    [choice] = complete(client, "Hello", logprobs=4).json()["choices"]
+    assert len(parts) == 4
+    assert choice["logprobs"]["token_logprobs"] == [-0.5] * 4
+    assert choice["logprobs"]["top_logprobs"] == [{"\ufffd": -0.5}] * 4
+
+
+def test_usage_can_come_with_every_chunk(client: Client) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = events_of(complete(client, "Hello", stream=True, stream_options=options))
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert (counts[0], counts[-1]) == (1, counts[-2])
+
+
+def test_a_prompt_that_fails_ends_the_others(client: Client) -> None:
+    class SecondFails(FakeEngine):
+        async def generate(self, prepared: PreparedRequest) -> AsyncGenerator[TokenOutput, None]:
+            if len(self.requests) == 1:
+                self.requests.append(prepared.engine_request)
+                raise self.failure
+            async with aclosing(super().generate(prepared)) as tokens:
+                async for token in tokens:
+                    yield token
+
+    client.engine = SecondFails(client.preparer, is_endless=True)
+    assert complete(client, ["a", "b", "c"]).status_code == 500
+    assert (len(client.engine.requests), client.engine.num_abandoned) == (3, 2)
+
+
+class DyingEngine:
+    """The first of its kind answers the first of two prompts, ends amid the second, and is replaced."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self.client, self.asked = client, list[str]()
+        client.connect(self.send)
+
+    def send(self, message: ToEngine) -> bool:
+        if isinstance(message, EngineRequest):
+            self.asked.append(message.request_id)
+            asyncio.get_running_loop().call_soon(self.answer, message.request_id)
+        return True
+
+    def answer(self, request_id: str) -> None:
+        is_last = len(self.asked) != 2 or request_id != self.asked[1]
+        self.client.receive([TokenOutput(request_id, 0, 7, finish_reason="length" if is_last else None)])
+        if not is_last:
+            self.client.disconnect("it was killed")
+            self.client.connect(self.send)
+
+
+def test_prompts_that_are_asked_again_as_their_engine_died_are_counted_and_kept_once(client: Client) -> None:
+    observer = RequestObserver(ring=(ring := AccountRing()))
+    own = EngineClient(MediaPool(1), observer)
+    engine = DyingEngine(own)
+    app = create_app(client.preparer, own, MODEL)
+
+    async def send() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as sender:
+            return await sender.post("/v1/completions", json={"model": MODEL, "prompt": ["a", "b"], "max_tokens": 1})
+
+    response = asyncio.run(send())
+    own.close()
+    assert (response.status_code, len(engine.asked)) == (200, 4)
+    numbers = observer.counters.numbers()
+    assert [numbers[ENDS[each]] for each in ("length", "error", "abort")] == [2, 0, 0]
+    assert numbers[PROMPT_TOKENS] == response.json()["usage"]["prompt_tokens"]
+    assert [sum(numbers[slot : slot + len(BOUNDS) + 1]) for slot in (FIRST_TOKEN, WHOLE)] == [2, 2]
+    assert [each.status for each in read_accounts([ring.content()])] == ["length", "length"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "code"),
+    [
+        ({"prompt": ""}, "prompt", "invalid_argument"),
+        ({"prompt": []}, "prompt", "invalid_argument"),
+        ({"prompt": [[]]}, "prompt[0]", "invalid_argument"),
+        ({"prompt": ["a", 1]}, "prompt[1]", "invalid_argument"),
+        ({"prompt": ["a", [1.5]]}, "prompt[1]", "invalid_argument"),
+        ({"prompt": [-1]}, "prompt", "invalid_argument"),
+        ({"prompt": [[2], [10**9]]}, "prompt[1]", "invalid_argument"),
+        ({"prompt": ["a"] * 129, "n": 2}, "prompt", "invalid_argument"),
+        ({"prompt": ["a", "b " * 3000]}, "prompt[1]", "context_length_exceeded"),
+        ({"prompt": "<start_of_image>"}, "prompt", "picture_count"),
+        ({"prompt": "a", "suffix": "b"}, "suffix", "unsupported_field"),
+        ({"prompt": "a", "best_of": 2}, "best_of", "unsupported_field"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs", "invalid_argument"),
+        ({"prompt": "a", "messages": []}, "messages", "unsupported_field"),
+        ({"prompt": {"a": 1}}, "prompt", "invalid_argument"),
+    ],
+)
+def test_a_mistaken_completion_is_refused_by_its_field(
+    client: Client, engine: FakeEngine, fields: dict[str, Any], field: str, code: str
+) -> None:
+    assert error_of(client.send("POST", "/v1/completions", json=fields)) == (400, field, code)
+    assert not engine.requests
+
+
+# Tokens -------------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_becomes_tokens_and_text_again(client: Client) -> None:
+    body = client.send("POST", "/tokenize", json={"prompt": "Hello there", "return_token_strs": True}).json()
+    assert body["tokens"] == list(client.preparer.tokenizer.encode("Hello there", add_bos=True))
+    assert (body["count"], body["max_model_len"]) == (len(body["tokens"]), 2048)
+    assert body["token_strs"][0] == "<bos>"
+    plain = client.send("POST", "/tokenize", json={"prompt": "Hello there", "add_special_tokens": False}).json()
+    assert plain["tokens"] == body["tokens"][1:]
+    assert "token_strs" not in plain
+    assert client.send("POST", "/detokenize", json={"tokens": plain["tokens"]}).json() == {"prompt": "Hello there"}
+
+
+@pytest.mark.parametrize("prompt", ["Hello", "<bos>Hello", "<bos><bos>Hello", " <bos>Hello"])
+def test_the_tokens_of_a_prompt_are_those_that_the_engine_gets(client: Client, engine: FakeEngine, prompt: str) -> None:
+    tokens = client.send("POST", "/tokenize", json={"prompt": prompt}).json()["tokens"]
+    complete(client, prompt)
+    assert tokens == list(engine.requests[0].token_ids)
+
+
+def test_the_tokens_of_a_conversation_are_those_that_the_engine_gets(client: Client, engine: FakeEngine) -> None:
+    messages = ask(by_url(draw(7).picture), "What is this?")
+    body = client.send("POST", "/tokenize", json={"messages": messages}).json()
+    client.chat(messages=messages)
+    assert body["tokens"] == list(engine.requests[0].token_ids)
+    assert body["image_tokens"] == 16
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"prompt": "a", "model": "other"}, "model"),
+        ("/tokenize", {"prompt": "a", "add_generation_prompt": False}, "add_generation_prompt"),
+        ("/tokenize", {"promt": "a"}, "promt"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
+        ("/detokenize", {"tokens": [2, 2**70]}, "tokens[1]"),
+    ],
+)
+def test_mistaken_questions_for_tokens_name_their_field(
+    client: Client, path: str, body: dict[str, Any], field: str
+) -> None:
+    status, named, _ = error_of(client.send("POST", path, json=body))
+    assert (status, named) == (404 if field == "model" else 400, field)
+
+
+# Limits -------------------------------------------------------------------------------------------------------
+
+
+def test_more_waiting_requests_than_the_server_takes_are_told_at_once(client: Client, engine: FakeEngine) -> None:
+    async def ask_three() -> list[httpx.Response]:
+        engine.is_ready = asyncio.Event()
+        app = create_app(client.preparer, engine, MODEL, ApiSettings(max_waiting_requests=2))
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as asking:
+            body = {"messages": [{"role": "user", "content": "Hello"}]}
+            waiting = [asyncio.create_task(asking.post("/v1/chat/completions", json=body)) for _ in range(2)]
+            while len(engine.requests) < 2:
+                await asyncio.sleep(0)
+            refused = await asking.post("/v1/chat/completions", json=body)
+            told = [await asking.get("/ready"), await asking.get("/health")]
+            engine.is_ready.set()
+            answered = await asyncio.gather(*waiting)
+            return [refused, *told, *answered, await asking.post("/v1/chat/completions", json=body)]
+
+    refused, ready, health, *answered = asyncio.run(ask_three())
+    assert (ready.status_code, ready.json()) == (503, {"status": "overloaded"})
+    assert (health.status_code, health.json()["requests"]) == (200, 2)
+    assert error_of(refused) == (503, None, "server_overloaded")
+    assert int(refused.headers["Retry-After"]) > 0
+    assert [each.status_code for each in answered] == [200] * 3
+
+
+def test_a_body_that_is_announced_as_too_large_is_refused_unread(client: Client) -> None:
+    client.settings = ApiSettings(max_body_bytes=10)
+
+    async def never() -> Any:
+        raise AssertionError("the body was read")
+        yield b""
+
+    response = client.send("POST", "/tokenize", content=never(), headers={"Content-Length": "11"})
+    assert error_of(response) == (413, "body", "body_too_large")
+
+
+def test_a_packed_body_is_refused(client: Client) -> None:
+    response = client.send("POST", "/tokenize", content=b"{}", headers={"Content-Encoding": "gzip"})
+    assert error_of(response) == (415, "body", "unsupported_body")
+
+
+def test_a_body_that_does_not_go_on_is_given_up(client: Client) -> None:
+    client.settings = ApiSettings(slow_client_seconds=0.05)
+
+    async def slow() -> Any:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    assert error_of(client.send("POST", "/tokenize", content=slow())) == (408, "body", "body_timeout")
+
+
+# Anything at all ----------------------------------------------------------------------------------------------
+
+prompts = st.one_of(
+    texts, st.lists(texts | st.lists(st.integers(-1, 700)), max_size=3), st.lists(st.integers(-1, 700)), json_values
+)
+completion_bodies = st.builds(
+    lambda prompt, fields: {"prompt": prompt} | fields,
+    prompts,
+    st.dictionaries(field_names, small, max_size=2) | st.just({}),
+)
+token_bodies = st.dictionaries(st.sampled_from(["prompt", "messages", "tokens", "model"]), prompts, max_size=2)
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    path=st.sampled_from(["/v1/completions", "/tokenize", "/detokenize"]),
+    body=completion_bodies | token_bodies | json_values,
+)
+def test_no_body_whatsoever_makes_the_smaller_endpoints_fail(client: Client, path: str, body: Any) -> None:
+    response = client.send("POST", path, content=json.dumps(body).encode())
+    event(f"{path} {response.status_code}")
+    assert response.status_code in (200, 400, 404), response.text
+    if response.status_code != 200:
+        error_of(response)
+
+
+# Names and the log --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("asked", "is_kept"), [("abc-1.2_3:4", True), ("a b", False), ("x" * 129, False), ("", False)])
+def test_every_answer_has_a_name_and_the_caller_s_if_it_is_a_sane_one(
+    client: Client, asked: str, is_kept: bool
+) -> None:
+    for path in ("/health", "/nothing", "/v1/models"):
+        named = client.send("GET", path, headers={"X-Request-Id": asked}).headers["X-Request-Id"]
+        assert (named == asked) == is_kept
+        assert named
+
+
+def test_the_log_has_a_line_for_each_request_that_cannot_be_forged(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "keepsight.frontend.api.request_log"):
+        client.chat()
+        client.chat(stream=True)
+        client.send("GET", "/a%0aPOST%20/b")
+        client.send("GET", "/health")
+    lines = [record.getMessage() for record in caplog.records]
+    whole, stream, forged = lines
+    for line in (whole, stream):
+        assert line.startswith("POST /v1/chat/completions 200 in ")
+        assert "(0 cached, 0 of pictures), 6 of answer; ms: identify " in line
+    assert forged.startswith("GET /a%0APOST%20/b 404")
+    client.settings = ApiSettings(log_requests=False)
+    client.chat()
+    assert len(caplog.records) == len(lines)
+
+
+def test_a_prompt_of_very_many_tokens_keeps_no_other_request_waiting(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def parse(body: Buffer) -> CompletionRequest:
+        threads.append(threading.current_thread())
+        return parse_completion_request(body)
+
+    monkeypatch.setattr(app_module, "parse_completion_request", parse)
+    body = {"model": MODEL, "prompt": [2] * app_module.MAX_COMPLETION_ON_LOOP}
+    assert error_of(client.send("POST", "/v1/completions", json=body))[:2] == (400, "prompt")
+    [thread] = threads
+    assert thread is not threading.main_thread(), "which runs the event loop"

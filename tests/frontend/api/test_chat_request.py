@@ -1,0 +1,294 @@
+import json
+import math
+from typing import Any
+
+import httpx
+import msgspec
+import openai
+import pytest
+
+from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.frontend.api.chat_request import ChatRequest, MediaProcessorOptions, parse_chat_request
+from keepsight.frontend.api.chat_response import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatDelta,
+    ChatMessage,
+    ChoiceLogprobs,
+    ContentLogprob,
+    ModelCard,
+    ModelList,
+    TopLogprob,
+    Usage,
+)
+from keepsight.frontend.http.decode_body import refused_fields
+from keepsight.frontend.http.error_response import ErrorDetail, ErrorResponse
+from keepsight.frontend.prompt.read_messages import read_messages
+from keepsight.image_processor_config import REQUEST_OPTIONS
+from keepsight.sampling_params import SamplingParams
+
+OBFUSCATED = {"stream": True, "stream_options": {"include_obfuscation": True}}
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def parse(**fields: Any) -> ChatRequest:
+    return parse_chat_request(json.dumps({"model": "demo", "messages": MESSAGES} | fields).encode())
+
+
+def answer_with(body: Any, status: int = 200, kind: str = "application/json") -> openai.OpenAI:
+    """The official client, whose every request gets `body`."""
+    content = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, content=content, headers={"content-type": kind}))
+    http_client: Any = httpx.Client(transport=transport)  # the client's own is httpx2, which takes it as it is
+    return openai.OpenAI(base_url="http://test/v1", api_key="x", http_client=http_client, max_retries=0)
+
+
+def ask(client: openai.OpenAI, **options: Any) -> Any:
+    create: Any = client.chat.completions.create
+    return create(model="demo", messages=MESSAGES, **options)
+
+
+def test_a_bare_request_samples_as_vllms_server_does_by_default() -> None:
+    request = parse()
+    assert request.to_sampling_params() == SamplingParams(max_tokens=None)
+    assert (request.model, request.stream, request.includes_usage) == ("demo", None, False)
+    assert read_messages(request.messages).messages == MESSAGES
+
+
+def test_every_field_arrives() -> None:
+    request = parse(
+        max_completion_tokens=7, temperature=0, top_p=0.5, n=2, stop="x", seed=3, logprobs=True, top_logprobs=4,
+        logit_bias={"12": -1}, presence_penalty=1, frequency_penalty=-1, top_k=5, min_p=0.1, repetition_penalty=1.5,
+        ignore_eos=True, stop_token_ids=[9], allowed_token_ids=[9, 8], bad_words=["no"], min_tokens=2,
+        include_stop_str_in_output=True, skip_special_tokens=False,
+        stream=True, stream_options={"include_usage": True}, mm_processor_kwargs={"do_pan_and_scan": True},
+        cache_salt="tenant", priority=-2,
+        user="me", metadata={"a": "b"}, prompt_cache_key="k", safety_identifier="s",
+    )  # fmt: skip
+    assert request.to_sampling_params() == SamplingParams(
+        max_tokens=7, temperature=0, top_p=0.5, n=2, stop="x", seed=3, logprobs=4, logit_bias={12: -1},
+        presence_penalty=1, frequency_penalty=-1, top_k=5, min_p=0.1, repetition_penalty=1.5, ignore_eos=True,
+        stop_token_ids=[9], allowed_token_ids=[9, 8], bad_words=["no"], min_tokens=2,
+        include_stop_str_in_output=True, skip_special_tokens=False,
+    )  # fmt: skip
+    assert request.stream
+    assert request.includes_usage
+    assert (request.cache_salt, request.priority) == ("tenant", -2)
+    assert request.mm_processor_kwargs == MediaProcessorOptions(do_pan_and_scan=True)
+
+
+def test_what_a_picture_costs_is_chosen_by_requests_that_are_trusted_alone() -> None:
+    options = {"do_pan_and_scan": True, "pan_and_scan_max_num_crops": 9, "resample": 3}
+    asked = parse(mm_processor_kwargs=options).mm_processor_kwargs
+    assert asked is not None
+    assert asked.as_overrides(are_trusted=True) == options
+    with pytest.raises(UnsupportedFieldError, match="--trust-request-mm-processor-kwargs") as caught:
+        asked.as_overrides(are_trusted=False)
+    assert caught.value.field == "mm_processor_kwargs.pan_and_scan_max_num_crops"
+    assert MediaProcessorOptions(do_pan_and_scan=False).as_overrides(are_trusted=False) == {"do_pan_and_scan": False}
+    assert {*MediaProcessorOptions.__struct_fields__} == REQUEST_OPTIONS
+
+
+def test_null_is_the_default_everywhere() -> None:
+    names = [name for name in ChatRequest.__struct_fields__ if name not in ("model", "messages")]
+    assert parse(**dict.fromkeys(names)) == parse()
+
+
+def test_both_names_of_max_tokens_work_and_must_not_contradict() -> None:
+    assert parse(max_tokens=5).to_sampling_params().max_tokens == 5
+    assert parse(max_tokens=5, max_completion_tokens=5).to_sampling_params().max_tokens == 5
+    with pytest.raises(InvalidArgumentError, match="is 5, but max_completion_tokens, its new name, is 6"):
+        parse(max_tokens=5, max_completion_tokens=6).to_sampling_params()
+
+
+def test_logprobs_without_top_logprobs_are_of_the_sampled_token_alone() -> None:
+    assert parse(logprobs=True).to_sampling_params().logprobs == 0
+    assert parse(logprobs=False, top_logprobs=0).to_sampling_params().logprobs is None
+    with pytest.raises(InvalidArgumentError, match="needs logprobs"):
+        parse(top_logprobs=3).to_sampling_params()
+
+
+def test_a_cache_key_has_at_most_its_length() -> None:
+    assert parse(prompt_cache_key="k" * 1024).prompt_cache_key
+    with pytest.raises(InvalidArgumentError, match="prompt_cache_key: must have at most 1024"):
+        parse(prompt_cache_key="k" * 1025)
+
+
+@pytest.mark.parametrize(("name", "values"), ChatRequest.NEUTRAL_VALUES.items())
+def test_a_field_that_is_not_served_passes_with_a_value_that_asks_for_nothing(name: str, values: list[Any]) -> None:
+    for value in values:
+        assert parse(**{name: value}).to_sampling_params() == parse().to_sampling_params()
+
+
+@pytest.mark.parametrize("name", refused_fields(ChatRequest))
+def test_a_field_that_is_not_served_is_refused_by_name(name: str) -> None:
+    for value in ({"type": "json_object"}, "something", 17):
+        with pytest.raises(UnsupportedFieldError, match="is not supported") as caught:
+            parse(**{name: value})
+        assert caught.value.field == name
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "said"),
+    [
+        ({"temprature": 1}, "temprature", "did you mean 'temperature'"),
+        ({"x" * 500: 1}, "x" * 77 + "...", "no field"),
+        ({"stream": True, "stream_options": {"include": 1}}, "stream_options.include", "include_usage"),
+        ({"mm_processor_kwargs": {"size": 1}}, "mm_processor_kwargs.size", "no field"),
+        (OBFUSCATED, "stream_options.include_obfuscation", "not supported"),
+    ],
+)  # fmt: skip
+def test_an_unknown_field_is_refused_with_its_path(fields: dict[str, Any], field: str, said: str) -> None:
+    with pytest.raises(UnsupportedFieldError, match=said) as caught:
+        parse(**fields)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"temperature": math.nan}, "body"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"stop": ["a", 1]}, "stop[1]"),
+        ({"stop": ""}, "stop[0]"),
+        ({"stop": {}}, "stop"),
+        ({"n": 0}, "n"),
+        ({"seed": 2**70}, "seed"),
+        ({"top_p": 0}, "top_p"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logit_bias": {"a": 1}}, "logit_bias['a']"),
+        ({"logit_bias": {"1": 101}}, "logit_bias['1']"),
+        ({"logit_bias": {"1": "x"}}, "logit_bias[...]"),
+        ({"stream": 1}, "stream"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"mm_processor_kwargs": {"do_pan_and_scan": "yes"}}, "mm_processor_kwargs.do_pan_and_scan"),
+        ({"model": 1}, "model"),
+        ({"cache_salt": 1}, "cache_salt"),
+        ({"priority": "high"}, "priority"),
+        ({"priority": 1.5}, "priority"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_path(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        parse(**fields).to_sampling_params()
+    assert caught.value.field == field
+
+
+def test_tools_are_shown_as_they_were_sent_unless_none_is_to_be_called() -> None:
+    function = {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}}
+    tools = [{"type": "function", "function": function}, {"type": "function", "function": {"name": "bare"}}]
+    assert parse(tools=tools).shown_tools == parse(tools=tools, tool_choice="auto").shown_tools == tools
+    assert parse(tools=tools, tool_choice="none").shown_tools == parse(tools=[]).shown_tools == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "retrieval", "function": {"name": "a"}}]}, "tools[0].type"),
+        ({"tools": {}}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice"),
+    ],
+)
+def test_a_tool_that_is_none_and_a_call_that_is_forced_are_refused(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        parse(**fields)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b"", "body"),
+        (b"{", "body"),
+        (b"[]", "body"),
+        (b"\xff", "body"),
+        (b'{"messages": "\xff"}', "body"),
+        (b'{"messages": ' + b"[" * 100_000, "body"),
+        (b"{}", "messages"),
+    ],
+)
+def test_a_body_that_cannot_be_read_is_refused(body: bytes, field: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        parse_chat_request(body)
+    assert caught.value.field == field
+
+
+def test_what_the_official_client_sends_is_understood() -> None:
+    sent: list[bytes] = []
+
+    def note(request: httpx.Request) -> httpx.Response:
+        sent.append(request.content)
+        return httpx.Response(500)
+
+    http_client: Any = httpx.Client(transport=httpx.MockTransport(note))
+    client = openai.OpenAI(base_url="http://test/v1", api_key="x", http_client=http_client, max_retries=0)
+    with pytest.raises(openai.InternalServerError):
+        ask(client, max_tokens=3, stream=True, stream_options={"include_usage": True}, extra_body={"top_k": 4})
+    params = parse_chat_request(sent[0]).to_sampling_params()
+    assert (params.max_tokens, params.top_k) == (3, 4)
+
+
+def make_logprobs() -> ChoiceLogprobs:
+    top = [TopLogprob.of_bytes(b"a", -0.5), TopLogprob.of_bytes(b"\xe2", -math.inf)]
+    first = ContentLogprob(token="a", logprob=-0.5, byte_values=[97], top_logprobs=top)
+    return ChoiceLogprobs(content=[first])
+
+
+def test_the_official_client_reads_an_answer() -> None:
+    choice = ChatChoice(
+        index=0, message=ChatMessage(content="a"), finish_reason="stop", logprobs=make_logprobs(), stop_reason="x"
+    )
+    usage = Usage.count(num_prompt_tokens=20, num_completion_tokens=1, num_image_tokens=16, num_cached_tokens=5)
+    body = ChatCompletion(id="chatcmpl-1", created=1, model="demo", choices=[choice], usage=usage)
+    answer = ask(answer_with(body))
+    assert answer.object == "chat.completion"
+    assert answer.choices[0].message.content == "a"
+    assert answer.choices[0].message.refusal is None
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.total_tokens == 21
+    assert answer.usage.prompt_tokens_details.cached_tokens == 5
+    assert answer.usage.prompt_tokens_details.image_tokens == 16
+    (logprob,) = answer.choices[0].logprobs.content
+    assert (logprob.token, logprob.bytes) == ("a", [97])
+    assert [(top.token, top.logprob, top.bytes) for top in logprob.top_logprobs] == [
+        ("a", -0.5, [97]),
+        ("\ufffd", -9999.0, [0xE2]),
+    ]
+
+
+def test_the_official_client_reads_a_stream() -> None:
+    def chunk(*choices: ChatChunkChoice, usage: Usage | None = None) -> bytes:
+        body = ChatCompletionChunk(id="chatcmpl-1", created=1, model="demo", choices=list(choices), usage=usage)
+        return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+    stream = (
+        chunk(ChatChunkChoice(index=0, delta=ChatDelta(role="assistant", content="")))
+        + chunk(ChatChunkChoice(index=0, delta=ChatDelta(content="a"), logprobs=make_logprobs()))
+        + chunk(ChatChunkChoice(index=0, delta=ChatDelta(), finish_reason="length"))
+        + chunk(usage=Usage.count(3, 1, 0, 0))
+        + b"data: [DONE]\n\n"
+    )
+    chunks = list(ask(answer_with(stream, kind="text/event-stream"), stream=True))
+    assert [choice.delta.content for chunk in chunks for choice in chunk.choices] == ["", "a", None]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[2].choices[0].finish_reason == "length"
+    assert [chunk.usage and chunk.usage.total_tokens for chunk in chunks] == [None, None, None, 4]
+
+
+def test_the_official_client_reads_models_and_errors() -> None:
+    models = ModelList(data=[ModelCard(id="demo", created=1, max_model_len=2048)])
+    (card,) = answer_with(models).models.list().data
+    assert (card.id, card.object, card.owned_by) == ("demo", "model", "keepsight")
+    detail = ErrorDetail(message="n: must be 1", type="invalid_request_error", param="n", code="invalid_argument")
+    with pytest.raises(openai.BadRequestError, match="n: must be 1") as caught:
+        ask(answer_with(ErrorResponse(error=detail), status=400))
+    assert (caught.value.param, caught.value.code) == ("n", "invalid_argument")

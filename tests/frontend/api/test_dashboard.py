@@ -1,0 +1,319 @@
+"""The page at `/dashboard` in a real Chromium: its files are a real server's, its numbers mostly made up."""
+
+import copy
+import io
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from PIL import Image
+from playwright.sync_api import Browser, Locator, Page, Route, expect
+
+from tests.drawn import ask, by_url, draw
+from tests.frontend.api.test_page import PATIENCE_MS, browser, gather_complaints, url
+from tests.names import name_of
+
+__all__ = ["browser", "url"]  # fixtures
+PHONE = 390
+MIB = 2**20
+
+
+def tier(cache: str, tier: str, held: int, budget: int, queries: int, hits: int, **others: Any) -> dict[str, Any]:
+    told = {"cache": cache, "tier": tier, "bytes": held, "budget_bytes": budget, "queries": queries, "hits": hits}
+    return told | {"entries": 3, "evictions": 0, "saved_seconds": 0.5, "reason": None} | others
+
+
+def request(name: str, media: list[dict[str, Any]], *stages: tuple[str, float, float]) -> dict[str, Any]:
+    return {
+        "id": name,
+        "began_at": 1_790_000_000.0,
+        "status": "stop",
+        "ms": 99.0,
+        "prompt_tokens": 300,
+        "cached_tokens": 288,
+        "completion_tokens": 7,
+        "num_media": len(media),
+        "media": media,
+        "stages": [{"stage": stage, "begin_ms": began, "ms": ms} for stage, began, ms in stages],
+    }
+
+
+def found(answered_by: str, *skipped: str, tier: str | None = None) -> dict[str, Any]:
+    return {"media_hash": name_of(1), "tokens": 256, "answered_by": answered_by, "tier": tier, "skipped": list(skipped)}
+
+
+COLD = request(
+    "cold", [found("nobody")], ("decode", 1, 8), ("encode", 10, 40), ("prefill", 50, 30), ("generate", 80, 9)
+)
+WARM = request("warm", [found("encoder", "decode", "encode", tier="disk")], ("load", 1, 2), ("prefill", 5, 5))
+STATE = {
+    "caches": [
+        tier("processor", "host", MIB, 4 * MIB, 4, 3),
+        tier("encoder", "device", 2 * MIB, 4 * MIB, 10, 4),
+        tier("encoder", "disk", MIB, 8 * MIB, 6, 3),
+        tier("encoder", "remote", 0, 0, 2, 0, reason="it does not answer"),
+        tier("prefix", "device", MIB, 16 * MIB, 1000, 750),
+    ],
+    "media": {"fetched": 0, "decoded": 1, "preprocessed": 1, "transferred": 1, "encoded": 1},
+    "requests": [WARM, COLD],
+}
+
+
+class Server:
+    """What the page is told, and what it asked."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = copy.deepcopy(STATE)
+        self.pins: set[str] | None = {name_of(2)}
+        self.order = (1, 2)
+        self.key: str | None = None
+        self.asked: list[str] = []
+
+    def answer(self, route: Route) -> None:
+        asked, path = route.request, route.request.url.partition("/debug/")[2].partition("?")[0]
+        self.asked.append(f"{asked.method} {path or asked.url.rpartition('/')[2]}")
+        if self.key is not None and asked.headers.get("authorization") != f"Bearer {self.key}":
+            route.fulfill(status=401, json={"error": {"message": "a key is needed"}})
+        elif path == "state":
+            route.fulfill(json=self.state)
+        elif path.startswith("pictures"):
+            self._answer_of_pictures(route, asked.method, path)
+        else:
+            route.fulfill(json={})
+
+    def _answer_of_pictures(self, route: Route, method: str, path: str) -> None:
+        if self.pins is None:
+            route.fulfill(status=404, json={"error": {"message": "Not Found"}})
+        elif path == "pictures":
+            names = map(name_of, self.order)
+            held = [{"media_hash": each, "num_bytes": MIB, "is_pinned": each in self.pins} for each in names]
+            route.fulfill(json={"data": held})
+        elif path.endswith("/pin"):
+            (self.pins.add if method == "POST" else self.pins.discard)(path.split("/")[1])
+            route.fulfill(json={"is_pinned": method == "POST"})
+        else:
+            content = io.BytesIO()
+            Image.new("RGB", (40, 30), "teal").save(content, "JPEG")
+            route.fulfill(body=content.getvalue(), content_type="image/jpeg")
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def page(browser: Browser, url: str, server: Server) -> Iterator[Page]:
+    """On a phone, not yet gone to.  It must not complain, nor ask any other host for anything."""
+    with browser.new_context(viewport={"width": PHONE, "height": 800}) as context:
+        context.set_default_timeout(PATIENCE_MS)
+        page = context.new_page()
+        complaints = gather_complaints(page, url)
+        for paths in ("**/debug/**", "**/reset_*"):
+            page.route(paths, server.answer)
+        yield page
+        of_page = [each for each in complaints if not each.startswith(("Failed to load resource", "blob:"))]
+        assert of_page == []
+
+
+@pytest.fixture
+def shown(page: Page, url: str) -> Page:
+    page.goto(url + "dashboard")
+    expect(page.get_by_role("heading", name="Recent requests")).to_be_visible()
+    return page
+
+
+def look_again(page: Page) -> None:
+    """Now, as when a reader comes back, rather than within a second."""
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+
+
+def cache(page: Page, name: str) -> Locator:
+    return page.get_by_role("article", name=name)
+
+
+def lines(page: Page) -> Locator:
+    return page.locator("#requests > li")
+
+
+def stage(line: Locator, name: str) -> Locator:
+    return line.locator(".opened li").filter(has_text=name)
+
+
+def test_each_cache_tells_how_full_it_is_how_often_it_is_right_and_what_that_saved(shown: Page) -> None:
+    encoder = cache(shown, "Encoder cache")
+    expect(encoder).to_contain_text("2 MiB of 4 MiB")
+    # What one tier lacks the next is asked for: of 10 items 7 were found.
+    expect(encoder.locator(".hits")).to_have_text("70 %")
+    expect(encoder.locator(".saved")).to_have_text("1.5 s")
+    expect(encoder).to_contain_text("Set aside: it does not answer")
+    expect(encoder.get_by_role("meter", name="Device, full")).to_have_attribute("aria-valuenow", "50")
+    expect(encoder).not_to_contain_text("Host memory")
+    expect(cache(shown, "Prefix cache").locator(".hits")).to_have_text("75 %")
+
+
+def test_it_fills_while_it_is_looked_at_and_is_not_drawn_anew(shown: Page, server: Server) -> None:
+    shown.evaluate("document.querySelector('article').mark = 'the same'")
+    server.state["caches"][0]["bytes"] = 3 * MIB
+    expect(cache(shown, "Processor cache")).to_contain_text("3 MiB of 4 MiB")
+    expect(cache(shown, "Processor cache").get_by_role("meter")).to_have_attribute("aria-valuenow", "75")
+    assert shown.evaluate("document.querySelector('article').mark") == "the same"
+
+
+def test_nobody_is_asked_while_nobody_looks(shown: Page, server: Server) -> None:
+    shown.evaluate("""() => {
+        Object.defineProperty(document, "hidden", { value: true, configurable: true });
+        document.dispatchEvent(new Event("visibilitychange"));
+    }""")
+    shown.wait_for_timeout(300)  # for what is on its way
+    before = len(server.asked)
+    shown.wait_for_timeout(1300)
+    assert len(server.asked) == before
+    with shown.expect_request("**/debug/state*"):
+        shown.evaluate("""() => {
+            Object.defineProperty(document, "hidden", { value: false, configurable: true });
+            document.dispatchEvent(new Event("visibilitychange"));
+        }""")
+
+
+def test_a_request_opens_to_its_stages_and_what_was_skipped_is_drawn_as_skipped(shown: Page) -> None:
+    warm, cold = lines(shown).nth(0), lines(shown).nth(1)
+    expect(warm).to_contain_text("1 picture: encoder cache (disk)")
+    expect(cold).to_contain_text("1 picture: made anew")
+    warm.locator("summary").click()
+    expect(stage(warm, "encode")).to_have_class("skipped")
+    expect(stage(warm, "encode")).to_contain_text("skipped")
+    expect(stage(warm, "encode").locator("i")).to_have_count(0)
+    expect(stage(warm, "load")).to_contain_text("2 ms")
+    expect(stage(warm, "transfer")).to_have_count(0)
+    cold.locator("summary").click()
+    expect(stage(cold, "encode")).to_contain_text("40 ms")
+    expect(stage(cold, "encode").locator("i")).to_be_visible()
+
+
+def test_requests_of_one_name_are_each_there_and_what_is_open_stays_open(shown: Page, server: Server) -> None:
+    lines(shown).nth(1).locator("summary").click()
+    server.state["requests"] = [COLD, COLD, *server.state["requests"]]
+    look_again(shown)
+    expect(lines(shown)).to_have_count(4)
+    expect(lines(shown).nth(3).locator("details")).to_have_attribute("open", "")
+    server.state["requests"] = server.state["requests"][1:]
+    look_again(shown)
+    expect(lines(shown)).to_have_count(3)
+
+
+def test_of_very_many_pictures_the_number_is_told_though_not_what_became_of_each(shown: Page, server: Server) -> None:
+    server.state["requests"] = [COLD | {"num_media": 40}]
+    look_again(shown)
+    expect(lines(shown)).to_have_count(1)
+    expect(lines(shown)).to_contain_text("40 pictures: 1 made anew, 39 not told")
+
+
+def test_what_a_caller_names_a_request_is_text_and_no_html(shown: Page, server: Server) -> None:
+    server.state["requests"] = [COLD | {"id": "<img src=x onerror=alert(1)>"}]
+    look_again(shown)
+    expect(lines(shown)).to_have_count(1)
+    lines(shown).locator("summary").click()
+    expect(lines(shown)).to_contain_text("<img src=x onerror=alert(1)>")
+
+
+def test_a_picture_is_pinned_and_a_cache_cleared_by_the_keyboard_alone(shown: Page, server: Server) -> None:
+    expect(shown.get_by_role("img", name="Picture")).to_have_count(2)
+    reached = []
+    for _ in range(6):
+        shown.keyboard.press("Tab")
+        reached.append(shown.evaluate("document.activeElement.ariaLabel ?? document.activeElement.textContent"))
+    first, second = (f"Pin picture {name_of(number)[:8]}" for number in (1, 2))
+    clear = [f"Clear the {each} cache" for each in ("processor", "encoder", "prefix")]
+    assert reached == ["Chat", *clear, first, second]
+    server.order = (2, 1)  # a pin is a use
+    shown.keyboard.press("Enter")
+    expect(shown.get_by_role("status")).to_have_text("Not pinned any more.")
+    expect(shown.get_by_role("button", name=second)).to_have_attribute("aria-pressed", "false")
+    expect(shown.get_by_role("button", name=second)).to_be_focused()
+    shown.keyboard.press("Space")
+    expect(shown.get_by_role("button", name=second)).to_have_attribute("aria-pressed", "true")
+    for _ in range(3):
+        shown.keyboard.press("Shift+Tab")
+    shown.keyboard.press("Enter")
+    expect(shown.get_by_role("status")).to_have_text("The encoder cache was cleared.")
+    assert "POST reset_encoder_cache" in server.asked
+    assert shown.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+
+def test_without_thumbnails_there_is_no_place_for_them(page: Page, url: str, server: Server) -> None:
+    server.pins = None
+    page.goto(url + "dashboard")
+    expect(lines(page)).to_have_count(2)
+    expect(page.get_by_role("heading", name="Pictures in the processor cache")).to_be_hidden()
+    with page.expect_response("**/debug/state*"):
+        look_again(page)
+    assert server.asked.count("GET pictures") == 1
+
+
+def test_without_the_administrator_s_key_nothing_is_shown_and_it_is_asked_for(
+    page: Page, url: str, server: Server
+) -> None:
+    server.key = "open sesame"
+    page.goto(url + "dashboard")
+    expect(page.get_by_role("alert")).to_have_text("a key is needed")
+    expect(page.get_by_role("heading", name="Recent requests")).to_be_hidden()
+    expect(page.get_by_label("Admin key")).to_be_focused()
+    page.keyboard.type("open sesame")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Recent requests")).to_be_visible()
+    expect(page.get_by_role("alert")).to_be_hidden()
+    page.reload()
+    expect(lines(page)).to_have_count(2)
+
+
+def test_a_server_that_is_gone_is_told_of_until_it_is_there_again(shown: Page, server: Server) -> None:
+    shown.route("**/debug/state*", lambda route: route.abort())
+    look_again(shown)
+    expect(shown.get_by_role("alert")).to_have_text("The server cannot be reached.")
+    shown.unroute("**/debug/state*")
+    shown.route("**/debug/state*", server.answer)
+    look_again(shown)
+    expect(shown.get_by_role("alert")).to_be_hidden()
+
+
+def test_it_fits_a_phone(shown: Page, server: Server) -> None:
+    server.state["requests"][0] |= {"id": "long" * 60, "media": [found("nobody"), found("prefix"), found("processor")]}
+    look_again(shown)
+    for line in (0, 1):
+        lines(shown).nth(line).locator("summary").click()
+    expect(lines(shown).nth(0)).to_contain_text("longlong")
+    assert shown.evaluate("document.documentElement.scrollWidth") <= PHONE
+
+
+def test_it_is_dark_where_the_reader_likes_it_dark(shown: Page) -> None:
+    colours = []
+    for scheme in ("light", "dark"):
+        shown.emulate_media(color_scheme=scheme)
+        colours.append(shown.evaluate("getComputedStyle(document.querySelector('article')).backgroundColor"))
+    assert colours == ["rgb(255, 255, 255)", "rgb(33, 31, 29)"]
+
+
+def test_a_real_server_fills_and_the_second_request_about_a_picture_is_spared_most_stages(
+    browser: Browser, url: str
+) -> None:
+    drawn = draw(4711)
+    # Nobody has shown it to this server, even if it is not the first that this test asks.
+    drawn.picture.paste(Image.frombytes("RGB", (4, 4), os.urandom(48)))
+    with browser.new_context(viewport={"width": PHONE, "height": 800}) as context:
+        page = context.new_page()
+        page.goto(url + "dashboard")
+        held = cache(page, "Encoder cache").locator("small").first
+        expect(held).to_be_visible()
+        before = held.text_content()
+        for found_in, kind in (("made anew", ""), ("encoder cache", "skipped")):
+            messages = ask(by_url(drawn.picture), drawn.questions[0].text)
+            answer = page.request.post(url + "v1/chat/completions", data={"messages": messages, "max_tokens": 2})
+            page.request.post(url + "reset_prefix_cache")
+            newest = page.locator(f"#requests > li[data-name^='{answer.headers['x-request-id']} ']")
+            expect(newest).to_contain_text(f"1 picture: {found_in}")
+            newest.locator("summary").click()
+            for name in ("decode", "resize", "encode"):
+                expect(stage(newest, name)).to_have_class(kind)
+        expect(held).not_to_have_text(before or "")

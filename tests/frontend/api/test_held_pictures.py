@@ -1,0 +1,109 @@
+"""What an administrator sees of the processor cache, with the app in process."""
+
+import asyncio
+import io
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from keepsight.api_settings import ApiSettings
+from keepsight.frontend.api.app import create_app
+from keepsight.frontend.api.held_pictures import MAX_LISTED, SIDE
+from keepsight.frontend.pixels.pixel_cache import LocalCache
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.pixels import carry_embeddings
+from tests.frontend.api.test_app import MODEL, FakeEngine, error_of, preparer
+from tests.names import name_of
+
+__all__ = ["preparer"]  # a fixture
+WIDE = np.full((300, 400, 3), (10, 200, 30), np.uint8)
+
+
+@pytest.fixture
+def cache() -> LocalCache:
+    return LocalCache(4 * WIDE.nbytes)
+
+
+class Admin:
+    def __init__(self, preparer: RequestPreparer, cache: LocalCache) -> None:
+        self._preparer, self._cache = preparer, cache
+        self.settings = ApiSettings(dashboard_thumbnails=True)
+
+    def send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        async def ask() -> httpx.Response:
+            app = create_app(self._preparer, FakeEngine(self._preparer), MODEL, self.settings, None, self._cache)
+            transport = httpx.ASGITransport(app, client=("127.0.0.1", 5000))
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                return await client.request(method, f"/debug/pictures{path}", **options)
+
+        return asyncio.run(ask())
+
+    def listed(self) -> list[tuple[str, bool]]:
+        return [(each["media_hash"], each["is_pinned"]) for each in self.send("GET", "").json()["data"]]
+
+
+@pytest.fixture
+def admin(preparer: RequestPreparer, cache: LocalCache) -> Admin:
+    return Admin(preparer, cache)
+
+
+def test_what_is_held_is_listed_the_last_used_first_and_looking_is_no_use(admin: Admin, cache: LocalCache) -> None:
+    assert admin.listed() == []
+    for number in (1, 2, 3):
+        cache.put(name_of(number), WIDE)
+    cache.get_and_update(name_of(1))
+    for _ in range(2):
+        assert [each for each, _ in admin.listed()] == [name_of(1), name_of(3), name_of(2)]
+        assert admin.send("GET", f"/{name_of(2)}").status_code == 200
+
+
+def test_a_long_list_is_cut(preparer: RequestPreparer) -> None:
+    cache = LocalCache(1 << 20)
+    for number in range(MAX_LISTED + 5):
+        cache.put(name_of(number), np.zeros((8, 8, 3), np.uint8))
+    assert len(Admin(preparer, cache).listed()) == MAX_LISTED
+
+
+def test_a_picture_is_shown_small(admin: Admin, cache: LocalCache) -> None:
+    cache.put(name_of(1), WIDE)
+    response = admin.send("GET", f"/{name_of(1)}")
+    shown = Image.open(io.BytesIO(response.content))
+    assert shown.size == (SIDE, SIDE * 3 // 4)
+    assert np.abs(np.asarray(shown).astype(int) - (10, 200, 30)).max() < 5
+    assert response.headers["cache-control"] == "no-store"
+    assert error_of(admin.send("GET", f"/{name_of(2)}"))[0] == 404
+
+
+def test_embeddings_are_no_picture_to_be_shown(admin: Admin, cache: LocalCache) -> None:
+    cache.put(name_of(1), carry_embeddings(np.zeros((4, 6), np.float32)))
+    assert [each for each, _ in admin.listed()] == [name_of(1)]
+    assert error_of(admin.send("GET", f"/{name_of(1)}"))[0] == 404
+
+
+def test_pins_are_set_and_taken_away(admin: Admin, cache: LocalCache) -> None:
+    for number in (1, 2, 3):
+        cache.put(name_of(number), WIDE)
+    for number in (1, 2):
+        assert admin.send("POST", f"/{name_of(number)}/pin").json() == {"is_pinned": True}
+    # Half of the cache is for what is not pinned, and what is not there cannot be.
+    for number in (3, 4):
+        assert error_of(admin.send("POST", f"/{name_of(number)}/pin"))[0] == 409
+    assert dict(admin.listed()) == {name_of(1): True, name_of(2): True, name_of(3): False}
+    assert admin.send("DELETE", f"/{name_of(1)}/pin").json() == {"is_pinned": False}
+    assert dict(admin.listed())[name_of(1)] is False
+
+
+def test_pictures_are_shown_only_where_that_was_asked_for_and_to_administrators(
+    admin: Admin, cache: LocalCache
+) -> None:
+    cache.put(name_of(1), WIDE)
+    admin.settings = ApiSettings()
+    for path in ("", f"/{name_of(1)}"):
+        assert error_of(admin.send("GET", path))[0] == 404
+    admin.settings = ApiSettings(dashboard_thumbnails=True, api_keys=("one",), admin_api_key="admin")
+    for path in ("", f"/{name_of(1)}"):
+        assert admin.send("GET", path, headers={"Authorization": "Bearer one"}).status_code == 401
+        assert admin.send("GET", path, headers={"Authorization": "Bearer admin"}).status_code == 200

@@ -1,0 +1,509 @@
+"""Uploads through the API, with an engine that says what it is told to and notes what it is asked to keep."""
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from keepsight.api_settings import ApiSettings
+from keepsight.config import Config
+from keepsight.errors import EngineLostError
+from keepsight.frontend.api.app import create_app
+from keepsight.frontend.api.media_handles import MediaHandles, MediaQuota
+from keepsight.frontend.pixels.pixel_cache import PixelCache
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.requests import PromptPin, TokenOutput
+from tests.drawn import ask, draw, to_data_url, to_png
+from tests.frontend.api.test_app import MODEL, FakeEngine, error_of
+
+PICTURE = to_png(draw(1).picture)
+OTHER = to_png(draw(2).picture)
+QUOTA = MediaQuota(4 * len(PICTURE), 4)
+PNG = {"content-type": "image/png"}
+
+
+@dataclass
+class KeepingEngine(FakeEngine, PixelCache):
+    """Holds what it was asked about once, and is the processor cache, with pixels of it."""
+
+    held: set[str] = field(default_factory=set)
+    pins: dict[str, float] = field(default_factory=dict)
+    cache_keys: list[str | None] = field(default_factory=list)
+
+    async def generate(self, prepared: PreparedRequest) -> AsyncGenerator[TokenOutput, None]:
+        self.cache_keys.append(prepared.cache_key)
+        async for token in super().generate(prepared):
+            self.held |= {item.media_hash for item in prepared.engine_request.media}
+            yield token
+
+    def engine_holds(self, media_hash: str) -> bool:
+        return media_hash in self.held
+
+    def is_held(self, media_hash: str) -> bool:
+        return media_hash in self.held
+
+    def pin(self, media_hash: str, seconds: float) -> bool:
+        if media_hash in self.held:
+            self.pins[media_hash] = seconds
+        return media_hash in self.held
+
+    def unpin(self, media_hash: str) -> None:
+        self.pins.pop(media_hash, None)
+
+
+@dataclass
+class Server:
+    """`key`: of the caller."""
+
+    preparer: RequestPreparer
+    engine: KeepingEngine
+    handles: MediaHandles
+    settings: ApiSettings
+
+    def send(self, method: str, path: str, key: str | None = None, **options: Any) -> httpx.Response:
+        if key is not None:
+            options["headers"] = {**options.get("headers", {}), "authorization": f"Bearer {key}"}
+        return asyncio.run(self._send(method, path, options))
+
+    async def _send(self, method: str, path: str, options: dict[str, Any]) -> httpx.Response:
+        app = create_app(self.preparer, self.engine, MODEL, self.settings, self.handles, self.engine)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.request(method, path, **options)
+
+    def upload(self, content: bytes = PICTURE, key: str | None = None, **query: Any) -> dict[str, Any]:
+        response = self.send("POST", "/v1/media", key, content=content, headers=PNG, params=query)
+        assert response.status_code == 200, response.text
+        uploaded: dict[str, Any] = response.json()
+        return uploaded
+
+    def get(self, path: str, key: str | None = None, **query: Any) -> dict[str, Any]:
+        response = self.send("GET", path, key, params=query)
+        assert response.status_code == 200, response.text
+        got: dict[str, Any] = response.json()
+        return got
+
+    def chat(self, *parts: Any, key: str | None = None, **fields: Any) -> httpx.Response:
+        body = {"model": MODEL, "messages": ask(*parts), **fields}
+        return self.send("POST", "/v1/chat/completions", key, json=body)
+
+
+def by_handle(media_id: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": f"media://{media_id}"}}
+
+
+@pytest.fixture(scope="module")
+def preparer() -> RequestPreparer:
+    return RequestPreparer.from_config(Config(max_request_media_bytes=3 * len(PICTURE)))
+
+
+@pytest.fixture
+def server(preparer: RequestPreparer, tmp_path: Path) -> Iterator[Server]:
+    handles = MediaHandles(tmp_path, QUOTA)
+    yield Server(preparer, KeepingEngine(preparer), handles, ApiSettings())
+    handles.check_invariants()
+    handles.close()
+
+
+@pytest.fixture
+def shared(server: Server) -> Server:
+    """By two keys."""
+    server.settings = ApiSettings(api_keys=("ours", "theirs"))
+    return server
+
+
+def test_what_was_uploaded_is_told_and_found_again(server: Server) -> None:
+    uploaded = server.upload(ttl_seconds=60)
+    expected = {
+        "object": "media",
+        "bytes": len(PICTURE),
+        "width": 224,
+        "height": 224,
+        "sha256": hashlib.sha256(PICTURE).hexdigest(),
+        "pinned_until": None,
+        "uses": 0,
+        "saved": {"upload_bytes": 0, "preprocessings": 0},
+        "tiers": {"bytes": True, "processor_cache": False, "engine": False},
+    }
+    assert {name: uploaded[name] for name in expected} == expected
+    assert 59 <= uploaded["expires_at"] - uploaded["created"] <= 61
+    assert server.get(f"/v1/media/{uploaded['id']}") == uploaded
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"content": PICTURE, "headers": PNG},
+        {"content": PICTURE, "headers": {"content-type": "application/octet-stream"}},
+        {"files": {"file": ("a b.png", PICTURE, "image/png")}, "data": {"ttl_seconds": "60", "warm": "false"}},
+        {"json": {"url": to_data_url(PICTURE), "ttl_seconds": 60}},
+        {"json": {"data": to_data_url(PICTURE)}},
+        {"json": {"data": base64.b64encode(PICTURE).decode(), "url": None}},
+    ],
+    ids=["raw", "octets", "form", "url", "data url", "base64"],
+)
+def test_each_way_to_send_a_picture_keeps_the_same_bytes(server: Server, sent: dict[str, Any]) -> None:
+    response = server.send("POST", "/v1/media", **sent)
+    assert response.status_code == 200, response.text
+    assert server.handles.read("", response.json()["id"]) == PICTURE
+
+
+def test_a_handle_means_what_its_picture_would_have_meant(server: Server) -> None:
+    media_id = server.upload()["id"]
+    parts: list[Any] = [
+        {"type": "image_url", "image_url": {"url": to_data_url(PICTURE)}},
+        by_handle(media_id),
+        {"type": "image_url", "image_url": f"media://{media_id}"},
+        {"type": "image", "media_id": media_id},
+        {"type": "image", "url": f"media://{media_id}"},
+    ]
+    for part in parts:
+        assert server.chat(part, "What is it?").status_code == 200
+    sent, *named = [(each.token_ids, each.media) for each in server.engine.requests]
+    assert named == [sent] * 4
+
+
+def test_uses_are_counted_and_those_that_needed_no_pixels(server: Server) -> None:
+    media_id = server.upload()["id"]
+    for _ in range(3):
+        server.chat(by_handle(media_id), "What is it?")
+    told = server.get(f"/v1/media/{media_id}")
+    assert told["uses"] == 3
+    assert told["saved"] == {"upload_bytes": 3 * len(PICTURE), "preprocessings": 2}
+    assert told["tiers"] == {"bytes": True, "processor_cache": True, "engine": True}
+
+
+def test_a_warm_upload_has_been_made_before_anybody_asks_about_it(server: Server) -> None:
+    uploaded = server.upload(warm=True)
+    assert uploaded["tiers"]["engine"]
+    [request] = server.engine.requests
+    assert request.sampling_params.max_tokens == 1
+    assert request.priority > 0
+    server.chat(by_handle(uploaded["id"]), "What is it?")
+    assert server.engine.requests[1].media[0].media_hash == request.media[0].media_hash
+    assert server.get(f"/v1/media/{uploaded['id']}")["saved"]["preprocessings"] == 1
+
+
+@pytest.mark.parametrize(("content", "failure"), [(PICTURE[:-300], None), (PICTURE, EngineLostError("gone"))])
+def test_what_cannot_be_made_warm_is_not_kept(server: Server, content: bytes, failure: Exception | None) -> None:
+    if failure is not None:
+        server.engine.failure, server.engine.fails_after = failure, 0
+    response = server.send("POST", "/v1/media?warm=true", content=content, headers=PNG)
+    expected = (503, None, "engine_lost") if failure else (400, "body", "picture_unreadable")
+    assert error_of(response) == expected
+    assert server.get("/v1/media")["data"] == []
+
+
+def test_who_leaves_while_an_upload_is_made_warm_has_nothing_made_or_kept(server: Server) -> None:
+    server.engine.is_ready = asyncio.Event()  # which never comes
+
+    async def call_and_leave() -> None:
+        messages: list[Any] = [{"type": "http.request", "body": PICTURE, "more_body": False}]
+
+        async def receive() -> Any:
+            while not messages and not server.engine.requests:
+                await asyncio.sleep(0.01)
+            return messages.pop() if messages else {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            pass
+
+        app = create_app(server.preparer, server.engine, MODEL, handles=server.handles, pixel_cache=server.engine)
+        scope = {"type": "http", "method": "POST", "path": "/v1/media", "query_string": b"warm=true"}
+        headers = [(b"content-type", b"image/png")]
+        await asyncio.wait_for(app({**scope, "headers": headers}, receive, send), timeout=10)
+        await asyncio.sleep(0.05)
+        assert server.engine.num_abandoned == 1  # here, for the end of the loop would cancel whatever still runs
+
+    asyncio.run(call_and_leave())
+    assert not server.get("/v1/media")["data"]
+
+
+def test_a_pin_keeps_the_bytes_and_pixels_where_there_are_some(server: Server) -> None:
+    media_id = server.upload(ttl_seconds=60)["id"]
+    pin = f"/v1/media/{media_id}/pin"
+    told = server.send("POST", pin, json={"ttl_seconds": 600}).json()
+    assert told["pinned"] == {"bytes": True, "pixels": False}
+    assert told["pinned_until"] == told["expires_at"] >= told["created"] + 600
+    told = server.send("POST", pin, json={"ttl_seconds": 500, "warm": True}).json()
+    assert told["pinned"] == {"bytes": True, "pixels": True}
+    assert list(server.engine.pins.values()) == [500]
+    assert server.send("DELETE", f"/v1/media/{media_id}").json() == {"id": media_id, "object": "media", "deleted": True}
+    assert not server.engine.pins
+
+
+def test_a_pin_made_warm_is_the_engine_s_too(server: Server) -> None:
+    media_id = server.upload(warm=True)["id"]
+    server.send("POST", f"/v1/media/{media_id}/pin", json={"ttl_seconds": 500})
+    server.send("POST", f"/v1/media/{media_id}/pin", json={"ttl_seconds": 600, "warm": True})
+    uploaded, pinned = server.engine.requests
+    assert uploaded.pins == ()
+    assert pinned.pins == (PromptPin(len(pinned.token_ids), 600),)
+
+
+def test_deleting_one_of_two_pinned_handles_of_a_picture_leaves_its_pixels_pinned(server: Server) -> None:
+    first, second = (server.upload(warm=True)["id"] for _ in range(2))
+    for media_id in (first, second):
+        server.send("POST", f"/v1/media/{media_id}/pin")
+    server.send("DELETE", f"/v1/media/{first}")
+    assert server.engine.pins
+    server.send("DELETE", f"/v1/media/{second}")
+    assert not server.engine.pins
+
+
+def test_pages_of_a_list_follow_one_another(server: Server) -> None:
+    ids = [server.upload()["id"] for _ in range(3)]
+    page = server.get("/v1/media", limit=2)
+    assert [each["id"] for each in page["data"]] == [ids[2], ids[1]]
+    assert (page["first_id"], page["last_id"], page["has_more"]) == (ids[2], ids[1], True)
+    page = server.get("/v1/media", limit=2, after=page["last_id"])
+    assert [each["id"] for each in page["data"]] == [ids[0]]
+    assert not page["has_more"]
+    page = server.get("/v1/media", order="asc")
+    assert [each["id"] for each in page["data"]] == ids
+
+
+def test_another_key_s_handle_does_not_exist(shared: Server) -> None:
+    media_id = shared.upload(key="ours")["id"]
+    path = f"/v1/media/{media_id}"
+    for method, target in (("GET", path), ("DELETE", path), ("POST", f"{path}/pin")):
+        assert error_of(shared.send(method, target, "theirs")) == (404, "id", "media_not_found")
+    assert shared.get("/v1/media", "theirs")["data"] == []
+    field_name = "messages[0].content[0].image_url.url"
+    assert error_of(shared.chat(by_handle(media_id), key="theirs")) == (404, field_name, "media_not_found")
+    assert shared.chat(by_handle(media_id), key="ours").status_code == 200
+    assert shared.send("GET", path).status_code == 401
+
+
+def test_each_key_has_a_quota_of_its_own(shared: Server) -> None:
+    for _ in range(4):
+        shared.upload(key="ours")
+    refused = shared.send("POST", "/v1/media", "ours", content=OTHER, headers=PNG)
+    assert error_of(refused) == (413, "media", "media_quota_exceeded")
+    shared.upload(key="theirs")
+
+
+def test_isolated_keys_warm_caches_of_their_own(shared: Server) -> None:
+    shared.settings = ApiSettings(api_keys=("ours", "theirs"), cache_isolation="api-key")
+    for key in ("ours", "theirs"):
+        assert shared.upload(key=key, warm=True)["tiers"]["engine"]
+    ours, theirs = (request.media[0].media_hash for request in shared.engine.requests)
+    assert ours != theirs
+
+
+def test_a_salt_says_whose_caches_are_warmed_and_told_of(server: Server) -> None:
+    uploaded = server.upload(warm=True, cache_salt="a")
+    path = f"/v1/media/{uploaded['id']}"
+    assert server.get(path, cache_salt="a")["tiers"]["engine"]
+    assert not server.get(path)["tiers"]["engine"]
+    server.chat(by_handle(uploaded["id"]), cache_salt="a")
+    assert server.engine.requests[1].media[0].media_hash == server.engine.requests[0].media[0].media_hash
+
+
+def test_a_request_s_handles_count_against_what_it_may_bring(server: Server) -> None:
+    media_id = server.upload()["id"]
+    parts = [by_handle(media_id)] * 4
+    assert error_of(server.chat(*parts)) == (413, "messages[0].content[3].image_url.url", "media_too_large")
+
+
+def test_a_breakpoint_keeps_a_handle_for_its_time(server: Server) -> None:
+    media_id = server.upload(ttl_seconds=60, warm=True)["id"]
+    for part in (by_handle(media_id), {"type": "image", "media_id": media_id}):
+        kept = {**part, "prompt_cache_breakpoint": {"mode": "explicit", "ttl": "12h"}}
+        assert server.chat(kept, prompt_cache_key="k", prompt_cache_options={"mode": "implicit"}).status_code == 200
+    told = server.get(f"/v1/media/{media_id}")
+    assert told["pinned_until"] == told["expires_at"] >= told["created"] + 12 * 3600
+    assert list(server.engine.pins.values()) == [12 * 3600]
+
+
+def marked(part: dict[str, Any], **ttl: str) -> dict[str, Any]:
+    return {**part, "prompt_cache_breakpoint": {"mode": "explicit", **ttl}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_breakpoint_keeps_the_pixels_of_all_that_lies_before_it(server: Server, stream: bool) -> None:
+    handle = by_handle(server.upload(ttl_seconds=60)["id"])
+    other, last = ({"type": "image", "url": to_data_url(each)} for each in (OTHER, to_png(draw(3).picture)))
+    parts = (handle, marked({"type": "text", "text": "Hi"}, ttl="12h"), marked(other), last)
+    assert server.chat(*parts, stream=stream).status_code == 200
+    hashes = [item.media_hash for item in server.engine.requests[-1].media]
+    assert server.engine.pins == {hashes[0]: 12 * 3600, hashes[1]: 1800}
+    assert server.get("/v1/media")["data"][0]["pinned_until"] is not None
+
+
+def test_a_breakpoint_pins_the_prompt_before_it_in_the_engine(server: Server) -> None:
+    picture = {"type": "image", "url": to_data_url(PICTURE)}
+    server.chat(picture, marked({"type": "text", "text": "Look."}), {"type": "text", "text": "What is it?"})
+    [request] = server.engine.requests
+    [pin] = request.pins
+    assert request.media[0].span.end < pin.num_tokens < len(request.token_ids)
+    assert pin.seconds == 1800
+
+
+def test_pictures_are_pinned_within_a_quota_and_answered_beyond_it(server: Server) -> None:
+    for number in range(QUOTA.max_count + 2):
+        part = {"type": "image", "url": to_data_url(to_png(draw(10 + number).picture))}
+        assert server.chat(marked(part)).status_code == 200
+    assert len(server.engine.pins) == QUOTA.max_count
+
+
+def test_what_is_marked_stays_pinned_when_its_handle_goes(server: Server) -> None:
+    media_id = server.upload(warm=True)["id"]
+    server.send("POST", f"/v1/media/{media_id}/pin", json={})
+    server.chat(marked({"type": "image", "url": to_data_url(PICTURE)}))
+    assert server.send("DELETE", f"/v1/media/{media_id}").status_code == 200
+    assert len(server.engine.pins) == 1
+
+
+def test_all_prompts_of_a_request_have_its_cache_key(server: Server) -> None:
+    server.chat("Hi", prompt_cache_key="k")
+    server.send("POST", "/v1/completions", json={"prompt": ["a", "b"], "max_tokens": 1, "prompt_cache_key": "k"})
+    assert server.engine.cache_keys == ["k"] * 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "code"),
+    [
+        ({"mode": "explicit", "ttl": "1h"}, ".ttl", "invalid_argument"),
+        ({"mode": "explicit", "ttl": []}, ".ttl", "invalid_argument"),
+        ({"ttl": "30m"}, ".mode", "invalid_argument"),
+        ({"mode": "explicit", "scope": 1}, ".scope", "unsupported_field"),
+        (True, "", "invalid_argument"),
+    ],
+)
+def test_a_breakpoint_that_means_nothing_is_refused_by_name(server: Server, asked: Any, name: str, code: str) -> None:
+    parts = ({"type": "text", "text": "Hi"}, {"type": "image", "url": to_data_url(PICTURE)})
+    for part in parts:
+        response = server.chat({**part, "prompt_cache_breakpoint": asked})
+        assert error_of(response) == (400, f"messages[0].content[0].prompt_cache_breakpoint{name}", code)
+        assert server.chat({**part, "prompt_cache_breakpoint": {"mode": "explicit"}}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("field_name", "taken", "refused"),
+    [
+        ("prompt_cache_retention", "in_memory", "24h"),
+        ("prompt_cache_options", {"mode": "implicit"}, {"mode": "explicit"}),
+        ("prompt_cache_options", {}, {"ttl": "30m"}),
+    ],
+)
+def test_how_a_prompt_is_cached_can_be_said_as_far_as_it_is_so(
+    server: Server, field_name: str, taken: Any, refused: Any
+) -> None:
+    assert server.chat("Hi", **{field_name: taken}).status_code == 200
+    assert error_of(server.chat("Hi", **{field_name: refused})) == (400, field_name, "unsupported_field")
+
+
+def test_tokenize_reads_handles_too(server: Server) -> None:
+    media_id = server.upload()["id"]
+    body = {"model": MODEL, "messages": ask(by_handle(media_id))}
+    response = server.send("POST", "/tokenize", json=body)
+    assert response.status_code == 200, response.text
+    assert response.json()["image_tokens"] > 0
+    assert server.get(f"/v1/media/{media_id}")["uses"] == 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ({"content": b"", "headers": PNG}, (400, "body", "picture_unreadable")),
+        ({"content": b"no picture", "headers": PNG}, (400, "body", "picture_unreadable")),
+        ({"content": PICTURE}, (415, "Content-Type", "unsupported_body")),
+        ({"content": PICTURE, "headers": {"content-type": "text/html"}}, (415, "Content-Type", "unsupported_body")),
+        ({"json": {}}, (400, "url", "invalid_argument")),
+        ({"json": {"url": "http://a", "data": "b"}}, (400, "url", "invalid_argument")),
+        ({"json": {"url": 1}}, (400, "url", "invalid_argument")),
+        ({"json": {"url": "cat.png"}}, (400, "url", "invalid_argument")),
+        ({"json": {"url": "file:///etc/passwd"}}, (400, "url", "media_refused")),
+        ({"json": {"url": "http://127.0.0.1/"}}, (400, "url", "media_refused")),
+        ({"json": {"url": "media://media_0"}}, (400, "url", "unsupported_field")),
+        ({"json": {"data": "%%%"}}, (400, "data", "picture_unreadable")),
+        ({"json": []}, (400, "body", "invalid_argument")),
+        ({"json": {"data": "YQ==", "wram": True}}, (400, "wram", "unsupported_field")),
+        ({"json": {"data": "YQ==", "warm": "yes"}}, (400, "warm", "invalid_argument")),
+        ({"json": {"data": "YQ==", "cache_salt": ""}}, (400, "cache_salt", "invalid_argument")),
+        (
+            {"content": PICTURE, "headers": PNG, "params": {"ttl_seconds": "nan"}},
+            (400, "ttl_seconds", "invalid_argument"),
+        ),
+        (
+            {"content": PICTURE, "headers": PNG, "params": {"ttl_seconds": "9e9"}},
+            (400, "ttl_seconds", "invalid_argument"),
+        ),
+        ({"content": PICTURE, "headers": PNG, "params": {"pin": "1"}}, (400, "pin", "unsupported_field")),
+        ({"data": {"a": "b"}, "files": {"picture": PICTURE}}, (400, "file", "invalid_argument")),
+        ({"files": [("file", PICTURE), ("file", PICTURE)]}, (400, "file", "invalid_argument")),
+        (
+            {"content": b"x", "headers": {"content-type": "multipart/form-data"}},
+            (400, "Content-Type", "invalid_argument"),
+        ),
+        (
+            {"content": b"x", "headers": {"content-type": "multipart/form-data; boundary=b"}},
+            (400, "body", "invalid_argument"),
+        ),
+    ],
+)
+def test_an_upload_that_cannot_be_kept_is_refused_by_name(
+    server: Server, sent: dict[str, Any], expected: tuple[int, str, str]
+) -> None:
+    assert error_of(server.send("POST", "/v1/media", **sent)) == expected
+    assert server.get("/v1/media")["data"] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/v1/media/media_0", (404, "id", "media_not_found")),
+        ("/v1/media?limit=0", (400, "limit", "invalid_argument")),
+        ("/v1/media?limit=101", (400, "limit", "invalid_argument")),
+        (f"/v1/media?limit=000000001{9 * '9'}", (400, "limit", "invalid_argument")),
+        ("/v1/media?limit=x", (400, "limit", "invalid_argument")),
+        ("/v1/media?order=up", (400, "order", "invalid_argument")),
+        ("/v1/media?after=media_0", (404, "after", "media_not_found")),
+        ("/v1/media/%ed%a0%80", (404, "id", "media_not_found")),
+    ],
+)
+def test_a_question_that_cannot_be_answered_is_refused_by_name(
+    server: Server, path: str, expected: tuple[int, str, str]
+) -> None:
+    assert error_of(server.send("GET", path)) == expected
+
+
+def test_a_part_names_a_handle_or_brings_a_picture_not_both(server: Server) -> None:
+    part = {"type": "image", "media_id": "media_0", "url": to_data_url(PICTURE)}
+    assert error_of(server.chat(part)) == (400, "messages[0].content[0].url", "invalid_argument")
+    assert error_of(server.chat({"type": "image", "media_id": 1}))[1] == "messages[0].content[0].media_id"
+
+
+def test_the_description_of_the_api_has_each_of_its_paths(server: Server) -> None:
+    paths = server.get("/openapi.json")["paths"]
+    described = {(path, method) for path in paths if path.startswith("/v1/media") for method in paths[path]}
+    one = "/v1/media/{id}"
+    assert described == {
+        ("/v1/media", "get"),
+        ("/v1/media", "post"),
+        (one, "get"),
+        (one, "delete"),
+        (f"{one}/pin", "post"),
+    }
+
+
+def test_a_server_without_uploads_has_neither_their_paths_nor_their_urls(server: Server) -> None:
+    app = create_app(server.preparer, server.engine, MODEL)
+
+    async def ask_twice() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            body = {"messages": ask(by_handle("media_0"))}
+            return [await client.get("/v1/media"), await client.post("/v1/chat/completions", json=body)]
+
+    listed, answered = asyncio.run(ask_twice())
+    assert listed.status_code == 404
+    assert error_of(answered)[2] == "unsupported_field"

@@ -1,0 +1,307 @@
+"""Handles: whose they are, how long they last, how much there may be of them; whatever several frontends do at once."""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from keepsight.errors import InvalidArgumentError, MediaQuotaError, MediaStoreError, UnknownHandleError
+from keepsight.frontend.api import media_handles
+from keepsight.frontend.api.media_handles import MAX_TTL_SECONDS, MediaHandles, MediaQuota, read_ttl
+from keepsight.media import Geometry
+
+SIZE = Geometry(4, 3)
+STOPS_WHILE_IT_DELETES_AND_ADDS = """
+import sys
+from pathlib import Path
+from keepsight.frontend.api.media_handles import MediaHandles, MediaQuota
+
+handles = MediaHandles(Path(sys.argv[1]), MediaQuota(1 << 24, 9))
+with handles._writing():
+    handles._database.execute("DELETE FROM media")
+    handles._database.execute(
+        "INSERT INTO media (id, tenant, sha256, num_bytes, width, height, created, expires) "
+        "VALUES ('', 'a', '', 8388608, 1, 1, 0, 9e9)"
+    )
+    handles._database.execute("INSERT INTO contents VALUES ('', zeroblob(8388608))")
+    handles._database.execute("UPDATE media SET width = 2")
+    print("written", flush=True)
+    sys.stdin.read()
+"""
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def handles(tmp_path: Path, clock: Clock) -> Iterator[MediaHandles]:
+    handles = MediaHandles(tmp_path, MediaQuota(100, 5), clock)
+    yield handles
+    handles.check_invariants()
+    handles.close()
+
+
+def test_no_folder_for_temporary_files_is_needed(handles: MediaHandles) -> None:
+    in_memory = 2  # as SQLite numbers it
+    assert handles._database.execute("PRAGMA temp_store").fetchone() == (in_memory,)
+
+
+def test_a_handle_tells_what_was_kept_and_gives_its_bytes(handles: MediaHandles) -> None:
+    kept = handles.add("a", b"content", SIZE, 60)
+    assert kept == handles.get("a", kept.id)
+    assert (kept.num_bytes, kept.width, kept.height, kept.created, kept.expires) == (7, 4, 3, 1000, 1060)
+    assert kept.sha256 == "ed7002b439e9ac845f22357d822bac1444730fbdb6016d3ec9432297b9ec9f73"
+    assert handles.read("a", kept.id) == b"content"
+
+
+def test_another_tenant_s_handle_is_as_unknown_as_one_that_never_was(handles: MediaHandles) -> None:
+    kept = handles.add("a", b"content", SIZE)
+    never = "media_" + "0" * 32
+    messages = []
+    for media_id in (kept.id, never, "media_", "", "'; --", "\ud800", f"{kept.id}\n"):
+        for call in (handles.get, handles.read, handles.delete):
+            with pytest.raises(UnknownHandleError) as refused:
+                call("b", media_id)
+            messages.append(refused.value.message.replace(media_id, ""))
+        with pytest.raises(UnknownHandleError):
+            handles.pin("b", media_id, 60)
+    assert messages[0] == messages[3]
+    assert handles.get("a", kept.id) == kept
+
+
+def test_a_handle_ends_with_its_time_and_a_pin_prolongs_it(handles: MediaHandles, clock: Clock) -> None:
+    short, long = (handles.add("a", b"content", SIZE, 60) for _ in range(2))
+    assert handles.pin("a", long.id, 100).expires == 1100
+    assert handles.pin("a", long.id, 10).pinned_until == 1100
+    clock.now = 1060
+    assert [each.id for each in handles.page("a", 9)] == [long.id]
+    with pytest.raises(UnknownHandleError):
+        handles.read("a", short.id)
+    clock.now = 1100
+    assert not handles.page("a", 9)
+
+
+def test_a_pin_never_shortens_a_life(handles: MediaHandles) -> None:
+    kept = handles.add("a", b"content", SIZE, 600)
+    pinned = handles.pin("a", kept.id, 60)
+    assert (pinned.pinned_until, pinned.expires) == (1060, 1600)
+
+
+def test_content_is_pinned_while_any_handle_of_it_is(handles: MediaHandles, clock: Clock) -> None:
+    ours, theirs = handles.add("a", b"content", SIZE), handles.add("b", b"content", SIZE)
+    assert not handles.is_pinned(ours.sha256)
+    handles.pin("a", ours.id, 60)
+    handles.pin("b", theirs.id, 90)
+    handles.delete("b", theirs.id)
+    assert handles.is_pinned(ours.sha256)
+    clock.now += 60
+    assert not handles.is_pinned(ours.sha256)
+
+
+def test_what_would_exceed_the_quota_is_refused_and_nothing_goes_for_it(handles: MediaHandles, clock: Clock) -> None:
+    kept = handles.add("a", bytes(60), SIZE, 10)
+    with pytest.raises(MediaQuotaError, match="60 that are kept for you would exceed your 100"):
+        handles.add("a", bytes(41), SIZE)
+    assert handles.page("a", 9) == [kept]
+    handles.add("b", bytes(100), SIZE)
+    for _ in range(4):
+        handles.add("a", b"1", SIZE)
+    with pytest.raises(MediaQuotaError, match="5 handles"):
+        handles.add("a", b"1", SIZE)
+    clock.now += 10
+    handles.add("a", bytes(96), SIZE)
+
+
+def test_pages_follow_one_another_in_both_directions(handles: MediaHandles) -> None:
+    ids = [handles.add("a", b"1", SIZE).id for _ in range(5)]
+    handles.add("b", b"1", SIZE)
+    for is_ascending, expected in ((True, ids), (False, ids[::-1])):
+        seen: list[str] = []
+        while page := handles.page("a", 2, seen[-1] if seen else None, is_ascending=is_ascending):
+            assert len(page) <= 2
+            seen += [each.id for each in page]
+        assert seen == expected
+
+
+def test_uses_are_counted_and_one_of_a_handle_that_has_gone_is_none(handles: MediaHandles) -> None:
+    kept = handles.add("a", b"1", SIZE)
+    for was_spared in (False, True, True):
+        handles.note_use(kept.id, was_spared=was_spared)
+    counted = handles.get("a", kept.id)
+    assert (counted.num_uses, counted.num_spared) == (3, 2)
+    handles.delete("a", kept.id)
+    handles.note_use(kept.id, was_spared=True)
+
+
+def test_the_file_shrinks_when_handles_go(tmp_path: Path) -> None:
+    handles = MediaHandles(tmp_path, MediaQuota(1 << 22, 5))
+    kept = handles.add("a", bytes(1 << 22), SIZE)
+    handles.delete("a", kept.id)
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 1 << 19
+    handles.close()
+
+
+def test_frontends_that_add_at_once_stay_within_the_quota_together(tmp_path: Path) -> None:
+    """Each has a connection of its own, as processes have."""
+    frontends = [MediaHandles(tmp_path, MediaQuota(1000, 30)) for _ in range(4)]
+    refused = []
+
+    def add_some(handles: MediaHandles) -> None:
+        for _ in range(12):
+            try:
+                handles.add("a", b"1", SIZE)
+            except MediaQuotaError as error:
+                refused.append(error)
+
+    threads = [threading.Thread(target=add_some, args=[each]) for each in frontends]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(frontends[0].page("a", 99)) == 30
+    assert len(refused) == 4 * 12 - 30
+    for each in frontends:
+        each.check_invariants()
+        each.close()
+
+
+def test_what_cannot_be_written_as_another_frontend_is_stopped_is_told_so(
+    tmp_path: Path, handles: MediaHandles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(media_handles, "_PATIENCE_SECONDS", 0.01)
+    other = MediaHandles(tmp_path, MediaQuota(100, 5))
+    with handles._writing(), pytest.raises(MediaStoreError, match="locked"):
+        other.add("a", b"1", SIZE)
+    other.add("a", b"1", SIZE)
+    other.close()
+
+
+def test_of_two_marks_the_later_end_counts(handles: MediaHandles, clock: Clock) -> None:
+    assert handles.mark("a", "hash", 60)
+    assert handles.mark("a", "hash", 10)
+    clock.now += 59
+    assert handles.is_marked("hash")
+    clock.now += 1
+    assert not handles.is_marked("hash")
+
+
+def test_what_a_killed_frontend_was_writing_is_undone(tmp_path: Path) -> None:
+    handles = MediaHandles(tmp_path, MediaQuota(1 << 24, 9))
+    kept = handles.add("a", b"content", SIZE)
+    command = [sys.executable, "-c", STOPS_WHILE_IT_DELETES_AND_ADDS, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"written\n"
+        size = sum(file.stat().st_size for file in tmp_path.iterdir())
+        process.kill()
+    assert size > 1 << 22  # some of it was in the file already
+    assert handles.page("a", 9) == [kept]
+    assert handles.read("a", kept.id) == b"content"
+    handles.add("b", bytes(1 << 23), SIZE)
+    handles.check_invariants()
+    handles.close()
+
+
+@pytest.mark.parametrize("value", [0, -1, 5e-324, MAX_TTL_SECONDS + 1, float("nan"), float("inf"), True, "60", [60]])
+def test_a_time_to_live_is_a_number_of_seconds_within_a_week(value: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="ttl_seconds"):
+        read_ttl(value)
+
+
+TENANTS = st.sampled_from(["a", "b"])
+SECONDS = st.integers(1, 50)
+
+
+class Handles(RuleBasedStateMachine):
+    """Against a model: of each handle its tenant, its size and its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock, self.folder = Clock(), Path(tempfile.mkdtemp())
+        self.handles = MediaHandles(self.folder, MediaQuota(20, 4), self.clock)
+        self.held: dict[str, tuple[str, int, float]] = {}
+        self.marks: dict[tuple[str, str], float] = {}
+
+    def alive(self, tenant: str) -> dict[str, int]:
+        return {
+            media_id: size
+            for media_id, (owner, size, end) in self.held.items()
+            if owner == tenant and end > self.clock.now
+        }
+
+    @rule(tenant=TENANTS, size=st.integers(1, 25), ttl=SECONDS)
+    def add(self, tenant: str, size: int, ttl: int) -> None:
+        alive = self.alive(tenant)
+        if sum(alive.values()) + size > 20 or len(alive) == 4:
+            with pytest.raises(MediaQuotaError):
+                self.handles.add(tenant, bytes(size), SIZE, ttl)
+        else:
+            self.held[self.handles.add(tenant, bytes(size), SIZE, ttl).id] = (tenant, size, self.clock.now + ttl)
+
+    @rule(data=st.data(), tenant=TENANTS, ttl=SECONDS)
+    def pin_or_delete(self, data: st.DataObject, tenant: str, ttl: int) -> None:
+        if not self.held:
+            return
+        media_id = data.draw(st.sampled_from(list(self.held)))  # in an order that does not hang on random ids
+        deletes = data.draw(st.booleans())
+        if media_id not in self.alive(tenant):
+            with pytest.raises(UnknownHandleError):
+                self.handles.pin(tenant, media_id, ttl)
+            return
+        owner, size, end = self.held.pop(media_id)
+        if deletes:
+            self.handles.delete(tenant, media_id)
+        else:
+            self.handles.pin(tenant, media_id, ttl)
+            self.held[media_id] = (owner, size, max(end, self.clock.now + ttl))
+
+    @rule(tenant=TENANTS, media_hash=st.sampled_from("uvwxyz"), seconds=SECONDS)
+    def mark(self, tenant: str, media_hash: str, seconds: int) -> None:
+        its = {each for (owner, each), end in self.marks.items() if owner == tenant and end > self.clock.now}
+        is_kept = len(its - {media_hash}) < 4
+        assert self.handles.mark(tenant, media_hash, seconds) == is_kept
+        if is_kept:
+            end = self.marks.get((tenant, media_hash), 0)
+            self.marks[tenant, media_hash] = max(end, self.clock.now + seconds)
+
+    @rule(seconds=SECONDS)
+    def wait(self, seconds: int) -> None:
+        self.clock.now += seconds
+
+    @invariant()
+    def finds_what_the_model_finds(self) -> None:
+        for tenant in ("a", "b"):
+            found = {each.id: each.num_bytes for each in self.handles.page(tenant, 99)}
+            assert found == self.alive(tenant)
+            assert all(self.handles.read(tenant, each) == bytes(size) for each, size in found.items())
+        marked = {media_hash for (_, media_hash), end in self.marks.items() if end > self.clock.now}
+        assert {each for each in "uvwxyz" if self.handles.is_marked(each)} == marked
+
+    def teardown(self) -> None:
+        self.handles.check_invariants()
+        self.handles.close()
+        shutil.rmtree(self.folder)
+
+
+TestHandles = Handles.TestCase
+TestHandles.settings = settings(max_examples=25, stateful_step_count=20)

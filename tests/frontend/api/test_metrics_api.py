@@ -1,0 +1,141 @@
+"""What a frontend tells of its server, and who may hear it; and where an answer tells its account."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from keepsight.api_settings import ApiSettings
+from keepsight.frontend.api.app import SEES_NOTHING, create_app
+from keepsight.observe.account import RequestAccount
+from keepsight.observe.account_ring import AccountRing
+from keepsight.observe.catalogue import DECODED, ENCODER, PROCESSOR
+from keepsight.observe.counters import Counters
+from keepsight.observe.server_view import ServerView
+from keepsight.requests import TierStatus
+from tests.frontend.api.test_app import MODEL, Client, FakeEngine, client, engine, preparer
+
+__all__ = ["client", "engine", "preparer"]  # fixtures
+
+
+@dataclass
+class Watched(Client):
+    view: ServerView = SEES_NOTHING
+
+    async def _send(self, method: str, path: str, options: dict[str, Any]) -> httpx.Response:
+        app = create_app(self.preparer, self.engine, MODEL, self.settings, view=self.view)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(self.address, 5000))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await client.request(method, path, **options)
+
+
+@pytest.fixture
+def watched(engine: FakeEngine, tmp_path: Path) -> Watched:
+    """Two frontends counted and answered; the processor cache is theirs together."""
+    for rank in range(2):
+        counters = Counters.open(tmp_path, f"frontend-{rank}")
+        counters.add(DECODED, 2)
+        counters.add(ENCODER["disk"].hits, 3)
+        ring = AccountRing.open(tmp_path, f"frontend-{rank}")
+        ring.put(RequestAccount(f"request-{rank}", [("hash", 256)], 300).describe())
+    return Watched(engine.preparer, engine, view=ServerView.of_server(tmp_path, lambda: {PROCESSOR.entries: 7}))
+
+
+def test_metrics_are_those_of_all_frontends(watched: Watched) -> None:
+    response = watched.send("GET", "/metrics")
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    lines = response.text.splitlines()
+    assert 'keepsight_media_decoded_total{modality="image"} 4' in lines
+    assert 'keepsight_cache_entries{cache="processor",tier="host",modality="image"} 7' in lines
+
+
+def test_the_state_tells_of_caches_work_and_the_last_requests(watched: Watched) -> None:
+    watched.engine.tiers = {0: (TierStatus("disk", "the disk is full", 1, 2, 3, 4, 5, 6),)}
+    state = watched.send("GET", "/debug/state").json()
+    [disk] = [each for each in state["caches"] if (each["cache"], each["tier"]) == ("encoder", "disk")]
+    assert (disk["hits"], disk["modality"], disk["reason"]) == (6, "image", "the disk is full")
+    assert {each["reason"] for each in state["caches"] if each is not disk} == {None}
+    assert state["media"] == {"fetched": 0, "decoded": 4, "preprocessed": 0, "transferred": 0, "encoded": 0}
+    assert [each["id"] for each in state["requests"]] == ["request-1", "request-0"]
+
+
+def test_a_request_is_found_by_its_id_whichever_frontend_answered_it(watched: Watched) -> None:
+    assert len(watched.send("GET", "/debug/requests").json()["data"]) == 2
+    [found] = watched.send("GET", "/debug/requests/request-0").json()["data"]
+    assert (found["id"], found["prompt_tokens"]) == ("request-0", 300)
+    assert watched.send("GET", "/debug/requests/request-2").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("limit", "status"), [("1", 200), ("0", 400), ("-1", 400), ("1001", 400), ("x", 400), ("0" * 5000 + "1", 400)]
+)
+def test_how_many_requests_are_told_is_a_number_within_limits(watched: Watched, limit: str, status: int) -> None:
+    response = watched.send("GET", f"/debug/requests?limit={limit}")
+    assert response.status_code == status
+    assert status != 200 or len(response.json()["data"]) == 1
+
+
+def test_who_may_hear_what(watched: Watched) -> None:
+    watched.settings = ApiSettings(api_keys=("key",), admin_api_key="admin")
+    statuses = {
+        (path, key): watched.send("GET", path, headers={"authorization": f"Bearer {key}"}).status_code
+        for path in ("/metrics", "/debug/state", "/debug/requests")
+        for key in ("key", "admin", "other")
+    }
+    assert {key: status for (path, key), status in statuses.items() if path == "/metrics"} == {
+        "key": 200,
+        "admin": 200,
+        "other": 401,
+    }
+    for path in ("/debug/state", "/debug/requests"):
+        assert (statuses[path, "key"], statuses[path, "admin"]) == (401, 200)
+
+
+# Answers ------------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_tells_its_account_only_if_it_was_asked_for(client: Client) -> None:
+    assert "keepsight" not in client.chat().json()
+    assert "keepsight" not in client.chat(keepsight={"account": False}).json()
+    response = client.chat(keepsight={"account": True}, headers={"x-request-id": "mine"})
+    [account] = response.json()["keepsight"]["accounts"]
+    assert account["id"] == "mine"
+    assert [each["stage"] for each in account["stages"]] == ["identify"]
+
+
+def test_a_stream_tells_its_account_before_its_last_event(client: Client) -> None:
+    options = {"keepsight": {"account": True}, "stream_options": {"include_usage": True}}
+    *others, told, last = client.stream(**options)
+    assert not any("keepsight" in each for each in others)
+    assert told["choices"] == []
+    assert told["usage"] is None
+    assert len(told["keepsight"]["accounts"]) == 1
+    assert last["usage"]["completion_tokens"] == 6
+    assert "keepsight" in client.stream(keepsight={"account": True})[-1]
+
+
+def test_each_prompt_of_a_completion_has_an_account(client: Client) -> None:
+    body = {"model": MODEL, "prompt": ["a", "b"], "keepsight": {"account": True}}
+    accounts = client.send("POST", "/v1/completions", json=body).json()["keepsight"]["accounts"]
+    assert len(accounts) == 2
+    assert accounts[0]["id"] == accounts[1]["id"]
+
+
+@pytest.mark.parametrize("options", [{"acount": True}, {"account": 1}, []])
+def test_what_else_is_asked_beside_openai_s_fields_is_refused(client: Client, options: object) -> None:
+    response = client.chat(keepsight=options)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith("keepsight")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_time_of_the_server_is_in_a_header(client: Client, stream: bool) -> None:
+    timing = client.chat(stream=stream).headers["server-timing"]
+    assert timing.startswith("identify;dur=")
+
+
+def test_it_is_json_that_any_client_reads(client: Client) -> None:
+    assert json.loads(client.chat(keepsight={"account": True}).text)["object"] == "chat.completion"

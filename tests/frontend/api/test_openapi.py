@@ -1,0 +1,106 @@
+"""The description says what is served, and the bodies that it allows by name are read."""
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from keepsight.api_settings import ApiSettings
+from keepsight.frontend.api.chat_request import ChatRequest
+from keepsight.frontend.api.completion_request import CompletionRequest
+from keepsight.frontend.api.tokenize_request import DetokenizeRequest, TokenizeRequest
+from tests.frontend.api.test_app import Client, client, engine, preparer
+
+__all__ = ["client", "engine", "preparer"]  # fixtures
+
+
+def describe(client: Client) -> Any:
+    return client.send("GET", "/openapi.json").json()
+
+
+def test_what_is_described_is_there_and_nothing_else_by_that_method(client: Client) -> None:
+    for path, operations in describe(client)["paths"].items():
+        if "{" in path or path.startswith("/v1/media"):
+            continue
+        for method in ("get", "post"):
+            is_there = client.send(method.upper(), path, content=b"{}").status_code != 405
+            assert is_there == (method in operations), path
+
+
+def test_every_reference_leads_somewhere(client: Client) -> None:
+    document = describe(client)
+
+    def check(value: Any) -> None:
+        if isinstance(value, dict):
+            if "$ref" in value:
+                assert value["$ref"].removeprefix("#/components/schemas/") in document["components"]["schemas"]
+            for each in value.values():
+                check(each)
+        elif isinstance(value, list):
+            for each in value:
+                check(each)
+
+    check(document)
+
+
+def test_pictures_are_described_where_they_are_shown(client: Client) -> None:
+    assert "/debug/pictures" not in describe(client)["paths"]
+    client.settings = ApiSettings(dashboard_thumbnails=True)
+    paths = describe(client)["paths"]
+    assert paths["/debug/pictures/{media_hash}/pin"].keys() == {"post", "delete"}
+    assert "403" in paths["/debug/pictures"]["get"]["responses"]
+
+
+@pytest.mark.parametrize("schema", ["ChatRequest", "CompletionRequest", "TokenizeRequest"])
+def test_fields_that_are_not_served_allow_only_what_asks_for_nothing(client: Client, schema: str) -> None:
+    fields = describe(client)["components"]["schemas"][schema]["properties"]
+    refused = {name: field["enum"] for name, field in fields.items() if "Not supported" in field.get("description", "")}
+    assert refused
+    path = {"ChatRequest": "/v1/chat/completions", "CompletionRequest": "/v1/completions"}.get(schema, "/tokenize")
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
+    if schema == "CompletionRequest":
+        body = {"prompt": "Hello"}
+    for name, values in refused.items():
+        for value in values:
+            assert client.send("POST", path, json=body | {name: value}).status_code == 200, (name, value)
+        assert client.send("POST", path, json=body | {name: "something"}).json()["error"]["param"] == name
+
+
+def test_messages_have_the_fields_that_are_described(client: Client) -> None:
+    fields = describe(client)["components"]["schemas"]["ChatRequest"]["properties"]["messages"]["items"]["properties"]
+    taken = {"assistant": "tool_calls", "tool": "tool_call_id"}
+    for name in fields.keys() - {"role", "content", *taken.values()}:
+        message = {"role": "user", "content": "Hello", name: None}
+        assert client.send("POST", "/v1/chat/completions", json={"messages": [message]}).status_code == 200, name
+    for role, field in taken.items():
+        refused = client.send("POST", "/v1/chat/completions", json={"messages": [{"role": role, "something": "else"}]})
+        known = ast.literal_eval(refused.json()["error"]["message"].partition("known: ")[2])
+        assert field in known
+        assert fields.keys() > set(known)
+
+
+def test_content_parts_have_the_fields_that_are_described(client: Client) -> None:
+    for part in describe(client)["components"]["schemas"]["ContentPart"]["anyOf"]:
+        content = [{"type": part["properties"]["type"]["const"], "something": "else"}]
+        refused = client.send("POST", "/v1/chat/completions", json={"messages": [{"role": "user", "content": content}]})
+        assert refused.json()["error"]["message"].endswith(f"known: {sorted(part['properties'])}")
+
+
+def test_keys_are_described_where_they_are_needed(client: Client) -> None:
+    chat, reset, health = (("/v1/chat/completions", "post"), ("/reset_mm_cache", "post"), ("/health", "get"))
+    for settings, closed in (
+        (ApiSettings(), set()),
+        (ApiSettings(admin_api_key="a"), {reset}),
+        (ApiSettings(api_keys=("one",)), {chat, reset}),
+    ):
+        client.settings = settings
+        paths = describe(client)["paths"]
+        assert {each for each in (chat, reset, health) if "security" in paths[each[0]][each[1]]} == closed
+
+
+@pytest.mark.parametrize("body", [ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest])
+def test_the_documentation_names_each_field(body: type[msgspec.Struct]) -> None:
+    documented = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
+    assert [name for name in body.__struct_fields__ if f"`{name}`" not in documented] == []

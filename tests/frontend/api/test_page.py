@@ -1,0 +1,337 @@
+"""The page at `/` in a real Chromium, before a real server with the demo model."""
+
+import base64
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    FilePayload,
+    Locator,
+    Page,
+    Request,
+    Route,
+    expect,
+    sync_playwright,
+)
+
+from keepsight.frontend.api.serve_page import PAGE_FILES
+from tests.drawn import Drawn, draw, to_png
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# As root there is no sandbox to have; and it shall not look for Google.
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+PATIENCE_MS = 20_000
+# Of both pages.
+MAX_PAGE_BYTES = 45_000
+expect.set_options(timeout=PATIENCE_MS)
+
+
+@pytest.fixture
+def url(server_port: int) -> str:
+    return f"http://127.0.0.1:{server_port}/"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("THE PAGE IS NOT TESTED: there is no Chromium here")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser, url: str) -> Iterator[Page]:
+    """On a phone: whatever works there works.  It must not complain, nor ask any other host for anything."""
+    with browser.new_context(viewport={"width": 320, "height": 560}) as context:
+        context.set_default_timeout(PATIENCE_MS)
+        page = context.new_page()
+        page.route("**/completions", answer_with_the_likeliest)
+        complaints = gather_complaints(page, url)
+        page.goto(url)
+        expect(page.get_by_text("keepsight-demo")).to_be_visible()
+        yield page
+        # The browser itself tells of a refusal; those are wanted here.
+        assert [each for each in complaints if not each.startswith("Failed to load resource")] == []
+
+
+def gather_complaints(page: Page, url: str) -> list[str]:
+    complaints: list[str] = []
+
+    def hear(said: ConsoleMessage) -> None:
+        if said.type == "error":
+            complaints.append(said.text)
+
+    def see(asked: Request) -> None:
+        if not asked.url.startswith((url, "data:")):
+            complaints.append(asked.url)
+
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", hear)
+    page.on("request", see)
+    return complaints
+
+
+@pytest.fixture(scope="module")
+def drawn() -> Drawn:
+    return draw(7)
+
+
+def attach(page: Page, *drawings: Drawn) -> None:
+    page.get_by_label("Choose pictures").set_input_files(
+        [
+            FilePayload(name=f"{index}.png", mimeType="image/png", buffer=to_png(each.picture))
+            for index, each in enumerate(drawings)
+        ]
+    )
+    expect(waiting_pictures(page)).to_have_count(len(drawings))
+
+
+def waiting_pictures(page: Page) -> Locator:
+    return page.get_by_role("list", name="Pictures of the next message").get_by_role("img")
+
+
+def message(page: Page) -> Locator:
+    return page.get_by_role("textbox", name="Message")
+
+
+def send(page: Page, text: str) -> None:
+    message(page).fill(text)
+    message(page).press("Enter")
+
+
+def answer(page: Page, turn: int = 0) -> Locator:
+    return page.locator("#talk .assistant").nth(turn)
+
+
+def give(page: Page, event: str, name: str, kind: str, content: bytes) -> None:
+    """As the browser does when a file is dropped or pasted."""
+    page.evaluate(
+        """([event, name, type, content]) => {
+            const bytes = Uint8Array.from(atob(content), (each) => each.charCodeAt(0));
+            const given = new DataTransfer();
+            given.items.add(new File([bytes], name, { type }));
+            const options = { bubbles: true, cancelable: true };
+            document.querySelector("#text").dispatchEvent(
+                event === "paste" ? new ClipboardEvent(event, { ...options, clipboardData: given })
+                                  : new DragEvent(event, { ...options, dataTransfer: given }));
+        }""",
+        [event, name, kind, base64.b64encode(content).decode()],
+    )
+
+
+def answer_with_the_likeliest(route: Route) -> None:
+    """The page leaves it to the server how to draw, and one answer in 4000 to "Hello" does not say "Hello!"."""
+    route.continue_(post_data={**body_of(route.request), "temperature": 0})
+
+
+def make_endless(route: Route) -> None:
+    route.fallback(post_data={**body_of(route.request), "ignore_eos": True})
+
+
+def body_of(request: Request) -> dict[str, Any]:
+    body = request.post_data_json
+    assert isinstance(body, dict)
+    return body
+
+
+def messages_of(request: Request) -> Any:
+    return body_of(request)["messages"]
+
+
+def test_a_picture_is_seen_and_a_later_question_is_about_it_too(page: Page, drawn: Drawn) -> None:
+    attach(page, drawn)
+    send(page, drawn.questions[0].text)
+    expect(answer(page)).to_contain_text(drawn.description)
+    expect(answer(page).locator("small")).to_contain_text("first token")
+    expect(waiting_pictures(page)).to_have_count(0)
+
+    colour = next(question for question in drawn.questions if question.kind == "colour")
+    with page.expect_request("**/chat/completions") as asked:
+        send(page, colour.text)
+    expect(answer(page, 1)).to_contain_text(colour.answer)
+    [shown, told, _question] = messages_of(asked.value)
+    assert shown["content"][0] == {"type": "image_url", "image_url": {"url": drawn.data_url}}
+    assert told == {"role": "assistant", "content": drawn.description}
+
+
+def test_under_an_answer_stands_what_it_took(page: Page, drawn: Drawn) -> None:
+    attach(page, drawn)
+    send(page, drawn.questions[0].text)
+    cost = answer(page).locator("small")
+    expect(cost).to_contain_text("tokens/s")
+    expect(cost).to_contain_text("prompt tokens cached")
+
+
+def test_several_pictures_go_in_their_order_and_one_can_be_removed(page: Page) -> None:
+    drawings = [draw(seed) for seed in (1, 2, 3)]
+    attach(page, *drawings)
+    page.get_by_role("button", name="Remove 1.png").click()
+    with page.expect_request("**/chat/completions") as asked:
+        send(page, "List the pictures.")
+    *pictures, _text = messages_of(asked.value)[0]["content"]
+    assert [each["image_url"]["url"] for each in pictures] == [drawings[0].data_url, drawings[2].data_url]
+    expect(answer(page)).to_contain_text("1: ")
+
+
+@pytest.mark.parametrize("event", ["paste", "drop"])
+def test_a_picture_can_be_pasted_and_dropped(page: Page, drawn: Drawn, event: str) -> None:
+    give(page, event, "x.png", "image/png", to_png(drawn.picture))
+    expect(waiting_pictures(page)).to_have_attribute("src", drawn.data_url)
+
+
+def test_what_is_no_picture_is_said_to_be_none(page: Page) -> None:
+    give(page, "drop", "notes.txt", "text/plain", b"hello")
+    expect(page.get_by_role("alert")).to_have_text("notes.txt is not a picture.")
+    expect(waiting_pictures(page)).to_have_count(0)
+
+
+def test_an_answer_appears_while_it_is_made_and_can_be_stopped(page: Page) -> None:
+    page.route("**/chat/completions", make_endless)
+    send(page, "Hello")
+    expect(answer(page)).to_contain_text("Hello")
+    expect(answer(page)).to_have_attribute("aria-busy", "true")
+    page.get_by_role("button", name="Stop").click()
+    expect(answer(page)).to_contain_text("not finished")
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+    page.unroute("**/chat/completions")
+    with page.expect_request("**/chat/completions") as asked:
+        send(page, "What is in this picture?")
+    said = messages_of(asked.value)[1]["content"]
+    assert said
+    assert answer(page).locator("p").text_content() == said
+
+
+def test_escape_stops_an_answer_that_has_not_begun_and_gives_the_question_back(page: Page) -> None:
+    page.route("**/chat/completions", lambda route: None)  # never answered
+    send(page, "Hello")
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(message(page)).to_have_value("Hello")
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+
+
+def test_a_refusal_is_shown_in_the_server_s_words_and_the_question_comes_back(page: Page) -> None:
+    give(page, "drop", "x.png", "image/png", b"\x89PNG but not really")
+    expect(waiting_pictures(page)).to_have_count(1)
+    send(page, "What is in this picture?")
+    expect(page.get_by_role("alert")).to_contain_text("image_url")
+    expect(message(page)).to_have_value("What is in this picture?")
+    page.get_by_role("button", name="Remove x.png").click()
+    send(page, "Hello")
+    expect(answer(page)).to_contain_text("Hello!")
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_an_answer_that_breaks_off_says_so_and_stays(page: Page) -> None:
+    events = 'data: {"choices": [{"delta": {"content": "Once"}}]}\n\ndata: {"error": {"message": "It broke."}}\n\n'
+    page.route("**/chat/completions", lambda route: route.fulfill(body=events, content_type="text/event-stream"))
+    send(page, "Hello")
+    expect(page.get_by_role("alert")).to_have_text("It broke.")
+    expect(answer(page)).to_contain_text("Once")
+
+
+def test_a_refusal_without_words_is_told_by_its_number(page: Page) -> None:
+    page.route("**/chat/completions", lambda route: route.fulfill(status=502, body="<html>Bad gateway"))
+    send(page, "Hello")
+    expect(page.get_by_role("alert")).to_have_text("The server answered 502 Bad Gateway.")
+
+
+def test_a_server_that_is_gone_is_told_of(page: Page) -> None:
+    page.route("**/chat/completions", lambda route: route.abort())
+    send(page, "Hello")
+    expect(page.get_by_role("alert")).to_have_text("The server cannot be reached.")
+
+
+def test_a_server_that_wants_a_key_is_given_one_for_the_session(page: Page) -> None:
+    def guard(route: Route) -> None:
+        if route.request.headers.get("authorization") == "Bearer open sesame":
+            route.fallback()
+        else:
+            route.fulfill(status=401, json={"error": {"message": "a key is needed"}})
+
+    page.route("**/v1/**", guard)
+    expect(page.get_by_label("API key")).to_be_hidden()
+    page.reload()
+    expect(page.get_by_role("alert")).to_have_text("a key is needed")
+    page.get_by_label("API key").fill("open sesame")
+    page.get_by_label("API key").press("Enter")
+    expect(page.get_by_text("keepsight-demo")).to_be_visible()
+    page.reload()
+    send(page, "Hello")
+    expect(answer(page)).to_contain_text("Hello!")
+    expect(page.get_by_label("API key")).to_be_hidden()
+
+
+def test_a_new_chat_begins_empty(page: Page) -> None:
+    send(page, "Hello")
+    expect(answer(page)).to_contain_text("Hello!")
+    page.get_by_role("button", name="New chat").click()
+    expect(answer(page)).to_have_count(0)
+    expect(message(page)).to_be_focused()
+
+
+def test_everything_is_reached_by_the_keyboard(page: Page) -> None:
+    attach(page, draw(7))
+    reached = []
+    page.get_by_role("button", name="New chat").focus()
+    for _ in range(5):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.id || document.activeElement.ariaLabel"))
+    assert reached == ["talk", "Remove 0.png", "files", "text", "send"]
+
+
+def test_shift_and_enter_begin_a_new_line(page: Page) -> None:
+    message(page).press_sequentially("one")
+    message(page).press("Shift+Enter")
+    message(page).press_sequentially("two")
+    expect(message(page)).to_have_value("one\ntwo")
+
+
+def test_it_fits_a_phone_with_long_words_and_wide_pictures(page: Page, drawn: Drawn) -> None:
+    attach(page, drawn, drawn, drawn, drawn, drawn)
+    send(page, "long" * 60)
+    expect(answer(page).locator("small")).not_to_be_empty()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
+    assert page.evaluate("document.querySelector('#talk').scrollWidth") <= 320
+
+
+def test_the_end_of_the_conversation_stays_in_sight_whatever_grows(page: Page, drawn: Drawn) -> None:
+    for turn in range(2):
+        attach(page, drawn)
+        send(page, drawn.questions[0].text)
+        expect(answer(page, turn).locator("small")).to_contain_text("cached")
+        expect(answer(page, turn).locator("small")).to_be_in_viewport()
+    attach(page, drawn)
+    expect(answer(page, 1).locator("small")).to_be_in_viewport()
+
+
+def test_it_is_dark_where_the_reader_likes_it_dark(page: Page) -> None:
+    def brightness() -> int:
+        colour: str = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return sum(map(int, colour.removeprefix("rgb(").removesuffix(")").split(",")))
+
+    page.emulate_media(color_scheme="light")
+    assert brightness() > 600
+    page.emulate_media(color_scheme="dark")
+    assert brightness() < 150
+
+
+def test_what_a_model_says_is_text_and_no_html(page: Page) -> None:
+    events = 'data: {"choices": [{"delta": {"content": "<img src=x onerror=alert(1)>"}}]}\n\ndata: [DONE]\n\n'
+    page.route("**/chat/completions", lambda route: route.fulfill(body=events, content_type="text/event-stream"))
+    send(page, "Hello")
+    expect(answer(page)).to_contain_text("<img src=x onerror=alert(1)>")
+
+
+def test_the_pages_are_small() -> None:
+    folder = Path(__file__).parents[3] / "src" / "keepsight" / "frontend" / "page"
+    assert {each.name for each in folder.iterdir()} == set(PAGE_FILES.values())
+    assert sum(each.stat().st_size for each in folder.iterdir()) < MAX_PAGE_BYTES

@@ -1,0 +1,91 @@
+"""Uploads in all their forms; what several other programs write as `multipart/form-data` is read as it was meant."""
+
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.api.media_handles import DEFAULT_TTL_SECONDS
+from keepsight.frontend.api.read_upload import UploadOptions, read_options, read_upload
+
+FORM = "multipart/form-data; boundary=limit"
+
+
+def form(*parts: bytes, end: bytes = b"--limit--\r\n") -> bytes:
+    return b"".join(b"--limit\r\n" + part + b"\r\n" for part in parts) + end
+
+
+def part(name: str, content: bytes, more: str = "") -> bytes:
+    return f'Content-Disposition: form-data; name="{name}"{more}\r\n\r\n'.encode() + content
+
+
+@given(
+    content=st.binary() | st.lists(st.sampled_from([b"\r\n", b"--", b"\r", b"\n", b"limit", b"-"])).map(b"".join),
+    filename=st.text(st.characters(codec="utf-8"), max_size=20),
+)
+def test_a_file_comes_out_of_a_form_as_it_was_put_in(content: bytes, filename: str) -> None:
+    request = httpx.Request("POST", "http://test", files={"file": (filename, content)}, data={"ttl_seconds": "60"})
+    upload = read_upload(request.headers["content-type"], request.read(), {})
+    assert (upload.source, upload.field) == (content, "file")
+    assert upload.options.ttl_seconds == 60
+
+
+@given(body=st.binary() | st.lists(st.sampled_from([b"\r\n", b"--limit", b"--", b'name="file"', b":"])).map(b"".join))
+def test_whatever_a_form_holds_it_is_read_or_refused(body: bytes) -> None:
+    try:
+        upload = read_upload(FORM, body, {})
+    except InvalidArgumentError:
+        return
+    assert upload.field == "file"
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        (FORM, form(part("file", b"abc"))),
+        (FORM, b"a preamble\r\n" + form(part("file", b"abc")) + b"an epilogue"),
+        (FORM, form(b"X-Other: 1\r\ncontent-disposition:form-data;name=file\r\nContent-Type: image/png\r\n\r\nabc")),
+        (FORM, form(part("file", b"abc", '; filename="a;name=b.png"'))),
+        (FORM, form(part("file", b"abc", "; filename*=UTF-8''%e2%82%ac.png"))),
+        ('Multipart/Form-Data; charset=utf-8; Boundary="limit"', form(part("file", b"abc"))),
+    ],
+)
+def test_forms_are_read_as_others_write_them(content_type: str, body: bytes) -> None:
+    assert read_upload(content_type, body, {}).source == b"abc"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (form(part("file", b"abc"), end=b""), "body"),
+        (form(*[part(f"n{n}", b"") for n in range(9)]), "body"),
+        (form(b"abc"), "body"),
+        (form(b"Content-Disposition: form-data\r\n\r\nabc"), "body"),
+        (form(part("file", b"abc"), part("file", b"abc")), "file"),
+        (form(part("other", b"abc")), "file"),
+        (form(part("file", b"abc"), part("warm", b"maybe")), "warm"),
+        (form(part("file", b"abc"), part("purpose", b"vision")), "purpose"),
+    ],
+)
+def test_a_form_that_is_none_is_refused_by_what_is_wrong_with_it(body: bytes, field: str) -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        read_upload(FORM, body, {})
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("query", "body", "expected"),
+    [
+        ({}, b"", UploadOptions(DEFAULT_TTL_SECONDS)),
+        ({"ttl_seconds": "5", "warm": "1", "cache_salt": "5"}, b"", UploadOptions(5, True, "5")),
+        ({"ttl_seconds": "5", "warm": "TRUE"}, b'{"ttl_seconds": 6}', UploadOptions(6, True)),
+        ({}, b'{"ttl_seconds": null, "warm": null, "cache_salt": null}', UploadOptions(DEFAULT_TTL_SECONDS)),
+    ],
+)
+def test_options_stand_in_the_query_or_in_the_body_which_goes_first(
+    query: dict[str, str], body: bytes, expected: Any
+) -> None:
+    assert read_options(body, query) == expected

@@ -1,0 +1,96 @@
+import json
+from typing import Any
+
+import pytest
+
+from keepsight import StructuredOutputsParams
+from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.frontend.api.chat_request import ChatRequest, parse_chat_request
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def parse(**fields: Any) -> ChatRequest:
+    return parse_chat_request(json.dumps({"messages": [{"role": "user", "content": "hi"}]} | fields).encode())
+
+
+def form_of(**fields: Any) -> StructuredOutputsParams | None:
+    return parse(**fields).to_sampling_params().structured_outputs
+
+
+def json_schema(**fields: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA} | fields}
+
+
+def test_text_is_no_form() -> None:
+    assert form_of() is None
+    assert form_of(response_format={"type": "text"}) is None
+    assert form_of(structured_outputs={}) is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": json_schema()},
+        {"response_format": json_schema(strict=True, description="what it is")},
+        {"response_format": json_schema(strict=False)},
+        {"structured_outputs": {"json": SCHEMA}},
+        {"structured_outputs": {"json": json.dumps(SCHEMA)}},
+        {"guided_json": SCHEMA},
+        {"guided_json": json.dumps(SCHEMA)},
+    ],
+)
+def test_a_schema_arrives_by_each_of_its_names(fields: dict[str, Any]) -> None:
+    assert form_of(**fields) == StructuredOutputsParams(json=SCHEMA)
+
+
+def test_the_other_forms_arrive_by_each_of_their_names() -> None:
+    for name, value in (("regex", "a+"), ("choice", ["a", "b"]), ("grammar", 'start: "a"')):
+        expected = StructuredOutputsParams(**{name: value})  # type: ignore[arg-type]
+        assert form_of(structured_outputs={name: value}) == expected
+        assert form_of(**{f"guided_{name}": value}) == expected
+    for fields in (
+        {"response_format": {"type": "json_object"}},
+        {"response_format": json_schema(schema=None)},
+        {"structured_outputs": {"json_object": True}},
+    ):
+        assert form_of(**fields) == StructuredOutputsParams(json_object=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {}}, "response_format.type"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": json_schema() | {"type": "json_object"}}, "response_format.json_schema"),
+        ({"response_format": json_schema(name=1)}, "response_format.json_schema.name"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.name"),
+        ({"response_format": json_schema(schema=[])}, "response_format.json_schema.schema"),
+        ({"response_format": json_schema(schema={"type": "x"})}, "response_format.json_schema.schema"),
+        ({"response_format": json_schema(schema={"not": {}})}, "response_format.json_schema.schema"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": ["a", ""]}}, "structured_outputs.choice[1]"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),
+        ({"guided_regex": "("}, "guided_regex"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": ["a", ""]}, "guided_choice[1]"),
+        ({"guided_choice": "a"}, "guided_choice"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_grammar": "start: x"}, "guided_grammar"),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
+        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
+    ],
+)
+def test_a_bad_form_is_refused_under_the_name_that_the_caller_used(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        form_of(**fields)
+    assert (caught.value.field, caught.value.status) == (field, 400)
+
+
+def test_what_we_do_not_know_about_a_form_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedFieldError, match=r"response_format\.json_schema\.schemas.*'schema'"):
+        form_of(response_format=json_schema(schemas={}))
+    with pytest.raises(UnsupportedFieldError, match=r"structured_outputs\.structural_tag"):
+        form_of(structured_outputs={"structural_tag": "{}"})

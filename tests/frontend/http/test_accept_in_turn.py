@@ -1,0 +1,124 @@
+"""Over real sockets; whoever answers says who it is."""
+
+import asyncio
+import errno
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import uvicorn
+
+from keepsight.frontend.http import accept_in_turn
+from keepsight.frontend.http.accept_in_turn import Acceptor, ServerInTurn
+
+SOON = 20  # seconds, for what takes milliseconds
+
+
+class Greeter(asyncio.Protocol):
+    def __init__(self, greeted: "Counter[str]", name: str) -> None:
+        self._greeted, self._name = greeted, name
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._greeted[self._name] += 1
+        transport.write(self._name.encode() + b"\n")
+        transport.close()
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
+        yield listener
+
+
+async def greeting(port: int) -> str:
+    reader, writer = await asyncio.wait_for(asyncio.open_connection("127.0.0.1", port), SOON)
+    line = await asyncio.wait_for(reader.readline(), SOON)
+    writer.close()
+    return line.decode().strip()
+
+
+def test_those_who_wait_on_one_socket_all_get_connections_that_come_at_once(listener: socket.socket) -> None:
+    async def run() -> Counter[str]:
+        port = listener.getsockname()[1]
+        greeted = Counter[str]()
+        waiting = [asyncio.create_task(greeting(port)) for _ in range(64)]
+        # As processes have it: each its own descriptor of the one socket.
+        others = [listener.dup() for _ in range(4)]
+        acceptors = [Acceptor(each, partial(Greeter, greeted, str(index))) for index, each in enumerate(others)]
+        heard = Counter(await asyncio.gather(*waiting))
+        for acceptor, each in zip(acceptors, others, strict=True):
+            acceptor.close()
+            each.close()
+        assert heard == greeted
+        return heard
+
+    heard = asyncio.run(run())
+    assert heard.total() == 64
+    assert len(heard) == 4, heard
+
+
+def test_a_server_tells_that_it_accepts_once_nothing_is_left_that_could_fail(listener: socket.socket) -> None:
+    server, told = ServerInTurn(uvicorn.Config("no.such:app", log_config=None)), list[bool]()
+    server.on_accepting = lambda: told.append(server.started)
+    with pytest.raises(ModuleNotFoundError):
+        server.run(sockets=[listener])
+    assert not told
+    server = ServerInTurn(uvicorn.Config(lambda *_: None, lifespan="off", log_config=None))
+    server.should_exit = True
+    server.on_accepting = lambda: told.append(server.started)
+    server.run(sockets=[listener])
+    assert told == [True]
+
+
+def test_who_can_open_nothing_more_for_a_moment_accepts_after_it(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accept_in_turn, "RETRY_SECONDS", 0.01)
+
+    class Exhausted:
+        """A listener, after three failures."""
+
+        num_failures = 0
+
+        def accept(self) -> tuple[socket.socket, object]:
+            if self.num_failures < 3:
+                self.num_failures += 1
+                raise OSError(errno.EMFILE, "too many open files")
+            return listener.accept()
+
+        def fileno(self) -> int:
+            return listener.fileno()
+
+        def setblocking(self, flag: bool) -> None:
+            listener.setblocking(flag)
+
+    async def run() -> str:
+        exhausted = Exhausted()
+        acceptor = Acceptor(exhausted, lambda: Greeter(Counter(), "me"))  # type: ignore[arg-type]
+        heard = await greeting(listener.getsockname()[1])
+        acceptor.close()
+        assert exhausted.num_failures == 3
+        return heard
+
+    assert asyncio.run(run()) == "me"
+
+
+def test_a_server_that_is_told_to_end_does_not_sleep_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accept_in_turn, "TICK_SECONDS", 1000 * SOON)
+    server = ServerInTurn(uvicorn.Config(lambda: None))
+
+    async def run() -> None:
+        serving = asyncio.create_task(server.main_loop())
+        await asyncio.sleep(0)
+        assert server.server_state.default_headers, "answers are given their date"
+        telling = threading.Thread(target=setattr, args=(server, "should_exit", True))
+        telling.start()
+        await asyncio.wait_for(serving, SOON)
+        telling.join()
+        server.should_exit = True  # again, when there is nothing to wake
+
+    asyncio.run(run())

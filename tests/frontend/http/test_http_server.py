@@ -1,0 +1,339 @@
+"""The server over real sockets, with an engine that says what it is told to."""
+
+import hashlib
+import json
+import logging
+import random
+import re
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from keepsight.api_settings import ApiSettings
+from keepsight.frontend.api.app import create_app
+from keepsight.frontend.http import http_server
+from keepsight.frontend.http.http_server import MAX_HEADER_BYTES, MAX_PIPELINED, make_server
+from keepsight.frontend.http.read_body import reading_body
+from keepsight.frontend.http.waiting_room import WaitingRoom
+from tests.frontend.api.test_app import MODEL, FakeEngine, engine, preparer
+
+__all__ = ["engine", "preparer"]  # fixtures
+PEM = Path(__file__).parents[1] / "pictures_test.pem"
+PATIENCE = 20  # seconds
+
+
+@contextmanager
+def serving(engine: FakeEngine, **settings: Any) -> Iterator[int]:
+    """Its port."""
+    api = ApiSettings(**{"slow_client_seconds": 0.3} | settings)
+    with running(create_app(engine.preparer, engine, MODEL, api), api) as port:
+        yield port
+
+
+@contextmanager
+def running(app: ASGIApp, api: ApiSettings) -> Iterator[int]:
+    server = make_server(app, api)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+
+
+@contextmanager
+def connected(port: int, sent: bytes) -> Iterator[socket.socket]:
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(PATIENCE)
+        connection.connect(("127.0.0.1", port))
+        connection.sendall(sent)
+        yield connection
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    read = b""
+    try:
+        while chunk := connection.recv(65536):
+            read += chunk
+    except ConnectionResetError:
+        pass
+    return read
+
+
+def ask(path: str, body: bytes, length: int | None = None) -> bytes:
+    return (
+        b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+        % (path.encode(), length or len(body))
+        + body
+    )
+
+
+ENDLESS = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "stream": True}).encode()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n", b"GET /hea"])
+def test_who_does_not_finish_asking_is_cut_off(engine: FakeEngine, sent: bytes) -> None:
+    with serving(engine) as port, connected(port, sent) as connection:
+        assert read_to_end(connection) == b""
+
+
+def test_a_second_request_that_is_not_finished_is_cut_off_too(engine: FakeEngine) -> None:
+    request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    with serving(engine) as port, connected(port, request + request[:-2]) as connection:
+        assert read_to_end(connection).count(b"HTTP/1.1 200") == 1
+
+
+def test_headers_without_end_are_refused(engine: FakeEngine) -> None:
+    long = b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * (MAX_HEADER_BYTES + 1)
+    with serving(engine, slow_client_seconds=PATIENCE) as port, connected(port, long) as connection:
+        status = read_to_end(connection).split(b"\r\n")[0]
+        assert status.split()[1] in (b"431", b"400")
+
+
+def test_a_body_that_does_not_come_is_given_up(engine: FakeEngine) -> None:
+    with serving(engine) as port, connected(port, ask("/tokenize", b"{", 10)) as connection:
+        assert b" 408 " in read_to_end(connection).split(b"\r\n")[0]
+
+
+def test_a_client_that_does_not_read_is_cut_off_and_its_request_ends(engine: FakeEngine) -> None:
+    engine.is_endless = True
+    has_ended = threading.Event()
+    engine.on_abandoned = has_ended.set
+    with serving(engine) as port, connected(port, ask("/v1/chat/completions", ENDLESS)):
+        assert has_ended.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("asks_for_more", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_hangs_up_ends_its_request(engine: FakeEngine, stream: bool, asks_for_more: bool) -> None:
+    engine.is_endless = True
+    has_begun, has_ended = threading.Event(), threading.Event()
+    engine.on_begun, engine.on_abandoned = has_begun.set, has_ended.set
+    body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "stream": stream}).encode()
+    sent = ask("/v1/chat/completions", body)
+    if asks_for_more:
+        sent = sent.replace(b"Connection: close\r\n", b"") + VERSION
+    with serving(engine, slow_client_seconds=2 * PATIENCE) as port:
+        with connected(port, sent):
+            assert has_begun.wait(PATIENCE)
+        assert has_ended.wait(PATIENCE)
+
+
+def test_a_body_that_is_too_large_is_answered_even_while_it_is_sent(engine: FakeEngine) -> None:
+    with serving(engine, max_body_bytes=1000, slow_client_seconds=PATIENCE) as port:
+        response = httpx.post(f"http://127.0.0.1:{port}/tokenize", content=b"a" * 5_000_000, timeout=PATIENCE)
+        assert response.status_code == 413
+        assert response.json()["error"]["code"] == "body_too_large"
+
+
+def test_who_expects_to_be_told_before_sending_is_told(engine: FakeEngine) -> None:
+    with serving(engine, max_body_bytes=1000) as port:
+        for length, status in ((10, b"100"), (5000, b"413")):
+            asked = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % length
+            with connected(port, asked) as connection:
+                assert connection.recv(65536).split()[1] == status
+
+
+def test_who_reads_a_large_body_is_woken_once() -> None:
+    heard: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        async def listen() -> Message:
+            heard.append(await receive())
+            return heard[-1]
+
+        async with reading_body(Request(scope, listen), WaitingRoom(1, 2**30), 2**30, PATIENCE) as body:
+            await Response(str(len(body)))(scope, receive, send)
+
+    with running(app, ApiSettings()) as port, connected(port, ask("/", b"x" * 5_000_000)) as connection:
+        assert read_to_end(connection).endswith(b"5000000")
+    assert len(heard) == 1
+
+
+async def tell_body(scope: Scope, receive: Receive, send: Send) -> None:
+    """An app that answers with a digest of what it was sent."""
+    async with reading_body(Request(scope, receive), WaitingRoom(4, 2**26), 2**26, PATIENCE) as body:
+        await Response(hashlib.sha256(body).hexdigest())(scope, receive, send)
+
+
+def test_large_bodies_come_whole_and_in_their_order_on_one_connection() -> None:
+    bodies = [random.Random(number).randbytes(size) for number, size in enumerate((3_000_000, 10, 1_500_001, 700_000))]
+    with running(tell_body, ApiSettings()) as port, httpx.Client(timeout=PATIENCE) as client:
+        for body in bodies:
+            assert client.post(f"http://127.0.0.1:{port}/", content=body).text == hashlib.sha256(body).hexdigest()
+
+
+def test_requests_behind_a_large_body_are_not_taken_for_its_end() -> None:
+    bodies = [b"a" * 1_000_000, b"b" * 2_000_000, b"c"]
+    sent = b"".join(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(each) + each for each in bodies)
+    with running(tell_body, ApiSettings()) as port, connected(port, sent + ask("/", b"last")) as connection:
+        told = read_to_end(connection)
+    assert all(hashlib.sha256(each).hexdigest().encode() in told for each in (*bodies, b"last"))
+
+
+def test_a_large_body_without_its_length_is_read_too() -> None:
+    pieces = [b"x" * 300_000] * 5
+    with running(tell_body, ApiSettings()) as port:
+        told = httpx.post(f"http://127.0.0.1:{port}/", content=iter(pieces), timeout=PATIENCE).text
+    assert told == hashlib.sha256(b"".join(pieces)).hexdigest()
+
+
+def test_a_large_body_that_stops_is_given_up_and_its_rest_is_not_taken_for_a_request(engine: FakeEngine) -> None:
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n"
+    with serving(engine) as port, connected(port, head + b" " * 1_000_000) as connection:
+        assert connection.recv(65536).split()[1] == b"408"
+        connection.sendall(b" " * 1_000_000 + b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        told = read_to_end(connection)
+    assert told.count(b"HTTP/1.1") == told.count(b"HTTP/1.1 200") == 1
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_large_body_is_noticed() -> None:
+    has_left = threading.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await tell_body(scope, receive, send)
+        except ClientDisconnect:
+            has_left.set()
+
+    with running(app, ApiSettings()) as port:
+        with connected(port, ask("/", b"x" * 1_000_000, length=2_000_000)):
+            pass
+        assert has_left.wait(PATIENCE)
+
+
+VERSION = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+LAST = VERSION.replace(b"Host", b"Connection: close\r\nHost")
+CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "endless", [b"0\r\n" + b"a: b\r\n" * 60_000, b"0\r\na: " + b"b" * 400_000, b"1;" + b"a" * 400_000]
+)
+def test_headers_behind_a_body_or_in_it_have_an_end_too(engine: FakeEngine, endless: bytes) -> None:
+    with serving(engine, slow_client_seconds=PATIENCE) as port, connected(port, CHUNKED) as connection:
+        with suppress(ConnectionError):
+            connection.sendall(endless)
+        assert read_to_end(connection)[:13] in (b"HTTP/1.1 431 ", b"")  # the reset may outrun the answer
+
+
+@pytest.mark.parametrize("header", [b"X: " + b"a" * 2000 + b"\r\n", b"X: a\r\n"])
+@pytest.mark.parametrize("is_too_long", [False, True])
+def test_headers_that_end_with_what_makes_them_too_long_are_refused(
+    engine: FakeEngine, header: bytes, is_too_long: bool
+) -> None:
+    # All but the last come before, and are not too long.
+    headers = LAST[:-2] + header * ((MAX_HEADER_BYTES - len(LAST)) // len(header))
+    with serving(engine, slow_client_seconds=PATIENCE) as port, connected(port, headers) as connection:
+        connection.sendall(header * is_too_long * 9 + b"\r\n")
+        statuses = re.findall(rb"HTTP/1.1 (\d+)", read_to_end(connection))
+    assert statuses == [b"431" if is_too_long else b"200"]
+
+
+def test_headers_behind_a_body_are_not_the_requests() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        async with reading_body(Request(scope, receive), WaitingRoom(1, 2**20), 2**20, PATIENCE):
+            await Response(str([name for name, _ in scope["headers"]]))(scope, receive, send)
+
+    sent = CHUNKED + b"0\r\nAuthorization: Bearer one\r\n\r\n"
+    with running(app, ApiSettings()) as port, connected(port, sent + LAST) as connection:
+        assert b"authorization" not in read_to_end(connection)
+
+
+def test_as_many_requests_at_once_as_anybody_sends_are_answered(engine: FakeEngine) -> None:
+    with serving(engine) as port, connected(port, VERSION * MAX_PIPELINED + LAST) as connection:
+        assert read_to_end(connection).count(b"HTTP/1.1 200") == MAX_PIPELINED + 1
+
+
+def test_no_more_requests_wait_on_one_connection_than_that(engine: FakeEngine) -> None:
+    with serving(engine) as port, connected(port, VERSION * 10 * MAX_PIPELINED) as connection:
+        told = read_to_end(connection)
+    assert told.count(b"HTTP/1.1 200") < MAX_PIPELINED
+    assert told.count(b"HTTP/1.1 400") == 1
+
+
+@pytest.mark.parametrize("size", [10, 1_000_000])
+def test_who_would_rather_speak_another_protocol_is_answered_in_this_one(size: int) -> None:
+    # As Java's HttpClient and `curl --http2` do.
+    body = random.Random(0).randbytes(size)
+    wish = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n"
+    sent = ask("/", body).replace(b"Connection: close\r\n", wish) + ask("/", b"last")
+    for cut in (0, 60, len(sent) - size // 2):
+        with running(tell_body, ApiSettings()) as port, connected(port, sent[:cut]) as connection:
+            connection.sendall(sent[cut:])
+            told = read_to_end(connection)
+        assert [hashlib.sha256(each).hexdigest().encode() in told for each in (body, b"last")] == [True, True]
+
+
+def test_what_is_no_request_is_refused_as_a_request_would_be(engine: FakeEngine) -> None:
+    for sent in (b"hello\r\n\r\n", b"CONNECT x:1 HTTP/1.1\r\n\r\n", VERSION[:-2] + b"Content-Length: -1\r\n\r\n"):
+        with serving(engine) as port, connected(port, sent) as connection:
+            head, _, body = read_to_end(connection).partition(b"\r\n\r\n")
+        assert head.split()[1] == b"400"
+        assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("behind", [b"", VERSION])
+def test_without_httptools_it_is_the_same(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, behind: bytes) -> None:
+    monkeypatch.setattr(http_server, "AutoHTTPProtocol", H11Protocol)
+    large = json.dumps({"prompt": "Hello"}).encode() + b" " * 1_000_000
+    wish = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
+    sent = [ask("/tokenize", each).replace(b"Connection: close\r\n", wish) for each in (large, b"{}")]
+    with serving(engine) as port, connected(port, b"".join(sent) + behind + LAST) as connection:
+        statuses = re.findall(rb"HTTP/1.1 (\d+)", read_to_end(connection))
+    assert statuses == [b"200", b"400", *[b"200"] * bool(behind), b"200"]
+
+
+def test_head_is_get_without_a_body(engine: FakeEngine) -> None:
+    with serving(engine) as port:
+        response = httpx.head(f"http://127.0.0.1:{port}/health")
+        assert (response.status_code, response.content) == (200, b"")
+
+
+def test_a_path_that_a_proxy_has_taken_away_stays_protected(engine: FakeEngine) -> None:
+    with serving(engine, root_path="/keepsight", api_keys=("one",)) as port:
+        base = f"http://127.0.0.1:{port}"
+        assert httpx.get(f"{base}/health").status_code == 200
+        assert httpx.get(f"{base}/v1/models").status_code == 401
+        assert httpx.get(f"{base}/v1/models", headers={"Authorization": "Bearer one"}).status_code == 200
+
+
+def test_whoever_watches_behind_a_proxy_leaves_no_lines_in_the_log(
+    engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "keepsight.frontend.api.request_log")
+    with serving(engine, root_path="/keepsight") as port:
+        for path in ("/health", "/ready", "/metrics", "/v1/models"):
+            httpx.get(f"http://127.0.0.1:{port}{path}")
+    [line] = [record.getMessage() for record in caplog.records if record.name == "keepsight.frontend.api.request_log"]
+    assert line.startswith("GET /keepsight/v1/models 200")
+
+
+def test_https_is_spoken_with_a_certificate(engine: FakeEngine) -> None:
+    with serving(engine, ssl_certfile=str(PEM), slow_client_seconds=PATIENCE) as port:
+        context = ssl.create_default_context(cafile=str(PEM))
+        context.check_hostname = False
+        with httpx.Client(verify=context) as client:
+            assert client.get(f"https://127.0.0.1:{port}/ready").json() == {"status": "ok"}
+
+
+def test_a_large_body_comes_whole_through_https() -> None:
+    body = random.Random(0).randbytes(2_000_000)
+    with running(tell_body, ApiSettings(ssl_certfile=str(PEM))) as port:
+        told = httpx.post(f"https://127.0.0.1:{port}/", content=body, timeout=PATIENCE, verify=False).text
+    assert told == hashlib.sha256(body).hexdigest()

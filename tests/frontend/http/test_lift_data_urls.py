@@ -1,0 +1,104 @@
+"""What is decoded with large URLs left in the body is what is decoded without."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.http.decode_body import BodyDecoder
+from keepsight.frontend.http.lift_data_urls import MIN_BYTES, LiftedUrl, decode_lifting
+from keepsight.frontend.intake.read_data_url import read_data_url
+
+HEAD = "data:image/png;base64,"
+LARGE = HEAD + "QUJD" * MIN_BYTES
+
+
+class _Request(msgspec.Struct, forbid_unknown_fields=True):
+    messages: Any
+    user: str | None = None
+
+
+decoder = BodyDecoder(_Request)
+
+
+def with_part(part: Any, **fields: Any) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": [part]}]} | fields).encode()
+
+
+def unlift(value: Any) -> Any:
+    if isinstance(value, LiftedUrl):
+        return str(value) + bytes(value.content).decode()
+    if isinstance(value, dict):
+        return {key: unlift(each) for key, each in value.items()}
+    return [unlift(each) for each in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize(
+    ("part", "find"),
+    [
+        ({"image_url": {"url": LARGE}}, lambda part: part["image_url"]["url"]),
+        ({"image_url": LARGE}, lambda part: part["image_url"]),
+        ({"image": LARGE}, lambda part: part["image"]),
+        ({"url": LARGE}, lambda part: part["url"]),
+    ],
+)
+def test_the_url_of_a_picture_is_a_view_of_the_body(part: Any, find: Any) -> None:
+    body = with_part(part)
+    url = find(decode_lifting(decoder, body).messages[0]["content"][0])
+    assert isinstance(url, LiftedUrl)
+    assert url.content.obj is body
+    assert url == HEAD
+    assert read_data_url(url, "url") == read_data_url(LARGE, "url") == b"ABC" * MIN_BYTES
+
+
+QUOTED = f'he said "{LARGE}" and "{LARGE}'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        with_part({"type": "text", "text": LARGE}),
+        with_part({"type": "text", "text": QUOTED}),
+        with_part({"image_url": {"url": LARGE}}, user=LARGE),
+        with_part({"image_url": {"url": HEAD + "QUJD"}}),
+        with_part({"image_url": {"url": LARGE.replace(";base64", "")}}),
+        with_part({"image_url": {"url": LARGE + "\n" + LARGE}}),
+        with_part({LARGE: 1}),
+        b'{"messages": "' + LARGE.encode() + b'"}',
+        b'{"messages": ["\\\\", "' + LARGE.encode() + b'"]}',
+    ],
+)
+def test_what_is_no_picture_is_decoded_as_ever(body: bytes) -> None:
+    assert decode_lifting(decoder, body) == decoder.decode(body)
+
+
+@pytest.mark.parametrize("cut", ['"', "}", "]", '"messages": ', "[{"])
+def test_a_damaged_body_is_refused_in_the_same_words(cut: str) -> None:
+    whole = with_part({"image_url": {"url": LARGE}})
+    for body in (whole.replace(cut.encode(), b"", 1), whole + cut.encode(), whole.replace(b'{"url": "', b'{"url": ""')):
+        with pytest.raises(InvalidArgumentError) as plain:
+            decoder.decode(body)
+        with pytest.raises(InvalidArgumentError) as lifting:
+            decode_lifting(decoder, body)
+        assert str(lifting.value) == str(plain.value)
+
+
+texts = st.lists(st.sampled_from([LARGE, "\\", '"', '"' + LARGE, "data:", ",", "é", ":", "{"]), max_size=4).map("".join)
+values = st.recursive(
+    texts | st.integers(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["url", "image_url", "text"]), inner),
+    max_leaves=5,
+)
+
+
+@given(values=st.lists(values, max_size=3), user=texts)
+def test_any_body_says_the_same_with_its_urls_put_back(values: list[Any], user: str) -> None:
+    messages = [{"role": "user", "content": values}, *values]
+    body = json.dumps({"messages": messages, "user": user}, ensure_ascii=False).encode()
+    decoded = decode_lifting(decoder, body)
+    assert unlift(decoded.messages) == messages
+    assert decoded.user == user

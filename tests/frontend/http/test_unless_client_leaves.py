@@ -1,0 +1,128 @@
+"""Work ends with its client, and is over when that is known."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from starlette.requests import ClientDisconnect
+
+from keepsight.frontend.http.unless_client_leaves import unless_client_leaves
+
+LEFT = {"type": "http.disconnect"}
+
+
+class Client:
+    def __init__(self) -> None:
+        self.leaves = asyncio.Event()
+
+    async def receive(self) -> dict[str, Any]:
+        await self.leaves.wait()
+        return LEFT
+
+
+class Work:
+    """Waits to be told what to do, and takes a while to be cancelled."""
+
+    def __init__(self) -> None:
+        self.may_end, self.is_over = asyncio.Event(), False
+
+    async def run(self) -> str:
+        try:
+            await self.may_end.wait()
+            return "done"
+        finally:
+            await asyncio.sleep(0.01)
+            self.is_over = True
+
+
+def run(scene: Callable[[Client, Work], Awaitable[None]]) -> None:
+    async def play() -> None:
+        await scene(Client(), Work())
+
+    asyncio.run(play())
+
+
+def test_a_client_that_stays_gets_what_came_of_it() -> None:
+    async def scene(client: Client, work: Work) -> None:
+        work.may_end.set()
+        assert await unless_client_leaves(client.receive, work.run()) == "done"
+
+    run(scene)
+
+
+def test_work_has_ended_when_its_client_is_known_to_have_left() -> None:
+    async def scene(client: Client, work: Work) -> None:
+        asyncio.get_running_loop().call_later(0.01, client.leaves.set)
+        with pytest.raises(ClientDisconnect):
+            await unless_client_leaves(client.receive, work.run())
+        assert work.is_over
+        # Nothing of it is left over for what this task does next.
+        await asyncio.sleep(0.01)
+
+    run(scene)
+
+
+def test_a_client_that_left_before_is_noticed() -> None:
+    async def scene(client: Client, work: Work) -> None:
+        client.leaves.set()
+        with pytest.raises(ClientDisconnect):
+            await unless_client_leaves(client.receive, work.run())
+
+    run(scene)
+
+
+def test_one_that_leaves_as_the_work_ends_disturbs_nothing_later() -> None:
+    async def scene(client: Client, work: Work) -> None:
+        async def end_together() -> str:
+            client.leaves.set()
+            return "done"
+
+        assert await unless_client_leaves(client.receive, end_together()) == "done"
+        await asyncio.sleep(0.01)
+
+    run(scene)
+
+
+def test_what_the_work_raises_is_raised() -> None:
+    async def scene(client: Client, work: Work) -> None:
+        async def fail() -> None:
+            raise ValueError("of the work")
+
+        with pytest.raises(ValueError, match="of the work"):
+            await unless_client_leaves(client.receive, fail())
+
+    run(scene)
+
+
+def test_work_that_ends_otherwise_when_its_client_leaves_leaves_nothing_behind() -> None:
+    async def scene(client: Client, work: Work) -> None:
+        async def fail_when_cancelled() -> None:
+            try:
+                await work.run()
+            except asyncio.CancelledError as error:
+                raise ValueError("of the work") from error
+
+        asyncio.get_running_loop().call_later(0.01, client.leaves.set)
+        with pytest.raises(ValueError, match="of the work"):
+            await unless_client_leaves(client.receive, fail_when_cancelled())
+        # Else the next client's leaving would be taken for another's wish to end.
+        with pytest.raises(ClientDisconnect):
+            await unless_client_leaves(client.receive, Work().run())
+
+    run(scene)
+
+
+@pytest.mark.parametrize("has_left", [False, True])
+def test_a_server_that_ends_it_is_not_taken_for_the_client(has_left: bool) -> None:
+    async def scene(client: Client, work: Work) -> None:
+        serving = asyncio.create_task(unless_client_leaves(client.receive, work.run()))
+        await asyncio.sleep(0.01)
+        if has_left:
+            client.leaves.set()
+        serving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+        assert work.is_over
+
+    run(scene)

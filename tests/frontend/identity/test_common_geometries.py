@@ -1,0 +1,61 @@
+"""What one frontend was told is known to all, and nothing that was half written is."""
+
+from pathlib import Path
+
+import pytest
+
+from keepsight.frontend.identity.common_geometries import PLACE_BYTES, CommonGeometries
+from keepsight.frontend.identity.known_media import KnownMedia
+from keepsight.media import Geometry
+
+SIZE, OTHER = Geometry(40, 30), Geometry(2**20, 1)
+
+
+def opened(folder: Path) -> CommonGeometries:
+    common = CommonGeometries.open(folder)
+    assert common is not None
+    return common
+
+
+def test_what_one_has_put_another_gets_and_a_later_one_too(tmp_path: Path) -> None:
+    one, two = opened(tmp_path), opened(tmp_path)
+    assert two.get("cat") is None
+    one.put("cat", SIZE)
+    one.put("dog", OTHER)
+    assert (two.get("cat"), two.get("dog"), two.get("bird")) == (SIZE, OTHER, None)
+    assert opened(tmp_path).get("cat") == SIZE
+    two.forget("cat")
+    two.forget("bird")
+    assert (one.get("cat"), one.get("dog")) == (None, OTHER)
+
+
+def test_of_two_names_with_one_place_the_later_is_kept_and_the_other_does_not_forget_it() -> None:
+    common = CommonGeometries(bytearray(PLACE_BYTES), num_places=1)
+    common.put("cat", SIZE)
+    common.put("dog", OTHER)
+    common.forget("cat")
+    assert (common.get("cat"), common.get("dog")) == (None, OTHER)
+
+
+@pytest.mark.parametrize("position", range(PLACE_BYTES))
+def test_what_was_written_in_part_is_not_there(position: int) -> None:
+    page = bytearray(PLACE_BYTES)
+    common = CommonGeometries(page, num_places=1)
+    common.put("cat", SIZE)
+    page[position] ^= 1
+    assert common.get("cat") is None
+
+
+def test_without_room_each_frontend_knows_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    assert CommonGeometries.open(tmp_path / "file") is None
+    assert "alone" in caplog.text
+
+
+def test_known_media_asks_what_others_know_and_tells_what_it_learns(tmp_path: Path) -> None:
+    one, two = (KnownMedia(common=opened(tmp_path)) for _ in range(2))
+    assert one.remember_geometry("cat", SIZE) is SIZE
+    assert two.geometry_of("cat") == SIZE
+    assert two.remember_geometry("cat", OTHER) == SIZE
+    two.forget_geometry("cat")
+    assert KnownMedia(common=opened(tmp_path)).geometry_of("cat") is None

@@ -1,0 +1,371 @@
+"""One picture has one name however it comes, no two pictures have the same; what is merely given a name stays apart."""
+
+import itertools
+import uuid
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import ExifTags, Image
+
+from keepsight.config import Config
+from keepsight.errors import (
+    InvalidArgumentError,
+    MediaConflictError,
+    PictureCountError,
+    UnknownMediaError,
+    UnreadablePictureError,
+)
+from keepsight.frontend.identity import identify_picture
+from keepsight.frontend.identity.identify_picture import NamedPicture, PictureIdentifier
+from keepsight.frontend.intake.open_picture import PictureSource
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.frontend.prompt.read_messages import PicturePart
+from keepsight.image_processor_config import ImageProcessorConfig
+from keepsight.sampling_params import SamplingParams
+from tests.drawn import ask, by_object, by_url, draw, to_data_url, to_png
+from tests.frontend.sample_pictures import CROPPING, encode
+
+CONFIG = ImageProcessorConfig(height=16, width=16)
+PARAMS = SamplingParams()
+CROPPED = {"do_pan_and_scan": True}
+MARKER = "<start_of_image>"
+
+
+def in_many_forms(picture: Image.Image) -> list[PictureSource]:
+    """The same pixels as four contents."""
+    return [encode(picture, "PNG"), encode(picture, "WEBP", lossless=True), picture, np.asarray(picture)]
+
+
+def identify(
+    identifier: PictureIdentifier,
+    source: object,
+    config: ImageProcessorConfig = CONFIG,
+    salt: str | None = None,
+    client_uuid: str | None = None,
+) -> NamedPicture:
+    picture = identifier.look_at(PicturePart(source, "picture", client_uuid), config, salt)
+    [named] = identifier.name([picture], config, salt)
+    return named
+
+
+def learn(named: NamedPicture) -> dict[str, bytes]:
+    """As the media pool does; the pixels by name."""
+    made = named.job(list(named.parts)).run()
+    for media_hash, pixels in made.items():
+        named.learn(media_hash, pixels)
+    return {media_hash: pixels.tobytes() for media_hash, pixels in made.items()}
+
+
+def whole(named: NamedPicture) -> str:
+    return next(iter(named.parts))
+
+
+# Aliases ---------------------------------------------------------------------------------------------------------
+
+
+def test_content_that_proved_to_be_a_known_picture_goes_by_its_name() -> None:
+    identifier = PictureIdentifier("model", "blake3")
+    sources = in_many_forms(draw(1).picture)
+    first = [whole(identify(identifier, source)) for source in sources]
+    assert len(set(first)) == len(sources)
+    for source in sources:
+        learn(identify(identifier, source))
+    assert {whole(identify(identifier, source)) for source in sources} == {first[0]}
+    assert whole(identify(identifier, draw(2).picture)) not in first
+
+
+COLOURS = [(255, 0, 0), (0, 0, 255)]
+SIZES = [(16, 16), (32, 32), (64, 16), (16, 64), (16, 16)]
+CONFIGS = [
+    CONFIG,
+    CONFIG.with_overrides(**CROPPING | {"pan_and_scan_min_crop_size": 8}),
+    CONFIG.with_overrides(width=8),
+]
+pictures = st.tuples(st.sampled_from(SIZES), st.sampled_from(COLOURS), st.integers(0, 3))
+requests = st.tuples(pictures, st.sampled_from(CONFIGS), st.sampled_from([None, "a", "b"]))
+
+
+@settings(max_examples=60)
+@given(st.lists(requests, min_size=2, max_size=6))
+def test_two_items_have_one_name_exactly_if_everything_that_reaches_the_model_is_equal(asked: list[Any]) -> None:
+    """Plain areas of any size look alike once they are resized: the trap."""
+    identifier = PictureIdentifier("model", "blake3")
+
+    def items() -> Any:
+        for (size, colour, form), config, salt in asked:
+            named = identify(identifier, in_many_forms(Image.new("RGB", size, colour))[form], config, salt)
+            pixels = learn(named)
+            for media_hash, crop in named.parts.items():
+                shown = (pixels[media_hash], named.picture.geometry, crop)
+                yield media_hash, (shown, config.width, salt)
+
+    list(items())
+    for (left, is_left), (right, is_right) in itertools.combinations(items(), 2):
+        assert (left == right) == (is_left == is_right)
+
+
+@pytest.mark.parametrize("gives", [{"client_uuid": "cat"}, {}])
+def test_a_given_name_is_no_content_s_alias_and_has_none(gives: dict[str, Any]) -> None:
+    """Or whoever gives it could put other pixels under the name of a content that it never had."""
+    identifier = PictureIdentifier("model", "blake3", trusts_exif_image_id=not gives)
+    by_content, by_given_name = encode(draw(1).picture, "PNG"), with_image_id(draw(1).picture)
+    names = set()
+    for _ in range(2):
+        for source, options in ((by_given_name, gives), (by_content, {})):
+            named = identify(identifier, source, **options)
+            learn(named)
+            names.add((source, whole(named)))
+    assert len(names) == len({name for _, name in names}) == 2
+    webp = encode(draw(1).picture, "WEBP", lossless=True)
+    learn(identify(identifier, webp))
+    assert whole(identify(identifier, webp)) == whole(identify(identifier, by_content))
+
+
+def test_no_alias_crosses_from_one_tenant_or_model_to_another() -> None:
+    identifier = PictureIdentifier("model", "blake3")
+    png, webp, *_ = in_many_forms(draw(1).picture)
+    learn(identify(identifier, png, salt="a"))
+    learn(identify(identifier, webp, salt="b"))
+    assert whole(identify(identifier, webp, salt="b")) != whole(identify(identifier, png, salt="a"))
+
+
+@pytest.fixture(scope="module")
+def preparer() -> RequestPreparer:
+    return RequestPreparer.from_config(Config())
+
+
+def hashes_of(prepared: PreparedRequest) -> list[str]:
+    return [item.media_hash for item in prepared.engine_request.media]
+
+
+def make_all(prepared: PreparedRequest) -> dict[str, bytes]:
+    made = prepared.pixels_of(prepared.makeable_media)
+    prepared.learn(made)
+    return {media_hash: pixels.tobytes() for media_hash, pixels in made.items()}
+
+
+def test_two_forms_of_one_picture_in_one_request_are_one_item_shown_twice(preparer: RequestPreparer) -> None:
+    picture = draw(31).picture.resize((640, 300))
+    forms = [encode(picture, "PNG"), encode(picture, "WEBP", lossless=True)]
+
+    def prepare() -> PreparedRequest:
+        return preparer.prepare_text(MARKER * 2, forms, PARAMS, CROPPED)
+
+    before = prepare()
+    assert len(set(hashes_of(before))) == 6
+    apart = make_all(before)
+    together = prepare()
+    assert hashes_of(together) == hashes_of(before)[:3] * 2
+    assert together.makeable_media == tuple(hashes_of(before)[:3])
+    assert together.group_by_picture(set(hashes_of(together))) == [tuple(hashes_of(before)[:3])]
+    assert make_all(together) == {name: apart[name] for name in hashes_of(before)[:3]}
+    spans = [(item.span, item.geometry) for item in together.engine_request.media]
+    assert spans == [(item.span, item.geometry) for item in before.engine_request.media]
+
+
+def test_a_picture_that_is_known_whole_and_not_in_parts_has_each_from_where_it_can(preparer: RequestPreparer) -> None:
+    picture = draw(32).picture.resize((640, 300))
+    png, webp = encode(picture, "PNG"), encode(picture, "WEBP", lossless=True)
+    for content in (png, webp):
+        make_all(preparer.prepare_text(MARKER, [content], PARAMS))
+    both = preparer.prepare_text(MARKER * 2, [webp, png], PARAMS, CROPPED)
+    names = hashes_of(both)
+    assert names[0] == names[3]
+    assert len(set(names)) == 5
+    assert both.group_by_picture(set(names)) == [tuple(names[:3]), tuple(names[4:])]
+    pixels = make_all(both)
+    assert [pixels[name] for name in names[:3]] == [pixels[name] for name in names[3:]]
+
+
+# Clients' uuids --------------------------------------------------------------------------------------------------
+
+
+def test_a_uuid_stands_for_content_that_is_never_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> str:
+        raise AssertionError("hashed")
+
+    monkeypatch.setattr(identify_picture, "hash_content", refuse)
+    identifier = PictureIdentifier("model", "blake3")
+    sources = [source for seed in (1, 2) for source in in_many_forms(draw(seed).picture)]
+    assert len({whole(identify(identifier, source, client_uuid="cat")) for source in sources}) == 1
+
+
+def test_a_uuid_is_another_in_another_namespace() -> None:
+    identifier, other_model = PictureIdentifier("model", "blake3"), PictureIdentifier("other", "blake3")
+    png = encode(draw(1).picture, "PNG")
+    content = whole(identify(identifier, png))
+    names = [
+        content,
+        *(whole(identify(identifier, png, client_uuid=each)) for each in ("cat", "dog", content, "None")),
+        *(whole(identify(identifier, png, salt=salt, client_uuid="cat")) for salt in ("a", "b", "None")),
+        whole(identify(identifier, with_image_id(draw(1).picture), client_uuid=str(IMAGE_ID))),
+        whole(identify(PictureIdentifier("model", "blake3", True), with_image_id(draw(1).picture))),
+        whole(identify(other_model, png, client_uuid="cat")),
+    ]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("overrides", [None, CROPPED])
+def test_a_uuid_that_is_known_needs_no_picture(preparer: RequestPreparer, overrides: dict[str, Any] | None) -> None:
+    name, part = f"wide {overrides}", by_url(draw(1).picture.resize((640, 300)))
+    sent = preparer.prepare_chat(ask(part | {"uuid": name}, "What?"), PARAMS, overrides)
+    for left_out in ({"type": "image_url", "uuid": name}, {"type": "image_pil", "image_pil": None, "uuid": name}):
+        alone = preparer.prepare_chat(ask(left_out, "What?"), PARAMS, overrides)
+        assert alone.engine_request.token_ids == sent.engine_request.token_ids
+        assert alone.engine_request.media == sent.engine_request.media
+        assert alone.makeable_media == ()
+        assert alone.engine_request.unsent_media == tuple(hashes_of(alone))
+        assert sent.engine_request.unsent_media == ()
+        assert sent.find_unknown(hashes_of(sent)) is None
+        refusal = alone.find_unknown(hashes_of(alone))
+        assert (refusal and refusal.field) == alone_field(left_out)
+
+
+def alone_field(part: dict[str, Any]) -> str:
+    return f"messages[0].content[0].{part['type']}"
+
+
+def test_a_uuid_that_nobody_knows_asks_for_its_picture(preparer: RequestPreparer) -> None:
+    with pytest.raises(UnknownMediaError, match=r"uuid 'never seen' .* send it") as caught:
+        preparer.prepare_chat(ask({"type": "image_url", "image_url": None, "uuid": "never seen"}), PARAMS)
+    error = caught.value
+    assert (error.field, error.code, error.status) == (alone_field({"type": "image_url"}), "media_not_cached", 400)
+    make_all(preparer.prepare_text(MARKER, [draw(1).picture], PARAMS, uuids=["never seen"], cache_salt="another"))
+    with pytest.raises(UnknownMediaError):
+        preparer.prepare_text(MARKER, [None], PARAMS, uuids=["never seen"])
+
+
+def test_a_uuid_whose_pixels_are_wanted_and_gone_asks_for_its_picture(preparer: RequestPreparer) -> None:
+    preparer.prepare_text(MARKER, [draw(1).picture], PARAMS, uuids=["gone"])
+    alone = preparer.prepare_text(MARKER, [None], PARAMS, uuids=["gone"])
+    with pytest.raises(UnknownMediaError, match="uuid 'gone'") as caught:
+        alone.pixels_of(hashes_of(alone))
+    assert caught.value.field == "multi_modal_data.image[0]"
+    as_own = preparer.prepare_text(MARKER * 2, [draw(2).picture, None], PARAMS, uuids=[None, "gone"]).as_own(
+        caught.value, hashes_of(alone)[0]
+    )
+    assert isinstance(as_own, UnknownMediaError)
+    assert as_own.field == "multi_modal_data.image[1]"
+
+
+@pytest.mark.parametrize("sent_first", [True, False])
+def test_a_picture_that_comes_once_serves_all_its_uuid_s_places(preparer: RequestPreparer, sent_first: bool) -> None:
+    name, picture = f"twice {sent_first}", draw(5).picture
+    preparer.prepare_text(MARKER, [picture], PARAMS, uuids=[name])
+    pictures = [picture, None] if sent_first else [None, picture]
+    prepared = preparer.prepare_text(MARKER * 2, pictures, PARAMS, uuids=[name] * 2)
+    [media_hash] = set(hashes_of(prepared))
+    assert prepared.find_unknown([media_hash]) is None
+    assert prepared.pixels_of([media_hash]).keys() == {media_hash} == set(prepared.makeable_media)
+    assert prepared.engine_request.unsent_media == ()
+
+
+def test_a_uuid_never_names_two_pictures_of_different_sizes(preparer: RequestPreparer) -> None:
+    preparer.prepare_text(MARKER, [Image.new("RGB", (40, 30))], PARAMS, uuids=["size"])
+    with pytest.raises(MediaConflictError, match=r"30 x 40 .* 'size' already .* 40 x 30") as caught:
+        preparer.prepare_text(MARKER, [Image.new("RGB", (30, 40))], PARAMS, uuids=["size"])
+    error = caught.value
+    assert (error.field, error.code, error.status) == ("multi_modal_data.image[0]", "media_uuid_conflict", 400)
+    preparer.prepare_text(MARKER, [Image.new("RGB", (30, 40))], PARAMS, uuids=["size"], cache_salt="another")
+    # Nor where the first is forgotten, and the engine still holds what was made of it.
+    names = {
+        whole(identify(PictureIdentifier("model", "blake3"), Image.new("RGB", size), client_uuid="size"))
+        for size in ((40, 30), (30, 40))
+    }
+    assert len(names) == 2
+
+
+def test_a_request_that_is_refused_or_whose_picture_cannot_be_made_binds_no_uuid(preparer: RequestPreparer) -> None:
+    wide, high = Image.new("RGB", (40, 30)), Image.new("RGB", (30, 40))
+    with pytest.raises(PictureCountError):
+        preparer.prepare_text("no marker", [wide], PARAMS, uuids=["free"])
+    preparer.prepare_text(MARKER, [high], PARAMS, uuids=["free"]).forget_names()
+    preparer.prepare_text(MARKER, [wide], PARAMS, uuids=["free"])
+    # Once it names something, another's failure changes nothing.
+    with pytest.raises(PictureCountError):
+        preparer.prepare_text("no marker", [wide], PARAMS, uuids=["free"])
+    preparer.prepare_text(MARKER, [wide], PARAMS, uuids=["free"]).forget_names()
+    preparer.prepare_text(MARKER, [None], PARAMS, uuids=["free"])
+
+
+def test_a_broken_picture_is_not_excused_by_its_uuid(preparer: RequestPreparer) -> None:
+    png = to_png(draw(7).picture)
+    with pytest.raises(UnreadablePictureError):
+        preparer.prepare_text(MARKER, [b"no picture"], PARAMS, uuids=["broken"])
+    cut = preparer.prepare_text(MARKER, [png[: len(png) // 2]], PARAMS, uuids=["broken"])
+    with pytest.raises(UnreadablePictureError):
+        cut.pixels_of(hashes_of(cut))
+    assert make_all(preparer.prepare_text(MARKER, [png], PARAMS, uuids=["broken"])).keys() == set(hashes_of(cut))
+
+
+def test_what_a_caller_changes_after_sending_it_with_a_uuid_changes_nothing(preparer: RequestPreparer) -> None:
+    picture = draw(3).picture.copy()
+    expected = make_all(preparer.prepare_text(MARKER, [picture.copy()], PARAMS, uuids=["changed"]))
+    prepared = preparer.prepare_text(MARKER, [picture], PARAMS, uuids=["changed"])
+    picture.paste((0, 0, 0), (0, 0, *picture.size))
+    assert make_all(prepared) == expected
+
+
+@pytest.mark.parametrize("uuids", [[], ["a"], ["a", "b", "c"]])
+def test_there_are_as_many_uuids_as_pictures(preparer: RequestPreparer, uuids: list[str]) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"holds {len(uuids)} for 2 pictures") as caught:
+        preparer.prepare_text(MARKER * 2, [draw(1).picture] * 2, PARAMS, uuids=uuids)
+    assert caught.value.field == "multi_modal_uuids.image"
+
+
+def test_each_uuid_is_checked_under_its_place(preparer: RequestPreparer) -> None:
+    with pytest.raises(InvalidArgumentError, match="printable") as caught:
+        preparer.prepare_text(MARKER * 2, [draw(1).picture] * 2, PARAMS, uuids=[None, "\n"])
+    assert caught.value.field == "multi_modal_uuids.image[1]"
+    with pytest.raises(InvalidArgumentError) as caught:
+        preparer.prepare_text(MARKER, [None], PARAMS, uuids=[None])
+    assert caught.value.field == "multi_modal_data.image[0]"
+
+
+# EXIF's ImageID --------------------------------------------------------------------------------------------------
+
+IMAGE_ID = uuid.UUID("12345678-9abc-def0-1234-56789abcdef0")
+
+
+def with_image_id(picture: Image.Image, image_id: uuid.UUID = IMAGE_ID) -> bytes:
+    exif = Image.Exif()
+    exif[ExifTags.Base.ImageID] = str(image_id)
+    return encode(picture, "PNG", exif=exif)
+
+
+def names_under(*, trust: bool) -> list[str]:
+    preparer = RequestPreparer.from_config(Config(trust_exif_image_id=trust))
+    contents = [with_image_id(draw(seed).picture) for seed in (1, 2)]
+    contents += [with_image_id(draw(1).picture.resize((50, 60))), with_image_id(draw(1).picture, uuid.UUID(int=1))]
+    return [
+        hashes_of(preparer.prepare_chat(ask(by_url_of(content)), PARAMS, cache_salt=salt))[0]
+        for content in contents
+        for salt in (None, "a")
+    ]
+
+
+def by_url_of(content: bytes) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": to_data_url(content)}}
+
+
+def test_two_pictures_with_one_exif_id_stay_two_unless_it_is_trusted() -> None:
+    assert len(set(names_under(trust=False))) == 8
+
+
+def test_a_trusted_exif_id_stands_for_the_content_of_one_size_within_one_tenant() -> None:
+    names = names_under(trust=True)
+    assert names[:2] == names[2:4]
+    assert len(set(names)) == 6
+
+
+def test_a_picture_without_an_exif_id_is_named_by_its_content_whether_or_not_they_are_trusted() -> None:
+    picture = by_object(draw(1).picture)
+    names = [
+        hashes_of(RequestPreparer.from_config(Config(trust_exif_image_id=trust)).prepare_chat(ask(picture), PARAMS))
+        for trust in (True, False)
+    ]
+    assert names[0] == names[1]

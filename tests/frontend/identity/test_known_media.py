@@ -1,0 +1,97 @@
+"""Names that prove to mean the same pixels become one, whatever is learned and forgotten in whatever order."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from keepsight.frontend.identity.known_media import KnownMedia
+from keepsight.media import Geometry
+
+CONTENTS = st.sampled_from("abcdefgh")
+
+
+def pixels_of(media_hash: str) -> str:
+    """a to d are one picture, e to h another."""
+    return "first" if media_hash < "e" else "second"
+
+
+class KnownMediaMachine(RuleBasedStateMachine):
+    @initialize(max_entries=st.integers(1, 9))
+    def open(self, max_entries: int) -> None:
+        self.known = KnownMedia(max_entries)
+        self.learned: set[str] = set()
+        self.geometries: dict[str, Geometry] = {}
+
+    @rule(media_hash=CONTENTS)
+    def learn(self, media_hash: str) -> None:
+        # As requests do: what has another name already is made, and learned, under that.
+        name = self.known.canonical_name(media_hash)
+        self.known.learn_pixels(name, pixels_of(media_hash))
+        self.learned.add(name)
+
+    @rule(media_hash=CONTENTS)
+    def learn_what_was_named_before(self, media_hash: str) -> None:
+        self.known.learn_pixels(media_hash, pixels_of(media_hash))
+        self.learned.add(media_hash)
+
+    @rule(media_hash=CONTENTS)
+    def a_name_is_one_under_which_such_pixels_were_made(self, media_hash: str) -> None:
+        name = self.known.canonical_name(media_hash)
+        assert name == media_hash or (name in self.learned and pixels_of(name) == pixels_of(media_hash))
+
+    @rule(media_hash=CONTENTS)
+    def who_goes_by_another_name_lends_nobody_his_own(self, media_hash: str) -> None:
+        name = self.known.canonical_name(media_hash)
+        assert self.known.canonical_name(name) == name
+
+    @rule(given_name=CONTENTS, width=st.integers(1, 3))
+    def remember(self, given_name: str, width: int) -> None:
+        held = self.known.geometry_of(given_name)
+        remembered = self.known.remember_geometry(given_name, Geometry(width, 1))
+        assert remembered == (held or Geometry(width, 1)) == self.known.geometry_of(given_name)
+
+    @invariant()
+    def is_sound(self) -> None:
+        if hasattr(self, "known"):
+            self.known.check_invariants()
+
+
+TestKnownMedia = KnownMediaMachine.TestCase
+
+
+def test_the_first_name_is_that_of_all_later_ones() -> None:
+    known = KnownMedia()
+    assert known.canonical_name("png") == "png"
+    for name in ("png", "webp", "array"):
+        known.learn_pixels(name, "pixels")
+    assert [known.canonical_name(name) for name in ("png", "webp", "array", "other")] == ["png", "png", "png", "other"]
+
+
+def test_what_is_used_is_remembered_longest() -> None:
+    known = KnownMedia(max_entries=2)
+    for given_name in ("old", "new"):
+        known.remember_geometry(given_name, Geometry(1, 1))
+    assert known.geometry_of("old")
+    known.remember_geometry("newest", Geometry(1, 1))
+    assert known.geometry_of("new") is None
+    assert known.geometry_of("old")
+
+
+def test_a_name_whose_pixels_vary_lends_itself_to_nobody_else() -> None:
+    known = KnownMedia()
+    known.learn_pixels("odd", "pixels")
+    known.learn_pixels("odd", "other pixels")
+    known.learn_pixels("honest", "other pixels")
+    assert known.canonical_name("honest") == "honest"
+    known.check_invariants()
+
+
+@given(st.lists(CONTENTS, max_size=30))
+def test_threads_that_learn_at_once_agree_on_a_name(names: list[str]) -> None:
+    known = KnownMedia()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda name: known.learn_pixels(name, "pixels"), names))
+    known.check_invariants()
+    assert len({known.canonical_name(name) for name in names}) <= 1

@@ -1,0 +1,383 @@
+"""Downloads from a real server on this machine, which is as badly behaved as the internet."""
+
+import asyncio
+import gzip
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from keepsight.errors import (
+    MediaFetchError,
+    MediaRefusedError,
+    MediaTimeoutError,
+    MediaTooLargeError,
+    PictureError,
+)
+from keepsight.frontend.intake.fetch_url import Fetched, UrlFetcher
+from keepsight.frontend.intake.http_caching import Freshness, Validators
+from keepsight.frontend.intake.network_guard import Address, NetworkGuard, resolve_host
+from keepsight.frontend.intake.web_url import UrlFault
+from tests.frontend.picture_server import LOCAL, Asked, PictureServer, picture_server, response
+
+# Trusted by nobody but these tests.
+CERTIFICATE = Path(__file__).parents[1] / "pictures_test.pem"
+MAX_BYTES = 100_000
+LONG = 20.0
+
+
+@pytest.fixture
+def server() -> Iterator[PictureServer]:
+    with picture_server() as server:
+        yield server
+
+
+def guard_of(*addresses: str, asked: list[str] | None = None) -> NetworkGuard:
+    """Every name is at these addresses; else each is where the system says."""
+
+    async def resolve(host: str, port: int) -> list[str]:
+        if asked is not None:
+            asked.append(host)
+        return list(addresses) or await resolve_host(host, port)
+
+    return NetworkGuard(allowed_networks=LOCAL, resolve=resolve)
+
+
+def fetch(
+    url: str,
+    known: Validators | None = None,
+    guard: NetworkGuard | None = None,
+    seconds: float = LONG,
+    tls: ssl.SSLContext | None = None,
+) -> Fetched:
+    async def run() -> Fetched:
+        fetcher = UrlFetcher(guard or guard_of(), MAX_BYTES, seconds, tls or ssl.create_default_context())
+        try:
+            return await fetcher.fetch(url, known)
+        finally:
+            await fetcher.close()
+
+    return asyncio.run(run())
+
+
+def fault_of(url: str, guard: NetworkGuard | None = None, seconds: float = LONG) -> PictureError:
+    with pytest.raises(UrlFault) as caught:
+        fetch(url, guard=guard, seconds=seconds)
+    return caught.value.under("url")
+
+
+def redirect_to(location: str, status: int = 302, **headers: str) -> bytes:
+    return response(b"", status, Location=location, **headers)
+
+
+# What comes ---------------------------------------------------------------------------------------------------
+
+
+def test_the_body_comes_with_what_the_origin_says_of_keeping_it(server: PictureServer) -> None:
+    url = server.serve("/a", response(b"picture", ETag='"1"', Last_Modified="today", Cache_Control="max-age=60"))
+    assert fetch(url) == Fetched(b"picture", Validators(url, '"1"', "today"), Freshness(60))
+
+
+def test_a_body_in_chunks_comes_whole(server: PictureServer) -> None:
+    chunks = b"3\r\npic\r\n4\r\nture\r\n0\r\n\r\n"
+    url = server.serve("/a", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)
+    assert fetch(url).content == b"picture"
+
+
+def test_nothing_is_sent_that_tells_who_asks(server: PictureServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    fetch(server.serve("/a", response(b"picture", Set_Cookie="a=b")))
+    [asked] = server.asked
+    assert asked.headers.keys() == {"host", "user-agent", "accept", "accept-encoding"}
+    assert asked.headers["accept-encoding"] == "identity"
+    assert asked.headers["host"] == f"127.0.0.1:{server.port}"
+
+
+def test_what_has_not_changed_is_not_sent_again(server: PictureServer) -> None:
+    url = server.serve("/a", response(b"", 304, ETag='"1"', Cache_Control="max-age=5"))
+    fetched = fetch(url, Validators(url, '"1"', "today"))
+    assert (fetched.content, fetched.freshness) == (None, Freshness(5))
+    assert server.asked[0].headers["if-none-match"] == '"1"'
+    assert server.asked[0].headers["if-modified-since"] == "today"
+
+
+def test_not_modified_is_no_answer_for_one_who_holds_nothing(server: PictureServer) -> None:
+    url = server.serve("/a", response(b"", 304))
+    assert "answered 304" in fault_of(url).message
+
+
+# Where it comes from ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_redirects_are_followed(server: PictureServer, status: int) -> None:
+    server.serve("/b/c", response(b"picture", ETag='"1"', Cache_Control="max-age=60"))
+    url = server.serve("/a", redirect_to("b/c", status, Cache_Control="max-age=7"))
+    # What the way says counts too; the validators are those of the place itself.
+    assert fetch(url) == Fetched(b"picture", Validators(server.url("/b/c"), '"1"', None), Freshness(7))
+
+
+@pytest.mark.parametrize(("path", "asked"), [("/äö", "/%C3%A4%C3%B6"), ("/\udcf8", "/%F8")])
+def test_a_redirect_may_name_its_place_in_bytes_that_are_no_ascii(server: PictureServer, path: str, asked: str) -> None:
+    location = path.encode(errors="surrogateescape").decode("latin-1")
+    server.serve(asked, response(b"picture"))
+    assert fetch(server.serve("/a", redirect_to(location))).content == b"picture"
+
+
+def test_validators_are_shown_only_to_the_place_that_gave_them(server: PictureServer) -> None:
+    place = server.serve("/b", response(b"", 304))
+    url = server.serve("/a", redirect_to(place))
+    assert fetch(url, Validators(place, '"1"', None)).content is None
+    assert ["if-none-match" in asked.headers for asked in server.asked] == [False, True]
+
+
+def test_three_redirects_are_followed_and_no_more(server: PictureServer) -> None:
+    server.serve("/0", response(b"picture"))
+    for number in range(1, 5):
+        server.serve(f"/{number}", redirect_to(f"/{number - 1}"))
+    assert fetch(server.url("/3")).content == b"picture"
+    assert "redirects more than 3 times" in fault_of(server.url("/4")).message
+    server.serve("/loop", redirect_to("/loop"))
+    assert "redirects more than 3 times" in fault_of(server.url("/loop")).message
+
+
+class FirstAddressOnly(NetworkGuard):
+    """As if the test's own server were on the internet, and all else on this machine not."""
+
+    num_judged = 0
+
+    def _is_allowed(self, address: Address) -> bool:
+        self.num_judged += 1
+        return self.num_judged == 1 or super()._is_allowed(address)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "http://169.254.169.254/latest/meta-data/",
+        "http://[::1]:{port}/secret",
+        "http://[::ffff:7f00:1]:{port}/secret",
+        "http://localhost:{port}/secret",
+        "http://2130706433:{port}/secret",
+        "http://0x7f.1:{port}/secret",
+        "file:///etc/passwd",
+        "http://user@pictures.test:{port}/secret",
+        "http://pictures.test:22/",
+        "data:,secret",
+        "http://a b/",
+        "http://[",
+        "//[::1]:{port}/secret",
+    ],
+)
+def test_a_redirect_leads_nowhere_that_the_url_itself_could_not(server: PictureServer, location: str) -> None:
+    server.serve("/secret", response(b"secret"))
+    server.serve("/a", redirect_to(location.format(port=server.port)))
+    error = fault_of(server.url("/a"), FirstAddressOnly())
+    assert isinstance(error, MediaRefusedError)
+    assert server.num_asked("/secret") == 0
+    assert server.num_asked("/a") == 1
+
+
+def test_a_redirect_leads_to_no_host_that_is_not_listed(server: PictureServer) -> None:
+    server.serve("/secret", response(b"secret"))
+    url = server.serve("/a", redirect_to(server.url("/secret", host="localhost")))
+    error = fault_of(url, NetworkGuard(allowed_domains=[server.host], allowed_networks=LOCAL))
+    assert isinstance(error, MediaRefusedError)
+    assert "not among the hosts" in error.message
+    assert server.num_asked("/secret") == 0
+
+
+def test_a_name_that_changes_its_address_after_the_check_gains_nothing(server: PictureServer) -> None:
+    server.serve("/a", response(b"picture"))
+    answers = iter([["127.0.0.1"], ["169.254.169.254"]])
+
+    async def resolve(_host: str, _port: int) -> list[str]:
+        return next(answers)
+
+    guard = NetworkGuard(allowed_networks=LOCAL, resolve=resolve)
+    assert fetch(server.url("/a", "pictures.test"), guard=guard).content == b"picture"
+    assert next(answers) == ["169.254.169.254"], "the name was looked up twice for one connection"
+    assert server.asked[0].headers["host"] == f"pictures.test:{server.port}"
+
+
+def test_a_connection_that_is_used_again_is_the_one_that_was_checked(server: PictureServer) -> None:
+    asked: list[str] = []
+    server.serve("/b", response(b"picture"))
+    url = server.serve("/a", redirect_to("/b"))
+    fetch(url, guard=guard_of(asked=asked))
+    assert set(asked) == {"127.0.0.1"}
+
+
+def test_the_next_address_is_tried_where_nobody_listens_at_the_first(server: PictureServer) -> None:
+    server.serve("/a", response(b"picture"))
+    guard = guard_of("127.0.0.2", "127.0.0.1")
+    assert fetch(server.url("/a", "pictures.test"), guard=guard).content == b"picture"
+
+
+@pytest.fixture
+def tls_server() -> Iterator[PictureServer]:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(CERTIFICATE)
+    with picture_server(context) as server:
+        yield server
+
+
+def trusting() -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=CERTIFICATE)
+
+
+def test_a_certificate_must_be_of_the_name_whatever_the_address(tls_server: PictureServer) -> None:
+    tls_server.serve("/a", response(b"picture"))
+    guard = guard_of("127.0.0.1")
+    assert fetch(tls_server.url("/a", "pictures.test"), guard=guard, tls=trusting()).content == b"picture"
+    with pytest.raises(UrlFault, match="could not be downloaded"):
+        fetch(tls_server.url("/a", "others.test"), guard=guard, tls=trusting())
+    with pytest.raises(UrlFault, match="could not be downloaded"):
+        fetch(tls_server.url("/a", "pictures.test"), guard=guard)
+    assert len(tls_server.asked) == 1
+
+
+def test_what_was_asked_in_secret_is_not_fetched_in_the_open(tls_server: PictureServer, server: PictureServer) -> None:
+    server.serve("/b", response(b"picture"))
+    tls_server.serve("/a", redirect_to(server.url("/b")))
+    with pytest.raises(UrlFault, match="redirects from https: to http:"):
+        fetch(tls_server.url("/a", "pictures.test"), guard=guard_of("127.0.0.1"), tls=trusting())
+    assert not server.asked
+
+
+# How much, and how long ---------------------------------------------------------------------------------------
+
+
+def test_a_body_that_is_announced_too_large_is_not_read(server: PictureServer) -> None:
+    async def announce(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 104857600\r\n\r\n")  # and none of it ever comes
+
+    error = fault_of(server.serve("/a", announce))
+    assert isinstance(error, MediaTooLargeError)
+    assert (error.status, "100000" in error.message) == (413, True)
+
+
+def test_a_body_without_end_is_read_no_further_than_the_limit(server: PictureServer) -> None:
+    num_written = 0
+
+    async def pour(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_written
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while True:
+            writer.write(b"10000\r\n" + bytes(0x10000) + b"\r\n")
+            await writer.drain()
+            num_written += 0x10000
+
+    assert isinstance(fault_of(server.serve("/a", pour)), MediaTooLargeError)
+    assert num_written < 50 * MAX_BYTES, "the sockets' buffers are all that may come beyond the limit"
+
+
+def test_all_that_is_coming_at_once_has_a_limit_and_what_has_come_does_not_count(server: PictureServer) -> None:
+    has_begun = asyncio.Event()
+
+    async def begin(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + bytes(900))
+        while not asked.has_left() and not has_begun.is_set():
+            await asyncio.sleep(0.005)
+        writer.write(bytes(100))
+
+    first, second = server.serve("/first", begin), server.serve("/second", response(bytes(500)))
+
+    async def run() -> None:
+        fetcher = UrlFetcher(guard_of(), MAX_BYTES, LONG, ssl.create_default_context(), max_coming_bytes=1200)
+        for _ in range(3):
+            assert (await fetcher.fetch(second)).content == bytes(500)
+        slow = asyncio.create_task(fetcher.fetch(first))
+        while not fetcher._num_coming_bytes:
+            await asyncio.sleep(0.005)
+        with pytest.raises(UrlFault, match="too much else") as caught:
+            await fetcher.fetch(second)
+        assert (caught.value.under("url").status, caught.value.under("url").code) == (429, "media_busy")
+        has_begun.set()
+        assert (await slow).content == bytes(1000)
+        assert (await fetcher.fetch(second)).content == bytes(500)
+        await fetcher.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("num_bytes", [MAX_BYTES, MAX_BYTES + 1])
+def test_the_limit_is_exact(server: PictureServer, num_bytes: int) -> None:
+    url = server.serve("/a", response(bytes(num_bytes)))
+    if num_bytes <= MAX_BYTES:
+        assert fetch(url).content == bytes(num_bytes)
+    else:
+        assert isinstance(fault_of(url), MediaTooLargeError)
+
+
+@pytest.mark.parametrize("stage", ["before the answer", "in its head", "in its body", "between redirects"])
+def test_a_server_that_drips_is_left_when_the_time_is_over(server: PictureServer, stage: str) -> None:
+    async def drip(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if stage == "in its head":
+            writer.write(b"HTTP/1.1 200 OK\r\nA: ")
+        elif stage == "in its body":
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+        while True:
+            await asyncio.sleep(0.01)
+            writer.write(b"" if stage == "before the answer" else b"a")
+            await writer.drain()
+
+    url = server.serve("/a", drip)
+    if stage == "between redirects":
+        url = server.serve("/b", redirect_to("/a"))
+    error = fault_of(url, seconds=0.2)
+    assert isinstance(error, MediaTimeoutError)
+    assert "within 0.2 seconds" in error.message
+
+
+def test_a_host_that_is_never_found_is_given_up_too() -> None:
+    async def resolve(_host: str, _port: int) -> list[str]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    assert isinstance(fault_of("http://pictures.test/", NetworkGuard(resolve=resolve), 0.05), MediaTimeoutError)
+
+
+# What is no answer --------------------------------------------------------------------------------------------
+
+
+BROKEN = {
+    "404": (response(b"no", 404), "answered 404"),
+    "500": (response(b"", 500), "answered 500"),
+    "204": (response(b"", 204), "answered 204"),
+    "206": (response(b"part", 206), "answered 206"),
+    "packed": (response(gzip.compress(bytes(50_000_000)), Content_Encoding="gzip"), "compressed ('gzip')"),
+    "packed twice": (response(b"a", Content_Encoding="br, gzip"), "compressed"),
+    "no HTTP": (b"SSH-2.0-OpenSSH\r\n\r\n", "could not be downloaded"),
+    "a redirect to nowhere": (response(b"", 302), "without saying where"),
+    "a head without end": (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 50_000, "could not be downloaded"),
+    "two lengths": (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", "could not be downloaded"),
+    "no number": (b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\nab", "could not be downloaded"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_an_answer_that_is_none_is_the_callers_to_know(server: PictureServer, name: str) -> None:
+    answer, message = BROKEN[name]
+    error = fault_of(server.serve("/a", answer))
+    assert isinstance(error, MediaFetchError)
+    assert message in error.message
+    assert (error.field, error.status) == ("url", 400)
+
+
+@pytest.mark.parametrize("head", ["Content-Length: 1000", "Transfer-Encoding: chunked"])
+def test_a_body_that_ends_too_soon_is_no_picture(server: PictureServer, head: str) -> None:
+    async def break_off(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(f"HTTP/1.1 200 OK\r\n{head}\r\n\r\n".encode() + b"10\r\nabc")
+        writer.close()
+
+    assert "could not be downloaded" in fault_of(server.serve("/a", break_off)).message
+
+
+def test_nobody_listening_is_told_without_the_address() -> None:
+    error = fault_of("http://pictures.test:9/", guard_of("127.0.0.1"))
+    assert isinstance(error, MediaFetchError | MediaRefusedError)
+    error = fault_of("http://pictures.test:1029/", guard_of("127.0.0.1"))
+    assert error.message == "could not be downloaded: ConnectError"

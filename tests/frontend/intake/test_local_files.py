@@ -1,0 +1,122 @@
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepsight.errors import MediaFetchError, MediaRefusedError, MediaTooLargeError, PictureError
+from keepsight.frontend.intake.local_files import LocalFiles
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "pictures"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "a.png").write_bytes(b"picture")
+    (folder / "inner" / "ä ?.png").write_bytes(b"inner")
+    (tmp_path / "secret").write_bytes(b"secret")
+    (tmp_path / "pictures2").mkdir()
+    (tmp_path / "pictures2" / "secret").write_bytes(b"secret")
+    return folder
+
+
+def read(folder: Path, url: str) -> bytes:
+    return LocalFiles(folder, 100).read(url, "url")
+
+
+def test_files_below_the_folder_are_read(folder: Path) -> None:
+    assert read(folder, f"file://{folder}/a.png") == b"picture"
+    assert read(folder, f"file://localhost{folder}/inner/../a.png") == b"picture"
+    assert read(folder, f"FILE:{folder}/a.png") == b"picture"
+    assert read(folder, (folder / "inner" / "ä ?.png").as_uri()) == b"inner"
+    (folder / "link.png").symlink_to(folder / "a.png")
+    assert read(folder, f"file://{folder}/link.png") == b"picture"
+
+
+def test_the_folder_itself_may_be_a_link(folder: Path) -> None:
+    link = folder.parent / "link"
+    link.symlink_to(folder)
+    for base in (folder, link):
+        assert read(link, f"file://{base}/a.png") == b"picture"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../secret", "%2e%2e/secret", "inner/../../secret", "../pictures2/secret", "out", "out_dir/secret", "../none"],
+)
+def test_no_way_leads_out_of_the_folder_and_none_tells_what_is_there(folder: Path, path: str) -> None:
+    (folder / "out").symlink_to(folder.parent / "secret")
+    (folder / "out_dir").symlink_to(folder.parent)
+    with pytest.raises(MediaRefusedError, match="lies outside of the folder") as caught:
+        read(folder, f"file://{folder}/{path}")
+    assert (caught.value.field, caught.value.status) == ("url", 400)
+
+
+def test_without_a_folder_no_file_is_read(folder: Path) -> None:
+    with pytest.raises(MediaRefusedError, match="--allowed-local-media-path"):
+        LocalFiles(None, 100).read(f"file://{folder}/a.png", "url")
+
+
+def test_only_regular_files_are_read_and_nobody_waits_for_a_pipe(folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+    for name in ("pipe", "inner"):
+        with pytest.raises(PictureError) as caught:
+            read(folder, f"file://{folder}/{name}")
+        assert type(caught.value) in (MediaRefusedError, MediaFetchError)
+    with pytest.raises(MediaRefusedError, match="no regular file"):
+        read(Path("/dev"), "file:///dev/null")
+
+
+@pytest.mark.parametrize("num_bytes", [100, 101])
+def test_the_limit_is_exact(folder: Path, num_bytes: int) -> None:
+    (folder / "b").write_bytes(bytes(num_bytes))
+    if num_bytes <= 100:
+        assert read(folder, f"file://{folder}/b") == bytes(num_bytes)
+    else:
+        with pytest.raises(MediaTooLargeError, match="more than the 100 bytes"):
+            read(folder, f"file://{folder}/b")
+
+
+def test_a_file_that_takes_another_s_place_while_it_is_opened_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really_open = os.open
+
+    def exchange_then_open(path: Path, flags: int) -> int:
+        """Between check and opening, the folder on the way becomes a link to another."""
+        (folder / "inner").rename(folder / "was_inner")
+        (folder / "inner").symlink_to(folder.parent)
+        return really_open(path, flags)
+
+    (folder / "inner" / "secret").write_bytes(b"harmless")
+    monkeypatch.setattr(os, "open", exchange_then_open)
+    with pytest.raises(MediaRefusedError, match="exchanged"):
+        read(folder, f"file://{folder}/inner/secret")
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "message"),
+    [
+        ("file://other.host/a.png", MediaRefusedError, "must be file:///path"),
+        ("file:a.png", MediaRefusedError, "must be file:///path"),
+        ("file://{folder}/a.png?b", MediaRefusedError, "percent-encoded"),
+        ("file://{folder}/none.png", MediaFetchError, "No such file"),
+        ("file://{folder}/a%00b", MediaFetchError, "could not be read"),
+        ("file://{folder}/%ff", MediaFetchError, "could not be read"),
+        ("file://{folder}/" + "a" * 300, MediaFetchError, "could not be read"),
+        ("file://[", MediaFetchError, "could not be read"),
+    ],
+)
+def test_what_names_no_file_is_the_caller_s_mistake(
+    folder: Path, url: str, error: type[PictureError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        read(folder, url.format(folder=folder))
+
+
+@given(path=st.text(max_size=30))
+def test_any_path_is_read_or_refused(path: str) -> None:
+    with suppress(PictureError):
+        LocalFiles(Path(__file__).parent, 10**6).read(f"file:{path}", "url")

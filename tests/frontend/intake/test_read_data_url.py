@@ -1,0 +1,46 @@
+"""What is the same with and without the fast decoder is tested with both."""
+
+import base64
+from typing import Any
+
+import pybase64
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepsight.errors import MediaTooLargeError, UnreadablePictureError
+from keepsight.frontend.intake import read_data_url as module
+from keepsight.frontend.intake.read_data_url import read_data_url
+
+DECODERS = [base64.b64decode, pybase64.b64decode]
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+@pytest.mark.parametrize("num_bytes", range(8, 14))
+def test_the_limit_is_exact(num_bytes: int, decode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be within it is refused undecoded; the rest is for who asks to measure."""
+    monkeypatch.setattr(module, "b64decode", decode)
+    url = f"data:;base64,{base64.b64encode(bytes(num_bytes)).decode()}"
+    assert read_data_url(url, "url", num_bytes) == bytes(num_bytes)
+    for max_bytes in range(num_bytes - 3):
+        with pytest.raises(MediaTooLargeError, match=f"more than the {max_bytes} bytes"):
+            read_data_url(url, "url", max_bytes)
+
+
+def test_percent_encoded_content_has_the_limit_too() -> None:
+    assert read_data_url("data:,%00%00%00", "url", 3) == bytes(3)
+    with pytest.raises(MediaTooLargeError):
+        read_data_url("data:," + "%00" * 4, "url", 3)
+
+
+@given(text=st.text("aA0+/=-_ \n%,é", max_size=12))
+def test_both_decoders_take_and_refuse_the_same(text: str) -> None:
+    results = []
+    for decode in DECODERS:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "b64decode", decode)
+            try:
+                results.append(read_data_url(f"data:;base64,{text}", "url"))
+            except UnreadablePictureError as error:
+                results.append(type(error).__name__.encode())
+    assert results[0] == results[1]

@@ -1,0 +1,257 @@
+"""What is asked of an origin, and when: against a scripted one, with a clock that only the test moves."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from keepsight.errors import MediaFetchError
+from keepsight.frontend.intake import url_cache
+from keepsight.frontend.intake.fetch_url import Fetched
+from keepsight.frontend.intake.http_caching import Freshness, Validators
+from keepsight.frontend.intake.url_cache import UrlCache
+from keepsight.frontend.intake.web_url import UrlFault
+
+URL = "http://pictures.test/a"
+A_MINUTE = Freshness(60)
+
+
+class Origin:
+    """Each URL's version is its ETag; it says when it is asked."""
+
+    def __init__(self, freshness: Freshness) -> None:
+        self.freshness = freshness
+        self.versions: dict[str, bytes] = {URL: b"first"}
+        self.asked: list[tuple[str, bool]] = []  # and whether with a validator
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.num_cancelled = 0
+        self.fault: UrlFault | None = None
+
+    async def fetch(self, url: str, known: Validators | None) -> Fetched:
+        self.asked.append((url, known is not None))
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+        if self.fault is not None:
+            raise self.fault
+        version = self.versions[url]
+        is_same = known is not None and known.etag == version.decode()
+        return Fetched(None if is_same else version, Validators(url, version.decode(), None), self.freshness)
+
+
+class Bench:
+    def __init__(self, freshness: Freshness = A_MINUTE, max_bytes: int = 100) -> None:
+        self.origin, self.now = Origin(freshness), 0.0
+        self.cache = UrlCache(self.origin.fetch, max_bytes, lambda: self.now)
+
+    async def get(self, url: str = URL, salt: str | None = None) -> bytes:
+        content = await self.cache.get(url, salt)
+        self.cache.check_invariants()
+        return content
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        return self.cache.num_fetched, self.cache.num_revalidated
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def in_time() -> None:
+        async with asyncio.timeout(20):
+            await test()
+
+    asyncio.run(in_time())
+
+
+def test_while_it_is_fresh_nobody_is_asked_and_then_only_whether_it_changed() -> None:
+    async def test() -> None:
+        bench = Bench()
+        for bench.now in (0, 30, 59.9):
+            assert await bench.get() == b"first"
+        assert bench.origin.asked == [(URL, False)]
+        for bench.now in (60, 61):  # renewed by the first of these
+            assert await bench.get() == b"first"
+        assert bench.origin.asked == [(URL, False), (URL, True)]
+        assert bench.counts == (1, 1)
+
+    run(test)
+
+
+def test_what_changed_at_its_origin_is_never_served_again() -> None:
+    async def test() -> None:
+        bench = Bench(Freshness(0))
+        assert await bench.get() == b"first"
+        bench.origin.versions[URL] = b"second"
+        for _ in range(3):
+            assert await bench.get() == b"second"
+        assert bench.counts == (2, 2)
+
+    run(test)
+
+
+@pytest.mark.parametrize("max_bytes", [0, 4, 100])
+def test_what_may_not_or_can_not_be_kept_is_downloaded_each_time(max_bytes: int) -> None:
+    async def test() -> None:
+        bench = Bench(Freshness(60, may_be_kept=max_bytes < 100), max_bytes)
+        for _ in range(3):
+            assert await bench.get() == b"first"
+        assert bench.origin.asked == [(URL, False)] * 3
+
+    run(test)
+
+
+def test_what_was_kept_is_forgotten_when_the_origin_says_so() -> None:
+    async def test() -> None:
+        bench = Bench(Freshness(0))
+        await bench.get()
+        bench.origin.freshness = Freshness(0, may_be_kept=False)
+        await bench.get()
+        await bench.get()
+        assert bench.origin.asked == [(URL, False), (URL, True), (URL, False)]
+
+    run(test)
+
+
+def test_a_tenant_never_finds_what_another_fetched() -> None:
+    async def test() -> None:
+        bench = Bench()
+        for salt in (None, "a", "b", "a"):
+            assert await bench.get(salt=salt) == b"first"
+        assert bench.origin.asked == [(URL, False)] * 3
+        bench.origin.gate.clear()
+        salts = ["c", "d", "c"]
+        waiting = [asyncio.create_task(bench.get(salt=salt)) for salt in salts]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        bench.origin.gate.set()
+        await asyncio.gather(*waiting)
+        assert len(bench.origin.asked) == 5, "tenants wait for one another's downloads"
+
+    run(test)
+
+
+def test_one_picture_under_many_urls_is_held_once() -> None:
+    async def test() -> None:
+        bench = Bench(max_bytes=9)
+        urls = [f"{URL}?signature={number}" for number in range(20)]
+        bench.origin.versions |= dict.fromkeys(urls, b"picture")
+        for url in urls:
+            await bench.get(url)
+        assert bench.counts == (20, 0)
+        for url in urls:
+            await bench.get(url)
+        assert bench.counts == (20, 0)
+
+    run(test)
+
+
+def test_bytes_and_records_that_are_kept_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        monkeypatch.setattr(url_cache, "MAX_RECORDS", 3)
+        bench = Bench(max_bytes=12)
+        urls = [f"{URL}{number}" for number in range(6)]
+        bench.origin.versions |= {url: b"body%d" % number for number, url in enumerate(urls)}
+        for url in urls:
+            await bench.get(url)
+        await bench.get(urls[-1])
+        await bench.get(urls[0])
+        assert bench.counts == (7, 0)
+
+    run(test)
+
+
+def test_the_record_that_was_used_longest_ago_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        monkeypatch.setattr(url_cache, "MAX_RECORDS", 2)
+        bench = Bench()
+        bench.origin.versions |= {f"{URL}{name}": name.encode() for name in "xyz"}
+        for name in "xyxzx":
+            await bench.get(URL + name)
+        assert bench.counts == (3, 0)
+
+    run(test)
+
+
+# Single flight ------------------------------------------------------------------------------------------------
+
+
+def test_fifty_who_ask_at_once_are_one_download() -> None:
+    async def test() -> None:
+        bench = Bench(Freshness(0, may_be_kept=False))
+        bench.origin.gate.clear()
+        waiting = [asyncio.create_task(bench.get()) for _ in range(50)]
+        await asyncio.sleep(0)
+        bench.origin.gate.set()
+        assert await asyncio.gather(*waiting) == [b"first"] * 50
+        assert bench.counts == (1, 0)
+
+    run(test)
+
+
+def test_a_download_ends_when_the_last_who_waits_has_left_and_not_before() -> None:
+    async def test() -> None:
+        bench = Bench()
+        bench.origin.gate.clear()
+        first, second = (asyncio.create_task(bench.get()) for _ in range(2))
+        while not bench.origin.asked:
+            await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        assert bench.origin.num_cancelled == 0
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+        while not bench.origin.num_cancelled:
+            await asyncio.sleep(0)
+        bench.cache.check_invariants()
+        bench.origin.gate.set()
+        assert await bench.get() == b"first", "who comes afterwards begins anew"
+
+    run(test)
+
+
+def test_a_failure_is_told_to_all_who_wait_and_is_not_kept() -> None:
+    async def test() -> None:
+        bench = Bench()
+        bench.origin.gate.clear()
+        bench.origin.fault = UrlFault(MediaFetchError, "answered 500")
+        waiting = [asyncio.create_task(bench.get()) for _ in range(3)]
+        await asyncio.sleep(0)
+        bench.origin.gate.set()
+        assert set(await asyncio.gather(*waiting, return_exceptions=True)) == {bench.origin.fault}
+        bench.origin.fault = None
+        assert await bench.get() == b"first"
+
+    run(test)
+
+
+def test_what_is_evicted_while_the_origin_is_asked_is_served_all_the_same() -> None:
+    async def test() -> None:
+        bench = Bench(Freshness(0), max_bytes=9)
+        bench.origin.versions["http://b/"] = b"another"
+        await bench.get()
+        bench.origin.gate.clear()
+        revalidating = asyncio.create_task(bench.get())
+        while len(bench.origin.asked) < 2:
+            await asyncio.sleep(0)
+        other = asyncio.create_task(bench.get("http://b/"))
+        while len(bench.origin.asked) < 3:
+            await asyncio.sleep(0)
+        bench.origin.gate.set()
+        assert await revalidating == b"first"
+        assert await other == b"another"
+        assert bench.counts == (2, 1)
+
+    run(test)
+
+
+def test_whoever_watches_is_told_of_each_download_and_of_nothing_that_was_spared() -> None:
+    async def run() -> int:
+        bench, told = Bench(), list[None]()
+        bench.cache.on_fetched = lambda: told.append(None)
+        for _ in range(3):
+            await bench.get()
+        return len(told)
+
+    assert asyncio.run(run()) == 1

@@ -1,0 +1,501 @@
+"""What workers make is what would be made here; and whatever happens to them, each job has one answer."""
+
+import asyncio
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from starlette.concurrency import run_in_threadpool
+
+from keepsight.config import Config
+from keepsight.errors import KeepsightError, MediaWorkersLostError, PictureTooLargeError, UnreadablePictureError
+from keepsight.frontend.identity.pan_and_scan import plan_crops
+from keepsight.frontend.intake.open_picture import PictureSource
+from keepsight.frontend.intake.read_header import read_geometry
+from keepsight.frontend.media_pool import MediaPool
+from keepsight.frontend.pixels import media_workers
+from keepsight.frontend.pixels.make_pixels import PictureJob
+from keepsight.frontend.pixels.media_workers import MediaWorkers
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.image_processor_config import ImageProcessorConfig
+from keepsight.observe.process_memory import children_of
+from keepsight.requests import CarriedPixels, Pixels
+from keepsight.sampling_params import SamplingParams
+from tests.drawn import ask, to_data_url
+from tests.frontend.misbehaving_worker import BLUNDER, CRASH, DEVOUR, IMPOSE, SPIN, STOP
+from tests.frontend.sample_pictures import BASE, CROPPING, all_cases, encode, random_picture
+
+ROOT = Path(__file__).parents[3]
+SOON = 20  # seconds, for what takes much less
+FIELD = "messages[0].content[1]"
+
+Start = Callable[[int], MediaWorkers]
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[MediaWorkers]:
+    with closing(MediaWorkers(2)) as workers:
+        workers.start()
+        yield workers
+        workers.check_invariants()
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Workers of the test's own, to be killed and closed as it likes."""
+    started: list[MediaWorkers] = []
+
+    def start(num_workers: int) -> MediaWorkers:
+        started.append(MediaWorkers(num_workers))
+        return started[-1]
+
+    children = children_of_ours()
+    yield start
+    for workers in started:
+        workers.close()
+        workers.check_invariants()
+        assert workers.pids() == []
+    await_that(lambda: children_of_ours() == children)
+
+
+@pytest.fixture(scope="module")
+def misbehaving() -> Iterator[MediaWorkers]:
+    """One at a time."""
+    with pytest.MonkeyPatch.context() as patch, closing(MediaWorkers(1)) as workers:
+        misbehave(patch)
+        workers.start()
+        patch.undo()
+        yield workers
+        workers.check_invariants()
+
+
+def misbehave(patch: pytest.MonkeyPatch) -> None:
+    """Templates that are started from now on do."""
+    patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "src")]))
+    patch.setattr(media_workers, "PROGRAM", "tests.frontend.misbehaving_worker")
+
+
+def job_of(source: PictureSource, **options: object) -> PictureJob:
+    """Of the whole picture, and its crops under options that ask for them."""
+    config = ImageProcessorConfig(**{**BASE, **options})
+    crops = plan_crops(read_geometry(source, FIELD), config) if config.do_pan_and_scan else ()
+    return PictureJob(source, FIELD, {str(index): part for index, part in enumerate((None, *crops))}, config)
+
+
+def picture(seed: int = 0, size: tuple[int, int] = (401, 311)) -> bytes:
+    return encode(random_picture("RGB", size, seed), "JPEG")
+
+
+def assert_equal(made: dict[str, Pixels], expected: dict[str, Pixels]) -> None:
+    assert made.keys() == expected.keys()
+    for media_hash, pixels in made.items():
+        assert pixels.dtype == np.uint8
+        assert np.array_equal(pixels, expected[media_hash])
+
+
+def assert_works(workers: MediaWorkers) -> None:
+    job = job_of(picture())
+    assert_equal(workers.make(job), job.run())
+
+
+def error_of(make: Callable[[], object]) -> tuple[type, str, str, int, str]:
+    with pytest.raises(KeepsightError) as raised:
+        make()
+    error = raised.value
+    assert isinstance(error, UnreadablePictureError | PictureTooLargeError) or "picture" in error.code  # type: ignore[attr-defined]
+    return type(error), error.field, error.message, error.status, error.code  # type: ignore[attr-defined]
+
+
+def is_running(pid: int) -> bool:
+    """One that has ended and that nobody has cleared away yet is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def children_of_ours() -> set[int]:
+    return set(children_of(os.getpid()))
+
+
+def await_that(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SOON
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def await_gone(pids: list[int]) -> None:
+    await_that(lambda: not any(map(is_running, pids)))
+
+
+# What they make -----------------------------------------------------------------------------------------------
+
+
+def test_pixels_are_those_that_are_made_without_them(workers: MediaWorkers) -> None:
+    jobs = [job_of(case.source, **case.options) for case in all_cases() if isinstance(case.source, bytes)]
+    assert len(jobs) > 300
+    assert any(len(job.parts) > 1 for job in jobs)
+    for job in jobs:
+        assert_equal(workers.make(job), job.run())
+
+
+def test_only_the_parts_that_are_wanted_are_made(workers: MediaWorkers) -> None:
+    job = job_of(picture(size=(200, 64)), **CROPPING)
+    whole, first, *_ = job.parts
+    assert len(job.parts) == 4
+    for media_hashes in ([first], [first, whole]):
+        wanted = PictureJob(job.source, job.field, {each: job.parts[each] for each in media_hashes}, job.config)
+        made = workers.make(wanted)
+        assert list(made) == media_hashes
+        assert_equal(made, wanted.run())
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        b"",
+        b"no picture",
+        picture()[:2000],
+        encode(random_picture("RGB", (64, 64)), "PNG")[:-500],
+        encode(Image.new("1", (9000, 8000)), "PNG"),
+        encode(random_picture("P", (9, 9)), "GIF", save_all=True, append_images=[random_picture("P", (9, 9), 2)]),
+        encode(Image.new("I;16", (9, 9)), "PNG"),
+        encode(Image.new("F", (9, 9)), "TIFF"),
+    ],
+    ids=["empty", "no picture", "truncated jpeg", "truncated png", "too large", "animated", "16 bits", "floats"],
+)
+def test_what_is_refused_without_them_is_refused_in_the_same_words(workers: MediaWorkers, source: bytes) -> None:
+    job = PictureJob(source, FIELD, {"whole": None}, ImageProcessorConfig(**BASE))
+    assert error_of(lambda: workers.make(job)) == error_of(job.run)
+
+
+def test_a_picture_larger_than_any_buffer_passes_and_so_do_its_pixels(workers: MediaWorkers) -> None:
+    job = job_of(encode(random_picture("RGB", (1500, 1000)), "BMP"), height=896, width=896)
+    assert_equal(workers.make(job), job.run())
+
+
+def test_what_is_no_file_is_made_here_and_starts_no_process(start: Start) -> None:
+    workers = start(1)
+    image = random_picture("P", (61, 43))
+    for source in (image, np.asarray(image.convert("RGB"))):
+        job = job_of(source)
+        assert_equal(workers.make(job), job.run())
+    assert workers.pids() == []
+
+
+# Their processes ----------------------------------------------------------------------------------------------
+
+
+def test_there_are_no_more_workers_than_seats_and_they_are_used_again(workers: MediaWorkers) -> None:
+    jobs = [job_of(picture(seed)) for seed in range(12)]
+    with ThreadPoolExecutor(5) as threads:
+        for job, made in zip(jobs, threads.map(workers.make, jobs), strict=True):
+            assert_equal(made, job.run())
+    template, *others = workers.pids()
+    assert 1 <= len(others) <= 2
+    assert_works(workers)
+    assert workers.pids() == [template, *others]
+
+
+def test_the_template_has_one_thread_or_it_could_not_be_forked(workers: MediaWorkers) -> None:
+    assert_works(workers)
+    for pid in workers.pids():
+        assert "Threads:\t1\n" in Path(f"/proc/{pid}/status").read_text()
+
+
+def test_once_they_are_started_the_template_has_loaded_all_that_a_picture_needs(start: Start) -> None:
+    workers = start(1)
+    workers.wait_until_started()
+    [template] = workers.pids()
+    assert "libtorch" in Path(f"/proc/{template}/maps").read_text()
+    assert_works(workers)
+    workers.wait_until_started()
+    assert workers.pids()[0] == template
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_a_template_whose_frontend_ends_says_nothing_of_it(is_loaded: bool) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        program = [sys.executable, "-m", media_workers.PROGRAM, str(theirs.fileno())]
+        template = subprocess.Popen(program, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
+    if is_loaded:
+        assert ours.recv(1, socket.MSG_PEEK)
+    ours.close()
+    assert template.communicate(timeout=SOON)[1] == b""
+    assert template.returncode == 0
+
+
+def test_nobody_waits_for_the_start_of_a_template_that_ends(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media_workers, "PROGRAM", "tests.no_such_module")
+    start(1).wait_until_started()
+
+
+def test_the_processes_that_only_ask_do_without_torch() -> None:
+    modules = (
+        "keepsight.frontend.pixels.media_workers, keepsight.frontend.media_pool, keepsight.frontend.prepare_request"
+    )
+    program = f"import sys, {modules}; assert 'torch' not in sys.modules, 'torch was imported'"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_an_interrupt_from_the_keyboard_is_for_the_frontend_alone(workers: MediaWorkers) -> None:
+    assert_works(workers)
+    pids = workers.pids()
+    for pid in pids:
+        os.kill(pid, signal.SIGINT)
+    assert_works(workers)
+    assert workers.pids() == pids
+
+
+def test_closing_twice_is_closing_once_and_then_nothing_is_made(start: Start) -> None:
+    workers = start(1)
+    assert_works(workers)
+    pids = workers.pids()
+    for _ in range(2):
+        workers.close()
+        assert not any(map(is_running, pids))
+    with pytest.raises(RuntimeError, match="closed"):
+        workers.make(job_of(picture()))
+
+
+def test_closing_while_the_first_is_being_started_ends_all(start: Start) -> None:
+    workers = start(1)
+    workers.start()
+    with ThreadPoolExecutor(1) as threads:
+        making = threads.submit(workers.make, job_of(picture()))
+        await_that(lambda: workers._free_seats.empty())
+        workers.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            making.result(SOON)
+
+
+def test_closing_ends_what_they_are_at(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    misbehave(monkeypatch)
+    workers = start(1)
+    assert_works(workers)
+    [template, worker] = workers.pids()
+    with ThreadPoolExecutor(1) as threads:
+        making = threads.submit(workers.make, job_of_bytes(STOP))
+        await_that(lambda: " T " in Path(f"/proc/{worker}/stat").read_text())
+        workers.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            making.result(SOON)
+    assert not any(map(is_running, [template, worker]))
+    assert workers.num_crashes == 0
+
+
+FRONTEND = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from keepsight.frontend.pixels.media_workers import MediaWorkers
+from tests.frontend.pixels.test_media_workers import job_of, picture
+workers = MediaWorkers(2)
+large = [job_of(picture(seed, (1000, 1000))) for seed in range(2)]
+with ThreadPoolExecutor(2) as threads:
+    while len(workers.pids()) < 3:
+        list(threads.map(workers.make, large))
+print(*workers.pids(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_none_outlives_a_frontend_that_is_killed() -> None:
+    program = [sys.executable, "-c", FRONTEND]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as frontend:
+        assert frontend.stdout
+        pids = [int(pid) for pid in frontend.stdout.readline().split()]
+        assert len(pids) == 3
+        assert all(map(is_running, pids))
+        frontend.kill()
+        await_gone(pids)
+
+
+# What befalls them --------------------------------------------------------------------------------------------
+
+
+def job_of_bytes(source: bytes) -> PictureJob:
+    return PictureJob(source, FIELD, {"whole": None}, ImageProcessorConfig(**BASE))
+
+
+@pytest.mark.parametrize("source", [CRASH, SPIN], ids=["crashes", "never ends"])
+def test_a_picture_that_ends_two_workers_is_refused_and_the_next_is_made(
+    misbehaving: MediaWorkers, source: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    num_crashes = misbehaving.num_crashes
+    error, field, message, status, _ = error_of(lambda: misbehaving.make(job_of_bytes(source)))
+    assert (error, field, status) == (UnreadablePictureError, FIELD, 400)
+    assert message == "the picture could not be decoded: the decoder crashed"
+    assert misbehaving.num_crashes == num_crashes + 2
+    assert caplog.text.count(FIELD) == 2
+    assert_works(misbehaving)
+
+
+def test_one_that_is_stuck_is_given_up(misbehaving: MediaWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_works(misbehaving)
+    monkeypatch.setattr(media_workers, "MAX_ATTEMPTS", 1)
+    [_, worker] = misbehaving.pids()
+    seated = misbehaving._seats[0].worker
+    assert seated
+    seated._connection.settimeout(0.01)
+    with pytest.raises(UnreadablePictureError):
+        misbehaving.make(job_of_bytes(STOP))
+    assert not is_running(worker)
+    assert_works(misbehaving)
+
+
+def test_a_picture_that_takes_too_much_memory_is_too_large(misbehaving: MediaWorkers) -> None:
+    num_crashes = misbehaving.num_crashes
+    with pytest.raises(PictureTooLargeError, match="bytes to be decoded"):
+        misbehaving.make(job_of_bytes(DEVOUR))
+    assert misbehaving.num_crashes == num_crashes
+    assert_works(misbehaving)
+
+
+@pytest.mark.parametrize("source", [BLUNDER, IMPOSE], ids=["a fault of ours", "an error that no picture has"])
+def test_any_other_failure_of_a_worker_is_never_the_caller_s(misbehaving: MediaWorkers, source: bytes) -> None:
+    with pytest.raises(RuntimeError, match=r"KeyError: 'of ours'|ModelNotFoundError: model: no error"):
+        misbehaving.make(job_of_bytes(source))
+    assert_works(misbehaving)
+
+
+def test_workers_are_replaced_with_no_picture_blamed_and_outlive_their_template(start: Start) -> None:
+    workers = start(1)
+    for _ in range(3):
+        assert_works(workers)
+        template, worker = workers.pids()
+        os.kill(worker, signal.SIGKILL)
+        await_gone([worker])
+        assert_works(workers)
+        assert workers.pids()[0] == template
+        assert workers.pids()[1] != worker
+    template, worker = workers.pids()
+    os.kill(template, signal.SIGKILL)
+    assert_works(workers)
+    assert workers.pids()[1] == worker
+    os.kill(worker, signal.SIGKILL)
+    await_gone([template, worker])
+    assert_works(workers)
+    assert not {template, worker} & set(workers.pids())
+    assert workers.num_crashes == 0
+
+
+def test_when_none_can_be_started_nobody_waits_for_ever(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media_workers, "PROGRAM", "keepsight.frontend.no_such_worker")
+    with pytest.raises(MediaWorkersLostError, match="cannot be started"):
+        start(1).make(job_of(picture()))
+
+
+class Chaos:
+    """Kills a process at every eighth job, when all jobs that the last kill could have cost are done."""
+
+    def __init__(self, workers: MediaWorkers) -> None:
+        self._workers, self._random, self._killing = workers, random.Random(0), threading.Lock()
+        self._in_flight: set[int] = set()
+        self._victims: set[int] = set()
+        self.killed: list[int] = []
+
+    def make(self, number: int, job: PictureJob) -> dict[str, Pixels]:
+        if number % 8 == 7:
+            self._kill_one()
+        self._in_flight.add(number)
+        try:
+            return self._workers.make(job)
+        finally:
+            self._in_flight.remove(number)
+
+    def _kill_one(self) -> None:
+        with self._killing:
+            await_that(lambda: not self._victims & self._in_flight)
+            template, *workers = self._workers.pids()
+            # A template takes seconds to come back.
+            candidates = [template] if len(self.killed) % 10 == 9 else workers
+            alive = [pid for pid in candidates if is_running(pid)]
+            if alive:
+                self.killed.append(self._random.choice(alive))
+                os.kill(self.killed[-1], signal.SIGKILL)
+                # Nobody who begins later can meet it.
+                await_gone(self.killed[-1:])
+            self._victims = self._in_flight.copy()
+
+
+def test_whoever_is_killed_every_job_has_one_answer_and_it_is_right(start: Start) -> None:
+    workers = start(3)
+    jobs = [job_of(picture(seed, (600, 500))) for seed in range(5)]
+    expected = [job.run() for job in jobs]
+    chaos = Chaos(workers)
+    with ThreadPoolExecutor(3) as threads:
+        answers = list(threads.map(lambda number: chaos.make(number, jobs[number % 5]), range(100)))
+    for number, answer in enumerate(answers):
+        assert_equal(answer, expected[number % 5])
+    assert len(chaos.killed) > 10
+    assert workers.num_crashes > 0
+    pids = workers.pids()
+    workers.close()
+    await_gone([*pids, *chaos.killed])
+
+
+# Beside an event loop -----------------------------------------------------------------------------------------
+
+
+class Heart:
+    """Beats as long as its event loop turns; its pauses are in time that this process worked, however busy the rest."""
+
+    def __init__(self) -> None:
+        self.num_beats, self.longest_pause = 0, 0.0
+
+    async def beat(self) -> None:
+        last = time.process_time()
+        while True:
+            await asyncio.sleep(0.005)
+            now = time.process_time()
+            self.num_beats, self.longest_pause, last = self.num_beats + 1, max(self.longest_pause, now - last), now
+
+
+async def prepare_and_make(preparer: RequestPreparer, pool: MediaPool, data_url: str) -> CarriedPixels:
+    """As the server does it."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[CarriedPixels] = loop.create_future()
+    messages = ask("What is it?", {"type": "image_url", "image_url": {"url": data_url}})
+    prepared = await run_in_threadpool(preparer.prepare_chat, messages, SamplingParams())
+    pool.make(
+        prepared,
+        [item.media_hash for item in prepared.engine_request.media],
+        lambda _, pixels: loop.call_soon_threadsafe(answer.set_result, pixels),  # type: ignore[arg-type]
+        lambda error: loop.call_soon_threadsafe(answer.set_exception, error),  # type: ignore[arg-type]
+    )
+    return await asyncio.wait_for(answer, 10 * SOON)
+
+
+def test_the_event_loop_goes_on_while_many_large_pictures_are_made(workers: MediaWorkers) -> None:
+    preparer, heart = RequestPreparer.from_config(Config()), Heart()
+    # Bytes behind the end of a JPEG make it another file.
+    data = picture(size=(2000, 1500))
+    data_urls = [to_data_url(data + b"%d" % number, "image/jpeg") for number in range(50)]
+    pool = MediaPool(2, make_pixels=workers.make)
+
+    async def serve() -> list[CarriedPixels]:
+        beating = asyncio.create_task(heart.beat())
+        pixels = await asyncio.gather(*[prepare_and_make(preparer, pool, data_url) for data_url in data_urls])
+        beating.cancel()
+        return pixels
+
+    with closing(pool):
+        pixels = asyncio.run(serve())
+        assert pool.num_decoded == 50
+    assert all(np.array_equal(pixels[0], each) for each in pixels)  # type: ignore[arg-type]
+    assert heart.num_beats > 50
+    assert heart.longest_pause < 0.5

@@ -1,0 +1,166 @@
+"""What one end sends the other receives; and nothing that a worker might say is believed beyond what a job allows."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepsight.errors import ModelNotFoundError, PictureTooLargeError, UnreadablePictureError
+from keepsight.frontend.pixels.make_pixels import PictureJob
+from keepsight.frontend.pixels.picture_wire import (
+    MAX_HEADER_BYTES,
+    MAX_MESSAGE_CHARACTERS,
+    receive_answer,
+    receive_job,
+    send_error,
+    send_job,
+    send_pixels,
+)
+from keepsight.image_processor_config import ImageProcessorConfig
+from keepsight.media import CropBox
+from keepsight.requests import Pixels
+
+SOON = 20
+FIELD = "messages[0].content[1]"
+JOB = PictureJob(b"bytes", FIELD, {"whole": None, "crop": CropBox(0, 0, 2, 2)}, ImageProcessorConfig(height=2, width=3))
+
+
+@contextmanager
+def sent_by(send: Callable[[socket.socket], None]) -> Iterator[socket.socket]:
+    """The other end of a connection that is closed after what `send` sends."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(SOON)
+
+    def run() -> None:
+        # Whoever has read enough may close before all is sent.
+        with theirs, suppress(BrokenPipeError, ConnectionResetError):
+            send(theirs)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    with ours:
+        yield ours
+    thread.join(SOON)
+    assert not thread.is_alive()
+
+
+def answer_to(job: PictureJob, send: Callable[[socket.socket], None]) -> Any:
+    with sent_by(send) as connection:
+        return receive_answer(connection, job)
+
+
+def framed(header: object) -> bytes:
+    encoded = msgspec.msgpack.encode(header)
+    return len(encoded).to_bytes(4) + encoded
+
+
+crops = st.none() | st.builds(CropBox, *[st.integers(0, 2**31)] * 4)
+jobs = st.builds(
+    PictureJob,
+    st.binary() | st.binary(min_size=1).map(lambda data: data * 10_000),
+    st.just("picture"),
+    st.dictionaries(st.text(), crops, max_size=5),
+    st.builds(
+        ImageProcessorConfig,
+        height=st.integers(1, 1000),
+        image_mean=st.tuples(*[st.floats(0, 1)] * 3),
+        rescale_factor=st.floats(1e-6, 1),
+        do_pan_and_scan=st.booleans(),
+        backend=st.sampled_from(["torchvision", "pil"]),
+    ),
+)
+
+
+@given(jobs)
+def test_a_job_arrives_as_it_was_sent_and_the_next_one_behind_it(job: PictureJob) -> None:
+    def send(connection: socket.socket) -> None:
+        send_job(connection, job)
+        send_job(connection, JOB)
+
+    with sent_by(send) as connection:
+        received = receive_job(connection)
+        assert received == job
+        assert list(received.parts) == list(job.parts)
+        assert receive_job(connection).source == JOB.source
+        with pytest.raises(ConnectionError):
+            receive_job(connection)
+
+
+def test_as_many_crops_as_fit_a_long_prompt_reach_a_worker() -> None:
+    box = CropBox(2**26, 0, 2**26, 2**26)
+    parts = {f"{index:0128x}": box for index in range(131_072 // 260)}
+    job = PictureJob(b"bytes", "picture", parts, ImageProcessorConfig())
+    with sent_by(lambda connection: send_job(connection, job)) as connection:
+        assert receive_job(connection).parts == parts
+
+
+def test_pixels_arrive_under_the_names_of_their_parts_in_memory_of_their_own() -> None:
+    made: dict[str, Pixels] = {
+        media_hash: np.random.default_rng(seed).integers(0, 256, (2, 3, 3), dtype=np.uint8)
+        for seed, media_hash in enumerate(JOB.parts)
+    }
+    received = answer_to(JOB, lambda connection: send_pixels(connection, made))
+    assert list(received) == ["whole", "crop"]
+    for media_hash, pixels in received.items():
+        assert np.array_equal(pixels, made[media_hash])
+        assert pixels.base is None
+
+
+@pytest.mark.parametrize("error", [UnreadablePictureError("picture", "torn"), PictureTooLargeError("picture", "huge")])
+def test_a_picture_s_error_arrives_under_the_name_that_the_caller_knows(error: UnreadablePictureError) -> None:
+    received = answer_to(JOB, lambda connection: send_error(connection, error))
+    assert type(received) is type(error)
+    assert (received.field, received.message, received.status) == (FIELD, error.message, error.status)
+
+
+@pytest.mark.parametrize("error", [ModelNotFoundError("model", "no"), KeyError("x"), SystemError()])
+def test_any_other_error_is_none_of_the_caller_s(error: Exception) -> None:
+    received = answer_to(JOB, lambda connection: send_error(connection, error))
+    assert type(received) is RuntimeError
+    assert type(error).__name__ in str(received)
+
+
+def test_an_endless_message_is_cut() -> None:
+    error = UnreadablePictureError("picture", "Ω" * MAX_HEADER_BYTES)
+    received = answer_to(JOB, lambda connection: send_error(connection, error))
+    assert received.message == "Ω" * MAX_MESSAGE_CHARACTERS
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"\0\0",
+        (MAX_HEADER_BYTES + 1).to_bytes(4) + bytes(MAX_HEADER_BYTES + 1),
+        b"\xff" * 4,
+        framed({"error": None}),
+        framed({"error": None}) + bytes(2 * 2 * 3 * 3 - 1),
+        framed({"error": 7}),
+        framed({"error": "KeyError", "message": None}),
+        framed([]),
+        framed({})[:-1],
+        b"\0\0\0\1\xc1",
+    ],
+)
+def test_an_answer_that_is_none_is_no_answer(sent: bytes) -> None:
+    with pytest.raises((ConnectionError, msgspec.MsgspecError)):
+        answer_to(JOB, lambda connection: connection.sendall(sent))
+
+
+@given(st.binary(max_size=200) | st.binary(max_size=100).map(lambda data: len(data).to_bytes(4) + data))
+def test_whatever_comes_it_is_pixels_of_the_right_shape_or_an_error_or_none(sent: bytes) -> None:
+    try:
+        received = answer_to(JOB, lambda connection: connection.sendall(sent))
+    except (ConnectionError, msgspec.MsgspecError):
+        return
+    if isinstance(received, dict):
+        assert [pixels.shape for pixels in received.values()] == [(2, 3, 3)] * 2
+    else:
+        assert isinstance(received, Exception)

@@ -1,0 +1,149 @@
+"""Bytes to normalised floats, bit for bit, over every case and against both backends of transformers."""
+
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from keepsight.frontend.identity.pan_and_scan import plan_crops
+from keepsight.frontend.intake.fetch_media import fetch_media
+from keepsight.frontend.intake.read_header import read_geometry
+from keepsight.frontend.pixels.decode_picture import decode_picture
+from keepsight.frontend.pixels.preprocess_image import preprocess_image, resize_pixels
+from keepsight.image_processor_config import Backend, ImageProcessorConfig
+from keepsight.media import CropBox
+from keepsight.requests import Pixels
+from keepsight.runner.normalize_pixels import PixelNormalizer
+from tests.frontend.reference_processor import Floats, config_of, reference_pixels
+from tests.frontend.sample_pictures import Case, all_cases, encode, random_picture
+
+REPOSITORY = Path(__file__).parents[3]
+TORCHVISION = REPOSITORY / ".venv" / "torchvision-reference"
+
+
+@pytest.fixture(scope="session")
+def cases() -> tuple[Case, ...]:
+    return all_cases()
+
+
+@pytest.fixture(scope="session")
+def torchvision_pixels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Floats]]:
+    if not (TORCHVISION / "torchvision").is_dir():
+        pytest.skip(
+            f"PARITY WITH THE DEFAULT BACKEND IS NOT TESTED: {TORCHVISION} is missing; "
+            f"pip install --no-deps --target {TORCHVISION} torchvision==0.28.0"
+        )
+    output = tmp_path_factory.mktemp("torchvision") / "reference.npz"
+    script = [sys.executable, "-m", "tests.frontend.torchvision_reference", str(TORCHVISION), str(output)]
+    path = os.pathsep.join((str(REPOSITORY), str(REPOSITORY / "src")))
+    run = subprocess.run(
+        script, cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    with np.load(output) as pixels:
+        yield pixels
+
+
+def our_pixels(case: Case, backend: Backend) -> Floats:
+    """float32 [1 + crops, 3, height, width], as the reference lays them out."""
+    config = config_of(case, backend)
+    source = fetch_media(case.source, "picture")
+    crops = plan_crops(read_geometry(source, "picture"), config)
+    prepared = preprocess_image(decode_picture(source, "picture"), (None, *crops), config)
+    normalized = PixelNormalizer(config, "cpu", torch.float32)(torch.from_numpy(np.stack(prepared)))
+    return normalized.permute(0, 3, 1, 2).contiguous().numpy()
+
+
+def are_bit_equal(ours: Floats, reference: Floats) -> bool:
+    return ours.shape == reference.shape and ours.tobytes() == reference.tobytes()
+
+
+def test_there_are_more_than_two_hundred_cases_of_different_names(cases: tuple[Case, ...]) -> None:
+    assert len({case.name for case in cases}) == len(cases) > 200
+
+
+def test_every_case_equals_the_pil_backend_of_transformers_bit_for_bit(cases: tuple[Case, ...]) -> None:
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the reference's
+        reference = {case.name: reference_pixels(case, Gemma3ImageProcessorPil) for case in cases}
+    wrong = [case.name for case in cases if not are_bit_equal(our_pixels(case, "pil"), reference[case.name])]
+    assert wrong == []
+
+
+def test_every_case_equals_the_torchvision_backend_of_transformers_bit_for_bit(
+    cases: tuple[Case, ...], torchvision_pixels: Mapping[str, Floats]
+) -> None:
+    assert set(torchvision_pixels) == {case.name for case in cases}
+    wrong = [
+        case.name for case in cases if not are_bit_equal(our_pixels(case, "torchvision"), torchvision_pixels[case.name])
+    ]
+    assert wrong == []
+
+
+def packed(pixels: Pixels) -> Pixels:
+    return np.ascontiguousarray(pixels)
+
+
+def padded(pixels: Pixels) -> Pixels:
+    storage = np.full((*pixels.shape[:2], 4), 99, dtype=np.uint8)
+    storage[..., :3] = pixels
+    return storage[..., :3]
+
+
+def pushed_to_the_end(pixels: Pixels) -> Pixels:
+    """4 bytes apart, but the last pixel has no fourth byte."""
+    storage = np.full((*pixels.shape[:2], 4), 99, dtype=np.uint8)
+    storage[..., 1:] = pixels
+    return storage[..., 1:]
+
+
+@pytest.mark.parametrize("backend", ["torchvision", "pil"])
+@pytest.mark.parametrize("lay_out", [padded, pushed_to_the_end])
+def test_how_the_pixels_lie_in_memory_does_not_matter(backend: Backend, lay_out: object) -> None:
+    assert callable(lay_out)
+    config = ImageProcessorConfig(height=31, width=29, backend=backend)
+    pixels = np.asarray(random_picture("RGB", (97, 61)))
+    crops = (CropBox(0, 0, 49, 61), CropBox(49, 0, 48, 61), CropBox(3, 5, 29, 31))
+    expected = preprocess_image(packed(pixels), (None, *crops), config)
+    found = preprocess_image(lay_out(pixels), (None, *crops), config)
+    assert all(np.array_equal(left, right) for left, right in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize("backend", ["torchvision", "pil"])
+def test_the_result_is_contiguous_uint8_of_the_configured_size(backend: Backend) -> None:
+    config = ImageProcessorConfig(height=31, width=29, backend=backend)
+    for size in ((97, 61), (29, 31), (1, 1)):
+        resized = resize_pixels(decode_picture(encode(random_picture("RGB", size), "JPEG")), config)
+        assert resized.shape == (31, 29, 3)
+        assert resized.dtype == np.uint8
+        assert resized.flags.c_contiguous
+
+
+def test_a_picture_of_the_right_size_keeps_its_pixels() -> None:
+    pixels = np.asarray(random_picture("RGB", (29, 31)))
+    assert np.array_equal(resize_pixels(pixels, ImageProcessorConfig(height=31, width=29)), pixels)
+
+
+def test_read_only_pixels_are_resized_without_a_warning() -> None:
+    pixels = np.asarray(random_picture("RGB", (97, 61)))
+    pixels.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resize_pixels(pixels, ImageProcessorConfig(height=31, width=29))
+
+
+def test_all_resamplings_of_pillow_serve_the_pil_backend() -> None:
+    image = random_picture("RGB", (97, 61))
+    for resample in range(6):
+        config = ImageProcessorConfig(height=31, width=29, resample=resample, backend="pil")
+        expected = np.asarray(image.resize((29, 31), Image.Resampling(resample)))
+        assert np.array_equal(resize_pixels(np.asarray(image), config), expected)

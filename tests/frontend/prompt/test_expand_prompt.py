@@ -1,0 +1,196 @@
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from keepsight.errors import CheckpointConfigError, PictureCountError, ReservedTokenError
+from keepsight.frontend.prompt.expand_prompt import ImagePromptFormat, PromptExpander
+from keepsight.frontend.prompt.tokenizer import Tokenizer
+from tests.frontend.gemma_like import DEMO, gemma_like_checkpoint, load_processor
+
+CHECKPOINTS = [pytest.param(DEMO, id="demo"), pytest.param(gemma_like_checkpoint(), id="gemma-like")]
+MARKER = "<start_of_image>"
+NEWLINES = st.integers(0, 6).map(lambda count: "\n" * count)
+TEXTS = st.one_of(
+    st.sampled_from(["", " ", "  ", "a", "Here is", "\t", " \n ", "é", "東京", "😀", "<table>", "<", "e\u0301", "▁"]),
+    st.sampled_from(
+        ["<end_of_turn>\n", "<start_of_turn>user\n", "<eos>", "<bos>", "<mask>", "start_of_image>", "\r\n"]
+    ),
+    st.text(max_size=6),
+)
+PIECES = st.tuples(NEWLINES, TEXTS, NEWLINES).map("".join)
+# A prompt is text, then any number of (crops of a picture, text after it): pictures come first, last and adjacent.
+PROMPTS = st.tuples(PIECES, st.lists(st.tuples(st.sampled_from([0, 0, 1, 2, 4]), PIECES), max_size=4))
+
+
+def make_expander(directory: Path, **options: Any) -> PromptExpander:
+    tokenizer = Tokenizer.from_checkpoint(directory)
+    return PromptExpander(tokenizer, ImagePromptFormat.from_checkpoint(directory, tokenizer), **options)
+
+
+def expand_by_transformers(directory: Path, text: str, num_crops: list[int], add_bos: bool) -> list[int]:
+    """Gemma3Processor's own text half, without the cost of its picture half."""
+    processor = load_processor(directory)
+    replacements = [processor.replace_image_token({"num_crops": num_crops}, index) for index in range(len(num_crops))]
+    (expanded,), _ = processor.get_text_with_replacements([text], replacements)
+    token_ids: list[int] = processor.tokenizer(expanded, add_special_tokens=add_bos)["input_ids"]
+    return token_ids
+
+
+@pytest.mark.parametrize("directory", CHECKPOINTS)
+def test_token_ids_and_spans_are_those_of_transformers_for_any_text(directory: Path) -> None:
+    expander = make_expander(directory)
+    soft_token_id = load_processor(directory).tokenizer.image_token_id
+
+    @settings(max_examples=200)
+    @given(PROMPTS, st.booleans())
+    def check(prompt: tuple[str, list[tuple[int, str]]], add_bos: bool) -> None:
+        text = prompt[0] + "".join(MARKER + after for _, after in prompt[1])
+        num_crops = [crops for crops, _ in prompt[1]]
+        expanded = expander.expand(text, num_crops, add_bos=add_bos)
+        assert list(expanded.token_ids) == expand_by_transformers(directory, text, num_crops, add_bos)
+        assert len(expanded.spans) == sum(1 + crops for crops in num_crops)
+        soft_places = [index for index, token_id in enumerate(expanded.token_ids) if token_id == soft_token_id]
+        assert soft_places == [index for span in expanded.spans for index in range(span.start, span.end)]
+        assert expander.expand(text, num_crops, add_bos=add_bos) == expanded  # now out of the cache
+
+    check()
+    expander._cache.check_invariants()
+
+
+@pytest.mark.parametrize("directory", CHECKPOINTS)
+@pytest.mark.parametrize("left", range(7))
+def test_newlines_beside_a_marker_merge_as_in_transformers(directory: Path, left: int) -> None:
+    expander = make_expander(directory)
+    for right in range(7):
+        for text in (
+            f"a{chr(10) * left}{MARKER}{chr(10) * right}b",
+            f"{MARKER}{chr(10) * left}{MARKER}{chr(10) * right}",
+        ):
+            num_crops = [0] * text.count(MARKER)
+            expected = expand_by_transformers(directory, text, num_crops, add_bos=False)
+            assert list(expander.expand(text, num_crops).token_ids) == expected
+
+
+@pytest.mark.parametrize("directory", CHECKPOINTS)
+def test_the_whole_processor_agrees_with_crops_and_without(directory: Path) -> None:
+    expander, processor = make_expander(directory), load_processor(directory)
+    pictures = [Image.fromarray(np.zeros((30, width, 3), np.uint8)) for width in (30, 120)]
+    text = f"Look: {MARKER}\n{MARKER} what?"
+    for pan_and_scan, num_crops in ((False, [0, 0]), (True, [0, 4])):
+        output = processor(
+            text=text, images=pictures, do_pan_and_scan=pan_and_scan, pan_and_scan_min_crop_size=8, return_tensors="np"
+        )
+        assert list(expander.expand(text, num_crops, add_bos=True).token_ids) == output["input_ids"][0].tolist()
+        assert output["pixel_values"].shape[0] == sum(1 + crops for crops in num_crops)
+
+
+@pytest.mark.parametrize(("text", "num_pictures"), [("no picture", 1), (MARKER, 0), (MARKER * 3, 2)])
+def test_more_or_fewer_markers_than_pictures_are_refused_with_both_numbers(text: str, num_pictures: int) -> None:
+    with pytest.raises(PictureCountError, match=rf"{text.count(MARKER)} {MARKER} markers for {num_pictures} pictures"):
+        make_expander(DEMO).expand(text, [0] * num_pictures)
+
+
+@pytest.mark.parametrize("token", ["<image_soft_token>", "<end_of_image>"])
+def test_a_text_that_forges_a_picture_is_refused_every_time(token: str) -> None:
+    expander = make_expander(DEMO)
+    for _ in range(2):
+        with pytest.raises(ReservedTokenError, match=f"messages: the text must not hold {token}"):
+            expander.expand(f"{MARKER} look {token}", [0])
+
+
+def test_a_text_only_model_takes_no_pictures_and_knows_no_markers() -> None:
+    expander = PromptExpander(Tokenizer.from_checkpoint(DEMO), None)
+    assert expander.expand(f"a {MARKER}").spans == ()
+    with pytest.raises(PictureCountError, match="text only"):
+        expander.expand("a", [0])
+
+
+def test_known_text_is_not_encoded_again_when_a_conversation_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer.from_checkpoint(DEMO)
+    expander = PromptExpander(tokenizer, ImagePromptFormat.from_checkpoint(DEMO, tokenizer))
+    encoded = note_encoded(monkeypatch, tokenizer)
+    turn = f"<bos><start_of_turn>user\nwhat is {MARKER} this<end_of_turn>\n<start_of_turn>model\na cat<end_of_turn>"
+    expander.expand(turn, [0])
+    encoded.clear()
+    expander.expand(turn + "\n<start_of_turn>user\nsure?<end_of_turn>\n<start_of_turn>model\n", [0])
+    assert encoded == ["\n<start_of_turn>user\nsure?", "\n<start_of_turn>model\n"]
+
+
+def test_the_cache_of_texts_keeps_to_its_bytes_and_forgets_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer.from_checkpoint(DEMO)
+    expander = PromptExpander(tokenizer, None, text_cache_max_bytes=1500)
+    nothing_kept = PromptExpander(tokenizer, None, text_cache_max_bytes=0)
+    encoded = note_encoded(monkeypatch, tokenizer)
+    for text in "abcdef":
+        expander.expand(text)
+        expander.expand("a")
+        expander._cache.check_invariants()
+    assert encoded == list("abcdef")
+    for text in ("a", "f", "b", "large " * 100, "large " * 100):
+        expander.expand(text)
+    assert encoded[6:] == ["b", "large " * 100, "large " * 100]
+    encoded.clear()
+    for _ in range(2):
+        assert nothing_kept.expand("a") == expander.expand("a")
+    assert encoded == ["a", "a"]
+
+
+def note_encoded(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> list[str]:
+    encode, encoded = tokenizer.encode, list[str]()
+
+    def note_and_encode(text: str) -> tuple[int, ...]:
+        encoded.append(text)
+        return encode(text)
+
+    monkeypatch.setattr(tokenizer, "encode", note_and_encode)
+    return encoded
+
+
+def make_checkpoint(directory: Path, name: str, **changes: Any) -> Tokenizer:
+    shutil.copytree(DEMO, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
+    path = directory / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return Tokenizer.from_checkpoint(directory)
+
+
+def test_the_format_of_the_checkpoints() -> None:
+    tokenizer = Tokenizer.from_checkpoint(DEMO)
+    assert ImagePromptFormat.from_checkpoint(DEMO, tokenizer) == ImagePromptFormat(
+        16, "<start_of_image>", "<image_soft_token>", "<end_of_image>", 7, 909, 8
+    )
+
+
+def test_the_format_is_found_by_ids_alone(tmp_path: Path) -> None:
+    nameless: dict[str, Any] = {"extra_special_tokens": {}, "boi_token": None, "eoi_token": None, "image_token": None}
+    tokenizer = make_checkpoint(tmp_path, "tokenizer_config.json", **nameless)
+    (tmp_path / "special_tokens_map.json").unlink()
+    (tmp_path / "processor_config.json").unlink()
+    assert ImagePromptFormat.from_checkpoint(tmp_path, tokenizer) == ImagePromptFormat.from_checkpoint(DEMO, tokenizer)
+
+
+def test_a_checkpoint_without_a_vision_tower_has_no_format(tmp_path: Path) -> None:
+    tokenizer = make_checkpoint(tmp_path, "config.json", vision_config=None)
+    assert ImagePromptFormat.from_checkpoint(tmp_path, tokenizer) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"mm_tokens_per_image": 17}, "is 17, but image_seq_length of processor_config.json is 16"),
+        ({"mm_tokens_per_image": "x"}, "mm_tokens_per_image"),
+        ({"mm_tokens_per_image": True}, "mm_tokens_per_image"),
+        ({"boi_token_index": 8}, "boi_token_index: is 8, but <start_of_image> of the tokenizer is 7"),
+        ({"image_token_index": 5000}, "image_token_index: names no token"),
+    ],
+)
+def test_a_checkpoint_that_contradicts_itself_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    tokenizer = make_checkpoint(tmp_path, "config.json", **changes)
+    with pytest.raises(CheckpointConfigError, match=said):
+        ImagePromptFormat.from_checkpoint(tmp_path, tokenizer)

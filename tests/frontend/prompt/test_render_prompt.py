@@ -1,0 +1,372 @@
+import copy
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keepsight.errors import ChatTemplateError, CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
+from keepsight.frontend.prompt.read_messages import choose_end, read_messages
+from keepsight.frontend.prompt.render_prompt import ChatTemplate
+from keepsight.frontend.prompt.tokenizer import Tokenizer
+from tests.frontend.gemma_like import DEMO, load_processor
+
+URL = "data:image/png;base64,AAAA"
+PICTURE = {"type": "image_url", "image_url": {"url": URL}}
+NO_TOKENS: Mapping[str, str] = {}
+
+
+class InProcessPicture:
+    """Stands for a PIL image: anything that JSON cannot hold."""
+
+
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+def demo_template() -> ChatTemplate:
+    return ChatTemplate.from_checkpoint(DEMO, Tokenizer.from_checkpoint(DEMO).special_tokens)
+
+
+def render(source: str, messages: Any = None, **options: Any) -> str:
+    messages = [{"role": "user", "content": "hi"}] if messages is None else messages
+    return ChatTemplate(source, NO_TOKENS).render(messages, **options).text
+
+
+CONTENTS = st.one_of(
+    st.text(max_size=8), st.lists(st.text(max_size=6).map(text_part) | st.just(PICTURE), min_size=1, max_size=4)
+)
+CONVERSATIONS = st.tuples(st.booleans(), st.lists(CONTENTS, min_size=1, max_size=4)).map(
+    lambda drawn: (
+        ([{"role": "system", "content": "Be brief. "}] if drawn[0] else [])
+        + [{"role": ("user", "assistant")[index % 2], "content": content} for index, content in enumerate(drawn[1])]
+    )
+)
+
+
+def test_the_text_is_that_of_transformers() -> None:
+    template, processor = demo_template(), load_processor(DEMO)
+
+    @settings(max_examples=100)
+    @given(CONVERSATIONS, st.booleans())
+    def check(messages: list[dict[str, Any]], generate: bool) -> None:
+        expected = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
+        conversation = read_messages(messages, choose_end(generate, None))
+        assert template.render(conversation).text == expected
+
+    check()
+
+
+def test_the_last_message_may_be_gone_on_with_as_by_transformers() -> None:
+    template, processor = demo_template(), load_processor(DEMO)
+
+    @settings(max_examples=100)
+    @given(CONVERSATIONS, st.text(alphabet="ab \n", max_size=6))
+    def check(messages: list[dict[str, Any]], last: str) -> None:
+        role = "user" if messages[-1]["role"] in ("assistant", "system") else "assistant"
+        messages = [*messages, {"role": role, "content": [text_part("An "), text_part(last)]}]
+        expected = processor.apply_chat_template(copy.deepcopy(messages), tokenize=False, continue_final_message=True)
+        assert template.render(read_messages(messages, choose_end(False, True))).text == expected
+
+    check()
+
+
+def test_a_text_that_stands_there_twice_is_gone_on_with_at_its_end() -> None:
+    messages = [{"role": "user", "content": "Yes"}, {"role": "assistant", "content": "Yes"}]
+    source = "{% for each in messages %}<{{ each.content | trim }}>{% endfor %}Yes"
+    assert ChatTemplate(source, NO_TOKENS).render(read_messages(messages, "text")).text == "<Yes><Yes"
+
+
+@pytest.mark.parametrize(
+    ("source", "content"),
+    [
+        ("{% for part in messages[0].content %}{{ part.text }}{% endfor %}", [PICTURE]),
+        ("{{ messages[0].role }}", "Yes"),
+    ],
+    ids=["a picture", "left out"],
+)
+def test_what_cannot_be_gone_on_with_is_refused(source: str, content: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="continue_final_message"):
+        ChatTemplate(source, NO_TOKENS).render(read_messages([{"role": "user", "content": content}], "text"))
+
+
+def test_pictures_are_kept_in_their_order_with_their_places() -> None:
+    first, second = InProcessPicture(), InProcessPicture()
+    messages = [
+        user(text_part("a"), PICTURE, text_part("b"), {"type": "image_pil", "image_pil": first}),
+        {"role": "assistant", "content": "ok"},
+        user(
+            {"type": "image", "image": second}, {"type": "image", "url": "u"}, {"type": "image_url", "image_url": "v"}
+        ),
+    ]
+    rendered = demo_template().render(messages)
+    marker = "<start_of_image>"
+    assert f"user\na{marker}b{marker}<end_of_turn>" in rendered.text
+    assert rendered.text.count(marker) == 5
+    assert [(picture.source, picture.field) for picture in rendered.pictures] == [
+        (URL, "messages[0].content[1].image_url.url"),
+        (first, "messages[0].content[3].image_pil"),
+        (second, "messages[2].content[0].image"),
+        ("u", "messages[2].content[1].url"),
+        ("v", "messages[2].content[2].image_url"),
+    ]
+
+
+def test_the_template_sees_neither_urls_nor_objects() -> None:
+    messages = [user(PICTURE, {"type": "image_pil", "image_pil": InProcessPicture()}, text_part("x"))]
+    seen = json.loads(render("{{ messages | tojson }}", messages))
+    assert seen == [user({"type": "image"}, {"type": "image"}, text_part("x"))]
+
+
+def test_the_templates_own_refusal_is_the_message() -> None:
+    with pytest.raises(
+        ChatTemplateError, match="messages: the chat template refused them: Conversation roles must alt"
+    ):
+        demo_template().render([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}])
+
+
+def test_any_error_inside_a_template_is_a_template_error() -> None:
+    for source in ("{{ messages[7].content }}", "{{ 1 / 0 }}", "{{ messages + 1 }}", "{{ ''.__class__.mro() }}"):
+        with pytest.raises(ChatTemplateError):
+            render(source)
+
+
+def test_a_template_that_writes_without_end_is_cut_off() -> None:
+    source = "{% for a in range(99999) %}{% for b in range(99999) %}{% if b < 0 %}x{% endif %}{% endfor %}y{% endfor %}"
+    with pytest.raises(ChatTemplateError, match="more than 30 characters"):
+        render(source.replace("b < 0", "b >= 0"), max_characters=30)
+    with pytest.raises(ChatTemplateError, match="more than 5 characters"):
+        render("{{ messages[0].content * 3 }}", max_characters=5)
+    assert render("{{ messages[0].content * 3 }}", max_characters=6) == "hihihi"
+
+
+def test_the_environment_is_that_of_transformers() -> None:
+    assert render("{% for a in [1, 2, 3] %}{% if a == 2 %}{% break %}{% endif %}{{ a }}{% endfor %}") == "1"
+    assert render("{{ {'a': '<é>'} | tojson }}") == '{"a": "<é>"}'
+    assert render("{{ strftime_now('%Y') }}") == str(datetime.now().year)
+    assert render("{% if true %}\n  {% if true %}\nx\n{% endif %}\n{% endif %}\n") == "x\n"
+    assert render("a{% generation %}{% set b = 1 %}b{% endgeneration %}c") == "abc"
+    assert render("{% set n = namespace(a=1) %}{% set n.a = n.a + 1 %}{{ n.a }}") == "2"
+    for escape in ("{% set n = namespace(__class__=1) %}", "{% set n = namespace() %}{% set n._a = 1 %}"):
+        with pytest.raises(ChatTemplateError, match="namespace"):
+            render(escape)
+
+
+def test_a_developer_is_a_system_to_templates_that_know_none() -> None:
+    messages = [{"role": "developer", "content": "x"}]
+    assert render("{{ messages[0].role }}", messages) == "system"
+    assert render("{# developer #}{{ messages[0].role }}", messages) == "developer"
+
+
+TEXTS_ONLY = [
+    "{% for m in messages %}[{{ m.role }}]{{ m['content'] | trim }}{% endfor %}",
+    "{% for m in messages %}{{ '[' + m['role'] + ']' + m['content'] }}{% endfor %}",
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}",
+]
+PARTS_ONLY = (
+    "{% for m in messages %}[{{ m.role }}]{% for part in m.content %}"
+    "{% if part.type == 'image' %}<picture>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("source", TEXTS_ONLY)
+def test_a_template_that_writes_texts_is_given_the_text_of_parts(source: str) -> None:
+    messages = [user(text_part("Hi"), text_part("you")), {"role": "assistant", "content": "Hello"}]
+    assert render(source, messages) == "[user]Hi\nyou[assistant]Hello"
+    with pytest.raises(UnsupportedFieldError, match=r"messages\[1\]\.content: .* no place for pictures"):
+        render(source, [*messages[1:], user(PICTURE, text_part("Hi"))])
+
+
+def test_a_template_that_writes_parts_is_given_a_text_as_one() -> None:
+    messages = [user(PICTURE, text_part("Hi")), {"role": "assistant", "content": "Hello"}]
+    assert render(PARTS_ONLY, messages) == "[user]<picture>Hi[assistant]Hello"
+
+
+def test_a_template_that_shows_neither_form_is_given_what_the_caller_wrote() -> None:
+    source = "{{ raise_exception('begin with a system message') if messages[0].role != 'system' }}{{ messages[1] }}"
+    system = {"role": "system", "content": "Be brief."}
+    assert "'content': [{'type': 'text'" in render(source, [system, user(text_part("Hi"))])
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_template_that_shows_the_first_part_of_a_systems_message_is_given_one(role: str) -> None:
+    system = {"role": role, "content": [text_part("Be brief."), text_part("Be kind.")]}
+    joined = {"role": role, "content": [text_part("Be brief.\nBe kind.")]}
+    asked = user(text_part("Hi"), text_part(" there"))
+    assert demo_template().render([system, asked]).text == demo_template().render([joined, asked]).text
+    assert "Be brief.\nBe kind.\n\nHithere<end_of_turn>" in demo_template().render([system, asked]).text
+    every = "{% for each in messages %}{% for part in each.content %}<{{ part.text }}>{% endfor %}{% endfor %}"
+    assert render(every, [system]) == "<Be brief.><Be kind.>"
+
+
+def test_empty_fields_of_an_earlier_answer_are_accepted_and_a_name_reaches_the_template() -> None:
+    answer: dict[str, Any] = {
+        "role": "assistant",
+        "content": "a",
+        "refusal": None,
+        "tool_calls": None,
+        "annotations": [],
+        "audio": None,
+        "provider_specific_fields": {"refusal": None},
+    }
+    assert render("{{ messages | tojson }}", [answer]) == '[{"role": "assistant", "content": "a"}]'
+    assert render("{{ messages[0].name }}", [{"role": "user", "content": "a", "name": "Ann"}]) == "Ann"
+
+
+@pytest.mark.parametrize(
+    ("messages", "field", "said"),
+    [
+        (None, "messages", "a list"),
+        ("hi", "messages", "a list"),
+        ([], "messages", "empty"),
+        (["hi"], "messages[0]", "an object"),
+        ([{"content": "a"}], "messages[0].role", "a role"),
+        ([{"role": 1, "content": "a"}], "messages[0].role", "not 1"),
+        ([{"role": "user"}], "messages[0].content", "not None"),
+        ([{"role": "user", "content": 3}], "messages[0].content", "not 3"),
+        ([{"role": "user", "content": b"x"}], "messages[0].content", "a string"),
+        ([user()], "messages[0].content", "empty"),
+        ([{"role": "user", "content": "a"}, user("b")], "messages[1].content[0]", "an object"),
+        ([{"role": "user", "content": "a"}, user({"type": "video"})], "messages[1].content[0].type", "text, image_url"),
+        ([user({"text": "a"})], "messages[0].content[0].type", "not None"),
+        ([user({"type": ["text"]})], "messages[0].content[0].type", "list"),
+        ([user(text_part("a"), {"type": "text"})], "messages[0].content[1].text", "a string"),
+        ([user({"type": "image_url"})], "messages[0].content[0].image_url", "an object"),
+        ([user({"type": "image_url", "image_url": {}})], "messages[0].content[0].image_url.url", "a URL"),
+        ([user({"type": "image_url", "image_url": ""})], "messages[0].content[0].image_url", "a URL"),
+        ([user({"type": "image_pil", "image_pil": "x"})], "messages[0].content[0].image_pil", "LLM.chat"),
+        ([user({"type": "image"})], "messages[0].content[0].image", "a URL"),
+        ([user({"type": "image", "image": {}})], "messages[0].content[0].image", "a URL"),
+        ([user({"type": "image", "image": "u", "url": "v"})], "messages[0].content[0].url", "together"),
+    ],
+)  # fmt: skip
+def test_a_wrong_message_is_refused_with_its_path(messages: Any, field: str, said: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=said) as caught:
+        demo_template().render(messages)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ({"role": "user", "content": "a", "tool_calls": [{}]}, "messages[0].tool_calls"),
+        ({"role": "assistant", "content": "a", "provider_specific_fields": {"refusal": "no"}},
+         "messages[0].provider_specific_fields"),
+        ({"role": "user", "content": "a", "tool_call_id": "c"}, "messages[0].tool_call_id"),
+        ({"role": "user", "content": "a", "colour": "red"}, "messages[0].colour"),
+        (user({"type": "text", "text": "a", "cache_control": {}}), "messages[0].content[0].cache_control"),
+        (user(PICTURE | {"image_url": {"url": "u", "detail": "medium"}}), "messages[0].content[0].image_url.detail"),
+        (user(PICTURE | {"colour": "1"}), "messages[0].content[0].colour"),
+    ],
+)  # fmt: skip
+def test_a_field_that_nobody_serves_is_refused_by_name(message: Any, field: str) -> None:
+    with pytest.raises(UnsupportedFieldError) as caught:
+        demo_template().render([message])
+    assert caught.value.field == field
+
+
+def write(directory: Path, **files: Any) -> ChatTemplate:
+    for name, content in files.items():
+        path = directory / name.replace("__", ".")
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return ChatTemplate.from_checkpoint(directory, NO_TOKENS)
+
+
+def test_the_template_is_found_wherever_checkpoints_keep_it(tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "from a list"}]
+    assert write(tmp_path, tokenizer_config__json={"chat_template": named}).source == "from a list"
+    assert write(tmp_path, tokenizer_config__json={"chat_template": "from config"}).source == "from config"
+    assert write(tmp_path, chat_template__json={"chat_template": "from json"}).source == "from json"
+    assert write(tmp_path, chat_template__jinja="from jinja").source == "from jinja"
+
+
+def test_without_a_template_only_chat_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ChatTemplateError, match="no chat template"):
+        write(tmp_path, tokenizer_config__json={}).render([{"role": "user", "content": "a"}])
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"chat_template__jinja": "{% for %}"}, "does not compile"),
+        ({"chat_template__json": "{"}, "not valid JSON"),
+        ({"chat_template__json": {}}, "chat_template: must be a string"),
+        ({"tokenizer_config__json": {"chat_template": 3}}, "chat_template: must be a string"),
+        ({"tokenizer_config__json": {"chat_template": {"a": "x", "b": "y"}}}, "none of .* is named 'default'"),
+    ],
+)
+def test_a_broken_template_names_its_file(tmp_path: Path, files: dict[str, Any], said: str) -> None:
+    with pytest.raises(CheckpointConfigError, match=said) as caught:
+        write(tmp_path, **files)
+    assert caught.value.path.parent == tmp_path
+
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+def test_tools_are_shown_to_a_template_that_has_a_place_for_them() -> None:
+    source = "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% else %}none{% endif %}"
+    assert json.loads(render(source, tools=[TOOL])) == TOOL
+    assert render(source, tools=[]) == render(source) == "none"
+
+
+def test_a_template_without_a_place_for_tools_refuses_them_by_name() -> None:
+    for source in ("{{ messages }}", "{% set tools = 1 %}{{ tools }}", "tools"):
+        with pytest.raises(UnsupportedFieldError, match="no place for tools") as caught:
+            render(source, tools=[TOOL])
+        assert caught.value.field == "tools"
+    with pytest.raises(UnsupportedFieldError):
+        demo_template().render([user(text_part("hi"))], tools=[TOOL])
+
+
+def calling(arguments: Any = '{"at": "the sea"}', **fields: Any) -> dict[str, Any]:
+    function = {"name": "look", "arguments": arguments}
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "function": function, **fields}]}
+
+
+ANSWER = {"role": "tool", "content": "blue", "tool_call_id": "c1"}
+
+
+def test_calls_of_tools_and_their_answers_reach_a_template_that_knows_them() -> None:
+    source = (
+        "{% if messages[0].tool_calls and messages[1].role in ['tool', 'ipython'] %}{{ messages | tojson }}{% endif %}"
+    )
+    call, answer = json.loads(render(source, [calling(type="function"), ANSWER]))
+    assert call["tool_calls"][0]["function"] == {"name": "look", "arguments": {"at": "the sea"}}
+    assert (call["content"], answer) == ("", ANSWER)
+
+
+@pytest.mark.parametrize(("message", "field"), [(calling(), "messages[0].tool_calls"), (ANSWER, "messages[0].role")])
+def test_a_template_that_knows_no_tools_refuses_their_messages_by_name(message: dict[str, Any], field: str) -> None:
+    for template in (ChatTemplate("{{ messages }}", NO_TOKENS), demo_template()):
+        with pytest.raises(UnsupportedFieldError, match="no place for") as caught:
+            template.render([message])
+        assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ({**calling(), "tool_calls": {}}, "messages[0].content"),
+        ({**calling(), "tool_calls": 1}, "messages[0].tool_calls"),
+        ({**calling(), "tool_calls": [{}]}, "messages[0].tool_calls[0]"),
+        (calling(type="retrieval"), "messages[0].tool_calls[0].type"),
+        (calling(index=0), "messages[0].tool_calls[0]"),
+        (calling({"at": 1}), "messages[0].tool_calls[0].function.arguments"),
+        (calling("[1]"), "messages[0].tool_calls[0].function.arguments"),
+        (calling("{"), "messages[0].tool_calls[0].function.arguments"),
+        ({**ANSWER, "tool_call_id": 1}, "messages[0].tool_call_id"),
+    ],
+)
+def test_a_call_that_is_none_is_refused_with_its_path(message: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        demo_template().render([message])
+    assert caught.value.field == field

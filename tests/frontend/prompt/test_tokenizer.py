@@ -1,0 +1,192 @@
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keepsight.errors import CheckpointConfigError, InvalidArgumentError
+from keepsight.frontend.prompt.tokenizer import Tokenizer
+from tests.frontend.gemma_like import DEMO, gemma_like_checkpoint, load_processor
+
+CHECKPOINTS = (DEMO, gemma_like_checkpoint())
+FRAGMENTS = st.one_of(
+    st.text(max_size=8),
+    st.sampled_from(
+        ["\n", "\n\n", "  ", "\t", "<eos>", "<bos>", "<end_of_turn>", "<start_of_image>", "<table>", "é", "😀"]
+    ),
+    st.sampled_from(["the picture", "<", "<0xE2>", "▁", "[multimodal]", "<image_soft_token>", "\x00", "\u2028"]),
+)
+TEXTS = st.lists(FRAGMENTS, max_size=12).map("".join)
+
+
+@pytest.fixture(params=CHECKPOINTS, ids=["demo", "gemma-like"])
+def checkpoint(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.param
+    return path
+
+
+@pytest.mark.parametrize("directory", CHECKPOINTS, ids=["demo", "gemma-like"])
+def test_token_ids_and_texts_are_those_of_transformers(directory: Path) -> None:
+    ours, judge = Tokenizer.from_checkpoint(directory), load_processor(directory).tokenizer
+
+    @settings(max_examples=150)
+    @given(TEXTS)
+    def check(text: str) -> None:
+        assert list(ours.encode(text)) == judge.encode(text, add_special_tokens=False)
+        assert list(ours.encode(text, add_bos=True)) == judge.encode(text)
+        for skip in (True, False):
+            token_ids = ours.encode(text)
+            assert ours.decode(token_ids, skip) == judge.decode(token_ids, skip_special_tokens=skip)
+
+    check()
+
+
+@pytest.mark.parametrize("directory", CHECKPOINTS, ids=["demo", "gemma-like"])
+def test_random_token_ids_decode_as_in_transformers(directory: Path) -> None:
+    ours, judge = Tokenizer.from_checkpoint(directory), load_processor(directory).tokenizer
+
+    @settings(max_examples=100)
+    @given(st.lists(st.integers(0, ours.vocab_size + 20), max_size=20), st.booleans())
+    def check(token_ids: list[int], skip: bool) -> None:
+        assert ours.decode(token_ids, skip) == judge.decode(token_ids, skip_special_tokens=skip)
+
+    check()
+
+
+def test_the_special_tokens_are_those_of_transformers(checkpoint: Path) -> None:
+    ours, judge = Tokenizer.from_checkpoint(checkpoint), load_processor(checkpoint).tokenizer
+    assert judge.special_tokens_map.items() <= ours.special_tokens.items()
+    assert ours.bos_token_id == judge.bos_token_id
+    assert ours.vocab_size == len(judge)
+    assert {token_id for token_id in range(ours.vocab_size) if ours.is_special(token_id)} == set(
+        judge.all_special_ids
+    ) | {token_id for token_id, token in judge.added_tokens_decoder.items() if token.special}
+
+
+def test_the_ends_of_an_answer_come_from_the_generation_config() -> None:
+    assert Tokenizer.from_checkpoint(DEMO).eos_token_ids == {1, 6}
+    gemma_like = Tokenizer.from_checkpoint(gemma_like_checkpoint())
+    assert gemma_like.eos_token_ids == {1, gemma_like.token_id("<end_of_turn>")}
+
+
+def test_without_a_generation_config_the_next_file_names_the_ends(tmp_path: Path) -> None:
+    shutil.copytree(DEMO, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
+    (tmp_path / "generation_config.json").unlink()
+    config = json.loads((tmp_path / "config.json").read_text())
+    for expected, change in [({5}, {"eos_token_id": 5}), ({1}, {"eos_token_id": None}), ({1}, {"text_config": {}})]:
+        config |= change
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert Tokenizer.from_checkpoint(tmp_path).eos_token_ids == expected
+
+
+def test_a_tokenizer_s_own_end_that_ends_no_answer_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """transformers' generate() goes on behind it, too; other servers do not, so somebody will wonder."""
+    shutil.copytree(DEMO, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
+    Tokenizer.from_checkpoint(tmp_path)
+    assert not caplog.text
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 6}))
+    assert Tokenizer.from_checkpoint(tmp_path).eos_token_ids == {6}
+    assert "eos_token <eos> (1) ends no answer" in caplog.text
+
+
+def test_byte_tokens_give_their_byte_and_others_their_text() -> None:
+    tokenizer = Tokenizer.from_checkpoint(DEMO)
+    token_id = tokenizer.token_id("<0xE2>")
+    assert token_id is not None
+    assert tokenizer.is_byte(token_id)
+    assert tokenizer.token_bytes(token_id) == b"\xe2"
+    assert b"".join(map(tokenizer.token_bytes, tokenizer.encode("a café 😀\n<eos>"))) == "a café 😀\n<eos>".encode()
+
+
+def test_others_run_while_a_long_text_is_encoded() -> None:
+    tokenizer, has_begun, is_done = Tokenizer.from_checkpoint(DEMO), threading.Event(), threading.Event()
+
+    def encode() -> None:
+        has_begun.set()
+        tokenizer.encode("😀é東 hello " * 40_000)
+        is_done.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    has_begun.wait()
+    num_turns = 0
+    while not is_done.wait(0.001):
+        num_turns += 1
+    thread.join()
+    assert num_turns > 10
+
+
+def test_half_a_surrogate_pair_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="UTF-8"):
+        Tokenizer.from_checkpoint(DEMO).encode("a\ud800")
+
+
+def test_ids_that_cannot_be_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="token_ids"):
+        Tokenizer.from_checkpoint(DEMO).decode([-1])
+
+
+def test_a_token_that_eats_white_space_is_no_boundary(tmp_path: Path) -> None:
+    shutil.copytree(DEMO, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
+
+    def eat(written: dict[str, Any]) -> None:
+        written["added_tokens"][1]["rstrip"] = True  # <eos>
+        extra = {"special": False, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
+        written["added_tokens"].append({"id": 910, "content": "x<end_of", **extra})
+
+    _edit(tmp_path / "tokenizer.json", eat)
+    tokenizer = Tokenizer.from_checkpoint(tmp_path)
+    assert not tokenizer.is_boundary("<eos>")
+    assert not tokenizer.is_boundary("<end_of_turn>")
+    assert not tokenizer.is_boundary("<nowhere>")
+    assert tokenizer.is_boundary("<bos>")
+
+
+def _edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    written = json.loads(path.read_text())
+    change(written)
+    path.write_text(json.dumps(written))
+
+
+@pytest.mark.parametrize("added", ["$A", "<bos> $A", "<bos> $A <eos>"])
+def test_the_post_processor_decides_what_is_added_to_a_plain_prompt(tmp_path: Path, added: str) -> None:
+    shutil.copytree(DEMO, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
+    backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single=added, special_tokens=[("<bos>", 2), ("<eos>", 1)]
+    )
+    backend.save(str(tmp_path / "tokenizer.json"))
+    if added.endswith("<eos>"):
+        with pytest.raises(CheckpointConfigError, match="post_processor"):
+            Tokenizer.from_checkpoint(tmp_path)
+        return
+    judge = load_processor(tmp_path).tokenizer
+    assert list(Tokenizer.from_checkpoint(tmp_path).encode("a", add_bos=True)) == judge.encode("a")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("tokenizer.json", None, "is missing"),
+        ("tokenizer.json", "{", "is no tokenizer"),
+        ("tokenizer.json", '{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}', "decoder"),
+        ("tokenizer_config.json", "[]", "JSON object"),
+        ("tokenizer_config.json", "{", "not valid JSON"),
+        ("tokenizer_config.json", '{"eos_token": "<nowhere>"}', "eos_token"),
+        ("generation_config.json", '{"eos_token_id": [1, "x"]}', "eos_token_id"),
+        ("generation_config.json", '{"eos_token_id": true}', "eos_token_id"),
+    ],
+)
+def test_a_broken_file_is_named_with_its_field(tmp_path: Path, name: str, content: str | None, said: str) -> None:
+    shutil.copytree(DEMO, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
+    path = tmp_path / name
+    path.unlink() if content is None else path.write_text(content)
+    with pytest.raises(CheckpointConfigError, match=said) as caught:
+        Tokenizer.from_checkpoint(tmp_path)
+    assert caught.value.path == path
