@@ -22,6 +22,7 @@ from keepsight.frontend.api.chat_response import (
     ModelList,
     TopLogprob,
     Usage,
+    to_finite,
 )
 from keepsight.frontend.http.decode_body import refused_fields
 from keepsight.frontend.http.error_response import ErrorDetail, ErrorResponse
@@ -238,8 +239,9 @@ def test_what_the_official_client_sends_is_understood() -> None:
 
 
 def make_logprobs() -> ChoiceLogprobs:
-    top = [TopLogprob.of_bytes(b"a", -0.5), TopLogprob.of_bytes(b"\xe2", -math.inf)]
-    first = ContentLogprob(token="a", logprob=-0.5, byte_values=[97], top_logprobs=top)
+    likeliest = TopLogprob(token="a", logprob=-0.5, byte_values=[97])
+    impossible = TopLogprob(token="\ufffd", logprob=to_finite(-math.inf), byte_values=[0xE2])
+    first = ContentLogprob(token="a", logprob=-0.5, byte_values=[97], top_logprobs=[likeliest, impossible])
     return ChoiceLogprobs(content=[first])
 
 

@@ -21,6 +21,7 @@ from keepsight.frontend.api.chat_response import (
     Extras,
     PromptLogprob,
     ToldPrompt,
+    TopLogprob,
     Usage,
     show_bytes,
     to_finite,
@@ -146,7 +147,7 @@ class Answer(ABC):
             else:
                 is_foreseen = isinstance(error, RequestFailedError)
                 logger.error("the answer %s failed: %s", self._id, error, exc_info=not is_foreseen)
-            yield b"data: " + _encode(ErrorResponse.of(error)) + b"\n\n"
+            yield _event(ErrorResponse.of(error))
         yield b"data: [DONE]\n\n"
 
     async def _chunks(self, engine: Engine) -> AsyncGenerator[bytes, None]:
@@ -156,15 +157,14 @@ class Answer(ABC):
                 if not has_begun:
                     has_begun = True
                     for opening in self._openings():
-                        yield self._event(opening)
-                # A token may add no text yet; its log-probability is told all the same.
-                if piece.text or piece.finish_reason or piece.token.logprobs:
-                    yield self._event(self._chunk_choice(index, piece))
+                        yield _event(opening)
+                # A token may add no text yet; what else was asked of it is told all the same.
+                if piece.text or piece.finish_reason or piece.token.logprobs or self._asked.return_token_ids:
+                    yield _event(self._chunk_of([self._chunk_choice(index, piece)]))
         if self._asked.wants_account:
-            told = None if self._asked.includes_usage else msgspec.UNSET
-            yield b"data: " + _encode(self._with_account(self._chunk([], told))) + b"\n\n"
+            yield _event(self._with_account(self._chunk_of([])))
         if self._asked.includes_usage:
-            yield self._event(None, self.usage)
+            yield _event(self._chunk([], self.usage))
 
     def _pieces(self, engine: Engine) -> AsyncGenerator[IndexedPiece, None]:
         own = [self._pieces_of(engine, number) for number in range(len(self._prompts))]
@@ -206,18 +206,38 @@ class Answer(ABC):
         assert told is not None
         return [None, *({str(one.token_id): self._describe(one) for one in ones[: 1 + num_top]} for ones in told)]
 
+    def _top_logprob(self, one: TokenLogprob) -> TopLogprob:
+        token_bytes = self._tokenizer.token_bytes(one.token_id)
+        return TopLogprob(
+            token=self._name_token(one.token_id), logprob=to_finite(one.logprob), byte_values=list(token_bytes)
+        )
+
+    def _name_token(self, token_id: int) -> str:
+        """Among log-probabilities."""
+        if self._asked.return_tokens_as_token_ids:
+            return f"token_id:{token_id}"
+        return show_bytes(self._tokenizer.token_bytes(token_id))
+
+    def _tell_prompt_ids(self, number: int = 0) -> list[int] | msgspec.UnsetType:
+        if not self._asked.return_token_ids:
+            return msgspec.UNSET
+        return list(self._prompts[number].engine_request.known_token_ids)
+
+    def _tell_ids(self, pieces: Sequence[AnswerPiece]) -> list[int] | msgspec.UnsetType:
+        if not self._asked.return_token_ids:
+            return msgspec.UNSET
+        return [piece.token.token_id for piece in pieces] if self._asked.wants_answer else []
+
     def _describe(self, one: TokenLogprob) -> PromptLogprob:
         shown = show_bytes(self._tokenizer.token_bytes(one.token_id))
         return PromptLogprob(logprob=to_finite(one.logprob), rank=one.rank, decoded_token=shown)
 
-    def _event(self, choice: msgspec.Struct | None, usage: Usage | None = None) -> bytes:
-        if self._asked.counts_continuously:
-            usage = self.usage
-        told = usage if self._asked.includes_usage else msgspec.UNSET
-        return b"data: " + _encode(self._chunk([] if choice is None else [choice], told)) + b"\n\n"
+    def _chunk_of(self, choices: list[Any]) -> Any:
+        usage = self.usage if self._asked.counts_continuously else None
+        return self._chunk(choices, usage if self._asked.includes_usage else msgspec.UNSET)
 
     def _openings(self) -> Sequence[msgspec.Struct]:
-        """What each choice of a stream begins with."""
+        """The chunks that a stream begins with."""
         return ()
 
     @abstractmethod
@@ -228,6 +248,10 @@ class Answer(ABC):
 
     @abstractmethod
     def _chunk(self, choices: list[Any], usage: Usage | msgspec.UnsetType | None) -> msgspec.Struct: ...
+
+
+def _event(told: msgspec.Struct) -> bytes:
+    return b"data: " + _encode(told) + b"\n\n"
 
 
 async def _merge(sources: Sequence[AsyncGenerator[IndexedPiece, None]]) -> AsyncGenerator[IndexedPiece, None]:

@@ -15,7 +15,6 @@ from keepsight.frontend.api.chat_response import (
     ChatMessage,
     ChoiceLogprobs,
     ContentLogprob,
-    TopLogprob,
     Usage,
 )
 from keepsight.frontend.assemble_answer import AnswerPiece
@@ -33,6 +32,7 @@ class ChatAnswer(Answer):
             choices=[self._choice(index, own) for index, own in enumerate(choices)],
             usage=self.usage,
             prompt_logprobs=self._tell_prompt(choices[0][0].token),
+            prompt_token_ids=self._tell_prompt_ids(),
         )
 
     def _choice(self, index: int, pieces: Sequence[AnswerPiece]) -> ChatChoice:
@@ -44,11 +44,14 @@ class ChatAnswer(Answer):
             finish_reason=last.finish_reason,
             logprobs=self._logprobs([piece.token for piece in pieces]),
             stop_reason=last.stop_reason,
+            token_ids=self._tell_ids(pieces),
         )
 
-    def _openings(self) -> Sequence[ChatChunkChoice]:
+    def _openings(self) -> Sequence[ChatCompletionChunk]:
         opening = ChatDelta(role="assistant", content="")
-        return [ChatChunkChoice(index=index, delta=opening) for index in range(self._num_choices)]
+        choices = [ChatChunkChoice(index=index, delta=opening) for index in range(self._num_choices)]
+        first, *others = (self._chunk_of([choice]) for choice in choices)
+        return [msgspec.structs.replace(first, prompt_token_ids=self._tell_prompt_ids()), *others]
 
     def _chunk_choice(self, index: int, piece: AnswerPiece) -> ChatChunkChoice:
         return ChatChunkChoice(
@@ -57,6 +60,7 @@ class ChatAnswer(Answer):
             finish_reason=piece.finish_reason,
             logprobs=self._logprobs([piece.token]),
             stop_reason=msgspec.UNSET if piece.finish_reason is None else piece.stop_reason,
+            token_ids=self._tell_ids([piece]),
         )
 
     def _chunk(self, choices: list[Any], usage: Usage | msgspec.UnsetType | None) -> ChatCompletionChunk:
@@ -71,9 +75,7 @@ class ChatAnswer(Answer):
 
     def _token_logprobs(self, token: TokenOutput) -> ContentLogprob:
         assert token.logprobs is not None
-        sampled, *top = [
-            TopLogprob.of_bytes(self._tokenizer.token_bytes(each.token_id), each.logprob) for each in token.logprobs
-        ]
+        sampled, *top = map(self._top_logprob, token.logprobs)
         return ContentLogprob(
             token=sampled.token, logprob=sampled.logprob, byte_values=sampled.byte_values, top_logprobs=top
         )

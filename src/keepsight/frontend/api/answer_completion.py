@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from keepsight.frontend.api.answer import Answer
-from keepsight.frontend.api.chat_response import TopLogprob, Usage, show_bytes
+from keepsight.frontend.api.chat_response import TopLogprob, Usage
 from keepsight.frontend.api.completion_request import CompletionRequest
 from keepsight.frontend.api.completion_response import Completion, CompletionChoice, CompletionLogprobs
 from keepsight.frontend.assemble_answer import AnswerPiece
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt.tokenizer import Tokenizer
-from keepsight.requests import TokenLogprob, TokenLogprobs, TokenOutput
+from keepsight.requests import TokenLogprobs, TokenOutput
 
 
 class _ToldToken(NamedTuple):
@@ -53,7 +53,7 @@ class CompletionAnswer(Answer):
     def _choices_of(self, number: int, choices: Sequence[Sequence[AnswerPiece]]) -> Iterator[CompletionChoice]:
         """One prompt's, which each tell of it anew."""
         first = choices[0][0].token
-        prompt_logprobs = self._tell_prompt(first)
+        prompt_logprobs, prompt_token_ids = self._tell_prompt(first), self._tell_prompt_ids(number)
         for index, pieces in enumerate(choices, start=number * self._num_choices):
             answered = self._tell_answered(piece.token for piece in pieces)
             yield CompletionChoice(
@@ -63,13 +63,19 @@ class CompletionAnswer(Answer):
                 logprobs=self._logprobs(itertools.chain(self._tell_echoed(number, first), answered)),
                 stop_reason=pieces[-1].stop_reason,
                 prompt_logprobs=prompt_logprobs,
+                prompt_token_ids=prompt_token_ids,
+                token_ids=self._tell_ids(pieces),
             )
 
-    def _openings(self) -> Sequence[CompletionChoice]:
-        if self._written is None:
+    def _openings(self) -> Sequence[Completion]:
+        if self._written is None and not self._asked.return_token_ids:
             return ()
-        echoes = [echo for echo in self._echoes for _ in range(self._num_choices)]
-        return [CompletionChoice(index=index, text=echo, finish_reason=None) for index, echo in enumerate(echoes)]
+        numbers = [number for number in range(len(self._prompts)) for _ in range(self._num_choices)]
+        return [self._chunk_of([self._opening(*each)]) for each in enumerate(numbers)]
+
+    def _opening(self, index: int, number: int) -> CompletionChoice:
+        ids = self._tell_prompt_ids(number)
+        return CompletionChoice(index=index, text=self._echoes[number], finish_reason=None, prompt_token_ids=ids)
 
     def _chunk_choice(self, index: int, piece: AnswerPiece) -> CompletionChoice:
         return CompletionChoice(
@@ -78,6 +84,7 @@ class CompletionAnswer(Answer):
             finish_reason=piece.finish_reason,
             logprobs=self._logprobs(self._tell_answered([piece.token]), index),
             stop_reason=msgspec.UNSET if piece.finish_reason is None else piece.stop_reason,
+            token_ids=self._tell_ids([piece]),
         )
 
     def _chunk(self, choices: list[Any], usage: Usage | msgspec.UnsetType | None) -> Completion:
@@ -113,15 +120,12 @@ class CompletionAnswer(Answer):
             self._offsets[streamed] = end
         each = [[self._top_logprob(one) for one in (token.logprobs or ())[: 1 + num_top]] for token in told]
         return CompletionLogprobs(
-            tokens=[show_bytes(self._tokenizer.token_bytes(token.token_id)) for token in told],
+            tokens=[self._name_token(token.token_id) for token in told],
             token_logprobs=[ones[0].logprob if ones else None for ones in each],
             # As vLLM: the token itself is told among the likeliest, whether it is one of them or not.
             top_logprobs=[_by_token(ones) if ones else None for ones in each],
             text_offset=offsets,
         )
-
-    def _top_logprob(self, logprob: TokenLogprob) -> TopLogprob:
-        return TopLogprob.of_bytes(self._tokenizer.token_bytes(logprob.token_id), logprob.logprob)
 
 
 def _find_offsets(told: Sequence[_ToldToken], end: int) -> tuple[list[int], int]:

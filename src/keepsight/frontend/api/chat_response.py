@@ -47,10 +47,6 @@ class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
     # Of less than a character `token` cannot show them.
     byte_values: list[int] = msgspec.field(name="bytes")
 
-    @classmethod
-    def of_bytes(cls, token_bytes: bytes, logprob: float) -> "TopLogprob":
-        return cls(token=show_bytes(token_bytes), logprob=to_finite(logprob), byte_values=list(token_bytes))
-
 
 class ContentLogprob(TopLogprob, frozen=True, kw_only=True):
     top_logprobs: list[TopLogprob]
@@ -85,6 +81,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason
     logprobs: ChoiceLogprobs | None = None
     stop_reason: int | str | None = None  # vLLM's: which stop string or stop token it was
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class Extras(msgspec.Struct, frozen=True):
@@ -101,6 +98,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: ToldPrompt | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
     keepsight: Extras | UnsetType = UNSET
     object: Literal["chat.completion"] = "chat.completion"
 
@@ -116,16 +114,21 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None
     logprobs: ChoiceLogprobs | None = None
     stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """With `stream_options.include_usage`, `usage` is null in all chunks but the last, which has no choices."""
+    """With `stream_options.include_usage`, `usage` is null in all chunks but the last, which has no choices.
+
+    `prompt_token_ids` are told in the first.
+    """
 
     id: str
     created: int
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
     keepsight: Extras | UnsetType = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 

@@ -25,6 +25,9 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: CompletionLogprobs | None = None
     stop_reason: int | str | UnsetType | None = UNSET  # vLLM's: which stop string or stop token it was
     prompt_logprobs: ToldPrompt | UnsetType = UNSET
+    # Of a stream, in each choice's first chunk.
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

@@ -68,6 +68,8 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -99,8 +101,6 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     prompt_cache_options: Refused = None
     prompt_cache_retention: Refused = None
     request_id: Refused = None
-    return_token_ids: Refused = None
-    return_tokens_as_token_ids: Refused = None
     spaces_between_special_tokens: Refused = None
     truncate_prompt_tokens: Refused = None
     use_beam_search: Refused = None
@@ -112,8 +112,6 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         "logits_processors": ([],),
         "prompt_cache_options": ({}, {"mode": "implicit"}),
         "prompt_cache_retention": ("in_memory", "in-memory"),
-        "return_token_ids": (False,),
-        "return_tokens_as_token_ids": (False,),
         "spaces_between_special_tokens": (True,),
         "use_beam_search": (False,),
     }

@@ -34,6 +34,8 @@ from keepsight.sampling_params import SamplingParams
 MAX_BYTES_ON_LOOP = 2048
 # An answer of some megabytes.
 MAX_TOLD_OF_PROMPTS = 2**16
+# The same.
+MAX_TOLD_TOKEN_IDS = 2**20
 # Of the 40 threads that all requests share.  Not fewer: most forms are known, and wait for no compiler.
 MAX_FORMS_AT_ONCE = 32
 Prepared = TypeVar("Prepared")
@@ -137,8 +139,13 @@ class AnswerPreparer:
 
 
 def _check_told_prompts(asked: GenerationFields, prompts: Sequence[PreparedRequest], num_times: int = 1) -> None:
-    num_told_of_each = num_times * sum(1 + num_top for num_top in asked.tops_of_prompt)
-    num_told = num_told_of_each * sum(len(each.engine_request.token_ids) for each in prompts)
+    num_token_ids = num_times * sum(len(each.engine_request.token_ids) for each in prompts)
+    if asked.return_token_ids and num_token_ids > MAX_TOLD_TOKEN_IDS:
+        raise InvalidArgumentError(
+            "return_token_ids",
+            f"asks for {num_token_ids} of prompts; at most {MAX_TOLD_TOKEN_IDS} are told in one answer",
+        )
+    num_told = num_token_ids * sum(1 + num_top for num_top in asked.tops_of_prompt)
     if num_told > MAX_TOLD_OF_PROMPTS:
         raise InvalidArgumentError(
             asked.name_as_asked("prompt_logprobs"),
