@@ -87,7 +87,7 @@ class Parts:
     def can_be_made(self, media_hash: str) -> bool:
         return True
 
-    def lost(self, media_hash: str) -> MediaNeeded | None:
+    def lose(self, media_hash: str) -> MediaNeeded | None:
         request_id = self.waiting.get(media_hash)
         return None if request_id is None else MediaNeeded(request_id, (media_hash,), inline=True)
 
@@ -95,7 +95,7 @@ class Parts:
     def kept(self) -> "Parts":
         return self
 
-    holdings = held_embeddings = media = pins = kept
+    holdings = held_embeddings = media = pixels = pins = kept
 
     def tell_time(self, now: float) -> None:
         self.moments.append(now)

@@ -134,7 +134,7 @@ class Drive:
 
     def lose(self, media_hash: str) -> MediaNeeded | None:
         """A handle has come that leads nowhere."""
-        needed = self.scheduler.media.lost(media_hash)
+        needed = self.scheduler.media.pixels.lose(media_hash)
         if needed is not None:
             assert needed.inline
             assert self.is_live(needed.request_id)

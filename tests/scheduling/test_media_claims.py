@@ -298,7 +298,7 @@ def test_who_waits_for_a_picture_that_is_being_encoded_tries_again_when_it_is_an
 def test_of_a_stale_handle_the_one_who_waited_longest_is_asked_for_the_pixels_themselves() -> None:
     drive = quiet_drive()
     step_with(drive, make_request("a", 3, "cat"), make_request("b", 4, "cat"))
-    assert drive.scheduler.media.lost("cat") == MediaNeeded("a", ("cat",), inline=True)
+    assert drive.scheduler.media.pixels.lose("cat") == MediaNeeded("a", ("cat",), inline=True)
     drive.step()
     assert drive.needed == [("a", "cat")], "asked once more in vain"
     drive.deliver("cat")
@@ -308,7 +308,7 @@ def test_of_a_stale_handle_the_one_who_waited_longest_is_asked_for_the_pixels_th
 def test_of_a_stale_handle_nobody_is_asked_who_does_not_wait_yet() -> None:
     drive = quiet_drive()
     drive.add(promising("a", 3, "cat"))
-    assert drive.scheduler.media.lost("cat") is None
+    assert drive.scheduler.media.pixels.lose("cat") is None
     drive.step()
     assert drive.needed == [("a", "cat")], "the promise was used up"
 
@@ -317,7 +317,7 @@ def test_a_stale_handle_after_all_have_left_is_nothing() -> None:
     drive = quiet_drive()
     step_with(drive, promising("a", 3, "cat"))
     drive.scheduler.abort("a")
-    assert drive.scheduler.media.lost("cat") is None
+    assert drive.scheduler.media.pixels.lose("cat") is None
 
 
 def test_if_the_one_who_was_asked_for_pixels_themselves_leaves_the_next_is_asked() -> None:

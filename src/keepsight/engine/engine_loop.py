@@ -135,7 +135,7 @@ class EngineLoop:
         # Also what nobody wants any more: where it lies can be reused, and it may be kept for others.
         pixels = self._source.receive(message)
         if pixels is None:
-            if needed := self._scheduler.media.lost(message.media_hash):
+            if needed := self._scheduler.media.pixels.lose(message.media_hash):
                 self._send([needed])
         elif self._scheduler.media_arrived(message.media_hash):
             self._runner.hold_pixels(message.media_hash, pixels)
@@ -171,7 +171,7 @@ class EngineLoop:
 
     def _find_pixels(self, needed: MediaNeeded) -> MediaNeeded:
         """What of it must be asked for.  What is found arrives with the next step, as this one is planned already."""
-        can_be_made = self._scheduler.media.can_be_made
+        can_be_made = self._scheduler.media.pixels.can_be_made
         found = {each: self._source.find(each, may_hold_back=can_be_made(each)) for each in needed.media_hashes}
         for media_hash, pixels in found.items():
             if pixels is not None:

@@ -1,4 +1,4 @@
-"""What stands between a request and the embeddings of its media: loads, pixels, encodings, users counted.
+"""What stands between a request and the embeddings of its media: room for them, a load, or pixels and an encoding.
 
 A request claims its items in the order of their positions and never holds a later one while it lacks an earlier one, so
 what it holds can always be computed and released.  Knows nothing of tokens, pages or seats.
@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from keepsight.engine_config import EngineConfig
-from keepsight.requests import EngineRequest, MediaNeeded
 from keepsight.scheduling.embedding_loads import EmbeddingLoads, LoadState
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
+from keepsight.scheduling.pixel_asks import PixelAsks
 from keepsight.scheduling.request_state import Origin, ParkedFor, RequestState, Status
 from keepsight.scheduling.shortage import Shortage
 from keepsight.scheduling.step_plan import Encoding, SequenceId
@@ -25,6 +25,7 @@ class MediaClaims:
     ) -> None:
         self.encoder_cache, self._take_from_later = encoder_cache, take_from_later
         self.loads = EmbeddingLoads(has_tiers=config.encoder_cache.has_tiers)
+        self.pixels = PixelAsks()
         self._max_encoding = config.scheduler.max_num_encoder_input_tokens
         self._num_encoding = 0
         self._encodings: dict[str, Encoding] = {}
@@ -34,20 +35,12 @@ class MediaClaims:
         self._room_is_short, self._budget_is_short = Shortage(), Shortage()
         # Media of those who have not left: nothing else is ever asked for or kept.
         self._live: Counter[str] = Counter()
-        self._pixels: set[str] = set()
-        self._unneeded_pixels: list[str] = []
-        # Hash -> who waits for its pixels, whoever has waited longest first.
-        self._askers: dict[str, dict[RequestState, None]] = {}
-        # Hash -> ids of the requests that were asked for its pixels or promised them.  As long as there is one, nobody
-        # else is asked.
-        self._makers: dict[str, set[str]] = {}
-        self._needed: dict[str, list[str]] = {}
 
     def add(self, state: RequestState) -> None:
         self._states[state.sequence_id] = state
         self._live.update(item.media_hash for item in state.media)
         self.loads.add(state)
-        self._note_promises(state.request)
+        self.pixels.note_promises(state.request)
 
     def leave(self, state: RequestState, *, is_last: bool) -> None:
         """It waits for nothing any more, and if it `is_last` nor does its request.  Its claims may still be read."""
@@ -55,24 +48,18 @@ class MediaClaims:
         self.loads.remove(state)
         for item in state.media:
             self._live[item.media_hash] -= 1
-            self._stop_waiting(state, item.media_hash)
+            self.pixels.stop_waiting(state, item.media_hash)
             if not self._live[item.media_hash]:
                 del self._live[item.media_hash]
                 self._withdraw_encodings(item.media_hash)
                 self._drop_pixels(item.media_hash)
         if is_last:
-            self._remove_maker(state.request)
+            self.pixels.remove_maker(state.request)
 
     def remove(self, state: RequestState) -> None:
         """It left before; now nothing of it is under way."""
         self.drop(state)
         del self._states[state.sequence_id]
-
-    def _note_promises(self, request: EngineRequest) -> None:
-        own = {item.media_hash for item in request.media}
-        # Of what is here already nothing more need come.
-        for media_hash in own.intersection(request.coming_media) - self._pixels:
-            self._makers.setdefault(media_hash, set()).add(request.request_id)
 
     @property
     def is_encoding(self) -> bool:
@@ -139,7 +126,7 @@ class MediaClaims:
 
     def _lacks_only_room(self, state: RequestState) -> bool:
         key = state.encoder_keys[state.next_item]
-        has_source = state.media[state.next_item].media_hash in self._pixels or self.loads.is_ready(key)
+        has_source = self.pixels.are_here(state.media[state.next_item].media_hash) or self.loads.is_ready(key)
         return has_source and not self.encoder_cache.can_find(key)
 
     def _try_claim(self, state: RequestState, index: int) -> ParkedFor | None:
@@ -176,7 +163,7 @@ class MediaClaims:
 
     def _try_encode(self, state: RequestState, index: int) -> ParkedFor | None:
         item = state.media[index]
-        if item.media_hash not in self._pixels:
+        if not self.pixels.are_here(item.media_hash):
             return ParkedFor.PIXELS
         if not (self._has_budget(state, item.span.length) and self._try_make_room(state, index)):
             return ParkedFor.ENCODER
@@ -215,42 +202,7 @@ class MediaClaims:
         if self.encoder_cache.can_find(state.encoder_keys[index]):
             return
         if self.loads.ask(state, index) is LoadState.ABSENT:
-            self._ask_for_pixels(state, index)
-
-    def _ask_for_pixels(self, state: RequestState, index: int) -> None:
-        media_hash = state.media[index].media_hash
-        if media_hash in self._pixels:
-            return
-        self._askers.setdefault(media_hash, {}).setdefault(state)
-        if media_hash not in self._makers:
-            self._ask_first(media_hash)
-
-    def _ask_first(self, media_hash: str) -> None:
-        request_id = self._make_first_maker(media_hash)
-        self._needed.setdefault(request_id, []).append(media_hash)
-
-    def _make_first_maker(self, media_hash: str) -> str:
-        """The id of the request that has waited longest."""
-        request_id = next(iter(self._askers[media_hash])).request.request_id
-        self._makers[media_hash] = {request_id}
-        return request_id
-
-    def _stop_waiting(self, state: RequestState, media_hash: str) -> None:
-        askers = self._askers.get(media_hash, {})
-        if state in askers:
-            del askers[state]
-            if not askers:
-                del self._askers[media_hash]
-
-    def _remove_maker(self, request: EngineRequest) -> None:
-        """It left: where it was the only one, the next that waits is asked instead."""
-        for media_hash in dict.fromkeys(item.media_hash for item in request.media):
-            makers = self._makers.get(media_hash, set())
-            makers.discard(request.request_id)
-            if media_hash in self._makers and not makers:
-                del self._makers[media_hash]
-                if media_hash in self._askers:
-                    self._ask_first(media_hash)
+            self.pixels.ask(state, state.media[index].media_hash)
 
     def release_before(self, state: RequestState, first_item: int) -> bool:
         """Items that are wholly computed need their embeddings no more.  Whether there were any."""
@@ -266,28 +218,8 @@ class MediaClaims:
         self.encoder_cache.release_all(state.sequence_id)
 
     def arrived(self, media_hash: str) -> Iterable[RequestState] | None:
-        """Who waited for it; None when nobody lives that could use it.
-
-        All promises of it count as kept: one frontend may have sent it for all of its requests.
-        """
-        self._makers.pop(media_hash, None)
-        if media_hash not in self._live or media_hash in self._pixels:
-            return None
-        self._pixels.add(media_hash)
-        if media_hash in self._unneeded_pixels:
-            self._unneeded_pixels.remove(media_hash)
-        return self._askers.pop(media_hash, {})
-
-    def can_be_made(self, media_hash: str) -> bool:
-        """By each of those who wait for its pixels, whoever of them is asked."""
-        return not any(media_hash in state.request.unsent_media for state in self._askers.get(media_hash, ()))
-
-    def lost(self, media_hash: str) -> MediaNeeded | None:
-        """Its pixels were not where they were said to lie.  If anybody waits for them, who is to send them."""
-        self._makers.pop(media_hash, None)
-        if media_hash not in self._askers:
-            return None
-        return MediaNeeded(self._make_first_maker(media_hash), (media_hash,), inline=True)
+        """Who waited for its pixels; None when nobody lives that could use them."""
+        return self.pixels.arrive(media_hash) if media_hash in self._live else None
 
     def finish(self, encoder_key: str) -> None:
         self._end_encoding(encoder_key)
@@ -317,10 +249,8 @@ class MediaClaims:
 
     def _drop_pixels(self, media_hash: str) -> None:
         """Not while the runner may still want to read them."""
-        is_read = any(each.media_hash == media_hash for each in self._encodings.values())
-        if media_hash in self._pixels and not is_read:
-            self._pixels.remove(media_hash)
-            self._unneeded_pixels.append(media_hash)
+        if not any(each.media_hash == media_hash for each in self._encodings.values()):
+            self.pixels.drop(media_hash)
 
     def take_encodings(self) -> list[Encoding]:
         taken, self._to_begin = self._to_begin, []
@@ -330,31 +260,13 @@ class MediaClaims:
         taken, self._to_place = self._to_place, []
         return taken
 
-    def take_unneeded_pixels(self) -> list[str]:
-        taken, self._unneeded_pixels = self._unneeded_pixels, []
-        return taken
-
-    def take_needed(self) -> list[MediaNeeded]:
-        needed, self._needed = self._needed, {}
-        return [MediaNeeded(request_id, tuple(hashes)) for request_id, hashes in needed.items()]
-
     def check_invariants(self) -> None:
         live = {state for state in self._states.values() if state.status is not Status.FINISHED}
         assert self._live == Counter(item.media_hash for state in live for item in state.media)
         assert self._num_encoding == sum(each.num_tokens for each in self._encodings.values())
-        assert self._pixels <= self._live.keys() | {each.media_hash for each in self._encodings.values()}
         for state in self._states.values():
             users = {(state.sequence_id, index) for index in state.claimed_items}
             assert users == set(self.encoder_cache.users_of(state.sequence_id)), state.sequence_id
-        for media_hash, askers in self._askers.items():
-            assert askers, media_hash
-            assert media_hash not in self._pixels, media_hash
-            assert askers.keys() <= live, media_hash
-            assert media_hash in self._makers, f"nobody makes {media_hash}"
-        request_ids = {state.request.request_id for state in live}
-        for media_hash, makers in self._makers.items():
-            assert makers, media_hash
-            assert media_hash not in self._pixels, media_hash
-            assert makers <= request_ids, media_hash
+        self.pixels.check_invariants(live, self._live.keys() | {each.media_hash for each in self._encodings.values()})
         self.encoder_cache.check_invariants()
         self.loads.check_invariants()

@@ -118,7 +118,7 @@ class Scheduler:
         return self.media.loads.take_wanted()
 
     def take_media_needed(self) -> list[MediaNeeded]:
-        return self.media.take_needed()
+        return self.media.pixels.take_needed()
 
     def take_begun(self) -> list[Begun]:
         """Requests whose first choice has its first token now, or has had more made for it since; each time once."""
@@ -138,7 +138,7 @@ class Scheduler:
             ended=ended,
             evicted=self.media.encoder_cache.take_evicted(),
             evicted_ends=self.kv_cache.ends.take_evicted(),
-            unneeded_pixels=self.media.take_unneeded_pixels(),
+            unneeded_pixels=self.media.pixels.take_unneeded(),
             unneeded_embeddings=self.media.loads.take_unneeded(),
             new=draft.new,
             place=self.media.take_placements(),

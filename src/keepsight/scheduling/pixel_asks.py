@@ -1,0 +1,113 @@
+"""Which pixels are here, who waits for those that are not, and which requests were asked for them or promised them.
+
+As long as anybody makes a picture's pixels nobody else is asked.  Invariant: what anybody waits for somebody makes.
+"""
+
+from collections.abc import Iterable, Set
+
+from keepsight.requests import EngineRequest, MediaNeeded
+from keepsight.scheduling.request_state import RequestState
+
+
+class PixelAsks:
+    def __init__(self) -> None:
+        self._here: set[str] = set()
+        self._unneeded: list[str] = []
+        # Hash -> who waits for it, whoever has waited longest first.
+        self._askers: dict[str, dict[RequestState, None]] = {}
+        # Hash -> ids of the requests that were asked for it or promised it.
+        self._makers: dict[str, set[str]] = {}
+        self._needed: dict[str, list[str]] = {}
+
+    def are_here(self, media_hash: str) -> bool:
+        return media_hash in self._here
+
+    def note_promises(self, request: EngineRequest) -> None:
+        own = {item.media_hash for item in request.media}
+        # Of what is here already nothing more need come.
+        for media_hash in own.intersection(request.coming_media) - self._here:
+            self._makers.setdefault(media_hash, set()).add(request.request_id)
+
+    def ask(self, state: RequestState, media_hash: str) -> None:
+        if media_hash in self._here:
+            return
+        self._askers.setdefault(media_hash, {}).setdefault(state)
+        if media_hash not in self._makers:
+            self._ask_first(media_hash)
+
+    def _ask_first(self, media_hash: str) -> None:
+        request_id = self._make_first_maker(media_hash)
+        self._needed.setdefault(request_id, []).append(media_hash)
+
+    def _make_first_maker(self, media_hash: str) -> str:
+        """The id of the request that has waited longest."""
+        request_id = next(iter(self._askers[media_hash])).request.request_id
+        self._makers[media_hash] = {request_id}
+        return request_id
+
+    def stop_waiting(self, state: RequestState, media_hash: str) -> None:
+        askers = self._askers.get(media_hash, {})
+        if state in askers:
+            del askers[state]
+            if not askers:
+                del self._askers[media_hash]
+
+    def remove_maker(self, request: EngineRequest) -> None:
+        """It left: where it was the only one, the next that waits is asked instead."""
+        for media_hash in dict.fromkeys(item.media_hash for item in request.media):
+            makers = self._makers.get(media_hash, set())
+            makers.discard(request.request_id)
+            if media_hash in self._makers and not makers:
+                del self._makers[media_hash]
+                if media_hash in self._askers:
+                    self._ask_first(media_hash)
+
+    def arrive(self, media_hash: str) -> Iterable[RequestState] | None:
+        """Who waited for it; None if it was here.
+
+        All promises of it count as kept: one frontend may have sent it for all of its requests.
+        """
+        self._makers.pop(media_hash, None)
+        if media_hash in self._here:
+            return None
+        self._here.add(media_hash)
+        if media_hash in self._unneeded:
+            self._unneeded.remove(media_hash)
+        return self._askers.pop(media_hash, {})
+
+    def can_be_made(self, media_hash: str) -> bool:
+        """By each of those who wait for it, whoever of them is asked."""
+        return not any(media_hash in state.request.unsent_media for state in self._askers.get(media_hash, ()))
+
+    def lose(self, media_hash: str) -> MediaNeeded | None:
+        """It was not where it was said to lie.  If anybody waits for it, who is to send it."""
+        self._makers.pop(media_hash, None)
+        if media_hash not in self._askers:
+            return None
+        return MediaNeeded(self._make_first_maker(media_hash), (media_hash,), inline=True)
+
+    def drop(self, media_hash: str) -> None:
+        if media_hash in self._here:
+            self._here.remove(media_hash)
+            self._unneeded.append(media_hash)
+
+    def take_unneeded(self) -> list[str]:
+        taken, self._unneeded = self._unneeded, []
+        return taken
+
+    def take_needed(self) -> list[MediaNeeded]:
+        needed, self._needed = self._needed, {}
+        return [MediaNeeded(request_id, tuple(hashes)) for request_id, hashes in needed.items()]
+
+    def check_invariants(self, live: Set[RequestState], usable_media: Set[str]) -> None:
+        assert self._here <= usable_media
+        for media_hash, askers in self._askers.items():
+            assert askers, media_hash
+            assert media_hash not in self._here, media_hash
+            assert askers.keys() <= live, media_hash
+            assert media_hash in self._makers, f"nobody makes {media_hash}"
+        request_ids = {state.request.request_id for state in live}
+        for media_hash, makers in self._makers.items():
+            assert makers, media_hash
+            assert media_hash not in self._here, media_hash
+            assert makers <= request_ids, media_hash
