@@ -1,5 +1,6 @@
 """A request as OpenTelemetry sees it, by the SDK's own exporter in memory."""
 
+import threading
 import time
 
 import pytest
@@ -34,3 +35,27 @@ def test_a_request_is_a_span_of_its_caller_s_trace_and_its_stages_are_inside() -
     assert stages[1].attributes["keepsight.media_hash"] == "hash"
     assert (stages[1].end_time - stages[1].start_time) / 1e6 == pytest.approx(50, abs=0.1)
     assert whole.start_time / 1e9 == pytest.approx(time.time() - 1, abs=0.5)
+
+
+def test_a_collector_that_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+    from keepsight.observe import export_spans
+
+    gave_up = threading.Event()
+
+    class Silent(SpanExporter):
+        def export(self, spans: object) -> SpanExportResult:
+            assert gave_up.wait(30), "it was asked for ever"
+            return SpanExportResult.FAILURE
+
+        def shutdown(self) -> None:
+            gave_up.set()
+
+    monkeypatch.setattr(export_spans, "MAX_SECONDS_TO_CLOSE", 0.01)
+    export = export_spans.SpanExport(Silent())
+    asked = RequestAccount("r", [], 300, began=time.monotonic())
+    asked.note_end("stop")
+    export.export(asked)
+    export.close()
+    assert gave_up.is_set()

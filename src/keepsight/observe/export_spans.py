@@ -4,6 +4,7 @@ Needs the extra `otel`, and is imported only where an endpoint was named.  A req
 header goes on with its caller's trace.  Spans are sent from a thread of the SDK's own.
 """
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 
@@ -16,6 +17,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from keepsight.observe.account import RequestAccount, Span
 
 SERVICE = "keepsight"
+# Who ends waits no longer for a collector that does not answer.
+MAX_SECONDS_TO_CLOSE = 2.0
 Value = str | int
 
 
@@ -23,6 +26,7 @@ class SpanExport:
     def __init__(self, exporter: SpanExporter) -> None:
         self._provider = TracerProvider(resource=Resource.create({"service.name": SERVICE}), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._exporter = exporter
         self._tracer: Tracer = self._provider.get_tracer(SERVICE)  # type: ignore[assignment]
 
     @classmethod
@@ -50,8 +54,11 @@ class SpanExport:
         whole.end(to_ns(account.ended))
 
     def close(self) -> None:
-        """What waits is sent."""
+        """What waits is sent, if anybody takes it."""
+        impatience = threading.Timer(MAX_SECONDS_TO_CLOSE, self._exporter.shutdown)
+        impatience.start()
         self._provider.shutdown()
+        impatience.cancel()
 
 
 def _clock_difference() -> Callable[[float], int]:
