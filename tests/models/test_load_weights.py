@@ -90,6 +90,16 @@ def test_sharded_checkpoints_load(saved: Path, tmp_path: Path) -> None:
         assert torch.equal(tensor, expected[name]), name
 
 
+def test_a_single_file_saved_over_a_sharded_checkpoint_is_what_loads(saved: Path, tmp_path: Path) -> None:
+    ref.make_reference(ref.draw_config(4), 5).save_pretrained(tmp_path, max_shard_size="60KB")
+    # It removes the shards, and leaves their index.
+    ref.make_reference(ref.draw_config(4), 4).save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    expected = state_of(saved)
+    for name, tensor in state_of(tmp_path).items():
+        assert torch.equal(tensor, expected[name]), name
+
+
 def test_a_tied_head_stored_all_the_same_is_accepted(rewrite: Callable[..., Path]) -> None:
     def change(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         embeddings = tensors["language_model.model.embed_tokens.weight"]
@@ -184,6 +194,7 @@ def test_a_missing_weights_file_is_named(rewrite: Callable[..., Path]) -> None:
 @pytest.mark.parametrize("target", ["../elsewhere.safetensors", "/etc/passwd", 7])
 def test_an_index_cannot_lead_out_of_the_folder(target: object, rewrite: Callable[..., Path]) -> None:
     directory = rewrite(lambda tensors: tensors)
+    (directory / WEIGHTS).unlink()
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": target}}))
     with pytest.raises(CheckpointConfigError, match="weight_map"):
         state_of(directory)

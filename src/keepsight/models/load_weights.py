@@ -82,9 +82,10 @@ def _find_tensors(directory: Path, canonical_name: Callable[[str], str]) -> dict
 
 
 def weight_files(directory: Path) -> list[Path]:
-    index = directory / INDEX_FILE
-    if not index.exists():
-        return [directory / SINGLE_FILE]
+    """The single file where there is one, as in transformers: an index beside it was left by an earlier save."""
+    single, index = directory / SINGLE_FILE, directory / INDEX_FILE
+    if single.exists() or not index.exists():
+        return [single]
     names = JsonFields.read(index).section("weight_map").values()
     # The index is data: it must not lead out of the checkpoint's folder.
     if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
