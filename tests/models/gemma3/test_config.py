@@ -1,4 +1,4 @@
-"""What a configuration says of rotary positions is read as transformers reads it."""
+"""What a configuration says of rotary positions and of its layers is read as transformers reads it."""
 
 import copy
 import json
@@ -39,3 +39,12 @@ def test_rotary_positions_are_scaled_as_by_transformers(said: str, tmp_path: Pat
         is_scaled = expected["rope_type"] == "linear"
         assert layer.rotary.theta == expected["rope_theta"]
         assert layer.rotary.scaling_factor == (expected["factor"] if is_scaled else 1.0)
+
+
+@pytest.mark.parametrize("said", [{}, {"sliding_window_pattern": 3}, {"_sliding_window_pattern": 3}], ids=str)
+def test_layers_look_as_far_as_by_transformers(said: dict[str, Any], tmp_path: Path) -> None:
+    values: dict[str, Any] = {"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 7, **said}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    layers = Gemma3Config.from_checkpoint(tmp_path).text.layers
+    ours = ["full_attention" if layer.window is None else "sliding_attention" for layer in layers]
+    assert ours == Gemma3TextConfig(**values).layer_types

@@ -176,8 +176,7 @@ def _read_layers(fields: JsonFields) -> tuple[LayerConfig, ...]:
 def _read_layer_types(fields: JsonFields, num_layers: int) -> tuple[str, ...]:
     if "layer_types" not in fields:
         # Every pattern-th layer looks at everything, the others through the window.
-        name = "sliding_window_pattern" if "sliding_window_pattern" in fields else "_sliding_window_pattern"
-        pattern = fields.integer(name, 6)
+        pattern = fields.integer("sliding_window_pattern", 6)
         return tuple(LAYER_TYPES[(index + 1) % pattern == 0] for index in range(num_layers))
     layer_types = fields.strings("layer_types")
     if len(layer_types) != num_layers:
