@@ -41,6 +41,16 @@ def test_rotary_positions_are_scaled_as_by_transformers(said: str, tmp_path: Pat
         assert layer.rotary.scaling_factor == (expected["factor"] if is_scaled else 1.0)
 
 
+def test_scaling_by_its_older_name_counts_though_transformers_misses_it(tmp_path: Path) -> None:
+    scaling: dict[str, Any] = {"rope_scaling": {"type": "linear", "factor": 8.0}}
+    values = {"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 6, **scaling}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    layers = Gemma3Config.from_checkpoint(tmp_path).text.layers
+    assert [layer.rotary.scaling_factor for layer in layers] == [1.0] * 5 + [8.0]
+    reference: Any = Gemma3TextConfig(**copy.deepcopy(scaling)).rope_parameters
+    assert reference["full_attention"]["rope_type"] == "default"
+
+
 @pytest.mark.parametrize("said", [{}, {"sliding_window_pattern": 3}, {"_sliding_window_pattern": 3}], ids=str)
 def test_layers_look_as_far_as_by_transformers(said: dict[str, Any], tmp_path: Path) -> None:
     values: dict[str, Any] = {"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 7, **said}
