@@ -65,6 +65,19 @@ def test_an_architecture_nobody_knows_is_named_with_those_that_are_known(checkpo
     assert caught.value.path == checkpoint / "config.json"
 
 
+def test_quantized_weights_are_refused_as_such_and_not_by_the_names_of_all_their_tensors(checkpoint: Path) -> None:
+    change_json(checkpoint / "config.json", quantization_config={"quant_method": "compressed-tensors", "bits": 4})
+
+    def quantize(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith("q_proj.weight")]:
+            tensors[f"{name}_packed"] = tensors.pop(name).to(torch.int8)
+            tensors[f"{name}_scale"] = torch.ones(1)
+
+    change_tensors(checkpoint, quantize)
+    with pytest.raises(CheckpointConfigError, match=r"config\.json: quantization_config: .*not supported"):
+        LLM(checkpoint)
+
+
 def test_tensors_that_do_not_fit_are_all_named_at_once(checkpoint: Path) -> None:
     names: list[str] = []
 

@@ -83,6 +83,8 @@ class Gemma3Config:
     @classmethod
     def from_checkpoint(cls, directory: Path) -> "Gemma3Config":
         fields = JsonFields.read(directory / "config.json")
+        if "quantization_config" in fields:
+            raise fields.refuse("quantization_config", "quantized weights are not supported, only whole ones")
         if "Gemma3ForCausalLM" in fields.strings("architectures"):
             return cls(text=_read_text(fields, fields), vision=None, tokens_per_image=0)
         vision = _read_vision(fields.section("vision_config"))
