@@ -286,6 +286,8 @@ def test_the_template_is_found_wherever_checkpoints_keep_it(tmp_path: Path) -> N
     assert write(tmp_path, tokenizer_config__json={"chat_template": "from config"}).source == "from config"
     assert write(tmp_path, chat_template__json={"chat_template": "from json"}).source == "from json"
     assert write(tmp_path, chat_template__jinja="from jinja").source == "from jinja"
+    # Older ones; where it is there, transformers reads no other.
+    assert write(tmp_path, processor_config__json={"chat_template": "from processor"}).source == "from processor"
 
 
 def test_without_a_template_only_chat_is_refused(tmp_path: Path) -> None:

@@ -198,6 +198,10 @@ def _as_parts(content: str | list[Mapping[str, Any]], _field: str) -> list[Mappi
 
 
 def _find_source(directory: Path) -> tuple[str | None, Path]:
+    processor_path = directory / "processor_config.json"
+    template = read_optional_json_object(processor_path).get("chat_template")
+    if template is not None:
+        return _choose_source(processor_path, template), processor_path
     jinja_path = directory / "chat_template.jinja"
     if jinja_path.exists():
         try:
