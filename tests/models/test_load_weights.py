@@ -70,6 +70,8 @@ LAYOUTS = {
         "model.multi_modal_projector.",
     ),
     "transformers 5 in memory": ("model.language_model.", "model.vision_tower.", "model.multi_modal_projector."),
+    "without the head": ("language_model.", "vision_tower.", "multi_modal_projector."),
+    "the decoder alone": ("", "vision_tower.", "multi_modal_projector."),
 }
 
 

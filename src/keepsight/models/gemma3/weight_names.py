@@ -1,7 +1,8 @@
 """What checkpoints in the wild call Gemma 3's tensors, and what they are called here.
 
 Published files: `language_model.model.*`, `vision_tower.vision_model.*`.  Saved by newer transformers:
-`model.language_model.*`, `model.vision_tower.*`, with or without `vision_model`.  Text-only: `model.*`.
+`model.language_model.*`, `model.vision_tower.*`, with or without `vision_model`.  Text-only: `model.*`.  Saved without
+the head: these without their `model`.
 """
 
 import re
@@ -15,7 +16,8 @@ _RULES = [
         (r"^(model\.)?vision_tower\.(vision_model\.)?", "tower."),
         (r"^(model\.)?multi_modal_projector\.", "projector."),
         (r"^(language_model\.)?lm_head\.", "lm_head."),
-        (r"^(model\.language_model|language_model\.model|model)\.", "decoder."),
+        (r"^(model\.language_model|language_model\.model|language_model|model)\.", "decoder."),
+        (r"^(?=(embed_tokens|layers|norm)\.)", "decoder."),
     )
 ]
 
