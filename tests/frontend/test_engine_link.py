@@ -1,5 +1,7 @@
 """Over real sockets, to engines that only listen."""
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -7,12 +9,13 @@ from typing import Any, cast
 
 import pytest
 
+from keepsight.errors import HandshakeError
 from keepsight.frontend import engine_link
 from keepsight.frontend.engine_client import EngineClient, Send
 from keepsight.frontend.engine_link import EngineLink
 from keepsight.ipc.channel import EngineListener, FrontendChannel
 from keepsight.ipc.handshake import Welcome
-from keepsight.requests import FromEngine, ResetCaches, TokenOutput
+from keepsight.requests import FromEngine, MediaHeld, ResetCaches, TokenOutput
 
 SOON = 20  # seconds, for what takes milliseconds
 
@@ -147,6 +150,46 @@ def test_an_engine_that_is_replaced_before_there_is_a_channel_to_it_is_never_con
     link.engine_is_ready(f"ipc://{tmp_path}/engine-1")
     assert client.next() == "connected"
     assert welcomes == ["engine-2"]
+
+
+def test_what_an_engine_tells_of_itself_at_once_is_heard_once_the_client_is_connected(
+    client: Client, tmp_path: Path
+) -> None:
+    held, endpoint = MediaHeld(("0" * 64,)), f"ipc://{tmp_path}/engine-1"
+
+    def tell_held() -> None:
+        engine.send_to_all([held])
+
+    engine = EngineListener(endpoint, Welcome("engine-1", 99), lambda *_: None, lambda _: None, on_welcomed=tell_held)
+    # To act on the welcome takes longer than to hear what comes behind it.
+    link = EngineLink(cast(EngineClient, client), "one", lambda _: time.sleep(0.1))
+    link.engine_is_ready(endpoint)
+    assert [client.next(), client.next()] == ["connected", [held]]
+    link.close()
+    engine.close()
+
+
+def test_one_who_is_welcomed_too_late_is_connected_and_disconnected(
+    client: Client, start_engine: StartEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = threading.Event()
+
+    def connect(channel: FrontendChannel, timeout: float) -> Welcome:
+        welcome = connect_in_time(channel, timeout)
+        if late.is_set():
+            return welcome
+        assert client.next() == "connected"
+        late.set()
+        channel.close()
+        raise HandshakeError("no engine answered")
+
+    connect_in_time = FrontendChannel.connect
+    monkeypatch.setattr(FrontendChannel, "connect", connect)
+    link = EngineLink(cast(EngineClient, client), "one", lambda _: None)
+    start_engine("engine-1")
+    link.engine_is_ready(f"ipc://{tmp_path}/engine-1")
+    assert [client.next(), client.next()] == ["disconnected", "connected"]
+    link.close()
 
 
 def test_a_connection_that_broke_while_its_engine_lives_is_made_again(

@@ -83,16 +83,21 @@ class EngineLink:
                 self._frontend_id,
                 partial(self._client.receive, rank=self._rank),
                 lambda reason: self._lose(channel, reason),
+                lambda welcome: self._take(channel, welcome),
             )
             with self._changed:
                 if self._is_closed or self._endpoint != endpoint:  # told so before there was a channel to close
                     return
                 self._channel = channel
-            self._take(channel, channel.connect(CONNECT_SECONDS))
+            channel.connect(CONNECT_SECONDS)
         except (HandshakeError, OSError) as error:  # the latter where there are no more descriptors, for now
             logger.warning("no connection to the engine: %s", error)
             with self._changed:
-                self._channel, self._has_failed = None, True
+                self._has_failed = True
+                if self._channel is not None:  # it may just have been welcomed all the same
+                    self._lose(self._channel, str(error))
+
+    # On its channel's thread, or whose it is to end that --------------------------------------------------------
 
     def _take(self, channel: FrontendChannel, welcome: Welcome) -> None:
         with self._changed:

@@ -62,14 +62,16 @@ class FrontendChannel:
         frontend_id: str,
         on_outputs: Callable[[Sequence[FromEngine]], None],
         on_lost: Callable[[str], None],
+        on_welcome: Callable[[Welcome], None] = lambda _: None,
         max_outbox_bytes: int = MAX_OUTBOX_BYTES,
     ) -> None:
-        """Both are called on the channel's thread.  `on_lost` is told the reason, at most once and last of all.
+        """All are called on the channel's thread: `on_welcome` before all outputs, maybe though `connect` raises.
 
-        It is not called if `connect` raises, nor after `close` has returned.
+        `on_lost` is told the reason, at most once and last of all.  It is not called if `connect` raises, nor after
+        `close` has returned.
         """
         self._endpoint, self._hello = endpoint, encode_hello(Hello(frontend_id))
-        self._on_outputs, self._on_lost = on_outputs, on_lost
+        self._on_outputs, self._on_lost, self._on_welcome = on_outputs, on_lost, on_welcome
         self._answered = threading.Event()
         self._has_greeted = self._has_missed_something = False
         self._welcome: Welcome | None = None
@@ -125,6 +127,7 @@ class FrontendChannel:
             if self._welcome is None or frames[0] == REFUSED:
                 self._welcome = decode_answer(frames)
                 self._answered.set()
+                self._on_welcome(self._welcome)
             else:
                 self._on_outputs(decode_from_engine(frames))
         except (HandshakeError, WireError) as error:
