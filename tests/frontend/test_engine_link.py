@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, cast
 
 import pytest
@@ -129,6 +129,32 @@ def test_an_engine_that_is_replaced_is_left_even_if_it_still_answers(
         heard.append(client.next())
     # The first may have been left before it answered.
     assert heard in (["connected"], ["connected", "disconnected", "connected"], ["disconnected", "connected"])
+
+
+def test_nothing_of_a_replaced_engine_is_heard_after_its_end(
+    link: EngineLink, client: Client, start_engine: StartEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_reading, may_read = threading.Event(), threading.Event()
+
+    def read_slowly(outputs: list[FromEngine], rank: int) -> None:
+        is_reading.set()
+        assert may_read.wait(SOON)
+        client.heard.put(outputs)
+
+    # Before the link is told of an engine: what it hands on to is bound then.
+    monkeypatch.setattr(client, "receive", read_slowly)
+    first, _ = start_engine("engine-1"), start_engine("engine-2")
+    link.engine_is_ready(f"ipc://{tmp_path}/engine-1")
+    assert client.next() == "connected"
+    first.send("one", [TokenOutput("r", 0, 5)])
+    assert is_reading.wait(SOON)
+    replacing = threading.Thread(target=link.engine_is_ready, args=[f"ipc://{tmp_path}/engine-2"])
+    replacing.start()
+    with pytest.raises(Empty):
+        client.heard.get(timeout=0.2)
+    may_read.set()
+    assert [client.next(), client.next(), client.next()] == [[TokenOutput("r", 0, 5)], "disconnected", "connected"]
+    replacing.join()
 
 
 def test_an_engine_that_is_replaced_before_there_is_a_channel_to_it_is_never_connected_to(

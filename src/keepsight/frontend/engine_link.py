@@ -45,8 +45,9 @@ class EngineLink:
             channel = self._channel
             self._changed.notify()
         if channel is not None:  # its engine is gone, even if it has not noticed
-            self._lose(channel, "the engine was replaced")
+            # First: who is given to another engine must not hear of this one any more.
             channel.close()
+            self._lose(channel, "the engine was replaced")
 
     def engine_is_lost(self) -> None:
         """Its channel is left to read what has come, and to find its end."""
