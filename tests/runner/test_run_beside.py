@@ -138,3 +138,17 @@ def test_a_fault_of_the_device_between_two_parts_is_told_to_whoever_asks_what_ha
         with pytest.raises(RuntimeError, match="the device is lost"):
             list(thread.take_finished())
     thread.close()
+
+
+def test_whoever_begins_a_job_after_such_a_fault_is_told_it_too() -> None:
+    told = threading.Semaphore(0)
+
+    def before_part() -> None:
+        raise RuntimeError("the device is lost")
+
+    thread: BesideThread[str] = BesideThread(nullcontext, before_part, lambda: None, told.release)
+    thread.begin(never())
+    assert told.acquire(timeout=WAIT_SECONDS)
+    thread.close()
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        thread.begin(never())

@@ -48,8 +48,13 @@ class BesideThread(Generic[T]):
         return bool(self._urgent or self._patient)
 
     def begin(self, job: Job[T], *, is_urgent: bool = False, is_light: bool = False) -> None:
-        """A light one takes no more of the machine than a moment of one core, before the next patient one."""
-        assert self._thread.is_alive(), "closed, or dead of a fault of our own"
+        """A light one takes no more of the machine than a moment of one core, before the next patient one.
+
+        Raises what ended the thread, if anything has.
+        """
+        if self._fault is not None:
+            raise self._fault
+        assert self._thread.is_alive(), "closed"
         with self._changed:
             (self._light if is_light else self._urgent if is_urgent else self._patient).append(job)
             self._changed.notify()
