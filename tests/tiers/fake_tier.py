@@ -15,6 +15,7 @@ class FakeTier:
         self.may_read, self.may_write = threading.Event(), threading.Event()
         self.may_read.set()
         self.may_write.set()
+        self.is_writing = threading.Event()
 
     def open(self) -> None: ...
 
@@ -28,6 +29,7 @@ class FakeTier:
         return self.entries.get(key)
 
     def put(self, key: str, array: StoredArray) -> bool:
+        self.is_writing.set()
         assert self.may_write.wait(20)
         self._fail()
         self.entries[key] = array

@@ -225,6 +225,20 @@ def test_clearing_leaves_nothing_anywhere(make: Make) -> None:
     assert store.find(key_of(1)) is None
 
 
+def test_what_is_being_written_when_all_is_cleared_is_not_found_any_more(make: Make) -> None:
+    tier = FakeTier()
+    tier.may_write.clear()
+    store = make(tier)
+    store.store(key_of(1), array_of(1))
+    assert tier.is_writing.wait(20)
+    store.clear()
+    assert store.find(key_of(1)) is None
+    assert Asker(store).load(1) is None
+    tier.may_write.set()
+    assert store.wait_written(20)
+    assert not tier.entries
+
+
 def test_closing_answers_all_who_wait(make: Make) -> None:
     tier = FakeTier()
     tier.may_read.clear()

@@ -170,7 +170,8 @@ class TierWorker:
             logger.exception("the %s tier: %s", self.tier.name, fault)
 
     def _waiting(self, key: str) -> StoredArray | None:
-        writing = self._writing
+        # What is under way when everything is to be cleared will be cleared, too.
+        writing = None if self._must_clear else self._writing
         if writing is not None and writing[0] == key:
             return writing[1]
         return self._writes.get(key)
