@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -237,6 +238,26 @@ def test_what_is_being_written_when_all_is_cleared_is_not_found_any_more(make: M
     tier.may_write.set()
     assert store.wait_written(20)
     assert not tier.entries
+
+
+def test_what_was_read_before_all_is_cleared_comes_back_to_no_tier(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    near, far = FakeTier(), FakeTier("remote")
+    far.entries[key_of(1)] = array_of(1)
+    store = make(near, far, host=HostTier(10**6))
+    promote, is_cleared, is_promoted = store._promote, threading.Event(), threading.Event()
+
+    def promote_later(*arguments: Any) -> None:
+        assert is_cleared.wait(20)
+        promote(*arguments)
+        is_promoted.set()
+
+    monkeypatch.setattr(store, "_promote", promote_later)
+    assert_equal(Asker(store).load(1), array_of(1))
+    store.clear()
+    is_cleared.set()
+    assert is_promoted.wait(20)
+    assert store.wait_written(20)
+    assert store.find(key_of(1)) is None
 
 
 def test_closing_answers_all_who_wait(make: Make) -> None:

@@ -29,6 +29,8 @@ class _Loading:
     key: str
     deadline: float
     waiting: list[OnLoaded]
+    # Clearings before it was asked for.
+    epoch: int
     # Tiers that were asked.
     num_asked: int = 0
 
@@ -60,6 +62,9 @@ class TieredStore:
         self._workers = [TierWorker(tier, TierGuard(tier.name, clock, limits), max_waiting_bytes) for tier in others]
         self._changed = threading.Condition()
         self._loadings: dict[str, _Loading] = {}
+        # Over what clears all tiers, and what fills nearer ones from farther ones: nothing comes back by it.
+        self._filling = threading.Lock()
+        self._epoch = 0
         # Of all loadings, and of some that are over.
         self._deadlines: list[tuple[float, int, _Loading]] = []
         self._numbers = count()
@@ -85,7 +90,7 @@ class TieredStore:
             if joined is not None:
                 joined.waiting.append(on_loaded)
                 return
-            loading = _Loading(key, self._clock() + recompute_seconds, [on_loaded])
+            loading = _Loading(key, self._clock() + recompute_seconds, [on_loaded], self._epoch)
             self._loadings[key] = loading
             heapq.heappush(self._deadlines, (loading.deadline, next(self._numbers), loading))
             if self._deadlines[0][2] is loading:
@@ -101,10 +106,12 @@ class TieredStore:
 
     def clear(self) -> None:
         """Of all tiers; soon, and what was being loaded is not given any more."""
-        if self._host is not None:
-            self._host.clear()
-        for worker in self._workers:
-            worker.clear()
+        with self._filling:
+            if self._host is not None:
+                self._host.clear()
+            for worker in self._workers:
+                worker.clear()
+            self._epoch += 1
         for loading in list(self._loadings.values()):
             self._finish(loading, None)
 
@@ -153,7 +160,7 @@ class TieredStore:
                 self._ask_next(loading)
             elif self._finish(loading, array, worker.tier.name):
                 self._count_hit(worker.tier.name)
-                self._promote(loading.key, array, worker)
+                self._promote(loading, array, worker)
 
         return Read(loading.key, lambda: self._is_under_way(loading), on_read)
 
@@ -177,13 +184,16 @@ class TieredStore:
             on_loaded(loading.key, array, tier)
         return array is not None
 
-    def _promote(self, key: str, array: StoredArray, source: TierWorker) -> None:
-        if self._host is not None:
-            self._host.put(key, array)
-        for worker in self._workers:
-            if worker is source:
-                break
-            worker.write(key, array)
+    def _promote(self, loading: _Loading, array: StoredArray, source: TierWorker) -> None:
+        with self._filling:
+            if loading.epoch != self._epoch:
+                return
+            if self._host is not None:
+                self._host.put(loading.key, array)
+            for worker in self._workers:
+                if worker is source:
+                    break
+                worker.write(loading.key, array)
 
     def _count_hit(self, name: str) -> None:
         with self._changed:
