@@ -1,3 +1,4 @@
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -121,12 +122,46 @@ def test_an_engine_that_has_ended_takes_nothing(router: OutputRouter, inbox: Inb
     assert router.take("one", request("a")) == "the engine has ended"
 
 
+def test_what_an_engine_still_says_of_a_request_is_not_for_the_same_one_made_again(
+    router: OutputRouter, inbox: Inbox
+) -> None:
+    router.take("one", request("a"))
+    inbox.take(waits=False)
+    # While a step is computed the connection breaks, and is made again.
+    router.lose("one")
+    assert router.take("one", request("a")) is None
+    sent = Sent()
+    router.send([TokenOutput("a", 0, 5, finish_reason="length")], sent)
+    assert sent.to == {}
+    assert inbox.take(waits=False) == [AbortRequest("a"), request("a")]
+    router.send([TokenOutput("a", 0, 6)], sent)
+    assert sent.to == {"one": [TokenOutput("a", 0, 6)]}
+
+
+def test_no_frontend_is_lost_and_comes_again_between_the_choice_of_its_outputs_and_their_sending(
+    router: OutputRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router.take("one", request("a"))
+    losing, sent = threading.Thread(target=router.lose, args=["one"]), Sent()
+
+    def send(*_: object) -> bool:
+        losing.start()
+        losing.join(0.1)
+        assert losing.is_alive()
+        return True
+
+    monkeypatch.setattr(sent, "send", send)
+    router.send([TokenOutput("a", 0, 5)], sent)
+    losing.join()
+
+
 class RouterMachine(RuleBasedStateMachine):
     """Against a model: whose each request is."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.router, self.owners = OutputRouter(Inbox()), dict[str, str]()
+        self.inbox, self.owners = Inbox(), dict[str, str]()
+        self.router = OutputRouter(self.inbox)
 
     @rule(frontend=st.sampled_from("xyz"), request_id=st.sampled_from("abcdef"))
     def ask(self, frontend: str, request_id: str) -> None:
@@ -151,6 +186,8 @@ class RouterMachine(RuleBasedStateMachine):
         sent = Sent()
         token = TokenOutput(request_id, 0, 7, finish_reason="stop" if ends else None)
         output: FromEngine = RequestFailed(request_id, "no") if fails else token
+        # Nobody is answered whom the engine has not heard.
+        self.inbox.take(waits=False)
         self.router.send([output], sent)
         owner = self.owners.get(request_id)
         assert sent.to == ({} if owner is None else {owner: [output]})

@@ -236,6 +236,17 @@ class TestHandshake:
         assert again.heard.get(timeout=LIMIT) == [MediaHeld(())]
         assert frontend.heard.empty()
 
+    def test_what_was_meant_for_the_one_before_is_not_sent_to_the_next_under_its_name(
+        self, endpoint: str, opened: Callable[[Any], Any]
+    ) -> None:
+        engine: Engine = opened(Engine(endpoint))
+        opened(Frontend(endpoint)).connect()
+        # The first has gone, and the second is not yet there.
+        engine.lost.put = lambda name: engine.listener.send(name, [TokenOutput("7", 0, 1)])  # type: ignore
+        again: Frontend = opened(Frontend(endpoint)).connect()
+        engine.listener.send("a", [TokenOutput("7", 0, 2)])
+        assert again.heard.get(timeout=LIMIT) == [TokenOutput("7", 0, 2)]
+
 
 class TestStrangers:
     def test_one_that_does_not_greet_is_told_so_and_not_heard(

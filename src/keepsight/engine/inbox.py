@@ -34,6 +34,11 @@ class Inbox:
             self._changed.notify()
             return True
 
+    def holds(self, message: ToEngine) -> bool:
+        """Whether it is still to be handed out."""
+        with self._changed:
+            return message in self._messages
+
     def wake(self) -> None:
         """There is something to do that is no message.  Not lost on a loop that is busy: its next wait ends at once."""
         with self._changed:

@@ -1,7 +1,7 @@
 """Which frontend asked for what, so that each hears of its own requests.
 
-Knows neither sockets nor what is computed.  Invariant: a request has a route from its arrival until the last is heard
-of it, its caller leaves, or its frontend is lost.
+Knows neither sockets nor what is computed.  Invariants: a request has a route from its arrival until the last is heard
+of it, its caller leaves, or its frontend is lost; what is sent to a frontend is of requests that it made since it came.
 """
 
 import threading
@@ -37,19 +37,21 @@ class OutputRouter:
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
+        # Held while anything is put or sent, too: one that is lost may come again at once, with the same requests.
         self._lock = threading.Lock()
         self._routes: dict[str, str] = {}
         self._unanswered = Unanswered()
+        # Requests that were made again before the engine heard of their abort: what it says may still be of the first.
+        self._made_again: dict[str, EngineRequest] = {}
 
     def take(self, frontend_id: str, message: ToEngine) -> str | None:
         """Why the engine will not see it: None if it will."""
         with self._lock:
             refusal = self._refuse(frontend_id, message)
             if refusal is None:
-                # Before it is put: answers may come at once.
                 self._note_asked(frontend_id, message)
-        if refusal is None and not self._inbox.try_put(message):
-            return "the engine has ended"
+                if not self._inbox.try_put(message):
+                    return "the engine has ended"
         return refusal
 
     def send(self, outputs: Sequence[FromEngine], frontends: Frontends) -> None:
@@ -59,14 +61,14 @@ class OutputRouter:
             for output in outputs:
                 if isinstance(output, MediaHeld | MediaDropped | TiersChanged):
                     hints.append(output)
-                elif (frontend_id := self._routes.get(output.request_id)) is not None:
+                elif (frontend_id := self._find_route(output.request_id)) is not None:
                     by_frontend[frontend_id].append(output)
                     self._note_answered(output.request_id, output)
-        for frontend_id, its in by_frontend.items():
-            if not frontends.send(frontend_id, its):
-                # Better no more tokens than some that are missing.
-                frontends.forget(frontend_id)
-                self.lose(frontend_id)
+            for frontend_id, its in by_frontend.items():
+                if not frontends.send(frontend_id, its):
+                    # Better no more tokens than some that are missing.
+                    frontends.forget(frontend_id)
+                    self._forget(frontend_id)
         if hints:
             # Where they get lost it costs round trips.
             frontends.send_to_all(hints)
@@ -74,15 +76,24 @@ class OutputRouter:
     def lose(self, frontend_id: str) -> None:
         """With it everybody has gone who would read its requests' answers.  It may come again."""
         with self._lock:
-            left = [request_id for request_id, its in self._routes.items() if its == frontend_id]
-            for request_id in left:
-                self._note_asked(frontend_id, AbortRequest(request_id))
-        for request_id in left:
-            self._inbox.try_put(AbortRequest(request_id))
+            self._forget(frontend_id)
 
     def check_invariants(self) -> None:
         with self._lock:
             assert set(self._routes) == set(self._unanswered)
+            assert set(self._made_again) <= set(self._routes)
+
+    def _forget(self, frontend_id: str) -> None:
+        for request_id in [request_id for request_id, its in self._routes.items() if its == frontend_id]:
+            self._note_asked(frontend_id, AbortRequest(request_id))
+            self._inbox.try_put(AbortRequest(request_id))
+
+    def _find_route(self, request_id: str) -> str | None:
+        if (again := self._made_again.get(request_id)) is not None:
+            if self._inbox.holds(again):
+                return None
+            del self._made_again[request_id]
+        return self._routes.get(request_id)
 
     def _refuse(self, frontend_id: str, message: ToEngine) -> str | None:
         """No frontend may touch another's requests."""
@@ -98,6 +109,8 @@ class OutputRouter:
         match message:
             case EngineRequest(request_id):
                 self._routes[request_id] = frontend_id
+                if self._inbox.holds(AbortRequest(request_id)):
+                    self._made_again[request_id] = message
             case AbortRequest(request_id):
                 self._drop_ended(request_id)
 
@@ -108,3 +121,4 @@ class OutputRouter:
     def _drop_ended(self, request_id: str) -> None:
         if request_id not in self._unanswered:
             self._routes.pop(request_id, None)
+            self._made_again.pop(request_id, None)

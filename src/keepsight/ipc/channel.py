@@ -245,6 +245,8 @@ class EngineListener:
     def _welcome_peer(self, peer: Peer) -> None:
         self._lose(self._peers.at_fd(peer.source.fd))
         self._lose(self._peers.named(peer.frontend_id), Refused("another one came under this name"))
+        # What waits is for those who were there.
+        self._io.send_waiting(self._send)
         with self._io.lock:  # nobody else sends it anything before
             self._peers.add(peer)
             is_told = self._try_send(peer, self._welcome)
