@@ -4,6 +4,7 @@ threads."""
 import asyncio
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -24,6 +25,7 @@ from keepsight.errors import (
 )
 from keepsight.frontend.intake.downloads import MAX_DOWNLOADS_AT_ONCE
 from keepsight.frontend.intake.media_intake import MediaIntake
+from keepsight.frontend.intake.media_limits import RequestBytes
 from keepsight.frontend.prompt.read_messages import PicturePart
 from tests.drawn import to_data_url
 from tests.frontend.picture_server import LOCAL, Asked, PictureServer, picture_server, response
@@ -214,6 +216,19 @@ def test_a_request_waits_no_longer_than_its_time_for_all_of_its_pictures(server:
     ):
         fetch(intake, *urls)
     assert caught.value.field == "part[0]"
+
+
+def test_what_comes_at_the_last_moment_is_in_time(server: PictureServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = RequestBytes.add
+
+    def count_slowly(*arguments: Any) -> None:
+        count(*arguments)
+        # The last that is done for it: by its end the time is over.
+        time.sleep(0.3)
+
+    monkeypatch.setattr(RequestBytes, "add", count_slowly)
+    with intake_with(media_fetch_timeout=0.25) as intake:
+        assert fetch(intake, server.serve("/a", response(b"picture"))) == [b"picture"]
 
 
 def test_a_request_asks_for_some_at_a_time_so_that_nobody_is_flooded_in_its_name(server: PictureServer) -> None:

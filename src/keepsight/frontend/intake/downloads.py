@@ -47,7 +47,9 @@ class Downloads:
             async with asyncio.timeout(self._limits.fetch_seconds):
                 return await request.fetch_all(fields)
         except TimeoutError as error:
-            late = next(field for url, field in fields.items() if url not in request.contents)
+            late = next((field for url, field in fields.items() if url not in request.contents), None)
+            if late is None:  # all came, at the last moment
+                return request.contents
             message = f"was not downloaded within the {self._limits.fetch_seconds:g} seconds that a request has"
             raise MediaTimeoutError(late, message) from error
 
