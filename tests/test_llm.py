@@ -591,6 +591,21 @@ def test_a_prompt_that_is_refused_abandons_those_before_it(llm: LLM) -> None:
     assert not llm.engine._callers
 
 
+def test_a_prompt_that_is_asked_when_its_caller_is_interrupted_is_abandoned(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = llm.engine.submit
+
+    def submit_last(*arguments: Any) -> None:
+        submit(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm.engine, "submit", submit_last)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("a", SamplingParams(max_tokens=None, ignore_eos=True))
+    assert not llm.engine._callers
+
+
 def test_a_picture_that_ends_too_early_is_refused_as_if_it_were_looked_at_first(llm: LLM, drawn: Drawn) -> None:
     cut = to_png(drawn.picture)[:-2000]
     with pytest.raises(UnreadablePictureError) as caught:

@@ -232,9 +232,10 @@ class _RunningRequests:
 
     def submit(self, prepared: PreparedRequest, text: str | None) -> None:
         answer = _Answer(prepared, text, self._tokenizer)
-        self._engine.submit(prepared, partial(self._hear, answer))
         self._answers.append(answer)
+        # First: whoever interrupts this wants it abandoned, too.
         self._unfinished[answer.request.request_id] = answer
+        self._engine.submit(prepared, partial(self._hear, answer))
 
     def read_what_came(self) -> None:
         while not self._arrived.empty():
