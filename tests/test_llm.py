@@ -18,6 +18,8 @@ from PIL import Image
 from tqdm import tqdm
 
 from keepsight import LLM, SamplingParams
+from keepsight.config import Config
+from keepsight.engine import start_engine
 from keepsight.errors import InvalidArgumentError, RequestFailedError, UnreadablePictureError, UnsupportedFieldError
 from keepsight.frontend.pixels import preprocess_image
 from keepsight.observe.metric_values import Counter
@@ -636,6 +638,8 @@ def test_one_that_is_forgotten_is_closed() -> None:
 SCRIPT = """
 import sys
 from keepsight import LLM, SamplingParams
+from keepsight.config import Config
+from keepsight.engine import start_engine
 llm = LLM(device="cpu", allowed_media_networks=["127.0.0.0/8"])
 picture = {"type": "image_url", "image_url": {"url": sys.argv[1]}}
 llm.chat([{"role": "user", "content": [picture]}], SamplingParams(max_tokens=1))
@@ -649,6 +653,20 @@ def test_a_script_that_downloaded_a_picture_ends_in_silence(drawn: Drawn) -> Non
             [sys.executable, "-c", SCRIPT, url], check=False, capture_output=True, text=True, timeout=100
         )
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_one_that_cannot_be_started_leaves_neither_threads_nor_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_pixel_source(_mode: str, _config: Config, folder: Path) -> None:
+        folders.append(folder)
+        raise OSError("no space left")
+
+    folders: list[Path] = []
+    monkeypatch.setattr(start_engine, "open_pixel_source", open_pixel_source)
+    before = threading.active_count()
+    with pytest.raises(OSError, match="no space left"):
+        LLM(device="cpu", mm_processor_cache_type="shared")
+    assert threading.active_count() == before
+    assert not any(folder.exists() for folder in folders)
 
 
 # Mistakes of a caller -----------------------------------------------------------------------------------------

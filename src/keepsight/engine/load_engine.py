@@ -46,6 +46,12 @@ class LoadedEngine:
     computes_on_cores: bool
     tiers: EmbeddingTiers | None = None
 
+    def close(self) -> None:
+        """For whoever gives it to no loop, which would."""
+        self.runner.close()
+        if self.tiers is not None:
+            self.tiers.close()
+
 
 def load_engine(
     config: Config,

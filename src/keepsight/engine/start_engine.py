@@ -1,5 +1,6 @@
 """An engine in the caller's process: loaded, and asked by a client that makes its own pixels."""
 
+from contextlib import ExitStack
 from functools import partial
 
 from keepsight.config import Config
@@ -21,33 +22,40 @@ def start_engine(config: Config, preparer: RequestPreparer) -> InProcessEngine:
     """What prompts may be prepared is limited to what the engine has room for."""
     engine = load_engine(config, preparer.max_model_len, preparer.image_config, preparer.tokenizer.eos_token_ids)
     preparer.max_model_len = engine.max_model_len
-    # Only files need a place that processes share.
-    is_in_files = config.mm_processor_cache_type in ("shm", "shared") and cache_bytes(config) > 0
-    run_directory = RunDirectory.create() if is_in_files and engine.takes_media else None
-    mode = choose_mode(config, 1, not engine.takes_media, run_directory)
-    folder = None if run_directory is None else run_directory.path
-    cache = open_pixel_cache(mode, config, folder)
-    counters = Counters()
-    preparer.intake.watch_downloads(partial(counters.add, FETCHED))
-    num_workers = config.media_workers or count_cores()
-    media_pool = MediaPool(
-        num_workers,
-        cache,
-        verify_hits=config.verify_hits,
-        counters=counters,
-        # Teams of theirs would count for OpenMP beside those of the model, and slow each of its products.
-        on_thread_start=partial(set_team_size, 1),
-    )
-    source = open_pixel_source(mode, config, folder)
-    return InProcessEngine(
-        engine.scheduler,
-        engine.runner,
-        engine.inbox,
-        media_pool,
-        source,
-        run_directory,
-        engine.tiers,
-        takes_unasked=not config.has_far_tiers,
-        counters=counters,
-        bytes_per_block=engine.bytes_per_block,
-    )
+    with ExitStack() as undoing:  # if this fails: threads and files would stay, and more with each try
+        undoing.callback(engine.close)
+        # Only files need a place that processes share.
+        is_in_files = config.mm_processor_cache_type in ("shm", "shared") and cache_bytes(config) > 0
+        run_directory = RunDirectory.create() if is_in_files and engine.takes_media else None
+        if run_directory is not None:
+            undoing.callback(run_directory.close)
+        mode = choose_mode(config, 1, not engine.takes_media, run_directory)
+        folder = None if run_directory is None else run_directory.path
+        cache = open_pixel_cache(mode, config, folder)
+        undoing.callback(cache.close)
+        counters = Counters()
+        preparer.intake.watch_downloads(partial(counters.add, FETCHED))
+        num_workers = config.media_workers or count_cores()
+        media_pool = MediaPool(
+            num_workers,
+            cache,
+            verify_hits=config.verify_hits,
+            counters=counters,
+            # Teams of theirs would count for OpenMP beside those of the model, and slow each of its products.
+            on_thread_start=partial(set_team_size, 1),
+        )
+        source = open_pixel_source(mode, config, folder)
+        started = InProcessEngine(
+            engine.scheduler,
+            engine.runner,
+            engine.inbox,
+            media_pool,
+            source,
+            run_directory,
+            engine.tiers,
+            takes_unasked=not config.has_far_tiers,
+            counters=counters,
+            bytes_per_block=engine.bytes_per_block,
+        )
+        undoing.pop_all()
+    return started
