@@ -268,6 +268,15 @@ def test_without_the_administrator_s_key_nothing_is_shown_and_it_is_asked_for(
     expect(lines(page)).to_have_count(2)
 
 
+def test_a_key_that_no_header_can_carry_is_not_taken(page: Page, url: str, server: Server) -> None:
+    server.key = "open sesame"
+    page.goto(url + "dashboard")
+    page.get_by_label("Admin key").fill("open sesame\u200b")
+    page.get_by_label("Admin key").press("Enter")
+    expect(page.get_by_label("Admin key")).to_be_visible()
+    assert page.evaluate("sessionStorage.getItem('admin-key')") is None
+
+
 def test_a_server_that_is_gone_is_told_of_until_it_is_there_again(shown: Page, server: Server) -> None:
     shown.route("**/debug/state*", lambda route: route.abort())
     look_again(shown)

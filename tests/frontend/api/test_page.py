@@ -270,6 +270,20 @@ def test_a_server_that_wants_a_key_is_given_one_for_the_session(page: Page) -> N
     expect(page.get_by_label("API key")).to_be_hidden()
 
 
+def test_a_key_that_no_header_can_carry_is_not_taken(page: Page) -> None:
+    page.route("**/v1/models", lambda route: route.fulfill(status=401, json={"error": {"message": "a key is needed"}}))
+    page.reload()
+    key = page.get_by_label("API key")
+    key.fill("from a web page\u2026")
+    key.press("Enter")
+    expect(key).to_be_visible()
+    assert page.evaluate("sessionStorage.getItem('key')") is None
+    page.unroute("**/v1/models")
+    key.fill("schl\u00fcssel")
+    key.press("Enter")
+    expect(page.get_by_text("keepsight-demo")).to_be_visible()
+
+
 def test_a_new_chat_begins_empty(page: Page) -> None:
     send(page, "Hello")
     expect(answer(page)).to_contain_text("Hello!")
