@@ -218,6 +218,15 @@ def test_escape_stops_an_answer_that_has_not_begun_and_gives_the_question_back(p
     expect(page.get_by_role("button", name="Send")).to_be_visible()
 
 
+def test_a_question_that_comes_back_is_all_there_and_before_what_was_typed_meanwhile(page: Page) -> None:
+    page.route("**/chat/completions", lambda route: None)  # never answered
+    send(page, "one\ntwo\nthree")
+    message(page).fill("four")
+    page.keyboard.press("Escape")
+    expect(message(page)).to_have_value("one\ntwo\nthree\nfour")
+    assert page.evaluate("(text) => text.scrollHeight <= text.clientHeight", message(page).element_handle())
+
+
 def test_a_refusal_is_shown_in_the_server_s_words_and_the_question_comes_back(page: Page) -> None:
     give(page, "drop", "x.png", "image/png", b"\x89PNG but not really")
     expect(waiting_pictures(page)).to_have_count(1)

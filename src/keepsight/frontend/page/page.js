@@ -105,7 +105,8 @@ function takeBack({ item, typed, pictures: sent }, answer) {
   item.remove();
   answer.item.remove();
   at("hint").hidden = messages.length > 0;
-  if (!text.value) text.value = typed;
+  text.value = [typed, text.value].filter(Boolean).join("\n"); // another may have been begun meanwhile
+  fit();
   pictures = [...sent, ...pictures];
   showPictures();
 }
