@@ -84,13 +84,17 @@ def drawn() -> Drawn:
 
 
 def attach(page: Page, *drawings: Drawn) -> None:
+    give_files(page, *drawings)
+    expect(waiting_pictures(page)).to_have_count(len(drawings))
+
+
+def give_files(page: Page, *drawings: Drawn) -> None:
     page.get_by_label("Choose pictures").set_input_files(
         [
             FilePayload(name=f"{index}.png", mimeType="image/png", buffer=to_png(each.picture))
             for index, each in enumerate(drawings)
         ]
     )
-    expect(waiting_pictures(page)).to_have_count(len(drawings))
 
 
 def waiting_pictures(page: Page) -> Locator:
@@ -190,6 +194,31 @@ def test_what_is_no_picture_is_said_to_be_none(page: Page) -> None:
     give(page, "drop", "notes.txt", "text/plain", b"hello")
     expect(page.get_by_role("alert")).to_have_text("notes.txt is not a picture.")
     expect(waiting_pictures(page)).to_have_count(0)
+
+
+def test_a_file_that_cannot_be_read_keeps_no_other_from_being_shown(page: Page) -> None:
+    page.evaluate("""() => {
+        const read = FileReader.prototype.readAsDataURL;
+        FileReader.prototype.readAsDataURL = function (file) {
+            file.name === "1.png" ? setTimeout(() => this.onerror()) : read.call(this, file);
+        };
+    }""")
+    give_files(page, draw(1), draw(2), draw(3))
+    expect(waiting_pictures(page)).to_have_count(2)
+    expect(page.get_by_role("alert")).to_have_text("1.png cannot be read.")
+
+
+def test_a_file_that_is_still_being_read_is_there_though_others_are_removed_meanwhile(page: Page) -> None:
+    attach(page, draw(1))
+    page.evaluate("""() => {
+        const read = FileReader.prototype.readAsDataURL;
+        FileReader.prototype.readAsDataURL = function (file) { window.goOn = () => read.call(this, file); };
+    }""")
+    give_files(page, draw(2))
+    page.get_by_role("button", name="Remove 0.png").click()
+    expect(waiting_pictures(page)).to_have_count(0)
+    page.evaluate("goOn()")
+    expect(waiting_pictures(page)).to_have_attribute("src", draw(2).data_url)
 
 
 def test_an_answer_appears_while_it_is_made_and_can_be_stopped(page: Page) -> None:

@@ -160,15 +160,19 @@ function askForKey() {
 
 async function attach(files) {
   error.hidden = true;
-  for (const file of files) {
-    if (!file.type.startsWith("image/")) tell(new Refused(`${file.name} is not a picture.`));
-    else pictures.push({ name: file.name, url: await readAsDataUrl(file) });
-  }
+  for (const file of files)
+    try {
+      const url = await readAsDataUrl(file); // meanwhile others may be sent or removed
+      pictures.push({ name: file.name, url });
+    } catch (failure) {
+      tell(failure);
+    }
   showPictures();
   text.focus();
 }
 
-function readAsDataUrl(file) {
+async function readAsDataUrl(file) {
+  if (!file.type.startsWith("image/")) throw new Refused(`${file.name} is not a picture.`);
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(reader.result);
@@ -206,7 +210,7 @@ keyForm.onsubmit = (event) => {
 };
 
 at("anew").onclick = () => location.reload();
-at("files").onchange = ({ target }) => attach([...target.files]).catch(tell).then(() => (target.value = ""));
+at("files").onchange = ({ target }) => attach([...target.files]).then(() => (target.value = ""));
 
 const fit = () => {
   text.style.height = "auto";
@@ -226,7 +230,7 @@ document.onpaste = (event) => {
   const files = [...event.clipboardData.files];
   if (!files.length) return;
   event.preventDefault();
-  attach(files).catch(tell);
+  attach(files);
 };
 const drag = (isOver) => (event) => {
   if (!event.dataTransfer.types.includes("Files")) return; // text is the browser's own matter
@@ -237,7 +241,7 @@ document.ondragover = drag(true);
 document.ondragleave = drag(false);
 document.ondrop = (event) => {
   drag(false)(event);
-  attach([...event.dataTransfer.files]).catch(tell);
+  attach([...event.dataTransfer.files]);
 };
 
 findModel().catch(tell);
