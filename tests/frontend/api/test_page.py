@@ -247,6 +247,15 @@ def test_escape_stops_an_answer_that_has_not_begun_and_gives_the_question_back(p
     expect(page.get_by_role("button", name="Send")).to_be_visible()
 
 
+def test_a_question_can_be_stopped_while_the_server_has_not_yet_said_what_it_serves(page: Page) -> None:
+    page.route("**/v1/models", lambda route: None)  # never answered
+    page.reload()
+    send(page, "Hello")
+    page.get_by_role("button", name="Stop").click()
+    expect(message(page)).to_have_value("Hello")
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+
+
 def test_a_question_that_comes_back_is_all_there_and_before_what_was_typed_meanwhile(page: Page) -> None:
     page.route("**/chat/completions", lambda route: None)  # never answered
     send(page, "one\ntwo\nthree")

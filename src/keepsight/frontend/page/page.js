@@ -30,8 +30,8 @@ async function readRefusal(response) {
   return body?.error?.message ?? `The server answered ${response.status} ${response.statusText}`.trim() + ".";
 }
 
-async function findModel() {
-  model ??= (await (await call("models")).json()).data[0].id;
+async function findModel(signal) {
+  model ??= (await (await call("models", { signal })).json()).data[0].id;
   at("model").textContent = model;
 }
 
@@ -76,9 +76,9 @@ async function ask(question, shown) {
 }
 
 async function listen(question, place, timing) {
-  await findModel();
-  const body = { model, messages: [...messages, question], stream: true, stream_options: { include_usage: true } };
   const { signal } = running;
+  await findModel(signal);
+  const body = { model, messages: [...messages, question], stream: true, stream_options: { include_usage: true } };
   const response = await call("chat/completions", { method: "POST", body: JSON.stringify(body), signal });
   for await (const event of events(response)) {
     timing.usage = event.usage ?? timing.usage;
