@@ -297,6 +297,18 @@ def test_a_server_that_is_gone_is_told_of(page: Page) -> None:
     expect(page.get_by_role("alert")).to_have_text("The server cannot be reached.")
 
 
+def test_a_server_that_came_back_with_another_model_is_asked_for_that_one(page: Page) -> None:
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": [{"id": "gone"}]}))
+    page.reload()
+    expect(page.get_by_text("gone")).to_be_visible()
+    page.unroute("**/v1/models")
+    send(page, "Hello")
+    expect(page.get_by_role("alert")).to_contain_text("gone")
+    message(page).press("Enter")
+    expect(answer(page)).to_contain_text("Hello!")
+    expect(page.get_by_text("keepsight-demo", exact=True)).to_be_visible()
+
+
 def test_a_server_that_wants_a_key_is_given_one_for_the_session(page: Page) -> None:
     def guard(route: Route) -> None:
         if route.request.headers.get("authorization") == "Bearer open sesame":

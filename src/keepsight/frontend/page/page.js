@@ -63,7 +63,10 @@ async function ask(question, shown) {
   try {
     await listen(question, answer.text, timing);
   } catch (failure) {
-    if (!running.signal.aborted) tell(failure);
+    if (!running.signal.aborted) {
+      tell(failure);
+      model = null; // the server may be another by now
+    }
     timing.isBroken = true;
   }
   running = null;
