@@ -376,6 +376,17 @@ def test_it_fits_a_phone_with_long_words_and_wide_pictures(page: Page, drawn: Dr
     assert page.evaluate("document.querySelector('#talk').scrollWidth") <= 320
 
 
+def test_many_pictures_and_long_refusals_leave_room_for_the_conversation(page: Page, drawn: Drawn) -> None:
+    refusal = {"error": {"message": "no " * 2000}}
+    page.route("**/chat/completions", lambda route: route.fulfill(status=400, json=refusal))
+    attach(page, *[drawn] * 30)
+    send(page, "Hello")
+    expect(page.get_by_role("alert")).to_be_visible()
+    expect(page.get_by_role("button", name="Send")).to_be_in_viewport()
+    assert page.evaluate("document.documentElement.scrollHeight") <= 560
+    assert page.evaluate("document.querySelector('main').clientHeight") > 50
+
+
 def test_the_end_of_the_conversation_stays_in_sight_whatever_grows(page: Page, drawn: Drawn) -> None:
     for turn in range(2):
         attach(page, drawn)
