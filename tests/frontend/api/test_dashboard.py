@@ -66,7 +66,7 @@ class Server:
     def __init__(self) -> None:
         self.state: dict[str, Any] = copy.deepcopy(STATE)
         self.pins: set[str] | None = {name_of(2)}
-        self.order = (1, 2)
+        self.order: tuple[int, ...] = (1, 2)
         self.key: str | None = None
         self.asked: list[str] = []
 
@@ -240,6 +240,18 @@ def test_a_picture_is_pinned_and_a_cache_cleared_by_the_keyboard_alone(shown: Pa
     expect(shown.get_by_role("status")).to_have_text("The encoder cache was cleared.")
     assert "POST reset_encoder_cache" in server.asked
     assert shown.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+
+def test_a_picture_that_could_not_be_had_is_looked_for_again(shown: Page, server: Server) -> None:
+    shown.route(f"**/debug/pictures/{name_of(3)}", lambda route: route.fulfill(status=404, json={}), times=1)
+    seen = shown.get_by_role("img", name=f"Picture {name_of(3)[:8]}")
+    server.order = (1, 2, 3)
+    for held in (4, 5):
+        server.state["caches"][0]["entries"] = held
+        look_again(shown)
+        expect(cache(shown, "Processor cache")).to_contain_text(f"{held} pictures")
+        expect(seen).to_be_visible()
+    expect(seen).to_have_js_property("naturalWidth", 40)
 
 
 def test_without_thumbnails_there_is_no_place_for_them(page: Page, url: str, server: Server) -> None:

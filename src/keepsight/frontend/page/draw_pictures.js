@@ -7,8 +7,9 @@ const sights = new Map(); // media hash: the URL of a thumbnail that was fetched
 export function drawPictures(held, { look, pin }) {
   at("held").hidden = false;
   at("none-held").hidden = held.length > 0;
-  const create = (each) => createPicture(each, look, pin);
-  keep(at("pictures"), newInFront(held), (each) => each.media_hash, create, updatePicture);
+  const create = (each) => createPicture(each, pin);
+  const update = (item, each) => updatePicture(item, each, look);
+  keep(at("pictures"), newInFront(held), (each) => each.media_hash, create, update);
   forgetOthers(new Set(held.map((each) => each.media_hash)));
 }
 
@@ -19,21 +20,23 @@ function newInFront(held) {
   return [...held].sort((one, other) => placeOf(one) - placeOf(other));
 }
 
-function createPicture({ media_hash: name, num_bytes: size }, look, pin) {
+function createPicture({ media_hash: name, num_bytes: size }, pin) {
   const image = Object.assign(new Image(), { alt: `Picture ${name.slice(0, 8)}`, title: `${name.slice(0, 16)} · ${bytes(size)}` });
-  show(image, name, look);
   const button = make("button", { type: "button", label: `Pin picture ${name.slice(0, 8)}` });
   button.onclick = () => pin(name, button.getAttribute("aria-pressed") !== "true");
   return make("li", {}, image, button);
 }
 
+// One that is gone by now, or whose server is, is looked for again with the next list, if it stands there.
 async function show(image, name, look) {
-  if (!sights.has(name)) sights.set(name, URL.createObjectURL(await look(name)));
-  image.src = sights.get(name);
+  const sight = sights.has(name) ? null : await look(name).catch(console.warn);
+  if (sight && !sights.has(name)) sights.set(name, URL.createObjectURL(sight));
+  if (sights.has(name)) image.src = sights.get(name);
 }
 
-function updatePicture(item, { is_pinned: isPinned }) {
-  const button = item.querySelector("button");
+function updatePicture(item, { media_hash: name, is_pinned: isPinned }, look) {
+  const [image, button] = ["img", "button"].map((tag) => item.querySelector(tag));
+  if (!image.src) show(image, name, look);
   button.setAttribute("aria-pressed", isPinned);
   button.textContent = isPinned ? "Pinned" : "Pin";
 }
