@@ -316,6 +316,13 @@ def test_it_is_dark_where_the_reader_likes_it_dark(shown: Page) -> None:
     assert colours == ["rgb(255, 255, 255)", "rgb(33, 31, 29)"]
 
 
+def test_what_is_drawn_can_be_seen_by_who_has_chosen_all_colours(shown: Page) -> None:
+    shown.emulate_media(forced_colors="active")
+    for drawn in ("#caches .bar i", "#legend .encode", "#requests .strip i"):
+        colour = shown.evaluate("(drawn) => getComputedStyle(document.querySelector(drawn)).backgroundColor", drawn)
+        assert colour != shown.evaluate("getComputedStyle(document.body).backgroundColor"), drawn
+
+
 def test_a_real_server_fills_and_the_second_request_about_a_picture_is_spared_most_stages(
     browser: Browser, url: str
 ) -> None:
