@@ -92,6 +92,26 @@ def test_what_is_complete_outlives_ctrl_c(tmp_path: Path) -> None:
     assert list(json.loads(report.read_text())["workloads"]) == ["cold"]
 
 
+def test_ctrl_c_does_not_wait_until_all_is_drawn() -> None:
+    with scripted_server(Script()) as script:
+        many = ["--requests", "1000000", "--picture-size", "64x64"]
+        typed = ["--base-url", script.url, "--workload", "cold", *many]
+        command = [sys.executable, "-m", "keepsight", "bench", "serve", *typed]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=listen_to_ctrl_c
+        ) as process:
+            while not script.authorizations:  # it asks for the model's name first
+                time.sleep(0.01)
+                assert process.poll() is None
+            time.sleep(1)
+            process.send_signal(signal.SIGINT)
+            try:
+                _, complained = process.communicate(timeout=20)
+            finally:
+                process.kill()
+    assert (process.returncode, complained) == (130, b"")
+
+
 @pytest.mark.parametrize(("flag", "name"), [("--json", "r.json"), ("--plot", "r.svg")])
 def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(
     flag: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

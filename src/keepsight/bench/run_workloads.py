@@ -1,8 +1,10 @@
 """Workload after workload against one server, into one report."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 
 from tqdm import tqdm
@@ -11,7 +13,7 @@ from keepsight.bench.ask import Answer, Server, ask
 from keepsight.bench.measure import Restart, find_words_per_picture, measure
 from keepsight.bench.report import Report
 from keepsight.bench.summary import Summary, summarize
-from keepsight.bench.workloads import AS_LONG_AS_A_PICTURE, WorkloadOptions, draw_workload
+from keepsight.bench.workloads import AS_LONG_AS_A_PICTURE, Workload, WorkloadOptions, draw_workload
 from keepsight.errors import InvalidArgumentError, KeepsightError, NoAnswerError
 
 READY_SECONDS = 600.0
@@ -64,7 +66,7 @@ class WorkloadRun:
             words = await find_words_per_picture(self._server, self._options)
             self._options, self._knows_words_per_picture = replace(self._options, words_per_picture=words), True
         options, settings = replace(self._options, reuse_percent=reuse_percent), self._settings
-        drawn = await asyncio.to_thread(draw_workload, workload, options)
+        drawn = await asyncio.wrap_future(_draw_beside(workload, options))
         # A bar on a terminal, nothing elsewhere.
         with tqdm(desc=workload, total=options.num_requests, disable=None, leave=False, unit="request") as bar:
 
@@ -72,6 +74,21 @@ class WorkloadRun:
                 bar.update()
 
             return summarize(await measure(self._server, drawn, settings.concurrency, keep, settings.restart))
+
+
+def _draw_beside(name: str, options: WorkloadOptions) -> Future[Workload]:
+    """In a thread that nobody waits for: after Ctrl-C, pools of threads would be waited for until all is drawn."""
+    drawn: Future[Workload] = Future()
+    drawn.set_running_or_notify_cancel()
+
+    def draw() -> None:
+        try:
+            drawn.set_result(draw_workload(name, options))
+        except BaseException as error:
+            drawn.set_exception(error)
+
+    threading.Thread(target=draw, daemon=True).start()
+    return drawn
 
 
 async def restart_by_command(command: str, server: Server) -> None:
