@@ -128,6 +128,14 @@ def test_the_exit_status_says_how_a_command_ended(
     assert main(["serve"]) == status
 
 
+def test_ctrl_c_while_a_command_is_still_being_loaded_ends_it_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(_name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main_module, "import_module", load)
+    assert main(["serve"]) == 130
+
+
 def test_whoever_reads_the_output_may_leave(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)

@@ -24,6 +24,24 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     _fill_standard_streams()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        parsed = _parse(arguments)
+        status = int(import_module(_module_name(parsed.command)).run(parsed))
+        if sys.stdout is not None:
+            # Here, and not when the interpreter ends, which would complain.
+            sys.stdout.flush()
+        return status
+    except KeepsightError as error:
+        print(f"keepsight {arguments[0]}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        _let_go_of_output()
+        return 141
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="keepsight", description="A multimodal inference server.")
     parser.add_argument("--version", action="version", version=f"keepsight {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -31,21 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         subparser = add_command(subparsers, name, summary)
         if name in arguments[:1]:
             import_module(_module_name(name)).add_arguments(subparser)
-    parsed = parser.parse_args(arguments)
-    try:
-        status = int(import_module(_module_name(parsed.command)).run(parsed))
-        if sys.stdout is not None:
-            # Here, and not when the interpreter ends, which would complain.
-            sys.stdout.flush()
-        return status
-    except KeepsightError as error:
-        print(f"keepsight {parsed.command}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        _let_go_of_output()
-        return 141
+    return parser.parse_args(arguments)
 
 
 def _fill_standard_streams() -> None:
