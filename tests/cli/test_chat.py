@@ -175,7 +175,7 @@ def listen_to_ctrl_c() -> None:
 
 
 @contextmanager
-def run_chat(url: str, stdin: int = subprocess.PIPE) -> Iterator[subprocess.Popen[bytes]]:
+def run_chat(url: str, stdin: int = subprocess.PIPE, encoding: str = "utf-8") -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "keepsight", "chat", "--url", url]
     with subprocess.Popen(
         command,
@@ -184,7 +184,7 @@ def run_chat(url: str, stdin: int = subprocess.PIPE) -> Iterator[subprocess.Pope
         stderr=subprocess.PIPE,
         preexec_fn=listen_to_ctrl_c,
         # Whatever the machine's language: where it has none, any bytes are taken for text.
-        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+        env={**os.environ, "PYTHONIOENCODING": encoding},
     ) as process:
         try:
             yield process
@@ -215,6 +215,16 @@ def test_lines_that_are_no_text_are_told_of_in_one_line(script: Script) -> None:
     assert (chat.returncode, out, script.bodies) == (2, b"", [])
     assert err.splitlines()[-1] == b"keepsight chat: standard input: is not utf-8: invalid continuation byte"
     assert b"Traceback" not in err
+
+
+@pytest.mark.parametrize(("encoding", "said"), [("ascii", "caf\u00e9"), ("utf-8", "half of a pair: \ud83d")])
+def test_what_standard_output_cannot_hold_ends_no_conversation(script: Script, encoding: str, said: str) -> None:
+    # As JSON's escapes: whatever a server sends is text then.
+    script.answers = [[json.dumps({"choices": [{"delta": {"content": said}}]}).join(("data: ", "\n\n")).encode(), DONE]]
+    with run_chat(script.url, encoding=encoding) as chat:
+        out, _err = chat.communicate(b"Hello\nAgain\n", timeout=20)
+    assert out == 2 * (said.encode(encoding, "backslashreplace") + b"\n")
+    assert chat.returncode == 0
 
 
 def test_at_a_terminal_it_asks_for_lines_until_ctrl_d(script: Script) -> None:

@@ -1,6 +1,7 @@
 """The `keepsight` command: finds the subcommand, turns our own errors into one clear line."""
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     _fill_standard_streams()
+    _let_all_be_written()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         parsed = _parse(arguments)
@@ -60,6 +62,12 @@ def _fill_standard_streams() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest that is free
             os.set_inheritable(descriptor, True)
+
+
+def _let_all_be_written() -> None:
+    """As in standard error: what the terminal's encoding lacks ends no conversation."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _let_go_of_output() -> None:
