@@ -232,9 +232,11 @@ def test_at_a_terminal_it_asks_for_lines_until_ctrl_d(script: Script) -> None:
     with run_chat(script.url, stdin=its) as chat:
         os.close(its)
         os.write(ours, b"Hello\n\x04")
-        out, _err = chat.communicate(timeout=20)
+        out, err = chat.communicate(timeout=20)
     os.close(ours)
-    assert out == b"> Hello!\n> "
+    # Answers may be kept in a file by who types.
+    assert out == b"Hello!\n"
+    assert err.count(b"> ") == 2
     assert chat.returncode == 0
 
 

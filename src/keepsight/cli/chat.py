@@ -195,12 +195,20 @@ def _typed_lines() -> Iterator[str]:
         import readline  # noqa: F401  gives input() its editing and its history
     while True:
         try:
-            yield input("> ")
+            yield _ask_for_line()
         except KeyboardInterrupt:
             _note("\nCtrl-D or /quit leaves")
         except EOFError:
             _note("")
             return
+
+
+def _ask_for_line() -> str:
+    """`input` would put its prompt among the answers where these do not go to the terminal."""
+    if sys.stdout.isatty():
+        return input("> ")
+    print("> ", end="", file=sys.stderr, flush=True)
+    return input()
 
 
 def _note(text: str) -> None:
