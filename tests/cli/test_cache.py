@@ -91,6 +91,19 @@ def test_looking_makes_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize(
+    "typed", [["inspect", "--disk"], ["clear", "--disk"], ["pin", "0" * 64, "--encoder-disk-cache"]]
+)
+def test_a_folder_of_somebody_else_s_is_left_as_it_is(
+    typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.png").touch()
+    main(["cache", *typed, str(tmp_path)])
+    told = capsys.readouterr()
+    assert "nothing is kept" in told.out + told.err
+    assert [each.name for each in tmp_path.iterdir()] == ["x.png"]
+
+
 def test_a_server_that_is_not_there_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "clear", "--remote", f"unix://{tmp_path}/none"]) == 2
     assert "--remote" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """`keepsight cache inspect|verify|clear|warm`: what lies in a disk tier or a Redis server, whoever put it there.
 
-Invariant: looking never makes anything go; only damaged entries are removed by `verify`, and all by `clear`.
+Invariant: looking never makes anything go, nor puts anything where nothing was kept; only damaged entries are
+removed by `verify`, and all by `clear`.
 """
 
 import argparse
@@ -51,7 +52,7 @@ def add_server_flags(command: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.cache_command == "warm":
         return _warm(arguments)
-    if arguments.remote is None and not parse_disk_place(arguments.disk, "--disk").directory.is_dir():
+    if arguments.remote is None and not DiskTier.is_in(parse_disk_place(arguments.disk, "--disk").directory):
         print("nothing is kept there")
         return 0
     with _opened(arguments) as tier:

@@ -11,6 +11,7 @@ from keepsight.cli.add_command import Commands, add_command
 from keepsight.cli.cache_contents import MIB, add_server_flags, opened_folder, read_picture
 from keepsight.cli.model_arguments import config_from
 from keepsight.errors import InvalidArgumentError
+from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.entry_key import is_entry_key
 from keepsight.tiers.open_tiers import DiskPlace, parse_disk_place
 from keepsight.tiers.pins import PinFolder
@@ -44,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _pin(arguments: argparse.Namespace, place: DiskPlace) -> int:
-    if not place.directory.is_dir():
+    if not DiskTier.is_in(place.directory):
         raise InvalidArgumentError("--encoder-disk-cache", f"nothing is kept in {place.directory}")
     keys, pins = _find_keys(arguments), PinFolder(place.directory)
     with opened_folder(place.directory, "--encoder-disk-cache") as tier:

@@ -68,6 +68,11 @@ class DiskTier:
         self._ledger = Ledger(directory / "ledger")
         self._num_evictions = self._num_damaged = 0
 
+    @staticmethod
+    def is_in(directory: Path) -> bool:
+        """Whether anybody has ever opened one there."""
+        return (directory / "entries").is_dir()
+
     # Looking --------------------------------------------------------------------------------------------------
 
     def has(self, key: str) -> bool:
