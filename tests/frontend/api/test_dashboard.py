@@ -299,6 +299,14 @@ def test_a_server_that_is_gone_is_told_of_until_it_is_there_again(shown: Page, s
     expect(shown.get_by_role("alert")).to_be_hidden()
 
 
+def test_it_fits_a_phone_that_shows_everything_twice_as_large(shown: Page) -> None:
+    shown.set_viewport_size({"width": 180, "height": 320})
+    lines(shown).nth(1).locator("summary").click()
+    assert shown.evaluate("document.documentElement.scrollWidth") <= 180
+    # In words, not letter below letter.
+    assert shown.locator(".what").first.evaluate("(what) => what.clientWidth") > 80
+
+
 def test_it_fits_a_phone(shown: Page, server: Server) -> None:
     server.state["requests"][0] |= {"id": "long" * 60, "media": [found("nobody"), found("prefix"), found("processor")]}
     look_again(shown)

@@ -376,6 +376,13 @@ def test_it_fits_a_phone_with_long_words_and_wide_pictures(page: Page, drawn: Dr
     assert page.evaluate("document.querySelector('#talk').scrollWidth") <= 320
 
 
+def test_it_fits_a_phone_that_shows_everything_twice_as_large(page: Page) -> None:
+    page.set_viewport_size({"width": 180, "height": 320})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 180
+    # Its name is not written over the button beside it.
+    assert page.get_by_role("heading").evaluate("(name) => name.scrollWidth <= name.clientWidth")
+
+
 def test_many_pictures_and_long_refusals_leave_room_for_the_conversation(page: Page, drawn: Drawn) -> None:
     refusal = {"error": {"message": "no " * 2000}}
     page.route("**/chat/completions", lambda route: route.fulfill(status=400, json=refusal))
