@@ -41,7 +41,9 @@ class OutputRouter:
         self._lock = threading.Lock()
         self._routes: dict[str, str] = {}
         self._unanswered = Unanswered()
-        # Requests that were made again before the engine heard of their abort: what it says may still be of the first.
+        # Requests of frontends that were lost, of whose abort the engine may not have heard yet.
+        self._lost: set[str] = set()
+        # Those of them that were made again before it had: what it says may still be of the first.
         self._made_again: dict[str, EngineRequest] = {}
 
     def take(self, frontend_id: str, message: ToEngine) -> str | None:
@@ -84,9 +86,11 @@ class OutputRouter:
             assert set(self._made_again) <= set(self._routes)
 
     def _forget(self, frontend_id: str) -> None:
+        self._lost = {request_id for request_id in self._lost if self._inbox.holds(AbortRequest(request_id))}
         for request_id in [request_id for request_id, its in self._routes.items() if its == frontend_id]:
             self._note_asked(frontend_id, AbortRequest(request_id))
             self._inbox.try_put(AbortRequest(request_id))
+            self._lost.add(request_id)
 
     def _find_route(self, request_id: str) -> str | None:
         if (again := self._made_again.get(request_id)) is not None:
@@ -109,7 +113,7 @@ class OutputRouter:
         match message:
             case EngineRequest(request_id):
                 self._routes[request_id] = frontend_id
-                if self._inbox.holds(AbortRequest(request_id)):
+                if request_id in self._lost and self._inbox.holds(AbortRequest(request_id)):
                     self._made_again[request_id] = message
             case AbortRequest(request_id):
                 self._drop_ended(request_id)
