@@ -327,6 +327,16 @@ class NotFiniteError(CheckpointError):
         super().__init__(path, f"{name} holds NaN or infinity (as {dtype})")
 
 
+class ModelTooLargeError(CheckpointError):
+    """Said before memory is written to: on a CPU the system would end this process, or another."""
+
+    def __init__(self, path: Path | str, num_bytes: int, room: int, dtype: str) -> None:
+        needed, left = num_bytes / 2**30, room / 2**30
+        hint = "; --dtype bfloat16 takes half" if dtype == "float32" else ""
+        told = f"the weights take {needed:.1f} GiB in {dtype}, and {left:.1f} GiB of memory are left"
+        super().__init__(path, told + hint)
+
+
 class UntiedTensorsError(CheckpointError):
     """Two tensors that the configuration takes for one are different."""
 

@@ -11,7 +11,10 @@ from keepsight.config import Config
 from keepsight.demo import checkpoint_path
 from keepsight.engine import load_engine, machine_part
 from keepsight.engine.load_engine import load_engine_alone
+from keepsight.engine.resolve_config import Machine
+from keepsight.errors import CheckpointError, ModelTooLargeError
 from keepsight.llm import LLM
+from keepsight.runner import load_runner
 from keepsight.runner.model_runner import ModelRunner
 from keepsight.structured_outputs import StructuredOutputsParams
 
@@ -50,6 +53,24 @@ def test_nothing_of_the_vocabulary_is_read_with_the_first_guided_answer(tmp_path
         assert guide.mask() is not None
     finally:
         engine.runner.close()
+
+
+def test_a_model_larger_than_what_is_left_of_memory_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    full = Machine(device="cpu", total_bytes=2**30, available_bytes=2**20, available_host_bytes=2**20)
+    monkeypatch.setattr(load_engine, "measure_machine", lambda device: full)
+    with pytest.raises(ModelTooLargeError, match=r"0\.0 GiB of memory are left"):
+        load_engine_alone(Config(device="cpu"))
+
+
+def test_a_device_that_has_no_room_for_a_model_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB.")
+
+    monkeypatch.setattr(load_runner, "load_model", refuse)
+    with pytest.raises(CheckpointError, match=r"does not fit the device: CUDA out of memory\. Tried"):
+        load_engine_alone(Config(device="cpu"))
 
 
 def test_an_engine_that_cannot_be_loaded_leaves_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

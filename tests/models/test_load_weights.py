@@ -15,11 +15,13 @@ from torch import Tensor
 from keepsight.errors import (
     CheckpointConfigError,
     CheckpointError,
+    ModelTooLargeError,
     NotFiniteError,
     TensorMismatchError,
     UnreadableTensorsError,
     UntiedTensorsError,
 )
+from keepsight.models.gemma3.config import Gemma3Config
 from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.layers import Placement
 from tests.models.gemma3 import reference as ref
@@ -230,3 +232,13 @@ def test_a_bad_value_in_config_json_names_file_and_field(
     (directory / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointConfigError, match=rf"config\.json: .*{field}"):
         state_of(directory)
+
+
+def test_what_does_not_fit_into_memory_is_refused_with_the_numbers(saved: Path) -> None:
+    empty = Gemma3(Gemma3Config.from_checkpoint(saved), PLACE)
+    num_bytes = sum(parameter.nbytes for parameter in empty.parameters())
+    with pytest.raises(ModelTooLargeError, match=r"in float32, and .* are left; --dtype bfloat16 takes half$"):
+        Gemma3.from_checkpoint(saved, PLACE, room=num_bytes - 1)
+    Gemma3.from_checkpoint(saved, PLACE, room=num_bytes)
+    with pytest.raises(ModelTooLargeError, match=r"in bfloat16, and 0\.0 GiB of memory are left$"):
+        Gemma3.from_checkpoint(saved, Placement(PLACE.device, torch.bfloat16), room=0)

@@ -20,7 +20,7 @@ from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.model_limits import load_image_config
 from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.model import Model
-from keepsight.runner.load_runner import load_model_for
+from keepsight.runner.load_runner import choose_place, load_model_for
 from keepsight.runner.normalize_pixels import PixelNormalizer
 
 _CPU = torch.device("cpu")
@@ -76,7 +76,7 @@ def _frontend_parts(jpeg: bytes, config: ImageProcessorConfig) -> Iterator[Part]
 
 
 def _model_parts(config: Config, jpeg: bytes, image_config: ImageProcessorConfig) -> Iterator[Part]:
-    model = load_model_for(config)
+    model = load_model_for(config, choose_place(config))
     place, work = model.place, ModelWork(model)
     normalize = PixelNormalizer(image_config, place.device, place.dtype)
     pixels = torch.from_numpy(resize_pixels(decode_picture(jpeg), image_config).copy())[None]

@@ -9,8 +9,8 @@ from keepsight.config import Config
 from keepsight.engine.open_embedding_tiers import describe_place, describe_processor, plan_tiers
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prompt.read_messages import PicturePart
+from keepsight.models.layers import name_of
 from keepsight.runner.load_runner import choose_place
-from keepsight.runner.stored_embeddings import name_of
 
 
 def name_entries(config: Config, pictures: Mapping[str, bytes]) -> dict[str, list[str]]:

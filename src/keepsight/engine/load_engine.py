@@ -23,11 +23,11 @@ from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.json_fields import read_json_object
 from keepsight.media import TOKENS_PER_STRIP
 from keepsight.model_limits import ModelLimits, load_image_config
+from keepsight.models.layers import name_of
 from keepsight.models.model import Model
 from keepsight.runner.guide_tokens import GuideMaker
-from keepsight.runner.load_runner import load_model_for, load_runner
+from keepsight.runner.load_runner import choose_place, load_model_for, load_runner
 from keepsight.runner.lock_pages import make_page_lock
-from keepsight.runner.stored_embeddings import name_of
 from keepsight.scheduling.scheduler import Scheduler
 
 
@@ -64,8 +64,10 @@ def load_engine(
     """`max_model_len` is the most that may be chosen; `guides` may have been prepared."""
     part.take_cores_and_device(config.device)
     tier_plan = plan_tiers(config)
-    model = load_model_for(config)
-    machine = part.of_memory(measure_machine(model.place.device))
+    place = choose_place(config)
+    # Not a part of it: other engines may have theirs already.
+    model = load_model_for(config, place, measure_machine(place.device).available_bytes)
+    machine = part.of_memory(measure_machine(place.device))
     size = measure_model(model, max_model_len, takes_prompt_embeds=config.enable_prompt_embeds)
     engine_config = resolve_config(config, size, machine)
     inbox = Inbox()

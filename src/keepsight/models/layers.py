@@ -22,6 +22,10 @@ class Placement(NamedTuple):
     dtype: torch.dtype
 
 
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 @dataclass(frozen=True, slots=True)
 class WeightSlot:
     """The place that one tensor of the checkpoint fills: its name there, its shape there, where it goes."""

@@ -4,7 +4,7 @@ Names and shapes are compared before anything is read, so that a wrong checkpoin
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -17,13 +17,14 @@ from torch import Tensor
 from keepsight.errors import (
     CheckpointConfigError,
     CheckpointError,
+    ModelTooLargeError,
     NotFiniteError,
     TensorMismatchError,
     UnreadableTensorsError,
     UntiedTensorsError,
 )
 from keepsight.json_fields import JsonFields
-from keepsight.models.layers import WeightSlot
+from keepsight.models.layers import WeightSlot, name_of
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -36,11 +37,17 @@ def load_weights(
     canonical_name: Callable[[str], str],
     is_never_read: Callable[[str], bool],
     copies: Mapping[str, str] = NO_COPIES,
+    room: int | None = None,
 ) -> None:
-    """`copies`: what stands for another tensor, whose name is the value; refused where it is not the same."""
+    """`copies`: what stands for another tensor, whose name is the value; refused where it is not the same.
+
+    `room`: bytes of memory that may be filled.
+    """
     wanted = {slot.name: slot for slot in slots}
     found = _find_tensors(directory, canonical_name)
     _account(directory, wanted, {name: tensor for name, tensor in found.items() if not is_never_read(name)})
+    if room is not None:
+        _check_room(directory, wanted.values(), room)
     for copy, original in copies.items():
         if copy in found and not _are_equal(found[copy].read(), found[original].read()):
             raise UntiedTensorsError(directory, found[copy].name, found[original].name)
@@ -49,7 +56,7 @@ def load_weights(
             slot.fill(tensor.read())
             # Where it is used, and in that precision, which may be too small for it.
             if not _is_finite(slot.target):
-                raise NotFiniteError(tensor.path, tensor.name, str(slot.target.dtype).removeprefix("torch."))
+                raise NotFiniteError(tensor.path, tensor.name, name_of(slot.target.dtype))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +107,12 @@ def _open(path: Path) -> Any:
         raise CheckpointError(path, "no such file") from None
     except (SafetensorError, OSError) as error:
         raise UnreadableTensorsError(path, f"truncated, or not a safetensors file: {error}") from error
+
+
+def _check_room(directory: Path, slots: Collection[WeightSlot], room: int) -> None:
+    num_bytes = sum(slot.target.nbytes for slot in slots)
+    if num_bytes > room:
+        raise ModelTooLargeError(directory, num_bytes, room, name_of(next(iter(slots)).target.dtype))
 
 
 def _is_finite(tensor: Tensor) -> bool:

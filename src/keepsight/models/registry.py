@@ -10,17 +10,19 @@ from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.layers import Placement
 from keepsight.models.model import Model
 
-_LOADERS: dict[str, Callable[[Path, Placement], Model]] = dict.fromkeys(GEMMA3_ARCHITECTURES, Gemma3.from_checkpoint)
+Loader = Callable[[Path, Placement, int | None], Model]
+_LOADERS: dict[str, Loader] = dict.fromkeys(GEMMA3_ARCHITECTURES, Gemma3.from_checkpoint)
 
 
-def load_model(directory: Path, place: Placement) -> Model:
+def load_model(directory: Path, place: Placement, room: int | None = None) -> Model:
+    """`room`: bytes of memory that its weights may take."""
     if not directory.is_dir():
         raise MissingCheckpointError(directory)
     fields = JsonFields.read(directory / "config.json")
     architectures = fields.strings("architectures")
     for name in architectures:
         if name in _LOADERS:
-            return _LOADERS[name](directory, place)
+            return _LOADERS[name](directory, place, room)
     raise UnknownArchitectureError(
         fields.path, f"architectures: {list(architectures)}; known are {', '.join(_LOADERS)}"
     )

@@ -11,7 +11,7 @@ import torch
 
 from keepsight.config import Config
 from keepsight.engine_config import KvCacheConfig
-from keepsight.errors import InvalidArgumentError
+from keepsight.errors import CheckpointError, InvalidArgumentError
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.models.layers import Placement
 from keepsight.models.model import Model, count_parameters
@@ -27,11 +27,13 @@ MIN_PARAMETERS_TO_SHARE = 8_000_000
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def load_model_for(config: Config) -> Model:
+def load_model_for(config: Config, place: Placement, room: int | None = None) -> Model:
     """Also settles how many threads compute it, and on a CPU what becomes of the memory that they free."""
-    place = choose_place(config)
     keeps_memory = place.device.type == "cpu" and keep_freed_memory()
-    model = load_model(config.directory, place)
+    try:
+        model = load_model(config.directory, place, room)
+    except torch.OutOfMemoryError as error:  # a GPU's is taken before anything is read
+        raise CheckpointError(config.directory, f"does not fit the device: {error}") from error
     _limit_threads(model)
     if keeps_memory:
         write_memory_ahead()

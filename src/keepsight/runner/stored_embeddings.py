@@ -8,6 +8,7 @@ import warnings
 import torch
 from torch import Tensor
 
+from keepsight.models.layers import name_of
 from keepsight.tiers.tier import StoredArray
 
 # Torch cannot keep others from writing into what came from a tier; nobody does.
@@ -23,7 +24,3 @@ def to_stored(embeddings: Tensor, seconds: float) -> StoredArray:
 def from_stored(array: StoredArray) -> Tensor:
     """On the CPU."""
     return torch.frombuffer(array.payload, dtype=getattr(torch, array.dtype)).view(array.shape)
-
-
-def name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -37,11 +37,12 @@ class Gemma3(nn.Module):
             self.projector = Projector(vision, config.tokens_per_image, text.hidden_size, place)
 
     @classmethod
-    def from_checkpoint(cls, directory: Path, place: Placement) -> Self:
+    def from_checkpoint(cls, directory: Path, place: Placement, room: int | None = None) -> Self:
+        """`room`: bytes of memory that the weights may take."""
         config = Gemma3Config.from_checkpoint(directory)
         model = cls(config, place)
         load_weights(
-            directory, model.slots(), canonical_name, lambda name: is_never_read(name, config), copies_of(config)
+            directory, model.slots(), canonical_name, lambda name: is_never_read(name, config), copies_of(config), room
         )
         model.pack()
         return model
