@@ -13,7 +13,6 @@ import mmap
 import os
 import secrets
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
@@ -25,7 +24,8 @@ from keepsight.ipc.record_lock import opened
 from keepsight.tiers.entry_format import HEADER_BYTES, DamagedEntryError, pack_header, read_entry, read_seconds
 from keepsight.tiers.entry_key import is_entry_key
 from keepsight.tiers.fullness import Fullness
-from keepsight.tiers.pins import PinFolder, Sparing
+from keepsight.tiers.known_files import KnownFiles
+from keepsight.tiers.pins import PinFolder
 from keepsight.tiers.policies import POLICIES
 from keepsight.tiers.tier import OnDrop, StoredArray, TierStats, ignore_drop
 
@@ -56,15 +56,10 @@ class DiskTier:
         on_drop: OnDrop = ignore_drop,
     ) -> None:
         """`on_drop` hears of what is known no more to lie there."""
-        self._on_drop = on_drop
         self._directory, self._max_bytes, self._now_ns = directory, max_bytes, now_ns
         self._entries, self._aside = directory / "entries", directory / "aside"
-        # What is known of the files: may be outdated where others share them.
-        self._lock = threading.Lock()
-        self._policy, self._pins = Sparing(POLICIES[policy](max_bytes)), PinFolder(directory)
+        self._known, self._pins = KnownFiles(POLICIES[policy](max_bytes), on_drop), PinFolder(directory)
         self._fullness = Fullness(directory)
-        self._sizes: dict[str, int] = {}
-        self._last_uses: dict[str, int] = {}
         self._ledger = Ledger(directory / "ledger")
         self._num_evictions = self._num_damaged = 0
 
@@ -76,7 +71,7 @@ class DiskTier:
     # Looking --------------------------------------------------------------------------------------------------
 
     def has(self, key: str) -> bool:
-        return key in self._sizes
+        return key in self._known
 
     def get(self, key: str) -> StoredArray | None:
         if not self._ledger.is_open:
@@ -87,7 +82,7 @@ class DiskTier:
         except FileNotFoundError:
             # The whole folder may be gone.
             self.open()
-            self._forget(key)
+            self._known.forget(key)
             return None
         try:
             array = _read(key, descriptor)
@@ -104,8 +99,7 @@ class DiskTier:
         # If it cannot be noted, only the order suffers.
         with suppress(OSError):
             os.utime(descriptor, ns=(now, now))
-        with self._lock:
-            self._learn(key, _occupied(HEADER_BYTES + array.num_bytes), array.seconds, now)
+        self._known.learn(key, _occupied(HEADER_BYTES + array.num_bytes), array.seconds, now)
 
     def _remove_damaged(self, key: str, descriptor: int, error: DamagedEntryError) -> None:
         self._num_damaged += 1
@@ -120,7 +114,7 @@ class DiskTier:
         self.open()
         with self._changing():
             self._count()
-        return dict(self._sizes)
+        return self._known.sizes
 
     def verify(self, key: str) -> bool:
         """False: it was not as it had been put there, and is removed.  No use of it."""
@@ -183,7 +177,7 @@ class DiskTier:
 
     def stats(self) -> TierStats:
         counts = (self._num_evictions, self._num_damaged)
-        return TierStats(self._ledger.known_bytes, self._max_bytes, len(self._sizes), *counts)
+        return TierStats(self._ledger.known_bytes, self._max_bytes, len(self._known), *counts)
 
     def close(self) -> None:
         self._ledger.close()
@@ -195,10 +189,7 @@ class DiskTier:
             assert num_bytes <= self._max_bytes, (num_bytes, self._max_bytes)
             files = [*self._files(self._entries), *self._files(self._aside)]
             assert sum(_occupied(path.stat().st_size) for path in files) == num_bytes
-        with self._lock:
-            assert len(self._policy) == len(self._sizes) == len(self._last_uses)
-            assert all(key in self._policy and key in self._last_uses for key in self._sizes)
-            self._policy.check_invariants()
+        self._known.check_invariants()
 
     # The folder -----------------------------------------------------------------------------------------------
 
@@ -246,13 +237,12 @@ class DiskTier:
 
     def _knows_all(self) -> bool:
         """As far as the sum tells."""
-        return self._ledger.num_bytes == sum(self._sizes.values())
+        return self._ledger.num_bytes == self._known.num_bytes
 
     def _evict(self, goal: int) -> None:
         """As far as pins let it, until so many bytes are free."""
-        with self._lock:
-            self._policy.spare(self._pins.list())
-        while not self._has_room(goal) and (key := self._choose()) is not None:
+        self._known.spare(self._pins.list())
+        while not self._has_room(goal) and (key := self._known.choose()) is not None:
             self._remove(key)
             self._num_evictions += 1
 
@@ -261,7 +251,7 @@ class DiskTier:
 
     def _blame_pins(self, num_bytes: int) -> None:
         """Raises TierError if it is not they that take it."""
-        num_pinned_bytes = sum(self._sizes.values())
+        num_pinned_bytes = self._known.num_bytes
         if num_pinned_bytes + num_bytes <= self._max_bytes:
             raise TierError(f"{self._directory} is full of what is being written")
         self._fullness.tell(f"of {self._max_bytes} bytes {num_pinned_bytes} are pinned (keepsight cache unpin)")
@@ -290,8 +280,7 @@ class DiskTier:
                 return
             os.utime(aside, ns=(now, now))
             aside.rename(path)
-            with self._lock:
-                self._learn(key, _occupied(HEADER_BYTES + array.num_bytes), array.seconds, now)
+            self._known.learn(key, _occupied(HEADER_BYTES + array.num_bytes), array.seconds, now)
 
     def _give_back(self, aside: Path) -> None:
         # If even that fails, the next count finds it.
@@ -300,7 +289,7 @@ class DiskTier:
 
     def _remove(self, key: str) -> None:
         self._unlink(self._entries / key)
-        self._forget(key)
+        self._known.forget(key)
 
     def _unlink(self, path: Path) -> None:
         with suppress(FileNotFoundError, IsADirectoryError):
@@ -325,13 +314,12 @@ class DiskTier:
         self._ledger.num_bytes = being_written + sum(num_bytes for _, _, num_bytes in found)
 
     def _learn_all(self, found: list[tuple[int, str, int]]) -> None:
-        for key in self._sizes.keys() - {key for _, key, _ in found}:
-            self._forget(key)
+        for key in self._known.sizes.keys() - {key for _, key, _ in found}:
+            self._known.forget(key)
         for last_use, key, num_bytes in found:
-            if last_use != self._last_uses.get(key):
-                seconds = 0.0 if key in self._sizes else self._seconds_of(key)
-                with self._lock:
-                    self._learn(key, num_bytes, seconds, last_use)
+            if last_use != self._known.last_use_of(key):
+                seconds = 0.0 if key in self._known else self._seconds_of(key)
+                self._known.learn(key, num_bytes, seconds, last_use)
 
     def _seconds_of(self, key: str) -> float:
         """0 for what cannot be read: the first to go."""
@@ -340,35 +328,6 @@ class DiskTier:
                 return read_seconds(key, os.pread(descriptor, HEADER_BYTES, 0)) or 0.0
         except OSError:
             return 0.0
-
-    # What is known of the files -------------------------------------------------------------------------------
-
-    def _learn(self, key: str, num_bytes: int, seconds: float, last_use: int) -> None:
-        """Under the lock: it is there, and was used."""
-        if key in self._sizes:
-            self._policy.use(key)
-        else:
-            self._policy.add(key, num_bytes, seconds)
-        self._sizes[key] = num_bytes
-        self._last_uses[key] = last_use
-
-    def _choose(self) -> str | None:
-        """What is to go."""
-        with self._lock:
-            if not self._policy.num_evictable:
-                return None
-            key = self._policy.evict()
-            del self._sizes[key], self._last_uses[key]
-        self._on_drop(key)
-        return key
-
-    def _forget(self, key: str) -> None:
-        with self._lock:
-            if self._sizes.pop(key, None) is None:
-                return
-            del self._last_uses[key]
-            self._policy.remove(key)
-        self._on_drop(key)
 
 
 def _checked(key: str) -> str:
