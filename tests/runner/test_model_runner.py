@@ -16,6 +16,7 @@ from keepsight.pixels import carry_embeddings
 from keepsight.requests import EngineRequest
 from keepsight.runner.encoder_output_store import EncoderOutputStore
 from keepsight.runner.model_runner import Job
+from keepsight.runner.share_device import CpuShare
 from keepsight.scheduling.step_plan import Encoding, EndName, Fault, NewSequence, Recall, Slice, StepPlan, StepResult
 from tests.runner.small_model import WAIT_SECONDS, Driver, SmallModel
 from tests.runner.test_memory_ahead import needs_kernel
@@ -244,6 +245,20 @@ def test_a_lost_device_ends_the_runner(one_small: SmallModel, monkeypatch: pytes
     fail_on(monkeypatch, "compute", torch.AcceleratorError)
     with pytest.raises(torch.AcceleratorError):
         driver.compute(*driver.prompt_slices(sequence_id), beside=beside)
+    driver.runner.close()
+
+
+def test_what_fails_beside_has_ended_on_its_device_before_that_is_told(
+    one_small: SmallModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it was still writing to would be another's by then."""
+    ended = threading.Event()
+    monkeypatch.setattr(CpuShare, "finish_part", lambda _: ended.set())
+    driver = Driver(one_small)
+    sequence_id = driver.begin(one_small.request("r"))
+    fail_on(monkeypatch, "compute")
+    assert driver.compute(*driver.prompt_slices(sequence_id), beside=True).failed_sequences
+    assert ended.is_set()
     driver.runner.close()
 
 

@@ -16,12 +16,13 @@ class Story:
 
     def __init__(self) -> None:
         self.parts: list[str] = []
+        self.ends: list[str] = []
         self.finished = threading.Semaphore(0)
         self.may_go_on = threading.Semaphore(0)
         self.waits = threading.Semaphore(0)
         self.rests = threading.Semaphore(0)
         self.thread: BesideThread[str] = BesideThread(
-            self.surroundings, self.before_part, self.rests.release, self.finished.release
+            self.surroundings, self.before_part, self.after_job, self.rests.release, self.tell_finished
         )
 
     @contextmanager
@@ -33,6 +34,13 @@ class Story:
     def before_part(self) -> None:
         self.waits.release()
         assert self.may_go_on.acquire(timeout=WAIT_SECONDS)
+
+    def after_job(self) -> None:
+        self.ends.append(f"after {self.parts[-1]}")
+
+    def tell_finished(self) -> None:
+        self.ends.append("told")
+        self.finished.release()
 
     def job(self, name: str, num_parts: int) -> Generator[None, None, str]:
         for part in range(num_parts):
@@ -103,6 +111,14 @@ def test_every_job_is_reported_once_in_the_order_of_their_ends(story: Story) -> 
     assert not story.thread.has_work
 
 
+def test_what_follows_a_job_comes_once_after_its_last_part_and_before_it_is_told(story: Story) -> None:
+    story.thread.begin(story.job("patient", 2))
+    story.thread.begin(story.job("light", 1), is_light=True)
+    story.go_on(3)
+    story.await_finished(2)
+    assert story.ends == ["after light0", "told", "after patient1", "told"]
+
+
 def test_closing_waits_for_the_part_under_way_and_begins_no_other(story: Story) -> None:
     story.thread.begin(story.job("long", 1000))
     assert story.waits.acquire(timeout=WAIT_SECONDS)
@@ -131,7 +147,7 @@ def test_a_fault_of_the_device_between_two_parts_is_told_to_whoever_asks_what_ha
     def before_part() -> None:
         raise RuntimeError("the device is lost")
 
-    thread: BesideThread[str] = BesideThread(nullcontext, before_part, lambda: None, told.release)
+    thread: BesideThread[str] = BesideThread(nullcontext, before_part, lambda: None, lambda: None, told.release)
     thread.begin(never())
     assert told.acquire(timeout=WAIT_SECONDS)
     for _ in range(2):

@@ -1,13 +1,16 @@
 """Who computes alone has all cores; together they never take more than there are."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from keepsight.runner import share_device
-from keepsight.runner.share_device import CpuShare
+from keepsight.runner.run_beside import BesideThread
+from keepsight.runner.share_device import CpuShare, CudaShare
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3, 8, 64])
@@ -99,3 +102,48 @@ def test_what_runs_beside_has_all_threads_at_once_when_no_step_is_to_follow(obse
     observed.foreground(beside_works=True)
     observed.share.end_foreground()
     assert observed.beside() == 8
+
+
+class OnCuda:
+    """A share of a device that is not there, and when each of its streams was waited for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.waited_for: list[int] = []
+        self.slept: list[float] = []
+        self.now = 100.0
+        clock = SimpleNamespace(monotonic=lambda: self.now, sleep=self.slept.append)
+        monkeypatch.setattr(share_device, "time", clock)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+        monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+        monkeypatch.setattr(torch.cuda, "Stream", self._make_stream)
+        self.share = CudaShare(torch.device("cuda"), beside_share=0.5)
+
+    def _make_stream(self, _: torch.device, priority: int) -> SimpleNamespace:
+        return SimpleNamespace(synchronize=lambda: self.waited_for.append(priority))
+
+
+@pytest.fixture
+def on_cuda(monkeypatch: pytest.MonkeyPatch) -> OnCuda:
+    return OnCuda(monkeypatch)
+
+
+def test_a_pause_on_cuda_is_as_long_as_the_part_before_it_whatever_was_done_or_failed_long_ago(on_cuda: OnCuda) -> None:
+    told = threading.Semaphore(0)
+    share = on_cuda.share
+
+    def job(num_parts: int) -> Generator[None, None, None]:
+        for part in range(num_parts):
+            on_cuda.now += 0.01
+            if part < num_parts - 1:
+                yield
+
+    thread: BesideThread[None] = BesideThread(
+        share.beside, share.before_part, share.finish_part, share.before_rest, told.release
+    )
+    for _ in range(2):
+        with share.foreground(1, beside_works=True):
+            thread.begin(job(3))
+            assert told.acquire(timeout=10)
+        on_cuda.now += 3600
+    thread.close()
+    assert on_cuda.slept == pytest.approx([0.01, 0.01] * 2)

@@ -86,7 +86,7 @@ class ModelRunner:
         # An attention remembers the plan of the batch that it works on, so each thread has its own.
         self._attention, self._attention_beside = PagedAttention(), PagedAttention()
         self._beside: BesideThread[StepResult] = BesideThread(
-            self._share.beside, self._share.before_part, self._share.before_rest, on_finished
+            self._share.beside, self._share.before_part, self._share.finish_part, self._share.before_rest, on_finished
         )
         # Who loads may be another than who runs.
         self._share.before_rest()
@@ -202,11 +202,9 @@ class ModelRunner:
     def _compute_beside(self, inputs: StepInputs) -> Job:
         yield from ()
         try:
-            result = self._compute(inputs, self._attention_beside, self._share.before_part)
-            self._share.finish_part()
+            return self._compute(inputs, self._attention_beside, self._share.before_part)
         except Exception as error:
             return _failure(_ids_of(inputs.slices), error)
-        return result
 
     def _compute_now(self, slices: Sequence[Slice]) -> StepResult:
         if not slices:

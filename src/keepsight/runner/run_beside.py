@@ -22,13 +22,15 @@ class BesideThread(Generic[T]):
         surroundings: Callable[[], AbstractContextManager[object]],
         # Before each part of a job.
         before_part: Callable[[], None],
+        # After the last part of a job, however it ended, and before it is reported.
+        after_job: Callable[[], None],
         # Before it waits for jobs.
         before_rest: Callable[[], None],
         # After each job's end, when its result can be taken.
         on_finished: Callable[[], None],
     ) -> None:
-        self._surroundings, self._before_part, self._before_rest = surroundings, before_part, before_rest
-        self._on_finished = on_finished
+        self._surroundings, self._before_part, self._after_job = surroundings, before_part, after_job
+        self._before_rest, self._on_finished = before_rest, on_finished
         self._urgent: deque[Job[T]] = deque()
         self._light: deque[Job[T]] = deque()
         self._patient: deque[Job[T]] = deque()
@@ -78,15 +80,20 @@ class BesideThread(Generic[T]):
             while (queue := self._wait_for_work()) is not None:
                 try:
                     self._before_part()
-                    next(queue[0])
-                except StopIteration as end:
-                    queue.popleft()
-                    self._finished.append(end.value)
-                    self._on_finished()
+                    self._do_part(queue)
                 except Exception as fault:  # of the device, or ours: a job tells of its own in what it returns
                     self._fault = fault
                     self._on_finished()
                     return
+
+    def _do_part(self, queue: deque[Job[T]]) -> None:
+        try:
+            next(queue[0])
+        except StopIteration as end:
+            self._after_job()
+            queue.popleft()
+            self._finished.append(end.value)
+            self._on_finished()
 
     def _wait_for_work(self) -> deque[Job[T]] | None:
         if not self.has_work:
