@@ -127,6 +127,9 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch) -> OnCuda:
     return OnCuda(monkeypatch)
 
 
+NOW_STREAM = -1  # by its priority
+
+
 def test_a_pause_on_cuda_is_as_long_as_the_part_before_it_whatever_was_done_or_failed_long_ago(on_cuda: OnCuda) -> None:
     told = threading.Semaphore(0)
     share = on_cuda.share
@@ -147,3 +150,9 @@ def test_a_pause_on_cuda_is_as_long_as_the_part_before_it_whatever_was_done_or_f
         on_cuda.now += 3600
     thread.close()
     assert on_cuda.slept == pytest.approx([0.01, 0.01] * 2)
+
+
+def test_a_step_that_fails_on_cuda_has_ended_there_before_its_pages_are_another_s(on_cuda: OnCuda) -> None:
+    with pytest.raises(RuntimeError), on_cuda.share.foreground(1, beside_works=True):
+        raise RuntimeError("out of memory")
+    assert on_cuda.waited_for == [NOW_STREAM]

@@ -136,8 +136,11 @@ class CudaShare:
     @contextmanager
     def handing_over(self) -> Iterator[None]:
         with torch.cuda.stream(self._stream_now):
-            yield
-            self._stream_now.synchronize()
+            try:
+                yield
+            finally:
+                # Of a batch that failed, too: its pages may be written to on the other stream next.
+                self._stream_now.synchronize()
 
     @contextmanager
     def beside(self) -> Iterator[None]:
