@@ -12,7 +12,7 @@ from keepsight.media import TokenSpan
 from keepsight.models import paged_attention
 from keepsight.models.attention import AttentionBatch, LayerCache, ReferenceAttention, RequestSlice, write_cache
 from keepsight.models.block_table import BlockTable
-from keepsight.models.paged_attention import PagedAttention, plan_rows
+from keepsight.models.paged_attention import PagedAttention, plan, plan_rows
 
 HEAD_DIM = 8
 NUM_BLOCKS = 64
@@ -87,6 +87,44 @@ def test_fast_attention_equals_the_plain_one(
         patch.object(paged_attention, "MAX_TOKENS_TOGETHER", max_together),
     ):
         fast = PagedAttention()(query, cache, batch, scale=0.3, window=window, softcap=softcap)
+    torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
+
+
+def batch_of_tokens(*lengths: int, device: str = "cpu") -> AttentionBatch:
+    """Of each request its last token."""
+    pieces, first_block = [], 0
+    for length in lengths:
+        num_blocks = -(-length // 16)
+        # Never in a row: all are copied to be read.
+        block_ids = range(first_block + num_blocks, first_block, -1)
+        pieces.append(RequestSlice(length - 1, 1, BlockTable(16, block_ids, device)))
+        first_block += num_blocks
+    return AttentionBatch(pieces, device)
+
+
+def test_on_a_gpu_a_long_context_among_short_ones_pads_none_of_them_to_its_length() -> None:
+    """Of Gemma 3 4b, 256 contexts as long as the longest here would be 128 GiB of each layer's keys and values."""
+    lengths = [300] * 100 + [131_000] + [300] * 155
+    batch = batch_of_tokens(*lengths, device="meta")
+    query = torch.empty(256, 8, 256, dtype=torch.bfloat16, device="meta")
+    cache = LayerCache(*torch.empty(2, 200_000, 4, 256, dtype=torch.bfloat16, device="meta"))
+    parts = plan(batch, None, paged_attention._Way.of(query, cache, None))
+    copied = [part.slots.numel() for part in parts if isinstance(part, paged_attention._Tokens)]
+    bytes_per_key = 2 * cache.keys[0].nbytes
+    assert sorted(copied) == [100 * 300, 155 * 300]
+    assert max(copied) * bytes_per_key <= paged_attention.MAX_BYTES_TOGETHER
+    assert len(parts) == 3
+
+
+@pytest.mark.parametrize("max_keys", [40, 80, 10_000])
+def test_tokens_give_the_same_in_however_many_groups_they_are_attended_to(max_keys: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    batch = batch_of_tokens(3, 5, 40, 1, 17, 38, 40, 2)
+    cache, query = random_cache(2, 16, generator), torch.randn(8, 4, HEAD_DIM, generator=generator)
+    as_on_a_gpu = paged_attention._Way(False, query.dtype, max_keys, len(query), max_keys)
+    plain = ReferenceAttention()(query, cache, batch, scale=0.3, window=None, softcap=None)
+    with patch.object(paged_attention._Way, "of", lambda *_: as_on_a_gpu):
+        fast = PagedAttention()(query, cache, batch, scale=0.3, window=None, softcap=None)
     torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
 
 

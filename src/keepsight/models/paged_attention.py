@@ -3,10 +3,11 @@
 In float32 on a CPU a kernel takes all rows of a step at once and reads keys where they lie; elsewhere it is torch's
 fused ones.  For those long slices are cut into groups of rows, so that a prompt never pays for the keys its window or
 causality hides.  Slices of one token read their keys where they lie, each in turn; where copying the keys of several
-into one block costs less than their turns (not very long contexts on a CPU, any on a GPU) they are attended to at once.
+into one block costs less than their turns (not very long contexts on a CPU, as many as there is room for on a GPU) they
+are attended to at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self
 
@@ -23,6 +24,9 @@ ROWS_PER_GROUP = 512
 # Of one sequence's keys and values: on a CPU copying more takes longer than a call of its own.  And of so many
 # sequences at once: a block of more leaves the cache before it is read.
 MAX_BYTES_TO_COPY, MAX_TOKENS_TOGETHER = 2**20, 8
+# On a GPU, of all that are copied at once, with what the longest of them pads the others by: among many short contexts
+# one of a hundred thousand positions would take more than the device has.
+MAX_BYTES_TOGETHER = 512 * 2**20
 
 
 class _Part(Protocol):
@@ -72,18 +76,22 @@ class _Way(NamedTuple):
 
     by_kernel: bool
     dtype: torch.dtype
-    # Of one sequence, to attend to it together with others, 0: never; and with how many.
+    # Of one sequence, to attend to it together with others, 0: never; with how many, and of all of them, padded.
     max_keys_to_copy: int
     max_tokens_together: int
+    max_keys_together: int
 
     @classmethod
     def of(cls, query: Tensor, cache: LayerCache, softcap: float | None) -> Self:
         if softcap is not None:
-            return cls(False, query.dtype, 0, 1)
+            return cls(False, query.dtype, 0, 1, 0)
+        bytes_per_key = 2 * cache.keys[0].nbytes
         if query.device.type != "cpu":
-            return cls(False, query.dtype, cache.keys.shape[0], max(1, len(query)))
+            max_keys = MAX_BYTES_TOGETHER // bytes_per_key
+            return cls(False, query.dtype, max_keys, len(query), max_keys)
         by_kernel = can_attend(query, cache.keys.shape[1])
-        return cls(by_kernel, query.dtype, MAX_BYTES_TO_COPY // (2 * cache.keys[0].nbytes), MAX_TOKENS_TOGETHER)
+        max_keys = MAX_BYTES_TO_COPY // bytes_per_key
+        return cls(by_kernel, query.dtype, max_keys, MAX_TOKENS_TOGETHER, MAX_TOKENS_TOGETHER * max_keys)
 
 
 def plan(batch: AttentionBatch, window: int | None, way: _Way) -> list[_Part]:
@@ -99,8 +107,7 @@ def plan(batch: AttentionBatch, window: int | None, way: _Way) -> list[_Part]:
             token = _token(batch, index, row, window)
             (together if token.end - token.begin <= way.max_keys_to_copy else parts).append(token)
         row += piece.length
-    for first in range(0, len(together), way.max_tokens_together):
-        some = together[first : first + way.max_tokens_together]
+    for some in _groups(together, way):
         parts.append(some[0] if len(some) == 1 else _tokens_together(some, batch, way.dtype))
     return parts
 
@@ -192,6 +199,20 @@ class _Tokens:
             _heads_as_queries(query, num_kv_heads), keys, values, attn_mask=self.mask, scale=scale
         )
         return attended.reshape(query.shape)
+
+
+def _groups(tokens: Sequence[_Token], way: _Way) -> Iterator[list[_Token]]:
+    """Those that are attended to at once."""
+    group: list[_Token] = []
+    longest = 0
+    for token in tokens:
+        longest = max(longest, token.end - token.begin)
+        if len(group) == way.max_tokens_together or (len(group) + 1) * longest > way.max_keys_together:
+            yield group
+            group, longest = [], token.end - token.begin
+        group.append(token)
+    if group:
+        yield group
 
 
 def _tokens_together(tokens: Sequence[_Token], batch: AttentionBatch, dtype: torch.dtype) -> _Tokens:
