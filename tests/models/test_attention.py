@@ -1,12 +1,14 @@
 """The fast attention gives what the plain one gives, for any batch, pages and pictures; and nothing else is read."""
 
 import random
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from keepsight.media import TokenSpan
 from keepsight.models import paged_attention
@@ -126,6 +128,30 @@ def test_tokens_give_the_same_in_however_many_groups_they_are_attended_to(max_ke
     with patch.object(paged_attention._Way, "of", lambda *_: as_on_a_gpu):
         fast = PagedAttention()(query, cache, batch, scale=0.3, window=None, softcap=None)
     torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
+
+
+class CopiedBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What goes from the host to a device."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and args[0].is_cpu and not result.is_cpu:
+            self.num += result.nbytes
+        return result
+
+
+@pytest.mark.parametrize("window", [None, 1024])
+def test_of_what_rows_see_on_a_gpu_the_host_tells_no_more_than_where_it_begins_and_ends(window: int | None) -> None:
+    table = BlockTable(16, range(1000), "meta")
+    batch = AttentionBatch([RequestSlice(14_000, 2000, table)], "meta")
+    with CopiedBytes() as copied:
+        groups = plan_rows(batch, 0, 0, window, rows_per_group=512)
+    assert all(group.mask is not None and group.mask.is_meta for group in groups)
+    assert copied.num == 2000 * 2 * 8
 
 
 def test_a_token_sees_its_whole_picture_and_no_further() -> None:

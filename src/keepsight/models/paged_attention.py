@@ -269,8 +269,10 @@ def _row_group(batch: AttentionBatch, index: int, rows: slice, window: int | Non
     begin, end = int(begins.min()), int(ends.max())
     mask = None
     if int(begins.max()) > begin or int(ends.min()) < end:
-        keys = torch.arange(begin, end)
-        mask = ((keys >= begins[:, None]) & (keys < ends[:, None])).to(batch.device)
+        # Made where it is read: of a long context it is far larger than what it is made of.
+        keys = torch.arange(begin, end, device=batch.device)
+        begins, ends = begins.to(batch.device), ends.to(batch.device)
+        mask = (keys >= begins[:, None]) & (keys < ends[:, None])
     return RowGroup(rows, begin, end, _slot_index(batch, index, begin, end), mask)
 
 
