@@ -8,6 +8,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
@@ -102,6 +103,27 @@ def test_presence_counts_once_and_frequency_each_time_and_only_what_was_said() -
     penalized = state((3,), temperature=0, presence_penalty=0.5, frequency_penalty=1.0)
     # 3.0 at first, though the prompt holds it; then 1.5; then 0.5, which is less than the 1.0 of token 4.
     assert [sample_tokens(logits, [penalized])[0].token_id for _ in range(3)] == [3, 3, 4]
+
+
+class NumbersAskedFor(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Single ones, for each of which the host waits until a device has come that far."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_penalties_and_biases_ask_for_no_number_however_much_was_said() -> None:
+    talkative = state((3,), temperature=0, frequency_penalty=1.0, repetition_penalty=1.1, logit_bias={4: 1.0, 5: 2.0})
+    for said in range(20):
+        talkative.note(said)
+    with NumbersAskedFor() as asked:
+        sample_tokens(logits_of(0), [talkative])
+    assert asked.count == 0
 
 
 def test_logit_bias_adds_and_ignores_ids_outside_the_vocabulary() -> None:

@@ -91,8 +91,9 @@ class _Wishes:
         allowed, bias = params.allowed_token_ids, params.logit_bias or {}
         self.forbidden = None if allowed is None else ~_are_in(allowed, logits)
         self.ends = _are_in(end_ids, logits) if params.min_tokens else None
-        self.biased = _ids(bias, logits)
-        self.biases = torch.tensor([bias[each] for each in self.biased.tolist()], dtype=logits.dtype).to(logits.device)
+        biased = _inside(bias, logits)
+        self.biased = _ids(biased, logits)
+        self.biases = torch.tensor([bias[each] for each in biased], dtype=logits.dtype).to(logits.device)
 
 
 def sample_tokens(logits: Tensor, states: Sequence[SamplingState]) -> list[SampledToken]:
@@ -137,9 +138,9 @@ def _edit_row(logits: Tensor, state: SamplingState) -> None:
         penalty = params.repetition_penalty
         logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
     if state.output_counts and (params.presence_penalty or params.frequency_penalty):
-        said = _ids(state.output_counts, logits)
-        counts = torch.tensor([state.output_counts[int(token_id)] for token_id in said], device=logits.device)
-        logits[said] -= params.presence_penalty + params.frequency_penalty * counts
+        said = _inside(state.output_counts, logits)
+        counts = torch.tensor([state.output_counts[token_id] for token_id in said], device=logits.device)
+        logits[_ids(said, logits)] -= params.presence_penalty + params.frequency_penalty * counts
 
 
 def _ban(banned: Tensor, logits: Tensor) -> None:
@@ -154,8 +155,12 @@ def _are_in(token_ids: Collection[int], logits: Tensor) -> Tensor:
 
 
 def _ids(token_ids: Collection[int], logits: Tensor) -> Tensor:
-    inside = sorted(token_id for token_id in token_ids if token_id < logits.shape[0])
-    return torch.tensor(inside, dtype=torch.int64, device=logits.device)
+    return torch.tensor(_inside(token_ids, logits), dtype=torch.int64, device=logits.device)
+
+
+def _inside(token_ids: Collection[int], logits: Tensor) -> list[int]:
+    """Those that the vocabulary has, known here: to ask a device for one is to wait until it has come that far."""
+    return sorted(token_id for token_id in token_ids if token_id < logits.shape[0])
 
 
 def _draw(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
