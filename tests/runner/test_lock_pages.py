@@ -2,6 +2,7 @@
 
 import gc
 import mmap
+import threading
 
 import numpy as np
 import pytest
@@ -115,6 +116,20 @@ def test_where_nothing_more_can_be_locked_all_goes_on_unlocked(caplog: pytest.Lo
     assert [record.getMessage() for record in caplog.records] == [
         "host memory cannot be page-locked (CUDA error 2): loading takes longer"
     ]
+
+
+def test_a_refusal_is_met_with_by_no_thread_that_may_launch_a_kernel_next() -> None:
+    threads = []
+
+    class Watched(Runtime):
+        def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:  # noqa: N802
+            threads.append(threading.get_ident())
+            return super().cudaHostRegister(address, num_bytes, flags)
+
+    lock = PageLock(Watched(most=1))
+    _held = [lock(embeddings(number)) for number in range(3)]
+    assert len(threads) == 2
+    assert threading.get_ident() not in threads
 
 
 def test_an_array_of_nothing_is_left_alone() -> None:

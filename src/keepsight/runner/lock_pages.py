@@ -7,6 +7,7 @@ import logging
 import mmap
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +32,8 @@ class PageLock:
         """`runtime`: CUDA's, as torch hands it out."""
         self._runtime = runtime
         self._has_failed = False
+        # CUDA remembers a refusal for the thread that met with it, and torch blames the next kernel launched there.
+        self._asking = ThreadPoolExecutor(1, "page-lock")
 
     def __call__(self, array: StoredArray) -> StoredArray:
         if self._has_failed or not array.num_bytes:
@@ -39,7 +42,8 @@ class PageLock:
         copy = np.frombuffer(pages, np.uint8)
         copy[:] = np.frombuffer(array.payload, np.uint8)
         address = copy.ctypes.data
-        if status := int(self._runtime.cudaHostRegister(address, array.num_bytes, _FOR_ALL_DEVICES)):
+        asked = self._asking.submit(self._runtime.cudaHostRegister, address, array.num_bytes, _FOR_ALL_DEVICES)
+        if status := int(asked.result()):
             self._has_failed = True
             logger.warning("host memory cannot be page-locked (CUDA error %d): loading takes longer", status)
             return array
