@@ -21,6 +21,7 @@ from keepsight.bench.model_work import ModelWork, median_seconds
 from keepsight.models.gemma3.config import Gemma3Config, VisionConfig
 from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.layers import Placement
+from keepsight.models.paged_attention import use_kernels_of_any_length
 from tests.models.gemma3.real_configs import REAL_CONFIGS
 
 
@@ -73,6 +74,7 @@ def main() -> None:
     parser.add_argument("--bandwidth-gb", type=float, default=4300.0, help="an H200's, measured")
     arguments = parser.parse_args()
     config = read_config(arguments.size, arguments.layers)
+    use_kernels_of_any_length()
     place = Placement(torch.device(arguments.device), getattr(torch, arguments.dtype))
     with torch.inference_mode():
         report(Machine(config, place), arguments)

@@ -29,6 +29,14 @@ MAX_BYTES_TO_COPY, MAX_TOKENS_TOGETHER = 2**20, 8
 MAX_BYTES_TOGETHER = 512 * 2**20
 
 
+def use_kernels_of_any_length() -> None:
+    """Of the whole process, on a GPU: without the attention of cuDNN, which torch prefers on an H100.
+
+    It is planned anew for each number of keys, for tens of milliseconds, and with every token there is one more.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 class _Part(Protocol):
     """Some rows of the batch, and where their keys and values lie."""
 

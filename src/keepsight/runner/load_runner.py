@@ -15,6 +15,7 @@ from keepsight.errors import CheckpointError, InvalidArgumentError
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.models.layers import Placement
 from keepsight.models.model import Model, count_parameters
+from keepsight.models.paged_attention import use_kernels_of_any_length
 from keepsight.models.registry import load_model
 from keepsight.runner.guide_tokens import GuideMaker
 from keepsight.runner.keep_freed_memory import keep_freed_memory, write_memory_ahead
@@ -28,7 +29,10 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load_model_for(config: Config, place: Placement, room: int | None = None) -> Model:
-    """Also settles how many threads compute it, and on a CPU what becomes of the memory that they free."""
+    """Also settles how many threads compute it, on a CPU what becomes of the memory that they free, on a GPU by which
+    kernels it attends."""
+    if place.device.type == "cuda":
+        use_kernels_of_any_length()
     keeps_memory = place.device.type == "cpu" and keep_freed_memory()
     try:
         model = load_model(config.directory, place, room)
