@@ -24,9 +24,8 @@ def prefers_cudnn() -> Iterator[None]:
 def test_on_a_gpu_no_kernel_is_planned_anew_for_each_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Placement(torch.device("cuda"), torch.bfloat16)
     model = SimpleNamespace(parameters=lambda: iter([torch.empty(10_000_000, device="meta")]))
-    monkeypatch.setattr(load_runner, "choose_place", lambda _: place)
     monkeypatch.setattr(load_runner, "load_model", lambda *_: model)
-    load_runner.load_model_for(Config())
+    load_runner.load_model_for(Config(), place)
     assert not torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     assert torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
     assert torch.backends.cuda.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]

@@ -162,7 +162,7 @@ def test_whoever_begins_a_job_after_such_a_fault_is_told_it_too() -> None:
     def before_part() -> None:
         raise RuntimeError("the device is lost")
 
-    thread: BesideThread[str] = BesideThread(nullcontext, before_part, lambda: None, told.release)
+    thread: BesideThread[str] = BesideThread(nullcontext, before_part, lambda: None, lambda: None, told.release)
     thread.begin(never())
     assert told.acquire(timeout=WAIT_SECONDS)
     thread.close()
