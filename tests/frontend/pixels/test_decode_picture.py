@@ -18,6 +18,7 @@ from keepsight.frontend.pixels import decode_picture as decoder
 from keepsight.frontend.pixels.decode_picture import decode_picture
 from keepsight.media import Geometry
 from keepsight.requests import Pixels
+from tests.frontend.reference_processor import skip_where_the_reference_is_older
 from tests.frontend.sample_pictures import (
     ENCODINGS,
     ORIENTATION,
@@ -34,6 +35,7 @@ FULL_FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "AVIF")  # those that carry an or
 
 def reference_of(source: PictureSource) -> Pixels:
     """What reaches the resize of the reference."""
+    skip_where_the_reference_is_older()
     from transformers.image_transforms import convert_to_rgb
     from transformers.image_utils import load_image
 
