@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.api.media_handles import DEFAULT_TTL_SECONDS
-from keepsight.frontend.api.read_upload import UploadOptions, read_options, read_upload
+from keepsight.frontend.api.read_upload import MAX_HEAD_BYTES, UploadOptions, read_options, read_upload
 
 FORM = "multipart/form-data; boundary=limit"
 
@@ -50,6 +50,8 @@ def test_whatever_a_form_holds_it_is_read_or_refused(body: bytes) -> None:
         (FORM, form(b"X-Other: 1\r\ncontent-disposition:form-data;name=file\r\nContent-Type: image/png\r\n\r\nabc")),
         (FORM, form(part("file", b"abc", '; filename="a;name=b.png"'))),
         (FORM, form(part("file", b"abc", "; filename*=UTF-8''%e2%82%ac.png"))),
+        (FORM, form(part("file", b"abc", f'; filename="{";" * MAX_HEAD_BYTES}"'))),
+        (FORM, form(part("file", b"abc", '; filename="a\\"'))),
         ('Multipart/Form-Data; charset=utf-8; Boundary="limit"', form(part("file", b"abc"))),
     ],
 )
@@ -64,6 +66,8 @@ def test_forms_are_read_as_others_write_them(content_type: str, body: bytes) -> 
         (form(*[part(f"n{n}", b"") for n in range(9)]), "body"),
         (form(b"abc"), "body"),
         (form(b"Content-Disposition: form-data\r\n\r\nabc"), "body"),
+        (form(b"Content-Disposition: form-data; name*=UTF-8''file\r\n\r\nabc"), "body"),
+        (form(b"X: " + b"x" * MAX_HEAD_BYTES + b"\r\n" + part("file", b"abc")), "body"),
         (form(part("file", b"abc"), part("file", b"abc")), "file"),
         (form(part("other", b"abc")), "file"),
         (form(part("file", b"abc"), part("warm", b"maybe")), "warm"),
@@ -74,6 +78,16 @@ def test_a_form_that_is_none_is_refused_by_what_is_wrong_with_it(body: bytes, fi
     with pytest.raises(InvalidArgumentError) as refused:
         read_upload(FORM, body, {})
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    ["", "boundary", "boundary=", "boundary*=UTF-8''limit", f"boundary*{'1' * 5000}=limit", 'a="' + ";" * 60_000],
+)
+def test_a_form_whose_boundary_cannot_be_read_is_refused(parameters: str) -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        read_upload(f"multipart/form-data; {parameters}", form(part("file", b"abc")), {})
+    assert refused.value.field == "Content-Type"
 
 
 @pytest.mark.parametrize(

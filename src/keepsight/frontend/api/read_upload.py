@@ -3,9 +3,9 @@
 Options stand in the query too; what the body says of them goes before it.  Names that nobody knows are refused.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from email.message import Message
 from typing import Any
 
 import msgspec
@@ -15,6 +15,10 @@ from keepsight.frontend.api.media_handles import read_ttl
 
 _BASE64 = "data:application/octet-stream;base64,"
 MAX_FORM_PARTS = 8
+# Of what stands before a part's content: no more of it is looked at.
+MAX_HEAD_BYTES = 4096
+# Of a header: a name, and its value between quotes or without.
+_PARAMETER = re.compile(r';\s*+([^\s;="]++)\s*+=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^\s;"]*+))')
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,7 @@ def _split_form(body: bytes, boundary: str) -> dict[str, bytes]:
     contents: dict[str, bytes] = {}
     for part in parts[:-1]:
         head, separator, content = part.partition(b"\r\n\r\n")
-        name = _name_of(head)
+        name = _name_of(head[:MAX_HEAD_BYTES])
         if not separator or name is None:
             raise InvalidArgumentError("body", "a part of the form has no name")
         if name in contents:
@@ -111,10 +115,9 @@ def _name_of(head: bytes) -> str | None:
 
 def _parse_header(value: str) -> tuple[str, dict[str, str]]:
     """`kind; name="value"`, with the kind in small letters."""
-    message = Message()
-    message["Content-Type"] = " ".join(value.split())
-    kind, *parameters = message.get_params() or [("", "")]
-    return kind[0].lower(), {name.lower(): text for name, text in parameters}
+    kind = value.partition(";")[0].strip().lower()
+    found = (each.groups("") for each in _PARAMETER.finditer(value))
+    return kind, {name.lower(): bare or re.sub(r"\\(.)", r"\1", quoted) for name, quoted, bare in found}
 
 
 def _read_texts(texts: Mapping[str, str]) -> dict[str, Any]:
