@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.http.decode_body import BodyDecoder
-from keepsight.frontend.http.lift_data_urls import MIN_BYTES, LiftedUrl, decode_lifting
+from keepsight.frontend.http.lift_data_urls import MAX_STRINGS, MIN_BYTES, LiftedUrl, decode_lifting
 from keepsight.frontend.intake.read_data_url import read_data_url
 
 HEAD = "data:image/png;base64,"
@@ -74,6 +74,15 @@ QUOTED = f'he said "{LARGE}" and "{LARGE}'
 )
 def test_what_is_no_picture_is_decoded_as_ever(body: bytes) -> None:
     assert decode_lifting(decoder, body) == decoder.decode(body)
+
+
+@pytest.mark.parametrize("num_before", [0, MAX_STRINGS - 1, MAX_STRINGS])
+def test_urls_are_looked_for_among_so_many_strings_and_no_more(num_before: int) -> None:
+    short = [{"image_url": HEAD}] * num_before
+    body = json.dumps({"messages": [{"content": [*short, {"image_url": LARGE}]}]}).encode()
+    url = decode_lifting(decoder, body).messages[0]["content"][-1]["image_url"]
+    assert isinstance(url, LiftedUrl) == (num_before < MAX_STRINGS)
+    assert unlift(url) == LARGE
 
 
 @pytest.mark.parametrize("cut", ['"', "}", "]", '"messages": ', "[{"])

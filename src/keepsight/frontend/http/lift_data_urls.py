@@ -19,6 +19,8 @@ MIN_BYTES = 4096
 # What is looked at at a time: it stays in the processor's cache.
 PIECE_BYTES = 2**16
 MAX_HEAD_BYTES = 128
+# More than any prompt has pictures.  What stands behind them is left: each, however short, costs two pieces.
+MAX_STRINGS = 1024
 _OPENING, _MARKER = b'"data:', b";base64,"
 
 
@@ -71,7 +73,10 @@ def _find_urls(body: memoryview) -> Iterator[tuple[int, int]]:
     without the URL.  So what is found is a whole string, if it has no backslash.
     """
     end = 0
-    while (quote := _find(body, _OPENING, end)) >= 0:
+    for _ in range(MAX_STRINGS):
+        quote = _find(body, _OPENING, end)
+        if quote < 0:
+            return
         begin = quote + 1
         end, has_backslash = _find_end(body, begin)
         if end < 0:
