@@ -147,6 +147,12 @@ def test_an_unknown_field_is_refused_with_its_path(fields: dict[str, Any], field
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize("tool", [{"tool": 1}, {"function": {"name": "look", "stopp": 1}}])
+def test_no_field_is_proposed_of_another_place(tool: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedFieldError, match=r"tools\[0\].* is no field that this server knows$"):
+        parse(tools=[{"type": "function", "function": {"name": "look"}} | tool])
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [

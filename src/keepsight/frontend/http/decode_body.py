@@ -46,8 +46,8 @@ class BodyDecoder(Generic[Body]):
 
     def _refuse_unknown(self, name: str, parent: str) -> NoReturn:
         name = name if len(name) <= MAX_SHOWN_CHARACTERS else name[: MAX_SHOWN_CHARACTERS - 3] + "..."
-        known = self._structs.get(parent, self._structs[""])
-        close = get_close_matches(name, known.__struct_fields__, n=1)
+        known = self._structs[parent].__struct_fields__ if parent in self._structs else ()
+        close = get_close_matches(name, known, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise UnsupportedFieldError(_join(parent, name), f"is no field that this server knows{hint}")
 
