@@ -248,6 +248,27 @@ def test_a_pin_made_warm_is_the_engine_s_too(server: Server) -> None:
     assert pinned.pins == (PromptPin(len(pinned.token_ids), 600),)
 
 
+@pytest.mark.parametrize("path", ["/v1/media", "/v1/media/{id}/pin"])
+def test_whoever_waits_for_what_is_made_warm_takes_the_room_of_a_request(server: Server, path: str) -> None:
+    path = path.format(id=server.upload()["id"])
+
+    async def ask_meanwhile() -> httpx.Response:
+        server.engine.is_ready = asyncio.Event()
+        settings = ApiSettings(max_waiting_requests=1)
+        app = create_app(server.preparer, server.engine, MODEL, settings, server.handles, server.engine)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            content = PICTURE if path == "/v1/media" else b""
+            warming = asyncio.create_task(client.post(path, params={"warm": "true"}, content=content, headers=PNG))
+            while not server.engine.requests:
+                await asyncio.sleep(0)
+            refused = await client.post("/tokenize", json={"prompt": "Hello"})
+            server.engine.is_ready.set()
+            assert (await warming).status_code == 200
+            return refused
+
+    assert error_of(asyncio.run(ask_meanwhile())) == (503, None, "server_overloaded")
+
+
 def test_deleting_one_of_two_pinned_handles_of_a_picture_leaves_its_pixels_pinned(server: Server) -> None:
     first, second = (server.upload(warm=True)["id"] for _ in range(2))
     for media_id in (first, second):

@@ -36,6 +36,7 @@ DEFAULT_PAGE, MAX_PAGE = 20, 100
 # One who waits for an answer goes before one who will come.
 WARM_PRIORITY = 1
 
+# The request has its place among those that wait until the context ends.
 ReadBody = Callable[[Request], AbstractAsyncContextManager[bytearray | memoryview]]
 # What the caller asks for, and what becomes of it.
 SaltOf = Callable[[Request, str | None], str | None]
@@ -188,7 +189,9 @@ class MediaApi:
 
     async def pin(self, http: Request) -> Response:
         async with self._reading_body(http) as body:
-            options = read_options(bytes(body), http.query_params)
+            return await self._pin_for(http, read_options(bytes(body), http.query_params))
+
+    async def _pin_for(self, http: Request, options: UploadOptions) -> Response:
         found, named = await run_in_threadpool(self._find, http, options.cache_salt)
         if options.warm:
             warming = self._warm(named, self._salt_of(http, options.cache_salt), options.ttl_seconds)
