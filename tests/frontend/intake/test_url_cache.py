@@ -1,6 +1,7 @@
 """What is asked of an origin, and when: against a scripted one, with a clock that only the test moves."""
 
 import asyncio
+import tracemalloc
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -143,6 +144,18 @@ def test_one_picture_under_many_urls_is_held_once() -> None:
         for url in urls:
             await bench.get(url)
         assert bench.counts == (20, 0)
+
+    run(test)
+
+
+def test_a_record_takes_no_more_memory_for_a_longer_salt() -> None:
+    async def test() -> None:
+        bench = Bench()
+        tracemalloc.start()
+        await bench.get(salt="long" * 2**20)
+        num_bytes, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert num_bytes < 2**20
 
     run(test)
 

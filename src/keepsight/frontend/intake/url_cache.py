@@ -17,7 +17,8 @@ from keepsight.frontend.intake.http_caching import Validators
 from keepsight.lru_cache import LruCache
 
 Fetch = Callable[[str, Validators | None], Awaitable[Fetched]]
-Key = tuple[str | None, str]  # salt, URL
+# The salt's digest, for a salt may have any length, and the URL.
+Key = tuple[bytes, str]
 MAX_RECORDS = 4096
 
 
@@ -48,7 +49,7 @@ class UrlCache:
 
     async def get(self, url: str, cache_salt: str | None) -> bytes:
         """Raises UrlFault, the same for all who wait; failures are not kept."""
-        key = (cache_salt, url)
+        key = (_digest_of(cache_salt), url)
         record, content = self._find(key)
         if record is not None and content is not None and self._clock() < record.fresh_until:
             return content
@@ -107,3 +108,7 @@ class UrlCache:
             self._records[key] = _Record(digest, fetched.validators, fresh_until)
             while len(self._records) > MAX_RECORDS:
                 self._records.popitem(last=False)
+
+
+def _digest_of(cache_salt: str | None) -> bytes:
+    return b"" if cache_salt is None else blake3(cache_salt.encode(errors="surrogatepass")).digest()
