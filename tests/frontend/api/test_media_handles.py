@@ -8,16 +8,15 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from keepsight.errors import InvalidArgumentError, MediaQuotaError, MediaStoreError, UnknownHandleError
+from keepsight.errors import MediaQuotaError, MediaStoreError, UnknownHandleError
 from keepsight.frontend.api import media_handles
-from keepsight.frontend.api.media_handles import MAX_TTL_SECONDS, MediaHandles, MediaQuota, read_ttl
+from keepsight.frontend.api.media_handles import MediaHandles, MediaQuota
 from keepsight.media import Geometry
 
 SIZE = Geometry(4, 3)
@@ -220,12 +219,6 @@ def test_what_a_killed_frontend_was_writing_is_undone(tmp_path: Path) -> None:
     handles.add("b", bytes(1 << 23), SIZE)
     handles.check_invariants()
     handles.close()
-
-
-@pytest.mark.parametrize("value", [0, -1, 5e-324, MAX_TTL_SECONDS + 1, float("nan"), float("inf"), True, "60", [60]])
-def test_a_time_to_live_is_a_number_of_seconds_within_a_week(value: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="ttl_seconds"):
-        read_ttl(value)
 
 
 TENANTS = st.sampled_from(["a", "b"])

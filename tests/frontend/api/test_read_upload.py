@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.api.media_handles import DEFAULT_TTL_SECONDS
-from keepsight.frontend.api.read_upload import MAX_HEAD_BYTES, UploadOptions, read_options, read_upload
+from keepsight.frontend.api.read_upload import (
+    MAX_HEAD_BYTES,
+    MAX_TTL_SECONDS,
+    UploadOptions,
+    read_options,
+    read_ttl,
+    read_upload,
+)
 
 FORM = "multipart/form-data; boundary=limit"
 
@@ -103,3 +110,9 @@ def test_options_stand_in_the_query_or_in_the_body_which_goes_first(
     query: dict[str, str], body: bytes, expected: Any
 ) -> None:
     assert read_options(body, query) == expected
+
+
+@pytest.mark.parametrize("value", [0, -1, 5e-324, MAX_TTL_SECONDS + 1, float("nan"), float("inf"), True, "60", [60]])
+def test_a_time_to_live_is_a_number_of_seconds_within_a_week(value: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="ttl_seconds"):
+        read_ttl(value)

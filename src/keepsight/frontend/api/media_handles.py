@@ -17,13 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from keepsight.errors import InvalidArgumentError, MediaQuotaError, MediaStoreError, UnknownHandleError
+from keepsight.errors import MediaQuotaError, MediaStoreError, UnknownHandleError
 from keepsight.media import Geometry
 
 ID_PREFIX = "media_"
 _ID = re.compile(rf"{ID_PREFIX}[0-9a-f]{{32}}")
 DEFAULT_TTL_SECONDS = 3600.0
-MAX_TTL_SECONDS = 7 * 24 * 3600.0
 # For another frontend that is just writing.
 _PATIENCE_SECONDS = 10.0
 # The file shrinks when handles go, and need not outlive the machine; nor may there be another folder to write to.
@@ -262,13 +261,3 @@ class MediaHandles:
             for row in rows.fetchall():
                 return MediaHandle(*row)
         raise UnknownHandleError(field, f"there is no media of the id {media_id[:64]!r} here, or none any more")
-
-
-def read_ttl(value: object) -> float:
-    """As a caller says it; None: the default."""
-    if value is None:
-        return DEFAULT_TTL_SECONDS
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= MAX_TTL_SECONDS:
-        limit = f"from 1 to {MAX_TTL_SECONDS:.0f}"
-        raise InvalidArgumentError("ttl_seconds", f"must be a number of seconds {limit}, not {value!r}")
-    return float(value)

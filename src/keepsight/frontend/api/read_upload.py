@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 
 from keepsight.errors import InvalidArgumentError, UnsupportedBodyError, UnsupportedFieldError
-from keepsight.frontend.api.media_handles import read_ttl
+from keepsight.frontend.api.media_handles import DEFAULT_TTL_SECONDS
 
 _BASE64 = "data:application/octet-stream;base64,"
 MAX_FORM_PARTS = 8
+MAX_TTL_SECONDS = 7 * 24 * 3600.0
 # Of what stands before a part's content: no more of it is looked at.
 MAX_HEAD_BYTES = 4096
 # Of a header: a name, and its value between quotes or without.
@@ -149,3 +150,13 @@ def _as_options(said: Mapping[str, Any]) -> UploadOptions:
     if salt is not None and (not isinstance(salt, str) or not salt):
         raise InvalidArgumentError("cache_salt", "must be a text that is not empty")
     return UploadOptions(read_ttl(said.get("ttl_seconds")), bool(warm), salt)
+
+
+def read_ttl(value: object) -> float:
+    """As a caller says it; None: the default."""
+    if value is None:
+        return DEFAULT_TTL_SECONDS
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= MAX_TTL_SECONDS:
+        limit = f"from 1 to {MAX_TTL_SECONDS:.0f}"
+        raise InvalidArgumentError("ttl_seconds", f"must be a number of seconds {limit}, not {value!r}")
+    return float(value)
