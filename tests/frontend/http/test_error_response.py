@@ -9,12 +9,13 @@ from keepsight.errors import (
     AdminAccessError,
     AnsweredError,
     EngineLostError,
+    InvalidArgumentError,
     MediaBusyError,
     MediaStoreError,
     RequestFailedError,
     ServerOverloadedError,
 )
-from keepsight.frontend.http.error_response import error_response
+from keepsight.frontend.http.error_response import MAX_TOLD_CHARACTERS, ErrorResponse, error_response
 
 
 @pytest.mark.parametrize(
@@ -44,3 +45,10 @@ def test_of_our_own_faults_no_more_is_told_than_that_they_are_ours() -> None:
     response = error_response(RequestFailedError("the engine failed: KeyError"))
     assert response.status_code == 500
     assert b"KeyError" not in response.body
+
+
+def test_a_refusal_is_short_however_long_what_it_names() -> None:
+    told = ErrorResponse.of(InvalidArgumentError("field" * 10_000, "is no field")).error
+    assert told.param is not None
+    assert len(told.message) == len(told.param) == MAX_TOLD_CHARACTERS
+    assert told.message == told.param == ("field" * 10_000)[: MAX_TOLD_CHARACTERS - 3] + "..."

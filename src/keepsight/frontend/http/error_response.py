@@ -9,6 +9,8 @@ from keepsight.errors import AnsweredError, InvalidArgumentError
 
 # Seconds: about what an engine takes to be there again, and more than downloads and uploads take to make room.
 RETRY_LATER = {"Retry-After": "2"}
+# Most quote what they refuse, which may be as long as a body.
+MAX_TOLD_CHARACTERS = 2000
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: RETRY_LATER, 503: RETRY_LATER, 507: RETRY_LATER}
 
 
@@ -28,8 +30,12 @@ class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
         if not isinstance(error, AnsweredError) or error.status == 500:
             return SERVER_FAILED
         kind = "invalid_request_error" if error.status < 500 else "server_error"
-        field = error.field if isinstance(error, InvalidArgumentError) else None
-        return cls(error=ErrorDetail(message=str(error), type=kind, param=field, code=error.code))
+        field = _shorten(error.field) if isinstance(error, InvalidArgumentError) else None
+        return cls(error=ErrorDetail(message=_shorten(str(error)), type=kind, param=field, code=error.code))
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_TOLD_CHARACTERS else text[: MAX_TOLD_CHARACTERS - 3] + "..."
 
 
 SERVER_FAILED = ErrorResponse(
