@@ -78,6 +78,15 @@ def test_how_many_requests_are_told_is_a_number_within_limits(watched: Watched, 
     assert status != 200 or len(response.json()["data"]) == 1
 
 
+@pytest.mark.parametrize("path", ["/debug/state", "/debug/requests"])
+def test_a_mistaken_number_is_refused_before_anything_is_read(watched: Watched, path: str) -> None:
+    def never() -> Any:
+        raise AssertionError("it was read")
+
+    watched.view = ServerView(never, never)
+    assert watched.send("GET", f"{path}?limit=0").status_code == 400
+
+
 def test_who_may_hear_what(watched: Watched) -> None:
     watched.settings = ApiSettings(api_keys=("key",), admin_api_key="admin")
     statuses = {

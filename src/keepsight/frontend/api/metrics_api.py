@@ -86,6 +86,7 @@ class MetricsApi:
         return Response(write_prometheus(totals), headers={"content-type": CONTENT_TYPE})
 
     async def state(self, http: Request) -> Response:
+        limit = read_limit(http, DEFAULT_LIMIT, MAX_LIMIT)
         totals = await run_in_threadpool(self._view.read_totals)
         accounts = await run_in_threadpool(self._view.read_accounts)
         return json_response(
@@ -93,7 +94,7 @@ class MetricsApi:
                 caches=list(_describe_caches(totals, self._engine.list_tiers())),
                 media=_describe_work(totals),
                 memory=dict(totals.memory),
-                requests=accounts[: read_limit(http, DEFAULT_LIMIT, MAX_LIMIT)],
+                requests=accounts[:limit],
             )
         )
 
