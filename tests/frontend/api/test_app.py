@@ -19,10 +19,10 @@ from keepsight.api_settings import ApiSettings
 from keepsight.config import Config
 from keepsight.errors import EngineLostError, InvalidArgumentError, MediaWorkersLostError, RequestFailedError
 from keepsight.frontend.api.app import DEFAULT_SETTINGS, create_app
-from keepsight.frontend.http.lift_data_urls import MIN_BYTES, LiftedUrl
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt import check_grammar
+from keepsight.frontend.prompt.lift_data_urls import MIN_BYTES, LiftedUrl
 from keepsight.observe.account import RequestAccount
 from keepsight.requests import EngineRequest, FinishReason, TierStatus, TokenLogprob, TokenLogprobs, TokenOutput
 from tests.drawn import ask, by_url, draw, to_data_url, to_png

@@ -8,7 +8,7 @@ import msgspec
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.api.generation_fields import NESTED_STRUCTS, GenerationFields
 from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, Refused
-from keepsight.frontend.http.lift_data_urls import decode_lifting
+from keepsight.frontend.prompt.lift_data_urls import decode_lifting
 from keepsight.frontend.prompt.read_messages import choose_end, read_messages
 
 

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.api.chat_request import MediaProcessorOptions, Tool
 from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, Refused, check_refused
-from keepsight.frontend.http.lift_data_urls import decode_lifting
+from keepsight.frontend.prompt.lift_data_urls import decode_lifting
 from keepsight.frontend.prompt.read_messages import choose_end, read_messages
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from urllib.parse import unquote_to_bytes
 
 from keepsight.errors import MediaTooLargeError, UnreadablePictureError
-from keepsight.frontend.http.lift_data_urls import LiftedUrl
+from keepsight.frontend.prompt.lift_data_urls import LiftedUrl
 
 b64decode: Callable[..., bytes]
 try:

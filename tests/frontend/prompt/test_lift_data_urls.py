@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.http.decode_body import BodyDecoder
-from keepsight.frontend.http.lift_data_urls import MAX_STRINGS, MIN_BYTES, LiftedUrl, decode_lifting
 from keepsight.frontend.intake.read_data_url import read_data_url
+from keepsight.frontend.prompt.lift_data_urls import MAX_STRINGS, MIN_BYTES, LiftedUrl, decode_lifting
 
 HEAD = "data:image/png;base64,"
 LARGE = HEAD + "QUJD" * MIN_BYTES
