@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from keepsight.config import Config
 from keepsight.count_cores import count_cores, share_of
 from keepsight.frontend.api.app import create_app
-from keepsight.frontend.api.media_handles import MediaHandles, MediaQuota
 from keepsight.frontend.api.request_log import RequestIdFilter
 from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.engine_link import EngineLink
 from keepsight.frontend.http.accept_in_turn import ServerInTurn
 from keepsight.frontend.http.http_server import make_server
 from keepsight.frontend.identity.common_geometries import CommonGeometries
+from keepsight.frontend.intake.media_handles import MediaHandles, MediaQuota
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixels.media_workers import MediaWorkers
 from keepsight.frontend.pixels.pixel_cache import PixelCache, open_pixel_cache

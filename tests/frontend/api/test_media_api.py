@@ -15,7 +15,7 @@ from keepsight.api_settings import ApiSettings
 from keepsight.config import Config
 from keepsight.errors import EngineLostError
 from keepsight.frontend.api.app import create_app
-from keepsight.frontend.api.media_handles import MediaHandles, MediaQuota
+from keepsight.frontend.intake.media_handles import MediaHandles, MediaQuota
 from keepsight.frontend.pixels.pixel_cache import PixelCache
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepsight.errors import InvalidArgumentError
-from keepsight.frontend.api.media_handles import DEFAULT_TTL_SECONDS
 from keepsight.frontend.api.read_upload import (
     MAX_HEAD_BYTES,
     MAX_TTL_SECONDS,
@@ -17,6 +16,7 @@ from keepsight.frontend.api.read_upload import (
     read_ttl,
     read_upload,
 )
+from keepsight.frontend.intake.media_handles import DEFAULT_TTL_SECONDS
 
 FORM = "multipart/form-data; boundary=limit"
 

@@ -28,7 +28,6 @@ from keepsight.frontend.api.chat_response import ModelCard, ModelList
 from keepsight.frontend.api.completion_request import parse_completion_request
 from keepsight.frontend.api.held_pictures import HeldPictures
 from keepsight.frontend.api.media_api import MediaApi, PixelPin
-from keepsight.frontend.api.media_handles import MediaHandles
 from keepsight.frontend.api.metrics_api import MetricsApi
 from keepsight.frontend.api.openapi import describe_api
 from keepsight.frontend.api.prepare_answer import AnswerPreparer
@@ -47,6 +46,7 @@ from keepsight.frontend.http.error_response import (
 from keepsight.frontend.http.read_body import reading_body
 from keepsight.frontend.http.unless_client_leaves import unless_client_leaves
 from keepsight.frontend.http.waiting_room import WaitingRoom
+from keepsight.frontend.intake.media_handles import MediaHandles
 from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED, Downloaded
 from keepsight.frontend.pixels.pixel_cache import PixelCache
 from keepsight.frontend.prepare_request import RequestPreparer

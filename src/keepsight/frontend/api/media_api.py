@@ -19,12 +19,12 @@ from starlette.routing import Route
 
 from keepsight.errors import InvalidArgumentError, MediaStoreError, PictureError
 from keepsight.frontend.api.answer import Engine
-from keepsight.frontend.api.media_handles import MediaHandle, MediaHandles
 from keepsight.frontend.api.read_limit import read_limit
 from keepsight.frontend.api.read_upload import Upload, UploadOptions, read_options, read_upload
 from keepsight.frontend.http.error_response import json_response
 from keepsight.frontend.http.unless_client_leaves import unless_client_leaves
 from keepsight.frontend.identity.identify_picture import NamedPicture
+from keepsight.frontend.intake.media_handles import MediaHandle, MediaHandles
 from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED, Downloaded
 from keepsight.frontend.pixels.pixel_cache import PixelCache
 from keepsight.frontend.prepare_request import RequestPreparer

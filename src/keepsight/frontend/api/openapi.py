@@ -14,7 +14,6 @@ from keepsight.frontend.api.completion_request import CompletionRequest
 from keepsight.frontend.api.completion_response import Completion
 from keepsight.frontend.api.held_pictures import HeldList
 from keepsight.frontend.api.media_api import DEFAULT_PAGE, MAX_PAGE, DeletedMedia, MediaObject, MediaPage
-from keepsight.frontend.api.media_handles import DEFAULT_TTL_SECONDS
 from keepsight.frontend.api.metrics_api import DEFAULT_LIMIT, MAX_LIMIT, AccountList, ServerState
 from keepsight.frontend.api.read_upload import MAX_TTL_SECONDS
 from keepsight.frontend.api.tokenize_request import (
@@ -25,6 +24,7 @@ from keepsight.frontend.api.tokenize_request import (
 )
 from keepsight.frontend.http.decode_body import refused_fields
 from keepsight.frontend.http.error_response import ErrorResponse
+from keepsight.frontend.intake.media_handles import DEFAULT_TTL_SECONDS
 from keepsight.frontend.prompt.read_messages import (
     BREAKPOINT,
     BREAKPOINT_SECONDS,

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from keepsight.errors import InvalidArgumentError, UnsupportedBodyError, UnsupportedFieldError
-from keepsight.frontend.api.media_handles import DEFAULT_TTL_SECONDS
+from keepsight.frontend.intake.media_handles import DEFAULT_TTL_SECONDS
 
 _BASE64 = "data:application/octet-stream;base64,"
 MAX_FORM_PARTS = 8

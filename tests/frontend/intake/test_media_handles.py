@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from keepsight.errors import MediaQuotaError, MediaStoreError, UnknownHandleError
-from keepsight.frontend.api import media_handles
-from keepsight.frontend.api.media_handles import MediaHandles, MediaQuota
+from keepsight.frontend.intake import media_handles
+from keepsight.frontend.intake.media_handles import MediaHandles, MediaQuota
 from keepsight.media import Geometry
 
 SIZE = Geometry(4, 3)
 STOPS_WHILE_IT_DELETES_AND_ADDS = """
 import sys
 from pathlib import Path
-from keepsight.frontend.api.media_handles import MediaHandles, MediaQuota
+from keepsight.frontend.intake.media_handles import MediaHandles, MediaQuota
 
 handles = MediaHandles(Path(sys.argv[1]), MediaQuota(1 << 24, 9))
 with handles._writing():
