@@ -166,6 +166,22 @@ def test_a_prompt_may_be_one_token_shorter_than_the_context_and_no_longer(prepar
         preparer.prepare_tokens([30] * length, PARAMS)
 
 
+def test_of_a_text_that_is_far_too_long_only_the_beginning_is_encoded(
+    preparer: RequestPreparer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, lengths = preparer.tokenizer.encode, list[int]()
+
+    def note(text: str) -> tuple[int, ...]:
+        lengths.append(len(text))
+        return encode(text)
+
+    monkeypatch.setattr(preparer.tokenizer, "encode", note)
+    text = "one picture " * 100_000
+    with pytest.raises(PromptTooLongError, match=r"has \d+ characters, .* 2048 tokens that fit"):
+        preparer.prepare_chat([{"role": "user", "content": text}], PARAMS)
+    assert sum(lengths) < 100_000
+
+
 def test_one_picture_that_cannot_be_read_spares_the_others_their_decoding(
     preparer: RequestPreparer, decoded: list[str]
 ) -> None:

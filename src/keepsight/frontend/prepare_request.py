@@ -258,6 +258,9 @@ class RequestPreparer:
         add_bos: bool,
     ) -> tuple[EngineRequest, Sequence[NamedPicture]]:
         num_crops = [len(picture.crops) for picture in pictures]
+        if self.tokenizer.is_far_too_long(text, self.max_model_len):
+            message = f"has {len(text)} characters, far more than those of the {self.max_model_len} tokens that fit"
+            raise PromptTooLongError(field, message)
         expanded = self.expander.expand(text, num_crops, add_bos, field)
         # Refused before any content is hashed.
         self._check_fits(expanded, field)

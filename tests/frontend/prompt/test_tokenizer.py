@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keepsight.errors import CheckpointConfigError, InvalidArgumentError
-from keepsight.frontend.prompt.tokenizer import Tokenizer
+from keepsight.frontend.prompt import tokenizer as tokenizer_module
+from keepsight.frontend.prompt.tokenizer import PIECE_CHARACTERS, Tokenizer
 from tests.frontend.gemma_like import DEMO, gemma_like_checkpoint, load_processor
 
 CHECKPOINTS = (DEMO, gemma_like_checkpoint())
@@ -190,3 +191,15 @@ def test_a_broken_file_is_named_with_its_field(tmp_path: Path, name: str, conten
     with pytest.raises(CheckpointConfigError, match=said) as caught:
         Tokenizer.from_checkpoint(tmp_path)
     assert caught.value.path == path
+
+
+@pytest.mark.parametrize("word", ["the cat ", "\n", "é", "background", "<end_of_turn>"])
+def test_only_a_text_that_has_far_more_tokens_is_far_too_long(
+    word: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer_module, "MANY_CHARACTERS", 0)
+    tokenizer = Tokenizer.from_checkpoint(checkpoint)
+    text = word * (3 * PIECE_CHARACTERS // len(word))
+    num_tokens = len(tokenizer.encode(text))
+    assert not tokenizer.is_far_too_long(text, num_tokens)
+    assert tokenizer.is_far_too_long(text, num_tokens // 2 - 1)

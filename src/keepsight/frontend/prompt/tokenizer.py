@@ -4,6 +4,7 @@ The ids are those of transformers' AutoTokenizer, without importing it.  Nothing
 chat template writes its own `<bos>`, and `add_bos` is for prompts that have no template.
 """
 
+import itertools
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 # Characters, which take some 10 ms.
 _LONG_TEXT = 2**14
+# For each token that fits: texts of no more are not worth counting.  And what is counted at a time.
+MANY_CHARACTERS, PIECE_CHARACTERS = 8, 2**16
 # Each of these decodes a token without looking at its neighbours, except that ByteFallback joins a run of byte tokens.
 _STREAMABLE_DECODERS = frozenset({"Replace", "ByteFallback", "Fuse"})
 
@@ -72,6 +75,17 @@ class Tokenizer:
         """On a thread of the library's, which a short text would wait for longer than it takes."""
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=False)
         return encoding
+
+    def is_far_too_long(self, text: str, max_tokens: int) -> bool:
+        """Found without encoding all of it, which takes a hundred times its bytes.
+
+        Where a piece is cut off, a few tokens stand for one: so twice as many have to be found.
+        """
+        if len(text) <= MANY_CHARACTERS * max_tokens:
+            return False
+        pieces = (text[begin : begin + PIECE_CHARACTERS] for begin in range(0, len(text), PIECE_CHARACTERS))
+        counts = itertools.accumulate(len(self.encode(piece)) for piece in pieces)
+        return any(num_tokens > 2 * max_tokens for num_tokens in counts)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         try:
