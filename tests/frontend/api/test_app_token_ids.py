@@ -78,6 +78,13 @@ def test_ids_of_long_prompts_are_told_only_so_often(client: Client, monkeypatch:
     assert error_of(refused)[:2] == (400, "return_token_ids")
 
 
+def test_a_text_of_far_more_ids_than_are_told_is_not_encoded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare_answer, "MAX_TOLD_TOKEN_IDS", 50)
+    assert client.send("POST", "/tokenize", json={"prompt": "Hello there" * 9}).status_code == 200
+    refused = client.send("POST", "/tokenize", json={"prompt": "Hello there" * 90})
+    assert error_of(refused) == (400, "prompt", "invalid_argument")
+
+
 def test_log_probabilities_may_name_tokens_by_their_ids(client: Client, engine: FakeEngine) -> None:
     engine.end = "length"
     asked: dict[str, Any] = {"return_tokens_as_token_ids": True, "return_token_ids": True}

@@ -108,6 +108,9 @@ class AnswerPreparer:
     def tokenize(self, asked: TokenizeRequest, cache_salt: str | None, downloaded: Downloaded) -> TokenizeResponse:
         tokenizer, num_image_tokens = self.preparer.tokenizer, 0
         if asked.prompt is not None:
+            if tokenizer.is_far_too_long(asked.prompt, MAX_TOLD_TOKEN_IDS):
+                told = f"far more than those of the {MAX_TOLD_TOKEN_IDS} tokens that are told in one answer"
+                raise InvalidArgumentError("prompt", f"has {len(asked.prompt)} characters, {told}")
             add_bos = asked.add_special_tokens is not False and tokenizer.lacks_bos(asked.prompt)
             token_ids = tokenizer.encode(asked.prompt, add_bos)
         else:
