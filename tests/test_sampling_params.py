@@ -86,7 +86,7 @@ def test_a_temperature_too_cold_to_divide_by_is_raised_as_in_vllm() -> None:
         ("frequency_penalty", [-2.1, 2.1, math.inf]),
         ("repetition_penalty", [0, -1, math.nan, math.inf]),
         ("seed", [2**63, -(2**63) - 1, 1.0, True, "7"]),
-        ("stop", [1, b"x", {"a": 1}, True, ["x"] * 65]),
+        ("stop", [1, b"x", {"a": 1}, True, ["x"] * 65, "x" * 65_537, ["x" * 2000] * 33]),
         ("stop[1]", [["a", ""], ["a", 1], ["a", None]]),
         ("bad_words", ["abc", 1, ["x"] * 1025, ["x" * 1000] * 66]),
         ("bad_words[1]", [["a", ""], ["a", 1]]),

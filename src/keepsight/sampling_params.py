@@ -17,10 +17,10 @@ from keepsight.structured_outputs import StructuredOutputsParams
 MAX_CHOICES = 128  # OpenAI's limit: every choice is a sequence that the engine keeps
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
+MAX_BAD_WORDS = 1024
+MAX_CHARACTERS = 64 * 2**10  # of all stop strings, and of all bad words
 # No model has as many tokens.
 MAX_TOKEN_IDS = 2**19
-MAX_BAD_WORDS = 1024
-MAX_BAD_WORD_CHARACTERS = 64 * 2**10  # of all of them
 MIN_TEMPERATURE = 0.01  # as vLLM: colder than this, logits / temperature overflows; 0 itself means greedy
 # Beyond these float32 overflows, and what is not a number would be drawn in spite of every ban; nothing else differs.
 MAX_TEMPERATURE = 1e30
@@ -138,8 +138,6 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         self._set("stop", _to_strings("stop", stop, MAX_STOP_STRINGS))
         self._set("bad_words", _to_strings("bad_words", self.bad_words, MAX_BAD_WORDS))
-        if sum(map(len, self.bad_words)) > MAX_BAD_WORD_CHARACTERS:
-            raise InvalidArgumentError("bad_words", f"must hold at most {MAX_BAD_WORD_CHARACTERS} characters in all")
         self._set("stop_token_ids", _to_token_ids("stop_token_ids", self.stop_token_ids))
         if self.allowed_token_ids is not None:
             self._set("allowed_token_ids", _to_token_ids("allowed_token_ids", self.allowed_token_ids))
@@ -219,6 +217,8 @@ def _to_strings(name: str, values: object, max_count: int) -> tuple[str, ...]:
     for index, string in enumerate(strings):
         if not isinstance(string, str) or not string:
             _refuse(f"{name}[{index}]", string, "a string of at least one character")
+    if sum(map(len, strings)) > MAX_CHARACTERS:
+        raise InvalidArgumentError(name, f"must hold at most {MAX_CHARACTERS} characters in all")
     return strings
 
 
