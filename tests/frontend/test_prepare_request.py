@@ -376,12 +376,13 @@ def test_salt_and_priority_reach_the_engine_whatever_the_prompt(preparer: Reques
     [
         ({"cache_salt": ""}, "cache_salt"),
         ({"cache_salt": b"mine"}, "cache_salt"),
+        ({"cache_salt": "x" * 65_537}, "cache_salt"),
         ({"priority": True}, "priority"),
         ({"priority": 1.0}, "priority"),
         ({"priority": -(2**64)}, "priority"),
     ],
 )
-def test_a_salt_or_priority_of_the_wrong_kind_is_refused(
+def test_a_salt_or_priority_of_the_wrong_kind_or_length_is_refused(
     preparer: RequestPreparer, terms: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(InvalidArgumentError) as caught:

@@ -42,6 +42,8 @@ from keepsight.observe.account import RequestAccount
 from keepsight.requests import MAX_PRIORITY, EngineRequest, PromptPin
 from keepsight.sampling_params import SamplingParams
 
+# Kept by frontend and engine for as long as an answer takes.
+MAX_SALT_CHARACTERS = 64 * 2**10
 # Of a position whose vector the caller sent: never embedded.
 PLACEHOLDER = 0
 
@@ -56,8 +58,11 @@ class _Terms:
 
     def __post_init__(self) -> None:
         salt, priority = self.cache_salt, self.priority
-        if salt is not None and (type(salt) is not str or not salt):
-            raise InvalidArgumentError("cache_salt", f"must be a text that is not empty, not {salt!r}")
+        if salt is not None and (type(salt) is not str or not 0 < len(salt) <= MAX_SALT_CHARACTERS):
+            shown = repr(salt)[:80]
+            raise InvalidArgumentError(
+                "cache_salt", f"must be a text of 1 to {MAX_SALT_CHARACTERS} characters, not {shown}"
+            )
         if type(priority) is not int or abs(priority) > MAX_PRIORITY:
             raise InvalidArgumentError("priority", f"must be an integer of at most 63 bits, not {priority!r}")
         check_structured_outputs(self.sampling_params.structured_outputs)

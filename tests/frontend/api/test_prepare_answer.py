@@ -1,8 +1,10 @@
 """Where a request is prepared: on the event loop only if that is quickly done."""
 
 import asyncio
+import gc
 import json
 import threading
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -55,3 +57,19 @@ def test_a_grammar_is_tried_where_nobody_waits_for_it(monkeypatch: pytest.Monkey
     asyncio.run(answers.chat(parse_chat_request(body), None, NOTHING_DOWNLOADED, len(body)))
     assert threads
     assert threading.current_thread() not in threads
+
+
+@pytest.mark.parametrize("name", ["user", "safety_identifier", "metadata", "tools"])
+def test_what_an_answer_does_not_need_is_not_kept_while_it_takes(name: str) -> None:
+    text = "long" * 2**21
+    tool = {"type": "function", "function": {"name": "f", "description": text}}
+    value = {"metadata": {"a": text}, "tools": [tool]}.get(name, text)
+    body = json.dumps({"messages": ask("Hello"), name: value, "tool_choice": "none"}).encode()
+    answers = AnswerPreparer(RequestPreparer.from_config(Config()), "demo")
+    tracemalloc.start()
+    answer = asyncio.run(answers.chat(parse_chat_request(body), None, NOTHING_DOWNLOADED, len(body)))
+    gc.collect()
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert answer.prompts
+    assert num_bytes < len(text) // 2

@@ -7,7 +7,7 @@ Ranges of sampling values belong to SamplingParams.
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import msgspec
 
@@ -129,6 +129,10 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     @property
     def counts_continuously(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+    def without_labels(self) -> Self:
+        """Each may be as long as a body, and the answer knows none."""
+        return msgspec.structs.replace(self, metadata=None, safety_identifier=None, user=None)
 
     def check(self) -> None:
         """What the types of the fields do not say."""

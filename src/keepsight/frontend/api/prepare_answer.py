@@ -61,7 +61,7 @@ class AnswerPreparer:
         prepared = prepare() if is_little else await self._on_thread(asked, prepare)
         _check_told_prompts(asked, [prepared])
         # What the messages hold may be megabytes, and the answer may take minutes.
-        asked = msgspec.structs.replace(asked, messages=None)
+        asked = msgspec.structs.replace(asked.without_labels(), messages=None, tools=None)
         return ChatAnswer(asked, [prepared], self.preparer.tokenizer, self.model_name)
 
     async def _on_thread(self, asked: GenerationFields, prepare: Callable[[], Prepared]) -> Prepared:
@@ -81,7 +81,7 @@ class AnswerPreparer:
         # Each choice tells of its prompt anew.
         _check_told_prompts(asked, prompts, num_times=prompts[0].engine_request.sampling_params.n)
         # As of a chat's messages: megabytes, which are numbers by now.
-        asked = msgspec.structs.replace(asked, prompt_embeds=None)
+        asked = msgspec.structs.replace(asked.without_labels(), prompt_embeds=None)
         return CompletionAnswer(asked, prompts, self.preparer.tokenizer, self.model_name)
 
     def _prepare_prompts(self, asked: CompletionRequest, cache_salt: str | None) -> Sequence[PreparedRequest]:
