@@ -256,13 +256,13 @@ def _event(told: msgspec.Struct) -> bytes:
 
 async def _merge(sources: Sequence[AsyncGenerator[IndexedPiece, None]]) -> AsyncGenerator[IndexedPiece, None]:
     """In the order in which they come.  The first failure ends all of them."""
-    arrived = asyncio.Queue[IndexedPiece | BaseException | None](MAX_MERGED_PIECES)
+    arrived = asyncio.Queue[IndexedPiece | Exception | None](MAX_MERGED_PIECES)
     drains = [asyncio.create_task(_drain(source, arrived)) for source in sources]
     num_open = len(drains)
     try:
         while num_open:
             each = await arrived.get()
-            if isinstance(each, BaseException):
+            if isinstance(each, Exception):
                 raise each
             if each is None:
                 num_open -= 1
@@ -275,7 +275,7 @@ async def _merge(sources: Sequence[AsyncGenerator[IndexedPiece, None]]) -> Async
 
 
 async def _drain(
-    source: AsyncGenerator[IndexedPiece, None], arrived: "asyncio.Queue[IndexedPiece | BaseException | None]"
+    source: AsyncGenerator[IndexedPiece, None], arrived: "asyncio.Queue[IndexedPiece | Exception | None]"
 ) -> None:
     try:
         async with aclosing(source):
