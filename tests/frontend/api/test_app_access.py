@@ -182,3 +182,9 @@ def test_several_names_are_one_model_that_answers_by_the_first(client: Client) -
     assert client.chat(model="other").json()["model"] == MODEL
     assert [each["id"] for each in client.send("GET", "/v1/models").json()["data"]] == [MODEL, "other"]
     assert client.send("GET", "/v1/models/other").json()["id"] == "other"
+
+
+def test_the_root_of_each_name_is_the_first_as_vllm_s_benchmark_reads_it(client: Client) -> None:
+    client.settings = ApiSettings(more_model_names=("other",))
+    assert [each["root"] for each in client.send("GET", "/v1/models").json()["data"]] == [MODEL, MODEL]
+    assert client.send("GET", "/v1/models/other").json()["root"] == MODEL

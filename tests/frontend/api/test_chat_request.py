@@ -293,7 +293,7 @@ def test_the_official_client_reads_a_stream() -> None:
 
 
 def test_the_official_client_reads_models_and_errors() -> None:
-    models = ModelList(data=[ModelCard(id="demo", created=1, max_model_len=2048)])
+    models = ModelList(data=[ModelCard(id="demo", root="demo", created=1, max_model_len=2048)])
     (card,) = answer_with(models).models.list().data
     assert (card.id, card.object, card.owned_by) == ("demo", "model", "keepsight")
     detail = ErrorDetail(message="n: must be 1", type="invalid_request_error", param="n", code="invalid_argument")

@@ -205,7 +205,8 @@ class Api:
 
     def _describe(self, name: str) -> ModelCard:
         """Anew each time: an engine that comes later may have room for less."""
-        return ModelCard(id=name, created=self._created, max_model_len=self._preparer.max_model_len)
+        root, max_model_len = self._model_names[0], self._preparer.max_model_len
+        return ModelCard(id=name, root=root, created=self._created, max_model_len=max_model_len)
 
     async def health(self, http: Request) -> Response:
         """Whoever can say that is alive.  What tells of callers and places is for those who may watch."""

@@ -135,6 +135,8 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     id: str
+    # The name that answers call it by.  Tools of vLLM's read it; there it may be a path, which is nobody's business.
+    root: str
     created: int
     owned_by: str = "keepsight"
     max_model_len: int
