@@ -164,6 +164,24 @@ def test_usage_can_come_with_every_chunk(client: Client) -> None:
     assert (counts[0], counts[-1]) == (1, counts[-2])
 
 
+@pytest.mark.parametrize("asked", [{"prompt": ["Hello", "Hello there"]}, {"messages": ask("Hello")}])
+def test_usage_counts_what_was_told_so_far_and_no_more(
+    client: Client, engine: FakeEngine, asked: dict[str, Any]
+) -> None:
+    """What opens a stream tells of no token yet, and of two prompts one may be ahead of what is told."""
+    engine.num_cached_tokens = {0: 1}
+    path = "/v1/completions" if "prompt" in asked else "/v1/chat/completions"
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    fields = {"model": MODEL, "stream": True, "stream_options": options, "return_token_ids": True}
+    *chunks, last = events_of(client.send("POST", path, json=fields | asked))
+    num_told = 0
+    for chunk in chunks:
+        num_told += len(chunk["choices"][0].get("token_ids", ()))
+        assert chunk["usage"]["completion_tokens"] == num_told
+    cached = [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in (chunks[0], last)]
+    assert cached[0] <= cached[1] == len(engine.requests)
+
+
 def test_a_prompt_that_fails_ends_the_others(client: Client) -> None:
     class SecondFails(FakeEngine):
         async def generate(self, prepared: PreparedRequest) -> AsyncGenerator[TokenOutput, None]:

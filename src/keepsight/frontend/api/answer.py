@@ -80,8 +80,8 @@ class Answer(ABC):
 
     def _forget_usage(self) -> None:
         self._num_tokens = 0
-        # By prompt, of the choice that found least: the others find what that one has just computed.
-        self._num_cached_tokens = [len(each.engine_request.token_ids) for each in self._prompts]
+        # By prompt that was heard of, of the choice that found least: the others find what that one has just computed.
+        self._num_cached_tokens: dict[int, int] = {}
 
     @property
     def prompts(self) -> Sequence[PreparedRequest]:
@@ -122,6 +122,7 @@ class Answer(ABC):
             try:
                 async with aclosing(self._pieces(engine)) as pieces:
                     async for index, piece in pieces:
+                        self._count_token()
                         choices[index].append(piece)
             except EngineLostError as lost:
                 if attempt == MAX_ATTEMPTS or not lost.had_begun:
@@ -158,6 +159,7 @@ class Answer(ABC):
                     has_begun = True
                     for opening in self._openings():
                         yield _event(opening)
+                self._count_token()
                 # A token may add no text yet; what else was asked of it is told all the same.
                 if piece.text or piece.finish_reason or piece.token.logprobs or self._asked.return_token_ids:
                     yield _event(self._chunk_of([self._chunk_choice(index, piece)]))
@@ -178,11 +180,10 @@ class Answer(ABC):
             async with aclosing(engine.generate(prepared)) as tokens:
                 async for token in tokens:
                     if piece := assembler.push(token):
-                        if self._asked.wants_answer:
-                            self._num_tokens += 1
-                        else:
+                        if not self._asked.wants_answer:
                             piece = AnswerPiece(token, "", "length")
-                        self._num_cached_tokens[number] = min(self._num_cached_tokens[number], token.num_cached_tokens)
+                        least = self._num_cached_tokens.get(number, token.num_cached_tokens)
+                        self._num_cached_tokens[number] = min(least, token.num_cached_tokens)
                         if piece.ends_before_engine:
                             engine.stop_choice(request.request_id, piece.choice)
                         yield number * self._num_choices + piece.choice, piece
@@ -191,12 +192,17 @@ class Answer(ABC):
         except InvalidArgumentError as error:
             raise type(error)(self._asked.name_as_asked(error.field), error.message) from error
 
+    def _count_token(self) -> None:
+        """Where it is told: what opens a stream is before that, and of several prompts some are ahead of it."""
+        if self._asked.wants_answer:
+            self._num_tokens += 1
+
     @property
     def usage(self) -> Usage:
         requests = [each.engine_request for each in self._prompts]
         num_prompt_tokens = sum(len(each.token_ids) for each in requests)
         num_image_tokens = sum(each.num_image_tokens for each in requests)
-        return Usage.count(num_prompt_tokens, self._num_tokens, num_image_tokens, sum(self._num_cached_tokens))
+        return Usage.count(num_prompt_tokens, self._num_tokens, num_image_tokens, sum(self._num_cached_tokens.values()))
 
     def _tell_prompt(self, first: TokenOutput) -> ToldPrompt | msgspec.UnsetType:
         """If its caller asked for it by this name.  `first`: of the first of a prompt's choices, which was told."""
