@@ -18,6 +18,7 @@ from keepsight.api_settings import ApiSettings
 from keepsight.frontend.api import app as app_module
 from keepsight.frontend.api.app import create_app
 from keepsight.frontend.api.completion_request import CompletionRequest, parse_completion_request
+from keepsight.frontend.api.tokenize_request import TokenizeRequest
 from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.http.decode_body import Buffer
 from keepsight.frontend.media_pool import MediaPool
@@ -277,6 +278,14 @@ def test_a_prompt_becomes_tokens_and_text_again(client: Client) -> None:
     assert plain["tokens"] == body["tokens"][1:]
     assert "token_strs" not in plain
     assert client.send("POST", "/detokenize", json={"tokens": plain["tokens"]}).json() == {"prompt": "Hello there"}
+
+
+@pytest.mark.parametrize("asked", [{"prompt": "Hello there"}, {"messages": ask("Hello")}])
+def test_null_is_the_default_everywhere_when_tokens_are_asked_for(client: Client, asked: dict[str, Any]) -> None:
+    nulls = dict.fromkeys(TokenizeRequest.__struct_fields__)
+    plain, with_nulls = (client.send("POST", "/tokenize", json=each) for each in (asked, nulls | asked))
+    assert with_nulls.status_code == 200
+    assert with_nulls.json() == plain.json()
 
 
 @pytest.mark.parametrize("prompt", ["Hello", "<bos>Hello", "<bos><bos>Hello", " <bos>Hello"])

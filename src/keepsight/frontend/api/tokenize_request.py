@@ -20,7 +20,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     prompt: str | None = None
     # A `Conversation` once it is parsed.
     messages: Any = None
-    return_token_strs: bool = False
+    return_token_strs: bool | None = None
     # Of a prompt: whether it begins as prompts do.  A chat template writes its own.
     add_special_tokens: bool | None = None
     mm_processor_kwargs: MediaProcessorOptions | None = None
