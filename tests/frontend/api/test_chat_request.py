@@ -117,6 +117,25 @@ def test_a_cache_key_has_at_most_its_length() -> None:
         parse(prompt_cache_key="k" * 1025)
 
 
+def test_what_vllm_s_own_requests_say_by_default_asks_for_nothing() -> None:
+    """All that a `ChatCompletionRequest` of vLLM 0.32 dumps by itself, but for what only its other endpoints read."""
+    switches = ("logprobs", "stream", "use_beam_search", "include_stop_str_in_output", "ignore_eos", "echo")
+    off = dict.fromkeys((*switches, "continue_final_message", "add_special_tokens"), False)
+    on = dict.fromkeys(
+        ("include_reasoning", "parallel_tool_calls", "skip_special_tokens", "add_generation_prompt"), True
+    )
+    numbers = {"top_logprobs": 0, "n": 1, "length_penalty": 1.0, "min_tokens": 0, "priority": 0}
+    lists: dict[str, Any] = {"stop": [], "stop_token_ids": [], "bad_words": []}
+    later = ("kv_transfer_params", "logprob_token_ids", "repetition_detection", "session_id", "stream_interval")
+    more = ("thinking_token_budget", "truncation_side", "vllm_xargs", "watermarking", "media_io_kwargs")
+    nulls = dict.fromkeys((*later, *more, "return_prompt_text"))
+    fields = {**off, **on, **numbers, **lists, **nulls, "tool_choice": "none", "spaces_between_special_tokens": True}
+    assert parse(**fields).to_sampling_params() == parse().to_sampling_params()
+    for name in (*later, *more):
+        with pytest.raises(UnsupportedFieldError, match=f"{name}: is not supported by this server"):
+            parse(**{name: {"a": 7}})
+
+
 @pytest.mark.parametrize(("name", "values"), ChatRequest.NEUTRAL_VALUES.items())
 def test_a_field_that_is_not_served_passes_with_a_value_that_asks_for_nothing(name: str, values: list[Any]) -> None:
     for value in values:

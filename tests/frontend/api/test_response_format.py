@@ -94,3 +94,11 @@ def test_what_we_do_not_know_about_a_form_is_refused_by_name() -> None:
         form_of(response_format=json_schema(schemas={}))
     with pytest.raises(UnsupportedFieldError, match=r"structured_outputs\.structural_tag"):
         form_of(structured_outputs={"structural_tag": "{}"})
+
+
+def test_a_form_may_be_sent_as_vllm_s_own_dataclass_has_it() -> None:
+    options = {"disable_any_whitespace": False, "disable_additional_properties": False, "whitespace_pattern": None}
+    others = dict.fromkeys(("regex", "choice", "grammar", "json_object", "structural_tag"))
+    assert form_of(structured_outputs={"json": SCHEMA} | others | options) == StructuredOutputsParams(json=SCHEMA)
+    with pytest.raises(UnsupportedFieldError, match=r"structured_outputs\.disable_any_whitespace: is not supported"):
+        form_of(structured_outputs={"json": SCHEMA, "disable_any_whitespace": True})

@@ -68,10 +68,13 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
     echo: Refused = None
     function_call: Refused = None
     functions: Refused = None
+    include_reasoning: Refused = None
+    media_io_kwargs: Refused = None
     modalities: Refused = None
     parallel_tool_calls: Refused = None
     prediction: Refused = None
     reasoning_effort: Refused = None
+    return_prompt_text: Refused = None
     service_tier: Refused = None
     store: Refused = None
     verbosity: Refused = None
@@ -85,8 +88,12 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
         "echo": (False,),
         "function_call": ("none", "auto"),
         "functions": ([],),
+        "include_reasoning": (True, False),  # it is not told apart from text, either
+        "media_io_kwargs": ({},),
         "modalities": (["text"],),
         "parallel_tool_calls": (True, False),  # calls are not told apart from text
+        "reasoning_effort": ("none",),
+        "return_prompt_text": (False,),
         "service_tier": ("auto", "default"),
         "store": (False,),
         "verbosity": ("medium",),

@@ -94,16 +94,25 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     add_special_tokens: Refused = None
     best_of: Refused = None
+    kv_transfer_params: Refused = None
     length_penalty: Refused = None
     logits_processors: Refused = None
+    logprob_token_ids: Refused = None
     moderation: Refused = None
     prompt_cache_breakpoint: Refused = None
     prompt_cache_options: Refused = None
     prompt_cache_retention: Refused = None
+    repetition_detection: Refused = None
     request_id: Refused = None
+    session_id: Refused = None
     spaces_between_special_tokens: Refused = None
+    stream_interval: Refused = None
+    thinking_token_budget: Refused = None
     truncate_prompt_tokens: Refused = None
+    truncation_side: Refused = None
     use_beam_search: Refused = None
+    vllm_xargs: Refused = None
+    watermarking: Refused = None
 
     # Of refused fields, besides null.
     NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -113,7 +122,9 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         "prompt_cache_options": ({}, {"mode": "implicit"}),
         "prompt_cache_retention": ("in_memory", "in-memory"),
         "spaces_between_special_tokens": (True,),
+        "stream_interval": (1,),
         "use_beam_search": (False,),
+        "watermarking": (False,),
     }
     # None: as much as the context holds.
     DEFAULT_MAX_TOKENS: ClassVar[int | None] = None

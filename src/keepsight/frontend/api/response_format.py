@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from keepsight.errors import InvalidArgumentError
+from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.frontend.http.decode_body import Refused, refused_fields
 from keepsight.frontend.prompt.check_grammar import check_structured_outputs
 from keepsight.structured_outputs import StructuredOutputsParams
 
@@ -32,6 +33,11 @@ class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+
+    disable_additional_properties: Refused = None
+    disable_any_whitespace: Refused = None
+    structural_tag: Refused = None
+    whitespace_pattern: Refused = None
 
 
 # The caller's name, ours, the value.
@@ -76,6 +82,9 @@ def _read_response_format(asked: ResponseFormat | None) -> Iterator[Asked]:
 def _read_structured_outputs(asked: StructuredOutputs | None) -> Iterator[Asked]:
     if asked is None:
         return
+    refused = refused_fields(StructuredOutputs)
     for name, value in msgspec.structs.asdict(asked).items():
         if value not in (None, False):
+            if name in refused:
+                raise UnsupportedFieldError(f"structured_outputs.{name}", "is not supported by this server")
             yield f"structured_outputs.{name}", name, value
