@@ -6,6 +6,9 @@ import sys
 
 import pytest
 
+import keepsight
+from keepsight import outputs
+
 
 def run(program: str, **variables: str) -> str:
     plain = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
@@ -13,6 +16,11 @@ def run(program: str, **variables: str) -> str:
         [sys.executable, "-c", program], env={**plain, **variables}, check=True, stdout=subprocess.PIPE, text=True
     )
     return found.stdout.strip()
+
+
+def test_what_llm_returns_is_imported_from_the_package_as_from_vllm_s() -> None:
+    assert {"CompletionOutput", "RequestOutput"} <= {*keepsight.__all__}
+    assert (keepsight.CompletionOutput, keepsight.RequestOutput) == (outputs.CompletionOutput, outputs.RequestOutput)
 
 
 def test_importing_the_package_and_the_command_brings_no_torch() -> None:
