@@ -6,8 +6,10 @@ import math
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -584,6 +586,33 @@ def test_calls_from_several_threads_share_the_engine(llm: LLM, drawn: Drawn) -> 
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(llm.chat, ask(by_object(drawn.picture), each.text), GREEDY) for each in questions]
         assert [text_of(each.result()[0]) for each in asked] == [each.answer for each in questions]
+
+
+def test_parameters_that_are_changed_while_they_are_in_use_change_no_answer(llm: LLM) -> None:
+    params: Any = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+
+    def change(**_: Any) -> Any:
+        params.max_tokens = 1
+        return tqdm(total=2, disable=True)
+
+    for given in (params, [params, params]):
+        params.max_tokens = 3
+        outputs = llm.generate(["a", "b"], given, use_tqdm=change)
+        assert [len(output.outputs[0].token_ids) for output in outputs] == [3, 3]
+        assert all(output.outputs[0].finished() for output in outputs)
+
+
+@pytest.mark.parametrize(
+    "name", ["lora_request", "tokenization_kwargs", "chat_template", "chat_template_kwargs", "tools"]
+)
+def test_vllm_s_other_arguments_may_be_none_and_nothing_else(llm: LLM, name: str) -> None:
+    calls: list[Callable[..., list[RequestOutput]]] = [partial(llm.chat, ask("Who are you?"), GREEDY)]
+    if name in ("lora_request", "tokenization_kwargs"):
+        calls.append(partial(llm.generate, "Who are you?", GREEDY))
+    for call in calls:
+        assert call(**{name: None})
+        with pytest.raises(UnsupportedFieldError, match=name):
+            call(**{name: [{"type": "function", "function": {"name": "f"}}]})
 
 
 def test_a_prompt_that_is_refused_abandons_those_before_it(llm: LLM) -> None:

@@ -4,6 +4,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -96,14 +97,18 @@ class LLM:
         *,
         use_tqdm: bool | MakeBar = True,
         priority: Sequence[int] | None = None,
+        lora_request: None = None,
+        tokenization_kwargs: None = None,
     ) -> list[RequestOutput]:
         """A prompt is a text, or a mapping: `prompt` or `prompt_token_ids`, `multi_modal_data={"image": [...]}`.
 
         `multi_modal_uuids={"image": [...]}` may name its pictures: what was sent under a uuid once may be None later.
         With `enable_prompt_embeds` a mapping may have `prompt_embeds` instead, an array or a tensor [tokens, hidden] of
         what `transformers` calls `inputs_embeds`, or a file's bytes.
-        Those with the smallest `priority` go first.  `use_tqdm` may be what makes the bar.
+        Those with the smallest `priority` go first.  `use_tqdm` may be what makes the bar.  The last two are vLLM's,
+        and must be None.
         """
+        _refuse_others(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
         listed = _list_prompts(prompts)
         asked = _zip_with_terms(listed, self._or_defaults(sampling_params), priority)
         requests = ((self._prepare_prompt(*each), _text_of(each[0])) for each in asked)
@@ -119,16 +124,28 @@ class LLM:
         priority: Sequence[int] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        lora_request: None = None,
+        chat_template: None = None,
+        chat_template_kwargs: None = None,
+        tokenization_kwargs: None = None,
     ) -> list[RequestOutput]:
         """One conversation or several, in OpenAI's form; pictures as `image_url`.
 
         Or as `image_pil` with a PIL image, a numpy array or a torch tensor; with `enable_mm_embeds` its embeddings as
         `image_embeds`, an array, a tensor or a file's bytes.  With `continue_final_message` the model goes on with the
-        last message; with `add_generation_prompt` false nothing follows it.
+        last message; with `add_generation_prompt` false nothing follows it.  `tools` are shown to a template that has a
+        place for them.  The last four are vLLM's, and must be None.
         """
+        _refuse_others(
+            lora_request=lora_request,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+            tokenization_kwargs=tokenization_kwargs,
+        )
         conversations: Sequence[Any] = messages if _are_conversations(messages) else [messages]
         end = choose_end(add_generation_prompt, continue_final_message)
-        prepare = partial(self.preparer.prepare_chat, mm_processor_kwargs=mm_processor_kwargs)
+        prepare = partial(self.preparer.prepare_chat, mm_processor_kwargs=mm_processor_kwargs, tools=tools or ())
         asked = _zip_with_terms(conversations, self._or_defaults(sampling_params), priority)
         requests = ((prepare(read_messages(each, end), params, priority=place), None) for each, params, place in asked)
         return self._run_all(requests, len(conversations), use_tqdm)
@@ -278,6 +295,12 @@ def _open_bar(use_tqdm: bool | MakeBar, num_requests: int) -> tqdm | None:
     return tqdm(total=num_requests, desc="Requests", unit="request", disable=False)
 
 
+def _refuse_others(**asked: object) -> None:
+    for name, value in asked.items():
+        if value is not None:
+            raise UnsupportedFieldError(name, "is not supported")
+
+
 def _text_of(prompt: Prompt) -> str | None:
     return prompt if isinstance(prompt, str) else prompt.get("prompt")
 
@@ -311,13 +334,14 @@ def _zip_with_terms(
 
 
 def _params_for_each(params: SamplingParams | Sequence[SamplingParams], num_prompts: int) -> Sequence[SamplingParams]:
+    """Copies: the caller's may be changed while these are in use."""
     if isinstance(params, SamplingParams):
-        return [params] * num_prompts
+        return [replace(params)] * num_prompts
     if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
         raise InvalidArgumentError("sampling_params", "must be SamplingParams, or a list of them")
     if len(params) != num_prompts:
         raise InvalidArgumentError("sampling_params", f"holds {len(params)} for {num_prompts} prompts")
-    return params
+    return [replace(each) for each in params]
 
 
 def _pictures_of(prompt: Mapping[str, Any]) -> Sequence[object]:

@@ -22,6 +22,9 @@ class CompletionOutput:
     # For each token: the sampled one and the most likely ones, by id.
     logprobs: list[dict[int, Logprob]] | None = None
 
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:

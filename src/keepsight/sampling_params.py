@@ -7,7 +7,7 @@ vocabulary or of a context length; those limits belong to who knows them.
 import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -178,6 +178,16 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+
+def _change(params: SamplingParams, name: str, value: Any) -> None:
+    """`params.max_tokens = 7`, as vLLM's users write: checked as a new one is.  Nothing in the package does so."""
+    changed = replace(params, **{name: value})
+    for each in fields(SamplingParams):
+        params._set(each.name, getattr(changed, each.name))
+
+
+SamplingParams.__setattr__ = _change  # type: ignore[assignment, method-assign]
 
 
 def _refuse(name: str, value: object, expected: str) -> NoReturn:
