@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +95,15 @@ class Driver:
 
     def encode(self, encodings: Sequence[Encoding]) -> list[StepResult]:
         """Waits for all of them."""
-        results = [self.runner.run(StepPlan(encode=encodings))]
-        while sum(len(each.encoded) + len(each.failed_encodings) for each in results) < len(encodings):
+        return self.run_until(
+            StepPlan(encode=encodings),
+            lambda results: sum(len(each.encoded) + len(each.failed_encodings) for each in results) >= len(encodings),
+        )
+
+    def run_until(self, plan: StepPlan, is_done: Callable[[Sequence[StepResult]], bool]) -> list[StepResult]:
+        """What ends beside may be reported by the plan that begins it, or by a later one."""
+        results = [self.runner.run(plan)]
+        while not is_done(results):
             assert self.finished.acquire(timeout=WAIT_SECONDS)
             results.append(self.runner.run(StepPlan()))
         return results
@@ -126,9 +133,7 @@ class Driver:
 
     def compute(self, *slices: Slice, beside: bool = False) -> StepResult:
         if beside:
-            assert self.runner.run(StepPlan(beside=slices)).is_empty
-            assert self.finished.acquire(timeout=WAIT_SECONDS)
-            result = self.runner.run(StepPlan())
+            result = self.run_until(StepPlan(beside=slices), lambda results: not results[-1].is_empty)[-1]
         else:
             result = self.runner.run(StepPlan(now=slices))
         for computed in result.computed:
