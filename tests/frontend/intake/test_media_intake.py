@@ -4,7 +4,6 @@ threads."""
 import asyncio
 import gc
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -219,16 +218,23 @@ def test_a_request_waits_no_longer_than_its_time_for_all_of_its_pictures(server:
 
 
 def test_what_comes_at_the_last_moment_is_in_time(server: PictureServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    count = RequestBytes.add
+    count, limit, limits = RequestBytes.add, asyncio.timeout, list[asyncio.Timeout]()
 
-    def count_slowly(*arguments: Any) -> None:
+    def limit_to(seconds: float | None) -> asyncio.Timeout:
+        limits.append(limit(seconds))
+        return limits[-1]
+
+    def count_at_the_last_moment(*arguments: Any) -> None:
         count(*arguments)
-        # The last that is done for it: by its end the time is over.
-        time.sleep(0.3)
+        # The last that is done for it: by its end the request's time, which began before all others', is over.
+        if not limits[0].expired():
+            limits[0].reschedule(0)
 
-    monkeypatch.setattr(RequestBytes, "add", count_slowly)
-    with intake_with(media_fetch_timeout=0.25) as intake:
+    monkeypatch.setattr(asyncio, "timeout", limit_to)
+    monkeypatch.setattr(RequestBytes, "add", count_at_the_last_moment)
+    with intake_with() as intake:
         assert fetch(intake, server.serve("/a", response(b"picture"))) == [b"picture"]
+    assert limits[0].expired()
 
 
 def test_a_request_asks_for_some_at_a_time_so_that_nobody_is_flooded_in_its_name(server: PictureServer) -> None:
