@@ -72,8 +72,8 @@ class RedisTier:
         """Raises InvalidArgumentError if the address is none; a server that is not there raises later."""
         self._address, self._max_bytes, self._timeout = parse_address(url), max_bytes, timeout
         self._prefix = prefix.encode()
-        self._reader = _Line(lambda: RespConnection(self._address, timeout))
-        self._writer = _Line(lambda: RespConnection(self._address, timeout))
+        self._reader = _Line(lambda: RespConnection(self._address, self._timeout))
+        self._writer = _Line(lambda: RespConnection(self._address, self._timeout))
         self._num_evictions = self._num_damaged = 0
         self._fullness = Fullness("the Redis server")
 
