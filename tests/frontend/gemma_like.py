@@ -43,10 +43,15 @@ def build_gemma_like_checkpoint(directory: Path) -> None:
     _edit(directory / "config.json", lambda config: config | indices)
 
 
-@functools.cache
 def gemma_like_checkpoint() -> Path:
-    directory = Path(tempfile.mkdtemp(prefix="gemma-like-"))
-    build_gemma_like_checkpoint(directory)
+    return Path(_built_checkpoint().name)
+
+
+@functools.cache
+def _built_checkpoint() -> "tempfile.TemporaryDirectory[str]":
+    """As long as this process lives."""
+    directory = tempfile.TemporaryDirectory(prefix="gemma-like-")
+    build_gemma_like_checkpoint(Path(directory.name))
     return directory
 
 
