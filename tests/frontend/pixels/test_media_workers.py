@@ -241,7 +241,10 @@ def test_a_template_whose_frontend_ends_says_nothing_of_it(is_loaded: bool) -> N
 
 def test_nobody_waits_for_the_start_of_a_template_that_ends(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(media_workers, "PROGRAM", "tests.no_such_module")
-    start(1).wait_until_started()
+    waiting = threading.Thread(target=start(1).wait_until_started, daemon=True)
+    waiting.start()
+    waiting.join(SOON)
+    assert not waiting.is_alive()
 
 
 def test_the_processes_that_only_ask_do_without_torch() -> None:
