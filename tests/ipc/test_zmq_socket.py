@@ -19,11 +19,14 @@ LIMIT = 20.0
 @pytest.fixture
 def peer(tmp_path: Path) -> Iterator["zmq.Socket[bytes]"]:
     context = zmq.Context()
-    peer = context.socket(zmq.ROUTER)
-    peer.rcvtimeo = int(LIMIT * 1000)
-    peer.bind(f"ipc://{tmp_path}/peer")
-    yield peer
-    context.destroy(linger=0)
+    try:
+        peer = context.socket(zmq.ROUTER)
+        peer.rcvtimeo = int(LIMIT * 1000)
+        peer.bind(f"ipc://{tmp_path}/peer")
+        yield peer
+    finally:
+        # Else, where the folder's name is too long for a socket, whoever collects the context waits for ever.
+        context.destroy(linger=0)
 
 
 @pytest.fixture
