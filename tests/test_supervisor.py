@@ -416,6 +416,16 @@ def test_a_second_signal_gives_the_answers_up_and_a_third_kills(stage: Stage) ->
     assert stage.wait() == 0
 
 
+def test_answers_may_be_given_a_year_to_finish(stage: Stage) -> None:
+    engine, frontend = stage.start_serving(shutdown_seconds=365 * 86400)
+    stage.send_signal(signal.SIGTERM)
+    assert frontend.hear()["type"] == "Drain"
+    frontend.do(0)
+    assert engine.hear()["type"] == "Drain"
+    engine.do(0)
+    assert stage.wait() == 0
+
+
 def test_answers_that_outlast_the_time_to_end_are_given_up(stage: Stage) -> None:
     engine, frontend = stage.start_serving(shutdown_seconds=0)
     stage.send_signal(signal.SIGTERM)

@@ -51,6 +51,8 @@ NO_WISHES = ApiSettings()
 MAX_FAILED_STARTS = 3
 # Who ends by itself so soon after it was ready was not: its successor would hardly live longer.
 SETTLING_SECONDS = 3.0
+# The system waits no longer than some weeks at once.
+MAX_WAIT_SECONDS = 86400.0
 # For answers that say that there will be none, and for an engine with nothing to do any more.
 GOODBYE_SECONDS = 5.0
 # A process that ends by a signal, as shells count it.
@@ -158,7 +160,8 @@ class Supervisor:
         return self._status
 
     def _wait(self) -> None:
-        timeout = None if self._deadline == float("inf") else max(0.0, self._deadline - time.monotonic())
+        seconds_left = max(0.0, self._deadline - time.monotonic())
+        timeout = None if seconds_left == float("inf") else min(seconds_left, MAX_WAIT_SECONDS)
         for key, _ in self._selector.select(timeout):
             key.data()
         if time.monotonic() >= self._deadline:
