@@ -1,4 +1,5 @@
 import json
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -61,6 +62,28 @@ def test_params_survive_the_way_to_the_engine() -> None:
         params = SamplingParams(structured_outputs=asked)
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
         assert len({params, SamplingParams(structured_outputs=asked)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("json", {"const": "x" * 2**21}),
+        ("json", '"' + "x" * 2**21 + '"'),
+        ("regex", "x" * 2**21),
+        ("choice", ["x" * 2**15] * 64),
+        ("grammar", "x" * 2**21),
+    ],
+)
+def test_what_is_far_too_long_is_refused_before_a_grammar_is_made_of_it(name: str, value: object) -> None:
+    tracemalloc.start()
+    try:
+        refused = refusal_of(**{name: value})
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (refused.field, refused.message) == (f"structured_outputs.{name}", "is longer than 65536 characters")
+    # At the most a schema's own text, which tells its length.
+    assert most_bytes < 3 * 2**21
 
 
 def test_an_answer_cannot_both_have_a_form_and_go_on_after_its_end() -> None:

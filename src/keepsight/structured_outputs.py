@@ -33,8 +33,7 @@ class StructuredOutputsParams:
             raise InvalidArgumentError(_FIELD, f"{what}: give one of {', '.join(each.name for each in fields(self))}")
         [name] = said
         object.__setattr__(self, name, _CHECKS[name](f"{_FIELD}.{name}", getattr(self, name)))
-        if len(self.to_grammar()) > MAX_GRAMMAR_CHARACTERS:
-            raise InvalidArgumentError(f"{_FIELD}.{name}", f"is longer than {MAX_GRAMMAR_CHARACTERS} characters")
+        _check_length(f"{_FIELD}.{name}", len(self.to_grammar()))
 
     @property
     def field(self) -> str:
@@ -82,12 +81,20 @@ def _escape(regex: str) -> str:
     return "".join(escaped)
 
 
+def _check_length(field: str, num_characters: int) -> None:
+    """Of what is given, before more is made of it: there may be millions.  Its grammar is longer still."""
+    if num_characters > MAX_GRAMMAR_CHARACTERS:
+        raise InvalidArgumentError(field, f"is longer than {MAX_GRAMMAR_CHARACTERS} characters")
+
+
 def _check_schema(field: str, schema: object) -> str:
     if isinstance(schema, Mapping):
         try:
-            return json.dumps(dict(schema))
+            written = json.dumps(dict(schema))
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidArgumentError(field, f"cannot be written as JSON: {error}") from error
+        _check_length(field, len(written))
+        return written
     text = _check_text(field, schema)
     try:
         is_object = isinstance(json.loads(text), dict)
@@ -101,6 +108,7 @@ def _check_schema(field: str, schema: object) -> str:
 def _check_text(field: str, text: object) -> str:
     if not isinstance(text, str) or not text:
         raise InvalidArgumentError(field, "must be a text that is not empty")
+    _check_length(field, len(text))
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise InvalidArgumentError(field, "holds half of a surrogate pair")
     return text
@@ -110,8 +118,8 @@ def _check_choice(field: str, choice: object) -> tuple[str, ...]:
     if isinstance(choice, str | Mapping) or not isinstance(choice, Iterable):
         raise InvalidArgumentError(field, "must be a list of texts")
     texts = tuple(choice)
-    if len(texts) > MAX_GRAMMAR_CHARACTERS:
-        raise InvalidArgumentError(field, f"is longer than {MAX_GRAMMAR_CHARACTERS} characters")
+    _check_length(field, len(texts))
+    _check_length(field, sum(len(each) for each in texts if isinstance(each, str)))
     texts = tuple(_check_text(f"{field}[{index}]", each) for index, each in enumerate(texts))
     if not texts:
         raise InvalidArgumentError(field, "is empty")
