@@ -194,6 +194,24 @@ def test_another_user_s_is_left_alone(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_a_place_where_what_one_makes_belongs_to_another_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a network's file system that takes root for nobody."""
+    made = iter([tmp_path / "one", tmp_path / "other"])
+
+    def mkdtemp(**_: object) -> str:
+        path = next(made)
+        path.mkdir()
+        return str(path)
+
+    monkeypatch.setattr("tempfile.mkdtemp", mkdtemp)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(ServerStartError):
+        RunDirectory.create(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_one_that_is_removed_before_it_is_locked_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = run_directory._try_lock
     disturbed: list[Path] = []

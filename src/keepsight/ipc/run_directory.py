@@ -64,7 +64,7 @@ class RunDirectory:
                 if lock is not None:
                     os.fchmod(lock, RIGHTS)
                     return cls(path, lock)
-            except OSError:  # a file system without locks
+            except OSError:  # a file system without locks, or where what is made belongs to another
                 shutil.rmtree(path, ignore_errors=True)
                 raise
 
@@ -136,20 +136,18 @@ def _num_free_bytes(path: Path) -> int:
 
 
 def _try_lock(path: Path) -> int | None:
-    """A descriptor that holds the lock; None if another has it, or the folder is gone or not this user's.
+    """A descriptor that holds the lock; None if another has it, or the folder is gone.
 
-    Raises OSError where there are no locks.
+    Raises OSError where there are no locks, or the folder cannot be opened or is not this user's.
     """
-    try:
+    with ExitStack() as stack, suppress(BlockingIOError, FileNotFoundError):
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    with ExitStack() as stack:
         stack.callback(os.close, lock)
-        with suppress(BlockingIOError, FileNotFoundError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Whoever held it before may have removed the folder.
-            if os.fstat(lock).st_uid == os.geteuid() and os.path.samestat(os.fstat(lock), path.lstat()):
-                stack.pop_all()
-                return lock
+        if os.fstat(lock).st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "is another user's", str(path))
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Whoever held it before may have removed the folder.
+        if os.path.samestat(os.fstat(lock), path.lstat()):
+            stack.pop_all()
+            return lock
     return None
