@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from keepsight.engine.embedding_tiers import Embeddings, EmbeddingTiers
+from keepsight.engine.embedding_tiers import MAX_UNTOLD_USES, Embeddings, EmbeddingTiers
 from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.requests import EngineRequest
 from keepsight.sampling_params import SamplingParams
@@ -151,3 +151,15 @@ def test_a_trace_names_each_use_by_its_entry_and_tells_what_encodings_take(tmp_p
     assert [use.key for use in uses] == [name("a"), name("b")] * 2
     assert {(use.num_bytes, use.seconds) for use in uses} == {(4 * EMBEDDINGS.num_bytes, 0.25)}
     assert "media" not in json.dumps([use.key for use in uses])
+
+
+def test_requests_without_pictures_push_no_use_out_of_the_trace(tmp_path: Path) -> None:
+    tiers = EmbeddingTiers(None, name, EMBEDDINGS, lambda: None, trace=TraceRecorder(tmp_path / "trace"))
+    text = EngineRequest("text", (1,), (), SamplingParams())
+    tiers.note_uses(EngineRequest("r", (1,) * 4, (MediaItem("a", TokenSpan(0, 4), Geometry(9, 9)),), SamplingParams()))
+    for _ in range(MAX_UNTOLD_USES):
+        tiers.note_uses(text)
+    tiers.keeping()(encoding("a"), 0.25, lambda: pytest.fail("nothing keeps it"))
+    tiers.note_uses(text)
+    tiers.close()
+    assert [use.key for use in read_trace(tmp_path / "trace")] == [name("a")]

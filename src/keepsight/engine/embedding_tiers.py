@@ -79,7 +79,8 @@ class EmbeddingTiers:
         self._held: set[str] = set()
         self._num_loading = 0
         self._encoding_cost = MeanCost()
-        self._untold_uses: deque[EngineRequest] = deque(maxlen=MAX_UNTOLD_USES)
+        # Encoder key and bytes of each.
+        self._untold_uses: deque[tuple[str, int]] = deque(maxlen=MAX_UNTOLD_USES)
 
     @property
     def has_answers(self) -> bool:
@@ -157,14 +158,14 @@ class EmbeddingTiers:
         """For the trace: its uses cost what encodings have been seen to take."""
         if self._trace is None:
             return
-        self._untold_uses.append(request)
+        for item in request.media:
+            num_bytes = item.span.length * self._embeddings.num_bytes
+            self._untold_uses.append((encoder_key(item, request.adapter), num_bytes))
         if not self._encoding_cost.seconds:
             return
         while self._untold_uses:
-            told = self._untold_uses.popleft()
-            for item in told.media:
-                num_bytes = item.span.length * self._embeddings.num_bytes
-                self._trace.record(self._name(encoder_key(item, told.adapter)), num_bytes, self._encoding_cost.seconds)
+            key, num_bytes = self._untold_uses.popleft()
+            self._trace.record(self._name(key), num_bytes, self._encoding_cost.seconds)
 
     def close(self) -> None:
         if self._store is not None:
