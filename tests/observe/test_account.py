@@ -1,10 +1,11 @@
 """The account of a request: who answered, what was spared, and what is told of it where."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from keepsight.observe.account import AccountBody, RequestAccount
+from keepsight.observe.account import AccountBody, RequestAccount, Span
 from keepsight.observe.account_ring import NUM_SLOTS, SLOT_BYTES, AccountRing, read_accounts, read_rings
 from keepsight.observe.catalogue import STAGE
 from keepsight.observe.counters import Counters
@@ -53,6 +54,26 @@ def test_each_picture_says_who_answered_for_it_and_what_that_spared() -> None:
         [],
     ]
     assert body.work == {"decoded": 1, "preprocessed": 1, "transferred": 2, "encoded": 2}
+
+
+class CountedSpans(list[Span]):
+    num_readings = 0
+
+    def __iter__(self) -> Iterator[Span]:
+        self.num_readings += 1
+        return super().__iter__()
+
+
+def test_all_spans_are_read_as_often_however_many_pictures_there_are() -> None:
+    num_readings = []
+    for num_media in (1, 100):
+        asked = account(*map(str, range(num_media)))
+        asked.spans = spans = CountedSpans()
+        asked.note_begun(begun(*[MADE] * num_media))
+        asked.describe()
+        asked.answers()
+        num_readings.append(spans.num_readings)
+    assert num_readings[0] == num_readings[1]
 
 
 def test_pixels_that_the_engine_kept_are_the_processor_cache_s_answer() -> None:

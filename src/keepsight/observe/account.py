@@ -6,7 +6,8 @@ what a request says.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -195,7 +196,7 @@ class RequestAccount:
     # Read -----------------------------------------------------------------------------------------------------
 
     def describe(self) -> AccountBody:
-        spans = sorted(self.spans, key=lambda span: span.began)
+        spans, stages = sorted(self.spans, key=lambda span: span.began), self._stages_by_item()
         return AccountBody(
             id=self.id,
             began_at=round(self.began_at, 3),
@@ -206,7 +207,7 @@ class RequestAccount:
             completion_tokens=self.num_tokens,
             work=dict(self._work),
             num_media=len(self.media),
-            media=[self._describe_item(index) for index in range(len(self.media))],
+            media=[self._describe_item(index, stages[index]) for index in range(len(self.media))],
             stages=[self._describe_stage(each) for each in spans],
         )
 
@@ -219,29 +220,35 @@ class RequestAccount:
 
     def answers(self) -> list[tuple[AnsweredBy, str | None]]:
         """For each item who answered, and the tier; nothing as long as there is no token."""
-        return [self._answer_of(index) for index in range(len(self._stories))]
+        stages = self._stages_by_item()
+        return [self._answer_of(index, stages[index]) for index in range(len(self._stories))]
+
+    def _stages_by_item(self) -> defaultdict[int | None, set[Stage]]:
+        """What was done for each."""
+        stages: defaultdict[int | None, set[Stage]] = defaultdict(set)
+        for span in self.spans:
+            stages[span.item].add(span.stage)
+        return stages
 
     def _describe_stage(self, span: Span) -> StageBody:
         begin_ms, ms = _ms(span.began - self.began), _ms(span.seconds)
         return StageBody(stage=span.stage, begin_ms=begin_ms, ms=ms, item=span.item, together=span.num_together)
 
-    def _describe_item(self, index: int) -> MediaBody:
+    def _describe_item(self, index: int, done: Set[Stage]) -> MediaBody:
         media_hash, num_tokens = self.media[index]
         if index >= len(self._stories):
             return MediaBody(media_hash=media_hash, tokens=num_tokens, answered_by=None, tier=None, skipped=[])
-        answered_by, tier = self._answer_of(index)
-        done = {span.stage for span in self.spans if span.item == index}
+        answered_by, tier = self._answer_of(index, done)
         skipped: list[str] = [stage for stage in SPARED[answered_by] if stage not in done]
         return MediaBody(media_hash=media_hash, tokens=num_tokens, answered_by=answered_by, tier=tier, skipped=skipped)
 
-    def _answer_of(self, index: int) -> tuple[AnsweredBy, str | None]:
+    def _answer_of(self, index: int, done: Set[Stage]) -> tuple[AnsweredBy, str | None]:
         story = self._stories[index]
         if story.found_in == "prefix":
             return "prefix", "device"
         if story.found_in is not None:
             return "encoder", story.found_in
-        was_made = any(span.stage == "decode" and span.item == index for span in self.spans)
-        if not was_made and (story.were_kept or self.media[index][0] in self._found_pixels):
+        if "decode" not in done and (story.were_kept or self.media[index][0] in self._found_pixels):
             return "processor", "host"
         return "nobody", None
 
