@@ -153,9 +153,14 @@ def test_a_workload_that_cannot_be_measured_is_named_and_the_others_are_measured
     assert (list(run.failures), list(run.report.summaries)) == (["many-pictures"], ["cold"])
 
 
-def test_only_workloads_as_long_as_a_picture_need_the_server_s_counts(script: Script) -> None:
-    script.answers = [[event("a"), DONE]]
+@pytest.mark.parametrize(
+    ("usage", "said"), [([], "how many tokens"), ([USAGE_EVENT], "no more tokens of a prompt with more words")]
+)
+def test_only_workloads_as_long_as_a_picture_need_the_server_s_counts(
+    script: Script, usage: list[bytes], said: str
+) -> None:
+    script.answers = [[event("a"), *usage, DONE]]
     run = WorkloadRun(server_of(script), RunSettings(["text-only", "cold"], OPTIONS))
     asyncio.run(run.run())
-    assert "how many tokens" in run.failures["text-only"]
+    assert said in run.failures["text-only"]
     assert list(run.summaries) == ["cold"]

@@ -99,5 +99,7 @@ async def find_words_per_picture(server: Server, options: WorkloadOptions) -> in
         raise NoAnswerError("the server does not say how many tokens a prompt has")
 
     num_short = await count(short)
-    tokens_per_word = (await count(short, long) - num_short) / _PROBE_WORDS
-    return max(1, round((await count(draw.picture(), short) - num_short) / tokens_per_word))
+    num_of_words = await count(short, long) - num_short
+    if num_of_words <= 0:
+        raise NoAnswerError("the server counts no more tokens of a prompt with more words")
+    return max(1, round((await count(draw.picture(), short) - num_short) * _PROBE_WORDS / num_of_words))
