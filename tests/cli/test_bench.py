@@ -74,6 +74,17 @@ def test_a_workload_that_fails_is_named_and_the_rest_is_reported(
     assert list(json.loads((tmp_path / "r.json").read_text())["workloads"]) == ["cold"]
 
 
+def test_a_terminal_obeys_nothing_that_a_measured_server_says(capsys: pytest.CaptureFixture[str]) -> None:
+    refused = [b'data: {"error": "\\u001b[2Jred"}\n\n', DONE]
+    script = Script(answers=[refused], models={"data": [{"id": "\x1b[2Jfirst"}]})
+    with scripted_server(script):
+        main(["bench", "serve", "--base-url", script.url, "--workload", "cold", *QUICK])
+    said = capsys.readouterr().out
+    assert "[2Jred" in said
+    assert "[2Jfirst" in said
+    assert "\x1b" not in said
+
+
 def test_what_is_complete_outlives_ctrl_c(tmp_path: Path) -> None:
     report = tmp_path / "r.json"
     with scripted_server(Script(answers=[answer("Hi"), answer("Hi"), [event("Once")]], is_endless=True)) as script:

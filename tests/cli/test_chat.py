@@ -163,6 +163,14 @@ def test_a_terminal_obeys_nothing_that_a_model_says(terminal: Terminal, script: 
     assert terminal.out == "[2Jred1m\tand\nblue\n"
 
 
+def test_a_terminal_obeys_nothing_that_a_server_says_of_its_models(
+    script: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.status, script.refusal = 500, b"\x1b[2Jno"
+    assert main(["chat", "--url", script.url]) == 2
+    assert capsys.readouterr().err == "keepsight chat: 500: [2Jno\n"
+
+
 def test_without_a_server_it_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", "--url", "http://127.0.0.1:9/v1"]) == 2
     assert "keepsight chat: nothing answers at http://127.0.0.1:9/v1\n" in (told := capsys.readouterr().err)

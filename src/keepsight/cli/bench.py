@@ -20,6 +20,7 @@ from keepsight.cli.add_command import add_command
 from keepsight.cli.bench_arguments import DEFAULTS, add_shape, check_counts, options_of, to_percent
 from keepsight.cli.bench_within import add_offline_arguments, add_parts_arguments, run_offline, run_parts
 from keepsight.cli.openai_server import OpenAIServer
+from keepsight.cli.strip_controls import strip_controls
 from keepsight.errors import InvalidArgumentError
 
 
@@ -86,13 +87,12 @@ def _run_serve(arguments: argparse.Namespace) -> int:
 
 
 def _tell(run: WorkloadRun) -> None:
-    print(", ".join(f"{name} {value}" for name, value in run.report.facts.items()))
-    print(to_markdown(table(run.summaries)))
+    said = [", ".join(f"{name} {value}" for name, value in run.report.facts.items()), to_markdown(table(run.summaries))]
     for name, summary in run.summaries.items():
         if summary.num_errors:
-            print(f"{name}: {summary.num_errors} failed; the first: {summary.first_error}")
-    for name, reason in run.failures.items():
-        print(f"{name}: could not be measured: {reason}")
+            said.append(f"{name}: {summary.num_errors} failed; the first: {summary.first_error}")
+    said += [f"{name}: could not be measured: {reason}" for name, reason in run.failures.items()]
+    print(strip_controls("\n".join(said)))
 
 
 def _keep(run: WorkloadRun, arguments: argparse.Namespace) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from keepsight.cli.attach_picture import attach_pictures
 from keepsight.cli.openai_server import OpenAIServer, Usage
+from keepsight.cli.strip_controls import strip_controls
 from keepsight.errors import InvalidArgumentError, KeepsightError, NoAnswerError
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
@@ -30,8 +31,6 @@ HELP = """\
 /help                    this
 /quit                    leave, as Ctrl-D does
 Ctrl-C stops an answer; what came of it stays in the conversation."""
-# A terminal must not obey what a model or a server says.
-_NO_CONTROLS = {code: None for code in (*range(0x20), 0x7F, *range(0x80, 0xA0)) if chr(code) not in "\n\t"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -151,7 +150,7 @@ class Chat:
                     answer.usage = piece
                 elif piece:
                     answer.take(piece)
-                    print(piece.translate(_NO_CONTROLS), end="", flush=True)
+                    print(strip_controls(piece), end="", flush=True)
 
     def _attach(self, typed: str) -> None:
         self._pictures += attach_pictures(typed)
@@ -212,5 +211,5 @@ def _ask_for_line() -> str:
 
 
 def _note(text: str) -> None:
-    text = text.translate(_NO_CONTROLS)
+    text = strip_controls(text)
     print(f"\x1b[2m{text}\x1b[0m" if sys.stderr.isatty() else text, file=sys.stderr, flush=True)

@@ -9,6 +9,7 @@ from importlib import import_module
 
 from keepsight import __version__
 from keepsight.cli.add_command import add_command
+from keepsight.cli.strip_controls import strip_controls
 from keepsight.errors import KeepsightError
 
 # Imported only when called: most need neither torch nor a web server.
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return status
     except KeepsightError as error:
-        print(f"keepsight {arguments[0]}: {error}", file=sys.stderr)
+        print(f"keepsight {arguments[0]}: {strip_controls(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
