@@ -51,6 +51,7 @@ def test_an_answer_has_the_times_of_its_tokens_and_what_the_server_counted(scrip
         ([event("Hi")], "ended before"),
         ([event("Hi"), b'data: {"error": {"message": "out of luck"}}\n\n', DONE], "out of luck"),
         ([b"data: nonsense\n\n", DONE], "Expecting value"),
+        ([b"data: %b\n\n" % (b"[" * 100_000), DONE], "recursion"),
         ([OPENING, USAGE_EVENT, DONE], "without a token"),
         ([b"data: [1]\n\n", event("Hi"), DONE], "not as OpenAI's"),
         ([b'data: {"choices": null}\n\n', event("Hi"), DONE], "not as OpenAI's"),

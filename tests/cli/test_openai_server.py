@@ -73,6 +73,7 @@ def test_the_key_goes_with_every_request_and_only_if_there_is_one(script: Script
         (400, b'{"error": {"message": "temperature: must be at least 0"}}', "400: temperature: must be at least 0"),
         (404, b'{"error": "no such model"}', "404: no such model"),
         (502, b"<html>Bad gateway", "502: <html>Bad gateway"),
+        (500, b"[" * 100_000, "500: [[["),
         (503, b"", "503: Service Unavailable"),
         (401, b'{"error": {"message": "wrong key"}}', "401: wrong key (--api-key, or OPENAI_API_KEY in"),
     ],
@@ -88,6 +89,7 @@ def test_a_refusal_is_told_in_the_server_s_words(script: Script, status: int, bo
         ([event("Once"), b'data: {"error": {"message": "It broke."}}\n\n', DONE], "It broke."),
         ([event("Once")], "the connection ended before the answer did"),
         ([b"data: {nonsense\n\n"], "the server sent b'{nonsense', which is no JSON"),
+        ([b"data: %b\n\n" % (b"[" * 100_000)], f"the server sent {b'[' * 80!r}, which is no JSON"),
         ([b"data: 5\n\n"], "the server sent b'5', which is no event"),
         *(
             ([b"data: %b\n\n" % event], f"the server sent {event.decode()}, which is no part of an answer")

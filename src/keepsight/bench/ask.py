@@ -62,7 +62,7 @@ async def ask(server: Server, messages: Sequence[bytes]) -> Answer:
             events = await _note_events(response)
             seconds = time.perf_counter() - started
             return _understand([(when - started, json.loads(data)) for when, data in events], seconds)
-    except (OSError, EOFError, ValueError, LookupError, NoAnswerError) as error:
+    except (OSError, EOFError, ValueError, LookupError, RecursionError, NoAnswerError) as error:
         return Answer(time.perf_counter() - started, error=str(error) or type(error).__name__)
 
 

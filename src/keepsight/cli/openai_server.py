@@ -16,6 +16,8 @@ from keepsight import __version__
 from keepsight.errors import InvalidArgumentError, NoAnswerError
 
 CONNECT_SECONDS = 10.0
+# What JSON raises that is none, or nested without end.
+UNREADABLE = (ValueError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class OpenAIServer:
         with self._asking("GET", "/models") as response:
             try:
                 return str(json.loads(response.read())["data"][0]["id"])
-            except (ValueError, LookupError, TypeError) as error:
+            except (*UNREADABLE, LookupError, TypeError) as error:
                 raise NoAnswerError(
                     f"{self.url} has no model, or is no OpenAI server; name one with --model"
                 ) from error
@@ -115,7 +117,7 @@ def _understand(event: Mapping[str, Any]) -> list[str | Usage]:
 def _parse(data: bytes) -> dict[str, Any]:
     try:
         event = json.loads(data)
-    except ValueError as error:
+    except UNREADABLE as error:
         raise NoAnswerError(f"the server sent {data[:80]!r}, which is no JSON") from error
     if not isinstance(event, dict):
         raise NoAnswerError(f"the server sent {data[:80]!r}, which is no event")
@@ -126,7 +128,7 @@ def _read_refusal(response: HTTPResponse) -> str:
     body = response.read()
     try:
         message = _message_of(json.loads(body))
-    except ValueError:
+    except UNREADABLE:
         message = None
     if message is None:
         message = body[:200].decode(errors="replace").strip() or response.reason
