@@ -322,6 +322,18 @@ def test_what_is_held_when_an_answer_ends_is_counted_before_it_is_heard() -> Non
     assert engine.counted(BLOCKS, PREFIX.budget_bytes) == [64, 6400]
 
 
+def test_an_answer_that_ends_as_another_request_comes_is_counted_before_it_is_heard() -> None:
+    engine = Engine()
+    engine.meter._clock = lambda: 1.0
+    engine.inbox.try_put(make_request("a", 3, max_tokens=2))
+    engine.loop.step()
+    engine.inbox.try_put(make_request("b", 5, max_tokens=2))
+    engine.loop.step()
+    assert [each.request_id for each in engine.sent if isinstance(each, TokenOutput) and each.finish_reason] == ["a"]
+    kv = engine.scheduler.kv_cache
+    assert engine.counted(PREFIX.queries, PREFIX.entries) == [kv.num_queried_tokens, kv.pool.num_findable]
+
+
 def test_those_who_wait_are_counted_as_those_who_run() -> None:
     engine = Engine(max_num_seqs=1)
     for request_id in "abc":

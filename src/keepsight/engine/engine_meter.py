@@ -64,6 +64,8 @@ class EngineMeter:
         self._counters, self._scheduler, self._bytes_per_block = counters, scheduler, bytes_per_block
         self._source, self._tiers, self._clock = source, tiers, clock
         self._copied_at, self._num_sequences = 0.0, 0
+        # Since then: as many may have ended.
+        self._has_somebody_come = False
         self._num_device_hits = self._num_hit_tokens = 0
         self._encoding, self._prompt_token = MeanCost(), BulkCost()
         # By request; by media hash: when pixels came, and whether from the engine's own keeping; by encoder key.
@@ -78,6 +80,7 @@ class EngineMeter:
 
     def note_arrived(self, request: EngineRequest) -> None:
         self._arrivals.put(request.request_id, self._clock())
+        self._has_somebody_come = True
 
     def note_pixels(self, media_hash: str) -> None:
         """The runner has them now."""
@@ -115,9 +118,9 @@ class EngineMeter:
             self._note_encoded(key, took)
         stories = [self._tell(begun, now) for begun in self._scheduler.take_begun()]
         num_sequences = len(self._scheduler.lineup)
-        has_changed = self._num_sequences != num_sequences
+        has_changed = self._has_somebody_come or self._num_sequences != num_sequences
         if has_changed or now - self._copied_at > SECONDS or (plan.is_empty and result.is_empty):
-            self._copied_at, self._num_sequences = now, num_sequences
+            self._copied_at, self._num_sequences, self._has_somebody_come = now, num_sequences, False
             self._copy()
         return stories
 
