@@ -560,7 +560,7 @@ def test_a_salt_keeps_prompts_apart(llm: LLM) -> None:
     assert [num_cached(salt) > 0 for salt in ("a", "b", "a", "b")] == [False, False, True, True]
 
 
-def test_the_smallest_priority_goes_first_and_answers_keep_their_order(drawn: Drawn) -> None:
+def test_the_smallest_priority_goes_first_and_answers_keep_their_order() -> None:
     finished: list[str] = []
     with LLM(device="cpu", max_num_seqs=1) as llm:
         hold = threading.Event()

@@ -122,7 +122,7 @@ def test_questions_asked_at_once_are_all_answered_rightly(server_port: int) -> N
     assert asyncio.run(ask_all()) == [each.description for each in drawings]
 
 
-def test_a_client_that_hangs_up_does_not_keep_the_others_waiting(client: openai.OpenAI, drawn: Drawn) -> None:
+def test_a_client_that_hangs_up_does_not_keep_the_others_waiting(client: openai.OpenAI) -> None:
     endless = {"max_tokens": None, "n": 32, "extra_body": {"ignore_eos": True}}
     with complete(client, ask("Hello"), stream=True, **endless) as stream:
         next(iter(stream))

@@ -136,7 +136,7 @@ def test_a_tier_that_takes_longer_than_encoding_loses_the_race() -> None:
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), RuntimeError("a fault of our own")])
-def test_a_tier_that_fails_costs_nobody_an_answer(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tier_that_fails_costs_nobody_an_answer(error: Exception) -> None:
     tier = FakeTier()
     tier.error = error
     with engine_over(tier) as engine:

@@ -169,7 +169,7 @@ def test_what_is_not_whole_is_a_miss_and_removed(store: SharedStore, damage: str
 
 
 def test_a_folder_that_is_gone_or_full_means_that_nothing_is_kept(
-    store: SharedStore, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: SharedStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(store, 1)
 

@@ -208,7 +208,7 @@ def test_a_successor_goes_on_behind_the_last_account_and_writes_over_the_oldest(
     assert [int(each.id) for each in read_rings(tmp_path)] == list(range(last, last - NUM_SLOTS, -1))
 
 
-def test_a_request_of_very_many_pictures_is_told_in_part(tmp_path: Path) -> None:
+def test_a_request_of_very_many_pictures_is_told_in_part() -> None:
     ring, asked = AccountRing(), account(*(f"{number:064}" for number in range(100)))
     asked.note("identify", 1.0, 1.004)
     asked.note_begun(begun(*[MADE] * 100))

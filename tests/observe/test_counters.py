@@ -103,7 +103,7 @@ def test_prometheus_reads_every_metric(tmp_path: Path) -> None:
     assert sum(map(len, (each.samples for each in families.values()))) > len(SLOTS)
 
 
-def test_a_histogram_counts_each_time_in_every_bucket_that_it_fits(tmp_path: Path) -> None:
+def test_a_histogram_counts_each_time_in_every_bucket_that_it_fits() -> None:
     counters = Counters()
     for seconds in (0.0001, 0.002, 5000.0):
         counters.observe(STAGE["fetch"], seconds)
