@@ -8,8 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import pytest
 from keepsight.observe.catalogue import RESTARTED
 from keepsight.observe.process_memory import children_of
 from keepsight.observe.totals import Totals
+from tests.wait_until import wait_until
 
 FAKE = Path(__file__).parent / "fake_process.py"
 PATIENCE = 20  # seconds
@@ -83,14 +83,6 @@ def has_zombies(parent: int) -> bool:
     return any(
         Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z" for pid in children_of(parent)
     )
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    for _ in range(PATIENCE * 50):
-        if is_so():
-            return
-        time.sleep(0.02)
-    raise AssertionError(is_so)
 
 
 class Stage:

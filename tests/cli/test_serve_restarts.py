@@ -1,7 +1,6 @@
 """What one server encoded before kill -9 the next one has, from a disk or from Redis: none is decoded or encoded."""
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tests.cli.test_serve import answer
 from tests.drawn import Drawn, ask, by_url, draw
 from tests.real_server import serving
 from tests.tiers.redis_servers import REAL, real_server
+from tests.wait_until import wait_until
 
 SOON = 30
 
@@ -23,13 +23,6 @@ SOON = 30
 def tiers_of(port: int) -> dict[str, dict[str, Any]]:
     told = httpx.get(f"http://127.0.0.1:{port}/health", timeout=SOON).json()
     return {tier["name"]: tier for tier in told.get("tiers", ())}
-
-
-def wait_until(is_so: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SOON
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def wait_until_written(tier: DiskTier | RedisTier, count: int) -> None:

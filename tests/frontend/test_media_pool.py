@@ -27,6 +27,7 @@ from keepsight.requests import Pixels
 from keepsight.testing import pixels_like
 from tests.made_up_request import MadeUpRequest
 from tests.scheduling.drive import make_request
+from tests.wait_until import wait_until
 
 SOON = 20  # seconds, for what takes milliseconds
 BYTES = 3  # of one picture here
@@ -332,8 +333,7 @@ def test_after_closing_nobody_hears_of_anything_and_nothing_is_begun(studio: Stu
         studio.await_begun()
         closing = threading.Thread(target=pool.close)
         closing.start()
-        while pool._waiters:
-            time.sleep(0.001)
+        wait_until(lambda: not pool._waiters)
         assert closing.is_alive(), "it waits for what has begun"
         studio.door.set()
         closing.join(SOON)

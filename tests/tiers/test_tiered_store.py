@@ -2,7 +2,6 @@
 
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from keepsight.tiers.tiered_store import TieredStore
 from tests.tiers.arrays import array_of, assert_equal, key_of
 from tests.tiers.fake_tier import FakeTier
 from tests.tiers.redis_servers import REAL, real_server
+from tests.wait_until import wait_until
 
 LONG = 60.0
 Make = Callable[..., TieredStore]
@@ -191,10 +191,7 @@ def test_a_tier_that_fails_is_passed_over_and_comes_back(make: Make, error: Exce
 def test_a_tier_that_cannot_be_used_is_set_aside_before_anybody_asks(make: Make, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     store = make(DiskTier(tmp_path / "file" / "folder", 10**6), DiskTier(tmp_path / "kept", 10**6))
-    for _ in range(2000):
-        if (tmp_path / "kept" / "entries").is_dir() and not store.health()[0].is_used:
-            break
-        time.sleep(0.01)
+    wait_until(lambda: (tmp_path / "kept" / "entries").is_dir() and not store.health()[0].is_used)
     assert [health.is_used for health in store.health()] == [False, True]
     assert "NotADirectoryError" in str(store.health()[0].reason)
 

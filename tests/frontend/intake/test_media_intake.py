@@ -4,7 +4,7 @@ threads."""
 import asyncio
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -28,6 +28,7 @@ from keepsight.frontend.intake.media_limits import RequestBytes
 from keepsight.frontend.prompt.read_messages import PicturePart
 from tests.drawn import to_data_url
 from tests.frontend.picture_server import LOCAL, Asked, PictureServer, picture_server, response
+from tests.wait_until import wait_until
 
 
 @pytest.fixture
@@ -74,15 +75,6 @@ class Gate:
     def wait_until_left(self) -> None:
         with self._changed:
             assert self._changed.wait_for(lambda: self.num_left > 0, timeout=20)
-
-
-def wait_until(has_happened: Callable[[], bool]) -> None:
-    waiting = threading.Event()
-    for _ in range(4000):
-        if has_happened():
-            return
-        waiting.wait(0.005)
-    raise AssertionError("it did not happen")
 
 
 # Every source -------------------------------------------------------------------------------------------------

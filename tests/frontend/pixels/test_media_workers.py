@@ -36,6 +36,7 @@ from keepsight.sampling_params import SamplingParams
 from tests.drawn import ask, to_data_url
 from tests.frontend.misbehaving_worker import BLUNDER, CRASH, DEVOUR, IMPOSE, SPIN, STOP
 from tests.frontend.sample_pictures import BASE, CROPPING, all_cases, encode, random_picture
+from tests.wait_until import wait_until
 
 ROOT = Path(__file__).parents[3]
 SOON = 20  # seconds, for what takes much less
@@ -67,7 +68,7 @@ def start() -> Iterator[Start]:
         workers.close()
         workers.check_invariants()
         assert workers.pids() == []
-    await_that(lambda: children_of_ours() == children)
+    wait_until(lambda: children_of_ours() == children)
 
 
 @pytest.fixture(scope="module")
@@ -130,15 +131,8 @@ def children_of_ours() -> set[int]:
     return set(children_of(os.getpid()))
 
 
-def await_that(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SOON
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def await_gone(pids: list[int]) -> None:
-    await_that(lambda: not any(map(is_running, pids)))
+    wait_until(lambda: not any(map(is_running, pids)))
 
 
 # What they make -----------------------------------------------------------------------------------------------
@@ -280,7 +274,7 @@ def test_closing_while_the_first_is_being_started_ends_all(start: Start) -> None
     workers.start()
     with ThreadPoolExecutor(1) as threads:
         making = threads.submit(workers.make, job_of(picture()))
-        await_that(lambda: workers._free_seats.empty())
+        wait_until(lambda: workers._free_seats.empty())
         workers.close()
         with pytest.raises(RuntimeError, match="closed"):
             making.result(SOON)
@@ -293,7 +287,7 @@ def test_closing_ends_what_they_are_at(start: Start, monkeypatch: pytest.MonkeyP
     [template, worker] = workers.pids()
     with ThreadPoolExecutor(1) as threads:
         making = threads.submit(workers.make, job_of_bytes(STOP))
-        await_that(lambda: " T " in Path(f"/proc/{worker}/stat").read_text())
+        wait_until(lambda: " T " in Path(f"/proc/{worker}/stat").read_text())
         workers.close()
         with pytest.raises(RuntimeError, match="closed"):
             making.result(SOON)
@@ -422,7 +416,7 @@ class Chaos:
 
     def _kill_one(self) -> None:
         with self._killing:
-            await_that(lambda: not self._victims & self._in_flight)
+            wait_until(lambda: not self._victims & self._in_flight)
             template, *workers = self._workers.pids()
             # A template takes seconds to come back.
             candidates = [template] if len(self.killed) % 10 == 9 else workers
