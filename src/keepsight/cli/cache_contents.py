@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from keepsight.cli.add_command import Commands, add_command
 from keepsight.cli.model_arguments import add_model_arguments, config_from
+from keepsight.cli.read_picture import read_picture
 from keepsight.errors import InvalidArgumentError, TierError
 from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.open_tiers import parse_disk_place
@@ -127,7 +128,7 @@ def _warm(arguments: argparse.Namespace) -> int:
     if arguments.encoder_disk_cache is None and arguments.encoder_remote_cache is None:
         arguments.encoder_disk_cache = ""
     config = config_from(arguments)
-    pictures = {str(path): read_picture(path) for path in arguments.pictures}
+    pictures = {str(path): read_picture(path, "PICTURE") for path in arguments.pictures}
     # Nobody is to wait for a model whose work has no place.
     for place in _far_tiers(arguments):
         with place as far_tier:
@@ -165,10 +166,3 @@ def _far_tiers(arguments: argparse.Namespace) -> Iterator[AbstractContextManager
         yield opened_folder(place.directory, "--encoder-disk-cache")
     if (url := arguments.encoder_remote_cache) is not None:
         yield _opened_server(url, "--encoder-remote-cache")
-
-
-def read_picture(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidArgumentError("PICTURE", f"cannot read {path}: {error.strerror}") from error

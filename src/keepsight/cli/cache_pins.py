@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from keepsight.cli.add_command import Commands, add_command
-from keepsight.cli.cache_contents import MIB, add_server_flags, opened_folder, read_picture
+from keepsight.cli.cache_contents import MIB, add_server_flags, opened_folder
 from keepsight.cli.model_arguments import config_from
+from keepsight.cli.read_picture import read_picture
 from keepsight.errors import InvalidArgumentError
 from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.entry_key import is_entry_key
@@ -92,7 +93,7 @@ def _unpin(arguments: argparse.Namespace, place: DiskPlace) -> int:
 def _find_keys(arguments: argparse.Namespace) -> dict[str, Sequence[str]]:
     """By what they were called."""
     keys: dict[str, Sequence[str]] = {name: [name] for name in arguments.names if is_entry_key(name)}
-    pictures = {name: read_picture(Path(name)) for name in arguments.names if name not in keys}
+    pictures = {name: read_picture(Path(name), "PICTURE") for name in arguments.names if name not in keys}
     if not pictures:
         return keys
     config = config_from(arguments)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from keepsight.cli.model_arguments import add_model_arguments, config_from
-from keepsight.errors import InvalidArgumentError
+from keepsight.cli.read_picture import read_picture
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     config = config_from(arguments)
     content: list[dict[str, Any]] = [
-        {"type": "image_pil", "image_pil": _read_picture(path)} for path in arguments.image
+        {"type": "image_pil", "image_pil": read_picture(path, "--image")} for path in arguments.image
     ]
     content.append({"type": "text", "text": arguments.prompt})
 
@@ -32,10 +32,3 @@ def run(arguments: argparse.Namespace) -> int:
     with LLM.from_config(config) as llm:
         print(llm.chat([{"role": "user", "content": content}], params)[0].outputs[0].text)
     return 0
-
-
-def _read_picture(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidArgumentError("--image", f"cannot read {path}: {error.strerror}") from error
