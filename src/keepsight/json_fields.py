@@ -4,6 +4,7 @@ A `JsonFields` is one object of a file with typed fields; `section()` steps into
 """
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ class JsonFields:
     def number(self, name: str, default: float | None = None) -> float:
         """A positive number."""
         value = self._get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
             raise self.refuse(name, f"must be a positive number, not {value!r}")
         return float(value)
 
