@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from keepsight import sampling_params
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.sampling_params import MIN_TEMPERATURE, SamplingParams
 
@@ -135,6 +136,31 @@ def test_an_unknown_name_is_refused_with_the_nearest_known_one() -> None:
 def test_more_token_ids_than_any_model_has_are_refused_before_one_is_looked_at(name: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"^{name}: must hold at most 524288 token ids, not 524289"):
         SamplingParams(**{name: ["no token"] * (2**19 + 1)})  # type: ignore[arg-type]
+
+
+def test_many_good_ones_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[str] = []
+    accept = sampling_params._Range.accept
+
+    def note(accepted: sampling_params._Range, name: str, value: object) -> Any:
+        looked_at.append(name)
+        return accept(accepted, name, value)
+
+    monkeypatch.setattr(sampling_params._Range, "accept", note)
+    ids = tuple(range(1000))
+    params = SamplingParams(stop_token_ids=ids, allowed_token_ids=ids, logit_bias=dict.fromkeys(ids, 0.5))
+    assert (params.stop_token_ids, params.allowed_token_ids) == (ids, ids)
+    assert params.logit_bias == dict.fromkeys(ids, 0.5)
+    assert [name for name in looked_at if "[" in name] == []
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -100.5])
+@pytest.mark.parametrize("place", [0, 5, 9])
+def test_one_bad_bias_among_many_good_ones_is_found(bad: float, place: int) -> None:
+    biases = [bad if number == place else 1.0 for number in range(10)]
+    with pytest.raises(InvalidArgumentError) as refused:
+        SamplingParams(logit_bias=dict(enumerate(biases)))
+    assert refused.value.field == f"logit_bias[{place}]"
 
 
 def test_that_no_token_is_allowed_is_refused_rather_than_taken_for_all() -> None:

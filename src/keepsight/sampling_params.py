@@ -6,7 +6,7 @@ vocabulary or of a context length; those limits belong to who knows them.
 
 import math
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, NoReturn
@@ -237,7 +237,16 @@ def _to_token_ids(name: str, token_ids: object) -> tuple[int, ...]:
         return ()
     values = _to_tuple(name, token_ids, "a list of token ids")
     _check_number(name, len(values))
+    if _are_all(int, values, _TOKEN_ID):
+        return values
     return tuple(_TOKEN_ID.accept(f"{name}[{index}]", value) for index, value in enumerate(values))
+
+
+def _are_all(type_: type, values: Collection[Any], accepted: _Range) -> bool:
+    """As they are, and seen at a glance: there may be many, and one by one is for finding the one that is not."""
+    if set(map(type, values)) != {type_}:
+        return False
+    return accepted.low <= min(values) and max(values) <= accepted.high and all(map(math.isfinite, values))
 
 
 def _check_number(name: str, number: int) -> None:
@@ -258,6 +267,8 @@ def _to_logit_bias(bias: object) -> dict[int, float] | None:
     if not isinstance(bias, Mapping):
         _refuse("logit_bias", bias, "a mapping of token ids to biases")
     _check_number("logit_bias", len(bias))
+    if _are_all(int, bias, _TOKEN_ID) and _are_all(float, bias.values(), _BIAS):
+        return dict(bias)
     return {_to_biased_id(key): _BIAS.accept(f"logit_bias[{key!r}]", value) for key, value in bias.items()} or None
 
 
