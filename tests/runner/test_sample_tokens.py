@@ -126,6 +126,14 @@ def test_penalties_and_biases_ask_for_no_number_however_much_was_said() -> None:
     assert asked.count == 0
 
 
+def test_bans_ask_for_no_number() -> None:
+    params = SamplingParams(temperature=0, min_tokens=2, allowed_token_ids=[2, 4])
+    banning = SamplingState(params, (), END, 0, CPU, banned_runs=RunBan([(5,)]))
+    with NumbersAskedFor() as asked:
+        sample_tokens(logits_of(0), [banning])
+    assert asked.count == 0
+
+
 def test_logit_bias_adds_and_ignores_ids_outside_the_vocabulary() -> None:
     logits = torch.zeros(1, VOCAB_SIZE)
     assert sample_alone(logits, temperature=0, logit_bias={9: 1.0, VOCAB_SIZE + 3: 100.0}).token_id == 9

@@ -145,8 +145,8 @@ def _edit_row(logits: Tensor, state: SamplingState) -> None:
 
 def _ban(banned: Tensor, logits: Tensor) -> None:
     """Unless nothing were left: where a grammar has come to its end, the end is all there is to say."""
-    if (logits.isfinite() & ~banned).any():
-        logits[banned] = NEVER
+    is_anything_left = (logits.isfinite() & ~banned).any()
+    logits.masked_fill_(banned & is_anything_left, NEVER)
 
 
 def _are_in(token_ids: Collection[int], logits: Tensor) -> Tensor:
