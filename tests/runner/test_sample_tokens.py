@@ -105,33 +105,36 @@ def test_presence_counts_once_and_frequency_each_time_and_only_what_was_said() -
     assert [sample_tokens(logits, [penalized])[0].token_id for _ in range(3)] == [3, 3, 4]
 
 
-class NumbersAskedFor(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Single ones, for each of which the host waits until a device has come that far."""
-
+class CallsOfTorch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
+        self.made: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func is torch.ops.aten._local_scalar_dense.default
+        self.made.append(func)
         return func(*args, **(kwargs or {}))
+
+    @property
+    def num_numbers(self) -> int:
+        """Asked for one by one, for each of which the host waits until a device has come that far."""
+        return self.made.count(torch.ops.aten._local_scalar_dense.default)
 
 
 def test_penalties_and_biases_ask_for_no_number_however_much_was_said() -> None:
     talkative = state((3,), temperature=0, frequency_penalty=1.0, repetition_penalty=1.1, logit_bias={4: 1.0, 5: 2.0})
     for said in range(20):
         talkative.note(said)
-    with NumbersAskedFor() as asked:
+    with CallsOfTorch() as calls:
         sample_tokens(logits_of(0), [talkative])
-    assert asked.count == 0
+    assert calls.num_numbers == 0
 
 
 def test_bans_ask_for_no_number() -> None:
     params = SamplingParams(temperature=0, min_tokens=2, allowed_token_ids=[2, 4])
     banning = SamplingState(params, (), END, 0, CPU, banned_runs=RunBan([(5,)]))
-    with NumbersAskedFor() as asked:
+    with CallsOfTorch() as calls:
         sample_tokens(logits_of(0), [banning])
-    assert asked.count == 0
+    assert calls.num_numbers == 0
 
 
 def test_logit_bias_adds_and_ignores_ids_outside_the_vocabulary() -> None:
@@ -226,6 +229,15 @@ def test_each_sequence_of_a_batch_is_told_its_own_logprobs() -> None:
     together = sample_tokens(logits, [state(temperature=0, logprobs=number) for number in (1, 2, 3)])
     alone = [sample_alone(row[None], temperature=0, logprobs=number) for number, row in enumerate(logits, start=1)]
     assert together == alone
+
+
+def test_logprobs_take_as_many_calls_of_torch_for_many_sequences_as_for_one() -> None:
+    def count_calls(rows: int) -> int:
+        with CallsOfTorch() as calls:
+            sample_tokens(logits_of(9, rows), [state(temperature=0, logprobs=2) for _ in range(rows)])
+        return len(calls.made)
+
+    assert count_calls(16) == count_calls(2)
 
 
 def test_logprobs_are_the_models_own_before_any_edit() -> None:

@@ -5,7 +5,7 @@ order of the steps is vLLM's: grammar, bans, bias, penalties, temperature, min-p
 """
 
 import itertools
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Sequence
 from functools import cached_property
 
@@ -201,9 +201,15 @@ def filter_logits(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 def _logprobs(raw: Tensor, token_ids: Sequence[int], states: Sequence[SamplingState]) -> list[TokenLogprobs | None]:
     """Of the model itself, before anything was edited, as OpenAI and vLLM report them."""
     results: list[TokenLogprobs | None] = [None] * len(states)
-    for row, (token_id, state) in enumerate(zip(token_ids, states, strict=True)):
+    # Together only with those that want as many: of equals a larger choice may put others first.
+    rows_by_number = defaultdict[int, list[int]](list)
+    for row, state in enumerate(states):
         if state.params.logprobs is not None:
-            [results[row]] = list_logprobs(raw[row : row + 1], [token_id], state.params.logprobs)
+            rows_by_number[state.params.logprobs].append(row)
+    for num_top, rows in rows_by_number.items():
+        told = list_logprobs(raw[rows], [token_ids[row] for row in rows], num_top)
+        for row, each in zip(rows, told, strict=True):
+            results[row] = each
     return results
 
 
