@@ -97,6 +97,30 @@ def test_the_repetition_penalty_is_transformers_over_prompt_and_output() -> None
     assert sample_tokens(logits, [seen])[0].token_id == theirs.argmax()
 
 
+def test_the_repetition_penalty_looks_at_the_prompt_once_however_long_the_answer() -> None:
+    class Counted(int):
+        num_looks = 0
+
+        def __lt__(self, other: int) -> bool:
+            Counted.num_looks += 1
+            return int(self) < other
+
+    penalized = state(tuple(map(Counted, range(40))), temperature=0, repetition_penalty=1.9)
+    sample_tokens(logits_of(6), [penalized])
+    num_looks = Counted.num_looks
+    for _ in range(30):
+        sample_tokens(logits_of(6), [penalized])
+    assert Counted.num_looks == num_looks > 0
+
+
+def test_a_token_of_the_prompt_is_penalized_once_though_it_is_said_again() -> None:
+    logits = torch.zeros(1, VOCAB_SIZE)
+    logits[0, 3], logits[0, 4] = 3.0, 1.0
+    penalized = state((3, 3), temperature=0, repetition_penalty=2.0)
+    # 1.5 each time; twice the penalty would leave 0.75, less than the 1.0 of token 4.
+    assert [sample_tokens(logits, [penalized])[0].token_id for _ in range(3)] == [3, 3, 3]
+
+
 def test_presence_counts_once_and_frequency_each_time_and_only_what_was_said() -> None:
     logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, 3], logits[0, 4] = 3.0, 1.0

@@ -47,11 +47,6 @@ class SamplingState:
         self.is_penalized = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1)
 
     @cached_property
-    def prompt_ids(self) -> frozenset[int]:
-        """Few ask for them, and of a long prompt they take a millisecond."""
-        return frozenset(self._prompt)
-
-    @cached_property
     def generator(self) -> torch.Generator:
         """Of those that draw."""
         generator = torch.Generator(self._device)
@@ -63,7 +58,7 @@ class SamplingState:
 
     def find_wishes(self, logits: Tensor) -> "_Wishes":
         if self._wishes is None:
-            self._wishes = _Wishes(self.params, self.end_ids, logits)
+            self._wishes = _Wishes(self.params, self._prompt, self.end_ids, logits)
         return self._wishes
 
     @property
@@ -87,8 +82,10 @@ class SamplingState:
 class _Wishes:
     """What was asked of single tokens, as tensors: made once, since it may be as much as the vocabulary has tokens."""
 
-    def __init__(self, params: SamplingParams, end_ids: frozenset[int], logits: Tensor) -> None:
+    def __init__(self, params: SamplingParams, prompt: Sequence[int], end_ids: frozenset[int], logits: Tensor) -> None:
         allowed, bias = params.allowed_token_ids, params.logit_bias or {}
+        # What is to be penalized for standing there.
+        self.prompt = _ids(set(prompt) if params.repetition_penalty != 1 else (), logits)
         self.forbidden = None if allowed is None else ~_are_in(allowed, logits)
         self.ends = _are_in(end_ids, logits) if params.min_tokens else None
         biased = _inside(bias, logits)
@@ -132,15 +129,23 @@ def _edit_row(logits: Tensor, state: SamplingState) -> None:
         _ban(_are_in(banned, logits), logits)
     if params.logit_bias:
         logits[wishes.biased] += wishes.biases
+    if state.is_penalized:
+        _penalize(logits, state, wishes.prompt)
+
+
+def _penalize(logits: Tensor, state: SamplingState, prompt: Tensor) -> None:
+    """`prompt`: its tokens, each once."""
+    params, said = state.params, _inside(state.output_counts, logits)
+    said_ids = _ids(said, logits)
     if params.repetition_penalty != 1:
-        seen = _ids(state.prompt_ids | state.output_counts.keys(), logits)
+        # What stands in both is written twice, the same both times.
+        seen = torch.cat((prompt, said_ids))
         values = logits[seen]
         penalty = params.repetition_penalty
         logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
-    if state.output_counts and (params.presence_penalty or params.frequency_penalty):
-        said = _inside(state.output_counts, logits)
+    if said and (params.presence_penalty or params.frequency_penalty):
         counts = torch.tensor([state.output_counts[token_id] for token_id in said], device=logits.device)
-        logits[_ids(said, logits)] -= params.presence_penalty + params.frequency_penalty * counts
+        logits[said_ids] -= params.presence_penalty + params.frequency_penalty * counts
 
 
 def _ban(banned: Tensor, logits: Tensor) -> None:
