@@ -92,6 +92,13 @@ def test_without_a_place_to_remember_it_is_the_same(model: Path) -> None:
     assert model_content_digest(model, model.parent / "file" / "digests.json") == digest(model)
 
 
+def test_what_cannot_be_remembered_leaves_nothing_behind(model: Path) -> None:
+    place = model.parent / "cache" / "digests.json"
+    place.mkdir(parents=True)
+    assert model_content_digest(model, place) == model_content_digest(model, model.parent / "digests.json")
+    assert list(place.parent.iterdir()) == [place]
+
+
 def test_a_user_without_a_home_has_it_made_anew(model: Path, without_home: None) -> None:
     assert model_content_digest(model) == digest(model)
 

@@ -76,8 +76,10 @@ def _remember(path: Path, digests: dict[str, str]) -> None:
     """Written aside, as several servers may start at once.  Without it, only time is lost."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as aside:
-            json.dump(digests, aside)
-        Path(aside.name).replace(path)
+        with tempfile.TemporaryDirectory(dir=path.parent) as aside:
+            written = Path(aside) / path.name
+            written.touch(mode=0o600)
+            written.write_text(json.dumps(digests))
+            written.replace(path)
     except OSError as error:
         logger.warning("digests of model files cannot be remembered: %s", error)
