@@ -170,6 +170,18 @@ def test_a_damaged_value_is_removed(tier: RedisTier, server: FakeServer) -> None
     assert tier.stats().num_damaged == 1
 
 
+@pytest.mark.parametrize("name", [b"ab\xff", b"abc", b"ab\x1b[31m", key_of(1).upper().encode()])
+def test_what_is_no_entry_though_it_is_named_like_one_is_neither_listed_nor_cleared(
+    tier: RedisTier, server: FakeServer, name: bytes
+) -> None:
+    [entry] = server.values
+    stranger = entry.removesuffix(key_of(1).encode()) + name
+    server.values[stranger] = b"of others"
+    assert tier.list_sizes() == {key_of(1): len(server.values[entry])}
+    tier.clear()
+    assert server.values == {stranger: b"of others"}
+
+
 def test_passwords_are_sent_and_never_shown(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     server.password = b"s:e@cret"

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 
 from keepsight.errors import TierError
 from keepsight.tiers.entry_format import HEADER_BYTES, DamagedEntryError, pack_header, read_entry
+from keepsight.tiers.entry_key import is_entry_key
 from keepsight.tiers.fullness import Fullness
 from keepsight.tiers.resp import Part, RefusedError, Reply, RespConnection, parse_address
 from keepsight.tiers.tier import StoredArray, TierStats
@@ -143,8 +144,7 @@ class RedisTier:
     def list_sizes(self) -> dict[str, int]:
         """Bytes of all servers' entries under this prefix."""
         with self._writer.held() as connection:
-            names = list(self._names(connection))
-            return {name[len(self._prefix) :].decode(): _int(connection.run([b"STRLEN", name])) for name in names}
+            return {key: self._size_of(key, connection) for key in list(self._keys(connection))}
 
     def verify(self, key: str) -> bool:
         """False: it was not as it had been put there, and is removed."""
@@ -162,8 +162,8 @@ class RedisTier:
     def clear(self) -> None:
         """Of all servers' entries under this prefix."""
         with self._writer.held() as connection:
-            for name in self._names(connection):
-                connection.run([b"DEL", name])
+            for key in self._keys(connection):
+                connection.run([b"DEL", self._prefix + key.encode()])
             connection.run([b"DEL", *self._accounts()])
 
     def stats(self) -> TierStats:
@@ -175,20 +175,24 @@ class RedisTier:
 
     def check_invariants(self) -> None:
         with self._writer.held() as connection:
-            sizes = {name: _int(connection.run([b"STRLEN", name])) for name in self._names(connection)}
+            sizes = {key: self._size_of(key, connection) for key in list(self._keys(connection))}
             if self._max_bytes is None:
                 return
             total = _int(connection.run([b"GET", self._accounts()[2]]) or 0)
             assert sum(sizes.values()) <= total <= self._max_bytes, (sizes, total)
 
-    def _names(self, connection: RespConnection) -> Iterator[bytes]:
-        """Of all values, not of the accounts."""
+    def _size_of(self, key: str, connection: RespConnection) -> int:
+        return _int(connection.run([b"STRLEN", self._prefix + key.encode()]))
+
+    def _keys(self, connection: RespConnection) -> Iterator[str]:
+        """Of all entries.  What others keep under names that begin alike is none, nor are the accounts."""
         cursor = b"0"
+        pattern = self._prefix.replace(b"[", rb"\[") + b"*"
         while True:
-            pattern = self._prefix.replace(b"[", rb"\[") + b"[0-9a-f]" * 2 + b"*"
             match connection.run([b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"1000"]):
                 case [bytes(cursor), list(names)]:
-                    yield from (name for name in names if isinstance(name, bytes))
+                    found = (name.removeprefix(self._prefix) for name in names if isinstance(name, bytes))
+                    yield from filter(is_entry_key, (name.decode("ascii", "replace") for name in found))
                 case other:
                     raise TierError(f"SCAN: {other!r}")
             if cursor == b"0":
