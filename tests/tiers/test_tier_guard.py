@@ -69,6 +69,30 @@ def test_long_good_service_makes_earlier_faults_forgotten(guard: TierGuard, cloc
     assert guard.health().seconds_to_trial == 1
 
 
+@pytest.mark.parametrize("error", [None, OSError("the same")])
+def test_what_was_begun_before_it_was_set_aside_neither_ends_that_nor_prolongs_it(
+    guard: TierGuard, clock: Clock, error: Exception | None
+) -> None:
+    with guard.watch():
+        operate(guard, clock, error=OSError())
+        if error is not None:
+            raise error
+    assert not guard.is_usable
+    assert guard.health().seconds_to_trial == 1
+
+
+def test_on_trial_only_the_trial_decides(guard: TierGuard, clock: Clock) -> None:
+    with guard.watch():
+        operate(guard, clock, error=OSError())
+        clock.now += 1
+        trial = guard.watch()
+        assert trial.__enter__()
+    assert not guard.is_usable
+    assert guard.health().seconds_to_trial == 0
+    trial.__exit__(None, None, None)
+    assert guard.health().is_used
+
+
 def test_on_trial_one_operation_at_a_time(guard: TierGuard, clock: Clock) -> None:
     operate(guard, clock, error=OSError())
     clock.now += 1

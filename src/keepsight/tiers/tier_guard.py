@@ -54,7 +54,8 @@ class TierGuard:
         self._num_begun = self._num_failures = self._num_well = 0
         self._pause = 0.0
         self._set_aside_until: float | None = None
-        self._is_on_trial = False
+        # The operation under way by which it is tried again.
+        self._trial: int | None = None
         self._reason: str | None = None
 
     @property
@@ -89,7 +90,7 @@ class TierGuard:
     def _may_begin(self) -> bool:
         if self._set_aside_until is None:
             return not self._is_stuck()
-        return self._clock() >= self._set_aside_until and not self._is_on_trial
+        return self._clock() >= self._set_aside_until and self._trial is None
 
     def _is_stuck(self) -> bool:
         oldest = min(self._under_way.values(), default=None)
@@ -99,14 +100,18 @@ class TierGuard:
         with self._lock:
             if not self._may_begin():
                 return None
-            self._is_on_trial = self._set_aside_until is not None
             self._num_begun += 1
             self._under_way[self._num_begun] = self._clock()
+            if self._set_aside_until is not None:
+                self._trial = self._num_begun
             return self._num_begun
 
     def _end(self, token: int, failure: Exception | None) -> None:
         with self._lock:
-            self._durations.append(self._clock() - self._under_way.pop(token))
+            duration = self._clock() - self._under_way.pop(token)
+            if self._set_aside_until is not None and token != self._trial:
+                return  # begun before that: it tells nothing of how it is now
+            self._durations.append(duration)
             if failure is not None:
                 self._set_aside(f"{type(failure).__name__}: {failure}")
             elif self._is_slow():
@@ -115,16 +120,16 @@ class TierGuard:
                 self._note_well()
 
     def _note_well(self) -> None:
-        if self._is_on_trial:
+        if self._trial is not None:
             logger.warning("the %s tier is used again", self._name)
-        self._is_on_trial = False
+        self._trial = None
         self._set_aside_until = None
         self._num_well += 1
         if self._num_well >= _NUM_FORGIVEN:
             self._pause = 0.0
 
     def _is_slow(self) -> bool:
-        if self._is_on_trial:
+        if self._trial is not None:
             return self._durations[-1] > self._limits.slow_seconds
         slowest = sorted(self._durations)
         return len(slowest) >= _NUM_ENOUGH and slowest[int(0.95 * (len(slowest) - 1))] > self._limits.slow_seconds
@@ -132,7 +137,7 @@ class TierGuard:
     def _set_aside(self, reason: str) -> None:
         self._pause = min(self._limits.longest_pause, max(self._limits.first_pause, 2 * self._pause))
         self._set_aside_until = self._clock() + self._pause
-        self._is_on_trial = False
+        self._trial = None
         self._reason = reason
         self._num_failures += 1
         self._num_well = 0
@@ -141,5 +146,5 @@ class TierGuard:
 
     def check_invariants(self) -> None:
         with self._lock:
-            assert not self._is_on_trial or (self._set_aside_until is not None and self._under_way)
+            assert self._trial is None or (self._set_aside_until is not None and self._trial in self._under_way)
             assert 0 <= self._pause <= self._limits.longest_pause
