@@ -40,7 +40,6 @@ class TierHealth:
     is_used: bool
     # Of why it was set aside last.
     reason: str | None
-    num_failures: int
     seconds_to_trial: float
 
 
@@ -51,7 +50,7 @@ class TierGuard:
         self._durations: deque[float] = deque(maxlen=_NUM_WATCHED)
         # When each operation under way was begun.
         self._under_way: dict[int, float] = {}
-        self._num_begun = self._num_failures = self._num_well = 0
+        self._num_begun = self._num_well = 0
         self._pause = 0.0
         self._set_aside_until: float | None = None
         # The operation under way by which it is tried again.
@@ -85,7 +84,7 @@ class TierGuard:
             is_used = self._set_aside_until is None and not self._is_stuck()
             left = 0.0 if self._set_aside_until is None else max(0.0, self._set_aside_until - self._clock())
             reason = "an operation does not return" if self._is_stuck() else self._reason
-            return TierHealth(self._name, is_used, None if is_used else reason, self._num_failures, left)
+            return TierHealth(self._name, is_used, None if is_used else reason, left)
 
     def _may_begin(self) -> bool:
         if self._set_aside_until is None:
@@ -139,7 +138,6 @@ class TierGuard:
         self._set_aside_until = self._clock() + self._pause
         self._trial = None
         self._reason = reason
-        self._num_failures += 1
         self._num_well = 0
         self._durations.clear()
         logger.warning("the %s tier is set aside for %.3g s: %s", self._name, self._pause, reason)
