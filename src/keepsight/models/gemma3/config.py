@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keepsight.json_fields import JsonFields
+from keepsight.models.layers import ACTIVATIONS
 
 ARCHITECTURES = ("Gemma3ForConditionalGeneration", "Gemma3ForCausalLM")
-ACTIVATIONS = ("gelu_pytorch_tanh", "gelu", "silu")
 LAYER_TYPES = ("sliding_attention", "full_attention")
 
 
@@ -118,7 +118,7 @@ def _read_vision(fields: JsonFields) -> VisionConfig:
         image_size=fields.integer("image_size", 224),
         patch_size=fields.integer("patch_size", 16),
         layer_norm_eps=fields.number("layer_norm_eps", 1e-6),
-        activation=fields.choice("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh"),
+        activation=fields.choice("hidden_act", tuple(ACTIVATIONS), "gelu_pytorch_tanh"),
         has_unused_head=fields.flag("vision_use_head", True),
     )
     if config.num_channels != 3:
@@ -148,7 +148,7 @@ def _read_text(fields: JsonFields, outer: JsonFields) -> TextConfig:
         attention_bias=fields.flag("attention_bias", False),
         attention_softcap=fields.optional_number("attn_logit_softcapping"),
         final_softcap=fields.optional_number("final_logit_softcapping"),
-        activation=fields.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh"),
+        activation=fields.choice("hidden_activation", tuple(ACTIVATIONS), "gelu_pytorch_tanh"),
         # The outer value decides for the whole model where both are given, as it does in the reference.
         tie_word_embeddings=outer.flag("tie_word_embeddings", fields.flag("tie_word_embeddings", True)),
     )
