@@ -1,6 +1,6 @@
 """What one process knows of the files of a disk tier: their sizes and last uses, and which had best go next.
 
-May be outdated where other processes share the folder.  Used from any thread.
+May be outdated where other processes share the folder.  Used from any thread.  Invariant: `num_bytes` are those of all.
 """
 
 import threading
@@ -18,17 +18,14 @@ class KnownFiles:
         self._lock = threading.Lock()
         self._sizes: dict[str, int] = {}
         self._last_uses: dict[str, int] = {}
+        # Kept along: each entry that comes into a full folder asks for them, and there may be hundreds of thousands.
+        self.num_bytes = 0
 
     def __contains__(self, key: str) -> bool:
         return key in self._sizes
 
     def __len__(self) -> int:
         return len(self._sizes)
-
-    @property
-    def num_bytes(self) -> int:
-        with self._lock:
-            return sum(self._sizes.values())
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -45,6 +42,7 @@ class KnownFiles:
                 self._policy.use(key)
             else:
                 self._policy.add(key, num_bytes, seconds)
+            self.num_bytes += num_bytes - self._sizes.get(key, 0)
             self._sizes[key] = num_bytes
             self._last_uses[key] = last_use
 
@@ -58,20 +56,25 @@ class KnownFiles:
             if not self._policy.num_evictable:
                 return None
             key = self._policy.evict()
-            del self._sizes[key], self._last_uses[key]
+            self._drop(key)
         self._on_drop(key)
         return key
 
     def forget(self, key: str) -> None:
         with self._lock:
-            if self._sizes.pop(key, None) is None:
+            if key not in self._sizes:
                 return
-            del self._last_uses[key]
+            self._drop(key)
             self._policy.remove(key)
         self._on_drop(key)
 
+    def _drop(self, key: str) -> None:
+        self.num_bytes -= self._sizes.pop(key)
+        del self._last_uses[key]
+
     def check_invariants(self) -> None:
         with self._lock:
+            assert self.num_bytes == sum(self._sizes.values())
             assert len(self._policy) == len(self._sizes) == len(self._last_uses)
             assert all(key in self._policy and key in self._last_uses for key in self._sizes)
             self._policy.check_invariants()
