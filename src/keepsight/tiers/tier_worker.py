@@ -2,7 +2,7 @@
 
 Knows neither other tiers nor deadlines.  What is still to be written is found already.  Invariant: every read is
 answered once; what waits to be written has at most `max_waiting_bytes`, the oldest being left out.  What is not
-written, for whatever reason, is counted.
+written is counted, for whatever reason, unless all is cleared.
 """
 
 import logging
