@@ -141,7 +141,9 @@ def never() -> Generator[None, None, str]:
     return "never"
 
 
-def test_a_fault_of_the_device_between_two_parts_is_told_to_whoever_asks_what_has_finished() -> None:
+@pytest.fixture
+def lost() -> Iterator[BesideThread[str]]:
+    """Its device was lost before the first part of its first job."""
     told = threading.Semaphore(0)
 
     def before_part() -> None:
@@ -150,21 +152,18 @@ def test_a_fault_of_the_device_between_two_parts_is_told_to_whoever_asks_what_ha
     thread: BesideThread[str] = BesideThread(nullcontext, before_part, lambda: None, lambda: None, told.release)
     thread.begin(never())
     assert told.acquire(timeout=WAIT_SECONDS)
+    yield thread
+    thread.close()
+
+
+def test_a_fault_of_the_device_between_two_parts_is_told_to_whoever_asks_what_has_finished(
+    lost: BesideThread[str],
+) -> None:
     for _ in range(2):
         with pytest.raises(RuntimeError, match="the device is lost"):
-            list(thread.take_finished())
-    thread.close()
+            list(lost.take_finished())
 
 
-def test_whoever_begins_a_job_after_such_a_fault_is_told_it_too() -> None:
-    told = threading.Semaphore(0)
-
-    def before_part() -> None:
-        raise RuntimeError("the device is lost")
-
-    thread: BesideThread[str] = BesideThread(nullcontext, before_part, lambda: None, lambda: None, told.release)
-    thread.begin(never())
-    assert told.acquire(timeout=WAIT_SECONDS)
-    thread.close()
+def test_whoever_begins_a_job_after_such_a_fault_is_told_it_too(lost: BesideThread[str]) -> None:
     with pytest.raises(RuntimeError, match="the device is lost"):
-        thread.begin(never())
+        lost.begin(never())
