@@ -28,6 +28,11 @@ def read_data_url(url: str, field: str, max_bytes: int | None = None) -> bytes:
 
 def decode_base64(text: str | memoryview, field: str, max_bytes: int | None, what: str) -> bytes:
     _check_size(len(text) // 4 * 3 - 2, field, max_bytes)
+    # Python's own takes any padding behind whole groups, the other none.
+    if len(text) % 4 or text[-3:] in ("===", b"==="):
+        raise UnreadablePictureError(
+            field, f"{what} is not base64: it does not end with a whole group of four characters"
+        )
     try:
         return b64decode(text, validate=True)
     except ValueError as error:  # binascii.Error
