@@ -2,8 +2,9 @@
 
     python -m benchmarks.peers ENGINE FOLDER MODEL     (what `measure` runs, with the interpreter that has the engine)
 
-All compute in float32 on all cores; loading is not counted.  Knows nothing of what is measured: it answers a workload's
-batches one after the other, and says how long each took.
+All compute on all cores in the checkpoint's precision, which of float32 not all do by themselves; loading is not
+counted.  Knows nothing of what is measured: it answers a workload's batches one after the other, and says how long
+each took.
 """
 
 import io
@@ -51,6 +52,10 @@ class Engine:
     count_encoded: Callable[[], int] | None = None
 
 
+def precision_of(model: Path | str) -> str:
+    return str(json.loads((Path(model) / "config.json").read_text())["dtype"])
+
+
 # In the process of the engine ---------------------------------------------------------------------------------
 
 
@@ -59,7 +64,7 @@ def load_keepsight(model: str, image_backend: str = "torchvision") -> Engine:
     from keepsight.sampling_params import SamplingParams
 
     count = count_encodings()
-    llm = LLM(model, max_model_len=MAX_MODEL_LEN, dtype="float32", image_backend=image_backend)
+    llm = LLM(model, max_model_len=MAX_MODEL_LEN, dtype=precision_of(model), image_backend=image_backend)
     return Engine(_through_llm(llm, SamplingParams), count)
 
 
@@ -82,7 +87,7 @@ def count_encodings() -> Callable[[], int]:
 def load_vllm(model: str) -> Engine:
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
 
-    llm = LLM(model, max_model_len=MAX_MODEL_LEN, dtype="float32")
+    llm = LLM(model, max_model_len=MAX_MODEL_LEN, dtype=precision_of(model))
     return Engine(_through_llm(llm, SamplingParams))
 
 
@@ -103,7 +108,7 @@ def load_transformers(model: str) -> Engine:
 
     make_processor: Any = AutoProcessor.from_pretrained
     load: Any = Gemma3ForConditionalGeneration.from_pretrained
-    processor, loaded = make_processor(model, padding_side="left"), load(model, dtype=torch.float32).eval()
+    processor, loaded = make_processor(model, padding_side="left"), load(model, dtype=precision_of(model)).eval()
     loaded.generation_config.eos_token_id = None  # no answer ends early
 
     def answer(requests: Sequence[Request], pictures: Sequence[bytes], max_tokens: int) -> list[Answer]:

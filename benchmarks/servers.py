@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.peers import MAX_MODEL_LEN, peer_environment
+from benchmarks.peers import MAX_MODEL_LEN, peer_environment, precision_of
 
 START_UP_SECONDS, STOP_SECONDS = 600, 30
 SERVERS = {"keepsight-serve": ["-m", "keepsight"], "vllm-serve": ["-m", "vllm.entrypoints.cli.main"]}
@@ -37,7 +37,7 @@ class ServerProcess:
             self.port = probe.getsockname()[1]
         own = ["--served-model-name", "model", "--port", str(self.port), "--max-model-len", str(MAX_MODEL_LEN)]
         self._command = [
-            *(python, *SERVERS[name], "serve", str(model.resolve()), *own, "--dtype", "float32"),
+            *(python, *SERVERS[name], "serve", str(model.resolve()), *own, "--dtype", precision_of(model)),
             *options,
         ]
         self.url, self._ready_path = f"http://127.0.0.1:{self.port}", READY_PATHS[name]

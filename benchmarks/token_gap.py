@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers import MAX_MODEL_LEN
+from benchmarks.peers import MAX_MODEL_LEN, precision_of
 from benchmarks.servers import SERVERS, Ask, serve
 from benchmarks.workload import Request, photograph, say, to_messages
 
@@ -55,7 +55,7 @@ async def keepsight_in_process(model: Path, encoder_share: float) -> AsyncIterat
     from keepsight.sampling_params import SamplingParams
 
     options = {"encoder_share": encoder_share, "performance_mode": "interactivity"}
-    with LLM(model, max_model_len=MAX_MODEL_LEN, dtype="float32", **options) as llm:
+    with LLM(model, max_model_len=MAX_MODEL_LEN, dtype=precision_of(model), **options) as llm:
 
         async def ask(messages: list[dict[str, Any]], max_tokens: int) -> AsyncIterator[None]:
             params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from keepsight.models import cpu_kernels
+from keepsight.models.cpu_library import has_library
 
 TEAM_OF_ONE = """
 import torch
@@ -18,7 +18,7 @@ torch.testing.assert_close(cpu_kernels.norm(hidden, scale, 0.0), torch.nn.functi
 
 
 @pytest.mark.skipif(
-    cpu_kernels.library() is None, reason="there was no compiler when keepsight was installed: torch's kernels are used"
+    not has_library(), reason="there was no compiler when keepsight was installed: torch's kernels are used"
 )
 def test_all_is_done_by_fewer_threads_than_were_asked_for() -> None:
     subprocess.run([sys.executable, "-c", TEAM_OF_ONE], env={**os.environ, "OMP_THREAD_LIMIT": "1"}, check=True)

@@ -1,7 +1,5 @@
 """What is compiled for the CPU gives what torch gives, whatever the sizes, the threads and the numbers."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,36 +8,7 @@ from torch import Tensor
 from keepsight.models import cpu_kernels
 from keepsight.models.cpu_kernels import Sight, whole_sight
 
-CAPABILITIES = ["DEFAULT", "AVX2", "AVX512"]
-
-
-@pytest.fixture(autouse=True, params=CAPABILITIES)
-def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """For this processor and for all lesser ones."""
-    capability = torch.backends.cpu.get_cpu_capability()
-    if capability not in CAPABILITIES[CAPABILITIES.index(request.param) :]:
-        pytest.skip(f"this processor is {capability}")
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: request.param)
-    forget_library()
-    if cpu_kernels.library() is None:
-        pytest.skip("there was no compiler when keepsight was installed, or none for this kind of processor")
-    yield
-    monkeypatch.undo()
-    forget_library()
-
-
-def forget_library() -> None:
-    cpu_kernels.library.cache_clear()
-    cpu_kernels._tile.cache_clear()
-
-
-@pytest.fixture(autouse=True, params=[1, 2], ids=["one thread", "two threads"])
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("build", "threads")
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (1, 1), (3, 7), (2, 5, 64), (33, 1152), (300, 256)])
@@ -115,6 +84,18 @@ def test_what_no_row_sees_is_not_read() -> None:
         own = slice(int(begins[row]), int(ends[row]))
         alone = Sight([1], [slots[own]], torch.tensor([0]), torch.tensor([3]))
         torch.testing.assert_close(seen[row], alone.attend(query[row, None], keys, values, 1.0)[0])
+
+
+@pytest.mark.parametrize("window", [5, 200, 1000])
+@pytest.mark.parametrize("heads", [1, 4])
+def test_a_row_has_the_same_numbers_in_whatever_company(window: int, heads: int) -> None:
+    query, keys, values = torch.randn(700, heads, 16), torch.randn(700, 1, 16), torch.randn(700, 1, 16)
+    slots, ends = torch.arange(700), torch.arange(700) + 1
+    begins = (ends - window).clamp(min=0)
+    together = Sight([700], [slots], begins, ends).attend(query, keys, values, 1.0)
+    for some in (slice(0, 1), slice(127, 129), slice(300, 301), slice(301, 340), slice(699, 700)):
+        fewer = Sight([some.stop - some.start], [slots], begins[some].clone(), ends[some].clone())
+        assert torch.equal(fewer.attend(query[some], keys, values, 1.0), together[some])
 
 
 def test_rows_may_lie_apart_and_so_may_what_they_are_written_to() -> None:

@@ -1,106 +1,169 @@
-"""oneDNN's products are torch's, of packed weights and of weights in rows, for any number of tokens and threads."""
-
-from collections.abc import Iterator
+"""Products on a CPU are the exact ones, and each row's are the same to the last bit in whatever company."""
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from keepsight.models.cpu_products import multiply, pack, pad_rows, takes_products
+from keepsight.models.cpu_library import number
+from keepsight.models.cpu_products import Panels, rounds_rows, takes_panels
 from keepsight.models.layers import ACTIVATIONS, Linear, Placement
 
-PLACE = Placement(torch.device("cpu"), torch.float32)
-pytestmark = pytest.mark.skipif(
-    not takes_products(torch.empty(0)), reason="this torch has no oneDNN: torch's own products are used"
-)
-# Of each precision, and how far its results may be from the exact ones.
-PRECISIONS = [
-    pytest.param(torch.float32, 1e-4, id="float32"),
-    pytest.param(
-        torch.bfloat16,
-        2e-2,
-        id="bfloat16",
-        marks=pytest.mark.skipif(
-            not takes_products(torch.empty(0, dtype=torch.bfloat16)),
-            reason="NO INSTRUCTIONS FOR BFLOAT16 HERE: torch's own products are used",
-        ),
-    ),
-]
-NUM_ROWS = [*range(1, 70), 127, 128, 129, 255, 256, 257, 512, 1000]
+pytestmark = pytest.mark.usefixtures("build", "threads")
+CPU = torch.device("cpu")
+# [outputs, inputs]: less than a vector, odd ones, several blocks of inputs, panels that share a thread.
+SHAPES = [(1, 1), (7, 33), (513, 5), (40, 801), (384, 256), (96, 1536)]
+NUM_ROWS = [0, 1, 2, 5, 6, 7, 11, 12, 13, 25, 60, 145, 290, 700]
 
 
-@pytest.fixture(autouse=True)
-def threads_as_before() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+@pytest.fixture(params=["float32", "bfloat16", "bfloat16 by the same"])
+def kind(request: pytest.FixtureRequest, build: None) -> str:
+    if request.param == "bfloat16 by the same" and not rounds_rows():
+        pytest.skip("this processor, or this build, rounds no rows")
+    return str(request.param)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
-@pytest.mark.parametrize("shape", [(1, 1), (7, 33), (513, 5), (384, 256), (256, 1024), (1536, 640)])
-def test_the_products_are_those_of_the_rows(shape: tuple[int, int], dtype: torch.dtype, tolerance: float) -> None:
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(shape, generator=generator).to(dtype)
-    packed = pack(weight)
-    for num_threads in (1, 2):
+def draw_weight(outputs: int, inputs: int, kind: str) -> Tensor:
+    weight = torch.randn(outputs, inputs)
+    return weight if kind == "float32" else weight.bfloat16()
+
+
+def make_panels(weight: Tensor, kind: str, bias: Tensor | None = None) -> Panels:
+    return Panels(weight, bias, rounds_rows=kind == "bfloat16 by the same")
+
+
+def exact(hidden: Tensor, weight: Tensor, kind: str, bias: Tensor | None = None) -> Tensor:
+    if kind == "bfloat16 by the same":
+        hidden = hidden.bfloat16()
+    return F.linear(hidden.double(), weight.double(), None if bias is None else bias.double())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_they_are_the_exact_ones(shape: tuple[int, int], kind: str) -> None:
+    weight, bias = draw_weight(*shape, kind), torch.randn(shape[0])
+    for num_rows in NUM_ROWS:
+        hidden = torch.randn(num_rows, shape[1])
+        for each in (None, bias):
+            product = make_panels(weight, kind, each).multiply(hidden)
+            assert product.dtype is torch.float32
+            torch.testing.assert_close(product.double(), exact(hidden, weight, kind, each), rtol=1e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_row_has_the_same_numbers_in_whatever_company_and_by_however_many_threads(
+    shape: tuple[int, int], kind: str
+) -> None:
+    panels = make_panels(draw_weight(*shape, kind), kind, torch.randn(shape[0]))
+    hidden = torch.randn(700, shape[1])
+    alone = torch.cat([panels.multiply(row[None], then_gelu=True) for row in hidden[:40]])
+    for num_threads in (1, 2, 3):
         torch.set_num_threads(num_threads)
-        for num_rows in NUM_ROWS:
-            hidden = torch.randn(num_rows, shape[1], generator=generator).to(dtype)
-            exact = (hidden.double() @ weight.double().t()).to(dtype)
-            for each in (packed, weight):
-                torch.testing.assert_close(multiply(hidden, each), exact, rtol=tolerance, atol=tolerance)
+        for first, end in ((0, 40), (0, 700), (3, 20), (39, 700), (7, 300)):
+            together = panels.multiply(hidden[first:end], then_gelu=True)
+            count = min(end, 40) - first
+            assert torch.equal(together[:count], alone[first : first + count])
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
-def test_a_linear_layer_answers_the_same_packed_and_holds_its_weight_once(dtype: torch.dtype, tolerance: float) -> None:
-    linear = Linear(Placement(torch.device("cpu"), dtype), 24, {"a": 40, "b": 8}, bias=True)
+def test_what_is_no_number_in_one_row_leaves_the_others_alone(kind: str) -> None:
+    panels = make_panels(draw_weight(40, 24, kind), kind)
+    hidden = torch.randn(9, 24)
+    before = panels.multiply(hidden)
+    hidden[3, 5], hidden[6, 0] = torch.nan, torch.inf
+    after = panels.multiply(hidden)
+    assert after[3].isnan().all()
+    assert not after[6].isfinite().any()
+    others = [0, 1, 2, 4, 5, 7, 8]
+    assert torch.equal(after[others], before[others])
+
+
+def test_rows_are_rounded_as_torch_rounds() -> None:
+    if not rounds_rows():
+        pytest.skip("this processor, or this build, rounds no rows")
+    bits = torch.randint(-(2**31), 2**31, (20_000,))
+    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 3.3895e38, -3.4e38, 1 + 2**-8, 1 + 3 * 2**-8])
+    hidden = torch.cat((bits.to(torch.int32).view(torch.float32), special))
+    # Smaller ones the processor takes for zero.
+    hidden[hidden.abs() < 2.0**-126] = 0.0
+    identity = Panels(torch.eye(1).bfloat16(), None, rounds_rows=True)
+    rounded = identity.multiply(hidden[:, None])[:, 0]
+    torch.testing.assert_close(rounded, hidden.bfloat16().float(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_gelu_is_as_exact_as_torch_s(kind: str) -> None:
+    hidden = torch.cat((torch.linspace(-12, 12, 4001), torch.logspace(-30, 30, 200), -torch.logspace(-30, 30, 200)))
+    one = draw_weight(1, 1, kind).fill_(1.0)
+    numbers = exact(hidden[:, None], one, kind)
+    expected = F.gelu(numbers, approximate="tanh")
+    torch.testing.assert_close(
+        make_panels(one, kind).multiply(hidden[:, None], then_gelu=True).double(), expected, rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_is_multiplied_afterwards_and_what_is_added_to_is_as_if_it_were_done_apart(
+    shape: tuple[int, int], kind: str
+) -> None:
+    panels = make_panels(draw_weight(*shape, kind), kind, torch.randn(shape[0]))
+    for num_rows in NUM_ROWS:
+        hidden, others = torch.randn(num_rows, shape[1]), torch.randn(num_rows, shape[0])
+        expected = panels.multiply(hidden)
+        assert torch.equal(panels.multiply(hidden, times=others), expected * others)
+        sums = others.clone()
+        assert panels.multiply(hidden, onto=sums) is sums
+        torch.testing.assert_close(sums, expected + others, rtol=1e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_its_rows_are_read_back(shape: tuple[int, int], kind: str) -> None:
+    weight = draw_weight(*shape, kind)
+    for count in (0, 1, 7, 900):
+        which = torch.randint(shape[0], (count,))
+        assert torch.equal(make_panels(weight, kind).rows(which), weight[which].float())
+
+
+def test_a_weight_in_panels_takes_the_memory_of_its_numbers(kind: str) -> None:
+    weight = draw_weight(5 * number("panel"), 64, kind)
+    assert make_panels(weight, kind)._weight.nbytes == weight.nbytes
+
+
+def place_of(kind: str) -> Placement:
+    if kind == "float32":
+        return Placement(CPU, torch.float32)
+    return Placement(CPU, torch.float32, torch.bfloat16, kind == "bfloat16 by the same")
+
+
+def filled_linear(kind: str, **outputs: int) -> Linear:
+    linear = Linear(place_of(kind), 24, outputs, bias=True)
     for slot in linear.slots():
         slot.fill(torch.randn(slot.shape))
-    hidden = torch.randn(9, 24, dtype=dtype)
-    before = linear(hidden)
+    return linear
+
+
+def test_a_linear_layer_multiplies_by_what_it_was_filled_with_and_holds_it_once(kind: str) -> None:
+    linear = filled_linear(kind, a=40, b=8)
+    weight, bias = linear.weight.clone(), linear.bias
+    hidden = torch.randn(9, 48)[:, 12:36]  # which do not lie together
     linear.pack()
-    torch.testing.assert_close(linear(hidden), before, rtol=tolerance, atol=tolerance)
-    assert linear.weight.dtype is dtype
-    assert linear.weight.untyped_storage().nbytes() == dtype.itemsize
+    torch.testing.assert_close(linear(hidden).double(), exact(hidden, weight, kind, bias), rtol=1e-5, atol=1e-4)
+    assert linear.weight.shape == weight.shape
+    assert linear.weight.untyped_storage().nbytes() == weight.itemsize
+    assert torch.equal(linear.rows(torch.tensor([47, 3])), weight[[47, 3]].float())
 
 
-def test_a_packed_linear_layer_takes_rows_that_do_not_lie_together() -> None:
-    linear = Linear(PLACE, 24, {"a": 40}, bias=False)
-    torch.nn.init.normal_(linear.weight)
-    hidden = torch.randn(9, 48)[:, 12:36]
-    before = linear(hidden)
-    linear.pack()
-    torch.testing.assert_close(linear(hidden), before)
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
 @pytest.mark.parametrize("activation", ["gelu_pytorch_tanh", "silu"])
-def test_an_activation_in_the_product_is_the_activation_after_it(
-    activation: str, dtype: torch.dtype, tolerance: float
-) -> None:
-    linear = Linear(Placement(torch.device("cpu"), dtype), 24, {"a": 40}, bias=True)
-    for slot in linear.slots():
-        slot.fill(torch.randn(slot.shape) * torch.logspace(-6, 1, slot.shape[0]).view(-1, *(1 for _ in slot.shape[1:])))
-    hidden = torch.randn(9, 24, dtype=dtype)
-    before = linear.then_activate(hidden, ACTIVATIONS[activation])
+def test_an_activation_in_the_product_is_the_activation_after_it(activation: str, kind: str) -> None:
+    linear = filled_linear(kind, a=40)
+    weight, bias = linear.weight.clone(), linear.bias
+    hidden = torch.randn(9, 24)
     linear.pack()
     after = linear.then_activate(hidden, ACTIVATIONS[activation])
-    # In bfloat16 what the activation gets is rounded before, or is not.
-    relative = tolerance if dtype is torch.bfloat16 else tolerance / 10
-    torch.testing.assert_close(after, before, rtol=relative, atol=relative / 10)
+    expected = ACTIVATIONS[activation](exact(hidden, weight, kind, bias))
+    torch.testing.assert_close(after.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("num_rows", "padded"),
-    [(0, 0), (1, 1), (7, 7), (8, 8), (9, 16), (33, 40), (249, 256), (290, 304), (513, 544), (1025, 1088), (2048, 2048)],
-)
-def test_rows_are_padded_with_zeros_to_few_different_numbers(num_rows: int, padded: int) -> None:
-    hidden = torch.randn(num_rows, 8)
-    rows = pad_rows(hidden)
-    assert rows.shape == (padded, 8)
-    assert torch.equal(rows[:num_rows], hidden)
-    assert not rows[num_rows:].any()
-
-
-@pytest.mark.parametrize("hidden", [torch.ones(17, 8, dtype=torch.float64), torch.ones(17, 8, device="meta")])
-def test_only_what_is_multiplied_by_these_kernels_is_padded(hidden: torch.Tensor) -> None:
-    assert pad_rows(hidden) is hidden
+@pytest.mark.parametrize("weight", [torch.ones(2, 2, dtype=torch.float64), torch.ones(2, 2, device="meta")])
+def test_what_the_kernel_does_not_know_is_left_to_torch(weight: Tensor) -> None:
+    assert not takes_panels(weight)
+    linear = Linear(Placement(weight.device, weight.dtype), 2, {"a": 2}, bias=False)
+    linear.pack()
+    assert linear(weight).shape == (2, 2)

@@ -23,15 +23,14 @@ from tests.models.gemma3 import reference as ref
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 100
 WAIT_SECONDS = 30
+PLACE = Placement(torch.device("cpu"), torch.float32)
 
 
 class SmallModel:
-    def __init__(self, seed: int, directory: Path) -> None:
+    def __init__(self, seed: int, directory: Path, place: Placement = PLACE) -> None:
         self.arguments = ref.draw_config(seed)
         self.reference = ref.make_reference(self.arguments, seed)
-        self.model = Gemma3.from_checkpoint(
-            ref.save_checkpoint(self.reference, directory), Placement(torch.device("cpu"), torch.float32)
-        )
+        self.model = Gemma3.from_checkpoint(ref.save_checkpoint(self.reference, directory), place)
         self.size = self.arguments["vision_config"]["image_size"]
         config = ImageProcessorConfig(height=self.size, width=self.size)
         self.normalizer = PixelNormalizer(config, "cpu", torch.float32)

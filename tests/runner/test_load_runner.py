@@ -1,14 +1,60 @@
 """What is settled when a model is loaded, with a stand-in for the device that is not there."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from keepsight.config import Config
+from keepsight.models import cpu_library
+from keepsight.models.cpu_library import has_library
+from keepsight.models.cpu_products import rounds_rows
 from keepsight.models.layers import Placement
 from keepsight.runner import load_runner
+
+needs_library = pytest.mark.skipif(not has_library(), reason="NO KERNELS FOR THE CPU HERE: torch's are used")
+
+
+def save_checkpoint(directory: Path, *dtypes: torch.dtype) -> None:
+    tensors = {f"tensor{index}": torch.ones(2, dtype=dtype) for index, dtype in enumerate(dtypes)}
+    save_file(tensors, directory / "model.safetensors")
+
+
+def chosen(directory: Path, dtype: str) -> Placement:
+    return load_runner.choose_place(Config(model=str(directory), device="cpu", dtype=dtype))
+
+
+@needs_library
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16])
+def test_a_cpu_multiplies_in_float32_what_is_not_of_bfloat16(stored: torch.dtype, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, torch.bfloat16, stored)
+    for asked in ("auto", "float32"):
+        assert chosen(tmp_path, asked) == (torch.device("cpu"), torch.float32, None, False)
+    assert chosen(tmp_path, "bfloat16") == (torch.device("cpu"), torch.float32, torch.bfloat16, rounds_rows())
+
+
+@needs_library
+def test_matrices_of_bfloat16_stay_so_and_rows_are_rounded_likewise_unless_float32_is_asked_for(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, torch.bfloat16, torch.bfloat16)
+    for asked in ("auto", "bfloat16"):
+        assert chosen(tmp_path, asked) == (torch.device("cpu"), torch.float32, torch.bfloat16, rounds_rows())
+    exact = chosen(tmp_path, "float32")
+    assert exact == Placement(torch.device("cpu"), torch.float32, torch.bfloat16, False)
+    # Whatever they are kept in, it is float32 that is computed.
+    assert exact.arithmetic == Placement(torch.device("cpu"), torch.float32).arithmetic
+    assert not rounds_rows() or chosen(tmp_path, "auto").arithmetic != exact.arithmetic
+
+
+@pytest.mark.parametrize(("asked", "dtype"), [("auto", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_without_kernels_all_is_of_one_precision(
+    asked: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_library, "_library", lambda: None)
+    save_checkpoint(tmp_path, torch.bfloat16)
+    assert chosen(tmp_path, asked) == (torch.device("cpu"), dtype, None, False)
 
 
 @pytest.fixture

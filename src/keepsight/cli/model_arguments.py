@@ -13,7 +13,7 @@ DEFAULTS = Config()
 # What they mean, by the groups that help shows them in.
 _HELP = {
     "model": {
-        "dtype": "precision (default: float32 on a CPU)",
+        "dtype": "precision of the products (default: bfloat16 on a GPU, the checkpoint's on a CPU)",
         "device": "where to compute (default: a GPU, if any)",
         "max_model_len": "longest prompt and answer together, in tokens (default: the checkpoint's, or what fits)",
         "generation_config": (

@@ -6,10 +6,9 @@ Reads the checkpoint's configuration and, the first time, its weights' bytes; lo
 from collections.abc import Mapping
 
 from keepsight.config import Config
-from keepsight.engine.open_embedding_tiers import describe_place, describe_processor, plan_tiers
+from keepsight.engine.open_embedding_tiers import describe_processor, plan_tiers
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prompt.read_messages import PicturePart
-from keepsight.models.layers import name_of
 from keepsight.runner.load_runner import choose_place
 
 
@@ -24,8 +23,7 @@ def name_entries(config: Config, pictures: Mapping[str, bytes]) -> dict[str, lis
     finally:
         preparer.close()
     assert preparer.image_config is not None, "what reads no pictures has refused them"
-    place = choose_place(config)
-    where = describe_place(name_of(place.dtype), place.device.type)
-    name = plan_tiers(config).namer(describe_processor(preparer.image_config), where)
+    arithmetic = choose_place(config).arithmetic
+    name = plan_tiers(config).namer(describe_processor(preparer.image_config), arithmetic)
     # No adapter: an encoder key is the media hash.
     return {picture: [name(media_hash) for media_hash in its] for picture, its in media_hashes.items()}

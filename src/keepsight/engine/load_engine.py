@@ -14,7 +14,7 @@ from keepsight.engine.engine_loop import Runner
 from keepsight.engine.inbox import Inbox
 from keepsight.engine.machine_part import WHOLE_MACHINE, MachinePart
 from keepsight.engine.measure_machine import measure_machine
-from keepsight.engine.open_embedding_tiers import TierPlan, describe_place, describe_processor, plan_tiers
+from keepsight.engine.open_embedding_tiers import TierPlan, describe_processor, plan_tiers
 from keepsight.engine.resolve_config import ModelSize, resolve_config
 from keepsight.engine_config import EngineConfig
 from keepsight.errors import MissingCheckpointError
@@ -101,10 +101,11 @@ def _open_tiers(
 ) -> EmbeddingTiers | None:
     if not config.scheduler.tokens_per_item:
         return None
-    device, dtype, cache = model.place.device, name_of(model.place.dtype), config.encoder_cache
-    embeddings = Embeddings(dtype, cache.bytes_per_embedding // model.place.dtype.itemsize, cache.bytes_per_embedding)
-    processor, place = describe_processor(image_config or ImageProcessorConfig()), describe_place(dtype, device.type)
-    return plan.open(cache.host_bytes, embeddings, processor, place, inbox.wake, make_page_lock(device))
+    place, cache = model.place, config.encoder_cache
+    width = cache.bytes_per_embedding // place.dtype.itemsize
+    embeddings = Embeddings(name_of(place.dtype), width, cache.bytes_per_embedding)
+    processor, lock = describe_processor(image_config or ImageProcessorConfig()), make_page_lock(place.device)
+    return plan.open(cache.host_bytes, embeddings, processor, place.arithmetic, inbox.wake, lock)
 
 
 @contextmanager

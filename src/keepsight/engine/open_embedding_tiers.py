@@ -81,10 +81,6 @@ def describe_processor(config: ImageProcessorConfig) -> str:
     return json.dumps([config.rescale_factor, config.image_mean, config.image_std])
 
 
-def describe_place(dtype: str, device: str) -> str:
-    return f"{dtype} on {device}"
-
-
 def _digest_beside(directory: Path) -> Future[str]:
     """A digest takes as long as reading the weights, so it is made while these are loaded; and remembered."""
     threads = ThreadPoolExecutor(1, thread_name_prefix="model digest")

@@ -1,51 +1,13 @@
 /* What a step does between its matrix products, in float32 on a CPU: norms, heads, attention.  Each is one pass over what
  * it reads, where torch has a call and a copy for each sign of the formula.
  *
- * Plain C for any compiler; compiled for several kinds of processors, of which the caller chooses.  Threads are torch's
- * own team: two teams on the same cores would wait for each other.
+ * Plain C for any compiler; compiled for several kinds of processors, of which the caller chooses.
  */
 
 #include <math.h>
-#include <stdint.h>
 #include <string.h>
 
-#define INLINE static inline __attribute__((always_inline))
-
-/* Of libgomp, which is there once torch is. */
-extern void GOMP_parallel(void (*run)(void *), void *job, unsigned num_threads, unsigned flags);
-extern int omp_get_max_threads(void);
-extern int omp_get_num_threads(void);
-extern int omp_get_thread_num(void);
-
-/* Fewer numbers than these are done before a second thread has begun. */
-#define NUMBERS_WORTH_A_TEAM 32768
-
-typedef struct {
-    void (*run)(const void *work, long part, long parts);
-    const void *work;
-} job;
-
-/* The team may be smaller than was asked for. */
-static void run_part(void *shared)
-{
-    const job *all = shared;
-    all->run(all->work, omp_get_thread_num(), omp_get_num_threads());
-}
-
-static void share(void (*run)(const void *, long, long), const void *work, long most_parts)
-{
-    const long most_threads = omp_get_max_threads(), threads = most_parts < most_threads ? most_parts : most_threads;
-    job all = {run, work};
-    if (threads <= 1)
-        run(work, 0, 1);
-    else
-        GOMP_parallel(run_part, &all, threads, 0);
-}
-
-static long parts_for(long numbers)
-{
-    return numbers < NUMBERS_WORTH_A_TEAM ? 1 : INT32_MAX;
-}
+#include "cpu_vectors.h"
 
 /* Norms --------------------------------------------------------------------------------------------------------- */
 
@@ -172,19 +134,14 @@ void keepsight_place_heads(const heads_work *w)
  *
  * A lane of a vector is a query: a row and one of the heads that share a key head.  So scores, their maximum and their
  * sum need nothing from a neighbour, and every number of keys and values is read once for all lanes of a tile.  Keys
- * come in chunks, and what was summed before is scaled down when a chunk has a higher score.
+ * come in chunks, and what was summed before is scaled down when a chunk has a higher score.  Chunks begin where a multiple of
+ * their size does, whoever else is in the tile, so that a row's numbers are the same to the last bit with whatever it is computed.
  */
 
-/* Of a vector, as the processor has it: out of others compilers make code of a tenth of the speed.  And of a tile: so many
- * vectors of queries and, at once, numbers of keys or values keep all registers busy, of which AVX-512 has twice as many. */
-#if defined(__AVX512F__)
-#define LANES 16
+/* Of a tile: so many vectors of queries and, at once, numbers of keys or values keep all registers busy. */
+#if LANES == 16
 #define AT_ONCE 8
-#elif defined(__AVX__)
-#define LANES 8
-#define AT_ONCE 4
 #else
-#define LANES 4
 #define AT_ONCE 4
 #endif
 #define MOST_VECTORS 2
@@ -192,9 +149,6 @@ void keepsight_place_heads(const heads_work *w)
 
 /* For the caller, who must not have more heads share a key head, nor heads of other than multiples of so many numbers. */
 const long keepsight_queries_per_tile = MOST_VECTORS * LANES, keepsight_numbers_at_once = AT_ONCE;
-
-typedef float lanes __attribute__((vector_size(4 * LANES)));
-typedef int32_t whole_lanes __attribute__((vector_size(4 * LANES)));
 
 typedef struct {
     float *out;                   /* [rows, heads, dim] */
@@ -208,11 +162,6 @@ typedef struct {
     float scale;
 } attention_work;
 
-INLINE lanes choose(whole_lanes which, lanes yes, lanes no)
-{
-    return (lanes)(((whole_lanes)yes & which) | ((whole_lanes)no & ~which));
-}
-
 /* A loop, as this is what compilers make one instruction of. */
 INLINE lanes larger(lanes a, lanes b)
 {
@@ -220,22 +169,6 @@ INLINE lanes larger(lanes a, lanes b)
     for (int lane = 0; lane < LANES; lane++)
         out[lane] = a[lane] > b[lane] ? a[lane] : b[lane];
     return out;
-}
-
-/* Of what is not above 0, within 2 units of the last place; 0 of what float32 cannot hold, and of minus infinity. */
-INLINE lanes power_of_2(lanes x)
-{
-    const whole_lanes is_held = x > -126.0f;
-    x = choose(is_held, x, (lanes){});
-    const whole_lanes whole = __builtin_convertvector(x - 0.5f, whole_lanes);
-    const lanes rest = x - __builtin_convertvector(whole, lanes);
-    lanes power = rest * 1.5403530e-4f + 1.3333558e-3f; /* powers of ln 2 over factorials */
-    power = power * rest + 9.6181291e-3f;
-    power = power * rest + 5.5504109e-2f;
-    power = power * rest + 2.4022651e-1f;
-    power = power * rest + 6.9314718e-1f;
-    power = power * rest + 1.0f;
-    return (lanes)(((whole_lanes)power + (whole << 23)) & is_held);
 }
 
 /* Keys, or values, of some positions of a sequence: where in memory those are. */
@@ -378,8 +311,9 @@ INLINE void attend_tile(const attention_work *w, const int64_t *slots, tile t, c
         highest[v] = (lanes){} - 1e30f; /* not infinity, whose difference from itself is no number */
     memset(out, 0, sizeof out);
     take_queries(query, w, t, vectors);
-    for (long at = seen.begin; at < seen.end; at += CHUNK) {
-        const long count = seen.end - at < CHUNK ? seen.end - at : CHUNK;
+    for (long at = seen.begin, count; at < seen.end; at += count) {
+        const long next = (at / CHUNK + 1) * CHUNK;
+        count = (seen.end < next ? seen.end : next) - at;
         for (long key = 0; key < count; key += AT_ONCE)
             score(scores + key * vectors, (places){w->keys + from, slots, w->key_stride}, at + key, seen.end - 1, query, dim, vectors);
         if (at < seen.last_begin || at + count > seen.first_end)

@@ -1,25 +1,18 @@
-"""What a step does between its products, in float32 on a CPU: cpu_kernels.c, compiled when the package is installed.
+"""What a step does between its products, in float32 on a CPU: cpu_kernels.c.
 
-Where it could not be there is no library, and all of it is torch's.  Knows addresses and strides, nothing of models;
-whoever calls has asked `takes_kernels` or `can_attend` before.
+Knows addresses and strides, nothing of models; whoever calls has asked `takes_kernels` or `can_attend` before.
 """
 
-import ctypes
 import functools
 import itertools
-import logging
 import math
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_float, c_long, c_void_p
-from importlib.util import find_spec
+from ctypes import Structure, c_float, c_long, c_void_p
 
 import torch
 from torch import Tensor
 
-logger = logging.getLogger(__name__)
-
-# Of what torch says that the processor can do.
-_BUILDS = {"AVX512": "_cpu_kernels_avx512", "AVX2": "_cpu_kernels_avx2"}
+from keepsight.models.cpu_library import call, has_library, number
 
 
 class _Norm(Structure):
@@ -54,29 +47,8 @@ class _Attention(Structure):
     )
 
 
-_FUNCTIONS = {"norm": _Norm, "angles": _Angles, "place_heads": _Heads, "attend": _Attention}
-
-
-@functools.cache
-def library() -> ctypes.CDLL | None:
-    build = _BUILDS.get(torch.backends.cpu.get_cpu_capability(), "_cpu_kernels")
-    spec = find_spec(f"keepsight.models.{build}")
-    if spec is None or spec.origin is None:
-        logger.warning("No kernels for the CPU: there was no compiler when this was installed; torch's are slower")
-        return None
-    try:
-        kernels = ctypes.CDLL(spec.origin)
-        for name, work in _FUNCTIONS.items():
-            function = getattr(kernels, f"keepsight_{name}")
-            function.argtypes, function.restype = [POINTER(work)], None
-    except (OSError, AttributeError) as error:
-        logger.warning("The kernels for the CPU do not fit here (%s); torch's are slower", error)
-        return None
-    return kernels
-
-
 def takes_kernels(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.dtype is torch.float32 and library() is not None
+    return tensor.device.type == "cpu" and tensor.dtype is torch.float32 and has_library()
 
 
 def can_attend(query: Tensor, num_kv_heads: int) -> bool:
@@ -84,16 +56,7 @@ def can_attend(query: Tensor, num_kv_heads: int) -> bool:
     _, num_heads, head_dim = query.shape
     if not takes_kernels(query):
         return False
-    numbers_at_once, queries_per_tile = _tile()
-    return head_dim % numbers_at_once == 0 and num_heads // num_kv_heads <= queries_per_tile
-
-
-@functools.cache
-def _tile() -> tuple[int, int]:
-    numbers_at_once, queries_per_tile = (
-        c_long.in_dll(_library(), f"keepsight_{name}").value for name in ("numbers_at_once", "queries_per_tile")
-    )
-    return numbers_at_once, queries_per_tile
+    return head_dim % number("numbers_at_once") == 0 and num_heads // num_kv_heads <= number("queries_per_tile")
 
 
 def norm(hidden: Tensor, scale: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
@@ -103,7 +66,7 @@ def norm(hidden: Tensor, scale: Tensor, eps: float, residual: Tensor | None = No
     out, size = torch.empty_like(hidden), hidden.shape[-1]
     under = None if residual is None else residual.data_ptr()
     work = _Norm(out.data_ptr(), hidden.data_ptr(), scale.data_ptr(), under, hidden.numel() // size, size, eps)
-    _library().keepsight_norm(work)
+    call("norm", work)
     return out
 
 
@@ -117,7 +80,7 @@ def angles(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
     num_bases, half = frequencies.shape
     cos, sin = frequencies.new_empty(2, num_bases, len(positions), 1, 2 * half)
     tensors = (cos, sin, positions, frequencies)
-    _library().keepsight_angles(_Angles(*(each.data_ptr() for each in tensors), num_bases, len(positions), half))
+    call("angles", _Angles(*(each.data_ptr() for each in tensors), num_bases, len(positions), half))
     return cos, sin
 
 
@@ -137,7 +100,7 @@ def place_heads(
     query = projected.new_empty(num_tokens, num_heads, head_dim)
     tensors = (query, keys, values, projected, scale, *angles, slots)
     sizes = (num_tokens, num_heads, num_kv_heads, head_dim)
-    _library().keepsight_place_heads(_Heads(*(each.data_ptr() for each in tensors), *sizes, eps))
+    call("place_heads", _Heads(*(each.data_ptr() for each in tensors), *sizes, eps))
     return query
 
 
@@ -167,7 +130,7 @@ class Sight:
             *(each.stride(0) for each in (out, query, keys)),
             scale / math.log(2),  # whose exponential is a power of 2
         )
-        _library().keepsight_attend(work)
+        call("attend", work)
         return out
 
 
@@ -176,9 +139,3 @@ def whole_sight(num_rows: int, num_keys: int) -> Sight:
     """Of one sequence, whose every position each row sees."""
     whole = torch.full((num_rows,), num_keys)
     return Sight([num_rows], [torch.arange(num_keys)], torch.zeros_like(whole), whole)
-
-
-def _library() -> ctypes.CDLL:
-    kernels = library()
-    assert kernels is not None
-    return kernels

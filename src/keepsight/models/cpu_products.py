@@ -1,70 +1,94 @@
-"""Matrix products on a CPU, by oneDNN: of float32 torch's own, by MKL, take twice as long where the CPU is not Intel's,
-and of bfloat16 torch lays out the weight anew for each product, up to twice as long for a few tokens.
+"""Matrix products on a CPU: cpu_products.c.
 
-A weight is laid out once as the kernels read it; from rows every product makes that layout anew, which for a few tokens
-takes as long as the product itself.  Kernels are made for one number of rows and kept, so that a prompt's length is
-rounded up: made anew for every length they would cost a short prompt as much as its products.
+Of float32 as fast as by the best library at hand, of few rows faster, and torch's own take twice as long where the CPU
+is not Intel's.  And unlike theirs a row's numbers are the same to the last bit in whatever company it is computed: no
+cache and no batch can change an answer.
 """
 
-import functools
+from ctypes import Structure, c_long, c_void_p
+from typing import Final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-# oneDNN chooses a layout for as many; it serves any number.
-_EXPECTED_ROWS = 128
-# Of 4, prompts of 20 to 40 tokens would take 4 % less, and twice as many kernels.  What is longer than so many parts is
-# rounded to larger ones: a kernel takes a millisecond to make and 200 KiB to keep, and most lengths come once.
-_ROWS_ROUNDED_TO, _MOST_PARTS = 8, 32
-# How far they may be from torch's.
-_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+from keepsight.models.cpu_library import call, has_library, number
+
+# As cpu_products.c calls them: a weight of float32, one of bfloat16, and one whose rows are rounded likewise.
+_FLOAT32, _BFLOAT16, _BFLOAT16_BY_SAME = range(3)
 
 
-def takes_products(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and _has_products(tensor.dtype)
-
-
-@functools.cache
-def _has_products(dtype: torch.dtype) -> bool:
-    """Tried on this machine: torch offers them to its compiler, and not in every build."""
-    if dtype not in _TOLERANCES or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return False
-    weight = torch.linspace(-1, 1, 96 * 40).view(96, 40).to(dtype)
-    try:
-        # Without the instructions oneDNN takes bfloat16 too, number by number.
-        is_fast = dtype is torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        return is_fast and all(_is_as_by_torch(weight, num_rows) for num_rows in (1, 2, 7, 64, 129, 300))
-    except (AttributeError, RuntimeError):
-        return False
-
-
-def pack(weight: Tensor) -> Tensor:
-    """[out, in], which only `multiply` can read."""
-    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _EXPECTED_ROWS)  # type: ignore[no-any-return]
-
-
-def multiply(hidden: Tensor, weight: Tensor, bias: Tensor | None = None, *, then_gelu: bool = False) -> Tensor:
-    """[..., in] by a weight [out, in], packed or as it lies -> [..., out]; GELU (tanh) costs nothing here."""
-    operation, variant = ("gelu", "tanh") if then_gelu else ("none", "")
-    return torch.ops.mkldnn._linear_pointwise(hidden, weight, bias, operation, [], variant)  # type: ignore[no-any-return]
-
-
-def pad_rows(hidden: Tensor) -> Tensor:
-    """[rows, size], with rows of zeros up to a number that kernels are made for."""
-    step = _ROWS_ROUNDED_TO
-    while len(hidden) > step * _MOST_PARTS:
-        step *= 2
-    missing = -len(hidden) % step
-    if not missing or len(hidden) < _ROWS_ROUNDED_TO or not takes_products(hidden):
-        return hidden
-    return F.pad(hidden, (0, 0, 0, missing))
-
-
-def _is_as_by_torch(weight: Tensor, num_rows: int) -> bool:
-    hidden = torch.linspace(-1, 1, num_rows * weight.shape[1]).view(num_rows, -1).to(weight.dtype)
-    expected, tolerance = hidden @ weight.t(), _TOLERANCES[weight.dtype]
-    return all(
-        torch.allclose(multiply(hidden, each), expected, rtol=tolerance, atol=tolerance)
-        for each in (weight, pack(weight))
+class _Product(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("out", "hidden", "weight", "bias", "times")),
+        *((name, c_long) for name in ("rows", "inputs", "outputs", "kind", "then_gelu", "is_onto")),
     )
+
+
+class _Rows(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("out", "weight", "which")),
+        *((name, c_long) for name in ("count", "inputs", "kind")),
+    )
+
+
+def takes_panels(weight: Tensor) -> bool:
+    return weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16) and has_library()
+
+
+def rounds_rows() -> bool:
+    """Whether this processor multiplies bfloat16 by bfloat16, twice as fast as float32."""
+    return has_library() and bool(number("multiplies_bfloat16"))
+
+
+class Panels:
+    """A weight [outputs, inputs] as the kernel reads it; what it multiplies is float32."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, rounds_rows: bool = False) -> None:
+        assert not rounds_rows or weight.dtype is torch.bfloat16
+        of_bfloat16 = _BFLOAT16_BY_SAME if rounds_rows else _BFLOAT16
+        self._kind: Final = _FLOAT32 if weight.dtype is torch.float32 else of_bfloat16
+        self._outputs, self._inputs = weight.shape
+        panel, of_step = number("panel"), 1 if self._kind == _FLOAT32 else 2
+        num_panels, num_steps = -(-self._outputs // panel), -(-self._inputs // of_step)
+        padded = weight.new_zeros(num_panels * panel, num_steps * of_step)
+        padded[: self._outputs, : self._inputs] = weight
+        # Where vectors begin on the cache's lines.
+        self._weight = _aligned(padded.view(num_panels, panel, num_steps, of_step).transpose(1, 2))
+        self._bias = None
+        if bias is not None:
+            self._bias = torch.zeros(num_panels * panel)
+            self._bias[: self._outputs] = bias
+
+    def multiply(
+        self, hidden: Tensor, *, then_gelu: bool = False, times: Tensor | None = None, onto: Tensor | None = None
+    ) -> Tensor:
+        """[..., inputs] -> [..., outputs], with the bias on top.
+
+        GELU (tanh), `times` other numbers and `onto` others, which change, cost next to nothing here.
+        """
+        assert hidden.dtype is torch.float32
+        hidden = hidden.contiguous()
+        shape = (*hidden.shape[:-1], self._outputs)
+        out = hidden.new_empty(shape) if onto is None else onto
+        assert hidden.shape[-1] == self._inputs
+        assert all(each is None or (each.shape == shape and each.is_contiguous()) for each in (out, times))
+        addresses = (
+            None if each is None else each.data_ptr() for each in (out, hidden, self._weight, self._bias, times)
+        )
+        sizes = (hidden.numel() // self._inputs, self._inputs, self._outputs)
+        call("multiply", _Product(*addresses, *sizes, self._kind, then_gelu, onto is not None))
+        return out
+
+    def rows(self, which: Tensor) -> Tensor:
+        """[count] -> [count, inputs]: what the weight has for some outputs."""
+        which = which.contiguous()
+        out = torch.empty(len(which), self._inputs)
+        work = _Rows(out.data_ptr(), self._weight.data_ptr(), which.data_ptr(), len(which), self._inputs, self._kind)
+        call("take_rows", work)
+        return out
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    room = torch.empty(tensor.numel() + 64, dtype=tensor.dtype)
+    skipped = -room.data_ptr() % 64 // tensor.itemsize
+    return room[skipped : skipped + tensor.numel()].view(tensor.shape).copy_(tensor)

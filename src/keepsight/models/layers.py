@@ -14,16 +14,26 @@ from torch import Tensor, nn
 
 from keepsight.models import cpu_kernels
 from keepsight.models.cpu_kernels import takes_kernels
-from keepsight.models.cpu_products import multiply, pack, takes_products
+from keepsight.models.cpu_products import Panels, takes_panels
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 class Placement(NamedTuple):
     device: torch.device
     dtype: torch.dtype
+    # What matrices are kept in, where a CPU's kernels multiply: theirs may have fewer digits than what they multiply.
+    of_matrices: torch.dtype | None = None
+    # Whether what they multiply is rounded likewise, which is faster.
+    rounds: bool = False
 
-
-def name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    @property
+    def arithmetic(self) -> str:
+        """What its numbers depend on, for whoever keeps them."""
+        products = f", products of {name_of(self.of_matrices)}" if self.rounds and self.of_matrices else ""
+        return f"{name_of(self.dtype)}{products} on {self.device.type}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +74,6 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 
-def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """By a weight that is read in other ways too, so it lies in rows."""
-    return multiply(hidden, weight, bias) if takes_products(weight) else F.linear(hidden, weight, bias)
-
-
 class Linear(nn.Module):
     """One matrix product for one or several named projections of the same input, stacked."""
 
@@ -76,26 +81,43 @@ class Linear(nn.Module):
         super().__init__()
         self.outputs = dict(outputs)
         total = sum(outputs.values())
-        self.weight = empty_parameter(place, total, in_features)
+        self.weight = empty_parameter(place._replace(dtype=place.of_matrices or place.dtype), total, in_features)
         self.bias = empty_parameter(place, total) if bias else None
-        self._packed: Tensor | None = None
+        self._place = place
+        self._panels: Panels | None = None
 
     def pack(self) -> None:
         """Once it is filled: on a CPU its rows give way to what the kernels read."""
-        if takes_products(self.weight):
-            self._packed = pack(self.weight)
+        if takes_panels(self.weight) and self._place.dtype is torch.float32:
+            self._panels = Panels(self.weight, self.bias, rounds_rows=self._place.rounds)
             nowhere = self.weight.new_full((1, 1), torch.nan)
             self.weight = nn.Parameter(nowhere.expand(self.weight.shape), requires_grad=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        if self._packed is None:
+        if self._panels is None:
             return F.linear(hidden, self.weight, self.bias)
-        return multiply(hidden, self._packed, self.bias)
+        return self._panels.multiply(hidden)
 
     def then_activate(self, hidden: Tensor, activation: Activation) -> Tensor:
-        if self._packed is None or activation is not _gelu_tanh:
+        if self._panels is None or activation is not _gelu_tanh:
             return activation(self(hidden))
-        return multiply(hidden, self._packed, self.bias, then_gelu=True)
+        return self._panels.multiply(hidden, then_gelu=True)
+
+    def then_times(self, hidden: Tensor, others: Tensor) -> Tensor:
+        if self._panels is None:
+            return self(hidden).mul_(others)  # type: ignore[no-any-return]
+        return self._panels.multiply(hidden, times=others)
+
+    def add_to(self, sums: Tensor, hidden: Tensor) -> None:
+        """Changes `sums`."""
+        if self._panels is None:
+            sums.add_(self(hidden))
+        else:
+            self._panels.multiply(hidden, onto=sums)
+
+    def rows(self, which: Tensor) -> Tensor:
+        """[count] -> [count, in_features]: what the weight has for some outputs."""
+        return F.embedding(which, self.weight) if self._panels is None else self._panels.rows(which)
 
     def slots(self) -> Iterator[WeightSlot]:
         sizes = list(self.outputs.values())

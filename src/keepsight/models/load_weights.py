@@ -100,6 +100,12 @@ def weight_files(directory: Path) -> list[Path]:
     return [directory / name for name in sorted(set(names))]
 
 
+def is_of_bfloat16(directory: Path) -> bool:
+    """All of it, so that matrices of bfloat16 hold every digit."""
+    files = [_open(path) for path in weight_files(directory)]
+    return all(file.get_slice(name).get_dtype() == "BF16" for file in files for name in file.keys())  # noqa: SIM118
+
+
 def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt", device="cpu")

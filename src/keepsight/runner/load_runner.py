@@ -13,7 +13,10 @@ from keepsight.config import Config
 from keepsight.engine_config import KvCacheConfig
 from keepsight.errors import CheckpointError, InvalidArgumentError
 from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.models.layers import Placement
+from keepsight.models.cpu_library import has_library
+from keepsight.models.cpu_products import rounds_rows
+from keepsight.models.layers import Placement, name_of
+from keepsight.models.load_weights import is_of_bfloat16
 from keepsight.models.model import Model, count_parameters
 from keepsight.models.paged_attention import use_kernels_of_any_length
 from keepsight.models.registry import load_model
@@ -25,7 +28,6 @@ from keepsight.runner.normalize_pixels import PixelNormalizer
 logger = logging.getLogger(__name__)
 # Below this a product is over before a second thread has begun; on a busy machine waiting for one costs a hundredfold.
 MIN_PARAMETERS_TO_SHARE = 8_000_000
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load_model_for(config: Config, place: Placement, room: int | None = None) -> Model:
@@ -76,13 +78,29 @@ def choose_place(config: Config) -> Placement:
     if config.device == "cuda" and not has_cuda:
         raise InvalidArgumentError("device", "cuda was asked for, but torch sees no CUDA device on this machine")
     device = config.device if config.device != "auto" else ("cuda" if has_cuda else "cpu")
-    # Without instructions of its own a CPU computes bfloat16 at a third of float32's speed.
-    dtype = config.dtype if config.dtype != "auto" else ("bfloat16" if device == "cuda" else "float32")
+    place = _place_on_cpu(config) if device == "cpu" else Placement(torch.device(device), _dtype_on_gpu(config))
     logger.info(
-        "computing on %s in %s (device=%s, dtype=%s, CUDA %s)",
-        device, dtype, config.device, config.dtype, "present" if has_cuda else "absent",
+        "computing in %s, matrices of %s (device=%s, dtype=%s, CUDA %s)",
+        place.arithmetic, name_of(place.of_matrices or place.dtype),
+        config.device, config.dtype, "present" if has_cuda else "absent",
     )  # fmt: skip
-    return Placement(torch.device(device), _DTYPES[dtype])
+    return place
+
+
+def _dtype_on_gpu(config: Config) -> torch.dtype:
+    return torch.float32 if config.dtype == "float32" else torch.bfloat16
+
+
+def _place_on_cpu(config: Config) -> Placement:
+    """By the kernels all but what matrices multiply is float32."""
+    cpu, asked = torch.device("cpu"), config.dtype
+    if not has_library():
+        return Placement(cpu, torch.bfloat16 if asked == "bfloat16" else torch.float32)
+    # What was published in bfloat16 is kept so: half the memory to read, and the same numbers.
+    is_half = asked == "bfloat16" or (config.directory.is_dir() and is_of_bfloat16(config.directory))
+    if not is_half:
+        return Placement(cpu, torch.float32)
+    return Placement(cpu, torch.float32, torch.bfloat16, rounds=asked != "float32" and rounds_rows())
 
 
 def _limit_threads(model: Model) -> None:

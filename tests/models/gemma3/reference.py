@@ -160,12 +160,12 @@ def reference_inputs(prompt: Prompt, dtype: torch.dtype = torch.float32, device:
 
 def make_caches(model: Gemma3, num_blocks: int) -> list[LayerCache]:
     text = model.config.text
-    parameter = model.decoder.embedding
+    place = model.place
     shape = (num_blocks * BLOCK_SIZE, text.num_kv_heads, text.head_dim)
 
     def empty() -> Tensor:
         # Whatever is never written must never be read: a NaN would be seen in every result.
-        return torch.full(shape, float("nan"), dtype=parameter.dtype, device=parameter.device)
+        return torch.full(shape, float("nan"), dtype=place.dtype, device=place.device)
 
     return [LayerCache(empty(), empty()) for _ in text.layers]
 
@@ -181,10 +181,10 @@ def whole_prompts(prompts: Sequence[Prompt], device: torch.device | str) -> list
 
 
 def merged_embeddings(model: Gemma3, prompt: Prompt) -> Tensor:
-    parameter = model.decoder.embedding
-    embeddings = model.embed_tokens(torch.tensor(prompt.token_ids, device=parameter.device))
+    place = model.place
+    embeddings = model.embed_tokens(torch.tensor(prompt.token_ids, device=place.device))
     if prompt.spans:
-        pixels = prompt.pixels.permute(0, 2, 3, 1).to(parameter.device, parameter.dtype)
+        pixels = prompt.pixels.permute(0, 2, 3, 1).to(place.device, place.dtype)
         for span, picture in zip(prompt.spans, model.encode_images(pixels), strict=True):
             embeddings[span.start : span.end] = picture
     return embeddings
@@ -200,7 +200,7 @@ def run_together(
 ) -> tuple[list[Tensor], Tensor]:
     """The same of several prompts in one batch, or the logits of the last position of those that are to be read."""
     layers: list[Tensor] = []
-    device = model.decoder.embedding.device
+    device = model.place.device
     pieces = whole_prompts(prompts, device)
     caches = make_caches(model, sum(len(piece.table.block_ids) for piece in pieces))
     embeddings = torch.cat([merged_embeddings(model, prompt) for prompt in prompts])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from keepsight.models import cpu_kernels
+from keepsight.models import cpu_library
 from keepsight.models.attention import Attention, ReferenceAttention
 from keepsight.models.gemma3 import vision_tower
 from keepsight.models.gemma3.model import Gemma3
@@ -54,7 +54,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     directory = ref.save_checkpoint(model, tmp_path_factory.mktemp("checkpoint"))
     with torch.inference_mode(), pytest.MonkeyPatch.context() as monkeypatch:
         if not has_kernels:
-            monkeypatch.setattr(cpu_kernels, "library", lambda: None)
+            monkeypatch.setattr(cpu_library, "_library", lambda: None)
         yield Pair(arguments, seed, device, model.to(device), Gemma3.from_checkpoint(directory, place(device)))
 
 

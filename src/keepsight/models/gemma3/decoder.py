@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from keepsight.models import cpu_kernels
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache, write_cache
 from keepsight.models.cpu_kernels import takes_kernels
-from keepsight.models.cpu_products import pad_rows
 from keepsight.models.gemma3.config import LayerConfig, RotaryConfig, TextConfig
 from keepsight.models.layers import (
     ACTIVATIONS,
@@ -112,7 +111,7 @@ class SelfAttention(nn.Module):
             return cpu_kernels.place_heads(
                 projected, self._scales, config.rms_norm_eps, step.angles, cache.keys, cache.values, batch.slots
             )
-        heads = projected[: batch.num_tokens].view(batch.num_tokens, -1, config.head_dim)
+        heads = projected.view(batch.num_tokens, -1, config.head_dim)
         query_and_key, value = heads.tensor_split([-config.num_kv_heads], dim=1)
         rotated = rotate(rms_norm(query_and_key, self._scales, config.rms_norm_eps), step.angles)
         query, key = rotated.tensor_split([config.num_heads], dim=1)
@@ -144,7 +143,7 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         gate = self.gate.then_activate(hidden, self.activation)
-        return self.down(gate.mul_(self.up(hidden)))  # type: ignore[no-any-return]
+        return self.down(self.up.then_times(hidden, gate))  # type: ignore[no-any-return]
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from self.gate.slots()
@@ -166,11 +165,11 @@ class DecoderLayer(nn.Module):
         self.feed_forward = FeedForward(config, place)
 
     def forward(self, hidden: Tensor, step: LayerStep) -> Tensor:
-        """Of the tokens that are read; the last rows of `hidden` and of the result may be padding."""
+        """Of the tokens that are read."""
         attended = self.attention(self.before_attention(hidden), step)
         if step.rows is not None:
-            hidden = pad_rows(hidden[step.rows])
-        hidden = self.after_attention.add_to(hidden, self.attention.out(pad_rows(attended)))
+            hidden = hidden[step.rows]
+        hidden = self.after_attention.add_to(hidden, self.attention.out(attended))
         return self.after_feed_forward.add_to(hidden, self.feed_forward(self.before_feed_forward(hidden)))
 
     def slots(self) -> Iterator[WeightSlot]:
@@ -186,7 +185,7 @@ class Decoder(nn.Module):
     def __init__(self, config: TextConfig, place: Placement) -> None:
         super().__init__()
         self.config = config
-        self.embedding = empty_parameter(place, config.vocab_size, config.hidden_size)
+        self.embedding = Linear(place, config.hidden_size, {"embed_tokens": config.vocab_size}, bias=False)
         # Rounded to the model's precision before it multiplies, as in training.
         self.embedding_scale = torch.tensor(config.hidden_size**0.5).to(place.dtype).item()
         self.layers = nn.ModuleList(DecoderLayer(config, layer, place) for layer in config.layers)
@@ -194,7 +193,7 @@ class Decoder(nn.Module):
         self.rotary = RotaryTable((layer.rotary for layer in config.layers), config.head_dim, place)
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        return nn.functional.embedding(token_ids, self.embedding) * self.embedding_scale
+        return self.embedding.rows(token_ids) * self.embedding_scale
 
     def forward(
         self,
@@ -205,18 +204,17 @@ class Decoder(nn.Module):
         watch_layer: LayerWatcher | None = None,
     ) -> Tensor:
         angles = self.rotary.angles(batch.positions)
-        hidden = pad_rows(hidden)
         last = len(self.layers) - 1
         for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             assert isinstance(layer, DecoderLayer)
             rows = batch.read_rows if index == last else None
             hidden = layer(hidden, LayerStep(angles[layer.layer.rotary], attention, cache, batch, rows))
             if watch_layer is not None:
-                watch_layer(index, hidden[: batch.num_read if index == last else batch.num_tokens])
-        return self.norm(hidden[: batch.num_read])  # type: ignore[no-any-return]
+                watch_layer(index, hidden)
+        return self.norm(hidden)  # type: ignore[no-any-return]
 
     def slots(self) -> Iterator[WeightSlot]:
-        yield slot("embed_tokens.weight", self.embedding)
+        yield from self.embedding.slots()
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
             yield from under(f"layers.{index}.", layer.slots())

@@ -16,7 +16,7 @@ from keepsight.models.gemma3.config import Gemma3Config
 from keepsight.models.gemma3.decoder import Decoder
 from keepsight.models.gemma3.vision_tower import Projector, VisionTower
 from keepsight.models.gemma3.weight_names import canonical_name, copies_of, is_never_read
-from keepsight.models.layers import Linear, Placement, WeightSlot, linear, run_to_end, under
+from keepsight.models.layers import Linear, Placement, WeightSlot, run_to_end, under
 from keepsight.models.load_weights import load_weights
 from keepsight.models.model import LayerWatcher, ModelShape
 
@@ -76,7 +76,7 @@ class Gemma3(nn.Module):
         return self.decoder(embeddings, attention, caches, batch, watch_layer)  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        logits = linear(hidden, self.decoder.embedding) if self.head is None else self.head(hidden)
+        logits = (self.head or self.decoder.embedding)(hidden)
         cap = self.config.text.final_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 

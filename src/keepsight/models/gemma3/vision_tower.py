@@ -22,7 +22,6 @@ from keepsight.models.layers import (
     RMSNorm,
     WeightSlot,
     empty_parameter,
-    linear,
     slot,
     under,
 )
@@ -40,8 +39,8 @@ class PatchEmbedding(nn.Module):
         super().__init__()
         self.size = config.patch_size
         self.side = config.patches_per_side
-        self.weight = empty_parameter(place, config.hidden_size, self.size * self.size * 3)
-        self.bias = empty_parameter(place, config.hidden_size)
+        outputs = {"patch_embedding": config.hidden_size}
+        self.linear = Linear(place, self.size * self.size * 3, outputs, bias=True)
         self.positions = empty_parameter(place, self.side * self.side, config.hidden_size)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -50,12 +49,13 @@ class PatchEmbedding(nn.Module):
         # Pixels that fill no whole patch at the right and at the bottom are dropped, as by the convolution.
         grid = pixels[:, : side * size, : side * size].reshape(-1, side, size, side, size, 3)
         patches = grid.transpose(2, 3).reshape(-1, side * side, size * size * 3)
-        return linear(patches, self.weight, self.bias) + self.positions
+        return self.linear(patches) + self.positions  # type: ignore[no-any-return]
 
     def slots(self) -> Iterator[WeightSlot]:
-        hidden, size = self.weight.shape[0], self.size
-        yield WeightSlot("patch_embedding.weight", (hidden, 3, size, size), self.weight, _channels_last)
-        yield slot("patch_embedding.bias", self.bias)
+        weight, bias = self.linear.slots()
+        kernel = (weight.shape[0], 3, self.size, self.size)
+        yield WeightSlot(weight.name, kernel, weight.target, _channels_last)
+        yield bias
         yield slot("position_embedding.weight", self.positions)
 
 
@@ -82,22 +82,18 @@ class VisionLayer(nn.Module):
         for group in groups:
             heads[group] = self.qkv(self.norm1(hidden[group])).view_as(heads[group])
             yield
-        attended = hidden.new_empty(hidden.shape, dtype=heads.dtype)
+        attended = torch.empty_like(hidden)
         yield from self._attend(heads, attended.view(*hidden.shape[:2], *heads.shape[3:]))
         for group in groups:
             rows = hidden[group]
-            rows.add_(self.out(attended[group].to(hidden.dtype)))
-            rows.add_(self.down(self.up.then_activate(self.norm2(rows), self.activation)))
+            self.out.add_to(rows, attended[group])
+            self.down.add_to(rows, self.up.then_activate(self.norm2(rows), self.activation))
             yield
 
     def make_heads(self, hidden: Tensor) -> Tensor:
-        """[pictures, patches, 3, heads, head_dim], each head's by themselves: attention reads them for every tile anew.
-
-        On a CPU float32, of which it is no slower than of less.
-        """
-        dtype = torch.float32 if hidden.device.type == "cpu" else hidden.dtype
+        """[pictures, patches, 3, heads, head_dim], each head's by themselves, as attention reads them often."""
         pictures, patches = hidden.shape[:2]
-        room = hidden.new_empty(pictures, 3, self.num_heads, patches, self.head_dim, dtype=dtype)
+        room = hidden.new_empty(pictures, 3, self.num_heads, patches, self.head_dim)
         return room.permute(0, 3, 1, 2, 4)
 
     def _attend(self, heads: Tensor, attended: Tensor) -> Iterator[None]:
@@ -174,15 +170,16 @@ class Projector(nn.Module):
         self.patches_per_side = config.patches_per_side
         self.tokens_per_side = round(tokens_per_image**0.5)
         self.norm = RMSNorm(place, config.hidden_size, config.layer_norm_eps)
-        self.weight = empty_parameter(place, config.hidden_size, text_size)
+        self.linear = Linear(place, config.hidden_size, {"mm_input_projection": text_size}, bias=False)
 
     def forward(self, patches: Tensor) -> Tensor:
         """[pictures, patches, vision hidden] -> [pictures, tokens, text hidden]"""
         side, pool = self.tokens_per_side, self.patches_per_side // self.tokens_per_side
         squares = patches.view(-1, side, pool, side, pool, patches.shape[-1])
         pooled = squares.mean(dim=(2, 4)).flatten(1, 2)
-        return self.norm(pooled) @ self.weight  # type: ignore[no-any-return]
+        return self.linear(self.norm(pooled))  # type: ignore[no-any-return]
 
     def slots(self) -> Iterator[WeightSlot]:
-        yield slot("mm_input_projection_weight", self.weight)
+        (weight,) = self.linear.slots()
+        yield WeightSlot("mm_input_projection_weight", weight.shape[::-1], weight.target, torch.t)
         yield from under("mm_soft_emb_norm.", self.norm.slots())

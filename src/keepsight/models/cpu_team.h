@@ -1,0 +1,46 @@
+/* Threads for what is computed on a CPU: torch's own team, as two teams on the same cores would wait for each other. */
+
+#ifndef KEEPSIGHT_CPU_TEAM_H
+#define KEEPSIGHT_CPU_TEAM_H
+
+#include <stdint.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* Of libgomp, which is there once torch is. */
+extern void GOMP_parallel(void (*run)(void *), void *job, unsigned num_threads, unsigned flags);
+extern int omp_get_max_threads(void);
+extern int omp_get_num_threads(void);
+extern int omp_get_thread_num(void);
+
+typedef struct {
+    void (*run)(const void *work, long part, long parts);
+    const void *work;
+} job;
+
+/* The team may be smaller than was asked for. */
+static void run_part(void *shared)
+{
+    const job *all = shared;
+    all->run(all->work, omp_get_thread_num(), omp_get_num_threads());
+}
+
+static void share(void (*run)(const void *, long, long), const void *work, long most_parts)
+{
+    const long most_threads = omp_get_max_threads(), threads = most_parts < most_threads ? most_parts : most_threads;
+    job all = {run, work};
+    if (threads <= 1)
+        run(work, 0, 1);
+    else
+        GOMP_parallel(run_part, &all, threads, 0);
+}
+
+/* Fewer numbers than these are done before a second thread has begun. */
+#define NUMBERS_WORTH_A_TEAM 32768
+
+static inline long parts_for(long numbers)
+{
+    return numbers < NUMBERS_WORTH_A_TEAM ? 1 : INT32_MAX;
+}
+
+#endif

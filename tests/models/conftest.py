@@ -1,0 +1,39 @@
+"""Fixtures: what is compiled for the CPU, for this processor and for lesser ones, by one thread and by two."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from keepsight.models import cpu_library
+
+CAPABILITIES = ["DEFAULT", "AVX2", "AVX512"]
+
+
+@pytest.fixture(params=CAPABILITIES)
+def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For this processor and for all lesser ones."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    if capability not in CAPABILITIES[CAPABILITIES.index(request.param) :]:
+        pytest.skip(f"this processor is {capability}")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: request.param)
+    forget_library()
+    if not cpu_library.has_library():
+        pytest.skip("there was no compiler when keepsight was installed, or none for this kind of processor")
+    yield
+    monkeypatch.undo()
+    forget_library()
+
+
+def forget_library() -> None:
+    for cached in (cpu_library._library, cpu_library._function, cpu_library.number):
+        cached.cache_clear()
+
+
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(before)
