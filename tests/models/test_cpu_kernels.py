@@ -1,12 +1,15 @@
 """What is compiled for the CPU gives what torch gives, whatever the sizes, the threads and the numbers."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from keepsight.models import cpu_kernels
-from keepsight.models.cpu_kernels import Sight, whole_sight
+from keepsight.models.cpu_kernels import Sight, attend_rounded, attend_to_all
+from keepsight.models.cpu_products import rounds_rows
 
 pytestmark = pytest.mark.usefixtures("build", "threads")
 
@@ -70,7 +73,8 @@ def test_attention_is_as_exact_as_torch_s_whatever_the_scores(dim: int, length: 
     query, key, value = length * directions(), length * directions(), 100 * directions()
     exact = F.scaled_dot_product_attention(query.double(), key.double(), value.double())
     by_torch = F.scaled_dot_product_attention(query[None], key[None], value[None])[0]
-    ours = whole_sight(200, 200).attend(query[:, None], key[:, None], value[:, None], dim**-0.5)[:, 0]
+    ours = torch.empty_like(query)
+    attend_to_all(query, key, value, dim**-0.5, ours)
     assert (ours - exact).abs().max() <= 1e-5 + 5 * (by_torch - exact).abs().max()
 
 
@@ -99,14 +103,45 @@ def test_a_row_has_the_same_numbers_in_whatever_company(window: int, heads: int)
 
 
 def test_rows_may_lie_apart_and_so_may_what_they_are_written_to() -> None:
-    together = torch.randn(50, 3, 4, 16)
+    together, room = torch.randn(50, 3, 16), torch.zeros(50, 2, 16)
     query, key, value = together.unbind(1)
-    room = torch.zeros(50, 2, 4, 16)
-    whole_sight(50, 50).attend(query, key, value, 0.25, room[:, 1])
-    by_head = together.permute(1, 2, 0, 3)
-    expected = F.scaled_dot_product_attention(by_head[0], by_head[1], by_head[2], scale=0.25)
-    torch.testing.assert_close(room[:, 1], expected.transpose(0, 1))
+    attend_to_all(query, key, value, 0.25, room[:, 1])
+    expected = F.scaled_dot_product_attention(query, key, value, scale=0.25)
+    torch.testing.assert_close(room[:, 1], expected)
     assert not room[:, 0].any()
+
+
+@pytest.fixture
+def rounds(build: None) -> None:
+    if not rounds_rows():
+        pytest.skip("this processor, or this build, rounds no rows")
+
+
+@pytest.mark.usefixtures("rounds")
+@pytest.mark.parametrize("num_keys", [1, 2, 7, 127, 128, 129, 500])
+@pytest.mark.parametrize("dim", [8, 72])
+@pytest.mark.parametrize("length", [0.0, 1.0, 100.0], ids=lambda length: f"of length {length:g}")
+def test_rounded_attention_is_that_of_rounded_numbers(num_keys: int, dim: int, length: float) -> None:
+    query, key = (length * F.normalize(torch.randn(num, dim), dim=-1) for num in (45, num_keys))
+    together, room = torch.randn(num_keys, 2, dim), torch.zeros(45, 2, dim)
+    key, value = together[:, 0].copy_(key), together[:, 1]
+    attend_rounded(query, key, value, 0.25, room[:, 1])
+    # As the kernel scales before it rounds, to make powers of 2 of what is exponentials here.
+    scaled = (query * (0.25 / math.log(2))).bfloat16().double() * math.log(2)
+    exact = F.scaled_dot_product_attention(scaled, key.bfloat16().double(), value.bfloat16().double(), scale=1.0)
+    assert (room[:, 1] - exact).abs().max() <= 2**-8 * value.abs().max()
+    assert not room[:, 0].any()
+
+
+@pytest.mark.usefixtures("rounds")
+def test_a_row_of_rounded_attention_has_the_same_numbers_in_whatever_company() -> None:
+    query, key, value = torch.randn(300, 24), torch.randn(200, 24), torch.randn(200, 24)
+    together = torch.empty_like(query)
+    attend_rounded(query, key, value, 0.25, together)
+    for some in (slice(0, 1), slice(31, 33), slice(100, 250)):
+        fewer = torch.empty_like(query[some])
+        attend_rounded(query[some], key, value, 0.25, fewer)
+        assert torch.equal(fewer, together[some])
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(33, 1, 8), (4, 4, 14), (1, 1, 6)])

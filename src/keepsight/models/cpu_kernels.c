@@ -162,15 +162,6 @@ typedef struct {
     float scale;
 } attention_work;
 
-/* A loop, as this is what compilers make one instruction of. */
-INLINE lanes larger(lanes a, lanes b)
-{
-    lanes out;
-    for (int lane = 0; lane < LANES; lane++)
-        out[lane] = a[lane] > b[lane] ? a[lane] : b[lane];
-    return out;
-}
-
 /* Keys, or values, of some positions of a sequence: where in memory those are. */
 typedef struct {
     const float *numbers;

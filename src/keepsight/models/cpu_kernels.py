@@ -47,6 +47,14 @@ class _Attention(Structure):
     )
 
 
+class _WholeSight(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("out", "query", "keys", "values")),
+        *((name, c_long) for name in ("rows", "count", "dim", "out_stride", "query_stride", "key_stride")),
+        ("scale", c_float),
+    )
+
+
 def takes_kernels(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.dtype is torch.float32 and has_library()
 
@@ -104,6 +112,18 @@ def place_heads(
     return query
 
 
+def attend_rounded(query: Tensor, keys: Tensor, values: Tensor, scale: float, out: Tensor) -> None:
+    """Of rows [rows, head_dim] that see all keys [keys, head_dim], which are multiplied as bfloat16.
+
+    Numbers of a row lie together, rows may lie apart; whoever calls has asked `rounds_rows`, too.
+    """
+    assert all(each.stride(1) == 1 for each in (query, keys, values, out))
+    assert keys.stride() == values.stride()
+    tensors, strides = (out, query, keys, values), (each.stride(0) for each in (out, query, keys))
+    addresses = (each.data_ptr() for each in tensors)
+    call("attend_rounded", _WholeSight(*addresses, len(query), *keys.shape, *strides, scale / math.log(2)))
+
+
 class Sight:
     """What each row of a batch sees: positions [begin, end) of its own sequence, and in which slots those lie."""
 
@@ -134,8 +154,14 @@ class Sight:
         return out
 
 
+def attend_to_all(query: Tensor, keys: Tensor, values: Tensor, scale: float, out: Tensor) -> None:
+    """Of rows [rows, head_dim] that see all keys [keys, head_dim]; rows may lie apart."""
+    sight = _whole_sight(len(query), len(keys))
+    sight.attend(query[:, None], keys[:, None], values[:, None], scale, out[:, None])
+
+
 @functools.lru_cache(maxsize=16)
-def whole_sight(num_rows: int, num_keys: int) -> Sight:
+def _whole_sight(num_rows: int, num_keys: int) -> Sight:
     """Of one sequence, whose every position each row sees."""
     whole = torch.full((num_rows,), num_keys)
     return Sight([num_rows], [torch.arange(num_keys)], torch.zeros_like(whole), whole)

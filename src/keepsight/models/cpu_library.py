@@ -13,7 +13,7 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-_FUNCTIONS = ("norm", "angles", "place_heads", "attend", "multiply", "take_rows")
+_FUNCTIONS = ("norm", "angles", "place_heads", "attend", "attend_rounded", "multiply", "take_rows")
 # Of what torch says that the processor can do.
 _BUILDS = {"AVX512": "_cpu_kernels_avx512", "AVX2": "_cpu_kernels_avx2"}
 

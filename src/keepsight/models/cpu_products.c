@@ -8,13 +8,9 @@
  * registers while the inputs pass.
  */
 
-#include <stdlib.h>
-#include <string.h>
+#include "cpu_bfloat16.h"
 
-#include "cpu_vectors.h"
-
-#if defined(__AVX512F__)
-#include <immintrin.h>
+#if LANES == 16
 #define MOST_ROWS 12 /* of a tile: all registers but those for weights and one for the input at hand */
 #else
 #define MOST_ROWS 6
@@ -66,16 +62,6 @@ __attribute__((constructor)) static void ask_processor(void)
 #endif
 }
 
-INLINE long lesser(long a, long b)
-{
-    return a < b ? a : b;
-}
-
-INLINE long parts_of(long count, long most)
-{
-    return (count + most - 1) / most;
-}
-
 INLINE long inputs_of_step(arithmetic kind)
 {
     return kind == FLOAT32 ? 1 : 2;
@@ -84,45 +70,6 @@ INLINE long inputs_of_step(arithmetic kind)
 INLINE long words_of_step(arithmetic kind)
 {
     return kind == BFLOAT16 ? 2 : 1;
-}
-
-/* To the nearest, of two as near the even one. */
-INLINE uint16_t rounded(float number)
-{
-    uint32_t bits;
-    memcpy(&bits, &number, sizeof bits);
-    const uint32_t nearest = bits + 0x7fff + (bits >> 16 & 1);
-    return (number == number ? nearest : bits | 0x400000) >> 16;
-}
-
-INLINE float widened(uint16_t number)
-{
-    const uint32_t bits = (uint32_t)number << 16;
-    float wide;
-    memcpy(&wide, &bits, sizeof wide);
-    return wide;
-}
-
-/* Products of pairs of bfloat16 on top of a sum of float32; only where `keepsight_multiplies_bfloat16`. */
-INLINE lanes add_pairs(lanes sum, whole_lanes a, whole_lanes b)
-{
-#if defined(__AVX512F__)
-    return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
-#else
-    (void)a, (void)b;
-    return sum;
-#endif
-}
-
-/* The first and the second of pairs of bfloat16, as float32. */
-INLINE lanes first_of(whole_lanes pairs)
-{
-    return (lanes)(pairs << 16);
-}
-
-INLINE lanes second_of(whole_lanes pairs)
-{
-    return (lanes)(pairs & (int32_t)0xffff0000);
 }
 
 /* Panels ----------------------------------------------------------------------------------------------------------- */
@@ -271,9 +218,7 @@ INLINE void multiply_patch(const product_work *w, patch p, const arithmetic kind
     const long inputs_at_once = WORDS_AT_ONCE / words_of_step(kind) * inputs_of_step(kind);
     const long blocks = parts_of(w->inputs, inputs_at_once), words_of_block = p.rows * WORDS_APART;
     const long panels_at_once = blocks * words_of_block <= FEW_WORDS ? 1 : PANELS_AT_ONCE;
-    float *words = malloc(blocks * words_of_block * sizeof *words);
-    if (!words)
-        abort();
+    float *words = room_for(blocks * words_of_block * sizeof *words);
     for (long block = 0; block < blocks; block++) {
         const long first = block * inputs_at_once;
         const float *hidden = w->hidden + p.first_row * w->inputs + first;

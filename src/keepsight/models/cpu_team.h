@@ -4,6 +4,7 @@
 #define KEEPSIGHT_CPU_TEAM_H
 
 #include <stdint.h>
+#include <stdlib.h>
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -33,6 +34,25 @@ static void share(void (*run)(const void *, long, long), const void *work, long 
         run(work, 0, 1);
     else
         GOMP_parallel(run_part, &all, threads, 0);
+}
+
+INLINE long lesser(long a, long b)
+{
+    return a < b ? a : b;
+}
+
+INLINE long parts_of(long count, long most)
+{
+    return (count + most - 1) / most;
+}
+
+/* Until it is freed.  Nobody could go on without. */
+static inline void *room_for(long bytes)
+{
+    void *room = malloc(bytes > 0 ? bytes : 1);
+    if (!room)
+        abort();
+    return room;
 }
 
 /* Fewer numbers than these are done before a second thread has begun. */

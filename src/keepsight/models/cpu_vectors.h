@@ -17,10 +17,20 @@
 
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t whole_lanes __attribute__((vector_size(4 * LANES)));
+typedef uint32_t unsigned_lanes __attribute__((vector_size(4 * LANES)));
 
 INLINE lanes choose(whole_lanes which, lanes yes, lanes no)
 {
     return (lanes)(((whole_lanes)yes & which) | ((whole_lanes)no & ~which));
+}
+
+/* A loop, as this is what compilers make one instruction of. */
+INLINE lanes larger(lanes a, lanes b)
+{
+    lanes out;
+    for (int lane = 0; lane < LANES; lane++)
+        out[lane] = a[lane] > b[lane] ? a[lane] : b[lane];
+    return out;
 }
 
 /* Of what is not above 0, within 2 units of the last place; 0 of what float32 cannot hold, and of minus infinity. */

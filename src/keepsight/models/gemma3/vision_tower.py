@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from keepsight.models.cpu_kernels import can_attend, whole_sight
+from keepsight.models.cpu_kernels import attend_rounded, attend_to_all, can_attend
 from keepsight.models.gemma3.config import VisionConfig
 from keepsight.models.layers import (
     ACTIVATIONS,
@@ -68,6 +68,7 @@ class VisionLayer(nn.Module):
         super().__init__()
         size = config.hidden_size
         self.num_heads, self.head_dim = config.num_heads, config.head_dim
+        self.rounds = place.rounds
         self.activation = ACTIVATIONS[config.activation]
         self.norm1 = LayerNorm(place, size, config.layer_norm_eps)
         self.qkv = Linear(place, size, {"q_proj": size, "k_proj": size, "v_proj": size}, bias=True)
@@ -107,11 +108,11 @@ class VisionLayer(nn.Module):
         pictures, patches = attended.shape[:2]
         # A head after the other: the keys and values of one stay in the cache.
         for picture, head in itertools.product(range(pictures), range(self.num_heads)):
-            query, key, value = heads[picture, :, :, head, None].unbind(1)  # each [patches, 1, head_dim]
-            output = attended[picture, :, head, None]
+            query, key, value = heads[picture, :, :, head].unbind(1)  # each [patches, head_dim]
+            output = attended[picture, :, head]
             for rows in _chunks(patches, ROWS_OF_ATTENTION):
-                sight = whole_sight(rows.stop - rows.start, patches)
-                sight.attend(query[rows], key, value, scale, output[rows])
+                attend = attend_rounded if self.rounds else attend_to_all
+                attend(query[rows], key, value, scale, output[rows])
                 yield
 
     def slots(self) -> Iterator[WeightSlot]:

@@ -1,0 +1,66 @@
+/* Numbers of bfloat16, one and in pairs: a vector of pairs has the first of each in its lower half. */
+
+#ifndef KEEPSIGHT_CPU_BFLOAT16_H
+#define KEEPSIGHT_CPU_BFLOAT16_H
+
+#include <string.h>
+
+#include "cpu_vectors.h"
+
+#if LANES == 16
+#include <immintrin.h>
+#endif
+
+/* To the nearest, of two as near the even one. */
+INLINE uint16_t rounded(float number)
+{
+    uint32_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    const uint32_t nearest = bits + 0x7fff + (bits >> 16 & 1);
+    return (number == number ? nearest : bits | 0x400000) >> 16;
+}
+
+INLINE float widened(uint16_t number)
+{
+    const uint32_t bits = (uint32_t)number << 16;
+    float wide;
+    memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
+
+/* Products of pairs of bfloat16 on top of a sum of float32; only where `keepsight_multiplies_bfloat16` says so. */
+INLINE lanes add_pairs(lanes sum, whole_lanes a, whole_lanes b)
+{
+#if defined(__AVX512F__)
+    return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#else
+    (void)a, (void)b;
+    return sum;
+#endif
+}
+
+/* Of numbers that are not below 0, and are not as large as infinity; in the middle of two the larger. */
+INLINE whole_lanes pairs_of(lanes first, lanes second)
+{
+    const unsigned_lanes half = (unsigned_lanes){} + 0x8000;
+    return (whole_lanes)(((unsigned_lanes)first + half) >> 16 | (((unsigned_lanes)second + half) & 0xffff0000u));
+}
+
+/* Of two numbers of float32. */
+INLINE int32_t pair_of(float first, float second)
+{
+    return (int32_t)(rounded(first) | (uint32_t)rounded(second) << 16);
+}
+
+/* The first and the second of pairs of bfloat16, as float32. */
+INLINE lanes first_of(whole_lanes pairs)
+{
+    return (lanes)(pairs << 16);
+}
+
+INLINE lanes second_of(whole_lanes pairs)
+{
+    return (lanes)(pairs & (int32_t)0xffff0000);
+}
+
+#endif

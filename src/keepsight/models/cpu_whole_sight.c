@@ -1,0 +1,148 @@
+/* Attention of rows that all see all keys, as a picture's patches do, by pairs of bfloat16: in half the time of that in
+ * cpu_kernels.c, whose way it goes.  A lane is a query; keys come in chunks; what was summed before is scaled down when a chunk has
+ * a higher score.  Only where `keepsight_multiplies_bfloat16` says so.
+ */
+
+#include <math.h>
+
+#include "cpu_bfloat16.h"
+
+/* So many vectors of queries and, at once, keys or numbers of values keep all registers busy. */
+#define VECTORS 2
+#define AT_ONCE 8
+#define QUERIES (VECTORS * LANES)
+/* Pairs of keys. */
+#define CHUNK 64
+
+typedef struct {
+    float *out;                   /* [rows, dim] */
+    const float *query;           /* [rows, dim] */
+    const float *keys, *values;   /* [count, dim] */
+    long rows, count, dim;        /* dim: a multiple of AT_ONCE */
+    long out_stride, query_stride, key_stride;
+    float scale;
+} sight_work;
+
+/* What is told, and keys and values as tiles read them. */
+typedef struct {
+    sight_work told;
+    int32_t *keys;   /* [count, pairs of dim] */
+    int32_t *values; /* [pairs of count, dim], the last one's second 0 if there is none */
+} rounded_work;
+
+static void round_part(const void *shared, long part, long parts)
+{
+    const rounded_work *w = shared;
+    const long count = w->told.count, dim = w->told.dim, stride = w->told.key_stride, pairs = (count + 1) / 2;
+    for (long pair = pairs * part / parts; pair < pairs * (part + 1) / parts; pair++) {
+        for (long key = 2 * pair; key < lesser(2 * pair + 2, count); key++)
+            for (long i = 0; i < dim / 2; i++)
+                w->keys[key * dim / 2 + i] = pair_of(w->told.keys[key * stride + 2 * i], w->told.keys[key * stride + 2 * i + 1]);
+        const float *value = w->told.values + 2 * pair * stride;
+        for (long i = 0; i < dim; i++)
+            w->values[pair * dim + i] = pair_of(value[i], 2 * pair + 1 < count ? value[stride + i] : 0.0f);
+    }
+}
+
+/* [AT_ONCE, VECTORS]: of as many keys from `first` on; beyond the last it is that one's. */
+INLINE void score(lanes *scores, const rounded_work *w, long first, const whole_lanes *query)
+{
+    const long pairs = w->told.dim / 2;
+    lanes sums[AT_ONCE][VECTORS] = {};
+    const int32_t *keys[AT_ONCE];
+    for (int key = 0; key < AT_ONCE; key++)
+        keys[key] = w->keys + lesser(first + key, w->told.count - 1) * pairs;
+    for (long i = 0; i < pairs; i++)
+#pragma GCC unroll 8
+        for (int key = 0; key < AT_ONCE; key++)
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; v++)
+                sums[key][v] = add_pairs(sums[key][v], (whole_lanes){} + keys[key][i], query[i * VECTORS + v]);
+    memcpy(scores, sums, sizeof sums);
+}
+
+/* Scores of pairs of keys become weights relative to the highest so far, and so does what was summed before. */
+INLINE void weigh(whole_lanes *weights, const lanes *scores, long pairs, lanes *highest, lanes *total, lanes *out, long dim)
+{
+    lanes top[VECTORS];
+    memcpy(top, highest, sizeof top);
+    for (long key = 0; key < 2 * pairs; key++)
+        for (int v = 0; v < VECTORS; v++)
+            top[v] = larger(scores[key * VECTORS + v], top[v]);
+    for (int v = 0; v < VECTORS; v++) {
+        const lanes kept = power_of_2(highest[v] - top[v]);
+        highest[v] = top[v];
+        total[v] *= kept;
+        for (long i = 0; i < dim; i++)
+            out[i * VECTORS + v] *= kept;
+    }
+    for (long pair = 0; pair < pairs; pair++)
+        for (int v = 0; v < VECTORS; v++) {
+            const lanes first = power_of_2(scores[2 * pair * VECTORS + v] - top[v]);
+            const lanes second = power_of_2(scores[(2 * pair + 1) * VECTORS + v] - top[v]);
+            total[v] += first;
+            total[v] += second;
+            weights[pair * VECTORS + v] = pairs_of(first, second);
+        }
+}
+
+/* To [AT_ONCE, VECTORS] of the outputs: as many numbers of pairs of values, weighted. */
+INLINE void add_values(lanes *out, const int32_t *values, long dim, long pairs, const whole_lanes *weights)
+{
+    lanes sums[AT_ONCE][VECTORS];
+    memcpy(sums, out, sizeof sums);
+    for (long pair = 0; pair < pairs; pair++)
+#pragma GCC unroll 8
+        for (int i = 0; i < AT_ONCE; i++)
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; v++)
+                sums[i][v] = add_pairs(sums[i][v], (whole_lanes){} + values[pair * dim + i], weights[pair * VECTORS + v]);
+    memcpy(out, sums, sizeof sums);
+}
+
+static void attend_tile(const rounded_work *w, long first_row, long rows)
+{
+    const sight_work *told = &w->told;
+    const long dim = told->dim;
+    whole_lanes query[dim / 2 * VECTORS], weights[CHUNK * VECTORS];
+    lanes out[dim * VECTORS], scores[2 * CHUNK * VECTORS], highest[VECTORS], total[VECTORS] = {};
+    memset(out, 0, sizeof out);
+    memset(query, 0, sizeof query);
+    for (int v = 0; v < VECTORS; v++)
+        highest[v] = (lanes){} - 1e30f; /* not infinity, whose difference from itself is no number */
+    for (long row = 0; row < rows; row++) {
+        const float *numbers = told->query + (first_row + row) * told->query_stride;
+        for (long i = 0; i < dim / 2; i++)
+            ((int32_t *)query)[i * QUERIES + row] = pair_of(numbers[2 * i] * told->scale, numbers[2 * i + 1] * told->scale);
+    }
+    for (long at = 0; at < told->count; at += 2 * CHUNK) {
+        const long count = lesser(told->count - at, 2 * CHUNK), pairs = (count + 1) / 2;
+        for (long key = 0; key < count; key += AT_ONCE)
+            score(scores + key * VECTORS, w, at + key, query);
+        if (count % 2)
+            for (int v = 0; v < VECTORS; v++)
+                scores[count * VECTORS + v] = (lanes){} - INFINITY;
+        weigh(weights, scores, pairs, highest, total, out, dim);
+        for (long i = 0; i < dim; i += AT_ONCE)
+            add_values(out + i * VECTORS, w->values + at / 2 * dim + i, dim, pairs, weights);
+    }
+    for (long row = 0; row < rows; row++)
+        for (long i = 0; i < dim; i++)
+            told->out[(first_row + row) * told->out_stride + i] = ((float *)out)[i * QUERIES + row] / ((float *)total)[row];
+}
+
+static void tiles_part(const void *shared, long part, long parts)
+{
+    const rounded_work *w = shared;
+    for (long row = part * QUERIES; row < w->told.rows; row += parts * QUERIES)
+        attend_tile(w, row, lesser(w->told.rows - row, QUERIES));
+}
+
+void keepsight_attend_rounded(const sight_work *told)
+{
+    rounded_work work = {.told = *told, .keys = room_for(2 * told->count * told->dim), .values = room_for(2 * (told->count + 1) * told->dim)};
+    share(round_part, &work, parts_for(told->count * told->dim));
+    share(tiles_part, &work, parts_for(told->rows * told->count));
+    free(work.keys);
+    free(work.values);
+}
