@@ -2,12 +2,12 @@
 
     PYTHONPATH=. python benchmarks/against_vllm.py --model FOLDER --vllm-python PYTHON [--rounds 3] [--json FILE]
 
-Both servers run, alone on the machine, with the settings that they have by themselves but for float32, one length of
-context, all cores for both, and 2 GB of keys and values for vLLM, which it must be told on a CPU.  They are asked in
-turn, workload by workload, by `keepsight bench`, as machines have slow minutes; who begins changes each time, and each
-round draws other pictures.  Nobody is asked before the other is at rest: for a second after an answer vLLM keeps a
-core busy with waiting.  A ratio is the median of the rounds' ratios, above 1 where Keepsight is better.  Memory is
-shared out fairly among processes.
+Both servers run, alone on the machine, with the settings that they have by themselves, in the checkpoint's precision,
+with one length of context, all cores for both, and 2 GB of keys and values for vLLM, which it must be told on a CPU.
+They are asked in turn, workload by workload, by `keepsight bench`, as machines have slow minutes; who begins changes
+each time, and each round draws other pictures.  Nobody is asked before the other is at rest: for a second after an
+answer vLLM keeps a core busy with waiting.  A ratio is the median of the rounds' ratios, above 1 where Keepsight is
+better.  Memory is shared out fairly among processes.
 """
 
 import argparse

@@ -18,12 +18,12 @@
 #define VECTORS 2
 #define PANEL (VECTORS * LANES)
 
-/* 4-byte words of a row that pass at once: with the panel's part they stay in the innermost cache.  Rows of a tile lie some words
- * further apart, as that cache has few places for what lies a power of 2 apart. */
-#define WORDS_AT_ONCE 384
+/* 4-byte words of a row that pass at once: of fewer a tile is more often begun and ended, which takes as long as twenty inputs.
+ * Rows lie some words further apart, as the innermost cache has few places for what lies a power of 2 apart. */
+#define WORDS_AT_ONCE 768
 #define WORDS_APART (WORDS_AT_ONCE + 16)
 /* Rows whose inputs, and panels whose results for them, share the next cache; a few rows leave room for all their inputs. */
-#define ROWS_AT_ONCE (16 * MOST_ROWS)
+#define ROWS_AT_ONCE (20 * MOST_ROWS)
 #define PANELS_AT_ONCE 8
 #define FEW_WORDS (128 * 1024)
 /* So far ahead of its use a weight is asked of memory. */
@@ -72,6 +72,13 @@ INLINE long words_of_step(arithmetic kind)
     return kind == BFLOAT16 ? 2 : 1;
 }
 
+/* Blocks of inputs are all as large. */
+INLINE long steps_of_block(long inputs, arithmetic kind)
+{
+    const long steps = parts_of(inputs, inputs_of_step(kind));
+    return parts_of(steps, parts_of(steps, WORDS_AT_ONCE / words_of_step(kind)));
+}
+
 /* Panels ----------------------------------------------------------------------------------------------------------- */
 
 /* `count` inputs of some rows, as tiles read them: [rows, WORDS_APART], of half a pair with a zero behind. */
@@ -91,14 +98,22 @@ INLINE void take_inputs(float *words, const float *hidden, long stride, long row
     }
 }
 
+INLINE lanes vector_at(const float *numbers)
+{
+    lanes vector;
+    memcpy(&vector, numbers, sizeof vector);
+    return vector;
+}
+
 /* To [rows, PANEL] of the results: what `steps` inputs add, or if they are the first, what they are. */
 INLINE void multiply_tile(float *out, long stride, const float *words, const lanes *weight, long steps, int is_first, const int rows, const arithmetic kind)
 {
     lanes sums[MOST_ROWS][VECTORS] = {};
-    if (!is_first)
 #pragma GCC unroll 12
-        for (int row = 0; row < rows; row++)
-            memcpy(sums[row], out + row * stride, sizeof sums[row]);
+    for (int row = 0; row < rows; row++)
+#pragma GCC unroll 2
+        for (int v = 0; v < VECTORS; v++)
+            __builtin_prefetch(out + row * stride + v * LANES, 1);
     for (long step = 0; step < steps; step++, weight += VECTORS, words += words_of_step(kind)) {
         lanes first[VECTORS], second[VECTORS];
 #pragma GCC unroll 2
@@ -124,6 +139,12 @@ INLINE void multiply_tile(float *out, long stride, const float *words, const lan
                 for (int v = 0; v < VECTORS; v++)
                     sums[row][v] += words[row * WORDS_APART + 1] * second[v];
     }
+    if (!is_first)
+#pragma GCC unroll 12
+        for (int row = 0; row < rows; row++)
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; v++)
+                sums[row][v] += vector_at(out + row * stride + v * LANES);
 #pragma GCC unroll 12
     for (int row = 0; row < rows; row++)
         memcpy(out + row * stride, sums[row], sizeof sums[row]);
@@ -157,13 +178,6 @@ INLINE lanes gelu(lanes x)
     return x * choose(is_negative, small, (lanes){} + 1.0f) / (1.0f + small);
 }
 
-INLINE lanes vector_at(const float *numbers)
-{
-    lanes vector;
-    memcpy(&vector, numbers, sizeof vector);
-    return vector;
-}
-
 /* What is done to [rows, PANEL] of the results when all inputs have passed. */
 INLINE void finish_tile(const product_work *w, float *out, long stride, const float *bias, const float *times, long rows)
 {
@@ -188,7 +202,7 @@ typedef struct {
 /* Of rows [first, first + count) of a patch, whose words are given, by one panel: the block's part of all inputs. */
 INLINE void multiply_panel(const product_work *w, patch p, long panel, long block, const float *words, const arithmetic kind)
 {
-    const long steps_at_once = WORDS_AT_ONCE / words_of_step(kind), all_steps = parts_of(w->inputs, inputs_of_step(kind));
+    const long all_steps = parts_of(w->inputs, inputs_of_step(kind)), steps_at_once = steps_of_block(w->inputs, kind);
     const long first_step = block * steps_at_once, steps = lesser(all_steps - first_step, steps_at_once);
     const lanes *weight = (const lanes *)w->weight + (panel * all_steps + first_step) * VECTORS;
     const long tiles = parts_of(p.rows, MOST_ROWS), outputs = lesser(w->outputs - panel * PANEL, PANEL);
@@ -215,7 +229,7 @@ INLINE void multiply_panel(const product_work *w, patch p, long panel, long bloc
 
 INLINE void multiply_patch(const product_work *w, patch p, const arithmetic kind)
 {
-    const long inputs_at_once = WORDS_AT_ONCE / words_of_step(kind) * inputs_of_step(kind);
+    const long inputs_at_once = steps_of_block(w->inputs, kind) * inputs_of_step(kind);
     const long blocks = parts_of(w->inputs, inputs_at_once), words_of_block = p.rows * WORDS_APART;
     const long panels_at_once = blocks * words_of_block <= FEW_WORDS ? 1 : PANELS_AT_ONCE;
     float *words = room_for(blocks * words_of_block * sizeof *words);
@@ -251,7 +265,8 @@ INLINE void multiply_share(const product_work *w, long part, long parts, const a
     const long end_row = lesser(tiles * (part / of_panels + 1) / of_rows * MOST_ROWS, w->rows);
     patch p = {.first_panel = panels * (part % of_panels) / of_panels, .end_panel = panels * (part % of_panels + 1) / of_panels};
     for (p.first_row = tiles * (part / of_panels) / of_rows * MOST_ROWS; p.first_row < end_row; p.first_row += p.rows) {
-        p.rows = lesser(end_row - p.first_row, ROWS_AT_ONCE);
+        const long left = end_row - p.first_row;
+        p.rows = parts_of(left, parts_of(left, ROWS_AT_ONCE));
         multiply_patch(w, p, kind);
     }
 }
