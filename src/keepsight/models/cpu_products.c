@@ -217,7 +217,7 @@ INLINE void multiply_panel(const product_work *w, patch p, long panel, long bloc
             for (long i = 0; i < rows; i++)
                 memcpy(edge + i * PANEL, out + i * w->outputs, outputs * sizeof *out);
         multiply_rows(place, stride, words + row * WORDS_APART, weight, steps, is_first, rows, kind);
-        if (is_last)
+        if (is_last && (w->bias || w->then_gelu || times))
             finish_tile(w, place, stride, w->bias ? w->bias + panel * PANEL : 0, place == out ? times : 0, rows);
         if (place == edge)
             for (long i = 0; i < rows * outputs; i++) {
