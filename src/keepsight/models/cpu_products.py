@@ -9,6 +9,7 @@ from ctypes import Structure, c_long, c_void_p
 from typing import Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from keepsight.models.cpu_library import call, has_library, number
@@ -50,10 +51,11 @@ class Panels:
         self._outputs, self._inputs = weight.shape
         panel, of_step = number("panel"), 1 if self._kind == _FLOAT32 else 2
         num_panels, num_steps = -(-self._outputs // panel), -(-self._inputs // of_step)
-        padded = weight.new_zeros(num_panels * panel, num_steps * of_step)
-        padded[: self._outputs, : self._inputs] = weight
+        missing = (num_steps * of_step - self._inputs, num_panels * panel - self._outputs)
+        if any(missing):
+            weight = F.pad(weight, (0, missing[0], 0, missing[1]))
         # Where vectors begin on the cache's lines.
-        self._weight = _aligned(padded.view(num_panels, panel, num_steps, of_step).transpose(1, 2))
+        self._weight = _aligned(weight.view(num_panels, panel, num_steps, of_step).transpose(1, 2))
         self._bias = None
         if bias is not None:
             self._bias = torch.zeros(num_panels * panel)
