@@ -131,6 +131,18 @@ def test_closing_waits_for_the_part_under_way_and_begins_no_other(story: Story) 
     assert story.parts == ["in", "long0", "out"]
 
 
+def test_closing_does_what_is_light_to_its_end(story: Story) -> None:
+    story.thread.begin(story.job("long", 1000))
+    assert story.waits.acquire(timeout=WAIT_SECONDS)
+    story.thread.begin(story.job("light", 2), is_light=True)
+    closing = threading.Thread(target=story.thread.close)
+    closing.start()
+    closing.join(0.05)
+    story.go_on(3)
+    closing.join(WAIT_SECONDS)
+    assert story.parts == ["in", "long0", "light0", "light1", "out"]
+
+
 def test_a_thread_without_work_can_be_closed_at_once(story: Story) -> None:
     story.thread.close()
     assert story.parts == ["in", "out"]

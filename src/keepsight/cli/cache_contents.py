@@ -142,9 +142,6 @@ def _warm(arguments: argparse.Namespace) -> int:
         shown = [{"type": "image_pil", "image_pil": each} for each in pictures.values()]
         asked = [[{"role": "user", "content": [each]}] for each in shown]
         llm.chat(asked, SamplingParams(temperature=0, max_tokens=1))
-        tiers = llm.engine.list_own_tiers()
-    for tier in tiers:
-        print(f"{tier.name}: {tier.num_entries} embeddings, {tier.num_bytes / MIB:.1f} MiB")
     return _tell_what_is_not_kept(arguments, name_entries(config, pictures))
 
 
@@ -153,6 +150,8 @@ def _tell_what_is_not_kept(arguments: argparse.Namespace, keys: Mapping[str, Seq
     status = 0
     for place in _far_tiers(arguments):
         with place as tier:
+            sizes = tier.list_sizes()
+            print(f"{tier.name}: {len(sizes)} embeddings, {sum(sizes.values()) / MIB:.1f} MiB")
             for picture, its in keys.items():
                 if any(tier.get(key) is None for key in its):
                     print(f"{picture} is not kept by the {tier.name} tier")

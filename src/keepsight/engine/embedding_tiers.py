@@ -202,12 +202,10 @@ class EmbeddingTiers:
 
     # For whoever asks -----------------------------------------------------------------------------------------
 
-    def status(self, *, wait_seconds: float = 0) -> tuple[TierStatus, ...]:
-        """Of each tier, the nearest first; once all is written, for which it may wait."""
+    def status(self) -> tuple[TierStatus, ...]:
+        """Of each tier, the nearest first."""
         if self._store is None:
             return ()
-        if wait_seconds:
-            self._store.wait_written(wait_seconds)
         health = {each.name: each for each in self._store.health()}
         hits, left_out = dict(self._store.counts.hits), self._store.num_left_out
         return tuple(

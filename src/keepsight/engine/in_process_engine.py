@@ -13,10 +13,7 @@ from keepsight.ipc.run_directory import RunDirectory
 from keepsight.observe.counters import Counters
 from keepsight.observe.request_observer import RequestObserver
 from keepsight.observe.totals import Totals
-from keepsight.requests import TierStatus
 from keepsight.scheduling.scheduler import Scheduler
-
-WRITING_SECONDS = 30.0
 
 
 class InProcessEngine(EngineClient):
@@ -38,17 +35,13 @@ class InProcessEngine(EngineClient):
         # The frontend's, which the pool has too, and the engine's: each is changed by its own threads.
         self._counters = (counters or Counters(), Counters())
         super().__init__(media_pool, RequestObserver(self._counters[0]))
-        self._inbox, self._run_directory, self._tiers = inbox, run_directory, tiers
+        self._inbox, self._run_directory = inbox, run_directory
         source = source or PixelSource()
         self._meter = EngineMeter(self._counters[1], scheduler, bytes_per_block, source, tiers)
         self._loop = EngineLoop(scheduler, runner, inbox, self.receive, source, tiers, self._meter)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.connect(inbox.try_put, takes_unasked=takes_unasked)
         self._thread.start()
-
-    def list_own_tiers(self) -> tuple[TierStatus, ...]:
-        """Of what was written too, for which this waits a little."""
-        return () if self._tiers is None else self._tiers.status(wait_seconds=WRITING_SECONDS)
 
     def read_totals(self) -> Totals:
         self._meter.measure_tiers()

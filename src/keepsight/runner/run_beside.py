@@ -69,7 +69,7 @@ class BesideThread(Generic[T]):
             raise self._fault
 
     def close(self) -> None:
-        """Waits for the part under way; nothing after it is begun."""
+        """Waits for the part under way, and for what is light: what was made shall be kept.  Nothing else is begun."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -101,5 +101,5 @@ class BesideThread(Generic[T]):
         with self._changed:
             self._changed.wait_for(lambda: self._is_closing or self.has_work)
             if self._is_closing:
-                return None
+                return self._light or None
             return self._urgent or self._light or self._patient
