@@ -95,9 +95,13 @@ def _list_pinned(arguments: argparse.Namespace) -> frozenset[str]:
     return PinFolder(parse_disk_place(arguments.disk, "--disk").directory).list()
 
 
+def _told(sizes: Mapping[str, int]) -> str:
+    return f"{len(sizes)} embeddings, {sum(sizes.values()) / MIB:.1f} MiB"
+
+
 def _inspect(tier: DiskTier | RedisTier, pinned: frozenset[str], prints_keys: bool) -> int:
     sizes = tier.list_sizes()
-    told = f"{len(sizes)} embeddings, {sum(sizes.values()) / MIB:.1f} MiB"
+    told = _told(sizes)
     if pinned:
         held = sizes.keys() & pinned
         told += f"; {len(held)} pinned, {sum(sizes[key] for key in held) / MIB:.1f} MiB"
@@ -142,16 +146,15 @@ def _warm(arguments: argparse.Namespace) -> int:
         shown = [{"type": "image_pil", "image_pil": each} for each in pictures.values()]
         asked = [[{"role": "user", "content": [each]}] for each in shown]
         llm.chat(asked, SamplingParams(temperature=0, max_tokens=1))
-    return _tell_what_is_not_kept(arguments, name_entries(config, pictures))
+    return _tell_what_is_kept(arguments, name_entries(config, pictures))
 
 
-def _tell_what_is_not_kept(arguments: argparse.Namespace, keys: Mapping[str, Sequence[str]]) -> int:
+def _tell_what_is_kept(arguments: argparse.Namespace, keys: Mapping[str, Sequence[str]]) -> int:
     """A server works without its tiers; warming has nothing else to do."""
     status = 0
     for place in _far_tiers(arguments):
         with place as tier:
-            sizes = tier.list_sizes()
-            print(f"{tier.name}: {len(sizes)} embeddings, {sum(sizes.values()) / MIB:.1f} MiB")
+            print(f"{tier.name}: {_told(tier.list_sizes())}")
             for picture, its in keys.items():
                 if any(tier.get(key) is None for key in its):
                     print(f"{picture} is not kept by the {tier.name} tier")

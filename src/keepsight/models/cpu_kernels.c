@@ -144,7 +144,6 @@ void keepsight_place_heads(const heads_work *w)
 #else
 #define AT_ONCE 4
 #endif
-#define MOST_VECTORS 2
 #define CHUNK 128
 
 /* For the caller, who must not have more heads share a key head, nor heads of other than multiples of so many numbers. */
@@ -274,22 +273,10 @@ INLINE void hide(lanes *scores, const view *seen, long at, long count, const int
 /* Scores become weights relative to the highest so far, and so does what was summed before. */
 INLINE void weigh(lanes *scores, long count, lanes *highest, lanes *total, lanes *out, long dim, const int vectors)
 {
-    lanes top[MOST_VECTORS];
-    for (int v = 0; v < vectors; v++)
-        top[v] = highest[v];
+    raise_highest(highest, scores, count, total, out, dim, vectors);
     for (long key = 0; key < count; key++)
         for (int v = 0; v < vectors; v++)
-            top[v] = larger(scores[key * vectors + v], top[v]);
-    for (int v = 0; v < vectors; v++) {
-        const lanes kept = power_of_2(highest[v] - top[v]);
-        highest[v] = top[v];
-        total[v] *= kept;
-        for (long d = 0; d < dim; d++)
-            out[d * vectors + v] *= kept;
-    }
-    for (long key = 0; key < count; key++)
-        for (int v = 0; v < vectors; v++)
-            total[v] += scores[key * vectors + v] = power_of_2(scores[key * vectors + v] - top[v]);
+            total[v] += scores[key * vectors + v] = power_of_2(scores[key * vectors + v] - highest[v]);
 }
 
 INLINE void attend_tile(const attention_work *w, const int64_t *slots, tile t, const int vectors)

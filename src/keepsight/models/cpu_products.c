@@ -15,7 +15,7 @@
 #else
 #define MOST_ROWS 6
 #endif
-#define VECTORS 2
+#define VECTORS MOST_VECTORS
 #define PANEL (VECTORS * LANES)
 
 /* 4-byte words of a row that pass at once: of fewer a tile is more often begun and ended, which takes as long as twenty inputs.
@@ -199,7 +199,7 @@ typedef struct {
     long first_row, rows, first_panel, end_panel;
 } patch;
 
-/* Of rows [first, first + count) of a patch, whose words are given, by one panel: the block's part of all inputs. */
+/* Of a patch, whose words of one block of inputs are given, what that block adds to the results of one panel. */
 INLINE void multiply_panel(const product_work *w, patch p, long panel, long block, const float *words, const arithmetic kind)
 {
     const long all_steps = parts_of(w->inputs, inputs_of_step(kind)), steps_at_once = steps_of_block(w->inputs, kind);

@@ -15,6 +15,9 @@
 #define LANES 4
 #endif
 
+/* Of a tile, at most. */
+#define MOST_VECTORS 2
+
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t whole_lanes __attribute__((vector_size(4 * LANES)));
 typedef uint32_t unsigned_lanes __attribute__((vector_size(4 * LANES)));
@@ -47,6 +50,25 @@ INLINE lanes power_of_2(lanes x)
     power = power * rest + 6.9314718e-1f;
     power = power * rest + 1.0f;
     return (lanes)(((whole_lanes)power + (whole << 23)) & is_held);
+}
+
+/* The highest scores so far become those of [count, vectors] more, where these are higher; what was summed before, relative to
+ * the former ones, is scaled down. */
+INLINE void raise_highest(lanes *highest, const lanes *scores, long count, lanes *total, lanes *out, long dim, const int vectors)
+{
+    lanes top[MOST_VECTORS];
+    for (int v = 0; v < vectors; v++)
+        top[v] = highest[v];
+    for (long key = 0; key < count; key++)
+        for (int v = 0; v < vectors; v++)
+            top[v] = larger(scores[key * vectors + v], top[v]);
+    for (int v = 0; v < vectors; v++) {
+        const lanes kept = power_of_2(highest[v] - top[v]);
+        highest[v] = top[v];
+        total[v] *= kept;
+        for (long d = 0; d < dim; d++)
+            out[d * vectors + v] *= kept;
+    }
 }
 
 #endif

@@ -8,7 +8,7 @@
 #include "cpu_bfloat16.h"
 
 /* So many vectors of queries and, at once, keys or numbers of values keep all registers busy. */
-#define VECTORS 2
+#define VECTORS MOST_VECTORS
 #define AT_ONCE 8
 #define QUERIES (VECTORS * LANES)
 /* Pairs of keys. */
@@ -33,7 +33,7 @@ typedef struct {
 static void round_part(const void *shared, long part, long parts)
 {
     const rounded_work *w = shared;
-    const long count = w->told.count, dim = w->told.dim, stride = w->told.key_stride, pairs = (count + 1) / 2;
+    const long count = w->told.count, dim = w->told.dim, stride = w->told.key_stride, pairs = parts_of(count, 2);
     for (long pair = pairs * part / parts; pair < pairs * (part + 1) / parts; pair++) {
         for (long key = 2 * pair; key < lesser(2 * pair + 2, count); key++)
             for (long i = 0; i < dim / 2; i++)
@@ -64,22 +64,11 @@ INLINE void score(lanes *scores, const rounded_work *w, long first, const whole_
 /* Scores of pairs of keys become weights relative to the highest so far, and so does what was summed before. */
 INLINE void weigh(whole_lanes *weights, const lanes *scores, long pairs, lanes *highest, lanes *total, lanes *out, long dim)
 {
-    lanes top[VECTORS];
-    memcpy(top, highest, sizeof top);
-    for (long key = 0; key < 2 * pairs; key++)
-        for (int v = 0; v < VECTORS; v++)
-            top[v] = larger(scores[key * VECTORS + v], top[v]);
-    for (int v = 0; v < VECTORS; v++) {
-        const lanes kept = power_of_2(highest[v] - top[v]);
-        highest[v] = top[v];
-        total[v] *= kept;
-        for (long i = 0; i < dim; i++)
-            out[i * VECTORS + v] *= kept;
-    }
+    raise_highest(highest, scores, 2 * pairs, total, out, dim, VECTORS);
     for (long pair = 0; pair < pairs; pair++)
         for (int v = 0; v < VECTORS; v++) {
-            const lanes first = power_of_2(scores[2 * pair * VECTORS + v] - top[v]);
-            const lanes second = power_of_2(scores[(2 * pair + 1) * VECTORS + v] - top[v]);
+            const lanes first = power_of_2(scores[2 * pair * VECTORS + v] - highest[v]);
+            const lanes second = power_of_2(scores[(2 * pair + 1) * VECTORS + v] - highest[v]);
             total[v] += first;
             total[v] += second;
             weights[pair * VECTORS + v] = pairs_of(first, second);
@@ -116,7 +105,7 @@ static void attend_tile(const rounded_work *w, long first_row, long rows)
             ((int32_t *)query)[i * QUERIES + row] = pair_of(numbers[2 * i] * told->scale, numbers[2 * i + 1] * told->scale);
     }
     for (long at = 0; at < told->count; at += 2 * CHUNK) {
-        const long count = lesser(told->count - at, 2 * CHUNK), pairs = (count + 1) / 2;
+        const long count = lesser(told->count - at, 2 * CHUNK), pairs = parts_of(count, 2);
         for (long key = 0; key < count; key += AT_ONCE)
             score(scores + key * VECTORS, w, at + key, query);
         if (count % 2)
@@ -140,7 +129,7 @@ static void tiles_part(const void *shared, long part, long parts)
 
 void keepsight_attend_rounded(const sight_work *told)
 {
-    rounded_work work = {.told = *told, .keys = room_for(2 * told->count * told->dim), .values = room_for(2 * (told->count + 1) * told->dim)};
+    rounded_work work = {.told = *told, .keys = room_for(2 * told->count * told->dim), .values = room_for(4 * parts_of(told->count, 2) * told->dim)};
     share(round_part, &work, parts_for(told->count * told->dim));
     share(tiles_part, &work, parts_for(told->rows * told->count));
     free(work.keys);
