@@ -6,7 +6,7 @@ One thread per test process: small models gain nothing from more, and parallel t
 import os
 import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import settings
@@ -18,6 +18,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TQDM_DISABLE", "1")
 warnings.filterwarnings("ignore", message=".*torchvision.*")
+
+
+@pytest.fixture
+def set_default_dtype() -> Iterator[Callable[[str], None]]:
+    """As a program may that computes in the same process; until the test ends."""
+    import torch
+
+    yield lambda name: torch.set_default_dtype(getattr(torch, name))
+    torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture(scope="session")

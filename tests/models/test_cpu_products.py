@@ -1,5 +1,7 @@
 """Products on a CPU are the exact ones, and each row's are the same to the last bit in whatever company."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -119,6 +121,17 @@ def test_its_rows_are_read_back(shape: tuple[int, int], kind: str) -> None:
     for count in (0, 1, 7, 900):
         which = torch.randint(shape[0], (count,))
         assert torch.equal(make_panels(weight, kind).rows(which), weight[which].float())
+
+
+# Not of fewer bits: what is written past the end of would be somebody else's.
+def test_torch_s_default_precision_is_not_theirs(kind: str, set_default_dtype: Callable[[str], None]) -> None:
+    weight, bias, hidden = draw_weight(40, 24, kind), torch.randn(40), torch.randn(5, 24)
+    panels = make_panels(weight, kind, bias)
+    product, rows = panels.multiply(hidden), panels.rows(torch.arange(40))
+    set_default_dtype("float64")
+    panels = make_panels(weight, kind, bias)
+    assert torch.equal(panels.multiply(hidden), product)
+    assert torch.equal(panels.rows(torch.arange(40)), rows)
 
 
 def test_a_weight_in_panels_takes_the_memory_of_its_numbers(kind: str) -> None:

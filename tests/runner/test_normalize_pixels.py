@@ -1,5 +1,6 @@
 """Every value of every channel; whole pictures are compared in tests/frontend/pixels/test_preprocess_image.py."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,13 @@ def test_the_two_backends_differ_so_each_needs_its_own_table() -> None:
     of_pil, of_torchvision = (normalization_table(config_for(backend, OPTIONS[1])) for backend in BACKENDS)
     assert not torch.equal(of_pil, of_torchvision)
     assert torch.allclose(of_pil, of_torchvision, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_torch_s_default_precision_changes_no_value(backend: Backend, set_default_dtype: Callable[[str], None]) -> None:
+    expected = normalization_table(config_for(backend, OPTIONS[1]))
+    set_default_dtype("bfloat16")
+    assert torch.equal(normalization_table(config_for(backend, OPTIONS[1])), expected)
 
 
 def test_pixels_that_are_not_contiguous_are_normalized_all_the_same() -> None:

@@ -1,6 +1,6 @@
 """The sampler keeps to transformers' definitions of every filter, and draws what a sequence would draw alone."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -83,6 +83,13 @@ def test_rows_of_one_batch_are_filtered_each_by_its_own_parameters() -> None:
     together = filter_logits(logits, params)
     for row, each in enumerate(params):
         torch.testing.assert_close(together[row : row + 1], filter_logits(logits[row : row + 1], [each]))
+
+
+def test_torch_s_default_precision_filters_nothing_else(set_default_dtype: Callable[[str], None]) -> None:
+    logits, params = logits_of(4), [SamplingParams(temperature=0.7, top_p=0.9, min_p=0.003)]
+    expected = filter_logits(logits, params)
+    set_default_dtype("bfloat16")
+    assert torch.equal(filter_logits(logits, params), expected)
 
 
 def test_zero_temperature_takes_the_most_likely_token() -> None:

@@ -58,7 +58,7 @@ class Panels:
         self._weight = _aligned(weight.view(num_panels, panel, num_steps, of_step).transpose(1, 2))
         self._bias = None
         if bias is not None:
-            self._bias = torch.zeros(num_panels * panel)
+            self._bias = weight.new_zeros(num_panels * panel, dtype=torch.float32)
             self._bias[: self._outputs] = bias
 
     def multiply(
@@ -84,7 +84,7 @@ class Panels:
     def rows(self, which: Tensor) -> Tensor:
         """[count] -> [count, inputs]: what the weight has for some outputs."""
         which = which.contiguous()
-        out = torch.empty(len(which), self._inputs)
+        out = torch.empty(len(which), self._inputs, dtype=torch.float32)
         work = _Rows(out.data_ptr(), self._weight.data_ptr(), which.data_ptr(), len(which), self._inputs, self._kind)
         call("take_rows", work)
         return out

@@ -40,8 +40,8 @@ def normalization_table(config: ImageProcessorConfig) -> torch.Tensor:
 
 def _torchvision_table(config: ImageProcessorConfig) -> torch.Tensor:
     """TorchvisionBackend.rescale_and_normalize: the factor is folded into mean and deviation, in float32."""
-    mean = torch.tensor(config.image_mean) * (1.0 / config.rescale_factor)
-    std = torch.tensor(config.image_std) * (1.0 / config.rescale_factor)
+    mean = torch.tensor(config.image_mean, dtype=torch.float32) * (1.0 / config.rescale_factor)
+    std = torch.tensor(config.image_std, dtype=torch.float32) * (1.0 / config.rescale_factor)
     values = torch.arange(256, dtype=torch.float32).expand(3, 256)
     return values.sub(mean.view(3, 1)).div(std.view(3, 1))
 

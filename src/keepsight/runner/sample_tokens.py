@@ -182,7 +182,7 @@ def filter_logits(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """Scaled by temperature; what min-p, top-k and top-p rule out is minus infinity."""
 
     def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, device=logits.device)[:, None]
+        return torch.tensor(values, dtype=torch.float32, device=logits.device)[:, None]
 
     logits = logits / column([each.temperature for each in params])
     if any(each.min_p for each in params):

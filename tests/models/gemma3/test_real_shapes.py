@@ -1,9 +1,11 @@
 """The published sizes build without memory and want exactly the tensors that transformers' classes have."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import Gemma3Config as ReferenceConfig
@@ -37,6 +39,16 @@ def test_every_tensor_of_a_published_size_has_its_place(size: str, tmp_path: Pat
     assert ours == {name: shape for name, shape in theirs.items() if not is_never_read(name, config)}
     assert sum(torch.Size(shape).numel() for shape in ours.values()) == NUM_PARAMETERS[size]
     assert sum(parameter.numel() for parameter in model.parameters()) == NUM_PARAMETERS[size]
+
+
+def test_torch_s_default_precision_does_not_round_the_scale_of_embeddings(
+    tmp_path: Path, set_default_dtype: Callable[[str], None]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(REAL_CONFIGS["4b"]))
+    config = Gemma3Config.from_checkpoint(tmp_path)
+    set_default_dtype("bfloat16")
+    scale = Gemma3(config, Placement(torch.device("meta"), torch.float32)).decoder.embedding_scale
+    assert scale == np.float32(config.text.hidden_size**0.5)
 
 
 def test_local_and_global_layers_of_the_4b_model_are_told_apart(tmp_path: Path) -> None:

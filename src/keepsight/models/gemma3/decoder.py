@@ -187,7 +187,7 @@ class Decoder(nn.Module):
         self.config = config
         self.embedding = Linear(place, config.hidden_size, {"embed_tokens": config.vocab_size}, bias=False)
         # Rounded to the model's precision before it multiplies, as in training.
-        self.embedding_scale = torch.tensor(config.hidden_size**0.5).to(place.dtype).item()
+        self.embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=torch.float32).to(place.dtype).item()
         self.layers = nn.ModuleList(DecoderLayer(config, layer, place) for layer in config.layers)
         self.norm = RMSNorm(place, config.hidden_size, config.rms_norm_eps)
         self.rotary = RotaryTable((layer.rotary for layer in config.layers), config.head_dim, place)
