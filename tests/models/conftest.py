@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from keepsight.models import cpu_library
+from keepsight.models.cpu_products import rounds_rows
 
 CAPABILITIES = ["DEFAULT", "AVX2", "AVX512"]
+# The others have no instruction for it, wherever they run.
+BUILD_THAT_ROUNDS = "AVX512"
 
 
 @pytest.fixture(params=CAPABILITIES)
@@ -23,6 +26,12 @@ def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     yield
     monkeypatch.undo()
     forget_library()
+
+
+@pytest.fixture
+def rounds(build: None) -> None:
+    if not rounds_rows():
+        pytest.skip("this processor does not multiply bfloat16 by bfloat16")
 
 
 def forget_library() -> None:

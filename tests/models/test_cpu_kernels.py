@@ -9,7 +9,7 @@ from torch import Tensor
 
 from keepsight.models import cpu_kernels
 from keepsight.models.cpu_kernels import Sight, attend_rounded, attend_to_all
-from keepsight.models.cpu_products import rounds_rows
+from tests.models.conftest import BUILD_THAT_ROUNDS
 
 pytestmark = pytest.mark.usefixtures("build", "threads")
 
@@ -111,13 +111,8 @@ def test_rows_may_lie_apart_and_so_may_what_they_are_written_to() -> None:
     assert not room[:, 0].any()
 
 
-@pytest.fixture
-def rounds(build: None) -> None:
-    if not rounds_rows():
-        pytest.skip("this processor, or this build, rounds no rows")
-
-
 @pytest.mark.usefixtures("rounds")
+@pytest.mark.parametrize("build", [BUILD_THAT_ROUNDS], indirect=True)
 @pytest.mark.parametrize("num_keys", [1, 2, 7, 127, 128, 129, 500])
 @pytest.mark.parametrize("dim", [8, 72])
 @pytest.mark.parametrize("length", [0.0, 1.0, 100.0], ids=lambda length: f"of length {length:g}")
@@ -134,6 +129,7 @@ def test_rounded_attention_is_that_of_rounded_numbers(num_keys: int, dim: int, l
 
 
 @pytest.mark.usefixtures("rounds")
+@pytest.mark.parametrize("build", [BUILD_THAT_ROUNDS], indirect=True)
 def test_a_row_of_rounded_attention_has_the_same_numbers_in_whatever_company() -> None:
     query, key, value = torch.randn(300, 24), torch.randn(200, 24), torch.randn(200, 24)
     together = torch.empty_like(query)

@@ -1,5 +1,6 @@
 """Products on a CPU are the exact ones, and each row's are the same to the last bit in whatever company."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -8,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from keepsight.models.cpu_library import number
-from keepsight.models.cpu_products import Panels, rounds_rows, takes_panels
+from keepsight.models.cpu_products import Panels, takes_panels
 from keepsight.models.layers import ACTIVATIONS, Linear, Placement
+from tests.models.conftest import BUILD_THAT_ROUNDS, CAPABILITIES
 
 pytestmark = pytest.mark.usefixtures("build", "threads")
 CPU = torch.device("cpu")
@@ -17,11 +19,17 @@ CPU = torch.device("cpu")
 SHAPES = [(1, 1), (7, 33), (513, 5), (40, 801), (384, 256), (96, 1536)]
 NUM_ROWS = [0, 1, 2, 5, 6, 7, 11, 12, 13, 25, 60, 145, 290, 700]
 
+of_each_kind = pytest.mark.parametrize(
+    ("build", "kind"),
+    [*itertools.product(CAPABILITIES, ["float32", "bfloat16"]), (BUILD_THAT_ROUNDS, "bfloat16 by the same")],
+    indirect=True,
+)
 
-@pytest.fixture(params=["float32", "bfloat16", "bfloat16 by the same"])
+
+@pytest.fixture
 def kind(request: pytest.FixtureRequest, build: None) -> str:
-    if request.param == "bfloat16 by the same" and not rounds_rows():
-        pytest.skip("this processor, or this build, rounds no rows")
+    if request.param == "bfloat16 by the same":
+        request.getfixturevalue("rounds")
     return str(request.param)
 
 
@@ -40,6 +48,7 @@ def exact(hidden: Tensor, weight: Tensor, kind: str, bias: Tensor | None = None)
     return F.linear(hidden.double(), weight.double(), None if bias is None else bias.double())
 
 
+@of_each_kind
 @pytest.mark.parametrize("shape", SHAPES)
 def test_they_are_the_exact_ones(shape: tuple[int, int], kind: str) -> None:
     weight, bias = draw_weight(*shape, kind), torch.randn(shape[0])
@@ -51,6 +60,7 @@ def test_they_are_the_exact_ones(shape: tuple[int, int], kind: str) -> None:
             torch.testing.assert_close(product.double(), exact(hidden, weight, kind, each), rtol=1e-5, atol=2e-4)
 
 
+@of_each_kind
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_row_has_the_same_numbers_in_whatever_company_and_by_however_many_threads(
     shape: tuple[int, int], kind: str
@@ -66,6 +76,7 @@ def test_a_row_has_the_same_numbers_in_whatever_company_and_by_however_many_thre
             assert torch.equal(together[:count], alone[first : first + count])
 
 
+@of_each_kind
 def test_what_is_no_number_in_one_row_leaves_the_others_alone(kind: str) -> None:
     panels = make_panels(draw_weight(40, 24, kind), kind)
     hidden = torch.randn(9, 24)
@@ -78,9 +89,9 @@ def test_what_is_no_number_in_one_row_leaves_the_others_alone(kind: str) -> None
     assert torch.equal(after[others], before[others])
 
 
+@pytest.mark.usefixtures("rounds")
+@pytest.mark.parametrize("build", [BUILD_THAT_ROUNDS], indirect=True)
 def test_rows_are_rounded_as_torch_rounds() -> None:
-    if not rounds_rows():
-        pytest.skip("this processor, or this build, rounds no rows")
     bits = torch.randint(-(2**31), 2**31, (20_000,))
     special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 3.3895e38, -3.4e38, 1 + 2**-8, 1 + 3 * 2**-8])
     hidden = torch.cat((bits.to(torch.int32).view(torch.float32), special))
@@ -91,6 +102,7 @@ def test_rows_are_rounded_as_torch_rounds() -> None:
     torch.testing.assert_close(rounded, hidden.bfloat16().float(), rtol=0, atol=0, equal_nan=True)
 
 
+@of_each_kind
 def test_gelu_is_as_exact_as_torch_s(kind: str) -> None:
     hidden = torch.cat((torch.linspace(-12, 12, 4001), torch.logspace(-30, 30, 200), -torch.logspace(-30, 30, 200)))
     one = draw_weight(1, 1, kind).fill_(1.0)
@@ -101,6 +113,7 @@ def test_gelu_is_as_exact_as_torch_s(kind: str) -> None:
     )
 
 
+@of_each_kind
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_is_multiplied_afterwards_and_what_is_added_to_is_as_if_it_were_done_apart(
     shape: tuple[int, int], kind: str
@@ -115,6 +128,7 @@ def test_what_is_multiplied_afterwards_and_what_is_added_to_is_as_if_it_were_don
         torch.testing.assert_close(sums, expected + others, rtol=1e-5, atol=2e-4)
 
 
+@of_each_kind
 @pytest.mark.parametrize("shape", SHAPES)
 def test_its_rows_are_read_back(shape: tuple[int, int], kind: str) -> None:
     weight = draw_weight(*shape, kind)
@@ -124,6 +138,7 @@ def test_its_rows_are_read_back(shape: tuple[int, int], kind: str) -> None:
 
 
 # Not of fewer bits: what is written past the end of would be somebody else's.
+@of_each_kind
 def test_torch_s_default_precision_is_not_theirs(kind: str, set_default_dtype: Callable[[str], None]) -> None:
     weight, bias, hidden = draw_weight(40, 24, kind), torch.randn(40), torch.randn(5, 24)
     panels = make_panels(weight, kind, bias)
@@ -134,6 +149,7 @@ def test_torch_s_default_precision_is_not_theirs(kind: str, set_default_dtype: C
     assert torch.equal(panels.rows(torch.arange(40)), rows)
 
 
+@of_each_kind
 def test_a_weight_in_panels_takes_the_memory_of_its_numbers(kind: str) -> None:
     weight = draw_weight(5 * number("panel"), 64, kind)
     assert make_panels(weight, kind)._weight.nbytes == weight.nbytes
@@ -152,6 +168,7 @@ def filled_linear(kind: str, **outputs: int) -> Linear:
     return linear
 
 
+@of_each_kind
 def test_a_linear_layer_multiplies_by_what_it_was_filled_with_and_holds_it_once(kind: str) -> None:
     linear = filled_linear(kind, a=40, b=8)
     weight, bias = linear.weight.clone(), linear.bias
@@ -163,6 +180,7 @@ def test_a_linear_layer_multiplies_by_what_it_was_filled_with_and_holds_it_once(
     assert torch.equal(linear.rows(torch.tensor([47, 3])), weight[[47, 3]].float())
 
 
+@of_each_kind
 @pytest.mark.parametrize("activation", ["gelu_pytorch_tanh", "silu"])
 def test_an_activation_in_the_product_is_the_activation_after_it(activation: str, kind: str) -> None:
     linear = filled_linear(kind, a=40)
