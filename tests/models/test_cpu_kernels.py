@@ -9,6 +9,7 @@ from torch import Tensor
 
 from keepsight.models import cpu_kernels
 from keepsight.models.cpu_kernels import Sight, attend_rounded, attend_to_all
+from keepsight.models.cpu_products import rounds_rows
 from tests.models.conftest import BUILD_THAT_ROUNDS
 
 pytestmark = pytest.mark.usefixtures("build", "threads")
@@ -76,6 +77,16 @@ def test_attention_is_as_exact_as_torch_s_whatever_the_scores(dim: int, length: 
     ours = torch.empty_like(query)
     attend_to_all(query, key, value, dim**-0.5, ours)
     assert (ours - exact).abs().max() <= 1e-5 + 5 * (by_torch - exact).abs().max()
+
+
+@pytest.mark.parametrize("lowest", [-1e31, -1e38])
+def test_of_scores_however_low_the_highest_counts(lowest: float) -> None:
+    query, keys, values = torch.full((1, 8), lowest / 16), torch.ones(3, 8), torch.randn(3, 8)
+    keys[0], keys[2] = 2.0, 1.5
+    attended = torch.empty(1, 8)
+    for attend in (attend_to_all, *([attend_rounded] if rounds_rows() else [])):
+        attend(query, keys, values, 1.0, attended)
+        torch.testing.assert_close(attended[0], values[1], rtol=2**-8, atol=0)
 
 
 def test_what_no_row_sees_is_not_read() -> None:

@@ -286,7 +286,7 @@ INLINE void attend_tile(const attention_work *w, const int64_t *slots, tile t, c
     lanes query[dim * vectors], out[dim * vectors], scores[CHUNK * vectors];
     lanes highest[MOST_VECTORS], total[MOST_VECTORS] = {};
     for (int v = 0; v < vectors; v++)
-        highest[v] = (lanes){} - 1e30f; /* not infinity, whose difference from itself is no number */
+        highest[v] = (lanes){} + LOWEST_SCORE;
     memset(out, 0, sizeof out);
     take_queries(query, w, t, vectors);
     for (long at = seen.begin, count; at < seen.end; at += count) {

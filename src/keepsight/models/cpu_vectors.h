@@ -3,6 +3,7 @@
 #ifndef KEEPSIGHT_CPU_VECTORS_H
 #define KEEPSIGHT_CPU_VECTORS_H
 
+#include <float.h>
 #include <stdint.h>
 
 #include "cpu_team.h"
@@ -51,6 +52,9 @@ INLINE lanes power_of_2(lanes x)
     power = power * rest + 1.0f;
     return (lanes)(((whole_lanes)power + (whole << 23)) & is_held);
 }
+
+/* The highest score before the first: not infinity, whose difference from itself is no number. */
+#define LOWEST_SCORE (-FLT_MAX)
 
 /* The highest scores so far become those of [count, vectors] more, where these are higher; what was summed before, relative to
  * the former ones, is scaled down. */

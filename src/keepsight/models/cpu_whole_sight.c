@@ -98,7 +98,7 @@ static void attend_tile(const rounded_work *w, long first_row, long rows)
     memset(out, 0, sizeof out);
     memset(query, 0, sizeof query);
     for (int v = 0; v < VECTORS; v++)
-        highest[v] = (lanes){} - 1e30f; /* not infinity, whose difference from itself is no number */
+        highest[v] = (lanes){} + LOWEST_SCORE;
     for (long row = 0; row < rows; row++) {
         const float *numbers = told->query + (first_row + row) * told->query_stride;
         for (long i = 0; i < dim / 2; i++)
