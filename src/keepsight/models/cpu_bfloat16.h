@@ -7,7 +7,7 @@
 
 #include "cpu_vectors.h"
 
-#if LANES == 16
+#if defined(__AVX512BF16__)
 #include <immintrin.h>
 #endif
 
@@ -31,7 +31,7 @@ INLINE float widened(uint16_t number)
 /* Products of pairs of bfloat16 on top of a sum of float32; only where `keepsight_multiplies_bfloat16` says so. */
 INLINE lanes add_pairs(lanes sum, whole_lanes a, whole_lanes b)
 {
-#if defined(__AVX512F__)
+#if defined(__AVX512BF16__)
     return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 #else
     (void)a, (void)b;

@@ -57,7 +57,7 @@ long keepsight_multiplies_bfloat16;
 
 __attribute__((constructor)) static void ask_processor(void)
 {
-#if defined(__AVX512F__)
+#if defined(__AVX512BF16__)
     keepsight_multiplies_bfloat16 = __builtin_cpu_supports("avx512bf16") != 0;
 #endif
 }
