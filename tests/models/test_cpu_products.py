@@ -137,6 +137,18 @@ def test_its_rows_are_read_back(shape: tuple[int, int], kind: str) -> None:
         assert torch.equal(make_panels(weight, kind).rows(which), weight[which].float())
 
 
+def test_what_the_kernel_would_misread_is_refused() -> None:
+    panels, hidden, whole = make_panels(torch.ones(8, 4), "float32"), torch.ones(3, 4), torch.ones(3, 8)
+    for other in (whole.double(), whole.bfloat16(), whole[:2], whole[:, :1].expand(3, 8)):
+        with pytest.raises(AssertionError):
+            panels.multiply(hidden, times=other)
+        with pytest.raises(AssertionError):
+            panels.multiply(hidden, onto=other)
+    for which in (torch.ones(3, dtype=torch.int32), torch.ones(2, 2, dtype=torch.int64)):
+        with pytest.raises(AssertionError):
+            panels.rows(which)
+
+
 # Not of fewer bits: what is written past the end of would be somebody else's.
 @of_each_kind
 def test_torch_s_default_precision_is_not_theirs(kind: str, set_default_dtype: Callable[[str], None]) -> None:

@@ -73,7 +73,8 @@ class Panels:
         shape = (*hidden.shape[:-1], self._outputs)
         out = hidden.new_empty(shape) if onto is None else onto
         assert hidden.shape[-1] == self._inputs
-        assert all(each is None or (each.shape == shape and each.is_contiguous()) for each in (out, times))
+        for each in (out, times):
+            assert each is None or (each.shape == shape and each.is_contiguous() and each.dtype is torch.float32)
         addresses = (
             None if each is None else each.data_ptr() for each in (out, hidden, self._weight, self._bias, times)
         )
@@ -83,6 +84,8 @@ class Panels:
 
     def rows(self, which: Tensor) -> Tensor:
         """[count] -> [count, inputs]: what the weight has for some outputs."""
+        assert which.dtype is torch.int64
+        assert which.dim() == 1
         which = which.contiguous()
         out = torch.empty(len(which), self._inputs, dtype=torch.float32)
         work = _Rows(out.data_ptr(), self._weight.data_ptr(), which.data_ptr(), len(which), self._inputs, self._kind)
