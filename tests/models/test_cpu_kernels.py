@@ -44,7 +44,7 @@ def test_angles_are_as_exact_as_torch_s_at_the_longest_context_too(num_tokens: i
 def test_queries_and_keys_are_normalised_and_rotated_and_each_token_s_keys_and_values_lie_in_its_slot(
     num_tokens: int, heads: int, kv_heads: int, dim: int
 ) -> None:
-    # Rows of padding behind the tokens, as a product leaves them.
+    # Rows behind those of the tokens are left alone.
     projected = torch.randn(num_tokens + 7, heads + 2 * kv_heads, dim)
     scale, angles = torch.randn(heads + kv_heads, dim), torch.randn(num_tokens, 1, dim // 2)
     cos = torch.cat((angles.cos(), angles.cos()), dim=-1)

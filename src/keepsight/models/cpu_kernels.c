@@ -1,7 +1,7 @@
 /* What a step does between its matrix products, in float32 on a CPU: norms, heads, attention.  Each is one pass over what
  * it reads, where torch has a call and a copy for each sign of the formula.
  *
- * Plain C for any compiler; compiled for several kinds of processors, of which the caller chooses.
+ * C with the vectors that gcc and clang have; compiled for several kinds of processors, of which the caller chooses.
  */
 
 #include <math.h>
@@ -96,7 +96,8 @@ typedef struct {
     float eps;
 } heads_work;
 
-INLINE void norm_and_rotate(float *out, const float *x, const float *scale, const float *cos, const float *sin, long dim, float eps)
+INLINE void norm_and_rotate(
+    float *out, const float *x, const float *scale, const float *cos, const float *sin, long dim, float eps)
 {
     const float inverse = inverse_rms(x, dim, eps);
     const long half = dim / 2;
@@ -116,11 +117,13 @@ static void heads_part(const void *shared, long part, long parts)
         const float *projected = w->projected + token * (num_normed + w->kv_heads) * dim;
         float *query = w->query + token * w->heads * dim;
         float *key = w->keys + w->slots[token] * w->kv_heads * dim;
+        const float *cos = w->cos + token * dim, *sin = w->sin + token * dim;
         for (long head = 0; head < num_normed; head++) {
             float *out = head < w->heads ? query + head * dim : key + (head - w->heads) * dim;
-            norm_and_rotate(out, projected + head * dim, w->scale + head * dim, w->cos + token * dim, w->sin + token * dim, dim, w->eps);
+            norm_and_rotate(out, projected + head * dim, w->scale + head * dim, cos, sin, dim, w->eps);
         }
-        memcpy(w->values + w->slots[token] * w->kv_heads * dim, projected + num_normed * dim, w->kv_heads * dim * sizeof(float));
+        float *value = w->values + w->slots[token] * w->kv_heads * dim;
+        memcpy(value, projected + num_normed * dim, w->kv_heads * dim * sizeof(float));
     }
 }
 
@@ -134,8 +137,9 @@ void keepsight_place_heads(const heads_work *w)
  *
  * A lane of a vector is a query: a row and one of the heads that share a key head.  So scores, their maximum and their
  * sum need nothing from a neighbour, and every number of keys and values is read once for all lanes of a tile.  Keys
- * come in chunks, and what was summed before is scaled down when a chunk has a higher score.  Chunks begin where a multiple of
- * their size does, whoever else is in the tile, so that a row's numbers are the same to the last bit with whatever it is computed.
+ * come in chunks, and what was summed before is scaled down when a chunk has a higher score.  Chunks begin where a multiple
+ * of their size does, whoever else is in the tile, so that a row's numbers are the same to the last bit with whatever it is
+ * computed.
  */
 
 /* Of a tile: so many vectors of queries and, at once, numbers of keys or values keep all registers busy. */
@@ -216,7 +220,8 @@ typedef struct {
     long first_row, count, first_head, group;
 } tile;
 
-/* Which positions the lanes of a tile see; none before `begin` or from `end` on, each all from `last_begin` to `first_end`. */
+/* Which positions the lanes of a tile see; none before `begin` or from `end` on, each all from `last_begin` to
+ * `first_end`. */
 typedef struct {
     whole_lanes begins[MOST_VECTORS], ends[MOST_VECTORS];
     long begin, last_begin, first_end, end;
@@ -242,7 +247,8 @@ INLINE void take_queries(lanes *query, const attention_work *w, tile t, const in
 {
     memset(query, 0, w->dim * vectors * sizeof *query);
     for (long lane = 0; lane < t.count * t.group; lane++) {
-        const float *numbers = w->query + (t.first_row + lane / t.group) * w->query_stride + (t.first_head + lane % t.group) * w->dim;
+        const long row = t.first_row + lane / t.group, head = t.first_head + lane % t.group;
+        const float *numbers = w->query + row * w->query_stride + head * w->dim;
         for (long d = 0; d < w->dim; d++)
             ((float *)query)[d * vectors * LANES + lane] = numbers[d] * w->scale;
     }
@@ -252,7 +258,8 @@ INLINE void take_queries(lanes *query, const attention_work *w, tile t, const in
 INLINE void give_outputs(const attention_work *w, tile t, const lanes *out, const lanes *total, const int vectors)
 {
     for (long lane = 0; lane < t.count * t.group; lane++) {
-        float *numbers = w->out + (t.first_row + lane / t.group) * w->out_stride + (t.first_head + lane % t.group) * w->dim;
+        const long row = t.first_row + lane / t.group, head = t.first_head + lane % t.group;
+        float *numbers = w->out + row * w->out_stride + head * w->dim;
         const float inverse = 1.0f / total[lane / LANES][lane % LANES];
         for (long d = 0; d < w->dim; d++)
             numbers[d] = ((const float *)out)[d * vectors * LANES + lane] * inverse;
@@ -293,7 +300,9 @@ INLINE void attend_tile(const attention_work *w, const int64_t *slots, tile t, c
         const long next = (at / CHUNK + 1) * CHUNK;
         count = (seen.end < next ? seen.end : next) - at;
         for (long key = 0; key < count; key += AT_ONCE)
-            score(scores + key * vectors, (places){w->keys + from, slots, w->key_stride}, at + key, seen.end - 1, query, dim, vectors);
+            score(
+                scores + key * vectors, (places){w->keys + from, slots, w->key_stride}, at + key, seen.end - 1, query, dim,
+                vectors);
         if (at < seen.last_begin || at + count > seen.first_end)
             hide(scores, &seen, at, count, vectors);
         weigh(scores, count, highest, total, out, dim, vectors);

@@ -106,7 +106,9 @@ INLINE lanes vector_at(const float *numbers)
 }
 
 /* To [rows, PANEL] of the results: what `steps` inputs add, or if they are the first, what they are. */
-INLINE void multiply_tile(float *out, long stride, const float *words, const lanes *weight, long steps, int is_first, const int rows, const arithmetic kind)
+INLINE void multiply_tile(
+    float *out, long stride, const float *words, const lanes *weight, long steps, int is_first, const int rows,
+    const arithmetic kind)
 {
     lanes sums[MOST_ROWS][VECTORS] = {};
 #pragma GCC unroll 12
@@ -157,7 +159,9 @@ INLINE void multiply_tile(float *out, long stride, const float *words, const lan
 #define FOR_EACH_COUNT(OF) OF(1) OF(2) OF(3) OF(4) OF(5) OF(6)
 #endif
 
-INLINE void multiply_rows(float *out, long stride, const float *words, const lanes *weight, long steps, int is_first, int rows, const arithmetic kind)
+INLINE void multiply_rows(
+    float *out, long stride, const float *words, const lanes *weight, long steps, int is_first, int rows,
+    const arithmetic kind)
 {
 #define OF(count) \
     case count: \
@@ -199,7 +203,8 @@ typedef struct {
     long first_row, rows, first_panel, end_panel;
 } patch;
 
-/* Of a patch, whose words of one block of inputs are given, what that block adds to the results of one panel. */
+/* Of a patch, whose words of one block of inputs are given, what that block adds to the results of one panel.  Of the
+ * last panel, which may have more places than there are outputs, they pass through `edge`, where what is too many stays. */
 INLINE void multiply_panel(const product_work *w, patch p, long panel, long block, const float *words, const arithmetic kind)
 {
     const long all_steps = parts_of(w->inputs, inputs_of_step(kind)), steps_at_once = steps_of_block(w->inputs, kind);
@@ -234,9 +239,9 @@ INLINE void multiply_patch(const product_work *w, patch p, const arithmetic kind
     const long panels_at_once = blocks * words_of_block <= FEW_WORDS ? 1 : PANELS_AT_ONCE;
     float *words = room_for(blocks * words_of_block * sizeof *words);
     for (long block = 0; block < blocks; block++) {
-        const long first = block * inputs_at_once;
+        const long first = block * inputs_at_once, count = lesser(w->inputs - first, inputs_at_once);
         const float *hidden = w->hidden + p.first_row * w->inputs + first;
-        take_inputs(words + block * words_of_block, hidden, w->inputs, p.rows, lesser(w->inputs - first, inputs_at_once), kind);
+        take_inputs(words + block * words_of_block, hidden, w->inputs, p.rows, count, kind);
     }
     for (long first = p.first_panel; first < p.end_panel; first += panels_at_once)
         for (long block = 0; block < blocks; block++)
@@ -263,7 +268,10 @@ INLINE void multiply_share(const product_work *w, long part, long parts, const a
     const long tiles = parts_of(w->rows, MOST_ROWS), panels = parts_of(w->outputs, PANEL);
     const long of_rows = parts_of_rows(tiles, panels, parts), of_panels = parts / of_rows;
     const long end_row = lesser(tiles * (part / of_panels + 1) / of_rows * MOST_ROWS, w->rows);
-    patch p = {.first_panel = panels * (part % of_panels) / of_panels, .end_panel = panels * (part % of_panels + 1) / of_panels};
+    patch p = {
+        .first_panel = panels * (part % of_panels) / of_panels,
+        .end_panel = panels * (part % of_panels + 1) / of_panels,
+    };
     for (p.first_row = tiles * (part / of_panels) / of_rows * MOST_ROWS; p.first_row < end_row; p.first_row += p.rows) {
         const long left = end_row - p.first_row;
         p.rows = parts_of(left, parts_of(left, ROWS_AT_ONCE));

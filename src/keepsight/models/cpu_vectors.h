@@ -58,7 +58,8 @@ INLINE lanes power_of_2(lanes x)
 
 /* The highest scores so far become those of [count, vectors] more, where these are higher; what was summed before, relative to
  * the former ones, is scaled down. */
-INLINE void raise_highest(lanes *highest, const lanes *scores, long count, lanes *total, lanes *out, long dim, const int vectors)
+INLINE void raise_highest(
+    lanes *highest, const lanes *scores, long count, lanes *total, lanes *out, long dim, const int vectors)
 {
     lanes top[MOST_VECTORS];
     for (int v = 0; v < vectors; v++)

@@ -37,7 +37,8 @@ static void round_part(const void *shared, long part, long parts)
     for (long pair = pairs * part / parts; pair < pairs * (part + 1) / parts; pair++) {
         for (long key = 2 * pair; key < lesser(2 * pair + 2, count); key++)
             for (long i = 0; i < dim / 2; i++)
-                w->keys[key * dim / 2 + i] = pair_of(w->told.keys[key * stride + 2 * i], w->told.keys[key * stride + 2 * i + 1]);
+                w->keys[key * dim / 2 + i] =
+                    pair_of(w->told.keys[key * stride + 2 * i], w->told.keys[key * stride + 2 * i + 1]);
         const float *value = w->told.values + 2 * pair * stride;
         for (long i = 0; i < dim; i++)
             w->values[pair * dim + i] = pair_of(value[i], 2 * pair + 1 < count ? value[stride + i] : 0.0f);
@@ -129,7 +130,11 @@ static void tiles_part(const void *shared, long part, long parts)
 
 void keepsight_attend_rounded(const sight_work *told)
 {
-    rounded_work work = {.told = *told, .keys = room_for(2 * told->count * told->dim), .values = room_for(4 * parts_of(told->count, 2) * told->dim)};
+    rounded_work work = {
+        .told = *told,
+        .keys = room_for(told->count * told->dim / 2 * sizeof *work.keys),
+        .values = room_for(parts_of(told->count, 2) * told->dim * sizeof *work.values),
+    };
     share(round_part, &work, parts_for(told->count * told->dim));
     share(tiles_part, &work, parts_for(told->rows * told->count));
     free(work.keys);
