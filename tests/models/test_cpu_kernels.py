@@ -65,6 +65,19 @@ def test_queries_and_keys_are_normalised_and_rotated_and_each_token_s_keys_and_v
     assert not values[untouched].any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_keys_and_values_are_kept_in_the_precision_of_their_slots(dtype: torch.dtype) -> None:
+    projected, scale, slots = torch.randn(20, 4 * 24), torch.randn(3, 24), torch.randperm(50)[:20]
+    cos, sin = torch.randn(2, 20, 1, 24)
+
+    def place(keys: Tensor, values: Tensor) -> Tensor:
+        return cpu_kernels.place_heads(projected, scale, 1e-6, (cos, sin), keys, values, slots)
+
+    exact, kept = torch.zeros(2, 50, 1, 24), torch.zeros(2, 50, 1, 24, dtype=dtype)
+    assert torch.equal(place(exact[0], exact[1]), place(kept[0], kept[1]))
+    assert torch.equal(kept, exact.to(dtype))
+
+
 @pytest.mark.parametrize("length", [0.0, 1.0, 100.0, 1e4], ids=lambda length: f"of length {length:g}")
 @pytest.mark.parametrize("dim", [8, 24, 72, 256])
 def test_attention_is_as_exact_as_torch_s_whatever_the_scores(dim: int, length: float) -> None:
@@ -101,16 +114,48 @@ def test_what_no_row_sees_is_not_read() -> None:
         torch.testing.assert_close(seen[row], alone.attend(query[row, None], keys, values, 1.0)[0])
 
 
-@pytest.mark.parametrize("window", [5, 200, 1000])
-@pytest.mark.parametrize("heads", [1, 4])
-def test_a_row_has_the_same_numbers_in_whatever_company(window: int, heads: int) -> None:
-    query, keys, values = torch.randn(700, heads, 16), torch.randn(700, 1, 16), torch.randn(700, 1, 16)
-    slots, ends = torch.arange(700), torch.arange(700) + 1
+def assert_same_in_whatever_company(window: int, heads: int, dim: int, dtype: torch.dtype) -> None:
+    """Among all, among fewer, and alone, which goes another way where there are numbers enough."""
+    query, keys, values = torch.randn(700, heads, dim), torch.randn(700, 1, dim), torch.randn(700, 1, dim)
+    keys, values, slots = keys.to(dtype), values.to(dtype), torch.randperm(700)
+    ends = torch.arange(700) + 1
     begins = (ends - window).clamp(min=0)
     together = Sight([700], [slots], begins, ends).attend(query, keys, values, 1.0)
-    for some in (slice(0, 1), slice(127, 129), slice(300, 301), slice(301, 340), slice(699, 700)):
+    for some in (slice(0, 1), slice(127, 129), slice(300, 301), slice(301, 340), slice(698, 699), slice(699, 700)):
         fewer = Sight([some.stop - some.start], [slots], begins[some].clone(), ends[some].clone())
         assert torch.equal(fewer.attend(query[some], keys, values, 1.0), together[some])
+
+
+@pytest.mark.parametrize("window", [5, 200, 1000])
+@pytest.mark.parametrize(("heads", "dim"), [(1, 16), (4, 80), (7, 8)])
+def test_a_row_has_the_same_numbers_in_whatever_company(window: int, heads: int, dim: int) -> None:
+    assert_same_in_whatever_company(window, heads, dim, torch.float32)
+
+
+@pytest.mark.usefixtures("rounds")
+@pytest.mark.parametrize("build", [BUILD_THAT_ROUNDS], indirect=True)
+@pytest.mark.parametrize("window", [5, 200, 1000])
+@pytest.mark.parametrize(("heads", "dim"), [(1, 32), (4, 160), (7, 8)])
+def test_a_row_of_keys_of_bfloat16_has_them_too(window: int, heads: int, dim: int) -> None:
+    assert_same_in_whatever_company(window, heads, dim, torch.bfloat16)
+
+
+@pytest.mark.usefixtures("rounds")
+@pytest.mark.parametrize("build", [BUILD_THAT_ROUNDS], indirect=True)
+@pytest.mark.parametrize("num_rows", [1, 3, 40])
+@pytest.mark.parametrize("dim", [8, 64, 96])
+def test_attention_to_keys_of_bfloat16_is_that_of_rounded_numbers(num_rows: int, dim: int) -> None:
+    query, keys, values = torch.randn(num_rows, 6, dim), torch.randn(300, 2, dim), torch.randn(300, 2, dim)
+    keys, values, slots = keys.bfloat16(), values.bfloat16(), torch.randperm(300)
+    begins, ends = torch.randint(150, (num_rows,)), torch.randint(151, 300, (num_rows,))
+    attended = Sight([num_rows], [slots], begins, ends).attend(query, keys, values, 0.25)
+    # As the kernel scales before it rounds, to make powers of 2 of what is exponentials here.
+    scaled = (query * (0.25 / math.log(2))).bfloat16().double() * math.log(2)
+    for row in range(num_rows):
+        seen = slots[begins[row] : ends[row]]
+        key, value = (each[seen].double().repeat_interleave(3, dim=1).transpose(0, 1) for each in (keys, values))
+        exact = F.scaled_dot_product_attention(scaled[row, :, None], key, value, scale=1.0)[:, 0]
+        assert (attended[row] - exact).abs().max() <= 2**-8 * value.abs().max()
 
 
 def test_rows_may_lie_apart_and_so_may_what_they_are_written_to() -> None:

@@ -151,7 +151,7 @@ def measure_model(model: Model, max_model_len: int, *, takes_prompt_embeds: bool
     return ModelSize(
         max_model_len=max_model_len,
         tokens_per_item=shape.tokens_per_image or tokens_per_strip,
-        bytes_per_position=2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * model.place.dtype.itemsize,
+        bytes_per_position=2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * model.place.of_keys.itemsize,
         bytes_per_embedding=embedding.nbytes,
         bytes_of_logits=shape.vocab_size * model.place.dtype.itemsize,
     )

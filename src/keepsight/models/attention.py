@@ -42,6 +42,12 @@ class LayerCache:
     keys: Tensor  # [slots, kv_heads, head_dim]
     values: Tensor  # [slots, kv_heads, head_dim]
 
+    def read(self, slots: slice | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        if isinstance(slots, slice):
+            return self.keys[slots].to(dtype), self.values[slots].to(dtype)
+        # Indexing would give the same and take four times as long.
+        return self.keys.index_select(0, slots).to(dtype), self.values.index_select(0, slots).to(dtype)
+
 
 class AttentionBatch:
     """Where the tokens of one step stand and where their keys and values live; made once, read by every layer.
@@ -118,8 +124,8 @@ class Attention(Protocol):
 
 
 def write_cache(key: Tensor, value: Tensor, cache: LayerCache, batch: AttentionBatch) -> None:
-    cache.keys.index_copy_(0, batch.slots, key)
-    cache.values.index_copy_(0, batch.slots, value)
+    cache.keys.index_copy_(0, batch.slots, key.to(cache.keys.dtype))
+    cache.values.index_copy_(0, batch.slots, value.to(cache.values.dtype))
 
 
 def attend_plainly(
@@ -163,6 +169,6 @@ class ReferenceAttention:
             positions = torch.arange(num_keys)
             mask = (positions >= begin[:, None]) & (positions < end[:, None])
             outputs.append(
-                attend_plainly(queries, cache.keys[slots], cache.values[slots], mask.to(query.device), scale, softcap)
+                attend_plainly(queries, *cache.read(slots, query.dtype), mask.to(query.device), scale, softcap)
             )
         return torch.cat(outputs) if outputs else query

@@ -46,6 +46,34 @@ INLINE whole_lanes pairs_of(lanes first, lanes second)
     return (whole_lanes)(((unsigned_lanes)first + half) >> 16 | (((unsigned_lanes)second + half) & 0xffff0000u));
 }
 
+/* The same of neighbours: half as many pairs, in their order. */
+INLINE halves halves_of(lanes numbers)
+{
+    return __builtin_convertvector(((unsigned_lanes)numbers + 0x8000u) >> 16, halves);
+}
+
+/* A pair takes the place of a number of float32. */
+INLINE void set_pair(float *place, int32_t pair)
+{
+    memcpy(place, &pair, sizeof pair);
+}
+
+INLINE int32_t pair_at(const float *place)
+{
+    int32_t pair;
+    memcpy(&pair, place, sizeof pair);
+    return pair;
+}
+
+/* Of as many numbers as a vector has lanes each. */
+INLINE whole_lanes pairs_from(const uint16_t *first, const uint16_t *second)
+{
+    halves one, other;
+    memcpy(&one, first, sizeof one);
+    memcpy(&other, second, sizeof other);
+    return __builtin_convertvector(one, whole_lanes) | __builtin_convertvector(other, whole_lanes) << 16;
+}
+
 /* Of two numbers of float32. */
 INLINE int32_t pair_of(float first, float second)
 {

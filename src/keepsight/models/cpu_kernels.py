@@ -1,4 +1,4 @@
-"""What a step does between its products, in float32 on a CPU: cpu_kernels.c.
+"""What a step does between its products on a CPU: cpu_kernels.c, cpu_attention.c and cpu_whole_sight.c.
 
 Knows addresses and strides, nothing of models; whoever calls has asked `takes_kernels` or `can_attend` before.
 """
@@ -33,7 +33,7 @@ class _Angles(Structure):
 class _Heads(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("query", "keys", "values", "projected", "scale", "cos", "sin", "slots")),
-        *((name, c_long) for name in ("tokens", "heads", "kv_heads", "dim")),
+        *((name, c_long) for name in ("tokens", "heads", "kv_heads", "dim", "is_rounded")),
         ("eps", c_float),
     )
 
@@ -42,7 +42,7 @@ class _Attention(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("out", "query", "keys", "values", "first_rows", "slots", "begins", "ends")),
         *((name, c_long) for name in ("sequences", "heads", "kv_heads", "dim")),
-        *((name, c_long) for name in ("out_stride", "query_stride", "key_stride")),
+        *((name, c_long) for name in ("out_stride", "query_stride", "key_stride", "is_paired")),
         ("scale", c_float),
     )
 
@@ -97,7 +97,7 @@ def place_heads(
     scale: Tensor,  # [heads + kv_heads, head_dim]
     eps: float,
     angles: tuple[Tensor, Tensor],  # [tokens, 1, head_dim], sines negative in their first half
-    keys: Tensor,  # [slots, kv_heads, head_dim]
+    keys: Tensor,  # [slots, kv_heads, head_dim], of float32 or bfloat16
     values: Tensor,
     slots: Tensor,  # [tokens]
 ) -> Tensor:
@@ -107,7 +107,7 @@ def place_heads(
     num_heads = len(scale) - num_kv_heads
     query = projected.new_empty(num_tokens, num_heads, head_dim)
     tensors = (query, keys, values, projected, scale, *angles, slots)
-    sizes = (num_tokens, num_heads, num_kv_heads, head_dim)
+    sizes = (num_tokens, num_heads, num_kv_heads, head_dim, keys.dtype is torch.bfloat16)
     call("place_heads", _Heads(*(each.data_ptr() for each in tensors), *sizes, eps))
     return query
 
@@ -137,7 +137,10 @@ class Sight:
         assert all(each.dtype is torch.int64 and each.is_contiguous() for each in (*self._told, *self._slots))
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
-        """Of queries [rows, heads, head_dim]; numbers of a row or slot lie together, rows and slots may lie apart."""
+        """Of queries [rows, heads, head_dim]; numbers of a row or slot lie together, rows and slots may lie apart.
+
+        Where keys and values are bfloat16, what they multiply is rounded; whoever calls has asked `rounds_rows`, too.
+        """
         if out is None:
             out = query.new_empty(query.shape)
         assert all(each.stride()[1:] == (each.shape[2], 1) for each in (out, query, keys, values) if len(each))
@@ -148,6 +151,7 @@ class Sight:
             query.shape[1],
             *keys.shape[1:],
             *(each.stride(0) for each in (out, query, keys)),
+            keys.dtype is torch.bfloat16,
             scale / math.log(2),  # whose exponential is a power of 2
         )
         call("attend", work)

@@ -98,13 +98,6 @@ INLINE void take_inputs(float *words, const float *hidden, long stride, long row
     }
 }
 
-INLINE lanes vector_at(const float *numbers)
-{
-    lanes vector;
-    memcpy(&vector, numbers, sizeof vector);
-    return vector;
-}
-
 /* To [rows, PANEL] of the results: what `steps` inputs add, or if they are the first, what they are. */
 INLINE void multiply_tile(
     float *out, long stride, const float *words, const lanes *weight, long steps, int is_first, const int rows,

@@ -5,6 +5,7 @@
 
 #include <float.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "cpu_team.h"
 
@@ -21,7 +22,15 @@
 
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t whole_lanes __attribute__((vector_size(4 * LANES)));
+typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 typedef uint32_t unsigned_lanes __attribute__((vector_size(4 * LANES)));
+
+INLINE lanes vector_at(const float *numbers)
+{
+    lanes vector;
+    memcpy(&vector, numbers, sizeof vector);
+    return vector;
+}
 
 INLINE lanes choose(whole_lanes which, lanes yes, lanes no)
 {
@@ -35,6 +44,36 @@ INLINE lanes larger(lanes a, lanes b)
     for (int lane = 0; lane < LANES; lane++)
         out[lane] = a[lane] > b[lane] ? a[lane] : b[lane];
     return out;
+}
+
+/* Two vectors as one of pairs, and of that the first or the second half. */
+#if LANES == 16
+#define FIRST_HALF 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define SECOND_HALF 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif LANES == 8
+#define FIRST_HALF 0, 8, 1, 9, 2, 10, 3, 11
+#define SECOND_HALF 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define FIRST_HALF 0, 4, 1, 5
+#define SECOND_HALF 2, 6, 3, 7
+#endif
+
+/* As many vectors as each has lanes become the first lanes of all, the second of all and so on: each round moves one digit of the
+ * number of its vector, in base 2, into the number of its lane. */
+INLINE void transpose(lanes *vectors)
+{
+#pragma GCC unroll 4
+    for (int round = 1; round < LANES; round *= 2) {
+        lanes next[LANES];
+#pragma GCC unroll 8
+        for (int i = 0; i < LANES / 2; i++) {
+            next[2 * i] = __builtin_shuffle(vectors[i], vectors[i + LANES / 2], (whole_lanes){FIRST_HALF});
+            next[2 * i + 1] = __builtin_shuffle(vectors[i], vectors[i + LANES / 2], (whole_lanes){SECOND_HALF});
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++)
+            vectors[i] = next[i];
+    }
 }
 
 /* Of what is not above 0, within 2 units of the last place; 0 of what float32 cannot hold, and of minus infinity. */

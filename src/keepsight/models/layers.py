@@ -30,6 +30,11 @@ class Placement(NamedTuple):
     rounds: bool = False
 
     @property
+    def of_keys(self) -> torch.dtype:
+        """What keys and values are kept in."""
+        return torch.bfloat16 if self.rounds else self.dtype
+
+    @property
     def arithmetic(self) -> str:
         """What its numbers depend on, for whoever keeps them."""
         products = f", products of {name_of(self.of_matrices)}" if self.rounds and self.of_matrices else ""

@@ -1,7 +1,7 @@
 """The fast attention: over just the keys that a group of queries can see.
 
-In float32 on a CPU a kernel takes all rows of a step at once and reads keys where they lie; elsewhere it is torch's
-fused ones.  For those long slices are cut into groups of rows, so that a prompt never pays for the keys its window or
+On a CPU a kernel takes all rows of a step at once and reads keys where they lie; elsewhere it is torch's fused
+ones.  For those long slices are cut into groups of rows, so that a prompt never pays for the keys its window or
 causality hides.  Slices of one token read their keys where they lie, each in turn; where copying the keys of several
 into one block costs less than their turns (not very long contexts on a CPU, as many as there is room for on a GPU) they
 are attended to at once.
@@ -163,7 +163,7 @@ class _Token:
         return slice(self.row, self.row + 1)
 
     def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
-        keys, values = _read(cache, self.slots)
+        keys, values = cache.read(self.slots, query.dtype)
         if softcap is not None:
             return attend_plainly(query, keys, values, None, scale, softcap)
         attended = F.scaled_dot_product_attention(
@@ -201,7 +201,7 @@ class _Tokens:
         num_kv_heads = cache.keys.shape[1]
         flat = self.slots.flatten()
         keys, values = (
-            tensor.view(*self.slots.shape, num_kv_heads, -1).transpose(1, 2) for tensor in _read(cache, flat)
+            tensor.view(*self.slots.shape, num_kv_heads, -1).transpose(1, 2) for tensor in cache.read(flat, query.dtype)
         )
         attended = F.scaled_dot_product_attention(
             _heads_as_queries(query, num_kv_heads), keys, values, attn_mask=self.mask, scale=scale
@@ -257,7 +257,7 @@ class RowGroup:
     mask: Tensor | None
 
     def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
-        keys, values = _read(cache, self.slots)
+        keys, values = cache.read(self.slots, query.dtype)
         if softcap is not None:
             return attend_plainly(query, keys, values, self.mask, scale, softcap)
         return _attend_fused(query, keys, values, self.mask, scale)
@@ -289,13 +289,6 @@ def _slot_index(batch: AttentionBatch, index: int, begin: int, end: int) -> slic
     table = batch.slices[index].table
     run = table.run(begin, end)
     return table.slots(begin, end) if run is None else run
-
-
-def _read(cache: LayerCache, slots: slice | Tensor) -> tuple[Tensor, Tensor]:
-    if isinstance(slots, slice):
-        return cache.keys[slots], cache.values[slots]
-    # Indexing would give the same and take four times as long.
-    return cache.keys.index_select(0, slots), cache.values.index_select(0, slots)
 
 
 def _attend_fused(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
