@@ -30,7 +30,7 @@ from keepsight import supervisor
 from keepsight.cli.main import main
 from keepsight.errors import ServerStartError
 from keepsight.ipc.control import LOG_FORMAT
-from keepsight.supervisor import ServerSettings, Supervisor
+from keepsight.supervisor import ServerSettings, Supervisor, take_signals
 
 supervisor.SETTLING_SECONDS = 60  # on a busy machine all that a test says comes late
 PR_SET_CHILD_SUBREAPER = 36  # as the first process of a container is
@@ -41,9 +41,9 @@ settings = ServerSettings(
     options={"model": "some/model"}, model_name="mine", run_directory=Path(path), pixel_mode="shared",
     num_frontends=int(num_frontends), num_engines=int(num_engines), shutdown_seconds=float(shutdown_seconds),
 )
-with socket.create_server(("127.0.0.1", 0)) as listener:
+with socket.create_server(("127.0.0.1", 0)) as listener, take_signals() as signals:
     try:
-        status = Supervisor(settings, listener, command, command).run()
+        status = Supervisor(settings, listener, signals, command, command).run()
     except ServerStartError as error:
         status = str(error)
 heavy = {"torch", "numpy", "starlette", "uvicorn", "zmq"} & set(sys.modules)

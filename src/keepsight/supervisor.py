@@ -123,11 +123,12 @@ class Supervisor:
         self,
         settings: ServerSettings,
         listener: socket.socket,
+        signals: socket.socket,
         engine_command: Sequence[str] = ENGINE,
         frontend_command: Sequence[str] = FRONTEND,
     ) -> None:
-        """`listener` is closed when the server begins to end."""
-        self._settings, self._listener = settings, listener
+        """`listener` is closed when the server begins to end; `signals` are those of `take_signals`."""
+        self._settings, self._listener, self._signals = settings, listener, signals
         self._commands = {"engine": engine_command, "frontend": frontend_command}
         self._children: list[_Child] = []
         self._num_started: Counter[str] = Counter()
@@ -141,12 +142,12 @@ class Supervisor:
         self._counters = Counters.open(settings.run_directory, "supervisor-0")
 
     def run(self) -> int:
-        """The exit status.  In the main thread, as signals come there.
+        """The exit status.
 
         Raises ServerStartError if the first start fails by the user's mistake.
         """
-        with _signals() as signals, self._selector:
-            self._selector.register(signals, selectors.EVENT_READ, partial(self._heed_signals, signals))
+        with self._selector:
+            self._selector.register(self._signals, selectors.EVENT_READ, self._heed_signals)
             try:
                 for rank in range(self._settings.num_engines):
                     self._start_engine(rank)
@@ -294,8 +295,8 @@ class Supervisor:
 
     # Ending ---------------------------------------------------------------------------------------------------
 
-    def _heed_signals(self, signals: socket.socket) -> None:
-        for number in signals.recv(4096):
+    def _heed_signals(self) -> None:
+        for number in self._signals.recv(4096):
             if number == signal.SIGCHLD:
                 self._reap()
                 _reap_orphans({child.process.pid for child in self._children})
@@ -380,8 +381,11 @@ class Supervisor:
 
 
 @contextmanager
-def _signals() -> Iterator[socket.socket]:
-    """The numbers of those that concern a supervisor, a byte each, to be waited for together with all else."""
+def take_signals() -> Iterator[socket.socket]:
+    """The numbers of those that concern a supervisor, a byte each, to be waited for together with all else.
+
+    In the main thread, as signals come there.  Around what must not be left half done: none ends the process.
+    """
     numbers = [signal.SIGCHLD, signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup has it
         numbers.append(signal.SIGHUP)

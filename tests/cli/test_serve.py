@@ -1,9 +1,12 @@
 """A real `keepsight serve`, asked by the official client."""
 
 import asyncio
+import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -169,3 +172,34 @@ def test_all_addresses_are_those_of_ipv4_too() -> None:
         port = listener.getsockname()[1]
         for host in ("127.0.0.1", "::1"):
             socket.create_connection((host, port), timeout=5).close()
+
+
+INTERRUPTED_AT_ITS_ENDS = """
+import os, shutil, sys
+from keepsight.cli import serve
+from keepsight.cli.main import main
+
+choose_mode, rmtree = serve.choose_mode, shutil.rmtree
+
+def interrupted_choose_mode(*arguments, run_directory, **options):
+    print(run_directory.path)
+    os.kill(os.getpid(), int(sys.argv[1]))
+    return choose_mode(*arguments, run_directory=run_directory, **options)
+
+def interrupted_rmtree(*arguments, **options):
+    os.kill(os.getpid(), int(sys.argv[1]))
+    rmtree(*arguments, **options)
+
+serve.choose_mode, shutil.rmtree = interrupted_choose_mode, interrupted_rmtree
+sys.exit(main(["serve", "--port", "0"]))
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_signals_while_the_run_directory_is_made_or_removed_leave_nothing_of_it(
+    number: signal.Signals, status: int
+) -> None:
+    program = [sys.executable, "-c", INTERRUPTED_AT_ITS_ENDS, str(int(number))]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    assert done.returncode == status, done.stderr
+    assert not Path(done.stdout.strip()).exists()

@@ -17,7 +17,7 @@ from keepsight.errors import InvalidArgumentError
 from keepsight.ipc.control import LOG_FORMAT
 from keepsight.ipc.pixel_mode import choose_mode
 from keepsight.ipc.run_directory import RunDirectory
-from keepsight.supervisor import ServerSettings, Supervisor
+from keepsight.supervisor import ServerSettings, Supervisor, take_signals
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +56,12 @@ def run(arguments: argparse.Namespace) -> int:
     api = api_settings_from(arguments)
     _check(arguments)
     # Before the model: a port that is taken should be told at once.
-    with _listen(arguments.host, arguments.port) as listener, RunDirectory.create(holds_sockets=True) as directory:
+    with (
+        _listen(arguments.host, arguments.port) as listener,
+        # Before the run directory, and until it is gone.
+        take_signals() as signals,
+        RunDirectory.create(holds_sockets=True) as directory,
+    ):
         settings = ServerSettings(
             options=_options_of(config),
             model_name=arguments.served_model_name[0] if arguments.served_model_name else config.model_name,
@@ -72,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
             shutdown_seconds=arguments.shutdown_timeout,
             api=api,
         )
-        return Supervisor(settings, listener).run()
+        return Supervisor(settings, listener, signals).run()
 
 
 def _check(arguments: argparse.Namespace) -> None:
