@@ -101,12 +101,14 @@ class Stage:
 
     def start(self, num_frontends: int = 1, shutdown_seconds: float = 60, num_engines: int = 1) -> list[Actor]:
         """The engines, then the frontends, each in the order of their ranks."""
-        numbers = (num_frontends, num_engines, shutdown_seconds)
-        arguments = map(str, (self.path, *numbers, sys.executable, FAKE, self.path / "stage"))
-        with self.log_path.open("w") as log:
-            self._supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISE, *arguments], stderr=log)
+        self.supervise(num_frontends, num_engines, shutdown_seconds, sys.executable, FAKE, self.path / "stage")
         actors = (self.next() for _ in range(num_engines + num_frontends))
         return sorted(actors, key=lambda actor: (actor.kind, actor.start["rank"]))
+
+    def supervise(self, *arguments: object) -> None:
+        with self.log_path.open("w") as log:
+            command = [sys.executable, "-c", SUPERVISE, *map(str, (self.path, *arguments))]
+            self._supervisor = subprocess.Popen(command, stderr=log)
 
     def start_serving(self, num_frontends: int = 1, shutdown_seconds: float = 60, num_engines: int = 1) -> list[Actor]:
         actors = self.start(num_frontends, shutdown_seconds, num_engines)
@@ -299,6 +301,12 @@ def test_starts_that_the_system_refuses_end_the_server_in_order(stage: Stage) ->
     frontend.do(0)
     assert stage.wait() == 1
     stage.wait_for_log(r"no engine can be started: .*Too many open files")
+
+
+def test_a_first_start_that_the_system_refuses_is_told_in_one_line(stage: Stage) -> None:
+    stage.supervise(1, 1, 60, "/no/such/program")
+    assert stage.wait() == 1
+    assert stage.log == "no engine can be started: [Errno 2] No such file or directory: '/no/such/program'\n"
 
 
 def test_a_start_that_the_system_refuses_leaves_its_work_to_the_others(stage: Stage) -> None:

@@ -144,7 +144,7 @@ class Supervisor:
     def run(self) -> int:
         """The exit status.
 
-        Raises ServerStartError if the first start fails by the user's mistake.
+        Raises ServerStartError if the first start fails by the user's mistake, or for want of descriptors or memory.
         """
         with self._selector:
             self._selector.register(self._signals, selectors.EVENT_READ, self._heed_signals)
@@ -208,7 +208,10 @@ class Supervisor:
 
     def _start(self, kind: str, rank: int, *pass_fds: int) -> _Child:
         self._num_started[kind] += 1
-        child = _Child(kind, rank, self._num_started[kind], self._commands[kind], pass_fds)
+        try:
+            child = _Child(kind, rank, self._num_started[kind], self._commands[kind], pass_fds)
+        except OSError as error:  # no descriptors are left, or no memory
+            raise ServerStartError(f"no {kind} can be started: {error}") from error
         self._children.append(child)
         self._selector.register(child.control.connection, selectors.EVENT_READ, partial(self._hear, child))
         return child
@@ -282,8 +285,8 @@ class Supervisor:
         logger.error("%s; another is started", child.tell_end())
         try:
             (self._start_engine if child.kind == "engine" else self._start_frontend)(child.rank)
-        except OSError as error:  # no descriptors are left, or no memory
-            self._do_without(child.kind, f"no {child.kind} can be started: {error}")
+        except ServerStartError as error:
+            self._do_without(child.kind, str(error))
 
     def _do_without(self, kind: str, reason: str) -> None:
         """The others of its kind go on, if there are any."""
