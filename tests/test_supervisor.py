@@ -232,6 +232,19 @@ def test_a_lost_frontend_is_replaced_under_another_name_and_the_engine_is_told(s
     assert [stage.num_restarted(kind) for kind in ("engine", "frontend")] == [0, 1]
 
 
+def test_the_folder_that_it_was_started_in_may_be_removed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = stage.path / "release"
+    release.mkdir()
+    with monkeypatch.context() as patch:
+        patch.chdir(release)
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # what is relative there would lead elsewhere
+        engine, _ = stage.start_serving()
+    assert Path(f"/proc/{engine.pid}/cwd").readlink() == release
+    release.rmdir()
+    engine.kill()
+    assert Path(f"/proc/{stage.next().pid}/cwd").readlink() == stage.path
+
+
 def test_of_several_engines_one_that_is_lost_is_replaced_at_its_rank_while_the_others_go_on(stage: Stage) -> None:
     first, second, frontend = stage.start_serving(num_engines=2)
     assert [each.start["rank"] for each in (first, second)] == [0, 1]

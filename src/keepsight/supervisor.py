@@ -39,6 +39,7 @@ from keepsight.ipc.control import (
     ToProcess,
 )
 from keepsight.ipc.pixel_mode import PixelMode
+from keepsight.ipc.start_folder import start_folder
 from keepsight.observe.catalogue import RESTARTED
 from keepsight.observe.counters import Counters
 
@@ -85,16 +86,21 @@ class _Stage(enum.IntEnum):
 
 
 class _Child:
-    def __init__(self, kind: str, rank: int, number: int, command: Sequence[str], pass_fds: Sequence[int] = ()) -> None:
+    def __init__(
+        self, kind: str, rank: int, number: int, command: Sequence[str], pass_fds: Sequence[int], folder: Path | None
+    ) -> None:
         """In a session of its own: Ctrl-C reaches the supervisor alone.
 
-        `rank`: which of its kind; the one that replaces it has the same, but never its number.
+        `rank`: which of its kind; the one that replaces it has the same, but never its number.  `folder`: to start in,
+        None for ours.
         """
         self.kind, self.rank, self.name = kind, rank, f"{kind}-{number}"
         self.ready_at: float | None = None
         ours, theirs = socket.socketpair()
         with theirs:
-            self.process = subprocess.Popen(command, stdin=theirs.fileno(), pass_fds=pass_fds, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, stdin=theirs.fileno(), pass_fds=pass_fds, cwd=folder, start_new_session=True
+            )
         self.control = SupervisorEnd(ours)
 
     def __str__(self) -> str:
@@ -209,7 +215,8 @@ class Supervisor:
     def _start(self, kind: str, rank: int, *pass_fds: int) -> _Child:
         self._num_started[kind] += 1
         try:
-            child = _Child(kind, rank, self._num_started[kind], self._commands[kind], pass_fds)
+            folder = start_folder(self._settings.run_directory)
+            child = _Child(kind, rank, self._num_started[kind], self._commands[kind], pass_fds, folder)
         except OSError as error:  # no descriptors are left, or no memory
             raise ServerStartError(f"no {kind} can be started: {error}") from error
         self._children.append(child)

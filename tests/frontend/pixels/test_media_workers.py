@@ -390,6 +390,21 @@ def test_workers_are_replaced_with_no_picture_blamed_and_outlive_their_template(
     assert workers.num_crashes == 0
 
 
+def test_they_are_replaced_though_the_folder_was_removed_that_they_were_started_in(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = tmp_path / "release"
+    release.mkdir()
+    monkeypatch.chdir(release)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # what is relative there would lead elsewhere
+    workers = start(1)
+    assert_works(workers)
+    release.rmdir()
+    for pid in workers.pids():
+        os.kill(pid, signal.SIGKILL)
+    assert_works(workers)
+
+
 def test_when_none_can_be_started_nobody_waits_for_ever(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(media_workers, "PROGRAM", "keepsight.frontend.no_such_worker")
     with pytest.raises(MediaWorkersLostError, match="cannot be started"):

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from queue import LifoQueue
 
 import msgspec
@@ -23,6 +24,7 @@ import msgspec
 from keepsight.errors import MediaWorkersLostError, UnreadablePictureError
 from keepsight.frontend.pixels.make_pixels import PictureJob
 from keepsight.frontend.pixels.picture_wire import receive_answer, send_job
+from keepsight.ipc.start_folder import start_folder
 from keepsight.requests import Pixels
 
 logger = logging.getLogger(__name__)
@@ -173,7 +175,11 @@ class _Template:
             # -P: nothing is imported from the folder that one happens to be in.
             program = [sys.executable, "-P", "-m", PROGRAM, str(theirs.fileno())]
             self._process = subprocess.Popen(
-                program, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL
+                program,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                cwd=start_folder(Path("/")),  # it reads no file that somebody names
             )
         self.pid = self._process.pid
 
