@@ -233,6 +233,26 @@ def test_a_template_whose_frontend_ends_says_nothing_of_it(is_loaded: bool) -> N
     assert template.returncode == 0
 
 
+def test_a_template_whose_frontend_ends_while_it_imports_does_not_import_to_the_end() -> None:
+    ours, theirs = socket.socketpair()
+    importing_for_ever = (
+        "import sys, time; from keepsight.frontend.pixels import media_worker\n"
+        "media_worker._import_everything = lambda: (print(flush=True), time.sleep(1000))\n"
+        "media_worker.main()"
+    )
+    with theirs:
+        program = [sys.executable, "-c", importing_for_ever, str(theirs.fileno())]
+        template = subprocess.Popen(program, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE)
+    assert template.stdout
+    with closing(template.stdout) as said:
+        assert said.readline() == b"\n"
+        ours.close()
+        try:
+            assert template.wait(SOON) == 0
+        finally:
+            template.kill()
+
+
 def test_nobody_waits_for_the_start_of_a_template_that_ends(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(media_workers, "PROGRAM", "tests.no_such_module")
     waiting = threading.Thread(target=start(1).wait_until_started, daemon=True)

@@ -14,12 +14,15 @@ import gc
 import io
 import os
 import resource
+import select
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +36,8 @@ from keepsight.image_processor_config import ImageProcessorConfig
 # For one picture. Of 64 million pixels, JPEG, PNG and WebP take at most 6 s, and 1 GiB beside what is mapped already.
 MAX_CPU_SECONDS = 60
 MAX_BYTES = 6 * 2**30
+# How often a template that is still importing looks whether anybody waits for it.
+LOOK_SECONDS = 0.05
 
 
 def main() -> None:
@@ -42,7 +47,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The kernel clears away those that ended.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    _import_everything()
+    with _ending_with(control):
+        _import_everything()
     # The collector would touch the pages that the workers share.
     gc.collect()
     gc.freeze()
@@ -51,6 +57,30 @@ def main() -> None:
         while (connection := _receive_connection(control)) is not None:
             _fork_worker(control, connection)
             connection.close()
+
+
+@contextmanager
+def _ending_with(control: socket.socket) -> Iterator[None]:
+    """Importing takes a second, or some on a busy machine: whoever was left alone meanwhile does not import the rest.
+
+    By a thread that has ended, too, when this does: a process with several could not be forked.
+    """
+    is_over = threading.Event()
+    watch = threading.Thread(target=_end_with, args=(control, is_over))
+    watch.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        watch.join()
+
+
+def _end_with(control: socket.socket, is_over: threading.Event) -> None:
+    poll = select.poll()
+    poll.register(control, 0)  # for its end alone
+    while not is_over.wait(LOOK_SECONDS):
+        if poll.poll(0):
+            os._exit(0)
 
 
 def _import_everything() -> None:
