@@ -136,6 +136,27 @@ def test_ctrl_c_while_a_command_is_still_being_loaded_ends_it_without_a_word(mon
     assert main(["serve"]) == 130
 
 
+INTERRUPTED_BY_A_LIBRARY = """
+import os, signal, sys
+from keepsight.cli import main
+
+def import_module(name):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        sum(range(1000))
+    except BaseException:
+        raise ImportError("numpy is broken")
+
+main.import_module = import_module
+sys.exit(main.main(["chat"]))
+"""
+
+
+def test_a_library_that_takes_ctrl_c_for_its_own_failure_is_not_asked() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_BY_A_LIBRARY], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_whoever_reads_the_output_may_leave(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)

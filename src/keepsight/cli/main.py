@@ -3,9 +3,11 @@
 import argparse
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from keepsight import __version__
 from keepsight.cli.add_command import add_command
@@ -21,6 +23,8 @@ COMMANDS = {
     "cache": "look into what caches hold, and what another size or policy would save",
     "demo-picture": "draw a picture for the demo model, and print what is true of it",
 }
+# As shells count what ends by Ctrl-C.
+INTERRUPTED = 128 + signal.SIGINT
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         parsed = _parse(arguments)
-        status = int(import_module(_module_name(parsed.command)).run(parsed))
+        status = int(_load(parsed.command).run(parsed))
         if sys.stdout is not None:
             # Here, and not when the interpreter ends, which would complain.
             sys.stdout.flush()
@@ -38,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"keepsight {arguments[0]}: {strip_controls(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         _let_go_of_output()
         return 141
@@ -51,8 +55,20 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     for name, summary in COMMANDS.items():
         subparser = add_command(subparsers, name, summary)
         if name in arguments[:1]:
-            import_module(_module_name(name)).add_arguments(subparser)
+            _load(name).add_arguments(subparser)
     return parser.parse_args(arguments)
+
+
+def _load(command: str) -> Any:
+    """Ctrl-C ends the process meanwhile: nothing is to be undone, and numpy would take it for a broken installation."""
+    module_name = f"keepsight.cli.{command.replace('-', '_')}"
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # as where it is to be ignored
+        return import_module(module_name)
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    try:
+        return import_module(module_name)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _fill_standard_streams() -> None:
@@ -76,7 +92,3 @@ def _let_go_of_output() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
-
-
-def _module_name(command: str) -> str:
-    return f"keepsight.cli.{command.replace('-', '_')}"
