@@ -208,6 +208,18 @@ def test_a_folder_that_vanishes_comes_back(tier: DiskTier) -> None:
     assert_equal(tier.get(key_of(1)), array_of(1))
 
 
+def test_servers_whose_folder_vanishes_share_one_budget_again(tier: DiskTier) -> None:
+    other = reopened(tier)
+    put(tier, 1)
+    put(other, 2)
+    shutil.rmtree(tier._directory)
+    put(tier, 1)
+    put(other, *range(10, 19))
+    put(tier, *range(20, 29))
+    assert sum(path.stat().st_blocks * 512 for path in tier._entries.iterdir()) <= MAX_BYTES
+    other.close()
+
+
 def test_a_folder_that_cannot_be_made_fails_each_time_until_it_can(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     tier = DiskTier(tmp_path / "file" / "cache", MAX_BYTES)

@@ -32,7 +32,11 @@ class Ledger:
 
     @property
     def is_open(self) -> bool:
-        return self._descriptor >= 0
+        """Not if its file was removed: whoever makes another one knows nothing of this."""
+        try:
+            return os.fstat(self._descriptor).st_nlink > 0
+        except OSError:  # it is closed, maybe as another thread opens it anew
+            return False
 
     def open(self) -> None:
         """Anew, if it is open; if that fails, it is closed."""
@@ -55,7 +59,7 @@ class Ledger:
     def changing(self, count_anew: Callable[[], object]) -> Iterator[None]:
         """`count_anew` sets `num_bytes`, if a dead one left something undone.  Raises OSError if it cannot be had."""
         with self._lock:
-            if not self.is_open:
+            if self._descriptor < 0:
                 raise OSError(errno.EBADF, f"{self._path} is closed")
             with try_lock(self._descriptor, 0, patience=_PATIENCE_SECONDS) as is_held:
                 if not is_held:
@@ -88,6 +92,6 @@ class Ledger:
         os.pwrite(self._descriptor, _CONTENT.pack(num_bytes, is_settled), 0)
 
     def _close(self) -> None:
-        if self.is_open:
+        if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
