@@ -2,6 +2,7 @@
 
 import logging
 import random
+import select
 import time
 from collections.abc import Iterator
 
@@ -13,6 +14,7 @@ from keepsight.tiers.resp import parse_address
 from keepsight.tiers.tier import StoredArray
 from tests.tiers.arrays import array_of, assert_equal, key_of
 from tests.tiers.redis_servers import REAL, FakeServer, real_server
+from tests.wait_until import PATIENCE_SECONDS
 
 needs_redis = pytest.mark.skipif(REAL is None, reason="NO REAL REDIS: redis-server is not installed")
 
@@ -61,6 +63,17 @@ def test_after_a_restart_of_the_server_one_error_then_all_is_well(tier: RedisTie
     server.drop_all()
     get(tier, 1)
     assert_equal(tier.get(key_of(1)), array_of(1))
+
+
+def test_connections_that_the_server_closed_meanwhile_are_made_anew(tier: RedisTier, server: FakeServer) -> None:
+    assert_equal(tier.get(key_of(1)), array_of(1))
+    # As one with a `timeout` does to those that are idle, or what lies between.
+    server.drop_all()
+    for line in (tier._reader, tier._writer):
+        assert line._connection is not None
+        assert select.select([line._connection._socket], [], [], PATIENCE_SECONDS)[0]
+    assert_equal(tier.get(key_of(1)), array_of(1))
+    assert tier.put(key_of(2), array_of(2))
 
 
 def test_a_silent_server_is_an_error_in_time(tier: RedisTier, server: FakeServer) -> None:

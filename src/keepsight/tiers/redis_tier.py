@@ -207,7 +207,7 @@ class RedisTier:
 
 
 class _Line:
-    """One connection, made when it is needed, and anew after a fault."""
+    """One connection, made when it is needed, and anew after a fault or when the server has closed it meanwhile."""
 
     def __init__(self, connect: Callable[[], RespConnection]) -> None:
         self._connect = connect
@@ -217,8 +217,7 @@ class _Line:
     @contextmanager
     def held(self) -> Iterator[RespConnection]:
         with self._lock:
-            connection = self._connection or self._connect()
-            self._connection = None
+            connection = self._take() or self._connect()
             try:
                 yield connection
             except BaseException:
@@ -226,6 +225,13 @@ class _Line:
                 connection.close()
                 raise
             self._connection = connection
+
+    def _take(self) -> RespConnection | None:
+        connection, self._connection = self._connection, None
+        if connection is not None and connection.is_closed_there:
+            connection.close()
+            return None
+        return connection
 
     def close(self) -> None:
         # Not waiting for who uses it: that one has its timeout.

@@ -4,6 +4,7 @@ Knows nothing of what is kept there.  Large values are neither joined nor copied
 error but the server's own refusal the connection is closed, as nobody knows where in the stream it is.
 """
 
+import select
 import socket
 import ssl
 import time
@@ -91,6 +92,8 @@ class RespConnection:
         self._deadline = time.monotonic() + timeout
         self._buffer = b""
         self._socket = _connect(address, timeout)
+        self._hangup = select.poll()
+        self._hangup.register(self._socket, select.POLLRDHUP)
         try:
             if address.password is not None:
                 user = [] if address.user is None else [address.user.encode()]
@@ -115,6 +118,11 @@ class RespConnection:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def is_closed_there(self) -> bool:
+        """By the server, or what lies between, since the last reply."""
+        return bool(self._hangup.poll(0))
 
     def close(self) -> None:
         self._socket.close()
