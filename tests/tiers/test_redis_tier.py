@@ -143,6 +143,17 @@ def test_nonsense_is_an_error_or_a_miss_and_disturbs_no_later_reply(
     assert_equal(tier.get(key_of(1)), array_of(1))
 
 
+@pytest.mark.parametrize("why", ["OOM", "READONLY", "MISCONF", "NOREPLICAS"])
+def test_a_server_that_takes_nothing_is_told_of_once_and_gives_what_it_has(
+    tier: RedisTier, server: FakeServer, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.misbehave = lambda reply: f"-{why} this cannot be written\r\n".encode() if reply == b"+OK\r\n" else reply
+    for _ in range(2):
+        assert not tier.put(key_of(2), array_of(2))
+        assert_equal(tier.get(key_of(1)), array_of(1))
+    assert caplog.text.count(f"takes nothing more: {why}") == 1
+
+
 def test_replies_within_replies_without_end_are_not_the_protocol(tier: RedisTier, server: FakeServer) -> None:
     server.misbehave = lambda reply: b"*1\r\n" * 10_000
     with pytest.raises(TierError, match="not the Redis protocol"):

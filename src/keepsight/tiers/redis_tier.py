@@ -17,6 +17,8 @@ from keepsight.tiers.fullness import Fullness
 from keepsight.tiers.resp import Part, RefusedError, Reply, RespConnection, parse_address
 from keepsight.tiers.tier import StoredArray, TierStats
 
+# How a server begins that gives what it has, and takes nothing: full, a replica, one whose own disk is full, one alone.
+_TAKES_NOTHING = ("OOM", "READONLY", "MISCONF", "NOREPLICAS")
 _FORGET = """
 local function forget(key)
   local size = redis.call('HGET', KEYS[2], key)
@@ -117,7 +119,7 @@ class RedisTier:
             with self._writer.held() as connection:
                 self._put(connection, key, (pack_header(key, array), array.payload), num_bytes)
         except RefusedError as error:
-            if not str(error).startswith("OOM"):
+            if not str(error).startswith(_TAKES_NOTHING):
                 raise
             self._fullness.tell(error)
             return False
