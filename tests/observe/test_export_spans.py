@@ -59,3 +59,27 @@ def test_a_collector_that_never_answers_is_not_waited_for(monkeypatch: pytest.Mo
     export.export(asked)
     export.close()
     assert gave_up.is_set()
+
+
+def test_a_collector_whose_answer_never_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OTLP's own exporter hears of its shutdown only between what it sends."""
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+    from keepsight.observe import export_spans
+
+    may_end, has_ended = threading.Event(), threading.Event()
+
+    class Dripping(SpanExporter):
+        def export(self, spans: object) -> SpanExportResult:
+            may_end.wait(10)
+            has_ended.set()
+            return SpanExportResult.FAILURE
+
+    monkeypatch.setattr(export_spans, "MAX_SECONDS_TO_CLOSE", 0.01)
+    export = export_spans.SpanExport(Dripping())
+    asked = RequestAccount("r", [], 300, began=time.monotonic())
+    asked.note_end("stop")
+    export.export(asked)
+    export.close()
+    assert not has_ended.is_set()
+    may_end.set()

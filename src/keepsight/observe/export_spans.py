@@ -55,10 +55,12 @@ class SpanExport:
 
     def close(self) -> None:
         """What waits is sent, if anybody takes it."""
-        impatience = threading.Timer(MAX_SECONDS_TO_CLOSE, self._exporter.shutdown)
-        impatience.start()
-        self._provider.shutdown()
-        impatience.cancel()
+        # Beside, as an exporter that is shut down still waits for the answer to what it is sending.
+        closing = threading.Thread(target=self._provider.shutdown, name="spans-closing", daemon=True)
+        closing.start()
+        closing.join(MAX_SECONDS_TO_CLOSE)
+        if closing.is_alive():
+            self._exporter.shutdown()
 
 
 def _clock_difference() -> Callable[[float], int]:
