@@ -37,6 +37,22 @@ def test_a_request_is_a_span_of_its_caller_s_trace_and_its_stages_are_inside() -
     assert whole.start_time / 1e9 == pytest.approx(time.time() - 1, abs=0.5)
 
 
+def test_of_very_many_pictures_the_first_are_told_and_all_that_concerns_the_whole() -> None:
+    from keepsight.observe.export_spans import SpanExport
+
+    asked = RequestAccount("r", [(f"{index}", 1) for index in range(200)], 300)
+    asked.note_begun(RequestBegun("r", 0.0, 0.0, 0.0, tuple(MediaStory(found_in="disk") for _ in range(200))))
+    asked.note_end("stop")
+    collected = memory.InMemorySpanExporter()
+    export = SpanExport(collected)
+    export.export(asked)
+    export.close()
+    *_, whole = collected.get_finished_spans()
+    assert whole.dropped_attributes == 0
+    assert (whole.attributes["gen_ai.response.id"], whole.attributes["keepsight.num_media"]) == ("r", 200)
+    assert whole.attributes["keepsight.media.0.tier"] == "disk"
+
+
 def test_a_collector_that_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 

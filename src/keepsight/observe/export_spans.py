@@ -19,6 +19,8 @@ from keepsight.observe.account import RequestAccount, Span
 SERVICE = "keepsight"
 # Who ends waits no longer for a collector that does not answer.
 MAX_SECONDS_TO_CLOSE = 2.0
+# Of so many pictures each is told: a span has 128 attributes, and forgets the first for what comes then.
+MAX_MEDIA = 40
 Value = str | int
 
 
@@ -72,7 +74,7 @@ def _attributes_of(account: RequestAccount) -> Mapping[str, Value]:
     body = account.describe()
     media = {
         f"keepsight.media.{index}.{name}": value
-        for index, item in enumerate(body.media)
+        for index, item in enumerate(body.media[:MAX_MEDIA])
         for name, value in (("answered_by", item.answered_by), ("tier", item.tier), ("hash", item.media_hash))
         if value is not None
     }
@@ -82,6 +84,7 @@ def _attributes_of(account: RequestAccount) -> Mapping[str, Value]:
         "gen_ai.usage.input_tokens": body.prompt_tokens,
         "gen_ai.usage.output_tokens": body.completion_tokens,
         "keepsight.cached_tokens": body.cached_tokens,
+        "keepsight.num_media": body.num_media,
         **media,
     }
 
