@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import socket
 import stat
 import threading
 from collections.abc import Iterator
@@ -173,6 +174,28 @@ def test_strange_files_are_left_alone(tier: DiskTier) -> None:
     (tier._entries / "README").write_text("mine")
     tier.clear()
     assert (tier._entries / "README").read_text() == "mine"
+
+
+@pytest.mark.parametrize("kind", ["link", "socket"])
+def test_what_is_no_file_under_an_entry_s_name_is_a_miss_and_makes_room_for_one(
+    tier: DiskTier, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tier._entries / key_of(1)
+    for asked in ("get", "verify"):
+        put(tier, 1)
+        if kind == "link":
+            path.rename(tier._directory / "elsewhere")
+            path.symlink_to(tier._directory / "elsewhere")
+        else:
+            path.unlink()
+            monkeypatch.chdir(tier._entries)  # whose own path is too long for one
+            with socket.socket(socket.AF_UNIX) as strange:
+                strange.bind(path.name)
+        assert not getattr(tier, asked)(key_of(1))
+        put(tier, 1)
+        assert_equal(tier.get(key_of(1)), array_of(1))
+    assert tier.stats().num_damaged == 2
+    tier.list_sizes()  # which counts anew what was removed behind its back
 
 
 def test_stray_folders_are_passed_over(tier: DiskTier) -> None:

@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 # A strange file must not make its reader wait.
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+# Of what is wrong with a file: that this one alone is none of ours, but a link, a socket, another user's.
+_STRANGE = frozenset({errno.ELOOP, errno.ENXIO, errno.EACCES})
 # Of what is wrong with a disk: only that nothing more can be written.
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # Of a file at a time: checked while it still lies in the core's cache, and while the disk brings the next.
@@ -77,22 +79,31 @@ class DiskTier:
         if not self._ledger.is_open:
             self.open()
         try:
-            # Joined as text, as paths take longer than all else here but the bytes.
-            descriptor = os.open(f"{self._entries}/{_checked(key)}", _READING)
+            return self._read(key, is_use=True)
         except FileNotFoundError:
             # The whole folder may be gone.
             self.open()
             self._known.forget(key)
             return None
+        except DamagedEntryError:
+            return None
+
+    def _read(self, key: str, *, is_use: bool) -> StoredArray:
+        """Raises FileNotFoundError; DamagedEntryError when it is removed."""
+        descriptor = None
         try:
+            # Joined as text, as paths take longer than all else here but the bytes.
+            descriptor = _open(f"{self._entries}/{_checked(key)}")
             array = _read(key, descriptor)
-            self._note_use(key, descriptor, array)
+            if is_use:
+                self._note_use(key, descriptor, array)
+            return array
         except DamagedEntryError as error:
             self._remove_damaged(key, descriptor, error)
-            return None
+            raise
         finally:
-            os.close(descriptor)
-        return array
+            if descriptor is not None:
+                os.close(descriptor)
 
     def _note_use(self, key: str, descriptor: int, array: StoredArray) -> None:
         now = self._now_ns()
@@ -101,12 +112,12 @@ class DiskTier:
             os.utime(descriptor, ns=(now, now))
         self._known.learn(key, _occupied(HEADER_BYTES + array.num_bytes), array.seconds, now)
 
-    def _remove_damaged(self, key: str, descriptor: int, error: DamagedEntryError) -> None:
+    def _remove_damaged(self, key: str, descriptor: int | None, error: DamagedEntryError) -> None:
         self._num_damaged += 1
         logger.warning("%s was damaged (%s): removed", self._entries / key, error)
         with self._changing(), suppress(FileNotFoundError):
             # Another may have put it anew meanwhile.
-            if os.path.samestat(os.fstat(descriptor), (self._entries / key).lstat()):
+            if descriptor is None or os.path.samestat(os.fstat(descriptor), (self._entries / key).lstat()):
                 self._remove(key)
 
     def list_sizes(self) -> dict[str, int]:
@@ -119,12 +130,12 @@ class DiskTier:
     def verify(self, key: str) -> bool:
         """False: it was not as it had been put there, and is removed.  No use of it."""
         self.open()
-        with suppress(FileNotFoundError), opened(self._entries / _checked(key), _READING) as descriptor:
-            try:
-                _read(key, descriptor)
-            except DamagedEntryError as error:
-                self._remove_damaged(key, descriptor, error)
-                return False
+        try:
+            self._read(key, is_use=False)
+        except DamagedEntryError:
+            return False
+        except FileNotFoundError:
+            pass
         return True
 
     # Coming and going -----------------------------------------------------------------------------------------
@@ -338,6 +349,15 @@ def _checked(key: str) -> str:
 def _occupied(num_bytes: int) -> int:
     """By a file of that size: file systems give whole pages."""
     return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _open(path: str) -> int:
+    try:
+        return os.open(path, _READING)
+    except OSError as error:
+        if error.errno not in _STRANGE:
+            raise
+        raise DamagedEntryError(error.strerror) from error
 
 
 def _read(key: str, descriptor: int) -> StoredArray:
