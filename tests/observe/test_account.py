@@ -1,5 +1,6 @@
 """The account of a request: who answered, what was spared, and what is told of it where."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -206,6 +207,21 @@ def test_a_successor_goes_on_behind_the_last_account_and_writes_over_the_oldest(
             ring.put(account(request_id=str(number)).describe())
     last = 2 * NUM_SLOTS - 5
     assert [int(each.id) for each in read_rings(tmp_path)] == list(range(last, last - NUM_SLOTS, -1))
+
+
+def test_a_clock_that_is_set_back_does_not_change_which_account_is_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put(request_id: str) -> None:
+        """By a successor each, as that one looks for the last, too."""
+        AccountRing.open(tmp_path, "frontend-0").put(account(request_id=request_id).describe())
+
+    put("before")
+    hour_ago = time.time_ns() - 3600 * 10**9
+    monkeypatch.setattr(time, "time_ns", lambda: hour_ago)
+    put("after")
+    put("at last")
+    assert [each.id for each in read_rings(tmp_path)] == ["at last", "after", "before"]
 
 
 def test_a_request_of_very_many_pictures_is_told_in_part() -> None:

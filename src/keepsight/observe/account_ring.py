@@ -1,6 +1,7 @@
 """The accounts of a frontend's last requests, in memory that its siblings read: whoever is asked can tell of all.
 
-A slot for each, the oldest written over; it tells the moment of writing, which is 0 while it is being written.
+A slot for each, the oldest written over; it tells the moment of writing, which is 0 while it is being written, by the
+clock that all processes of a machine share and nobody sets.
 """
 
 import logging
@@ -48,7 +49,7 @@ class AccountRing:
         _HEADER.pack_into(self._memory, begin, 0, len(body))
         start = begin + _HEADER.size
         self._memory[start : start + len(body)] = body
-        _HEADER.pack_into(self._memory, begin, time.time_ns(), len(body))
+        _HEADER.pack_into(self._memory, begin, time.monotonic_ns(), len(body))
 
     def content(self) -> bytes:
         return bytes(self._memory)
