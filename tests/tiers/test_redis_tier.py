@@ -233,6 +233,7 @@ def test_addresses() -> None:
     [
         *("http://x", "redis://x:port", "redis://x/db", "unix://", "", "redis://x:99999"),
         *("redis://[::1", "redis://x/-1", "unix:///x?db=-1"),
+        *("redis://x?db=1", "rediss://x?ssl_cert_reqs=none", "redis://x/1#2", "unix:///x?password=secret"),
     ],
 )
 def test_what_is_no_address_is_refused(url: str) -> None:

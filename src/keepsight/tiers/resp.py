@@ -54,6 +54,9 @@ class RedisAddress:
 def parse_address(url: str, field: str = "redis") -> RedisAddress:
     """redis://user:password@host:port/database, rediss:// for TLS, unix:///path?db=0."""
     parts = _split(url, field)
+    named = parse_qs(parts.query, keep_blank_values=True).keys()
+    if parts.fragment or named - ({"db"} if parts.scheme == "unix" else set()):
+        raise InvalidArgumentError(field, "nothing may follow the address but ?db= of a unix socket")
     try:
         port = parts.port
         database = (parse_qs(parts.query).get("db") or ["0"])[0] if parts.scheme == "unix" else parts.path.strip("/")
