@@ -4,13 +4,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from keepsight.observe.catalogue import BOUNDS, ENCODED, ENCODER, GAUGES, METRICS, NUM_SLOTS, SLOTS, STAGE, slot_of
 from keepsight.observe.counters import FOLDER, PAGE_BYTES, Counters
-from keepsight.observe.process_memory import resident_bytes
+from keepsight.observe.process_memory import resident_bytes, with_descendants
 from keepsight.observe.totals import Totals
 from keepsight.observe.write_prometheus import write_prometheus
 
@@ -136,3 +137,12 @@ def test_memory_is_told_by_kind_of_process(tmp_path: Path) -> None:
     assert memory["frontend",] == pytest.approx(resident, rel=0.1)
     # Other tests may have children of this process too.
     assert 0 < childs <= memory["media_worker",]
+
+
+def test_a_process_that_ends_while_its_children_are_looked_for_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(path: object) -> NoReturn:
+        raise ProcessLookupError(path)
+
+    for listing in ("listdir", "scandir"):
+        monkeypatch.setattr(os, listing, end)
+    assert list(with_descendants(os.getpid())) == [os.getpid()]

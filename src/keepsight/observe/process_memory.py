@@ -2,6 +2,7 @@
 
 import resource
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -20,10 +21,11 @@ def with_descendants(pid: int) -> Iterator[int]:
 
 
 def children_of(pid: int) -> Iterator[int]:
-    """Whichever of its threads started them."""
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            own = children.read_text().split()
-        except OSError:  # it has just ended
-            continue
-        yield from map(int, own)
+    """Whichever of its threads started them; none if it has just ended."""
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return
+    for thread in threads:
+        with suppress(OSError):  # that one has
+            yield from map(int, (thread / "children").read_text().split())
