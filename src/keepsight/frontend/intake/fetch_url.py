@@ -12,16 +12,13 @@ import httpcore
 
 from keepsight import __version__
 from keepsight.errors import MediaBusyError, MediaFetchError, MediaRefusedError, MediaTimeoutError, MediaTooLargeError
+from keepsight.frontend.intake.connections import Connections
 from keepsight.frontend.intake.http_caching import Freshness, Validators, find_header, read_freshness, read_validators
-from keepsight.frontend.intake.network_guard import GuardedBackend, NetworkGuard
+from keepsight.frontend.intake.network_guard import NetworkGuard
 from keepsight.frontend.intake.web_url import UrlFault, WebUrl, parse_web_url
 
 MAX_REDIRECTS = 3
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
-# Many, as slow ones cost little but their place.
-MAX_CONNECTIONS = 256
-MAX_IDLE_CONNECTIONS = 16
-IDLE_SECONDS = 15.0
 # Of all downloads together, while they come.
 MAX_COMING_BYTES = 2**30
 FAILURES = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, ssl.SSLError, OSError)
@@ -55,13 +52,7 @@ class UrlFetcher:
         """The timeout is of a whole download: looking up the host, connecting, redirects and all bytes."""
         self._guard, self._max_bytes, self._timeout_seconds = guard, max_bytes, timeout_seconds
         self._max_coming_bytes, self._num_coming_bytes = max_coming_bytes, 0
-        self._pool = httpcore.AsyncConnectionPool(
-            ssl_context or _trust_authorities(),
-            max_connections=MAX_CONNECTIONS,
-            max_keepalive_connections=MAX_IDLE_CONNECTIONS,
-            keepalive_expiry=IDLE_SECONDS,
-            network_backend=GuardedBackend(guard),
-        )
+        self._connections = Connections(guard, ssl_context or _trust_authorities())
 
     async def fetch(self, url: str, known: Validators | None = None) -> Fetched:
         """`known`: of a version that the caller holds, and would rather not download again."""
@@ -75,7 +66,7 @@ class UrlFetcher:
             raise _failure(f"could not be downloaded: {type(error).__name__}") from error
 
     async def close(self) -> None:
-        await self._pool.aclose()
+        await self._connections.close()
 
     async def _follow(self, url: WebUrl, known: Validators | None) -> Fetched:
         way = Freshness(float("inf"))
@@ -95,7 +86,7 @@ class UrlFetcher:
         target = httpcore.URL(
             scheme=url.scheme.encode(), host=url.host.encode(), port=url.port, target=url.target.encode()
         )
-        return self._pool.stream("GET", target, headers=headers)
+        return self._connections.ask(target, headers)
 
     async def _read(self, answer: httpcore.Response, held: Validators | None) -> bytes | None:
         if answer.status == 304 and held is not None:
