@@ -18,6 +18,7 @@ import pytest
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from keepsight.api_settings import ApiSettings
@@ -297,6 +298,23 @@ def test_without_httptools_it_is_the_same(engine: FakeEngine, monkeypatch: pytes
     with serving(engine) as port, connected(port, b"".join(sent) + behind + LAST) as connection:
         statuses = re.findall(rb"HTTP/1.1 (\d+)", read_to_end(connection))
     assert statuses == [b"200", b"400", *[b"200"] * bool(behind), b"200"]
+
+
+@pytest.mark.parametrize("implementation", [AutoHTTPProtocol, H11Protocol])
+def test_who_speaks_http_1_0_gets_streams_that_end_with_the_connection(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, implementation: Any
+) -> None:
+    # As nginx does unless it is told otherwise.
+    monkeypatch.setattr(http_server, "AutoHTTPProtocol", implementation)
+    cases = {"/v1/chat/completions": ENDLESS, "/tokenize": b'{"prompt": "Hello"}', "/none": b"{}"}
+    with serving(engine) as port:
+        for path, body in cases.items():
+            with connected(port, ask(path, body).replace(b"HTTP/1.1", b"HTTP/1.0")) as connection:
+                head, _, told = read_to_end(connection).partition(b"\r\n\r\n")
+            is_stream = body == ENDLESS
+            assert b"transfer-encoding" not in head
+            assert (b"content-length: %d" % len(told) in head) != is_stream
+            assert told.startswith(b"data: {") == told.endswith(b"data: [DONE]\n\n") == is_stream
 
 
 def test_head_is_get_without_a_body(engine: FakeEngine) -> None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import msgspec
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from keepsight.api_settings import ApiSettings
@@ -209,7 +209,8 @@ class _PastHttptools(_Impatient, Connection):
 
     def _start_asgi_task(self, cycle: Any, app: ASGIApp) -> None:
         self._answered = cycle
-        super()._start_asgi_task(cycle, app)  # type: ignore[misc]
+        knows_chunks = cycle.scope["http_version"] != "1.0"
+        super()._start_asgi_task(cycle, app if knows_chunks else _without_chunks(app, cycle))  # type: ignore[misc]
 
     def _should_upgrade(self) -> bool:
         """Asked if the client would rather speak something else: then uvicorn makes no request of it yet."""
@@ -270,6 +271,23 @@ class _PastHttptools(_Impatient, Connection):
         self.flow.pause_reading()
         self.transport.set_protocol(protocol)
         self.flow.resume_reading()
+
+
+def _without_chunks(app: ASGIApp, cycle: Any) -> ASGIApp:
+    """uvicorn would send chunks to whoever knows none: what has no length ends with its connection there."""
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_plain(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                cycle.chunked_encoding = False
+            else:
+                # Which it compares with what it is given.
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_plain)
+
+    return run
 
 
 def _length_of_head(url: bytes, headers: list[tuple[bytes, bytes]]) -> int:
