@@ -136,6 +136,39 @@ def test_a_request_that_cannot_be_written_is_its_caller_s_to_hear_of_and_then_fo
     client.check_invariants()
 
 
+def test_where_no_pixels_can_be_asked_for_the_request_fails_and_leaves_nothing_behind(
+    client: EngineClient, pool: MediaPool, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    engine = Engine()
+    client.connect(engine.send)
+    for owner, name in ((pool._threads, "submit"), (pool._cache, "touch")):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, fail)
+            [error] = ask(prepared(name, "cat", "dog")).answer()
+            assert str(error) == "can't start new thread"
+        assert AbortRequest(name) in engine.told
+        assert not client.leave(name)
+        assert not pool._waiters
+        client.check_invariants()
+        pool.check_invariants()
+    ask(prepared("later", "cat", "dog"))
+    engine.await_pixels("cat", "dog")
+
+
+def test_a_request_that_cannot_be_sent_for_lack_of_memory_leaves_nothing_behind(client: EngineClient, ask: Ask) -> None:
+    def fail(_: ToEngine) -> bool:
+        raise MemoryError
+
+    client.connect(fail)
+    with pytest.raises(MemoryError):
+        ask(prepared("0"))
+    assert not client.leave("0")
+    client.check_invariants()
+
+
 def last(request_id: str) -> TokenOutput:
     return TokenOutput(request_id, 0, 7, finish_reason="length")
 

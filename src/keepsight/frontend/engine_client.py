@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
-from keepsight.errors import EngineLostError, InvalidArgumentError, RequestFailedError, WireError
+from keepsight.errors import EngineLostError, InvalidArgumentError, RequestFailedError
 from keepsight.frontend.choose_engine import EngineView, choose_engine
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepared_request import PreparedRequest
@@ -232,7 +232,7 @@ class EngineClient:
             self._callers[caller.request_id] = caller
             try:
                 coming = self._send_request(caller)
-            except WireError:
+            except Exception:
                 self._take_out(caller.request_id)
                 raise
         self._make_media(caller, coming)
@@ -329,7 +329,11 @@ class EngineClient:
         if not media_hashes:
             return
         fail = partial(self._fail_media, caller)
-        self._media_pool.make(caller.prepared, media_hashes, partial(self._take_pixels, caller), fail, inline=inline)
+        deliver = partial(self._take_pixels, caller)
+        try:
+            self._media_pool.make(caller.prepared, media_hashes, deliver, fail, inline=inline)
+        except Exception as error:  # no thread can be started, or what is held not be looked at
+            fail(error)
         if caller.request_id not in self._callers:  # it left meanwhile, when there was nothing yet to forget
             self._media_pool.forget(caller.request_id)
 

@@ -154,8 +154,11 @@ class MediaPool:
             return unknown
         for media_hash in missing:
             self._waiters.setdefault(media_hash, {})[prepared.engine_request.request_id] = waiter
-        for group in prepared.group_by_picture(new):
+        groups = prepared.group_by_picture(new)
+        # All of them before a thread is asked for, which may fail: whoever has a waiter lies here, and can be dropped.
+        for group in groups:
             self._queue.append(_Job(prepared, group, is_anew=waiter.inline or any(each in checked for each in group)))
+        for _ in groups:
             # Not the job itself: one that is cancelled must not lie in the executor, with all its bytes.
             self._threads.submit(self._run_next)
         return None
