@@ -1,6 +1,7 @@
 """A request as the engine is told of it, and the way to its pixels: only of those pictures that somebody asks for."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from keepsight.errors import PictureError, RequestFailedError, UnknownMediaError
@@ -44,6 +45,15 @@ class PreparedRequest:
         """Its media could not be made: their uuids are free again, unless they named something before."""
         for named in self._pictures:
             named.forget()
+
+    @contextmanager
+    def free_names_if_refused(self) -> Iterator[None]:
+        """By what is still to be checked of it."""
+        try:
+            yield
+        except Exception:
+            self.forget_names()
+            raise
 
     def learn(self, made: Mapping[str, Pixels]) -> None:
         """What these pixels show: which content is the same picture.  Takes a digest of each."""

@@ -10,17 +10,19 @@ from typing import Any
 
 import httpx
 import pytest
+from PIL import Image
 
 from keepsight.api_settings import ApiSettings
 from keepsight.config import Config
-from keepsight.errors import EngineLostError
+from keepsight.errors import EngineLostError, MediaStoreError
+from keepsight.frontend.api import prepare_answer
 from keepsight.frontend.api.app import create_app
 from keepsight.frontend.intake.media_handles import MediaHandles, MediaQuota
 from keepsight.frontend.pixels.pixel_cache import PixelCache
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.requests import PromptPin, TokenOutput
-from tests.drawn import ask, draw, to_data_url, to_png
+from tests.drawn import ask, by_url, draw, to_data_url, to_png
 from tests.frontend.api.test_app import MODEL, FakeEngine, error_of
 
 PICTURE = to_png(draw(1).picture)
@@ -342,6 +344,24 @@ def test_a_breakpoint_keeps_a_handle_for_its_time(server: Server) -> None:
     told = server.get(f"/v1/media/{media_id}")
     assert told["pinned_until"] == told["expires_at"] >= told["created"] + 12 * 3600
     assert list(server.engine.pins.values()) == [12 * 3600]
+
+
+def test_what_is_refused_once_it_is_prepared_leaves_a_new_uuid_free(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = by_handle(server.upload()["id"])
+    small, large = ({**by_url(Image.new("RGB", (size, size))), "uuid": "free"} for size in (8, 16))
+
+    def fail(*_: object, **__: object) -> None:
+        raise MediaStoreError("media", "cannot be kept or read now")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(server.handles, "pin", fail)
+        assert server.chat(small, marked(handle)).status_code == 507
+    with monkeypatch.context() as patched:
+        patched.setattr(prepare_answer, "MAX_TOLD_OF_PROMPTS", 1)
+        assert error_of(server.chat(small, prompt_logprobs=1))[:2] == (400, "prompt_logprobs")
+    assert server.chat(large).status_code == 200
 
 
 def marked(part: dict[str, Any], **ttl: str) -> dict[str, Any]:

@@ -135,7 +135,8 @@ class Api:
             if self.media is None:
                 return answer, []
             pictures, [prepared] = asked.messages.pictures, answer.prompts
-            await self.media.note_uses(http, pictures, prepared)
+            with prepared.free_names_if_refused():
+                await self.media.note_uses(http, pictures, prepared)
             return answer, self.media.find_pins(pictures, prepared)
 
     async def _prepare_completion(self, http: Request) -> Answer:

@@ -59,7 +59,8 @@ class AnswerPreparer:
         prepare = partial(self._prepare_chat, asked, cache_salt, downloaded)
         is_little = num_bytes <= MAX_BYTES_ON_LOOP and not _looks_at_more(asked)
         prepared = prepare() if is_little else await self._on_thread(asked, prepare)
-        _check_told_prompts(asked, [prepared])
+        with prepared.free_names_if_refused():
+            _check_told_prompts(asked, [prepared])
         # What the messages hold may be megabytes, and the answer may take minutes.
         asked = msgspec.structs.replace(asked.without_labels(), messages=None, tools=None)
         return ChatAnswer(asked, [prepared], self.preparer.tokenizer, self.model_name)
