@@ -105,7 +105,8 @@ class RequestPreparer:
         image_config = None
         if image_format is not None:
             image_config = load_image_config(directory, config.image_backend, config.mm_processor_kwargs)
-        template = ChatTemplate.from_checkpoint(directory, tokenizer.special_tokens)
+        reads_pictures = image_format is not None
+        template = ChatTemplate.from_checkpoint(directory, tokenizer.special_tokens, reads_pictures=reads_pictures)
         limits = ModelLimits.from_checkpoint(directory, config.max_model_len)
         algorithm = resolve_hasher_algorithm(config.mm_hasher_algorithm)
         identifier = PictureIdentifier(

@@ -1,5 +1,6 @@
 import copy
 import json
+import shutil
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -9,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keepsight.config import Config
 from keepsight.errors import ChatTemplateError, CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
+from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prompt.read_messages import choose_end, read_messages
 from keepsight.frontend.prompt.render_prompt import ChatTemplate
 from keepsight.frontend.prompt.tokenizer import Tokenizer
@@ -288,6 +291,18 @@ def test_the_template_is_found_wherever_checkpoints_keep_it(tmp_path: Path) -> N
     assert write(tmp_path, chat_template__jinja="from jinja").source == "from jinja"
     # Older ones; where it is there, transformers reads no other.
     assert write(tmp_path, processor_config__json={"chat_template": "from processor"}).source == "from processor"
+
+
+def test_of_two_templates_that_differ_transformers_own_choice_is_taken(tmp_path: Path) -> None:
+    from transformers import AutoProcessor, AutoTokenizer
+
+    shutil.copytree(DEMO, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
+    write(tmp_path, chat_template__jinja="newer", chat_template__json={"chat_template": "older"})
+    loaders: list[Any] = [AutoTokenizer, AutoProcessor]
+    for loader, reads_pictures, chosen in zip(loaders, (False, True), ("newer", "older"), strict=True):
+        template = ChatTemplate.from_checkpoint(tmp_path, NO_TOKENS, reads_pictures=reads_pictures)
+        assert template.source == loader.from_pretrained(tmp_path).chat_template == chosen
+    assert RequestPreparer.from_config(Config(model=tmp_path)).template.source == "older"
 
 
 def test_without_a_template_only_chat_is_refused(tmp_path: Path) -> None:

@@ -55,8 +55,10 @@ class ChatTemplate:
         self._drops_system_parts = self._find_whether_it_drops_system_parts()
 
     @classmethod
-    def from_checkpoint(cls, directory: Path | str, special_tokens: Mapping[str, str]) -> "ChatTemplate":
-        source, path = _find_source(Path(directory))
+    def from_checkpoint(
+        cls, directory: Path | str, special_tokens: Mapping[str, str], *, reads_pictures: bool = False
+    ) -> "ChatTemplate":
+        source, path = _find_source(Path(directory), reads_pictures=reads_pictures)
         return cls(source, special_tokens, path)
 
     def render(
@@ -197,23 +199,28 @@ def _as_parts(content: str | list[Mapping[str, Any]], _field: str) -> list[Mappi
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _find_source(directory: Path) -> tuple[str | None, Path]:
+def _find_source(directory: Path, *, reads_pictures: bool) -> tuple[str | None, Path]:
+    """As transformers: its processors read the older JSON first, its tokenizers the newer text."""
     processor_path = directory / "processor_config.json"
     template = read_optional_json_object(processor_path).get("chat_template")
     if template is not None:
         return _choose_source(processor_path, template), processor_path
-    jinja_path = directory / "chat_template.jinja"
-    if jinja_path.exists():
-        try:
-            return jinja_path.read_text(encoding="utf-8"), jinja_path
-        except (OSError, ValueError) as error:
-            raise CheckpointConfigError(jinja_path, f"cannot be read: {error}") from error
-    json_path = directory / "chat_template.json"
-    if json_path.exists():
-        return _choose_source(json_path, read_json_object(json_path).get("chat_template")), json_path
+    names = ["chat_template.jinja", "chat_template.json"]
+    for name in reversed(names) if reads_pictures else names:
+        if (path := directory / name).exists():
+            return _read_source(path), path
     config_path = directory / "tokenizer_config.json"
     template = read_optional_json_object(config_path).get("chat_template")
     return (None if template is None else _choose_source(config_path, template)), config_path
+
+
+def _read_source(path: Path) -> str:
+    if path.suffix == ".json":
+        return _choose_source(path, read_json_object(path).get("chat_template"))
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise CheckpointConfigError(path, f"cannot be read: {error}") from error
 
 
 def _choose_source(path: Path, template: object) -> str:
