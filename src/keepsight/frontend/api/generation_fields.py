@@ -148,6 +148,8 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def check(self) -> None:
         """What the types of the fields do not say."""
         check_refused(self, self.NEUTRAL_VALUES)
+        if self.structured_outputs is not None:
+            check_refused(self.structured_outputs, StructuredOutputs.NEUTRAL_VALUES, "structured_outputs")
         if self.prompt_cache_key is not None and len(self.prompt_cache_key) > MAX_CACHE_KEY_LENGTH:
             raise InvalidArgumentError("prompt_cache_key", f"must have at most {MAX_CACHE_KEY_LENGTH} characters")
         if self.stream and self.choose_prompt_logprobs() is not None:

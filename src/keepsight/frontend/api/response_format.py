@@ -4,12 +4,12 @@ All become one `StructuredOutputsParams`; what is wrong with it is told under th
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
-from keepsight.frontend.http.decode_body import Refused, refused_fields
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.http.decode_body import Refused
 from keepsight.frontend.prompt.check_grammar import check_structured_outputs
 from keepsight.structured_outputs import StructuredOutputsParams
 
@@ -38,6 +38,11 @@ class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     disable_any_whitespace: Refused = None
     structural_tag: Refused = None
     whitespace_pattern: Refused = None
+
+    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "disable_additional_properties": (False,),
+        "disable_any_whitespace": (False,),
+    }
 
 
 # The caller's name, ours, the value.
@@ -82,9 +87,6 @@ def _read_response_format(asked: ResponseFormat | None) -> Iterator[Asked]:
 def _read_structured_outputs(asked: StructuredOutputs | None) -> Iterator[Asked]:
     if asked is None:
         return
-    refused = refused_fields(StructuredOutputs)
     for name, value in msgspec.structs.asdict(asked).items():
         if value not in (None, False):
-            if name in refused:
-                raise UnsupportedFieldError(f"structured_outputs.{name}", "is not supported by this server")
             yield f"structured_outputs.{name}", name, value

@@ -52,12 +52,12 @@ class BodyDecoder(Generic[Body]):
         raise UnsupportedFieldError(_join(parent, name), f"is no field that this server knows{hint}")
 
 
-def check_refused(request: msgspec.Struct, neutral_values: Mapping[str, tuple[Any, ...]]) -> None:
+def check_refused(request: msgspec.Struct, neutral_values: Mapping[str, tuple[Any, ...]], parent: str = "") -> None:
     """`Refused` fields pass with null, which asks for nothing, and with what `neutral_values` has for them."""
     for name in refused_fields(type(request)):
         value = getattr(request, name)
         if value is not None and not _is_neutral(value, neutral_values.get(name, ())):
-            raise UnsupportedFieldError(name, "is not supported by this server")
+            raise UnsupportedFieldError(_join(parent, name), "is not supported by this server")
 
 
 @cache
