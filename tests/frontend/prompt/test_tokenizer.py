@@ -23,6 +23,7 @@ FRAGMENTS = st.one_of(
     ),
     st.sampled_from(["the picture", "<", "<0xE2>", "▁", "[multimodal]", "<image_soft_token>", "\x00", "\u2028"]),
 )
+END = "<end_of_turn>"
 TEXTS = st.lists(FRAGMENTS, max_size=12).map("".join)
 
 
@@ -155,6 +156,44 @@ def _edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path.write_text(json.dumps(written))
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"added_tokens_decoder": {"2000": {"content": "<new>", "rstrip": True, "special": True}}},
+        {"added_tokens_decoder": {"2000": {"content": "<new>", "special": False}}, "new_token": "<new>"},
+        {"eot_token": END, "extra_special_tokens": {"new_token": "<new>"}},
+        {"extra_special_tokens": ["<new>", END, "<eos>"]},
+        {"additional_special_tokens": [END, "<new>"], "eot_token": END},
+    ],
+)
+def test_a_token_that_only_the_configuration_knows_is_read_as_by_transformers(
+    tmp_path: Path, checkpoint: Path, told: dict[str, Any]
+) -> None:
+    from transformers import AutoTokenizer
+
+    shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
+
+    def forget(written: dict[str, Any]) -> None:
+        """Its vocabulary still has it."""
+        written["added_tokens"] = [each for each in written["added_tokens"] if each["content"] != END]
+
+    def tell(config: dict[str, Any]) -> None:
+        described = config.pop("added_tokens_decoder")
+        config |= told
+        if "added_tokens_decoder" in told:
+            config["added_tokens_decoder"] = described | told["added_tokens_decoder"]
+
+    _edit(tmp_path / "tokenizer.json", forget)
+    _edit(tmp_path / "tokenizer_config.json", tell)
+    from_pretrained: Any = AutoTokenizer.from_pretrained
+    ours, judge = Tokenizer.from_checkpoint(tmp_path), from_pretrained(tmp_path)
+    text = f"a{END}\n<new>  b<eos>"
+    assert list(ours.encode(text)) == judge.encode(text, add_special_tokens=False)
+    assert ours.vocab_size == len(judge)
+    for skip in (True, False):
+        assert ours.decode(ours.encode(text), skip) == judge.decode(ours.encode(text), skip_special_tokens=skip)
+
+
 @pytest.mark.parametrize("added", ["$A", "<bos> $A", "<bos> $A <eos>"])
 def test_the_post_processor_decides_what_is_added_to_a_plain_prompt(tmp_path: Path, added: str) -> None:
     shutil.copytree(DEMO, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
@@ -180,6 +219,8 @@ def test_the_post_processor_decides_what_is_added_to_a_plain_prompt(tmp_path: Pa
         ("tokenizer_config.json", "[]", "JSON object"),
         ("tokenizer_config.json", "{", "not valid JSON"),
         ("tokenizer_config.json", '{"eos_token": "<nowhere>"}', "eos_token"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"a": {}}}', "added_tokens_decoder"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": [5]}', "added_tokens_decoder"),
         ("generation_config.json", '{"eos_token_id": [1, "x"]}', "eos_token_id"),
         ("generation_config.json", '{"eos_token_id": true}', "eos_token_id"),
     ],

@@ -1,4 +1,4 @@
-"""Text to token ids and back, as the checkpoint's own `tokenizer.json` has it.
+"""Text to token ids and back, as the checkpoint's own `tokenizer.json` and `tokenizer_config.json` have it.
 
 The ids are those of transformers' AutoTokenizer, without importing it.  Nothing is ever added to a text unasked: the
 chat template writes its own `<bos>`, and `add_bos` is for prompts that have no template.
@@ -7,7 +7,7 @@ chat template writes its own `<bos>`, and `add_bos` is for prompts that have no 
 import itertools
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ class Tokenizer:
         for name in ("bos_token", "eos_token"):
             if name in special_tokens and backend.token_to_id(special_tokens[name]) is None:
                 raise CheckpointConfigError(config_path, f"{name}: {special_tokens[name]!r} is not in tokenizer.json")
+        _add_tokens(config_path, backend, config, special_tokens.values())
         eos_token_ids = _read_eos_token_ids(directory, backend, special_tokens)
         bos = _adds_bos(directory / "tokenizer.json", backend, special_tokens)
         return cls(backend, special_tokens, eos_token_ids, bos)
@@ -171,6 +172,29 @@ def _read_special_tokens(directory: Path, config: dict[str, Any]) -> dict[str, s
         texts = {name: _get_token_text(value) for name, value in layer.items() if name.endswith("_token")}
         found.update({name: text for name, text in texts.items() if text})
     return found
+
+
+def _add_tokens(path: Path, backend: tokenizers.Tokenizer, config: dict[str, Any], named: Iterable[str]) -> None:
+    """Those that only `config` knows, as transformers does: what is named is special, what is new has the next id."""
+    special = dict.fromkeys(filter(None, [*named, *map(_get_token_text, _list_extra_tokens(config))]))
+    try:
+        described = config.get("added_tokens_decoder") or {}
+        tokens = [tokenizers.AddedToken(**described[place]) for place in sorted(described, key=int)]
+    except (LookupError, TypeError, ValueError) as error:
+        raise CheckpointConfigError(path, f"added_tokens_decoder: cannot be read: {error}") from error
+    for token in tokens:
+        token.special = token.special or token.content in special
+    tokens += [tokenizers.AddedToken(text, special=True) for text in special]
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    # The first of each.
+    new = {token.content: token for token in reversed(tokens) if token.content not in known}
+    backend.add_tokens(list(reversed(new.values())))
+
+
+def _list_extra_tokens(config: dict[str, Any]) -> list[object]:
+    """Those that have no name; the second is what older files call them."""
+    listed = (config.get(name) for name in ("extra_special_tokens", "additional_special_tokens"))
+    return [token for tokens in listed if isinstance(tokens, list) for token in tokens]
 
 
 def _get_token_text(value: object) -> str | None:
