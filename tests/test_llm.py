@@ -315,6 +315,18 @@ def test_a_conversation_goes_on_after_an_answer(llm: LLM, drawn: Drawn) -> None:
     assert output.prompt.endswith(f"{colour.text}<end_of_turn>\n<start_of_turn>model\n")
 
 
+def test_a_prompt_is_told_as_it_was_written_with_one_marker_for_each_picture(llm: LLM, drawn: Drawn) -> None:
+    params = SamplingParams(temperature=0, max_tokens=1)
+    [chatted] = llm.chat(ask(by_object(drawn.picture), "What is this?"), params)
+    written = "<start_of_turn>user\n<start_of_image>What is this?<end_of_turn>\n<start_of_turn>model\n"
+    assert chatted.prompt == f"<bos>{written}"
+    prompts: list[Any] = [
+        {"prompt": written, "multi_modal_data": {"image": drawn.picture}},
+        {"prompt": "One", "prompt_token_ids": [2, 30]},
+    ]
+    assert [each.prompt for each in llm.generate(prompts, params, use_tqdm=False)] == [written, "One"]
+
+
 def test_a_seed_repeats_an_answer_and_its_choices_differ(llm: LLM) -> None:
     def sample(seed: int) -> list[tuple[int, ...]]:
         params = SamplingParams(n=3, temperature=2, seed=seed, max_tokens=12, ignore_eos=True)

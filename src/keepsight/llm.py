@@ -31,8 +31,6 @@ Prompt = str | Mapping[str, Any]
 Message = Mapping[str, Any]
 # As tqdm's own class does.
 MakeBar = Callable[..., tqdm]
-# What was asked, and the text that it was asked as, if it was one.
-Asked = tuple[PreparedRequest, str | None]
 PROMPT_FIELDS = frozenset(
     {
         "prompt",
@@ -111,7 +109,7 @@ class LLM:
         _refuse_others(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
         listed = _list_prompts(prompts)
         asked = _zip_with_terms(listed, self._or_defaults(sampling_params), priority)
-        requests = ((self._prepare_prompt(*each), _text_of(each[0])) for each in asked)
+        requests = (self._prepare_prompt(*each) for each in asked)
         return self._run_all(requests, len(listed), use_tqdm)
 
     def chat(
@@ -147,7 +145,7 @@ class LLM:
         end = choose_end(add_generation_prompt, continue_final_message)
         prepare = partial(self.preparer.prepare_chat, mm_processor_kwargs=mm_processor_kwargs, tools=tools or ())
         asked = _zip_with_terms(conversations, self._or_defaults(sampling_params), priority)
-        requests = ((prepare(read_messages(each, end), params, priority=place), None) for each, params, place in asked)
+        requests = (prepare(read_messages(each, end), params, priority=place) for each, params, place in asked)
         return self._run_all(requests, len(conversations), use_tqdm)
 
     def get_metrics(self) -> list[Metric]:
@@ -182,19 +180,22 @@ class LLM:
         if "prompt_token_ids" in prompt:
             if pictures or uuids:
                 raise UnsupportedFieldError("multi_modal_data", "needs the prompt as text, not as token ids")
-            return self.preparer.prepare_tokens(prompt["prompt_token_ids"], params, salt, priority)
+            prepared = self.preparer.prepare_tokens(prompt["prompt_token_ids"], params, salt, priority)
+            return replace(prepared, text=prompt.get("prompt"))
         text = prompt.get("prompt")
         if not isinstance(text, str):
             raise InvalidArgumentError("prompt", f"must be a string, not {text!r}")
         overrides = prompt.get("mm_processor_kwargs")
         return self.preparer.prepare_text(text, pictures, params, overrides, salt, priority, uuids)
 
-    def _run_all(self, requests: Iterable[Asked], num_requests: int, use_tqdm: bool | MakeBar) -> list[RequestOutput]:
+    def _run_all(
+        self, requests: Iterable[PreparedRequest], num_requests: int, use_tqdm: bool | MakeBar
+    ) -> list[RequestOutput]:
         """Each is computed from when it is prepared, beside the preparing of those after it."""
         bar = _open_bar(use_tqdm, num_requests)
         with bar or nullcontext(), closing(_RunningRequests(self.engine, self.preparer.tokenizer, bar)) as running:
             for request in requests:
-                running.submit(*request)
+                running.submit(request)
                 running.read_what_came()
             return running.finish()
 
@@ -202,8 +203,8 @@ class LLM:
 class _Answer:
     """One request's, as it grows."""
 
-    def __init__(self, prepared: PreparedRequest, text: str | None, tokenizer: Tokenizer) -> None:
-        self.request, self._text, self._tokenizer = prepared.engine_request, text, tokenizer
+    def __init__(self, prepared: PreparedRequest, tokenizer: Tokenizer) -> None:
+        self.request, self._text, self._tokenizer = prepared.engine_request, prepared.text, tokenizer
         self._assembler = AnswerAssembler(tokenizer, self.request.sampling_params)
         self._pieces: list[list[AnswerPiece]] = [[] for _ in range(self.request.sampling_params.n)]
         # Of the choice that found least: the others find what that one has just computed.
@@ -247,8 +248,8 @@ class _RunningRequests:
         self._unfinished: dict[str, _Answer] = {}
         self._arrived: SimpleQueue[tuple[_Answer, Outputs]] = SimpleQueue()
 
-    def submit(self, prepared: PreparedRequest, text: str | None) -> None:
-        answer = _Answer(prepared, text, self._tokenizer)
+    def submit(self, prepared: PreparedRequest) -> None:
+        answer = _Answer(prepared, self._tokenizer)
         self._answers.append(answer)
         # First: whoever interrupts this wants it abandoned, too.
         self._unfinished[answer.request.request_id] = answer
@@ -299,10 +300,6 @@ def _refuse_others(**asked: object) -> None:
     for name, value in asked.items():
         if value is not None:
             raise UnsupportedFieldError(name, "is not supported")
-
-
-def _text_of(prompt: Prompt) -> str | None:
-    return prompt if isinstance(prompt, str) else prompt.get("prompt")
 
 
 def _close(preparer: RequestPreparer, engine: InProcessEngine) -> None:

@@ -250,7 +250,7 @@ class RequestPreparer:
             self._identifier.forget(pictures)
             raise
         sent_first = sorted(named, key=lambda each: each.picture.source is None)
-        return PreparedRequest(request, tuple(sent_first), account=_open_account(request, began, fetched))
+        return PreparedRequest(request, tuple(sent_first), text=text, account=_open_account(request, began, fetched))
 
     def _prepare_looked_at(
         self,

@@ -20,6 +20,8 @@ class PreparedRequest:
     _pictures: tuple[NamedPicture, ...] = ()
     # The caller's word for what shares a beginning: to be given to one engine.
     cache_key: str | None = None
+    # As it was before its pictures were written out.  None: it came as token ids, or as embeddings.
+    text: str | None = None
     account: RequestAccount = field(kw_only=True)
 
     def pinned(self, seconds: float) -> "PreparedRequest":
