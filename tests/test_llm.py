@@ -275,6 +275,15 @@ def test_generate_takes_token_ids_and_answers_as_to_their_text(llm: LLM) -> None
     assert (of_text.prompt, of_ids.prompt) == (text, f"<bos>{text}")
 
 
+def test_token_ids_are_prompts_without_a_name_too(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4)
+    [named] = llm.generate({"prompt_token_ids": [2, 30, 40]}, params)
+    prompts: list[Any] = [[2, 30, 40], "One", (2, 30, 40)]
+    alone, several = llm.generate([2, 30, 40], params), llm.generate(prompts, params)
+    assert [each.prompt_token_ids for each in alone] == [[2, 30, 40]]
+    assert [each.outputs for each in (*alone, several[0], several[2])] == [named.outputs] * 3
+
+
 def test_token_ids_may_be_integers_of_numpy(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=4)
     [plain] = llm.generate({"prompt_token_ids": [2, 30, 40]}, params)
@@ -736,8 +745,11 @@ def test_an_option_that_cannot_be_is_refused_by_name(options: dict[str, Any], me
         ({}, "prompt: must be a string"),
         ({"prompt": 5}, "prompt: must be a string, not 5"),
         (5, "prompts: must be"),
-        ([5], "prompts: must be"),
-        ([2, 30, 40], "prompts: must be"),
+        ([5.0], "prompts: must be"),
+        ([2, "30"], "prompt_token_ids: '30' is no token"),
+        (["a", 30], "prompts: must be"),
+        ([[2, -1]], "prompt_token_ids: -1 is no token"),
+        ([[]], "prompts: must be"),
         (None, "prompts: must be"),
         ({"prompt_token_ids": [5, -1]}, "prompt_token_ids: -1 is no token"),
         ({"prompt_token_ids": [5, 960]}, "prompt_token_ids: 960 is no token"),

@@ -1,5 +1,6 @@
 """Keepsight without a server: `LLM(...)`, with the shapes that vLLM's users know."""
 
+import numbers
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 from tqdm import tqdm
 
@@ -27,7 +28,7 @@ from keepsight.outputs import CompletionOutput, Logprob, RequestOutput
 from keepsight.requests import TokenLogprobs, TokenOutput
 from keepsight.sampling_params import SamplingParams
 
-Prompt = str | Mapping[str, Any]
+Prompt = str | list[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
 # As tqdm's own class does.
 MakeBar = Callable[..., tqdm]
@@ -90,7 +91,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: str | Mapping[str, Any] | Sequence[Any],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | MakeBar = True,
@@ -98,11 +99,11 @@ class LLM:
         lora_request: None = None,
         tokenization_kwargs: None = None,
     ) -> list[RequestOutput]:
-        """A prompt is a text, or a mapping: `prompt` or `prompt_token_ids`, `multi_modal_data={"image": [...]}`.
+        """A prompt is a text, token ids, or a mapping: `prompt` or `prompt_token_ids`; pictures go with a text.
 
-        `multi_modal_uuids={"image": [...]}` may name its pictures: what was sent under a uuid once may be None later.
-        With `enable_prompt_embeds` a mapping may have `prompt_embeds` instead, an array or a tensor [tokens, hidden] of
-        what `transformers` calls `inputs_embeds`, or a file's bytes.
+        These are `multi_modal_data={"image": [...]}`; `multi_modal_uuids={"image": [...]}` may name them: what was sent
+        under a uuid once may be None later.  With `enable_prompt_embeds` a mapping may have `prompt_embeds` instead, an
+        array or a tensor [tokens, hidden] of what `transformers` calls `inputs_embeds`, or a file's bytes.
         Those with the smallest `priority` go first.  `use_tqdm` may be what makes the bar.  The last two are vLLM's,
         and must be None.
         """
@@ -164,6 +165,8 @@ class LLM:
     def _prepare_prompt(self, prompt: Prompt, params: SamplingParams, priority: int) -> PreparedRequest:
         if isinstance(prompt, str):
             return self.preparer.prepare_text(prompt, (), params, priority=priority)
+        if not isinstance(prompt, Mapping):
+            return self.preparer.prepare_tokens(prompt, params, priority=priority)
         for name in prompt:
             if name not in PROMPT_FIELDS:
                 raise UnsupportedFieldError(
@@ -307,11 +310,21 @@ def _close(preparer: RequestPreparer, engine: InProcessEngine) -> None:
     engine.close()
 
 
-def _list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    listed = [prompts] if isinstance(prompts, str | Mapping) else prompts
-    if not isinstance(listed, Sequence) or not all(isinstance(each, str | Mapping) for each in listed):
-        raise InvalidArgumentError("prompts", "must be a text, a mapping such as {'prompt': ...}, or a list of these")
-    return list(listed)
+def _list_prompts(prompts: str | Mapping[str, Any] | Sequence[Any]) -> list[Prompt]:
+    """As vLLM: a list of integers is one prompt."""
+    if isinstance(prompts, str | Mapping) or _are_token_ids(prompts):
+        return [prompts]
+    if not isinstance(prompts, Sequence) or not all(
+        isinstance(each, str | Mapping) or _are_token_ids(each) for each in prompts
+    ):
+        kinds = "a text, token ids, a mapping such as {'prompt': ...}"
+        raise InvalidArgumentError("prompts", f"must be {kinds}, or a list of these")
+    return list(prompts)
+
+
+def _are_token_ids(prompt: object) -> TypeGuard[list[int]]:
+    """Each is looked at by who reads them."""
+    return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], numbers.Integral)
 
 
 def _are_conversations(messages: object) -> bool:
