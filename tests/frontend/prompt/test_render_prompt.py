@@ -219,6 +219,8 @@ def test_empty_fields_of_an_earlier_answer_are_accepted_and_a_name_reaches_the_t
         "annotations": [],
         "audio": None,
         "provider_specific_fields": {"refusal": None},
+        # What a client has put together of a stream that had none.
+        "reasoning_content": "",
     }
     assert render("{{ messages | tojson }}", [answer]) == '[{"role": "assistant", "content": "a"}]'
     assert render("{{ messages[0].name }}", [{"role": "user", "content": "a", "name": "Ann"}]) == "Ann"

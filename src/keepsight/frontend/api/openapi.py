@@ -114,7 +114,7 @@ CONTENT_PART: Json = {
 }
 # Of an answer that is sent back whole.
 _OF_ANSWERS: dict[str, Json] = {
-    **{name: {"enum": [None, []]} for name in EMPTY_IN_ANSWERS},
+    **{name: {"enum": [None, "", []]} for name in EMPTY_IN_ANSWERS},
     "tool_calls": {"type": ["array", "null"], "description": "Of an assistant, where a chat template shows them."},
 }
 # What `read_messages` reads.

@@ -310,4 +310,4 @@ def _check_fields(value: Fields, field: str, known: set[str], known_when_empty: 
 def _says_nothing(content: object) -> bool:
     if isinstance(content, Mapping):
         return all(each is None for each in content.values())
-    return content is None or content == []
+    return content is None or content in ("", [])
