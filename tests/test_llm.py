@@ -275,6 +275,13 @@ def test_generate_takes_token_ids_and_answers_as_to_their_text(llm: LLM) -> None
     assert (of_text.prompt, of_ids.prompt) == (text, f"<bos>{text}")
 
 
+def test_a_prompt_may_be_written_by_the_tokenizer_of_the_model(llm: LLM, drawn: Drawn) -> None:
+    messages = ask(by_object(drawn.picture), drawn.questions[0].text)
+    prompt = llm.get_tokenizer().apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    [output] = llm.generate({"prompt": prompt, "multi_modal_data": {"image": drawn.picture}}, GREEDY)
+    assert text_of(output) == drawn.questions[0].answer
+
+
 def test_token_ids_are_prompts_without_a_name_too(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=4)
     [named] = llm.generate({"prompt_token_ids": [2, 30, 40]}, params)

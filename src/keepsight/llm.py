@@ -21,6 +21,7 @@ from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
 from keepsight.frontend.engine_client import Outputs
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.frontend.prompt.public_tokenizer import PublicTokenizer
 from keepsight.frontend.prompt.read_messages import choose_end, read_messages
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.observe.metric_values import Metric, list_metrics
@@ -156,6 +157,10 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """What is taken where none are given: as the checkpoint wants it (`generation_config`)."""
         return SamplingParams(**self.preparer.sampling_defaults)
+
+    def get_tokenizer(self) -> PublicTokenizer:
+        """To write a chat's prompt by oneself, or to count tokens."""
+        return PublicTokenizer(self.preparer.tokenizer, self.preparer.template)
 
     def _or_defaults(
         self, params: SamplingParams | Sequence[SamplingParams] | None

@@ -1,0 +1,41 @@
+"""What `LLM.get_tokenizer()` gives: the tokenizer and the chat template, by the names that transformers' users know.
+
+Its texts and ids are those that transformers' own would give.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from keepsight.frontend.prompt.read_messages import choose_end, read_messages
+from keepsight.frontend.prompt.render_prompt import ChatTemplate
+from keepsight.frontend.prompt.tokenizer import Tokenizer
+
+
+class PublicTokenizer:
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self._tokenizer, self._template = tokenizer, template
+        self.bos_token_id = tokenizer.bos_token_id
+        self.eos_token_id = tokenizer.token_id(tokenizer.special_tokens.get("eos_token", ""))
+
+    def __len__(self) -> int:
+        return self._tokenizer.vocab_size
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens))
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens)
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = True,
+    ) -> Any:
+        """The ids, or else the text, with one marker for each picture, as `LLM.generate` takes it."""
+        messages = read_messages(conversation, choose_end(add_generation_prompt, continue_final_message))
+        text = self._template.render(messages, tools=tools or ()).text
+        return self.encode(text, add_special_tokens=False) if tokenize else text
