@@ -54,7 +54,7 @@ async def keepsight_in_process(model: Path, encoder_share: float) -> AsyncIterat
     from keepsight.llm import LLM
     from keepsight.sampling_params import SamplingParams
 
-    options = {"encoder_share": encoder_share, "performance_mode": "interactivity"}
+    options: dict[str, Any] = {"encoder_share": encoder_share, "performance_mode": "interactivity"}
     with LLM(model, max_model_len=MAX_MODEL_LEN, dtype=precision_of(model), **options) as llm:
 
         async def ask(messages: list[dict[str, Any]], max_tokens: int) -> AsyncIterator[None]:

@@ -356,6 +356,23 @@ def test_a_seed_repeats_an_answer_and_its_choices_differ(llm: LLM) -> None:
     assert len(set(first)) == 3
 
 
+def test_a_model_with_a_seed_draws_the_same_again_unless_a_request_has_its_own() -> None:
+    params, own = (SamplingParams(temperature=20, max_tokens=12, ignore_eos=True, seed=each) for each in (None, 3))
+
+    def draw_answers(seed: int | None) -> list[list[int]]:
+        with LLM(device="cpu", seed=seed) as llm:
+            outputs = llm.generate(["Hello", "Hello", "Hello"], [params, params, own], use_tqdm=False)
+            outputs += llm.chat(ask("Hello"), params)
+        return [each.outputs[0].token_ids for each in outputs]
+
+    first, again, other, none = (draw_answers(seed) for seed in (1, 1, 2, None))
+    assert first == again
+    assert first[0] != first[1]
+    assert first[2] == other[2] == none[2]
+    for index in (0, 1, 3):
+        assert first[index] != other[index] != none[index]
+
+
 def test_logprobs_name_the_sampled_token_and_the_likeliest_at_every_position(llm: LLM) -> None:
     params = SamplingParams(n=2, temperature=2, seed=3, max_tokens=8, ignore_eos=True, logprobs=3)
     for choice in llm.generate("Hello", params)[0].outputs:
@@ -733,6 +750,7 @@ def test_one_that_cannot_be_started_leaves_neither_threads_nor_files(monkeypatch
     ("options", "message"),
     [
         ({"dtyp": "float32"}, "dtyp: is no option; did you mean 'dtype'"),
+        ({"seed": "1"}, "seed: must be a 64-bit integer or None"),
         ({"dtype": "int4"}, "dtype: must be one of auto, float32, bfloat16, not 'int4'"),
         ({"max_model_len": 4096}, "max_model_len: 4096 exceeds the 2048 positions"),
         ({"max_num_batched_tokens": 15}, r"max_num_batched_tokens: is 15, but must be at least 16 \+ 0 = 16"),

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from random import Random
 from typing import Any, Self, TypeGuard
 
 from tqdm import tqdm
@@ -49,11 +50,14 @@ PROMPT_FIELDS = frozenset(
 class LLM:
     """A model that answers.  `model` is a checkpoint's folder, None the demo; options are `Config`'s.
 
+    With a `seed`, requests that have none of their own draw the same again if they are asked in the same order.
     Its engine runs on threads of its own until `close()`, the end of a `with` block, or until it is forgotten.
     """
 
-    def __init__(self, model: str | Path | None = None, **options: Any) -> None:
-        self._load(Config.from_options(**{"model": model, "performance_mode": "throughput", **options}))
+    def __init__(self, model: str | Path | None = None, *, seed: int | None = None, **options: Any) -> None:
+        # Checked as one request's is.
+        seed = SamplingParams(seed=seed).seed
+        self._load(Config.from_options(**{"model": model, "performance_mode": "throughput", **options}), seed)
 
     @classmethod
     def from_config(cls, config: Config) -> Self:
@@ -61,8 +65,9 @@ class LLM:
         llm._load(config)
         return llm
 
-    def _load(self, config: Config) -> None:
+    def _load(self, config: Config, seed: int | None = None) -> None:
         self.config = config
+        self._seeds = None if seed is None else Random(seed)
         self.preparer = RequestPreparer.from_config(self.config)
         self.engine = start_engine(self.config, self.preparer)
         # The engine's threads hold nothing of this object, so that forgetting it frees them and the model.
@@ -110,7 +115,7 @@ class LLM:
         """
         _refuse_others(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
         listed = _list_prompts(prompts)
-        asked = _zip_with_terms(listed, self._or_defaults(sampling_params), priority)
+        asked = self._with_terms(listed, sampling_params, priority)
         requests = (self._prepare_prompt(*each) for each in asked)
         return self._run_all(requests, len(listed), use_tqdm)
 
@@ -146,7 +151,7 @@ class LLM:
         conversations: Sequence[Any] = messages if _are_conversations(messages) else [messages]
         end = choose_end(add_generation_prompt, continue_final_message)
         prepare = partial(self.preparer.prepare_chat, mm_processor_kwargs=mm_processor_kwargs, tools=tools or ())
-        asked = _zip_with_terms(conversations, self._or_defaults(sampling_params), priority)
+        asked = self._with_terms(conversations, sampling_params, priority)
         requests = (prepare(read_messages(each, end), params, priority=place) for each, params, place in asked)
         return self._run_all(requests, len(conversations), use_tqdm)
 
@@ -162,10 +167,19 @@ class LLM:
         """To write a chat's prompt by oneself, or to count tokens."""
         return PublicTokenizer(self.preparer.tokenizer, self.preparer.template)
 
-    def _or_defaults(
-        self, params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> SamplingParams | Sequence[SamplingParams]:
-        return self.get_default_sampling_params() if params is None else params
+    def _with_terms(
+        self,
+        prompts: Sequence[Any],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: Sequence[int] | None,
+    ) -> list[tuple[Any, SamplingParams, int]]:
+        asked = _zip_with_terms(prompts, self.get_default_sampling_params() if params is None else params, priority)
+        return [(prompt, self._seeded(own), place) for prompt, own, place in asked]
+
+    def _seeded(self, params: SamplingParams) -> SamplingParams:
+        if self._seeds is None or params.seed is not None:
+            return params
+        return replace(params, seed=self._seeds.getrandbits(63))
 
     def _prepare_prompt(self, prompt: Prompt, params: SamplingParams, priority: int) -> PreparedRequest:
         if isinstance(prompt, str):
