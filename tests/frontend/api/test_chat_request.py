@@ -142,6 +142,23 @@ def test_a_field_that_is_not_served_passes_with_a_value_that_asks_for_nothing(na
         assert parse(**{name: value}).to_sampling_params() == parse().to_sampling_params()
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"service_tier": "flex"}, 'service_tier: {} but for "auto" or "default", which asks for nothing'),
+        (
+            {"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
+            "structured_outputs.disable_any_whitespace: {} but for false, which asks for nothing",
+        ),
+        ({"web_search_options": {}}, "web_search_options: {}"),
+    ],
+)
+def test_whoever_is_refused_is_told_what_would_pass(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(UnsupportedFieldError) as caught:
+        parse(**fields)
+    assert str(caught.value) == said.format("is not supported by this server")
+
+
 @pytest.mark.parametrize("name", refused_fields(ChatRequest))
 def test_a_field_that_is_not_served_is_refused_by_name(name: str) -> None:
     for value in ({"type": "json_object"}, "something", 17):

@@ -55,9 +55,11 @@ class BodyDecoder(Generic[Body]):
 def check_refused(request: msgspec.Struct, neutral_values: Mapping[str, tuple[Any, ...]], parent: str = "") -> None:
     """`Refused` fields pass with null, which asks for nothing, and with what `neutral_values` has for them."""
     for name in refused_fields(type(request)):
-        value = getattr(request, name)
-        if value is not None and not _is_neutral(value, neutral_values.get(name, ())):
-            raise UnsupportedFieldError(_join(parent, name), "is not supported by this server")
+        value, neutral = getattr(request, name), neutral_values.get(name, ())
+        if value is not None and not _is_neutral(value, neutral):
+            taken = " or ".join(msgspec.json.encode(each).decode() for each in neutral)
+            but_for = f" but for {taken}, which asks for nothing" if taken else ""
+            raise UnsupportedFieldError(_join(parent, name), f"is not supported by this server{but_for}")
 
 
 @cache
