@@ -117,7 +117,7 @@ def test_a_file_that_is_missing_is_named(checkpoint: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["config.json", "tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "chat_template.jinja"],
+    ["config.json", "tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "chat_template.json"],
 )
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"{% if %}[1]"])
 def test_a_file_that_is_broken_is_named(checkpoint: Path, name: str, content: bytes) -> None:
@@ -125,6 +125,15 @@ def test_a_file_that_is_broken_is_named(checkpoint: Path, name: str, content: by
     with pytest.raises(CheckpointConfigError) as caught:
         LLM(checkpoint)
     assert caught.value.path == checkpoint / name
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"{% if %}[1]"])
+def test_a_chat_template_that_is_broken_is_named(checkpoint: Path, content: bytes) -> None:
+    (checkpoint / "chat_template.json").unlink()  # which would be read in its place
+    (checkpoint / "chat_template.jinja").write_bytes(content)
+    with pytest.raises(CheckpointConfigError) as caught:
+        LLM(checkpoint)
+    assert caught.value.path == checkpoint / "chat_template.jinja"
 
 
 @pytest.mark.parametrize(
