@@ -25,7 +25,7 @@ class SchedulerConfig:
     # Embeddings whose pictures are being encoded at the same time.
     max_num_encoder_input_tokens: int
     # While answers stream, so many tokens of prompts join the same batch; longer prompts are computed beside it.
-    # None: all prompts join it.
+    # None: all prompts join it, as they do where many wait, unless it is 0.
     max_prompt_tokens_beside_streams: int | None
     # Whether encodings and steps take turns, and answers pause for both to go on in larger batches: nobody reads along.
     takes_turns: bool = False

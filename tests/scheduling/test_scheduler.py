@@ -7,6 +7,7 @@ import pytest
 
 from keepsight.engine_config import EngineConfig
 from keepsight.requests import ResetCaches
+from keepsight.scheduling import step_draft
 from keepsight.scheduling.kv_cache_manager import PrefixHit
 from keepsight.scheduling.request_state import ParkedFor
 from keepsight.scheduling.step_plan import StepPlan
@@ -414,8 +415,9 @@ def test_what_is_left_of_a_step_begins_no_prompt_that_could_soon_find_its_beginn
     drive.expect_right_answers()
 
 
-def drive_with_many_who_wait_to_join(num_waiting: int) -> Drive:
+def drive_with_many_who_wait_to_join(num_waiting: int, monkeypatch: pytest.MonkeyPatch) -> Drive:
     """Beside a stream, of which one can join with each step."""
+    monkeypatch.setattr(step_draft, "CROWD_TOKENS", 8)
     drive = Drive(make_config(max_prompt_tokens_beside_streams=8, num_blocks=128))
     drive.add(make_request("stream", 3, max_tokens=90, ignore_eos=True))
     drive.step()
@@ -426,7 +428,7 @@ def drive_with_many_who_wait_to_join(num_waiting: int) -> Drive:
 
 
 def test_those_who_wait_to_join_are_not_all_looked_at_with_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    drive = drive_with_many_who_wait_to_join(40)
+    drive = drive_with_many_who_wait_to_join(40, monkeypatch)
     find_prefix, num_looks = drive.scheduler.kv_cache.find_prefix, 0
 
     def count_and_find(hashes: Sequence[bytes], num_tokens: int) -> PrefixHit:
@@ -441,8 +443,8 @@ def test_those_who_wait_to_join_are_not_all_looked_at_with_each_step(monkeypatch
     drive.expect_all_answered()
 
 
-def test_who_waits_to_join_has_its_first_token_once_its_prompt_is_known() -> None:
-    drive = drive_with_many_who_wait_to_join(40)
+def test_who_waits_to_join_has_its_first_token_once_its_prompt_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive = drive_with_many_who_wait_to_join(40, monkeypatch)
     drive.add(make_request("urgent", 8, cache_salt="39", max_tokens=1, priority=-1))
     assert drive.step().now[-1].sequence_id[0] == "urgent"
     assert [recall.sequence_id[0] for recall in drive.step().recall] == ["39"]
@@ -542,6 +544,17 @@ def test_a_prompt_whose_lane_is_taken_waits_and_holds_nobody_back() -> None:
         plan = drive.step()
         assert not plan.beside
     assert ("short", 0) in drive.finished
+    drive.runner.set_pace(lambda: True)
+    drive.expect_all_answered()
+
+
+def test_where_more_wait_than_stream_all_join_and_the_lane_is_taken_again_when_fewer_do() -> None:
+    drive = beside_drive()
+    for number in range(6):
+        drive.add(make_request(f"{number}", 20, cache_salt=f"{number}", max_tokens=40, ignore_eos=True))
+    plans = [drive.step(), drive.step()]
+    assert [[piece.sequence_id[0] for piece in plan.now] for plan in plans] == 2 * [["stream", "0", "1", "2"]]
+    assert [[piece.sequence_id[0] for piece in plan.beside] for plan in plans] == [[], ["3", "4", "5"]]
     drive.runner.set_pace(lambda: True)
     drive.expect_all_answered()
 

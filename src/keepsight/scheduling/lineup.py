@@ -25,6 +25,11 @@ class Lineup:
     def num_unseated(self) -> int:
         return len(self) - len(self.running)
 
+    @property
+    def num_kept_waiting(self) -> int:
+        """Who could be computed if others were not."""
+        return len(self.waiting) + sum(state.parked_for is ParkedFor.LANE for state in self.parked)
+
     def add(self, state: RequestState) -> None:
         insort(self.waiting, state, key=by_order)
 

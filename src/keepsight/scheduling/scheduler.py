@@ -21,7 +21,7 @@ from keepsight.scheduling.lineup import Lineup, last_of
 from keepsight.scheduling.media_claims import MediaClaims
 from keepsight.scheduling.prompt_pins import PromptPins
 from keepsight.scheduling.request_state import Begun, ParkedFor, RequestState, Status
-from keepsight.scheduling.step_draft import Piece, StepDraft
+from keepsight.scheduling.step_draft import Piece, StepDraft, room_to_join
 from keepsight.scheduling.step_plan import Computed, Fault, SampledToken, SequenceId, Slice, StepPlan, StepResult
 from keepsight.scheduling.turns import Turns
 
@@ -151,18 +151,18 @@ class Scheduler:
     def _begin_step(self) -> StepDraft:
         config = self.config
         num_streams = sum(state.is_stream for state in self.lineup.running)
-        max_joining = config.max_prompt_tokens_beside_streams
+        room = room_to_join(config, num_streams, self.lineup.num_kept_waiting)
         lane_is_free = not self._beside
         if self._encoder_has_changed:
             self._unpark_for_encoder()
         if self.kv_cache.take_awaited_change():
             self.lineup.unpark_all(ParkedFor.PREFIX)
-        if lane_is_free or not num_streams:
+        if lane_is_free or room.is_for_all:
             self.lineup.unpark_all(ParkedFor.LANE)
         return StepDraft(
             now_tokens_left=config.max_num_batched_tokens - num_streams,
-            joining_tokens_left=max_joining if num_streams else None,
-            max_joining_tokens=max_joining or 0,
+            joining_tokens_left=room.num_tokens,
+            longest_joining=room.longest,
             beside_tokens_left=config.max_num_batched_tokens if lane_is_free else 0,
             is_for_encodings=self._turns.is_encoders,
         )

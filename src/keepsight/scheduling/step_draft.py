@@ -3,8 +3,30 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from keepsight.engine_config import SchedulerConfig
 from keepsight.scheduling.request_state import RequestState
 from keepsight.scheduling.step_plan import EndName, NewSequence, Recall, SequenceId, Slice
+
+# Where at least so many prompts wait, and more than answers stream, all join with so many tokens: who reads along waits
+# for them then.  Beside they would have half of the machine for some, while steps of a few answers have the other half.
+LEAST_CROWD, CROWD_TOKENS = 3, 512
+
+
+class Room(NamedTuple):
+    """For prompts that join running streams: tokens of them all, and how much may be left to compute of each."""
+
+    num_tokens: int | None
+    longest: int
+    is_for_all: bool = True
+
+
+def room_to_join(config: SchedulerConfig, num_streams: int, num_kept_waiting: int) -> Room:
+    usual = config.max_prompt_tokens_beside_streams
+    if not num_streams or usual is None:
+        return Room(None, 0)
+    if usual and num_kept_waiting >= max(LEAST_CROWD, num_streams + 1):
+        return Room(max(usual, CROWD_TOKENS, config.tokens_per_item), config.max_model_len)
+    return Room(usual, usual, is_for_all=False)
 
 
 class Piece(NamedTuple):
@@ -20,7 +42,8 @@ class StepDraft:
     now_tokens_left: int
     # Of these, prompts that join running streams; None: nobody streams, or all may join.
     joining_tokens_left: int | None
-    max_joining_tokens: int
+    # Those of which no more is left to compute.
+    longest_joining: int
     beside_tokens_left: int
     # Nothing is computed: of who could be, as many as a step would reach only ask for the media that they lack.
     is_for_encodings: bool
@@ -34,7 +57,7 @@ class StepDraft:
 
     def joins(self, length: int) -> bool:
         """Whether a prompt with so much left to compute belongs into `now`."""
-        return self.joining_tokens_left is None or length <= self.max_joining_tokens
+        return self.joining_tokens_left is None or length <= self.longest_joining
 
     def tokens_left(self, *, joins: bool) -> int:
         if not joins:
