@@ -22,7 +22,8 @@ $(VENV)/installed: pyproject.toml constraints.txt $(wildcard src/keepsight/model
 # The kernels for the CPU are compiled when the package is installed.  Where there is no compiler one is borrowed for it.
 borrow-compiler:
 	$(PIP) ziglang
-	CC="$$(echo $(abspath $(VENV))/lib/python3*/site-packages/ziglang/zig) cc" $(PIP) -e .
+	# Else it would compile what is for any processor for this one.
+	CC="$$(echo $(abspath $(VENV))/lib/python3*/site-packages/ziglang/zig) cc -mcpu=baseline" $(PIP) -e .
 	$(BIN)/python -m pip uninstall -q -y ziglang
 	ls $(KERNELS)
 

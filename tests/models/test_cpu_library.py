@@ -1,21 +1,46 @@
-"""What is compiled for the CPU compiles for any of them, as whoever installs it may ask (`CFLAGS=-march=native`)."""
+"""What is compiled for the CPU compiles for any of them, as whoever installs it may ask, and the best is taken."""
 
 import platform
 import shutil
 import subprocess
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 from keepsight.models import cpu_library
+from tests.models.conftest import forget_library
 
 SOURCES = [str(path) for path in Path(cpu_library.__file__).parent.glob("cpu_*.c")]
 
 
-@pytest.mark.skipif(
-    platform.machine() != "x86_64" or not shutil.which("cc"), reason="no compiler here, or for other processors"
-)
+COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="compilers here are for other processors")
+@pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("processor", ["x86-64", "haswell", "skylake-avx512", "cooperlake"])
-def test_the_kernels_compile_for_each_kind_of_processor(processor: str, tmp_path: Path) -> None:
+def test_the_kernels_compile_for_each_kind_of_processor(compiler: str, processor: str, tmp_path: Path) -> None:
     told = [f"-march={processor}", "-shared", "-fPIC", *SOURCES, "-lm", "-o", str(tmp_path / "kernels.so")]
-    subprocess.run(["cc", *told], check=True)
+    subprocess.run([compiler, *told], check=True)
+
+
+def test_a_processor_takes_a_lesser_build_where_its_own_was_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a compiler that does not know the processor's instructions."""
+    if not cpu_library.has_library():
+        pytest.skip("there was no compiler when keepsight was installed")
+    looked_for = []
+
+    def find(name: str) -> ModuleSpec | None:
+        looked_for.append(name.rpartition(".")[2])
+        return find_spec(name) if looked_for[-1] == "_cpu_kernels" else None
+
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(cpu_library, "find_spec", find)
+    forget_library()
+    assert cpu_library.has_library()
+    assert looked_for == ["_cpu_kernels_avx512", "_cpu_kernels_avx2", "_cpu_kernels"]
+    monkeypatch.undo()
+    forget_library()

@@ -14,8 +14,10 @@ import torch
 logger = logging.getLogger(__name__)
 
 _FUNCTIONS = ("norm", "angles", "place_heads", "attend", "attend_rounded", "multiply", "take_rows")
-# Of what torch says that the processor can do.
-_BUILDS = {"AVX512": "_cpu_kernels_avx512", "AVX2": "_cpu_kernels_avx2"}
+# The best first; the last is for any processor.
+_BUILDS = ("_cpu_kernels_avx512", "_cpu_kernels_avx2", "_cpu_kernels")
+# How many are too good for what torch says that the processor can do.
+_TOO_GOOD = {"AVX512": 0, "AVX2": 1}
 
 
 def has_library() -> bool:
@@ -42,13 +44,13 @@ def _function(name: str) -> Any:
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    build = _BUILDS.get(torch.backends.cpu.get_cpu_capability(), "_cpu_kernels")
-    spec = find_spec(f"keepsight.models.{build}")
-    if spec is None or spec.origin is None:
+    builds = _BUILDS[_TOO_GOOD.get(torch.backends.cpu.get_cpu_capability(), 2) :]
+    path = next((spec.origin for build in builds if (spec := find_spec(f"keepsight.models.{build}"))), None)
+    if path is None:
         logger.warning("No kernels for the CPU: there was no compiler when this was installed; torch's are slower")
         return None
     try:
-        library = ctypes.CDLL(spec.origin)
+        library = ctypes.CDLL(path)
         for name in _FUNCTIONS:  # one of before may be left
             getattr(library, f"keepsight_{name}")
     except (OSError, AttributeError) as error:

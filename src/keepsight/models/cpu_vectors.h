@@ -57,6 +57,11 @@ INLINE lanes larger(lanes a, lanes b)
 #define FIRST_HALF 0, 4, 1, 5
 #define SECOND_HALF 2, 6, 3, 7
 #endif
+#if defined(__clang__)
+#define CHOSEN_FROM(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define CHOSEN_FROM(a, b, ...) __builtin_shuffle(a, b, (whole_lanes){__VA_ARGS__})
+#endif
 
 /* As many vectors as each has lanes become the first lanes of all, the second of all and so on: each round moves one digit of the
  * number of its vector, in base 2, into the number of its lane. */
@@ -67,8 +72,8 @@ INLINE void transpose(lanes *vectors)
         lanes next[LANES];
 #pragma GCC unroll 8
         for (int i = 0; i < LANES / 2; i++) {
-            next[2 * i] = __builtin_shuffle(vectors[i], vectors[i + LANES / 2], (whole_lanes){FIRST_HALF});
-            next[2 * i + 1] = __builtin_shuffle(vectors[i], vectors[i + LANES / 2], (whole_lanes){SECOND_HALF});
+            next[2 * i] = CHOSEN_FROM(vectors[i], vectors[i + LANES / 2], FIRST_HALF);
+            next[2 * i + 1] = CHOSEN_FROM(vectors[i], vectors[i + LANES / 2], SECOND_HALF);
         }
 #pragma GCC unroll 16
         for (int i = 0; i < LANES; i++)
