@@ -35,9 +35,11 @@ from keepsight.bench.workloads import WORKLOADS, WorkloadOptions
 OURS, THEIRS = "keepsight-serve", "vllm-serve"
 # It says which tokens were cached only if it is told to.
 VLLM_OPTIONS = ("--enable-prompt-tokens-details",)
-# One client asks these; photographs of 12 megapixels and the Zipf mix are asked apart.
+# One client asks these; photographs of 12 megapixels, the Zipf mix and crowds are asked apart.
 ONE_BY_ONE = [name for name in WORKLOADS if name not in ("zipf", "restart")]
 PHOTO_SIZE, PHOTO = (4000, 3000), "12 MP "
+# Clients that ask at once about texts.
+CROWDS = (4, 16, 64)
 PHOTO_WORKLOADS = ("cold", "same-picture-same-prompt", "same-picture-new-prompt")
 FIRST_TOKEN, LATE_FIRST_TOKEN, RATE = "first token p50 ms", "first token p95 ms", "requests/s"
 # What the table has beside the goals; the JSON file has all.
@@ -98,6 +100,8 @@ def list_tasks(seed: int, arguments: argparse.Namespace) -> list[Task]:
         tasks.append(Task("zipf", replace(options, num_requests=arguments.zipf_requests), arguments.concurrency))
     if "photos" in chosen:
         tasks += [Task(name, replace(options, picture_size=PHOTO_SIZE), prefix=PHOTO) for name in PHOTO_WORKLOADS]
+    if "crowds" in chosen:
+        tasks += [Task("text-only", replace(options, num_requests=2 * num), num, f"{num} clients ") for num in CROWDS]
     return tasks
 
 
@@ -290,8 +294,9 @@ def main() -> None:
     add("--model", type=Path, required=True, help="a Gemma 3 checkpoint")
     add("--vllm-python", required=True, help="the interpreter of an environment that has vLLM")
     add("--rounds", type=int, default=3)
-    choices = [*ONE_BY_ONE, "zipf", "photos"]
-    add("--workload", nargs="*", choices=choices, default=choices, help="default: all; may be none, with --restart")
+    usual = [*ONE_BY_ONE, "zipf", "photos"]
+    told = "default: all but crowds; may be none, with --restart"
+    add("--workload", nargs="*", choices=[*usual, "crowds"], default=usual, help=told)
     add("--requests", type=int, default=12, help="of each workload")
     add("--zipf-requests", type=int, default=64)
     add("--concurrency", type=int, default=8, help="clients of the Zipf mix")
