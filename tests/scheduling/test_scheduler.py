@@ -1,6 +1,7 @@
 """What is computed when, and for whom: the scheduler's decisions, read off its plans."""
 
 from collections.abc import Sequence
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from keepsight.scheduling import step_draft
 from keepsight.scheduling.kv_cache_manager import PrefixHit
 from keepsight.scheduling.request_state import ParkedFor
 from keepsight.scheduling.step_plan import StepPlan
-from tests.scheduling.drive import Drive, adapter, make_config, make_request, with_text
+from tests.scheduling.drive import TOKENS_PER_PICTURE, Drive, adapter, make_config, make_request, with_text
 
 
 def lengths(plans: list[StepPlan]) -> list[list[int]]:
@@ -557,6 +558,22 @@ def test_where_more_wait_than_stream_all_join_and_the_lane_is_taken_again_when_f
     assert [[piece.sequence_id[0] for piece in plan.beside] for plan in plans] == [[], ["3", "4", "5"]]
     drive.runner.set_pace(lambda: True)
     drive.expect_all_answered()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_nobody_who_waits_is_overlooked_where_streams_pause_for_encodings(seed: int) -> None:
+    config = make_config(
+        num_blocks=60, block_size=1, caches_prefixes=False, max_prompt_ends=0, num_pictures=2, shares_embeddings=False,
+        max_num_batched_tokens=8, max_num_seqs=2, max_num_encoder_input_tokens=2 * TOKENS_PER_PICTURE,
+        max_prompt_tokens_beside_streams=1, takes_turns=True,
+    )  # fmt: skip
+    pace = Random(seed)
+    drive = Drive(config, is_done=lambda: pace.random() < 0.1)
+    drive.add(make_request("text", 1, max_tokens=3))
+    drive.add(make_request("dog", "dog", cache_salt="x", max_tokens=1))
+    drive.add(make_request("both", 1, 1, "dog", "cat", cache_salt="x", max_tokens=1, n=2, priority=-1))
+    drive.run(max_steps=5000)  # sees whether the loop would sleep though there is something to ask for
+    drive.expect_right_answers()
 
 
 def test_a_short_prompt_does_not_wait_for_the_beginning_that_a_long_one_computes_beside() -> None:

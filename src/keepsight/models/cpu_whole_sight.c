@@ -1,6 +1,6 @@
-/* Attention of rows that all see all keys, as a picture's patches do, by pairs of bfloat16: in half the time of that in
- * cpu_kernels.c, whose way it goes.  A lane is a query; keys come in chunks; what was summed before is scaled down when a chunk has
- * a higher score.  Only where `keepsight_multiplies_bfloat16` says so.
+/* Attention of rows that all see all keys, as a picture's patches do, by pairs of bfloat16: in half the time of that of
+ * float32 in cpu_attention.c, whose way its tiles go.  Here values are paired once for all tiles.  Only where
+ * `keepsight_multiplies_bfloat16` says so.
  */
 
 #include <math.h>

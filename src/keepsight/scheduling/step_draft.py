@@ -24,7 +24,9 @@ def room_to_join(config: SchedulerConfig, num_streams: int, num_kept_waiting: in
     usual = config.max_prompt_tokens_beside_streams
     if not num_streams or usual is None:
         return Room(None, 0)
-    if usual and num_kept_waiting >= max(LEAST_CROWD, num_streams + 1):
+    # Where streams pause for encodings, whoever is parked in an empty step could end the crowd, and nobody looks again.
+    is_crowd = num_kept_waiting >= max(LEAST_CROWD, num_streams + 1) and not config.takes_turns
+    if usual and is_crowd:
         return Room(max(usual, CROWD_TOKENS, config.tokens_per_item), config.max_model_len)
     return Room(usual, usual, is_for_all=False)
 
