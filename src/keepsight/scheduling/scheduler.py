@@ -151,7 +151,7 @@ class Scheduler:
     def _begin_step(self) -> StepDraft:
         config = self.config
         num_streams = sum(state.is_stream for state in self.lineup.running)
-        room = room_to_join(config, num_streams, self.lineup.num_kept_waiting)
+        room = room_to_join(config, num_streams, self.lineup)
         lane_is_free = not self._beside
         if self._encoder_has_changed:
             self._unpark_for_encoder()

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from keepsight.engine_config import SchedulerConfig
+from keepsight.scheduling.lineup import Lineup
 from keepsight.scheduling.request_state import RequestState
 from keepsight.scheduling.step_plan import EndName, NewSequence, Recall, SequenceId, Slice
 
@@ -20,13 +21,13 @@ class Room(NamedTuple):
     is_for_all: bool = True
 
 
-def room_to_join(config: SchedulerConfig, num_streams: int, num_kept_waiting: int) -> Room:
+def room_to_join(config: SchedulerConfig, num_streams: int, lineup: Lineup) -> Room:
     usual = config.max_prompt_tokens_beside_streams
     if not num_streams or usual is None:
         return Room(None, 0)
     # Where streams pause for encodings, whoever is parked in an empty step could end the crowd, and nobody looks again.
-    is_crowd = num_kept_waiting >= max(LEAST_CROWD, num_streams + 1) and not config.takes_turns
-    if usual and is_crowd:
+    may_crowd = usual and not config.takes_turns
+    if may_crowd and lineup.num_kept_waiting >= max(LEAST_CROWD, num_streams + 1):
         return Room(max(usual, CROWD_TOKENS, config.tokens_per_item), config.max_model_len)
     return Room(usual, usual, is_for_all=False)
 
