@@ -61,7 +61,7 @@ class AttentionBatch:
         self.slices = tuple(slices)
         self.device = torch.device(device)
         self.num_tokens = sum(piece.length for piece in slices)
-        # Where the last of all requests' positions ends: a window that is as wide hides nothing.
+        # Where the last of all requests' positions ends.
         self.longest = max((piece.end for piece in slices), default=0)
         self.num_read = self.num_tokens if read is None else len(read)
         self._read = None if self.num_read == self.num_tokens else read
@@ -90,6 +90,10 @@ class AttentionBatch:
             return self
         pieces = [self.slices[index] for index in self._read]
         return AttentionBatch([RequestSlice(piece.end - 1, 1, piece.table) for piece in pieces], self.device)
+
+    def narrowed_by(self, window: int | None) -> int | None:
+        """The window; None where it is so wide that it hides nothing."""
+        return None if window is None or window >= self.longest else window
 
     @functools.cached_property
     def _picture_ends(self) -> Tensor:

@@ -20,6 +20,8 @@ typedef struct {
     float scale;
 } attention_work;
 
+void keepsight_attend(const attention_work *w);
+
 /* Keys, or values, of some positions of a sequence: where in memory those are. */
 typedef struct {
     const void *numbers;

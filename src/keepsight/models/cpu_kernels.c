@@ -6,6 +6,7 @@
 
 #include <math.h>
 #include "cpu_bfloat16.h"
+#include "cpu_kernels.h"
 
 /* Norms --------------------------------------------------------------------------------------------------------- */
 
@@ -17,15 +18,6 @@ INLINE float inverse_rms(const float *x, long size, float eps)
         squares += x[i] * x[i];
     return 1.0f / sqrtf(squares / size + eps);
 }
-
-typedef struct {
-    float *out;            /* [rows, size] */
-    const float *hidden;   /* likewise */
-    const float *scale;    /* [size] */
-    const float *residual; /* [rows, size], or null */
-    long rows, size;
-    float eps;
-} norm_work;
 
 static void norm_part(const void *shared, long part, long parts)
 {
@@ -82,18 +74,6 @@ void keepsight_angles(const angles_work *w)
 }
 
 /* Queries, keys and values ---------------------------------------------------------------------------------------- */
-
-typedef struct {
-    float *query;           /* [tokens, heads, dim] */
-    void *keys, *values;    /* [slots, kv_heads, dim] */
-    const float *projected; /* [tokens, heads + 2 * kv_heads, dim] */
-    const float *scale;     /* [heads + kv_heads, dim] */
-    const float *cos, *sin; /* [tokens, dim], sines negative in their first half */
-    const int64_t *slots;   /* [tokens] */
-    long tokens, heads, kv_heads, dim;
-    long is_rounded; /* keys and values are kept in bfloat16 */
-    float eps;
-} heads_work;
 
 INLINE void norm_and_rotate(
     float *out, const float *x, const float *scale, const float *cos, const float *sin, long dim, float eps)

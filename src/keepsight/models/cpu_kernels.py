@@ -1,4 +1,4 @@
-"""What a step does between its products on a CPU: cpu_kernels.c, cpu_attention.c and cpu_whole_sight.c.
+"""What lies between matrix products on a CPU: cpu_kernels.c, cpu_attention.c and cpu_whole_sight.c.
 
 Knows addresses and strides, nothing of models; whoever calls has asked `takes_kernels` or `can_attend` before.
 """
@@ -30,15 +30,7 @@ class _Angles(Structure):
     )
 
 
-class _Heads(Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("query", "keys", "values", "projected", "scale", "cos", "sin", "slots")),
-        *((name, c_long) for name in ("tokens", "heads", "kv_heads", "dim", "is_rounded")),
-        ("eps", c_float),
-    )
-
-
-class _Attention(Structure):
+class AttentionWork(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("out", "query", "keys", "values", "first_rows", "slots", "begins", "ends")),
         *((name, c_long) for name in ("sequences", "heads", "kv_heads", "dim")),
@@ -61,19 +53,19 @@ def takes_kernels(tensor: Tensor) -> bool:
 
 def can_attend(query: Tensor, num_kv_heads: int) -> bool:
     """[rows, heads, head_dim]"""
-    _, num_heads, head_dim = query.shape
-    if not takes_kernels(query):
-        return False
+    return takes_kernels(query) and fits_tiles(query.shape[1], num_kv_heads, query.shape[2])
+
+
+def fits_tiles(num_heads: int, num_kv_heads: int, head_dim: int) -> bool:
     return head_dim % number("numbers_at_once") == 0 and num_heads // num_kv_heads <= number("queries_per_tile")
 
 
-def norm(hidden: Tensor, scale: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
-    """hidden / rms(hidden) * scale over the last dimension, and the residual on top."""
-    assert hidden.is_contiguous()
-    assert residual is None or residual.is_contiguous()
+def norm(hidden: Tensor, scale: Tensor, eps: float) -> Tensor:
+    """hidden / rms(hidden) * scale over the last dimension."""
     out, size = torch.empty_like(hidden), hidden.shape[-1]
-    under = None if residual is None else residual.data_ptr()
-    work = _Norm(out.data_ptr(), hidden.data_ptr(), scale.data_ptr(), under, hidden.numel() // size, size, eps)
+    assert hidden.is_contiguous()
+    assert scale.shape == (size,)
+    work = _Norm(out.data_ptr(), hidden.data_ptr(), scale.data_ptr(), None, hidden.numel() // size, size, eps)
     call("norm", work)
     return out
 
@@ -90,26 +82,6 @@ def angles(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
     tensors = (cos, sin, positions, frequencies)
     call("angles", _Angles(*(each.data_ptr() for each in tensors), num_bases, len(positions), half))
     return cos, sin
-
-
-def place_heads(
-    projected: Tensor,  # [tokens or more, (heads + 2 * kv_heads) * head_dim]
-    scale: Tensor,  # [heads + kv_heads, head_dim]
-    eps: float,
-    angles: tuple[Tensor, Tensor],  # [tokens, 1, head_dim], sines negative in their first half
-    keys: Tensor,  # [slots, kv_heads, head_dim], of float32 or bfloat16
-    values: Tensor,
-    slots: Tensor,  # [tokens]
-) -> Tensor:
-    """Queries [tokens, heads, head_dim], normalised and rotated as keys are; keys and values are in `slots` then."""
-    assert all(each.is_contiguous() for each in (projected, scale, *angles, keys, values, slots))
-    num_tokens, (_, num_kv_heads, head_dim) = len(slots), keys.shape
-    num_heads = len(scale) - num_kv_heads
-    query = projected.new_empty(num_tokens, num_heads, head_dim)
-    tensors = (query, keys, values, projected, scale, *angles, slots)
-    sizes = (num_tokens, num_heads, num_kv_heads, head_dim, keys.dtype is torch.bfloat16)
-    call("place_heads", _Heads(*(each.data_ptr() for each in tensors), *sizes, eps))
-    return query
 
 
 def attend_rounded(query: Tensor, keys: Tensor, values: Tensor, scale: float, out: Tensor) -> None:
@@ -145,17 +117,23 @@ class Sight:
             out = query.new_empty(query.shape)
         assert all(each.stride()[1:] == (each.shape[2], 1) for each in (out, query, keys, values) if len(each))
         assert keys.stride(0) == values.stride(0)
-        work = _Attention(
-            *(each.data_ptr() for each in (out, query, keys, values, *self._told)),
-            len(self._slots),
-            query.shape[1],
-            *keys.shape[1:],
-            *(each.stride(0) for each in (out, query, keys)),
+        work = self.told(query.shape[1], keys, scale)
+        work.out, work.query, work.keys, work.values = (each.data_ptr() for each in (out, query, keys, values))
+        work.out_stride, work.query_stride = out.stride(0), query.stride(0)
+        call("attend", work)
+        return out
+
+    def told(self, num_heads: int, keys: Tensor, scale: float) -> AttentionWork:
+        """What the kernel is told, but for what it reads and writes; of rows that do not lie apart."""
+        stride = num_heads * keys.shape[2]
+        return AttentionWork(
+            *(None,) * 4,
+            *(each.data_ptr() for each in self._told),
+            *(len(self._slots), num_heads, *keys.shape[1:]),
+            *(stride, stride, keys.stride(0)),
             keys.dtype is torch.bfloat16,
             scale / math.log(2),  # whose exponential is a power of 2
         )
-        call("attend", work)
-        return out
 
 
 def attend_to_all(query: Tensor, keys: Tensor, values: Tensor, scale: float, out: Tensor) -> None:

@@ -13,7 +13,7 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-_FUNCTIONS = ("norm", "angles", "place_heads", "attend", "attend_rounded", "multiply", "take_rows")
+_FUNCTIONS = ("norm", "angles", "attend", "attend_rounded", "multiply", "take_rows", "decode")
 # The best first; the last is for any processor.
 _BUILDS = ("_cpu_kernels_avx512", "_cpu_kernels_avx2", "_cpu_kernels")
 # How many are too good for what torch says that the processor can do.

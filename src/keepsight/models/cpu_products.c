@@ -9,6 +9,7 @@
  */
 
 #include "cpu_bfloat16.h"
+#include "cpu_products.h"
 
 #if LANES == 16
 #define MOST_ROWS 12 /* of a tile: all registers but those for weights and one for the input at hand */
@@ -36,18 +37,6 @@ typedef enum {
     BFLOAT16,         /* two, of a weight that is widened: numbers of float32 by numbers of bfloat16 */
     BFLOAT16_BY_SAME, /* two, and the rows are rounded, too */
 } arithmetic;
-
-typedef struct {
-    float *out;          /* [rows, outputs] */
-    const float *hidden; /* [rows, inputs] */
-    const void *weight;  /* [panels, inputs, PANEL], of bfloat16 [panels, pairs of inputs, PANEL, 2] */
-    const float *bias;   /* [panels * PANEL], or null */
-    const float *times;  /* [rows, outputs], what each number is multiplied by in the end; or null */
-    long rows, inputs, outputs;
-    long kind;      /* an `arithmetic` */
-    long then_gelu; /* tanh's approximation */
-    long is_onto;   /* whether it is added to what `out` holds */
-} product_work;
 
 /* For the caller, who lays weights out. */
 const long keepsight_panel = PANEL;

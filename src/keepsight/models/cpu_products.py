@@ -18,7 +18,7 @@ from keepsight.models.cpu_library import call, has_library, number
 _FLOAT32, _BFLOAT16, _BFLOAT16_BY_SAME = range(3)
 
 
-class _Product(Structure):
+class ProductWork(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("out", "hidden", "weight", "bias", "times")),
         *((name, c_long) for name in ("rows", "inputs", "outputs", "kind", "then_gelu", "is_onto")),
@@ -48,10 +48,10 @@ class Panels:
         assert not rounds_rows or weight.dtype is torch.bfloat16
         of_bfloat16 = _BFLOAT16_BY_SAME if rounds_rows else _BFLOAT16
         self._kind: Final = _FLOAT32 if weight.dtype is torch.float32 else of_bfloat16
-        self._outputs, self._inputs = weight.shape
+        self._outputs, self.num_inputs = weight.shape
         panel, of_step = number("panel"), 1 if self._kind == _FLOAT32 else 2
-        num_panels, num_steps = -(-self._outputs // panel), -(-self._inputs // of_step)
-        missing = (num_steps * of_step - self._inputs, num_panels * panel - self._outputs)
+        num_panels, num_steps = -(-self._outputs // panel), -(-self.num_inputs // of_step)
+        missing = (num_steps * of_step - self.num_inputs, num_panels * panel - self._outputs)
         if any(missing):
             weight = F.pad(weight, (0, missing[0], 0, missing[1]))
         # Where vectors begin on the cache's lines.
@@ -61,34 +61,38 @@ class Panels:
             self._bias = weight.new_zeros(num_panels * panel, dtype=torch.float32)
             self._bias[: self._outputs] = bias
 
-    def multiply(
-        self, hidden: Tensor, *, then_gelu: bool = False, times: Tensor | None = None, onto: Tensor | None = None
-    ) -> Tensor:
+    def multiply(self, hidden: Tensor, *, then_gelu: bool = False, onto: Tensor | None = None) -> Tensor:
         """[..., inputs] -> [..., outputs], with the bias on top.
 
-        GELU (tanh), `times` other numbers and `onto` others, which change, cost next to nothing here.
+        GELU (tanh), and `onto` other numbers, which change, cost next to nothing here.
         """
         assert hidden.dtype is torch.float32
         hidden = hidden.contiguous()
         shape = (*hidden.shape[:-1], self._outputs)
         out = hidden.new_empty(shape) if onto is None else onto
-        assert hidden.shape[-1] == self._inputs
-        for each in (out, times):
-            assert each is None or (each.shape == shape and each.is_contiguous() and each.dtype is torch.float32)
-        addresses = (
-            None if each is None else each.data_ptr() for each in (out, hidden, self._weight, self._bias, times)
-        )
-        sizes = (hidden.numel() // self._inputs, self._inputs, self._outputs)
-        call("multiply", _Product(*addresses, *sizes, self._kind, then_gelu, onto is not None))
+        assert hidden.shape[-1] == self.num_inputs
+        assert out.shape == shape
+        assert out.is_contiguous()
+        assert out.dtype is torch.float32
+        work = self.told(then_gelu=then_gelu)
+        work.out, work.hidden, work.rows = out.data_ptr(), hidden.data_ptr(), hidden.numel() // self.num_inputs
+        work.is_onto = onto is not None
+        call("multiply", work)
         return out
+
+    def told(self, *, then_gelu: bool = False) -> ProductWork:
+        """What the kernel is told, but for what it reads and writes."""
+        bias = None if self._bias is None else self._bias.data_ptr()
+        sizes = (0, self.num_inputs, self._outputs)
+        return ProductWork(None, None, self._weight.data_ptr(), bias, None, *sizes, self._kind, then_gelu)
 
     def rows(self, which: Tensor) -> Tensor:
         """[count] -> [count, inputs]: what the weight has for some outputs."""
         assert which.dtype is torch.int64
         assert which.dim() == 1
         which = which.contiguous()
-        out = torch.empty(len(which), self._inputs, dtype=torch.float32)
-        work = _Rows(out.data_ptr(), self._weight.data_ptr(), which.data_ptr(), len(which), self._inputs, self._kind)
+        out = torch.empty(len(which), self.num_inputs, dtype=torch.float32)
+        work = _Rows(out.data_ptr(), self._weight.data_ptr(), which.data_ptr(), len(which), self.num_inputs, self._kind)
         call("take_rows", work)
         return out
 

@@ -89,40 +89,40 @@ class Linear(nn.Module):
         self.weight = empty_parameter(place._replace(dtype=place.of_matrices or place.dtype), total, in_features)
         self.bias = empty_parameter(place, total) if bias else None
         self._place = place
-        self._panels: Panels | None = None
+        self.panels: Panels | None = None  # what a CPU's kernels read instead of `weight`
 
     def pack(self) -> None:
         """Once it is filled: on a CPU its rows give way to what the kernels read."""
         if takes_panels(self.weight) and self._place.dtype is torch.float32:
-            self._panels = Panels(self.weight, self.bias, rounds_rows=self._place.rounds)
+            self.panels = Panels(self.weight, self.bias, rounds_rows=self._place.rounds)
             nowhere = self.weight.new_full((1, 1), torch.nan)
             self.weight = nn.Parameter(nowhere.expand(self.weight.shape), requires_grad=False)
 
+    @property
+    def packed(self) -> Panels:
+        assert self.panels is not None
+        return self.panels
+
     def forward(self, hidden: Tensor) -> Tensor:
-        if self._panels is None:
+        if self.panels is None:
             return F.linear(hidden, self.weight, self.bias)
-        return self._panels.multiply(hidden)
+        return self.panels.multiply(hidden)
 
     def then_activate(self, hidden: Tensor, activation: Activation) -> Tensor:
-        if self._panels is None or activation is not _gelu_tanh:
+        if self.panels is None or activation is not _gelu_tanh:
             return activation(self(hidden))
-        return self._panels.multiply(hidden, then_gelu=True)
-
-    def then_times(self, hidden: Tensor, others: Tensor) -> Tensor:
-        if self._panels is None:
-            return self(hidden).mul_(others)  # type: ignore[no-any-return]
-        return self._panels.multiply(hidden, times=others)
+        return self.panels.multiply(hidden, then_gelu=True)
 
     def add_to(self, sums: Tensor, hidden: Tensor) -> None:
         """Changes `sums`."""
-        if self._panels is None:
+        if self.panels is None:
             sums.add_(self(hidden))
         else:
-            self._panels.multiply(hidden, onto=sums)
+            self.panels.multiply(hidden, onto=sums)
 
     def rows(self, which: Tensor) -> Tensor:
         """[count] -> [count, in_features]: what the weight has for some outputs."""
-        return F.embedding(which, self.weight) if self._panels is None else self._panels.rows(which)
+        return F.embedding(which, self.weight) if self.panels is None else self.panels.rows(which)
 
     def slots(self) -> Iterator[WeightSlot]:
         sizes = list(self.outputs.values())
@@ -148,12 +148,14 @@ class LayerNorm(nn.Module):
         yield slot("bias", self.bias)
 
 
-def rms_norm(hidden: Tensor, scale: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
-    """hidden / rms(hidden) * scale over the last dimension, and the residual on top; float32 whatever the precision."""
-    if takes_kernels(hidden):
-        return cpu_kernels.norm(hidden, scale, eps, residual)
-    normed = (F.rms_norm(hidden.float(), hidden.shape[-1:], eps=eps) * scale).to(hidden.dtype)
-    return normed if residual is None else residual + normed
+def rms_norm(hidden: Tensor, scale: Tensor, eps: float) -> Tensor:
+    """hidden / rms(hidden) * scale over the last dimension; float32 whatever the precision.
+
+    The scale may have more dimensions than that one.
+    """
+    if takes_kernels(hidden) and scale.dim() == 1:
+        return cpu_kernels.norm(hidden, scale, eps)
+    return (F.rms_norm(hidden.float(), hidden.shape[-1:], eps=eps) * scale).to(hidden.dtype)
 
 
 def scale_of_weight(weight: Tensor) -> Tensor:
@@ -171,10 +173,6 @@ class RMSNorm(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         return rms_norm(hidden, self.scale, self.eps)
-
-    def add_to(self, residual: Tensor, hidden: Tensor) -> Tensor:
-        """residual + norm(hidden)"""
-        return rms_norm(hidden, self.scale, self.eps, residual)
 
     def slots(self) -> Iterator[WeightSlot]:
         yield slot("weight", self.scale, scale_of_weight)

@@ -66,8 +66,7 @@ class PagedAttention:
     ) -> Tensor:
         if self._planned_for is not batch:
             self._planned_for, self._plans = batch, {}
-        if window is not None and window >= batch.longest:
-            window = None
+        window = batch.narrowed_by(window)
         if window not in self._plans:
             self._plans[window] = plan(batch, window, _Way.of(query, cache, softcap))
         parts = self._plans[window]
@@ -104,7 +103,7 @@ class _Way(NamedTuple):
 
 def plan(batch: AttentionBatch, window: int | None, way: _Way) -> list[_Part]:
     if way.by_kernel:
-        return [_AllRows(_sight(batch, window))]
+        return [_AllRows(sight_of(batch, window))]
     parts: list[_Part] = []
     together: list[_Token] = []
     row = 0
@@ -136,7 +135,7 @@ class _AllRows:
         return self.sight.attend(query, cache.keys, cache.values, scale)
 
 
-def _sight(batch: AttentionBatch, window: int | None) -> Sight:
+def sight_of(batch: AttentionBatch, window: int | None) -> Sight:
     pieces = batch.slices
     return Sight(
         [piece.length for piece in pieces],

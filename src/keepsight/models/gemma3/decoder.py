@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from keepsight.models import cpu_kernels
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache, write_cache
-from keepsight.models.cpu_kernels import takes_kernels
+from keepsight.models.cpu_decoder import CpuDecoder, LayerWeights
+from keepsight.models.cpu_kernels import fits_tiles, takes_kernels
 from keepsight.models.gemma3.config import LayerConfig, RotaryConfig, TextConfig
 from keepsight.models.layers import (
     ACTIVATIONS,
@@ -27,6 +28,7 @@ from keepsight.models.layers import (
     under,
 )
 from keepsight.models.model import LayerWatcher
+from keepsight.models.paged_attention import PagedAttention, sight_of
 
 # Cosines, and sines that are negative in their first half, each [tokens, 1, head_dim].
 Angles = tuple[Tensor, Tensor]
@@ -44,10 +46,10 @@ class RotaryTable:
 
     def angles(self, positions: Tensor) -> dict[RotaryConfig, Angles]:
         """Of every base; a step has too few tokens to ask for them one by one."""
-        cos, sin = self._of_every_base(positions)
+        cos, sin = self.of_every_base(positions)
         return dict(zip(self.configs, zip(cos.unbind(), sin.unbind(), strict=True), strict=True))
 
-    def _of_every_base(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def of_every_base(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         if takes_kernels(self.frequencies) and self.dtype is torch.float32:
             return cpu_kernels.angles(positions, self.frequencies)
         angles = positions[:, None, None].float() * self.frequencies[:, None, None]
@@ -106,20 +108,16 @@ class SelfAttention(nn.Module):
 
     def _place_heads(self, projected: Tensor, step: LayerStep) -> Tensor:
         """Queries; keys and values are in the cache then."""
-        config, batch, cache = self.config, step.batch, step.cache
-        if takes_kernels(projected):
-            return cpu_kernels.place_heads(
-                projected, self._scales, config.rms_norm_eps, step.angles, cache.keys, cache.values, batch.slots
-            )
-        heads = projected.view(batch.num_tokens, -1, config.head_dim)
+        config = self.config
+        heads = projected.view(step.batch.num_tokens, -1, config.head_dim)
         query_and_key, value = heads.tensor_split([-config.num_kv_heads], dim=1)
-        rotated = rotate(rms_norm(query_and_key, self._scales, config.rms_norm_eps), step.angles)
+        rotated = rotate(rms_norm(query_and_key, self.scales, config.rms_norm_eps), step.angles)
         query, key = rotated.tensor_split([config.num_heads], dim=1)
-        write_cache(key, value, cache, batch)
+        write_cache(key, value, step.cache, step.batch)
         return query
 
     @functools.cached_property
-    def _scales(self) -> Tensor:
+    def scales(self) -> Tensor:
         """[heads + kv_heads, head_dim]: queries and keys differ only in their scale and are normalised in one go."""
         config = self.config
         rows = (self.query_scale.expand(config.num_heads, -1), self.key_scale.expand(config.num_kv_heads, -1))
@@ -142,8 +140,8 @@ class FeedForward(nn.Module):
         self.down = Linear(place, wide, {"down_proj": config.hidden_size}, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        gate = self.gate.then_activate(hidden, self.activation)
-        return self.down(self.up.then_times(hidden, gate))  # type: ignore[no-any-return]
+        gate = self.activation(self.gate(hidden))
+        return self.down(self.up(hidden).mul_(gate))  # type: ignore[no-any-return]
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from self.gate.slots()
@@ -169,8 +167,19 @@ class DecoderLayer(nn.Module):
         attended = self.attention(self.before_attention(hidden), step)
         if step.rows is not None:
             hidden = hidden[step.rows]
-        hidden = self.after_attention.add_to(hidden, self.attention.out(attended))
-        return self.after_feed_forward.add_to(hidden, self.feed_forward(self.before_feed_forward(hidden)))
+        hidden = hidden + self.after_attention(self.attention.out(attended))
+        return hidden + self.after_feed_forward(self.feed_forward(self.before_feed_forward(hidden)))  # type: ignore[no-any-return]
+
+    def for_cpu(self, rotary: RotaryTable) -> LayerWeights:
+        """Once its weights are packed."""
+        attention, wide = self.attention, self.feed_forward
+        norms = (self.before_attention, self.after_attention, self.before_feed_forward, self.after_feed_forward)
+        return LayerWeights(
+            norms=[each.scale for each in norms],
+            of_heads=attention.scales,
+            products=[each.packed for each in (attention.qkv, attention.out, wide.gate, wide.up, wide.down)],
+            base=rotary.configs.index(self.layer.rotary),
+        )
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from under("input_layernorm.", self.before_attention.slots())
@@ -191,6 +200,8 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config, layer, place) for layer in config.layers)
         self.norm = RMSNorm(place, config.hidden_size, config.rms_norm_eps)
         self.rotary = RotaryTable((layer.rotary for layer in config.layers), config.head_dim, place)
+        # All layers in one call, where there is a kernel for them.
+        self._layers_on_cpu: CpuDecoder | None = None
 
     def embed(self, token_ids: Tensor) -> Tensor:
         return self.embedding.rows(token_ids) * self.embedding_scale
@@ -203,19 +214,61 @@ class Decoder(nn.Module):
         batch: AttentionBatch,
         watch_layer: LayerWatcher | None = None,
     ) -> Tensor:
+        if self._layers_on_cpu is not None and isinstance(attention, PagedAttention):
+            hidden = self._compute_on_cpu(self._layers_on_cpu, hidden, caches, batch, watch_layer)
+        else:
+            hidden = self._compute_in_turn(hidden, attention, caches, batch, watch_layer)
+        return self.norm(hidden)  # type: ignore[no-any-return]
+
+    def _compute_in_turn(
+        self,
+        hidden: Tensor,
+        attention: Attention,
+        caches: Sequence[LayerCache],
+        batch: AttentionBatch,
+        watch_layer: LayerWatcher | None,
+    ) -> Tensor:
         angles = self.rotary.angles(batch.positions)
         last = len(self.layers) - 1
-        for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
-            assert isinstance(layer, DecoderLayer)
+        for index, (layer, cache) in enumerate(zip(self._all_layers(), caches, strict=True)):
             rows = batch.read_rows if index == last else None
             hidden = layer(hidden, LayerStep(angles[layer.layer.rotary], attention, cache, batch, rows))
             if watch_layer is not None:
                 watch_layer(index, hidden)
-        return self.norm(hidden)  # type: ignore[no-any-return]
+        return hidden
+
+    def _compute_on_cpu(
+        self,
+        layers: CpuDecoder,
+        hidden: Tensor,
+        caches: Sequence[LayerCache],
+        batch: AttentionBatch,
+        watch_layer: LayerWatcher | None,
+    ) -> Tensor:
+        windows = [batch.narrowed_by(layer.window) for layer in self.config.layers]
+        sight_by = {each: sight_of(batch, each) for each in set(windows)}
+        sights = [sight_by[each] for each in windows]
+        if batch.read_rows is not None:
+            sights[-1] = sight_of(batch.read_part, windows[-1])
+        angles = self.rotary.of_every_base(batch.positions)
+        return layers.compute(hidden, angles, caches, sights, batch.slots, batch.read_rows, watch_layer)
+
+    def pack(self) -> None:
+        """Once all weights are packed."""
+        config = self.config
+        is_usual = config.attention_softcap is None and config.activation == "gelu_pytorch_tanh"
+        is_on_cpu = self.embedding.panels is not None
+        if is_usual and is_on_cpu and fits_tiles(config.num_heads, config.num_kv_heads, config.head_dim):
+            weights = [layer.for_cpu(self.rotary) for layer in self._all_layers()]
+            self._layers_on_cpu = CpuDecoder(weights, config.attention_scale, config.rms_norm_eps)
+
+    def _all_layers(self) -> Iterator[DecoderLayer]:
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            yield layer
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from self.embedding.slots()
-        for index, layer in enumerate(self.layers):
-            assert isinstance(layer, DecoderLayer)
+        for index, layer in enumerate(self._all_layers()):
             yield from under(f"layers.{index}.", layer.slots())
         yield from under("norm.", self.norm.slots())

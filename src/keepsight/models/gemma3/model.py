@@ -51,6 +51,7 @@ class Gemma3(nn.Module):
         for part in self.modules():
             if isinstance(part, Linear):
                 part.pack()
+        self.decoder.pack()
 
     def encode_images(self, pixels: Tensor) -> Tensor:
         return run_to_end(self.encode_in_parts(pixels))

@@ -1,0 +1,115 @@
+"""A decoder's layers on a CPU, one after another in one call: cpu_decoder.c.
+
+Where tokens are few it takes longer to ask for a layer's parts one by one than to compute them.
+"""
+
+from collections.abc import Callable, Sequence
+from ctypes import POINTER, Structure, c_float, c_long, c_void_p, pointer
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from keepsight.models.attention import LayerCache
+from keepsight.models.cpu_kernels import AttentionWork, Sight
+from keepsight.models.cpu_library import call
+from keepsight.models.cpu_products import Panels, ProductWork
+
+_NORMS = ("before_attention", "after_attention", "before_feed_forward", "after_feed_forward")
+_PRODUCTS = ("qkv", "out", "gate", "up", "down")
+
+
+class _Layer(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in (*_NORMS, "of_heads")),
+        *((name, ProductWork) for name in _PRODUCTS),
+        ("base", c_long),
+    )
+
+
+class _Decoder(Structure):
+    _fields_ = (
+        ("hidden", c_void_p),
+        ("layers", POINTER(_Layer)),
+        *((name, POINTER(c_void_p)) for name in ("keys", "values")),
+        ("sights", POINTER(POINTER(AttentionWork))),
+        *((name, c_void_p) for name in ("cos", "sin", "slots", "read")),
+        *((name, c_long) for name in ("num_read", "first", "end", "num_layers", "tokens", "size")),
+        *((name, c_long) for name in ("heads", "kv_heads", "dim", "wide", "is_rounded")),
+        ("eps", c_float),
+    )
+
+
+class LayerWeights(NamedTuple):
+    norms: Sequence[Tensor]  # scales, in the order of `_NORMS`
+    of_heads: Tensor  # [heads + kv_heads, head_dim]: scales, too
+    products: Sequence[Panels]  # in the order of `_PRODUCTS`; GELU follows the gate
+    base: int  # which of the angles
+
+    def told(self) -> _Layer:
+        scales = (each.data_ptr() for each in (*self.norms, self.of_heads))
+        products = (each.told(then_gelu=name == "gate") for name, each in zip(_PRODUCTS, self.products, strict=True))
+        return _Layer(*scales, *products, self.base)
+
+
+class CpuDecoder:
+    def __init__(self, layers: Sequence[LayerWeights], attention_scale: float, eps: float) -> None:
+        self._weights = tuple(layers)  # held, as the kernel is given no more than where they lie
+        self._layers = (_Layer * len(layers))(*(each.told() for each in layers))
+        self._attention_scale, self._eps = attention_scale, eps
+
+    def compute(
+        self,
+        hidden: Tensor,  # [tokens, size]
+        angles: tuple[Tensor, Tensor],  # [bases, tokens, 1, head_dim], sines negative in their first half
+        caches: Sequence[LayerCache],
+        sights: Sequence[Sight],  # of each layer
+        slots: Tensor,  # [tokens]
+        read_rows: Tensor | None,  # in their order; None: all
+        watch_layer: Callable[[int, Tensor], None] | None,
+    ) -> Tensor:
+        """[tokens, size] -> [read, size]; keys and values of all tokens are in their slots then."""
+        hidden = hidden.clone(memory_format=torch.contiguous_format)
+        num_read = len(hidden) if read_rows is None else len(read_rows)
+        work = self._work(hidden, angles, caches, sights, slots, read_rows, num_read)
+        num_layers = len(self._layers)
+        if watch_layer is None:
+            work.end = num_layers
+            call("decode", work)
+            return hidden[:num_read]
+        for index in range(num_layers):
+            work.first, work.end = index, index + 1
+            call("decode", work)
+            watch_layer(index, hidden[:num_read] if index + 1 == num_layers else hidden)
+        return hidden[:num_read]
+
+    def _work(
+        self,
+        hidden: Tensor,
+        angles: tuple[Tensor, Tensor],
+        caches: Sequence[LayerCache],
+        sights: Sequence[Sight],
+        slots: Tensor,
+        read_rows: Tensor | None,
+        num_read: int,
+    ) -> _Decoder:
+        keys, num_layers = caches[0].keys, len(self._layers)
+        _, num_kv_heads, head_dim = keys.shape
+        num_heads = len(self._weights[0].of_heads) - num_kv_heads
+        assert all(each.is_contiguous() for each in (*angles, slots, keys))
+        assert len(hidden) == len(slots) == angles[0].shape[1]
+        assert len(caches) == len(sights) == num_layers
+        told = {each: pointer(each.told(num_heads, keys, self._attention_scale)) for each in set(sights)}
+        return _Decoder(
+            hidden.data_ptr(),
+            self._layers,
+            (c_void_p * num_layers)(*(each.keys.data_ptr() for each in caches)),
+            (c_void_p * num_layers)(*(each.values.data_ptr() for each in caches)),
+            (POINTER(AttentionWork) * num_layers)(*(told[each] for each in sights)),
+            *(each.data_ptr() for each in (*angles, slots)),
+            None if read_rows is None else read_rows.data_ptr(),
+            *(num_read, 0, 0, num_layers, *hidden.shape, num_heads, num_kv_heads, head_dim),
+            self._weights[0].products[-1].num_inputs,
+            keys.dtype is torch.bfloat16,
+            self._eps,
+        )

@@ -1,0 +1,162 @@
+"""A decoder's layers in one call give what they give one after another, and each token the same in whatever company."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from keepsight.models.attention import AttentionBatch, LayerCache, ReferenceAttention, RequestSlice
+from keepsight.models.block_table import BlockTable
+from keepsight.models.gemma3.config import LayerConfig, RotaryConfig, TextConfig
+from keepsight.models.gemma3.decoder import Decoder
+from keepsight.models.layers import Linear, Placement
+from keepsight.models.paged_attention import PagedAttention
+from tests.models.conftest import BUILD_THAT_ROUNDS
+
+pytestmark = pytest.mark.usefixtures("build", "threads")
+CPU = torch.device("cpu")
+BLOCK_SIZE, NUM_BLOCKS = 16, 120
+FAR, NEAR = RotaryConfig(1e6, 8.0), RotaryConfig(1e4)
+CONFIG = TextConfig(
+    vocab_size=50,
+    hidden_size=72,
+    intermediate_size=130,  # less than whole panels
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    layers=(LayerConfig(NEAR, 20), LayerConfig(FAR, None), LayerConfig(NEAR, 700)),
+    rms_norm_eps=1e-6,
+    attention_scale=0.2,
+    attention_bias=False,
+    attention_softcap=None,
+    final_softcap=None,
+    activation="gelu_pytorch_tanh",
+    tie_word_embeddings=True,
+)
+CONFIGS = {
+    "usual": CONFIG,
+    "one key head": dataclasses.replace(CONFIG, num_kv_heads=1, head_dim=40, hidden_size=33, intermediate_size=7),
+    "as many key heads": dataclasses.replace(CONFIG, num_kv_heads=4, head_dim=8, attention_bias=True),
+    "one layer": dataclasses.replace(CONFIG, layers=CONFIG.layers[:1]),
+}
+FLOAT32 = Placement(CPU, torch.float32)
+ROUNDED = Placement(CPU, torch.float32, torch.bfloat16, rounds=True)
+
+of_each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+
+
+def make_decoder(config: TextConfig, place: Placement = FLOAT32) -> Decoder:
+    decoder = Decoder(config, place)
+    for slot in decoder.slots():
+        slot.fill(torch.randn(slot.shape) / (slot.shape[1] ** 0.5 if len(slot.shape) > 1 else 10))
+    for part in decoder.modules():
+        if isinstance(part, Linear):
+            part.pack()
+    decoder.pack()
+    return decoder
+
+
+def make_caches(config: TextConfig, dtype: torch.dtype = torch.float32) -> list[LayerCache]:
+    shape = (NUM_BLOCKS * BLOCK_SIZE, config.num_kv_heads, config.head_dim)
+    return [LayerCache(*torch.full((2, *shape), torch.nan, dtype=dtype)) for _ in config.layers]
+
+
+def slices(*pieces: tuple[int, int]) -> list[RequestSlice]:
+    """Of as many requests, each [start, end), whose pages lie apart."""
+    pages = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(0)).tolist()
+    each = NUM_BLOCKS // len(pieces)
+    tables = [BlockTable(BLOCK_SIZE, pages[index * each : (index + 1) * each], CPU) for index in range(len(pieces))]
+    return [RequestSlice(start, end - start, table) for (start, end), table in zip(pieces, tables, strict=True)]
+
+
+def compute(
+    decoder: Decoder,
+    hidden: Tensor,
+    pieces: Sequence[RequestSlice],
+    caches: Sequence[LayerCache],
+    read: Sequence[int] | None = None,
+) -> Tensor:
+    output: Tensor = decoder(hidden, PagedAttention(), caches, AttentionBatch(pieces, CPU, read))
+    return output
+
+
+@of_each_config
+@pytest.mark.parametrize("ends", [(1,), (1, 1, 1), (40,), (30, 1, 560)], ids=str)
+@pytest.mark.parametrize("reads_all", [True, False])
+def test_all_layers_at_once_give_what_they_give_one_after_another(
+    config: TextConfig, ends: tuple[int, ...], reads_all: bool
+) -> None:
+    decoder, pieces = make_decoder(config), slices(*((0, end) for end in ends))
+    batch = AttentionBatch(pieces, CPU, None if reads_all else [len(ends) - 1])
+    hidden = torch.randn(batch.num_tokens, config.hidden_size)
+    given, caches, others = hidden.clone(), make_caches(config), make_caches(config)
+    at_once = decoder(hidden, PagedAttention(), caches, batch)
+    in_turn = decoder(hidden, ReferenceAttention(), others, batch)
+    torch.testing.assert_close(at_once, in_turn, rtol=1e-3, atol=1e-4)
+    for ours, theirs in zip(caches, others, strict=True):
+        # What is not of these tokens is left alone.
+        torch.testing.assert_close(ours.keys, theirs.keys, rtol=1e-3, atol=1e-4, equal_nan=True)
+        torch.testing.assert_close(ours.values, theirs.values, rtol=1e-3, atol=1e-4, equal_nan=True)
+    assert torch.equal(hidden, given)
+
+
+def assert_same_in_whatever_company(decoder: Decoder, dtype: torch.dtype) -> None:
+    """At once, in pieces, beside others, and with its end alone read."""
+    config, whole = decoder.config, slices((0, 600), (0, 5))
+    hidden, of_other = torch.randn(600, config.hidden_size), torch.randn(5, config.hidden_size)
+    caches = make_caches(config, dtype)
+    expected = compute(decoder, hidden, whole[:1], caches)
+    others = make_caches(config, dtype)
+    for start, end in itertools.pairwise([0, 127, 300, 301, 599, 600]):
+        pieces = [RequestSlice(start, end - start, whole[0].table), whole[1]]
+        beside = compute(decoder, torch.cat((hidden[start:end], of_other)), pieces, others)
+        assert torch.equal(beside[: end - start], expected[start:end])
+        read = compute(decoder, torch.cat((hidden[start:end], of_other)), pieces, others, read=[0])
+        assert torch.equal(read, expected[end - 1 : end])
+
+
+@of_each_config
+def test_a_token_has_the_same_numbers_in_whatever_company(config: TextConfig) -> None:
+    assert_same_in_whatever_company(make_decoder(config), torch.float32)
+
+
+@pytest.mark.usefixtures("rounds")
+@pytest.mark.parametrize("build", [BUILD_THAT_ROUNDS], indirect=True)
+@of_each_config
+def test_where_products_round_it_has_them_too(config: TextConfig) -> None:
+    assert_same_in_whatever_company(make_decoder(config, ROUNDED), torch.bfloat16)
+
+
+def test_keys_and_values_are_kept_in_the_precision_of_their_slots() -> None:
+    decoder, hidden = make_decoder(CONFIGS["one layer"]), torch.randn(40, CONFIG.hidden_size)
+    exact, kept = make_caches(decoder.config), make_caches(decoder.config, torch.bfloat16)
+    for caches in (exact, kept):
+        compute(decoder, hidden, slices((0, 40)), caches)
+    torch.testing.assert_close(exact[0].keys.bfloat16(), kept[0].keys, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(exact[0].values.bfloat16(), kept[0].values, rtol=0, atol=0, equal_nan=True)
+
+
+def test_who_watches_sees_each_layer_s_output() -> None:
+    decoder, hidden = make_decoder(CONFIG), torch.randn(40, CONFIG.hidden_size)
+    batch, seen = AttentionBatch(slices((0, 30), (0, 10)), CPU, read=[1]), list[Tensor]()
+    watched = decoder(
+        hidden, PagedAttention(), make_caches(CONFIG), batch, lambda _, output: seen.append(output.clone())
+    )
+    assert [len(each) for each in seen] == [40, 40, 1]
+    assert torch.equal(watched, decoder.norm(seen[-1]))
+    assert torch.equal(watched, decoder(hidden, PagedAttention(), make_caches(CONFIG), batch))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"attention_softcap": 2.0}, {"activation": "silu"}, {"head_dim": 12}, {"num_heads": 33, "num_kv_heads": 1}],
+    ids=str,
+)
+def test_a_model_that_no_kernel_takes_is_computed_one_layer_after_another(changed: dict[str, float]) -> None:
+    config = dataclasses.replace(CONFIG, **changed)  # type: ignore[arg-type]
+    decoder, hidden, batch = make_decoder(config), torch.randn(40, 72), AttentionBatch(slices((0, 40)), CPU)
+    outputs = [decoder(hidden, each, make_caches(config), batch) for each in (PagedAttention(), ReferenceAttention())]
+    torch.testing.assert_close(*outputs, rtol=1e-3, atol=1e-4)
