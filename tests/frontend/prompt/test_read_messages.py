@@ -104,3 +104,12 @@ def test_a_uuid_is_a_text_that_can_be_shown(uuid: object) -> None:
 @pytest.mark.parametrize("uuid", ["a", "a" * MAX_UUID_LENGTH, "Größe 猫", "../etc"])
 def test_any_other_text_is_a_uuid(uuid: str) -> None:
     assert read_uuid(uuid, "uuid") == uuid
+
+
+def test_a_message_may_say_that_it_is_a_text_and_nothing_else() -> None:
+    message: dict[str, Any] = {"role": "user", "content": "Hello"}
+    for said in ("text", None):
+        assert read_messages([message | {"type": said}]) == read_messages([message])
+    for other in ("message", "", {"text": 1}):
+        with pytest.raises(InvalidArgumentError, match=r"messages\[0\]\.type: must be 'text'"):
+            read_messages([message | {"type": other}])

@@ -31,6 +31,7 @@ from keepsight.frontend.prompt.read_messages import (
     DETAILS,
     EMPTY_IN_ANSWERS,
     MAX_MESSAGES,
+    MESSAGE_TYPES,
 )
 
 Json = dict[str, Any]
@@ -123,6 +124,7 @@ _MESSAGE = _object(
     "content",
     role={"type": "string", "examples": ["system", "user", "assistant"]},
     name={"type": ["string", "null"]},
+    type={"enum": [*MESSAGE_TYPES]},
     tool_call_id=_text("Of a tool's answer."),
     content={"anyOf": [{"type": "string"}, _list_of({"$ref": REFERENCE.format(name="ContentPart")})]},
     **_OF_ANSWERS,

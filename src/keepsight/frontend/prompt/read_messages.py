@@ -27,6 +27,8 @@ EMPTY_IN_ANSWERS = (
     "refusal",
     "tool_calls",
 )
+# lm-eval says of each message that it is a text, whatever it holds.
+MESSAGE_TYPES = ("text", None)
 # Beside those of every message.
 _FIELDS_OF = {"assistant": ("tool_calls",), "tool": ("tool_call_id",)}
 MAX_UUID_LENGTH = 256
@@ -117,7 +119,9 @@ def _read_message(message: object, field: str, pictures: list[PicturePart]) -> T
     role = message.get("role")
     if not isinstance(role, str) or not role:
         _refuse(f"{field}.role", role, "a role such as 'user'")
-    _check_fields(message, field, {"role", "content", "name", *_FIELDS_OF.get(role, ())}, EMPTY_IN_ANSWERS)
+    _check_fields(message, field, {"role", "content", "name", "type", *_FIELDS_OF.get(role, ())}, EMPTY_IN_ANSWERS)
+    if message.get("type") not in MESSAGE_TYPES:
+        _refuse(f"{field}.type", message["type"], "'text', or left out")
     read: TemplateMessage = {"role": role}
     if calls := message.get("tool_calls"):
         read["tool_calls"] = read_tool_calls(calls, f"{field}.tool_calls")
