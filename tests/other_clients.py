@@ -26,6 +26,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 REFUSED = "is not on the public internet"
+TOO_LONG, TOO_LONG_SAID = "red " * 3000, "this model's maximum context length is 2048 tokens"
 
 
 def ask(*parts: Any) -> list[dict[str, Any]]:
@@ -41,11 +42,11 @@ def expect(what: str, seen: object) -> None:
     see(what, seen, is_right=seen == QUESTION.answer)
 
 
-def expect_refusal(what: str, call: Callable[[], object], words: str) -> None:
+def expect_refusal(what: str, call: Callable[[], object], words: str, kind: str = "") -> None:
     try:
         answer = call()
     except Exception as error:
-        see(what, error, is_right=words in str(error))
+        see(what, error, is_right=words in str(error) and kind in type(error).__name__)
     else:
         see(what, answer, is_right=False)
 
@@ -67,6 +68,7 @@ def try_langchain(server: RealServer) -> None:
     form = chat.with_structured_output({"title": "form", **SCHEMA}, method="json_schema").invoke(ask(PICTURE))
     see("a schema", form, is_right=form["count"] in (1, 2))
     expect_refusal("a picture from the inside", lambda: chat.invoke(ask(INSIDE)), REFUSED)
+    expect_refusal("a prompt that is too long", lambda: chat.invoke(TOO_LONG), TOO_LONG_SAID, "ContextOverflow")
     tools = chat.bind_tools([{"type": "function", "function": {"name": "look"}}])
     expect_refusal("a tool, which this model's template cannot show", lambda: tools.invoke(ask(PICTURE)), "tools: ")
 
@@ -94,6 +96,8 @@ def try_litellm(server: RealServer) -> None:
     formed = say(ask(PICTURE), response_format=form).content
     see("a schema", formed, is_right='"count"' in formed)
     expect_refusal("a picture from the inside", lambda: say(ask(INSIDE)), REFUSED)
+    longer = [{"role": "user", "content": TOO_LONG}]
+    expect_refusal("a prompt that is too long", lambda: say(longer), TOO_LONG_SAID, "ContextWindowExceeded")
 
 
 def main() -> int:

@@ -151,7 +151,7 @@ def test_a_prompt_that_is_too_long_is_refused_before_any_content_is_hashed(monke
 
     monkeypatch.setattr(identify_picture, "hash_content", note)
     picture = by_url(draw(7).picture)
-    with pytest.raises(PromptTooLongError, match=r"of them of 2 pictures; .* holds 50") as caught:
+    with pytest.raises(PromptTooLongError, match=r"of them of 2 pictures; .* context length is 50 ") as caught:
         preparer.prepare_chat(ask(picture, picture, "What are these two, if you please?"), PARAMS)
     assert "32 of them" in str(caught.value)
     assert not hashed
@@ -177,7 +177,7 @@ def test_of_a_text_that_is_far_too_long_only_the_beginning_is_encoded(
 
     monkeypatch.setattr(preparer.tokenizer, "encode", note)
     text = "one picture " * 100_000
-    with pytest.raises(PromptTooLongError, match=r"has \d+ characters, .* 2048 tokens that fit"):
+    with pytest.raises(PromptTooLongError, match=r"has \d+ characters, .* context length is 2048 tokens"):
         preparer.prepare_chat([{"role": "user", "content": text}], PARAMS)
     assert sum(lengths) < 100_000
 

@@ -265,8 +265,7 @@ class RequestPreparer:
     ) -> tuple[EngineRequest, Sequence[NamedPicture]]:
         num_crops = [len(picture.crops) for picture in pictures]
         if self.tokenizer.is_far_too_long(text, self.max_model_len):
-            message = f"has {len(text)} characters, far more than those of the {self.max_model_len} tokens that fit"
-            raise PromptTooLongError(field, message)
+            raise self._too_long(field, f"has {len(text)} characters, far more than fit")
         expanded = self.expander.expand(text, num_crops, add_bos, field)
         # Refused before any content is hashed.
         self._check_fits(expanded, field)
@@ -295,15 +294,17 @@ class RequestPreparer:
         num_tokens = len(expanded.token_ids)
         if num_tokens >= self.max_model_len:
             num_image_tokens = sum(span.length for span in expanded.spans)
-            raise PromptTooLongError(
-                field,
-                f"has {num_tokens} tokens, {num_image_tokens} of them of {len(expanded.spans)} pictures; with at least "
-                f"one token of answer this model holds {self.max_model_len}",
-            )
+            of_pictures = f"{num_image_tokens} of them of {len(expanded.spans)} pictures"
+            raise self._too_long(field, f"has {num_tokens} tokens, {of_pictures}")
         largest = max(expanded.token_ids)
         if largest >= self._vocab_size:
             token = self.tokenizer.token(largest)
             raise ReservedTokenError(field, f"the text holds {token}, which is no token of this model")
+
+    def _too_long(self, field: str, what: str) -> PromptTooLongError:
+        # OpenAI's words and vLLM's for the limit: by them LiteLLM knows that a longer context is what would help.
+        limit = f"this model's maximum context length is {self.max_model_len} tokens, at least one of them the answer's"
+        return PromptTooLongError(field, f"{what}; {limit}")
 
     def _check_named_tokens(self, params: SamplingParams) -> None:
         for name in ("allowed_token_ids", "stop_token_ids"):
