@@ -172,6 +172,12 @@ def test_a_field_that_is_not_served_is_refused_by_name(name: str) -> None:
     [
         ({"temprature": 1}, "temprature", "did you mean 'temperature'"),
         ({"x" * 500: 1}, "x" * 77 + "...", "no field"),
+        ({"n_predict": 8}, "n_predict", "did you mean 'max_tokens'"),
+        ({"max_new_tokens": 8}, "max_new_tokens", "did you mean 'max_tokens'"),
+        ({"json_schema": {}}, "json_schema", "did you mean 'response_format'"),
+        ({"regex": "a+"}, "regex", "did you mean 'structured_outputs.regex'"),
+        ({"response_format": {"regex": "a+"}}, "response_format.regex", "knows$"),
+        ({"separate_reasoning": True}, "separate_reasoning", "knows$"),  # include_reasoning is refused, too
         ({"stream": True, "stream_options": {"include": 1}}, "stream_options.include", "include_usage"),
         ({"mm_processor_kwargs": {"size": 1}}, "mm_processor_kwargs.size", "no field"),
         (OBFUSCATED, "stream_options.include_obfuscation", "not supported"),

@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, Generic, NoReturn, TypeVar
 
 import msgspec
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.frontend.http.other_servers import propose_field
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 Buffer = bytes | bytearray | memoryview
@@ -46,9 +46,9 @@ class BodyDecoder(Generic[Body]):
 
     def _refuse_unknown(self, name: str, parent: str) -> NoReturn:
         name = name if len(name) <= MAX_SHOWN_CHARACTERS else name[: MAX_SHOWN_CHARACTERS - 3] + "..."
-        known = self._structs[parent].__struct_fields__ if parent in self._structs else ()
-        close = get_close_matches(name, known, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        known = _served_fields(self._structs[parent]) if parent in self._structs else ()
+        meant = propose_field(name, known)
+        hint = f"; did you mean {meant!r}?" if meant else ""
         raise UnsupportedFieldError(_join(parent, name), f"is no field that this server knows{hint}")
 
 
@@ -65,6 +65,10 @@ def check_refused(request: msgspec.Struct, neutral_values: Mapping[str, tuple[An
 @cache
 def refused_fields(body_type: type[msgspec.Struct]) -> tuple[str, ...]:
     return tuple(field.name for field in msgspec.structs.fields(body_type) if field.type == Refused)
+
+
+def _served_fields(body_type: type[msgspec.Struct]) -> list[str]:
+    return [name for name in body_type.__struct_fields__ if name not in refused_fields(body_type)]
 
 
 def _is_neutral(value: object, neutral_values: tuple[Any, ...]) -> bool:

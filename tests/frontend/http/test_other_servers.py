@@ -1,0 +1,26 @@
+import pytest
+
+from keepsight.errors import UnsupportedFieldError
+from keepsight.frontend.api.chat_request import ChatRequest
+from keepsight.frontend.api.completion_request import CompletionRequest, parse_completion_request
+from keepsight.frontend.api.response_format import StructuredOutputs
+from keepsight.frontend.api.tokenize_request import TokenizeRequest, parse_tokenize_request
+from keepsight.frontend.http.decode_body import refused_fields
+from keepsight.frontend.http.other_servers import FIELDS
+
+
+@pytest.mark.parametrize("ours", FIELDS.values())
+def test_what_is_proposed_is_a_field_that_is_served(ours: str) -> None:
+    name, _, inner = ours.partition(".")
+    bodies = (ChatRequest, CompletionRequest, TokenizeRequest)
+    assert any(name in body.__struct_fields__ and name not in refused_fields(body) for body in bodies)
+    assert not inner or (inner in StructuredOutputs.__struct_fields__ and name == "structured_outputs")
+
+
+def test_a_field_is_proposed_where_the_body_has_it() -> None:
+    with pytest.raises(UnsupportedFieldError, match="did you mean 'max_tokens'"):
+        parse_completion_request(b'{"prompt": "Hello", "max_completion_tokens": 4}')
+    with pytest.raises(UnsupportedFieldError, match="did you mean 'prompt'"):
+        parse_tokenize_request(b'{"content": "Hello"}')
+    with pytest.raises(UnsupportedFieldError, match=r"knows$"):
+        parse_tokenize_request(b'{"n_predict": 4}')
