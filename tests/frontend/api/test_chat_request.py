@@ -151,6 +151,7 @@ def test_a_field_that_is_not_served_passes_with_a_value_that_asks_for_nothing(na
             "structured_outputs.disable_any_whitespace: {} but for false, which asks for nothing",
         ),
         ({"web_search_options": {}}, "web_search_options: {}"),
+        ({"cache_prompt": False}, "cache_prompt: {} but for true, which asks for nothing"),
     ],
 )
 def test_whoever_is_refused_is_told_what_would_pass(fields: dict[str, Any], said: str) -> None:

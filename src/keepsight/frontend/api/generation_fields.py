@@ -94,6 +94,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     add_special_tokens: Refused = None
     best_of: Refused = None
+    cache_prompt: Refused = None
     kv_transfer_params: Refused = None
     length_penalty: Refused = None
     logits_processors: Refused = None
@@ -117,6 +118,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     # Of refused fields, besides null.
     NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "best_of": (1,),
+        "cache_prompt": (True,),  # llama.cpp's: it is done anyway
         "length_penalty": (1, 1.0),
         "logits_processors": ([],),
         "prompt_cache_options": ({}, {"mode": "implicit"}),
