@@ -1,12 +1,16 @@
 import pytest
 
+from keepsight.api_settings import ApiSettings
 from keepsight.errors import UnsupportedFieldError
 from keepsight.frontend.api.chat_request import ChatRequest
 from keepsight.frontend.api.completion_request import CompletionRequest, parse_completion_request
+from keepsight.frontend.api.openapi import describe_api
 from keepsight.frontend.api.response_format import StructuredOutputs
 from keepsight.frontend.api.tokenize_request import TokenizeRequest, parse_tokenize_request
 from keepsight.frontend.http.decode_body import refused_fields
-from keepsight.frontend.http.other_servers import FIELDS
+from keepsight.frontend.http.other_servers import FIELDS, PATHS, propose_path
+
+SERVED_PATHS = tuple(describe_api(ApiSettings(), has_uploads=True)["paths"])
 
 
 @pytest.mark.parametrize("ours", FIELDS.values())
@@ -24,3 +28,24 @@ def test_a_field_is_proposed_where_the_body_has_it() -> None:
         parse_tokenize_request(b'{"content": "Hello"}')
     with pytest.raises(UnsupportedFieldError, match=r"knows$"):
         parse_tokenize_request(b'{"n_predict": 4}')
+
+
+@pytest.mark.parametrize(
+    ("path", "ours"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),  # a base_url without /v1
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/tokenize", "/tokenize"),
+        ("/healthz", "/health"),
+        ("/v1/embeddings", None),
+        ("/v1/rerank", None),
+        ("/", None),
+        *PATHS.items(),
+    ],
+)
+def test_a_path_is_proposed_where_the_same_is_served_by_another(path: str, ours: str | None) -> None:
+    assert propose_path(path, SERVED_PATHS) == ours
+
+
+def test_no_path_is_proposed_that_this_server_has_not() -> None:
+    assert propose_path("/v1/files", [path for path in SERVED_PATHS if "media" not in path]) is None

@@ -43,6 +43,7 @@ from keepsight.frontend.http.error_response import (
     error_response,
     json_response,
 )
+from keepsight.frontend.http.other_servers import propose_path
 from keepsight.frontend.http.read_body import reading_body
 from keepsight.frontend.http.unless_client_leaves import unless_client_leaves
 from keepsight.frontend.http.waiting_room import WaitingRoom
@@ -347,7 +348,10 @@ async def _refuse_http(http: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = error.detail
     if message == HTTPStatus(error.status_code).phrase:  # the router's: clients show neither method nor path
-        message = f"{http.method} {http.url.path[:80]}: {message}; GET /openapi.json lists what there is"
+        path = http.url.path[:80]
+        meant = propose_path(path, [route.path for route in http.app.routes]) if error.status_code == 404 else None
+        hint = f"did you mean {meant}? " if meant else ""
+        message = f"{http.method} {path}: {message}; {hint}GET /openapi.json lists what there is"
     detail = ErrorDetail(message=message, type="invalid_request_error")
     return json_response(ErrorResponse(error=detail), error.status_code, error.headers)
 

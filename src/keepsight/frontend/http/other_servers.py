@@ -26,6 +26,32 @@ FIELDS = {
     "text": "prompt",
     "with_pieces": "return_token_strs",
 }
+# Of endpoints: vLLM's, SGLang's, llama.cpp's, and OpenAI's newer ones.
+PATHS = {
+    "/apply-template": "/tokenize",
+    "/completion": "/v1/completions",
+    "/flush_cache": "/reset_prefix_cache",
+    "/generate": "/v1/completions",
+    "/get_model_info": "/v1/models",
+    "/get_server_info": "/v1/models",
+    "/health_generate": "/ready",
+    "/invocations": "/v1/chat/completions",
+    "/load": "/metrics",
+    "/ping": "/health",
+    "/props": "/v1/models",
+    "/slots": "/debug/state",
+    "/v1/files": "/v1/media",
+    "/v1/messages": "/v1/chat/completions",
+    "/v1/responses": "/v1/chat/completions",
+}
+# Less alike are other endpoints: /v1/embeddings is no /v1/completions.
+MIN_LIKENESS = 0.8
+
+
+def propose_path(path: str, known: Collection[str]) -> str | None:
+    if (ours := PATHS.get(path)) in known:
+        return ours
+    return next(iter(get_close_matches(path, known, n=1, cutoff=MIN_LIKENESS)), None)
 
 
 def propose_field(name: str, known: Collection[str]) -> str | None:
