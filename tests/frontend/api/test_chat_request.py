@@ -190,6 +190,13 @@ def test_an_unknown_field_is_refused_with_its_path(fields: dict[str, Any], field
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize("kind", ["regex", "structural_tag", 5])
+def test_a_field_of_a_few_words_is_refused_with_those_that_it_takes(kind: object) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"may be 'text' or 'json_object' or 'json_schema'$") as caught:
+        parse(response_format={"type": kind})
+    assert caught.value.field == "response_format.type"
+
+
 @pytest.mark.parametrize("tool", [{"tool": 1}, {"function": {"name": "look", "stopp": 1}}])
 def test_no_field_is_proposed_of_another_place(tool: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedFieldError, match=r"tools\[0\].* is no field that this server knows$"):

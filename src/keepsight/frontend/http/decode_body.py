@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, Generic, NoReturn, TypeVar
+from typing import Annotated, Any, Generic, Literal, NoReturn, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -41,8 +41,15 @@ class BodyDecoder(Generic[Body]):
         if missing := _MISSING_FIELD.fullmatch(message):
             raise InvalidArgumentError(_join(missing["at"] or "", missing["name"]), "is required")
         if placed := AT_PATH.fullmatch(message):
-            raise InvalidArgumentError(placed["path"] or "body", placed["message"])
+            raise InvalidArgumentError(placed["path"] or "body", placed["message"] + self._tell_choices(placed["path"]))
         raise InvalidArgumentError("body", message)
+
+    def _tell_choices(self, path: str) -> str:
+        """Of a field that takes some words and no others: msgspec names none of them."""
+        parent, _, name = path.rpartition(".")
+        fields = msgspec.structs.fields(self._structs[parent]) if parent in self._structs else ()
+        words = [get_args(field.type) for field in fields if field.name == name and get_origin(field.type) is Literal]
+        return f"; it may be {' or '.join(map(repr, words[0]))}" if words else ""
 
     def _refuse_unknown(self, name: str, parent: str) -> NoReturn:
         name = name if len(name) <= MAX_SHOWN_CHARACTERS else name[: MAX_SHOWN_CHARACTERS - 3] + "..."
