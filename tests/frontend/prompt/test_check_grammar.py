@@ -30,6 +30,7 @@ GOOD = StructuredOutputsParams(regex="a+").to_grammar()
         ({"grammar": "start: foo"}, "unknown name"),
         ({"grammar": "start: " + "(" * 5000 + '"a"' + ")" * 5000}, "deeply nested"),
         ({"grammar": "root ::= [a-z]"}, "cannot be compiled"),
+        ({"grammar": "root ::= [a-z]"}, "python -m llguidance.gbnf_to_lark FILE"),
     ],
 )
 def test_what_cannot_be_compiled_is_refused_with_its_name_and_its_fault(asked: dict[str, Any], said: str) -> None:
