@@ -103,6 +103,14 @@ def test_what_has_not_changed_is_not_sent_again(server: PictureServer) -> None:
     assert server.asked[0].headers["if-modified-since"] == "today"
 
 
+def test_what_still_holds_keeps_the_validators_that_its_origin_does_not_say_again(server: PictureServer) -> None:
+    url = server.serve("/a", response(b"", 304))
+    known = Validators(url, '"1"', "today")
+    assert fetch(url, known).validators == known
+    server.serve("/a", response(b"", 304, ETag='"2"'))
+    assert fetch(url, known).validators == Validators(url, '"2"', "today")
+
+
 def test_not_modified_is_no_answer_for_one_who_holds_nothing(server: PictureServer) -> None:
     url = server.serve("/a", response(b"", 304))
     assert "answered 304" in fault_of(url).message

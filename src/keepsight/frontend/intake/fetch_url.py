@@ -76,8 +76,10 @@ class UrlFetcher:
             async with self._ask(url, held) as answer:
                 way = way.at_most(read_freshness(answer.headers))
                 if answer.status not in REDIRECTS:
-                    content = await self._read(answer, held)
-                    return Fetched(content, read_validators(answer.headers, str(url)), way)
+                    content, validators = await self._read(answer, held), read_validators(answer.headers, str(url))
+                    if content is None and held is not None:
+                        validators = held.updated_by(validators)
+                    return Fetched(content, validators, way)
                 url = _next_url(url, answer)
         raise _failure(f"redirects more than {MAX_REDIRECTS} times")
 

@@ -35,6 +35,10 @@ class Validators:
         named = ((b"If-None-Match", self.etag), (b"If-Modified-Since", self.last_modified))
         return [(name, value.encode("latin-1")) for name, value in named if value is not None]
 
+    def updated_by(self, later: "Validators") -> "Validators":
+        """By an answer that they still hold, which need not say them again."""
+        return Validators(self.url, later.etag or self.etag, later.last_modified or self.last_modified)
+
 
 def find_header(headers: Headers, name: str) -> str | None:
     """All its lines, joined as RFC 9110 allows."""
