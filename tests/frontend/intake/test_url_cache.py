@@ -133,6 +133,17 @@ def test_a_tenant_never_finds_what_another_fetched() -> None:
     run(test)
 
 
+@pytest.mark.parametrize("spelling", [f"{URL}#left", "HTTP://Pictures.Test/a", "http://pictures.test.:80/a"])
+def test_another_spelling_of_a_url_asks_for_the_same(spelling: str) -> None:
+    async def test() -> None:
+        bench = Bench()
+        bench.origin.versions[spelling] = b"first"
+        assert [await bench.get(), await bench.get(spelling)] == [b"first"] * 2
+        assert bench.counts == (1, 0)
+
+    run(test)
+
+
 def test_one_picture_under_many_urls_is_held_once() -> None:
     async def test() -> None:
         bench = Bench(max_bytes=9)

@@ -14,10 +14,11 @@ from blake3 import blake3
 
 from keepsight.frontend.intake.fetch_url import Fetched
 from keepsight.frontend.intake.http_caching import Validators
+from keepsight.frontend.intake.web_url import parse_web_url
 from keepsight.lru_cache import LruCache
 
 Fetch = Callable[[str, Validators | None], Awaitable[Fetched]]
-# The salt's digest, for a salt may have any length, and the URL.
+# The salt's digest, for a salt may have any length, and what is asked for at the URL, however it is spelt.
 Key = tuple[bytes, str]
 MAX_RECORDS = 4096
 
@@ -49,11 +50,11 @@ class UrlCache:
 
     async def get(self, url: str, cache_salt: str | None) -> bytes:
         """Raises UrlFault, the same for all who wait; failures are not kept."""
-        key = (_digest_of(cache_salt), url)
+        key = (_digest_of(cache_salt), str(parse_web_url(url)))
         record, content = self._find(key)
         if record is not None and content is not None and self._clock() < record.fresh_until:
             return content
-        flight = self._flights.get(key) or self._begin(key)
+        flight = self._flights.get(key) or self._begin(key, url)
         flight.num_waiting += 1
         try:
             return await asyncio.shield(flight.task)
@@ -68,8 +69,8 @@ class UrlCache:
         if self._bodies is not None:
             self._bodies.check_invariants()
 
-    def _begin(self, key: Key) -> _Flight:
-        flight = self._flights[key] = _Flight(asyncio.create_task(self._load(key)))
+    def _begin(self, key: Key, url: str) -> _Flight:
+        flight = self._flights[key] = _Flight(asyncio.create_task(self._load(key, url)))
         return flight
 
     def _end(self, key: Key, flight: _Flight) -> None:
@@ -77,9 +78,9 @@ class UrlCache:
         flight.task.cancel()
         del self._flights[key]
 
-    async def _load(self, key: Key) -> bytes:
+    async def _load(self, key: Key, url: str) -> bytes:
         record, held = self._find(key)
-        fetched = await self._fetch(key[1], None if record is None or held is None else record.validators)
+        fetched = await self._fetch(url, None if record is None or held is None else record.validators)
         if fetched.content is None:
             assert record is not None, "not modified, of which nothing was known"
             assert held is not None
