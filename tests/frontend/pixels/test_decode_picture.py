@@ -97,6 +97,16 @@ def test_every_orientation_is_turned_upright(format_: str, orientation: int) -> 
     assert read_geometry(data, "picture") == upright
 
 
+@pytest.mark.parametrize("format_", ["JPEG", "WEBP"])  # those that have no checksum over it
+def test_an_orientation_written_as_another_kind_of_number_is_one_too(format_: str) -> None:
+    data = encode_turned(random_picture("RGB", SIZE), format_, 6)
+    as_short, as_float = struct.pack(">HHIHH", ORIENTATION, 3, 1, 6, 0), struct.pack(">HHIf", ORIENTATION, 11, 1, 6.0)
+    assert as_short in data
+    data = data.replace(as_short, as_float)
+    assert_as_the_reference(data)
+    assert read_geometry(data, "picture") == Geometry(43, 61)
+
+
 def test_an_orientation_given_in_xmp_is_turned_upright() -> None:
     xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf tiff:Orientation="6"/></x:xmpmeta>'
     for format_ in ("JPEG", "WEBP", "TIFF"):

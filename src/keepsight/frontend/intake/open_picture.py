@@ -62,7 +62,8 @@ def refusing_damage(field: str, num_bytes: int | None) -> Iterator[None]:
 def orientation_of(image: ImageFile.ImageFile, data: bytes) -> int:
     """1 (upright) to 8; the odd values, from 5 on, exchange width and height."""
     value = exif_of(image, data).get(ExifTags.Base.Orientation, 1)
-    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+    # Whatever kind of number it was written as.
+    return int(value) if value in range(1, 9) else 1
 
 
 def exif_of(image: ImageFile.ImageFile, data: bytes) -> Image.Exif:
