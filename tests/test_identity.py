@@ -8,6 +8,7 @@ from PIL import Image
 
 from keepsight import LLM, SamplingParams
 from keepsight.errors import InvalidArgumentError, MediaConflictError, UnknownMediaError, UnsupportedFieldError
+from keepsight.observe.metric_values import Counter
 from keepsight.outputs import RequestOutput
 from tests.drawn import Drawn, ask, by_object, draw, to_data_url
 from tests.frontend.sample_pictures import encode
@@ -46,6 +47,27 @@ def test_another_form_of_a_known_picture_finds_all_that_was_computed_of_it(llm: 
     assert ask_about(llm, by_content(forms[0]), drawn).num_cached_tokens == 0
     again = ask_about(llm, by_content(forms[1]), drawn)
     assert again.num_cached_tokens == num_found_at_most(again)
+
+
+def num_decoded(llm: LLM) -> float:
+    [metric] = [each for each in llm.get_metrics() if each.name == "keepsight_media_decoded_total"]
+    assert isinstance(metric, Counter)
+    return metric.value
+
+
+def test_another_form_of_a_picture_of_which_nothing_is_left_is_worked_on_once(llm: LLM) -> None:
+    drawn = draw(45)
+    forms = [encode(drawn.picture, "PNG"), encode(drawn.picture, "WEBP", lossless=True)]
+    ask_about(llm, by_content(forms[0]), drawn)
+    llm.reset_prefix_cache()
+    llm.reset_encoder_cache()
+    llm.reset_mm_cache()
+    # What the engine drops is heard of with an answer.
+    ask_about(llm, by_content(encode(draw(46).picture, "PNG")), draw(46))
+    before = num_decoded(llm)
+    for form in (forms[1], forms[1], forms[0]):
+        ask_about(llm, by_content(form), drawn)
+    assert num_decoded(llm) == before + 1
 
 
 def test_a_picture_that_was_sent_with_a_uuid_is_asked_about_by_the_uuid_alone(llm: LLM) -> None:

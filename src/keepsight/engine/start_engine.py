@@ -57,5 +57,6 @@ def start_engine(config: Config, preparer: RequestPreparer) -> InProcessEngine:
             counters=counters,
             bytes_per_block=engine.bytes_per_block,
         )
+        preparer.prefer_held(started.is_held)
         undoing.pop_all()
     return started

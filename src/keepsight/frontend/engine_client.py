@@ -205,6 +205,10 @@ class EngineClient:
         """Something made of it, so far as is known here."""
         return any(engine.hints.is_held(media_hash) for engine in tuple(self._engines.values()))
 
+    def is_held(self, media_hash: str) -> bool:
+        """Something made of it, by an engine or here."""
+        return self.engine_holds(media_hash) or self._media_pool.is_held(media_hash)
+
     def close(self) -> None:
         """What still runs fails.  May be called more than once, and from any thread."""
         self.give_up("the engine was closed")

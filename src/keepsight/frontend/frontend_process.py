@@ -70,6 +70,7 @@ class FrontendProcess:
         self._spans = _open_span_export(start.api.otlp_traces_endpoint)
         export = self._spans.export if self._spans is not None else None
         self._client = EngineClient(pool, RequestObserver(counters, ring, export))
+        self._preparer.prefer_held(self._client.is_held)
         self._links = [
             EngineLink(self._client, start.frontend_id, partial(self._take_welcome, rank), rank)
             for rank in range(start.num_engines)

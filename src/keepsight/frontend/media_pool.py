@@ -117,6 +117,10 @@ class MediaPool:
             with self._lock:
                 self._counters.add(PROCESSOR.saved_seconds, count * self._making.seconds)
 
+    def is_held(self, media_hash: str) -> bool:
+        """Counts as no use."""
+        return self._cache.is_held(media_hash)
+
     def reset_cache(self) -> None:
         """What is in the making is kept all the same once it is made."""
         self._cache.clear()

@@ -6,7 +6,7 @@ asks for; whatever can be refused without them is refused before.
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,6 +155,10 @@ class RequestPreparer:
         [fetched] = self.intake.fetch_all([part], cache_salt, downloaded)
         [named] = self._identifier.name([self._identifier.look_at(fetched, config, cache_salt)], config, cache_salt)
         return named
+
+    def prefer_held(self, is_held: Callable[[str], bool]) -> None:
+        """`is_held`: whether anything made under a media hash is still there, as far as is known."""
+        self._identifier.prefer_held(is_held)
 
     def close(self) -> None:
         """Ends its downloads."""

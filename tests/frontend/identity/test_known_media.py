@@ -69,6 +69,18 @@ def test_the_first_name_is_that_of_all_later_ones() -> None:
     assert [known.canonical_name(name) for name in ("png", "webp", "array", "other")] == ["png", "png", "png", "other"]
 
 
+def test_a_name_under_which_nothing_is_left_gives_way_to_the_one_that_was_just_made() -> None:
+    known, held = KnownMedia(), {"png"}
+    known.is_held = held.__contains__
+    for name in ("png", "webp"):
+        known.learn_pixels(name, "pixels")
+    assert known.canonical_name("webp") == "png"
+    held.clear()
+    known.learn_pixels("array", "pixels")
+    assert {known.canonical_name(name) for name in ("png", "webp", "array")} == {"array"}
+    known.check_invariants()
+
+
 def test_what_is_used_is_remembered_longest() -> None:
     known = KnownMedia(max_entries=2)
     for given_name in ("old", "new"):

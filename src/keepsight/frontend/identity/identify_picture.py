@@ -4,7 +4,7 @@ Its content names it, or in place of the content a *given name*: its caller's uu
 trusted.  Nobody proves what it is given to, so invariant: a given name is no content's alias and has none.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from keepsight.errors import MediaConflictError, UnknownMediaError
@@ -112,6 +112,10 @@ class PictureIdentifier:
             source = freeze(sent, field)
         crops = plan_crops(geometry, config)
         return Picture(source, field, geometry, crops, uuid, given_name, is_first_of_its_name=is_first)
+
+    def prefer_held(self, is_held: Callable[[str], bool]) -> None:
+        """Content goes by the name of other content only while something is held under that."""
+        self._known.is_held = is_held
 
     def forget(self, pictures: Iterable[Picture]) -> None:
         """The request that they were looked at for is refused."""

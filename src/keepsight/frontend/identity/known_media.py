@@ -6,6 +6,7 @@ used goes first): it is then learned again.  Invariant: a name that others stand
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from keepsight.frontend.identity.common_geometries import CommonGeometries
@@ -49,6 +50,8 @@ class KnownMedia:
         self._pixel_hashes = _Table[str](max_entries)
         self._first_names = _Table[str](max_entries)
         self._geometries = _Table[Geometry](max_entries)
+        # Whether anything that was made under a name is still there, as far as is known.
+        self.is_held: Callable[[str], bool] = lambda _media_hash: True
 
     def canonical_name(self, media_hash: str) -> str:
         """The first name under which the same pixels were made; its own, as far as is known."""
@@ -58,10 +61,15 @@ class KnownMedia:
             return first_name or media_hash
 
     def learn_pixels(self, media_hash: str, pixel_hash: str) -> None:
+        """Of pixels that were just made."""
         with self._lock:
             # A name whose pixels are not always the same is nobody's other name.
-            if self._pixel_hashes.get_or_put(media_hash, pixel_hash) == pixel_hash:
-                self._first_names.get_or_put(pixel_hash, media_hash)
+            if self._pixel_hashes.get_or_put(media_hash, pixel_hash) != pixel_hash:
+                return
+            first_name = self._first_names.get_or_put(pixel_hash, media_hash)
+            if first_name != media_hash and not self.is_held(first_name):
+                # Or they would be made once more, under a name that has nothing.
+                self._first_names.entries[pixel_hash] = media_hash
 
     def geometry_of(self, given_name: str) -> Geometry | None:
         with self._lock:
