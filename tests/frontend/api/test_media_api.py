@@ -4,6 +4,7 @@ import asyncio
 import base64
 import hashlib
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.requests import PromptPin, TokenOutput
 from tests.drawn import ask, by_url, draw, to_data_url, to_png
 from tests.frontend.api.test_app import MODEL, FakeEngine, error_of
+from tests.frontend.sample_pictures import encode
 
 PICTURE = to_png(draw(1).picture)
 OTHER = to_png(draw(2).picture)
@@ -239,6 +241,23 @@ def test_a_pin_keeps_the_bytes_and_pixels_where_there_are_some(server: Server) -
     assert list(server.engine.pins.values()) == [500]
     assert server.send("DELETE", f"/v1/media/{media_id}").json() == {"id": media_id, "object": "media", "deleted": True}
     assert not server.engine.pins
+
+
+def test_a_pin_made_warm_is_of_the_name_that_the_picture_proves_to_have(tmp_path: Path) -> None:
+    class MakingEngine(KeepingEngine):
+        async def generate(self, prepared: PreparedRequest) -> AsyncGenerator[TokenOutput, None]:
+            prepared.learn(prepared.pixels_of(prepared.makeable_media))
+            async for token in super().generate(prepared):
+                yield token
+
+    preparer = RequestPreparer.from_config(Config())
+    with closing(MediaHandles(tmp_path, QUOTA)) as handles:
+        server = Server(preparer, MakingEngine(preparer), handles, ApiSettings())
+        server.upload(warm=True)
+        [known] = server.engine.held
+        same = server.upload(encode(draw(1).picture, "WEBP", lossless=True), warm=False)["id"]
+        server.send("POST", f"/v1/media/{same}/pin", json={"ttl_seconds": 600, "warm": True})
+        assert server.engine.pins == {known: 600}
 
 
 def test_a_pin_made_warm_is_the_engine_s_too(server: Server) -> None:

@@ -196,6 +196,8 @@ class MediaApi:
         if options.warm:
             warming = self._warm(named, self._salt_of(http, options.cache_salt), options.ttl_seconds)
             await unless_client_leaves(http.receive, warming)
+            # It may have proved to be another's picture, and goes by that name.
+            found, named = await run_in_threadpool(self._find, http, options.cache_salt)
         handle, pinned = await run_in_threadpool(self._pin, tenant_of(http), found.id, named.parts, options.ttl_seconds)
         return json_response(MediaObject.of(handle, self._tiers_of(named), pinned))
 
