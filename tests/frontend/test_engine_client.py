@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from keepsight.errors import EngineLostError, InvalidArgumentError, PictureError, WireError
 from keepsight.frontend.engine_client import EngineClient, Outputs
+from keepsight.frontend.media_hints import MAX_PROMISES
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.media import Geometry, MediaItem, TokenSpan
@@ -48,6 +49,14 @@ class Prepared(MadeUpRequest):
         if media_hash.startswith("bad"):
             raise PictureError("image", "no picture")
         return super().make(media_hash)
+
+
+class Cropped(Prepared):
+    """A picture's parts begin with its letter."""
+
+    def group_by_picture(self, media_hashes: Collection[str]) -> list[tuple[str, ...]]:
+        letters = dict.fromkeys(each[0] for each in media_hashes)
+        return [tuple(each for each in media_hashes if each[0] == letter) for letter in letters]
 
 
 def prepared(request_id: str, *media: str) -> Prepared:
@@ -189,6 +198,16 @@ def test_a_new_picture_comes_unasked_and_once(client: EngineClient, ask: Ask) ->
     engine.await_pixels("a")
     assert [each.coming_media for each in engine.of(EngineRequest)] == [("a",), ()]
     assert first.made + second.made == ["a"]
+
+
+def test_a_picture_is_promised_with_all_its_parts_or_not_at_all(client: EngineClient, ask: Ask) -> None:
+    engine = Engine()
+    client.connect(engine.send)
+    parts = [f"{picture}{part}" for picture in "abcd" for part in range(5)]
+    assert len(parts[:15]) < MAX_PROMISES < len(parts)
+    ask(Cropped(prepared("1", *parts).engine_request))
+    [told] = engine.of(EngineRequest)
+    assert told.coming_media == tuple(parts[:15])
 
 
 def test_a_picture_that_the_engine_holds_is_not_opened(client: EngineClient, ask: Ask) -> None:

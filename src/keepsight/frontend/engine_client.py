@@ -249,7 +249,7 @@ class EngineClient:
         engine = choose_engine(request, self._engines.values(), caller.prepared.cache_key)
         caller.engine = engine
         engine.note_sent(request)
-        coming = engine.hints.promise(request.request_id, caller.prepared.makeable_media)
+        coming = _promise_pictures(engine, caller.prepared)
         engine.send(dataclasses.replace(request, coming_media=coming) if coming else request)
         return coming
 
@@ -352,6 +352,15 @@ class EngineClient:
         caller.prepared.forget_names()
         if self.leave(caller.request_id):
             self._deliver([(caller, [error])])
+
+
+def _promise_pictures(engine: _Engine, prepared: PreparedRequest) -> tuple[str, ...]:
+    """Each with all its parts or not at all: for those that are left to be asked for, it would be decoded once more."""
+    promised: list[str] = []
+    for parts in prepared.group_by_picture(prepared.makeable_media):
+        if engine.hints.has_room_for(len(parts)):
+            promised += engine.hints.promise(prepared.engine_request.request_id, parts)
+    return tuple(promised)
 
 
 def _to_error(failed: RequestFailed) -> Exception:

@@ -35,6 +35,10 @@ class MediaHints:
                     promised.append(media_hash)
         return tuple(promised)
 
+    def has_room_for(self, num_promises: int) -> bool:
+        with self._lock:
+            return len(self._promised) + num_promises <= self._max_promises
+
     def is_held(self, media_hash: str) -> bool:
         """By the engine, so far as is known."""
         with self._lock:
