@@ -1,5 +1,7 @@
 """`keepsight cache simulate` prints a row for each policy and a column for each size; others look into a disk tier."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,17 @@ def test_what_is_kept_is_counted_verified_and_cleared(kept: Path, capsys: pytest
         " 1 were damaged and are removed",
     ]
     assert lines[3:] == ["2 embeddings removed", "0 embeddings, 0.0 MiB"]
+
+
+def test_an_output_that_nobody_reads_is_no_fault_of_the_place(kept: Path) -> None:
+    for number in range(2000):  # more lines than an output keeps back
+        (kept / "entries" / key_of(number)).touch()
+    command = [sys.executable, "-m", "keepsight", "cache", "inspect", "--keys", "--disk", str(kept)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as looking:
+        assert looking.stdout is not None
+        assert looking.stderr is not None
+        looking.stdout.close()
+        assert (looking.wait(), looking.stderr.read()) == (141, "")
 
 
 def test_looking_makes_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,12 +53,18 @@ def add_server_flags(command: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.cache_command == "warm":
         return _warm(arguments)
+    lines, status = _look(arguments)
+    # Outside: an output that nobody reads is no fault of the place.
+    print(*lines, sep="\n")
+    return status
+
+
+def _look(arguments: argparse.Namespace) -> tuple[list[str], int]:
     if arguments.remote is None and not DiskTier.is_in(parse_disk_place(arguments.disk, "--disk").directory):
-        print("nothing is kept there")
-        return 0
+        return ["nothing is kept there"], 0
     with _opened(arguments) as tier:
         if arguments.cache_command == "inspect":
-            return _inspect(tier, _list_pinned(arguments), arguments.keys)
+            return _inspect(tier, _list_pinned(arguments), arguments.keys), 0
         return {"verify": _verify, "clear": _clear}[arguments.cache_command](tier)
 
 
@@ -99,7 +105,7 @@ def _told(sizes: Mapping[str, int]) -> str:
     return f"{len(sizes)} embeddings, {sum(sizes.values()) / MIB:.1f} MiB"
 
 
-def _inspect(tier: DiskTier | RedisTier, pinned: frozenset[str], prints_keys: bool) -> int:
+def _inspect(tier: DiskTier | RedisTier, pinned: frozenset[str], tells_keys: bool) -> list[str]:
     sizes = tier.list_sizes()
     told = _told(sizes)
     if pinned:
@@ -107,24 +113,21 @@ def _inspect(tier: DiskTier | RedisTier, pinned: frozenset[str], prints_keys: bo
         told += f"; {len(held)} pinned, {sum(sizes[key] for key in held) / MIB:.1f} MiB"
     if missing := len(pinned - sizes.keys()):
         told += f"; {missing} pinned that are not there"
-    print(told)
-    for key, num_bytes in sorted(sizes.items()) if prints_keys else ():
-        print(key, num_bytes, *(["pinned"] if key in pinned else []))
-    return 0
+    keys = sorted(sizes) if tells_keys else []
+    return [told, *(f"{key} {sizes[key]}{' pinned' if key in pinned else ''}" for key in keys)]
 
 
-def _verify(tier: DiskTier | RedisTier) -> int:
+def _verify(tier: DiskTier | RedisTier) -> tuple[list[str], int]:
     sizes = tier.list_sizes()
     num_damaged = sum(not tier.verify(key) for key in sizes)
-    print(f"{len(sizes)} embeddings read, {num_damaged} were damaged and are removed")
-    return 1 if num_damaged else 0
+    told = f"{len(sizes)} embeddings read, {num_damaged} were damaged and are removed"
+    return [told], 1 if num_damaged else 0
 
 
-def _clear(tier: DiskTier | RedisTier) -> int:
+def _clear(tier: DiskTier | RedisTier) -> tuple[list[str], int]:
     num_entries = len(tier.list_sizes())
     tier.clear()
-    print(f"{num_entries} embeddings removed")
-    return 0
+    return [f"{num_entries} embeddings removed"], 0
 
 
 def _warm(arguments: argparse.Namespace) -> int:
@@ -154,11 +157,10 @@ def _tell_what_is_kept(arguments: argparse.Namespace, keys: Mapping[str, Sequenc
     status = 0
     for place in _far_tiers(arguments):
         with place as tier:
-            print(f"{tier.name}: {_told(tier.list_sizes())}")
-            for picture, its in keys.items():
-                if any(tier.get(key) is None for key in its):
-                    print(f"{picture} is not kept by the {tier.name} tier")
-                    status = 1
+            told = _told(tier.list_sizes())
+            lacking = [picture for picture, its in keys.items() if any(tier.get(key) is None for key in its)]
+        print(f"{tier.name}: {told}", *(f"{each} is not kept by the {tier.name} tier" for each in lacking), sep="\n")
+        status = 1 if lacking else status
     return status
 
 
