@@ -98,6 +98,23 @@ def test_an_output_that_nobody_reads_is_no_fault_of_the_place(kept: Path) -> Non
         assert (looking.wait(), looking.stderr.read()) == (141, "")
 
 
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["inspect", "--disk"],
+        ["clear", "--disk"],
+        *([each, "0" * 64, "--encoder-disk-cache"] for each in ("pin", "unpin")),
+    ],
+)
+def test_a_folder_that_cannot_be_looked_into_is_told_by_its_flag(
+    typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cache", *typed, f"{tmp_path}/{'long' * 100}"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"keepsight cache: {typed[-1]}: {tmp_path}")
+    assert "File name too long" in told
+
+
 def test_looking_makes_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "inspect", "--disk", str(tmp_path / "none")]) == 0
     assert capsys.readouterr().out == "nothing is kept there\n"

@@ -6,7 +6,7 @@ removed by `verify`, and all by `clear`.
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -60,12 +60,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _look(arguments: argparse.Namespace) -> tuple[list[str], int]:
-    if arguments.remote is None and not DiskTier.is_in(parse_disk_place(arguments.disk, "--disk").directory):
+    if arguments.remote is None and not holds_any(parse_disk_place(arguments.disk, "--disk").directory, "--disk"):
         return ["nothing is kept there"], 0
     with _opened(arguments) as tier:
         if arguments.cache_command == "inspect":
             return _inspect(tier, _list_pinned(arguments), arguments.keys), 0
         return {"verify": _verify, "clear": _clear}[arguments.cache_command](tier)
+
+
+def holds_any(directory: Path, field: str) -> bool:
+    with faults_told(field, str(directory)):
+        return DiskTier.is_in(directory)
 
 
 def opened_folder(directory: Path, field: str) -> AbstractContextManager[DiskTier]:
@@ -86,12 +91,16 @@ def _opened(arguments: argparse.Namespace) -> AbstractContextManager[DiskTier | 
 
 @contextmanager
 def _until_closed(tier: AnyTier, field: str, place: str) -> Iterator[AnyTier]:
-    try:
+    with closing(tier), faults_told(field, place):
         yield tier
+
+
+@contextmanager
+def faults_told(field: str, place: str) -> Iterator[None]:
+    try:
+        yield
     except (OSError, TierError) as error:
         raise InvalidArgumentError(field, f"{place} cannot be used: {error}") from error
-    finally:
-        tier.close()
 
 
 def _list_pinned(arguments: argparse.Namespace) -> frozenset[str]:

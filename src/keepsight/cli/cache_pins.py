@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from keepsight.cli.add_command import Commands, add_command
-from keepsight.cli.cache_contents import MIB, add_server_flags, opened_folder
+from keepsight.cli.cache_contents import MIB, add_server_flags, faults_told, holds_any, opened_folder
 from keepsight.cli.model_arguments import config_from
 from keepsight.cli.read_picture import read_picture
 from keepsight.errors import InvalidArgumentError
-from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.entry_key import is_entry_key
 from keepsight.tiers.open_tiers import DiskPlace, parse_disk_place
 from keepsight.tiers.pins import PinFolder
@@ -46,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _pin(arguments: argparse.Namespace, place: DiskPlace) -> int:
-    if not DiskTier.is_in(place.directory):
+    if not holds_any(place.directory, "--encoder-disk-cache"):
         raise InvalidArgumentError("--encoder-disk-cache", f"nothing is kept in {place.directory}")
     keys, pins = _find_keys(arguments), PinFolder(place.directory)
     with opened_folder(place.directory, "--encoder-disk-cache") as tier:
@@ -81,11 +80,11 @@ def _check_have_room(num_bytes: int, place: DiskPlace) -> None:
 def _unpin(arguments: argparse.Namespace, place: DiskPlace) -> int:
     if bool(arguments.names) == arguments.all:
         raise InvalidArgumentError("PICTURE|KEY", "name what to unpin, or say --all")
+    named = {key for its in _find_keys(arguments).values() for key in its}
     pins = PinFolder(place.directory)
-    keys = pins.list()
-    if not arguments.all:
-        keys &= {key for its in _find_keys(arguments).values() for key in its}
-    pins.remove(keys)
+    with faults_told("--encoder-disk-cache", str(place.directory)):
+        keys = pins.list() if arguments.all else pins.list() & named
+        pins.remove(keys)
     print(f"{len(keys)} embeddings unpinned")
     return 0
 
