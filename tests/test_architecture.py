@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "keepsight"
 SMALL_NOUNS = {
     "keepsight.api_settings",
     "keepsight.cgroups",
+    "keepsight.checkpoint_folder",
     "keepsight.config",
     "keepsight.count_cores",
     "keepsight.end_ids",

@@ -32,6 +32,13 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
         load_model(tmp_path / "nowhere", PLACE)
 
 
+def test_a_folder_that_cannot_be_looked_into_is_named_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for name, reason in (("loop", "Too many levels"), ("long" * 100, "File name too long")):
+        with pytest.raises(CheckpointError, match=f"{name}: cannot be looked into: {reason}"):
+            load_model(tmp_path / name, PLACE)
+
+
 @pytest.mark.parametrize("text", ["", "[1]", "{", "null"])
 def test_a_broken_config_json_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)

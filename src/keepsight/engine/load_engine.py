@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from keepsight.checkpoint_folder import check_is_folder
 from keepsight.config import Config
 from keepsight.end_ids import read_end_ids
 from keepsight.engine.embedding_tiers import Embeddings, EmbeddingTiers
@@ -17,7 +18,6 @@ from keepsight.engine.measure_machine import measure_machine
 from keepsight.engine.open_embedding_tiers import TierPlan, describe_processor, plan_tiers
 from keepsight.engine.resolve_config import ModelSize, resolve_config
 from keepsight.engine_config import EngineConfig
-from keepsight.errors import MissingCheckpointError
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.json_fields import read_json_object
@@ -122,8 +122,7 @@ def _closing_if_this_fails(tiers: EmbeddingTiers | None) -> Iterator[None]:
 def load_engine_alone(config: Config, part: MachinePart = WHOLE_MACHINE) -> LoadedEngine:
     """Where no frontend has read the checkpoint in this process.  A tokenizer is loaded only if all else fails."""
     directory = config.directory
-    if not directory.is_dir():
-        raise MissingCheckpointError(directory)
+    check_is_folder(directory)
     limits = ModelLimits.from_checkpoint(directory, config.max_model_len)
     image_config = None
     if read_json_object(directory / "config.json").get("vision_config") is not None:

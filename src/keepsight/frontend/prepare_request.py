@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from keepsight.checkpoint_folder import check_is_folder
 from keepsight.config import Config, resolve_hasher_algorithm
 from keepsight.errors import (
     InvalidArgumentError,
-    MissingCheckpointError,
     PictureCountError,
     PictureEmbedsError,
     PromptEmbedsError,
@@ -98,8 +98,7 @@ class RequestPreparer:
     def from_config(cls, config: Config, common: CommonGeometries | None = None) -> "RequestPreparer":
         """`common`: what the frontends of a server know together."""
         directory = config.directory
-        if not directory.is_dir():
-            raise MissingCheckpointError(directory)
+        check_is_folder(directory)
         tokenizer = Tokenizer.from_checkpoint(directory)
         image_format = ImagePromptFormat.from_checkpoint(directory, tokenizer)
         image_config = None

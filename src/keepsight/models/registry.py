@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from keepsight.errors import MissingCheckpointError, UnknownArchitectureError
+from keepsight.checkpoint_folder import check_is_folder
+from keepsight.errors import UnknownArchitectureError
 from keepsight.json_fields import JsonFields
 from keepsight.models.gemma3.config import ARCHITECTURES as GEMMA3_ARCHITECTURES
 from keepsight.models.gemma3.model import Gemma3
@@ -16,8 +17,7 @@ _LOADERS: dict[str, Loader] = dict.fromkeys(GEMMA3_ARCHITECTURES, Gemma3.from_ch
 
 def load_model(directory: Path, place: Placement, room: int | None = None) -> Model:
     """`room`: bytes of memory that its weights may take."""
-    if not directory.is_dir():
-        raise MissingCheckpointError(directory)
+    check_is_folder(directory)
     fields = JsonFields.read(directory / "config.json")
     architectures = fields.strings("architectures")
     for name in architectures:
