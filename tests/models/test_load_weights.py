@@ -195,6 +195,14 @@ def test_a_missing_weights_file_is_named(rewrite: Callable[..., Path]) -> None:
         state_of(directory)
 
 
+def test_a_weights_file_that_is_there_and_cannot_be_opened_is_not_called_missing(rewrite: Callable[..., Path]) -> None:
+    directory = rewrite(lambda tensors: tensors)
+    (directory / WEIGHTS).unlink()
+    (directory / WEIGHTS).symlink_to(WEIGHTS)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: cannot be read: Too many levels"):
+        state_of(directory)
+
+
 @pytest.mark.parametrize("target", ["../elsewhere.safetensors", "/etc/passwd", 7])
 def test_an_index_cannot_lead_out_of_the_folder(target: object, rewrite: Callable[..., Path]) -> None:
     directory = rewrite(lambda tensors: tensors)

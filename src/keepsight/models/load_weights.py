@@ -108,9 +108,13 @@ def is_of_bfloat16(directory: Path) -> bool:
 
 def _open(path: Path) -> Any:
     try:
-        return safe_open(path, framework="pt", device="cpu")
+        path.open("rb").close()  # safe_open takes whatever it may not open for missing
     except FileNotFoundError:
         raise CheckpointError(path, "no such file") from None
+    except OSError as error:
+        raise CheckpointError(path, f"cannot be read: {error.strerror}") from error
+    try:
+        return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise UnreadableTensorsError(path, f"truncated, or not a safetensors file: {error}") from error
 
