@@ -193,8 +193,9 @@ class Config:
     def _check_media_sources(self) -> None:
         _check_limits("limit_mm_per_prompt", self.limit_mm_per_prompt)
         folder = self.allowed_local_media_path
-        if folder is not None and (not isinstance(folder, str | Path) or folder == "" or not Path(folder).is_dir()):
-            raise InvalidArgumentError("allowed_local_media_path", f"must be a folder that exists, not {folder!r}")
+        if folder is not None and not _is_folder(folder):
+            told = f"must be a folder that exists and can be seen, not {folder!r}"
+            raise InvalidArgumentError("allowed_local_media_path", told)
         if self.allowed_media_domains is not None:
             _check_each("allowed_media_domains", self.allowed_media_domains, _is_host, "a host such as a.example.org")
         _check_each("allowed_media_networks", self.allowed_media_networks, _is_network, "a network such as 10.0.0.0/8")
@@ -301,6 +302,13 @@ def _check_each(name: str, values: object, holds: Callable[[object], bool], desc
     for value in values:
         if not holds(value):
             raise InvalidArgumentError(name, f"{value!r} is not {described}")
+
+
+def _is_folder(named: object) -> bool:
+    try:
+        return isinstance(named, str | Path) and named != "" and Path(named).is_dir()
+    except OSError:  # in another user's, or too long for a name
+        return False
 
 
 def _is_host(value: object) -> bool:

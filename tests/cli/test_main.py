@@ -15,6 +15,9 @@ from keepsight.cli import main as main_module
 from keepsight.cli.main import COMMANDS, main
 from keepsight.errors import InvalidArgumentError
 
+# Asking for it fails, as in a folder of another user's.
+UNSEEN = "/" + "long" * 100
+
 
 def exit_status(arguments: Sequence[str]) -> int | str | None:
     with pytest.raises(SystemExit) as caught:
@@ -99,6 +102,9 @@ def test_a_command_line_that_makes_no_sense_exits_with_2(
             ["generate", "Hi", "--generation-config", "vllm"],
             "keepsight generate: vllm: cannot be read: generation_config must be auto, none, or a file or folder",
         ),
+        (["serve", "--allowed-local-media-path", UNSEEN], "keepsight serve: allowed_local_media_path: must be a fold"),
+        (["generate", "Hi", "--generation-config", UNSEEN], f"keepsight generate: {UNSEEN}: cannot be read: File name"),
+        (["bench", "serve", "--json", UNSEEN], "keepsight bench: --json: "),
         (["demo-picture", "-o", "x.png", "--things", "9"], "keepsight demo-picture: --things: must be from 1 to 4"),
     ],
 )

@@ -128,8 +128,8 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _check_writable(flag: str, path: Path) -> None:
     """Before anything is measured.  Leaves what is there as it is."""
-    was_there = path.exists()
     with _writing(flag, path):
+        was_there = path.exists()
         path.open("ab").close()
     if not was_there:
         path.unlink()

@@ -48,8 +48,12 @@ def _read(directory: Path, generation_config: str | Path) -> tuple[Path, dict[st
         path = directory / FILE_NAME
         return path, read_optional_json_object(path)
     path = Path(generation_config)
-    path = path / FILE_NAME if path.is_dir() else path
-    if not path.exists():
+    try:
+        path = path / FILE_NAME if path.is_dir() else path
+        is_there = path.exists()
+    except OSError as error:
+        raise CheckpointConfigError(path, f"cannot be read: {error.strerror}") from error
+    if not is_there:
         raise CheckpointConfigError(
             path, "cannot be read: generation_config must be auto, none, or a file or folder that is there"
         )
