@@ -92,6 +92,8 @@ def test_a_command_line_that_makes_no_sense_exits_with_2(
         (["serve", "--host", "a..b"], "keepsight serve: --host: 'a..b' is no address of this machine: "),
         (["serve", "--host", "no.such.host.invalid"], "keepsight serve: --host: 'no.such.host.invalid' is no address"),
         (["serve", "--host", "192.0.2.1"], "keepsight serve: --host: cannot listen on 192.0.2.1:8000: Cannot assign"),
+        (["serve", "--host", "*"], "keepsight serve: --host: "),
+        (["serve", "--host", "fe80::1"], "keepsight serve: --host: "),
         (["serve", "--port", "0", "no/such/model"], "keepsight serve: no/such/model: no such folder"),
         (
             ["serve", "--port", "0", "google/gemma-3-4b-it"],

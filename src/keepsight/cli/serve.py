@@ -117,5 +117,6 @@ def _listen(host: str, port: int) -> socket.socket:
         takes_both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=takes_both)
     except OSError as error:
-        at_fault = "--host" if error.errno == errno.EADDRNOTAVAIL else "--port"
+        # Taken, or one of those below 1024 that only root may have.
+        at_fault = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
         raise InvalidArgumentError(at_fault, f"cannot listen on {host}:{port}: {error.strerror}") from error
