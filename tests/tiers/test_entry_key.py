@@ -106,3 +106,9 @@ def test_a_user_without_a_home_has_it_made_anew(model: Path, without_home: None)
 def test_a_folder_without_weights_has_none(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         digest(tmp_path)
+
+
+def test_a_file_that_cannot_be_read_is_named(model: Path) -> None:
+    (model / "c.safetensors").symlink_to("gone")
+    with pytest.raises(CheckpointError, match=r"c\.safetensors: cannot be read: No such file"):
+        digest(model)

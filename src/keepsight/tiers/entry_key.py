@@ -33,7 +33,13 @@ def is_entry_key(text: str) -> bool:
 
 def model_content_digest(directory: Path, remembered: Path | None = None) -> str:
     """Of all weights and configuration.  Reads gigabytes once: files that did not change since are remembered."""
-    remembered = remembered or _default_place()
+    try:
+        return _digest_folder(directory, remembered or _default_place())
+    except OSError as error:
+        raise CheckpointError(error.filename or directory, f"cannot be read: {error.strerror}") from error
+
+
+def _digest_folder(directory: Path, remembered: Path | None) -> str:
     paths = sorted(path for path in directory.iterdir() if path.suffix == ".safetensors" or path.name in _CONFIGURATION)
     if not any(path.suffix == ".safetensors" for path in paths):
         raise CheckpointError(directory, "no safetensors files")
