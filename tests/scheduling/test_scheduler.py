@@ -1,6 +1,7 @@
 """What is computed when, and for whom: the scheduler's decisions, read off its plans."""
 
 from collections.abc import Sequence
+from itertools import cycle
 from random import Random
 from typing import Any
 
@@ -500,6 +501,20 @@ def test_the_choices_of_a_request_share_the_whole_blocks_of_its_prompt() -> None
     assert [drive.cached["a", choice] for choice in range(3)] == [0, 20, 20]
     assert len({tuple(drive.tokens["a", choice]) for choice in range(3)}) == 3
     drive.expect_right_answers()
+
+
+@pytest.mark.parametrize("num_choices", [1, 4])
+def test_prompts_whose_pictures_are_encoded_one_after_the_other_are_still_one_prefill(num_choices: int) -> None:
+    """A hit ends inside each picture, whose rest everybody computes for itself, and waits with it for the next."""
+    drive = Drive(make_config(max_prompt_ends=0), is_done=cycle([False] * 4 + [True]).__next__)
+    parts = (5, "cat", "dog", "owl", 4)
+    drive.run(*(make_request(f"{number}", *parts, n=num_choices, max_tokens=1) for number in range(4 // num_choices)))
+    assert drive.runner.encoded == ["cat", "dog", "owl"]
+    # 27 tokens once; by each of the others three of the cat's, one of the dog's, three behind the last whole block.
+    assert drive.runner.num_computed_tokens == 27 + 3 * (3 + 1 + 3)
+    assert [drive.cached[choice] for choice in sorted(drive.tokens)] == [0, 8, 8, 8]
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
 
 
 # The lane beside the streams ----------------------------------------------------------------------------------

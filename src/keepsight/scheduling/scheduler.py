@@ -74,7 +74,7 @@ class Scheduler:
             self.media.add(state)
             self.lineup.add(state)
             hit = self._find_prefix(state)
-            self.media.look_ahead(state, 0 if hit is None else state.first_item_after(hit.num_tokens))
+            self.media.look_ahead(state, state.first_item_after(hit.num_tokens))
         return None
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
@@ -211,12 +211,12 @@ class Scheduler:
         if draft.has_no_room_to_join(state.num_to_join) and state.hasher.prompt_end not in self.kv_cache.ends:
             return draft.now_tokens_left > 0
         hit = self._find_prefix(state)
-        if hit is not None and hit.is_being_computed and not self._joins_sooner(state, hit, draft):
+        if hit.is_being_computed and not self._joins_sooner(state, hit, draft):
             self.lineup.park(state, ParkedFor.PREFIX)
             return True
-        if hit is not None and self._try_recall(state, hit, draft):
+        if self._try_recall(state, hit, draft):
             return True
-        start = state.num_computed if hit is None else hit.num_tokens
+        start = hit.num_tokens
         piece = self._next_piece(state, start, draft)
         if piece is None:
             return True
@@ -232,13 +232,19 @@ class Scheduler:
         self._plan_prompt(state, piece, added, draft)
         return True
 
-    def _find_prefix(self, state: RequestState) -> PrefixHit | None:
-        """None for a sequence that holds pages: it goes on where it was."""
-        if self.kv_cache.num_blocks_of(state.sequence_id):
-            return None
-        if state.tells_prompt:
-            return NO_HIT
-        return self.kv_cache.find_prefix(state.hasher.hashes, state.num_tokens)
+    def _find_prefix(self, state: RequestState) -> PrefixHit:
+        """One that holds pages goes on where it was; where others got further meanwhile, it lets go of its own."""
+        hit = NO_HIT
+        if not state.tells_prompt:
+            hit = self.kv_cache.find_prefix(state.hasher.hashes, state.num_tokens)
+        if not self.kv_cache.num_blocks_of(state.sequence_id):
+            return hit
+        if hit.num_tokens > state.num_computed:
+            self.kv_cache.release(state.sequence_id)
+            state.begin_again()
+            return hit
+        is_next = hit.num_tokens + self._block_size > state.num_computed
+        return PrefixHit((), state.num_computed, is_next and hit.is_being_computed)
 
     def _joins_sooner(self, state: RequestState, hit: PrefixHit, draft: StepDraft) -> bool:
         """Than its prefix comes.  Of media the other may spare it the making."""
@@ -247,7 +253,7 @@ class Scheduler:
 
     def _try_recall(self, state: RequestState, hit: PrefixHit, draft: StepDraft) -> bool:
         """Its first token, if the whole prompt is known.  It stays in line: a seat is for the second."""
-        if state.num_sampled or state.tells_prompt or draft.now_tokens_left <= 0:
+        if state.num_computed or state.num_sampled or state.tells_prompt or draft.now_tokens_left <= 0:
             return False
         kept_as = self.kv_cache.find_end(hit, state.num_tokens, state.hasher.prompt_end)
         if kept_as is None:
@@ -257,14 +263,13 @@ class Scheduler:
         self._note_hit(state, hit)
         return True
 
-    def _seat(self, state: RequestState, hit: PrefixHit | None) -> None:
-        if hit is not None:
-            state.advance(hit.num_tokens)
-            self._note_hit(state, hit)
+    def _seat(self, state: RequestState, hit: PrefixHit) -> None:
+        self._note_hit(state, hit)
+        state.advance(hit.num_tokens)
         self.lineup.seat(state)
 
     def _note_hit(self, state: RequestState, hit: PrefixHit) -> None:
-        if not (state.num_sampled or state.num_preemptions):
+        if not (state.num_computed or state.num_sampled or state.num_preemptions):
             state.num_cached_tokens = hit.num_tokens
             if not state.tells_prompt:
                 self.kv_cache.count(hit, state.num_tokens)
