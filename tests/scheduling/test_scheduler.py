@@ -575,6 +575,18 @@ def test_where_more_wait_than_stream_all_join_and_the_lane_is_taken_again_when_f
     drive.expect_all_answered()
 
 
+def test_short_prompts_do_not_wait_for_a_long_one_that_joins_with_a_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_draft, "CROWD_TOKENS", 16)
+    drive = beside_drive()
+    drive.add(make_request("long", 120, cache_salt="its own"))
+    for number in range(5):
+        drive.add(make_request(f"{number}", 4, cache_salt=f"{number}", max_tokens=1))
+    planned = [[(piece.sequence_id[0], piece.length) for piece in drive.step().now] for _ in range(2)]
+    assert planned == [[("stream", 1), ("long", 12), ("0", 4)], [("stream", 1), ("long", 12), ("1", 4)]]
+    drive.runner.set_pace(lambda: True)
+    drive.expect_all_answered()
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_nobody_who_waits_is_overlooked_where_streams_pause_for_encodings(seed: int) -> None:
     config = make_config(

@@ -161,8 +161,7 @@ class Scheduler:
             self.lineup.unpark_all(ParkedFor.LANE)
         return StepDraft(
             now_tokens_left=config.max_num_batched_tokens - num_streams,
-            joining_tokens_left=room.num_tokens,
-            longest_joining=room.longest,
+            room=room,
             beside_tokens_left=config.max_num_batched_tokens if lane_is_free else 0,
             is_for_encodings=self._turns.is_encoders,
         )
@@ -288,7 +287,7 @@ class Scheduler:
         if not joins and not draft.beside_tokens_left:
             self.lineup.park(state, ParkedFor.LANE)
             return None
-        end = min(most, start + draft.tokens_left(joins=joins))
+        end = min(most, start + draft.tokens_left(most - start, joins=joins))
         return Piece(whole_items_end(state, start, end), joins)
 
     def _plan_prompt(self, state: RequestState, piece: Piece, added: tuple[int, ...], draft: StepDraft) -> None:

@@ -16,9 +16,13 @@ LEAST_CROWD, CROWD_TOKENS = 3, 512
 class Room(NamedTuple):
     """For prompts that join running streams: tokens of them all, and how much may be left to compute of each."""
 
+    # None: nobody streams, or all may join.
     num_tokens: int | None
     longest: int
     is_for_all: bool = True
+    # In a crowd, of the tokens: left to those of whom no more is to be computed than joins without one.
+    num_for_short: int = 0
+    longest_short: int = 0
 
 
 def room_to_join(config: SchedulerConfig, num_streams: int, lineup: Lineup) -> Room:
@@ -28,7 +32,10 @@ def room_to_join(config: SchedulerConfig, num_streams: int, lineup: Lineup) -> R
     # Where streams pause for encodings, whoever is parked in an empty step could end the crowd, and nobody looks again.
     may_crowd = usual and not config.takes_turns
     if may_crowd and lineup.num_kept_waiting >= max(LEAST_CROWD, num_streams + 1):
-        return Room(max(usual, CROWD_TOKENS, config.tokens_per_item), config.max_model_len)
+        num_tokens = max(usual, CROWD_TOKENS, config.tokens_per_item)
+        # A picture is computed whole, and what is long must get on, too.
+        num_for_short = min(usual, num_tokens - max(config.tokens_per_item, num_tokens // 2))
+        return Room(num_tokens, config.max_model_len, num_for_short=num_for_short, longest_short=usual)
     return Room(usual, usual, is_for_all=False)
 
 
@@ -43,10 +50,8 @@ class Piece(NamedTuple):
 class StepDraft:
     # What tokens of prompts may take of `now`; streams have theirs already.
     now_tokens_left: int
-    # Of these, prompts that join running streams; None: nobody streams, or all may join.
-    joining_tokens_left: int | None
-    # Those of which no more is left to compute.
-    longest_joining: int
+    # Of these, prompts that join running streams.
+    room: Room
     beside_tokens_left: int
     # Nothing is computed: of who could be, as many as a step would reach only ask for the media that they lack.
     is_for_encodings: bool
@@ -54,20 +59,26 @@ class StepDraft:
     now: list[Slice] = field(default_factory=list)
     beside: list[Slice] = field(default_factory=list)
     new: list[NewSequence] = field(default_factory=list)
+    joining_tokens_left: int | None = field(init=False)
     # By `joins`: where somebody waits for more room.
     _lanes_waited_for: set[bool] = field(default_factory=set)
     _num_joining: int = 0
 
+    def __post_init__(self) -> None:
+        self.joining_tokens_left = self.room.num_tokens
+
     def joins(self, length: int) -> bool:
         """Whether a prompt with so much left to compute belongs into `now`."""
-        return self.joining_tokens_left is None or length <= self.longest_joining
+        return self.joining_tokens_left is None or length <= self.room.longest
 
-    def tokens_left(self, *, joins: bool) -> int:
+    def tokens_left(self, length: int, *, joins: bool) -> int:
+        """For a prompt with so much left to compute."""
         if not joins:
             return self.beside_tokens_left
         if self.joining_tokens_left is None:
             return self.now_tokens_left
-        return min(self.now_tokens_left, self.joining_tokens_left)
+        num_kept = self.room.num_for_short if length > self.room.longest_short else 0
+        return max(0, min(self.now_tokens_left, self.joining_tokens_left - num_kept))
 
     def has_prompts(self, *, joins: bool) -> bool:
         return bool(self._num_joining if joins else self.beside)
@@ -86,12 +97,12 @@ class StepDraft:
 
     def has_no_room_to_join(self, length: int) -> bool:
         """Somebody waits to join, and with so much left to compute another can only wait behind it."""
-        return True in self._lanes_waited_for and self.joins(length) and length > self.tokens_left(joins=True)
+        return True in self._lanes_waited_for and self.joins(length) and length > self.tokens_left(length, joins=True)
 
     def is_first_to_join(self, length: int) -> bool:
         """Streams, wholly; what others compute of prompts is then all beside, and may take many steps."""
         is_beside_streams = self.joining_tokens_left is not None
-        return is_beside_streams and not self._num_joining and length <= self.tokens_left(joins=True)
+        return is_beside_streams and not self._num_joining and length <= self.tokens_left(length, joins=True)
 
     def introduce(self, state: RequestState) -> None:
         """To the runner, if it does not know it yet."""
