@@ -136,6 +136,8 @@ class FakeRunner:
         self._newly_kept: list[EndName] = []
         self._keep = keep
         self._beside: deque[list[Slice] | Encoding] = deque()
+        # As the last plan told, and the one before: what has its turn between them is left out though wanted again.
+        self._unwanted = self._unwanted_before = frozenset[str]()
         self.embeddings: dict[str, int] = {}
         self.plans: list[StepPlan] = []
         # Media hashes in the order of their encoding: how much work was really done.
@@ -179,6 +181,7 @@ class FakeRunner:
     def run(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
         self._forget(plan)
+        self._unwanted_before, self._unwanted = self._unwanted, frozenset(plan.unwanted)
         for new in plan.new:
             self._begin(new)
         self._beside.extend(plan.encode)
@@ -232,10 +235,12 @@ class FakeRunner:
     def _carry_out(self, work: Iterable[list[Slice] | Encoding]) -> StepResult:
         computed, failed_sequences = list[Computed](), dict[SequenceId, Fault]()
         self._newly_kept.clear()
-        encoded, failed_encodings = list[str](), dict[str, str]()
+        encoded, failed_encodings, left_out = list[str](), dict[str, str](), list[str]()
         for each in work:
             if isinstance(each, list):
                 self._carry_out_slices(each, computed, failed_sequences)
+            elif each.encoder_key in self._unwanted_before:
+                left_out.append(each.encoder_key)
             elif self._try_encode(each):
                 encoded.append(each.encoder_key)
             else:
@@ -243,7 +248,13 @@ class FakeRunner:
         now = self._clock()
         times = dict.fromkeys(encoded, EncodeTime(now - ENCODE_SECONDS, now))
         return StepResult(
-            computed, encoded, failed_encodings, failed_sequences, times, kept_ends=list(self._newly_kept)
+            computed,
+            encoded,
+            failed_encodings,
+            failed_sequences,
+            times,
+            kept_ends=list(self._newly_kept),
+            left_out=left_out,
         )
 
     def _try_encode(self, encoding: Encoding) -> bool:

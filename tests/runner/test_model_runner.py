@@ -324,6 +324,25 @@ def test_a_prompt_whose_embeddings_are_absent_fails_alone(one: Driver, one_small
 # Media --------------------------------------------------------------------------------------------------------
 
 
+def test_what_nobody_wants_when_it_has_its_turn_is_not_encoded(
+    one_small: SmallModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_begin = threading.Event()
+    monkeypatch.setattr(CpuShare, "before_part", lambda _: may_begin.wait(WAIT_SECONDS))
+    driver = Driver(one_small)
+    for number in range(2):
+        driver.runner.hold_pixels(str(number), one_small.pixels(number))
+    encodings = [Encoding(key, key, one_small.arguments["mm_tokens_per_image"]) for key in ("0", "1")]
+    driver.runner.run(StepPlan(encode=encodings[:1]))
+    driver.runner.run(StepPlan(encode=encodings[1:], unwanted=["0"]))
+    may_begin.set()
+    assert all(driver.finished.acquire(timeout=WAIT_SECONDS) for _ in encodings)
+    result = driver.runner.run(StepPlan())
+    assert (result.left_out, result.encoded) == (["0"], ["1"])
+    assert not result.is_empty
+    driver.runner.close()
+
+
 def test_pictures_encoded_together_took_the_same_time_from_their_batch_s_begin_to_its_end(
     one: Driver, one_small: SmallModel
 ) -> None:

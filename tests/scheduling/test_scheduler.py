@@ -293,6 +293,34 @@ def test_pixels_that_many_want_are_asked_of_one_and_of_the_next_when_it_leaves()
     drive.expect_right_answers()
 
 
+def drive_whose_client_left_amid_its_encodings() -> Drive:
+    drive = Drive(make_config(), is_done=lambda: False)
+    drive.add(make_request("gone", "cat", "dog", 3))
+    while not drive.step().encode:
+        pass
+    drive.scheduler.abort("gone")
+    assert drive.step().unwanted == ["cat", "dog"]
+    return drive
+
+
+def test_what_was_to_be_encoded_for_who_left_keeps_nobody_waiting() -> None:
+    drive = drive_whose_client_left_amid_its_encodings()
+    drive.runner.set_pace(lambda: True)
+    drive.run(make_request("next", "owl", 3))
+    assert drive.runner.encoded == ["owl"]
+    drive.expect_nothing_left()
+    assert drive.believed == {"owl"}
+
+
+def test_what_was_left_out_is_encoded_once_for_who_came_to_want_it_meanwhile() -> None:
+    drive = drive_whose_client_left_amid_its_encodings()
+    drive.runner.set_pace(lambda: True)
+    drive.run(make_request("next", "dog", 3))
+    assert drive.runner.encoded == ["dog"]
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
+
+
 def test_who_waits_for_media_or_for_the_encoder_holds_nobody_back() -> None:
     drive = Drive(make_config(max_num_seqs=1, num_pictures=1), delivers=False, is_done=lambda: False)
     drive.add(make_request("waits for pixels", 3, "cat", 3))

@@ -79,6 +79,8 @@ class ModelRunner:
         self.sequences = SequenceTable(pages.block_size, end_ids, device, self._guides)
         self._pixels: dict[str, Pixels] = {}
         self._loaded: dict[str, StoredArray] = {}
+        # Encoder keys of what is not to be begun, as the last plan told.
+        self._unwanted: frozenset[str] = frozenset()
         # The last logits of prompts, by name.
         self._ends: dict[EndName, Tensor] = {}
         self._keeping = keeping
@@ -104,6 +106,7 @@ class ModelRunner:
             self._share.end_foreground()
             self._share.before_rest()
         self._forget(plan)
+        self._unwanted = frozenset(plan.unwanted)
         self.blocks.note_used(block_id for each in (*plan.now, *plan.beside) for block_id in each.new_block_ids)
         for new in plan.new:
             self.sequences.remember(new)
@@ -151,6 +154,8 @@ class ModelRunner:
         return StepResult(encoded=placed, failed_encodings=failed)
 
     def _encode(self, encodings: Sequence[Encoding], pixels: Sequence[Pixels | None], keep: Keep | None) -> Job:
+        if self._unwanted.issuperset(each.encoder_key for each in encodings):
+            return StepResult(left_out=[each.encoder_key for each in encodings])
         began = time.monotonic()
         try:
             held = [each for each in pixels if each is not None]
@@ -314,4 +319,5 @@ def _merge(results: Sequence[StepResult]) -> StepResult:
         encode_times={key: took for each in results for key, took in each.encode_times.items()},
         recalled={key: token for each in results for key, token in each.recalled.items()},
         kept_ends=list(itertools.chain.from_iterable(each.kept_ends for each in results)),
+        left_out=list(itertools.chain.from_iterable(each.left_out for each in results)),
     )

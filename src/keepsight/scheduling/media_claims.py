@@ -233,6 +233,14 @@ class MediaClaims:
             self._states[sequence_id].claimed_items.remove(index)
         return {request_id for (request_id, _), _ in users}
 
+    def leave_out(self, encoder_key: str) -> None:
+        """The runner did not begin it, as nobody wanted it; somebody may by now."""
+        encoding = self._encodings[encoder_key]
+        if encoding.media_hash in self._live:
+            self._to_begin.append(encoding)
+        else:
+            self.fail(encoder_key)
+
     def _end_encoding(self, encoder_key: str) -> None:
         encoding = self._encodings.pop(encoder_key, None)
         if encoding is None:  # it was placed
@@ -255,6 +263,10 @@ class MediaClaims:
     def take_encodings(self) -> list[Encoding]:
         taken, self._to_begin = self._to_begin, []
         return taken
+
+    def list_unwanted(self) -> list[str]:
+        """Of what the runner was given to encode, what nobody who lives could use."""
+        return [key for key, each in self._encodings.items() if each.media_hash not in self._live]
 
     def take_placements(self) -> list[str]:
         taken, self._to_place = self._to_place, []

@@ -140,6 +140,7 @@ class Scheduler:
             evicted_ends=self.kv_cache.ends.take_evicted(),
             unneeded_pixels=self.media.pixels.take_unneeded(),
             unneeded_embeddings=self.media.loads.take_unneeded(),
+            unwanted=self.media.list_unwanted(),
             new=draft.new,
             place=self.media.take_placements(),
             encode=self._turns.take_encodings(draft),
@@ -359,12 +360,14 @@ class Scheduler:
             self._advance(computed, outputs)
         for key in result.encoded:
             self.media.finish(key)
+        for key in result.left_out:
+            self.media.leave_out(key)
         for sequence_id, fault in result.failed_sequences.items():
             self._fail_sequence(sequence_id, fault, outputs)
         for key, message in result.failed_encodings.items():
             for request_id in sorted(self.media.fail(key)):
                 self._fail_request(RequestFailed(request_id, message), outputs)
-        self._encoder_has_changed |= bool(result.encoded or result.failed_encodings)
+        self._encoder_has_changed |= bool(result.encoded or result.failed_encodings or result.left_out)
         return outputs
 
     def _advance(self, computed: Computed, outputs: Outputs) -> None:

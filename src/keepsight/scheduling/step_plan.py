@@ -82,6 +82,8 @@ class StepPlan:
     evicted_ends: Sequence[EndName] = ()
     unneeded_pixels: Sequence[str] = ()
     unneeded_embeddings: Sequence[str] = ()
+    # Of what was to be encoded, what nobody wants just now: if it has not begun it is left out, and told to be.
+    unwanted: Sequence[str] = ()
     new: Sequence[NewSequence] = ()
     # Encoder keys whose embeddings were loaded and have room from now on; reported as encoded.
     place: Sequence[str] = ()
@@ -149,8 +151,11 @@ class StepResult:
     recalled: Mapping[SequenceId, SampledToken] = field(default_factory=dict)
     # Logits that are kept from now on.
     kept_ends: Sequence[EndName] = ()
+    # Encoder keys of what was not begun, as nobody wanted it when it had its turn.
+    left_out: Sequence[str] = ()
 
     @property
     def is_empty(self) -> bool:
         """Nothing was computed, and nothing that runs beside has finished."""
-        return not (self.computed or self.recalled or self.encoded or self.failed_encodings or self.failed_sequences)
+        has_answers = self.computed or self.recalled or self.failed_sequences
+        return not (has_answers or self.encoded or self.failed_encodings or self.left_out)
