@@ -1,0 +1,71 @@
+"""How much of a step is whose: budgets of its lanes, and who makes a crowd."""
+
+from typing import Any
+
+import pytest
+
+from keepsight.scheduling.step_draft import Room, room_to_join
+from tests.scheduling.drive import TOKENS_PER_PICTURE, Drive, make_config, make_request
+
+
+def room_beside(num_streams: int, num_waiting: int, **config: Any) -> Room:
+    drive = Drive(make_config(**{"max_prompt_tokens_beside_streams": 4, **config}))
+    for number in range(num_waiting):
+        drive.add(make_request(str(number), 3))
+    return room_to_join(drive.config.scheduler, num_streams, drive.scheduler.lineup)
+
+
+@pytest.mark.parametrize(("num_streams", "least_crowd"), [(1, 3), (2, 3), (3, 4), (5, 6)])
+def test_a_crowd_is_three_who_wait_and_more_than_stream(num_streams: int, least_crowd: int) -> None:
+    assert not room_beside(num_streams, least_crowd - 1).is_for_all
+    assert room_beside(num_streams, least_crowd).is_for_all
+
+
+def test_those_who_wait_for_the_lane_make_a_crowd_with_those_in_line() -> None:
+    drive = Drive(make_config(max_prompt_tokens_beside_streams=4), is_done=lambda: False)
+    drive.add(make_request("stream", 3, max_tokens=40, ignore_eos=True))
+    drive.step()
+    for number in range(2):
+        drive.add(make_request(f"{number}", 20, cache_salt=f"{number}"))
+        drive.step()
+    drive.add(make_request("2", 20, cache_salt="2"))
+    assert drive.scheduler.lineup.num_kept_waiting == 2
+    assert drive.scheduler.lineup.num_unseated == 2
+
+
+@pytest.mark.parametrize("config", [{"max_prompt_tokens_beside_streams": 0}, {"takes_turns": True}], ids=str)
+def test_where_it_is_not_wanted_no_crowd_joins(config: dict[str, Any]) -> None:
+    assert not room_beside(1, 50, **config).is_for_all
+
+
+def test_where_nobody_streams_or_all_join_anyway_there_is_no_bound() -> None:
+    rooms = [room_beside(0, 50), room_beside(1, 50, max_prompt_tokens_beside_streams=None)]
+    assert [(room.num_tokens, room.is_for_all) for room in rooms] == [(None, True)] * 2
+
+
+@pytest.mark.parametrize(
+    ("usual", "picture", "num_tokens", "num_for_short"),
+    [(32, 256, 512, 32), (32, 500, 512, 12), (32, 600, 600, 0), (400, 0, 512, 256), (700, 256, 700, 350)],
+)
+def test_of_a_crowd_s_room_short_ones_keep_theirs_as_far_as_a_picture_and_long_ones_get_on(
+    usual: int, picture: int, num_tokens: int, num_for_short: int
+) -> None:
+    config = {"tokens_per_item": picture, "max_num_encoder_input_tokens": 1000, "max_num_batched_tokens": 1000}
+    room = room_beside(1, 3, max_prompt_tokens_beside_streams=usual, **config)
+    assert (room.num_tokens, room.num_for_short, room.longest_short) == (num_tokens, num_for_short, usual)
+
+
+def test_prompts_beside_streams_are_together_no_more_than_a_step_may_have() -> None:
+    drive = Drive(make_config(max_prompt_tokens_beside_streams=0, max_num_batched_tokens=40), is_done=lambda: False)
+    drive.add(make_request("stream", 3, max_tokens=9, ignore_eos=True))
+    drive.step()
+    for number in range(3):
+        drive.add(make_request(f"{number}", 25, cache_salt=f"{number}"))
+    assert [piece.length for piece in drive.step().beside] == [25, 15]
+
+
+def test_first_tokens_that_are_drawn_without_a_step_count_as_tokens_of_one() -> None:
+    drive = Drive(make_config(max_num_batched_tokens=TOKENS_PER_PICTURE, max_num_seqs=1))
+    drive.run(make_request("first", 3))
+    plans = drive.run(*(make_request(f"{number}", 3, max_tokens=1) for number in range(8)))
+    assert [len(plan.recall) for plan in plans] == [6, 2]
