@@ -500,6 +500,14 @@ def test_a_short_beginning_is_computed_where_a_step_has_room_for_no_more() -> No
     drive.expect_right_answers()
 
 
+@pytest.mark.parametrize(("max_tokens", "num_pages"), [(1, 1), (2, 2), (5, 2), (6, 3)])
+def test_no_page_is_taken_ahead_for_the_answer_s_last_token(max_tokens: int, num_pages: int) -> None:
+    drive = Drive(make_config(max_prompt_tokens_beside_streams=0), is_done=lambda: False)
+    drive.add(make_request("a", 4, max_tokens=max_tokens, ignore_eos=True))
+    drive.scheduler.schedule()
+    assert drive.scheduler.kv_cache.num_blocks_of(("a", 0)) == num_pages
+
+
 def test_no_more_sequences_run_than_allowed() -> None:
     drive = Drive(make_config(max_num_seqs=2))
     plans = drive.run(*(make_request(str(index), 3) for index in range(7)))

@@ -308,7 +308,7 @@ class Scheduler:
 
     def _extend(self, state: RequestState, end: int, hit: PrefixHit | None = None) -> tuple[int, ...] | None:
         if end == state.num_tokens and self.kv_cache.usage < MAX_USAGE_TO_TAKE_AHEAD:
-            ahead = min(end + TOKENS_AHEAD, state.max_length)
+            ahead = min(end + TOKENS_AHEAD, state.max_length - 1)  # the last token is never computed
             if (added := self.kv_cache.try_extend(state.sequence_id, ahead, hit)) is not None:
                 return added
         while (added := self.kv_cache.try_extend(state.sequence_id, end, hit)) is None:
