@@ -9,7 +9,7 @@ import pytest
 
 from keepsight.engine_config import EngineConfig
 from keepsight.requests import ResetCaches
-from keepsight.scheduling import step_draft
+from keepsight.scheduling import scheduler, step_draft
 from keepsight.scheduling.kv_cache_manager import PrefixHit
 from keepsight.scheduling.request_state import ParkedFor
 from keepsight.scheduling.step_plan import StepPlan
@@ -696,6 +696,21 @@ def test_who_is_aborted_while_under_way_keeps_its_pages_until_the_work_is_done()
     # Its work was not for nothing.
     drive.run(make_request("again", 20, max_tokens=1))
     assert drive.cached["again", 0] == 16
+
+
+def test_who_lacks_a_page_takes_none_from_whoever_is_computed_beside_but_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "TOKENS_AHEAD", 0)
+    drive = Drive(make_config(num_blocks=10, max_prompt_tokens_beside_streams=0), is_done=lambda: False)
+    drive.add(make_request("stream", 3, max_tokens=30, ignore_eos=True))
+    drive.step()
+    drive.add(make_request("long", 32, cache_salt="its own"))
+    for _ in range(9):
+        drive.step()
+    # Two pages of ten are its own, and they are full.
+    assert len(drive.tokens["stream", 0]) == 6
+    assert drive.scheduler.num_preemptions == 0
+    drive.runner.set_pace(lambda: True)
+    drive.expect_all_answered()
 
 
 def test_for_throughput_answers_pause_while_pictures_are_encoded() -> None:

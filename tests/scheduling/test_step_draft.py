@@ -21,18 +21,6 @@ def test_a_crowd_is_three_who_wait_and_more_than_stream(num_streams: int, least_
     assert room_beside(num_streams, least_crowd).is_for_all
 
 
-def test_those_who_wait_for_the_lane_make_a_crowd_with_those_in_line() -> None:
-    drive = Drive(make_config(max_prompt_tokens_beside_streams=4), is_done=lambda: False)
-    drive.add(make_request("stream", 3, max_tokens=40, ignore_eos=True))
-    drive.step()
-    for number in range(2):
-        drive.add(make_request(f"{number}", 20, cache_salt=f"{number}"))
-        drive.step()
-    drive.add(make_request("2", 20, cache_salt="2"))
-    assert drive.scheduler.lineup.num_kept_waiting == 2
-    assert drive.scheduler.lineup.num_unseated == 2
-
-
 @pytest.mark.parametrize("config", [{"max_prompt_tokens_beside_streams": 0}, {"takes_turns": True}], ids=str)
 def test_where_it_is_not_wanted_no_crowd_joins(config: dict[str, Any]) -> None:
     assert not room_beside(1, 50, **config).is_for_all

@@ -1,0 +1,35 @@
+"""Which pieces of a prompt are worth a step while media are missing, and what is waited for then."""
+
+import pytest
+
+from keepsight.scheduling.cut_piece import MIN_TEXT_BEFORE_MEDIA
+from keepsight.scheduling.request_state import ParkedFor
+from tests.scheduling.drive import TOKENS_PER_PICTURE, Drive, make_config, make_request
+
+
+@pytest.mark.parametrize("num_known", [0, 8])
+@pytest.mark.parametrize(("num_new", "is_begun"), [(MIN_TEXT_BEFORE_MEDIA - 1, False), (MIN_TEXT_BEFORE_MEDIA, True)])
+def test_text_before_a_picture_that_is_not_here_is_computed_if_it_is_worth_a_step(
+    num_known: int, num_new: int, is_begun: bool
+) -> None:
+    drive = Drive(make_config(), delivers=False)
+    if num_known:
+        drive.run(make_request("first", num_known + 1, max_tokens=1))
+    drive.add(make_request("a", num_known + num_new, "cat", 3))
+    assert [piece.length for piece in drive.step().now] == ([num_new] if is_begun else [])
+
+
+def test_a_picture_is_computed_as_soon_as_it_is_encoded_though_the_next_is_not_here() -> None:
+    drive = Drive(make_config(), delivers=False, is_done=lambda: False)
+    drive.add(make_request("a", "cat", "dog", 3))
+    drive.step()
+    drive.deliver("cat")
+    drive.step()
+    assert [state.parked_for for state in drive.scheduler.lineup.parked] == [ParkedFor.ENCODER]
+    drive.runner.set_pace(lambda: True)
+    drive.step()
+    assert [piece.length for piece in drive.step().now] == [TOKENS_PER_PICTURE]
+    drive.step()
+    assert [state.parked_for for state in drive.scheduler.lineup.parked] == [ParkedFor.PIXELS]
+    drive.deliver("dog")
+    drive.expect_all_answered()
