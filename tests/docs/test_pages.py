@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
+from keepsight.api_settings import ApiSettings
 from keepsight.cli.main import COMMANDS
+from keepsight.errors import AnsweredError, PictureError
 from keepsight.frontend.api.chat_request import ChatRequest
 from keepsight.frontend.api.completion_request import CompletionRequest
+from keepsight.frontend.api.openapi import describe_api
 from keepsight.frontend.http.decode_body import refused_fields
 from tests.docs.snippets import PAGES, ROOT
 
@@ -19,6 +22,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 SCRIPTS = ("benchmarks/*.py", "tests/*.py", "tests/*/long_*.py")
 # What stands in a line with these may be theirs.
 FOREIGN = re.compile(r"\b(?:pip|curl|hf) ")
+PAGE_PATHS = ("/", "/dashboard")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
@@ -44,6 +48,12 @@ def test_every_option_of_keepsight_that_a_page_shows_is_there() -> None:
             for option in OPTION.findall(line)
         }
         assert shown <= known, page
+
+
+def test_every_option_of_a_server_is_on_a_page() -> None:
+    told = {option for page in PAGES for option in OPTION.findall(page.read_text())}
+    options = {each for each in options_of(parser_of("serve")) if re.match("--(?!no-)", each)}
+    assert options - told == set()
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
@@ -79,6 +89,23 @@ def test_the_page_of_the_api_lists_all_fields_that_are_refused() -> None:
     refused = {*refused_fields(ChatRequest), *refused_fields(CompletionRequest)}
     # It is one of content parts, which another paragraph says.
     assert set(re.findall(r"`(\w+)`", listed)) == refused - {"prompt_cache_breakpoint"}
+
+
+def test_the_page_of_the_api_lists_all_endpoints() -> None:
+    page = (ROOT / "docs/api.md").read_text()
+    served = describe_api(ApiSettings(dashboard_thumbnails=True), has_uploads=True)["paths"]
+    assert [path for path in (*served, *PAGE_PATHS) if f"{path}`" not in page] == []
+
+
+def test_every_code_of_an_error_is_on_a_page() -> None:
+    told = {code for page in PAGES for code in re.findall(r"`(\w+)`", page.read_text())}
+    assert {each.code for each in kinds_of(AnsweredError) if each.code and each is not PictureError} <= told
+
+
+def kinds_of(error: type[AnsweredError]) -> Iterator[type[AnsweredError]]:
+    for each in error.__subclasses__():
+        yield each
+        yield from kinds_of(each)
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
