@@ -108,5 +108,12 @@ def kinds_of(error: type[AnsweredError]) -> Iterator[type[AnsweredError]]:
         yield from kinds_of(each)
 
 
+def test_what_the_readme_says_was_measured_is_on_the_page_of_measurements() -> None:
+    rows = re.findall(r"^\|.*\d.*\|$", PAGES[0].read_text(), re.MULTILINE)
+    measured = (ROOT / "docs/performance.md").read_text()
+    assert rows
+    assert [row for row in rows if row not in measured] == []
+
+
 def test_every_page_can_be_reached_from_the_readme() -> None:
     assert {page.name for page in PAGES[1:]} <= set(re.findall(r"\]\(docs/(\w+\.md)", PAGES[0].read_text()))
