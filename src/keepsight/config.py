@@ -218,9 +218,10 @@ class Config:
         if self.keeps_embeddings_for_others:
             return
         for name in ("encoder_host_cache_gb", "encoder_disk_cache", "encoder_remote_cache"):
-            if value := getattr(self, name):
+            # The flag alone says "": there is a place by default.
+            if (value := getattr(self, name)) not in (None, False):
                 raise InvalidArgumentError(
-                    name, f"is {value}, but an encoder cache of 0 keeps nothing for other requests, in no tier either"
+                    name, f"is {value!r}, but an encoder cache of 0 keeps nothing for other requests, in no tier either"
                 )
 
     @property

@@ -70,6 +70,10 @@ WRONG: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         lambda _: {"encoder_cache_gb": 0, "encoder_disk_cache": True},
         "encoder_disk_cache: is True, but an encoder cache of 0 keeps nothing for other requests",
     ),
+    "nothing is kept, not in the usual folder either": (
+        lambda _: {"encoder_cache_gb": 0, "encoder_disk_cache": ""},
+        "encoder_disk_cache: is '', but an encoder cache of 0 keeps nothing for other requests",
+    ),
 }
 
 
