@@ -18,8 +18,8 @@ def make_checkpoint(directory: Path, seed: int, *, ties_embeddings: bool) -> Any
     config.tie_word_embeddings = config.text_config.tie_word_embeddings = ties_embeddings
     model: Any = Gemma3ForConditionalGeneration(config)
     model.set_attn_implementation("eager")
-    ref._randomize(model, seed)
-    _copy_all_but_the_model(directory)
+    ref.randomize(model, seed)
+    copy_all_but_the_model(directory)
     ref.save_checkpoint(model.to(torch.float32).eval(), directory)
     return model
 
@@ -29,12 +29,12 @@ def make_text_only_checkpoint(directory: Path) -> None:
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
     arguments: Any = {**ref.draw_config(0)["text_config"], "vocab_size": 909}
-    _copy_all_but_the_model(directory)
+    copy_all_but_the_model(directory)
     ref.save_checkpoint(Gemma3ForCausalLM(Gemma3TextConfig(**arguments)), directory)
     for name in ("preprocessor_config.json", "processor_config.json"):
         (directory / name).unlink()
 
 
-def _copy_all_but_the_model(directory: Path) -> None:
+def copy_all_but_the_model(directory: Path) -> None:
     ignored = shutil.ignore_patterns("*.safetensors", "config.json")
     shutil.copytree(checkpoint_path(), directory, ignore=ignored, dirs_exist_ok=True)

@@ -90,11 +90,11 @@ def make_reference(arguments: dict[str, Any], seed: int, *, text_only: bool = Fa
         )
         model = Gemma3ForConditionalGeneration(config)
     model.set_attn_implementation("eager")
-    _randomize(model, seed)
+    randomize(model, seed)
     return model.float().eval()
 
 
-def _randomize(model: Any, seed: int) -> None:
+def randomize(model: Any, seed: int) -> None:
     """Every weight matters and activations stay of order one: transformers' own zeros would hide mistakes."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -1,0 +1,29 @@
+"""Whoever has only the clone can make what the benchmarks ask for."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from benchmarks.make_checkpoint import SIZES, TOKENS_PER_PICTURE, VOCAB_SIZE, make_checkpoint
+from keepsight import LLM, SamplingParams
+from tests.frontend.gemma_like import load_processor
+
+ONE_LAYER = {"num_hidden_layers": 1}
+
+
+def test_transformers_reads_the_same_prompt_from_what_is_made_as_keepsight(tmp_path: Path) -> None:
+    size = {part: {**widths, **ONE_LAYER} for part, widths in SIZES["tiny-gemma3"].items()}
+    make_checkpoint(tmp_path, size, torch.float32, 0)
+    question = {"type": "text", "text": "What is in this picture?"}
+    picture: dict[str, Any] = {"type": "image_pil", "image_pil": Image.new("RGB", (40, 30), "teal")}
+    with_llm = [{"role": "user", "content": [picture, question]}]
+    [output] = LLM(tmp_path).chat(with_llm, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+    with_transformers = [{"role": "user", "content": [{"type": "image", "image": picture["image_pil"]}, question]}]
+    read = load_processor(tmp_path).apply_chat_template(
+        with_transformers, tokenize=True, add_generation_prompt=True, return_dict=True
+    )
+    assert output.prompt_token_ids == read["input_ids"][0]
+    assert output.prompt_token_ids.count(VOCAB_SIZE - 1) == TOKENS_PER_PICTURE
+    assert len(output.outputs[0].token_ids) == 4
