@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
+from keepsight import LLM
 from keepsight.api_settings import ApiSettings
 from keepsight.cli.main import COMMANDS
 from keepsight.errors import AnsweredError, PictureError
@@ -89,6 +90,13 @@ def test_the_page_of_the_api_lists_all_fields_that_are_refused() -> None:
     refused = {*refused_fields(ChatRequest), *refused_fields(CompletionRequest)}
     # It is one of content parts, which another paragraph says.
     assert set(re.findall(r"`(\w+)`", listed)) == refused - {"prompt_cache_breakpoint"}
+
+
+def test_the_page_of_llm_lists_all_that_it_can() -> None:
+    page = (ROOT / "docs/offline.md").read_text()
+    # `from_config` is for the commands.
+    public = {name for name in vars(LLM) if not name.startswith("_")} - {"from_config"}
+    assert [name for name in public if f"`{name}(" not in page] == []
 
 
 def test_the_page_of_the_api_lists_all_endpoints() -> None:
