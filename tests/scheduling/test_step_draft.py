@@ -15,8 +15,8 @@ def room_beside(num_streams: int, num_waiting: int, **config: Any) -> Room:
     return room_to_join(drive.config.scheduler, num_streams, drive.scheduler.lineup)
 
 
-@pytest.mark.parametrize(("num_streams", "least_crowd"), [(1, 3), (2, 3), (3, 4), (5, 6)])
-def test_a_crowd_is_three_who_wait_and_more_than_stream(num_streams: int, least_crowd: int) -> None:
+@pytest.mark.parametrize(("num_streams", "least_crowd"), [(1, 3), (5, 3), (6, 4), (7, 4), (20, 11)])
+def test_a_crowd_is_three_who_wait_and_more_than_half_as_many_as_stream(num_streams: int, least_crowd: int) -> None:
     assert not room_beside(num_streams, least_crowd - 1).is_for_all
     assert room_beside(num_streams, least_crowd).is_for_all
 

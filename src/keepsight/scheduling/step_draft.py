@@ -8,8 +8,8 @@ from keepsight.scheduling.lineup import Lineup
 from keepsight.scheduling.request_state import RequestState
 from keepsight.scheduling.step_plan import EndName, NewSequence, Recall, SequenceId, Slice
 
-# Where at least so many prompts wait, and more than answers stream, all join with so many tokens: who reads along waits
-# for them then.  Beside they would have half of the machine for some, while steps of a few answers have the other half.
+# Where at least so many prompts wait, and more than half as many as answers stream, all join with so many tokens: who
+# reads along waits for them then.  Beside they would have half of the machine, one after the other.
 LEAST_CROWD, CROWD_TOKENS = 3, 512
 
 
@@ -31,7 +31,7 @@ def room_to_join(config: SchedulerConfig, num_streams: int, lineup: Lineup) -> R
         return Room(None, 0)
     # Where streams pause for encodings, whoever is parked in an empty step could end the crowd, and nobody looks again.
     may_crowd = usual and not config.takes_turns
-    if may_crowd and lineup.num_kept_waiting >= max(LEAST_CROWD, num_streams + 1):
+    if may_crowd and lineup.num_kept_waiting >= max(LEAST_CROWD, num_streams // 2 + 1):
         num_tokens = max(usual, CROWD_TOKENS, config.tokens_per_item)
         # A picture is computed whole, and what is long must get on, too.
         num_for_short = min(usual, num_tokens - max(config.tokens_per_item, num_tokens // 2))
