@@ -266,9 +266,9 @@ class ModelRunner:
             if piece.tells_prompt:
                 told, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), []
                 drawn[piece.sequence_id] = drawn[piece.sequence_id]._replace(prompt_logprobs=told)
-        rows = zip(logits, sampling, strict=True)
         # All or none: of a batch that fails nobody is told what was kept.
-        self._ends |= {piece.keep_as: row.clone() for row, piece in rows if piece.keep_as is not None}
+        kept = {piece.keep_as: logits[row].clone() for row, piece in enumerate(sampling) if piece.keep_as is not None}
+        self._ends |= kept
         return drawn
 
 
