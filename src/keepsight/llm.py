@@ -231,6 +231,15 @@ class _Answer:
         self._pieces: list[list[AnswerPiece]] = [[] for _ in range(self.request.sampling_params.n)]
         # Of the choice that found least: the others find what that one has just computed.
         self._num_cached_tokens = len(self.request.token_ids)
+        self._heard: Outputs = []
+
+    def hear(self, outputs: Outputs) -> Outputs:
+        """What is to be read now.  Only of stop strings the engine has to be told as soon as they are there."""
+        self._heard += outputs
+        if not self.request.sampling_params.stop and not any(map(_is_end, outputs)):
+            return []
+        heard, self._heard = self._heard, []
+        return heard
 
     @property
     def is_finished(self) -> bool:
@@ -291,7 +300,9 @@ class _RunningRequests:
             self._engine.leave(request_id)
 
     def _hear(self, answer: _Answer, outputs: Outputs) -> None:
-        self._arrived.put((answer, outputs))
+        """On the engine's thread, which would wait for the interpreter's lock after each token that is read."""
+        if heard := answer.hear(outputs):
+            self._arrived.put((answer, heard))
 
     def _read(self, answer: _Answer, outputs: Outputs) -> None:
         if answer.is_finished:  # by a stop string: the engine went on until it heard of it
@@ -307,6 +318,10 @@ class _RunningRequests:
             del self._unfinished[answer.request.request_id]
             if self._bar is not None:
                 self._bar.update()
+
+
+def _is_end(output: TokenOutput | Exception) -> bool:
+    return isinstance(output, Exception) or output.finish_reason is not None
 
 
 def _open_bar(use_tqdm: bool | MakeBar, num_requests: int) -> tqdm | None:
