@@ -307,6 +307,7 @@ def _routes(api: Api) -> list[Route]:
         post("/reset_encoder_cache", partial(api.reset, encoder=True)),
         post("/reset_mm_cache", partial(api.reset, processor=True)),
         Route("/v1/models", api.models),
+        Route("/v1/models/", api.models),  # or it would be a model without a name
         Route("/v1/models/{model:path}", api.model),
         Route("/health", api.health),
         Route("/ready", api.ready),
