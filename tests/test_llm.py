@@ -585,6 +585,16 @@ def test_a_picture_whose_embeddings_went_is_not_decoded_again(drawn: Drawn, cach
     assert num_decoded == [2, 6]
 
 
+@pytest.mark.parametrize("num_pictures", [4, 8])
+def test_each_picture_is_decoded_once_however_many_crops_a_request_has(num_pictures: int) -> None:
+    pictures = [Image.new("RGB", (1100, 300), (20 * number, 99, 0)) for number in range(num_pictures)]
+    messages = ask(*({"type": "image", "image": each} for each in pictures), "What is this?")
+    with LLM(device="cpu") as llm:
+        llm.chat(messages, GREEDY, mm_processor_kwargs={"do_pan_and_scan": True})
+        pool = llm.engine._media_pool
+        assert (pool.num_decoded, pool.num_preprocessed) == (num_pictures, 5 * num_pictures)
+
+
 def test_after_a_reset_of_the_processor_cache_a_picture_is_decoded_again(drawn: Drawn) -> None:
     with LLM(device="cpu", enable_prefix_caching=False) as llm:
         for _ in range(2):

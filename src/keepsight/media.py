@@ -67,6 +67,8 @@ class MediaItem:
     span: TokenSpan
     geometry: Geometry
     modality: Modality = "image"
+    # Of the last picture before it that is whole: the pixels of both are made of one decoding.
+    is_crop: bool = False
 
     @property
     def is_picture(self) -> bool:

@@ -72,7 +72,8 @@ def requests(draw: st.DrawFn) -> EngineRequest:
     media, end = [], 0
     for gap, length in lengths:
         geometry = Geometry(draw(st.integers(1, MAX_COUNT)), draw(st.integers(1, MAX_COUNT)))
-        media.append(MediaItem(draw(texts), TokenSpan(end + gap, length), geometry, draw(modalities)))
+        span, modality = TokenSpan(end + gap, length), draw(modalities)
+        media.append(MediaItem(draw(texts), span, geometry, modality, draw(st.booleans())))
         end += gap + length
     hashes = [item.media_hash for item in media]
     return EngineRequest(

@@ -57,14 +57,15 @@ def make_config(
 
 
 def make_request(request_id: str, *parts: int | str, **options: Any) -> EngineRequest:
-    """`parts`: a number is that many tokens of text, a string a picture of that hash."""
+    """`parts`: a number is that many tokens of text, a string a picture of that hash, or with a "+" first a crop."""
     token_ids: list[int] = []
     media = []
     for part in parts:
         if isinstance(part, int):
             token_ids += [20 + (len(token_ids) + place) % 13 for place in range(part)]
         else:
-            media.append(MediaItem(part, TokenSpan(len(token_ids), TOKENS_PER_PICTURE), Geometry(4, 4)))
+            span, is_crop = TokenSpan(len(token_ids), TOKENS_PER_PICTURE), part.startswith("+")
+            media.append(MediaItem(part, span, Geometry(4, 4), is_crop=is_crop))
             token_ids += [1] * TOKENS_PER_PICTURE
     names = ("priority", "cache_salt", "adapter", "coming_media", "unsent_media", "pins")
     outside = {name: options.pop(name) for name in names if name in options}

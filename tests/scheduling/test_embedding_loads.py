@@ -105,6 +105,41 @@ def test_pixels_of_an_item_are_asked_for_while_another_is_being_encoded() -> Non
     drive.expect_all_answered()
 
 
+def test_pixels_are_asked_for_once_it_is_known_what_of_the_picture_lacks_them() -> None:
+    """Asked for one by one, each of its parts would have it decoded anew."""
+    drive = tiered_drive("+right", loads=False)
+    drive.add(make_request("a", 3, "cat", "dog", "+left", "+right", "+top"))
+    drive.step()
+    drive.end_load("dog")
+    drive.step()
+    drive.end_load("cat")
+    drive.step()
+    assert drive.needed == [("a", "cat")]
+    # While it waits for the pixels of another.
+    for part in ("+top", "+right", "+left"):
+        assert drive.scheduler.take_media_needed() == []
+        drive.end_load(part)
+        drive.step()
+    assert drive.needed == [("a", each) for each in ("cat", "dog", "+left", "+top")]
+    for _, media_hash in drive.needed:
+        drive.deliver(media_hash)
+    drive.expect_all_answered()
+    assert drive.runner.encoded == ["cat", "dog", "+left", "+top"]
+
+
+def test_the_parts_of_a_picture_are_asked_for_together_however_few_loads_there_are_at_once() -> None:
+    drive = tiered_drive(loads=False, num_blocks=64, max_model_len=256)
+    parts = [f"{kind}{number}" for number in range(MAX_AT_ONCE // 5 + 1) for kind in ("whole", "+a", "+b", "+c", "+d")]
+    drive.add(make_request("a", 3, *parts))
+    asked: list[list[str]] = []
+    while loads := drive.scheduler.take_loads():
+        for load in loads:
+            drive.end_load(load.encoder_key)
+        drive.scheduler.schedule()
+        asked += [list(needed.media_hashes) for needed in drive.scheduler.take_media_needed()]
+    assert asked == [parts[:15], parts[15:]]
+
+
 def test_what_was_loaded_for_one_who_left_is_dropped() -> None:
     drive = tiered_drive("cat", loads=False)
     drive.add(make_request("a", 3, "cat"))

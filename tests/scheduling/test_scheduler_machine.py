@@ -10,7 +10,7 @@ from keepsight.requests import EngineRequest, PromptPin
 from tests.scheduling.drive import Drive, adapter, make_config, make_request
 from tests.scheduling.long_run import thorough
 
-PICTURES = ("cat", "dog", "owl", "elk")
+PICTURES = ("cat", "dog", "owl", "+elk")
 PARTS = st.lists(st.one_of(st.integers(1, 9), st.sampled_from(PICTURES)), min_size=1, max_size=7)
 
 

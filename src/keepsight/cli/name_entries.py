@@ -17,7 +17,7 @@ def name_entries(config: Config, pictures: Mapping[str, bytes]) -> dict[str, lis
     preparer = RequestPreparer.from_config(config)
     try:
         media_hashes = {
-            name: [media_hash for media_hash, _ in preparer.name_picture(PicturePart(content, name), None).items()]
+            name: list(preparer.name_picture(PicturePart(content, name), None).parts)
             for name, content in pictures.items()
         }
     finally:

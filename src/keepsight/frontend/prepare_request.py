@@ -331,13 +331,13 @@ class RequestPreparer:
         terms: _Terms,
         pins: Sequence[PromptPin] = (),
     ) -> EngineRequest:
-        items = [(*item, named.picture.modality) for named in pictures for item in named.items()]
+        items = [item for named in pictures for item in named.items()]
         makeable = makeable_of(pictures)
         self._check_named_tokens(terms.sampling_params)
         return EngineRequest(
             request_id=f"{self.request_prefix}{next(self._request_numbers)}",
             token_ids=prompt.token_ids,
-            media=tuple(MediaItem(h, span, g, m) for (h, g, m), span in zip(items, prompt.spans, strict=True)),
+            media=tuple(MediaItem(h, span, g, m, c) for (h, g, m, c), span in zip(items, prompt.spans, strict=True)),
             sampling_params=terms.sampling_params,
             priority=terms.priority,
             cache_salt=terms.cache_salt,

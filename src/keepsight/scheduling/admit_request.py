@@ -1,5 +1,7 @@
 """From a request that arrives to the sequences that the scheduler keeps, or to why it can never run."""
 
+from itertools import accumulate
+
 from keepsight.engine_config import EngineConfig, SchedulerConfig
 from keepsight.requests import EngineRequest
 from keepsight.scheduling.block_hash import BlockHasher
@@ -33,6 +35,7 @@ def make_states(
         max_length = min(max_length, num_tokens + params.max_tokens)
     hasher = BlockHasher(request, config.kv_cache.block_size)
     encoder_keys = _encoder_keys(request, is_shared=config.encoder_cache.is_shared)
+    pictures = tuple(accumulate(not item.is_crop for item in request.media))
     return [
         RequestState(
             request=request,
@@ -42,6 +45,7 @@ def make_states(
             end_ids=params.ids_that_end(end_ids),
             hasher=hasher.fork(),
             encoder_keys=encoder_keys,
+            pictures=pictures,
             num_tokens=num_tokens,
         )
         for choice in range(params.n)

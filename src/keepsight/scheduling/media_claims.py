@@ -83,12 +83,11 @@ class MediaClaims:
         if any(index not in state.claimed_items for index in range(first_item, min(state.claimed_items, default=0))):
             # A shorter prefix was found than last time: to keep the later items might keep out the earlier ones.
             self.drop(state)
-        lacks: ParkedFor | None = None
         for index in range(first_item, len(state.media)):
-            lacks = lacks or self._try_claim(state, index)
-            if lacks is not None:
+            if (lacks := self._try_claim(state, index)) is not None:
                 self._ask(state, index)
-        return lacks
+                return lacks
+        return None
 
     def look_ahead(self, state: RequestState, first_item: int) -> None:
         """Asks tiers for what the request will lack, long before it has its turn."""
@@ -198,11 +197,15 @@ class MediaClaims:
         self._to_begin.append(encoding)
         self._num_encoding += encoding.num_tokens
 
-    def _ask(self, state: RequestState, index: int) -> None:
-        if self.encoder_cache.can_find(state.encoder_keys[index]):
-            return
-        if self.loads.ask(state, index) is LoadState.ABSENT:
-            self.pixels.ask(state, state.media[index].media_hash)
+    def _ask(self, state: RequestState, first_item: int) -> None:
+        """For a picture's pixels once it is known which of its parts lack them: each ask decodes it."""
+        indices = range(first_item, len(state.media))
+        lacking = [index for index in indices if not self.encoder_cache.can_find(state.encoder_keys[index])]
+        loads = {index: self.loads.ask(state, index) for index in lacking}
+        loading = {state.pictures[index] for index in lacking if loads[index] is LoadState.LOADING}
+        for index in lacking:
+            if loads[index] is LoadState.ABSENT and state.pictures[index] not in loading:
+                self.pixels.ask(state, state.media[index].media_hash)
 
     def release_before(self, state: RequestState, first_item: int) -> bool:
         """Items that are wholly computed need their embeddings no more.  Whether there were any."""

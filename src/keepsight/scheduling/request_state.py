@@ -73,6 +73,8 @@ class RequestState:
     end_ids: frozenset[int]
     hasher: BlockHasher
     encoder_keys: tuple[str, ...]
+    # By item, the number of the picture that it is of, with its crops.
+    pictures: tuple[int, ...]
     num_tokens: int
     status: Status = Status.WAITING
     parked_for: ParkedFor | None = None

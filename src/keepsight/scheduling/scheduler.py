@@ -95,8 +95,8 @@ class Scheduler:
         """What became of a load.  Whether anybody wants what was found."""
         askers = self.media.loads.end(encoder_key, is_found=is_found)
         for state in askers or ():
-            # Also one that waits for the encoding of another item: pixels of this one may be asked for meanwhile.
-            if state.parked_for in (ParkedFor.TIERS, ParkedFor.ENCODER):
+            # Also one that waits for another item: pixels of this one may be asked for meanwhile.
+            if state.parked_for in (ParkedFor.TIERS, ParkedFor.PIXELS, ParkedFor.ENCODER):
                 self.lineup.unpark(state)
         return is_found and askers is not None
 

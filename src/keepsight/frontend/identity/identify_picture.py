@@ -57,9 +57,11 @@ class NamedPicture:
     _known: KnownMedia
     _max_pixels: int
 
-    def items(self) -> Iterator[tuple[str, Geometry]]:
+    def items(self) -> Iterator[tuple[str, Geometry, Modality, bool]]:
+        """What a `MediaItem` tells of each part, but for its span."""
         for media_hash, crop in self.parts.items():
-            yield media_hash, self.picture.geometry if crop is None else Geometry(crop.width, crop.height)
+            geometry = self.picture.geometry if crop is None else Geometry(crop.width, crop.height)
+            yield media_hash, geometry, self.picture.modality, crop is not None
 
     def job(self, media_hashes: Sequence[str]) -> PictureJob:
         """Raises UnknownMediaError if only its uuid came."""
