@@ -30,6 +30,7 @@ from keepsight.scheduling.step_plan import StepPlan, StepResult
 from tests.drawn import Drawn, ask, by_object, by_url, draw, list_question, to_png
 from tests.frontend.picture_server import picture_server, response
 from tests.random_checkpoint import make_checkpoint
+from tests.wait_until import wait_until
 
 NUM_TOKENS = 64
 GREEDY = SamplingParams(temperature=0, max_tokens=40)
@@ -605,6 +606,21 @@ def test_after_a_reset_of_the_processor_cache_a_picture_is_decoded_again(drawn: 
         llm.reset_mm_cache()
         llm.chat(ask(by_object(drawn.picture), "What is this?"), GREEDY)
         assert llm.engine._media_pool.num_preprocessed == 2
+
+
+@pytest.mark.parametrize("cache", ["lru", "shm", "shared"])
+def test_a_reset_that_the_engine_reads_late_forgets_no_later_pixels(monkeypatch: Any, cache: str) -> None:
+    with LLM(device="cpu", mm_processor_cache_type=cache) as llm:
+        pool, reset = llm.engine._media_pool, llm.engine._loop._reset
+
+        def reset_late(**caches: bool) -> None:
+            wait_until(lambda: pool.num_preprocessed)
+            reset(**caches)
+
+        monkeypatch.setattr(llm.engine._loop, "_reset", reset_late)
+        llm.reset_mm_cache()
+        llm.chat(ask(by_url(draw(7).picture), "What is this?"), GREEDY)
+        assert pool.num_decoded == 1
 
 
 def test_a_salt_keeps_prompts_apart(llm: LLM) -> None:

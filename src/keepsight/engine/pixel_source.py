@@ -49,7 +49,7 @@ class PixelSource:
         return None
 
     def clear(self) -> None:
-        """Of what is kept here."""
+        """Of what is kept here.  What frontends keep, or share, they cleared themselves, and may hold later pixels."""
 
     def close(self) -> None: ...
 
@@ -175,9 +175,6 @@ class StoreSource(PixelSource):
 
     def note_embeddings(self, held: Iterable[str], dropped: Iterable[str]) -> None:
         _order(self._store, held, dropped)
-
-    def clear(self) -> None:
-        self._store.clear()
 
     def close(self) -> None:
         self._store.close()
