@@ -159,6 +159,19 @@ def test_a_prompt_that_is_too_long_is_refused_before_any_content_is_hashed(monke
     assert len(hashed) == 1
 
 
+def test_crops_that_do_not_fit_are_refused_before_any_is_planned_or_written_out(
+    preparer: RequestPreparer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laid_out: list[object] = []
+    monkeypatch.setattr(identify_picture, "plan_crops", lambda *arguments: laid_out.append(arguments))
+    monkeypatch.setattr(preparer.expander, "expand", lambda *arguments: laid_out.append(arguments))
+    options = {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 1, "pan_and_scan_max_num_crops": 2**31 - 1}
+    messages = ask({"type": "image", "image": Image.new("L", (4_000_000, 1))}, "What?")
+    with pytest.raises(PromptTooLongError, match="has 64000016 tokens of 4000001 pictures alone; "):
+        preparer.prepare_chat(messages, PARAMS, options)
+    assert not laid_out
+
+
 def test_a_prompt_may_be_one_token_shorter_than_the_context_and_no_longer(preparer: RequestPreparer) -> None:
     length = preparer.max_model_len
     assert len(preparer.prepare_tokens([30] * (length - 1), PARAMS).engine_request.token_ids) == length - 1

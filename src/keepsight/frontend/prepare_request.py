@@ -88,6 +88,7 @@ class RequestPreparer:
         self.sampling_defaults = sampling_defaults or {}
         self.image_config, self.max_model_len = image_config, limits.max_model_len
         self._image_token_ids = frozenset() if image_format is None else image_format.token_ids
+        self._tokens_per_image = 0 if image_format is None else image_format.tokens_per_image
         self._identifier, self.intake = identifier, intake
         self._vocab_size = min(tokenizer.vocab_size, limits.vocab_size)
         # Several frontends may ask one engine: each has its own.
@@ -266,7 +267,8 @@ class RequestPreparer:
         *,
         add_bos: bool,
     ) -> tuple[EngineRequest, Sequence[NamedPicture]]:
-        num_crops = [len(picture.crops) for picture in pictures]
+        num_crops = [picture.num_crops for picture in pictures]
+        self._check_pictures_fit(len(pictures) + sum(num_crops), field)
         if self.tokenizer.is_far_too_long(text, self.max_model_len):
             raise self._too_long(field, f"has {len(text)} characters, far more than fit")
         expanded = self.expander.expand(text, num_crops, add_bos, field)
@@ -290,6 +292,12 @@ class RequestPreparer:
                 raise PictureCountError(field, f"holds {len(parts)} pictures, but this model reads text only")
             return None
         return self.image_config.with_overrides(**overrides) if overrides else self.image_config
+
+    def _check_pictures_fit(self, num_pictures: int, field: str) -> None:
+        """Before any of their crops and tokens are laid out."""
+        num_image_tokens = num_pictures * self._tokens_per_image
+        if num_image_tokens >= self.max_model_len:
+            raise self._too_long(field, f"has {num_image_tokens} tokens of {num_pictures} pictures alone")
 
     def _check_fits(self, expanded: ExpandedPrompt, field: str) -> None:
         if not expanded.token_ids:

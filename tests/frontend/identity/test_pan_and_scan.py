@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keepsight.frontend.identity.pan_and_scan import plan_crops
+from keepsight.frontend.identity.pan_and_scan import count_crops, plan_crops
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import CropBox, Geometry
 
@@ -63,6 +63,7 @@ def test_the_crops_cover_the_picture_without_overlap(width: int, height: int, co
     crops = plan_crops(Geometry(width, height), config)
     assert all(crop.width > 0 and crop.height > 0 for crop in crops)
     assert not crops or sum(crop.width * crop.height for crop in crops) == width * height
+    assert count_crops(Geometry(width, height), config) == len(crops)
 
 
 def test_nothing_is_cropped_unless_asked_for() -> None:

@@ -18,7 +18,7 @@ from keepsight.frontend.identity.hash_media import (
     hash_exif_image_id,
 )
 from keepsight.frontend.identity.known_media import KnownMedia
-from keepsight.frontend.identity.pan_and_scan import plan_crops
+from keepsight.frontend.identity.pan_and_scan import count_crops, plan_crops
 from keepsight.frontend.intake.fetch_media import fetch_media, freeze
 from keepsight.frontend.intake.open_picture import PictureSource
 from keepsight.frontend.intake.read_embeds import Embeds, read_embeds
@@ -38,7 +38,7 @@ class Picture:
     source: PictureSource | Embeds | None
     field: str
     geometry: Geometry
-    crops: tuple[CropBox, ...]
+    num_crops: int
     uuid: str | None = None
     # What stands for its content, if anything does.
     given_name: str | None = None
@@ -112,8 +112,8 @@ class PictureIdentifier:
             else:
                 is_first = self._is_first_or_the_same(part, geometry, given_name)
             source = freeze(sent, field)
-        crops = plan_crops(geometry, config)
-        return Picture(source, field, geometry, crops, uuid, given_name, is_first_of_its_name=is_first)
+        num_crops = count_crops(geometry, config)
+        return Picture(source, field, geometry, num_crops, uuid, given_name, is_first_of_its_name=is_first)
 
     def prefer_held(self, is_held: Callable[[str], bool]) -> None:
         """Content goes by the name of other content only while something is held under that."""
@@ -130,7 +130,7 @@ class PictureIdentifier:
         values = read_embeds(source, field, (None, hidden)).values
         strips = [values[first : first + length] for first in range(0, len(values), length)]
         return [
-            Picture(Embeds(each), field, Geometry(hidden, len(each)), (), modality="prompt_embeds") for each in strips
+            Picture(Embeds(each), field, Geometry(hidden, len(each)), 0, modality="prompt_embeds") for each in strips
         ]
 
     def name(
@@ -144,7 +144,9 @@ class PictureIdentifier:
         }
         named = [(picture, hashers[picture.modality]) for picture in pictures]
         return tuple(
-            NamedPicture(picture, self._name_parts(picture, hasher), config, hasher, self._known, self._max_pixels)
+            NamedPicture(
+                picture, self._name_parts(picture, config, hasher), config, hasher, self._known, self._max_pixels
+            )
             for picture, hasher in named
         )
 
@@ -158,10 +160,12 @@ class PictureIdentifier:
             geometry = self._recall(part, given_name)
         elif given_name is not None:
             is_first = self._is_first_or_the_same(part, geometry, given_name)
-        return Picture(source, part.field, geometry, (), part.uuid, given_name, part.modality, is_first)
+        return Picture(source, part.field, geometry, 0, part.uuid, given_name, part.modality, is_first)
 
-    def _name_parts(self, picture: Picture, hasher: MediaHasher) -> dict[str, CropBox | None]:
-        crops = (None, *picture.crops)
+    def _name_parts(
+        self, picture: Picture, config: ImageProcessorConfig, hasher: MediaHasher
+    ) -> dict[str, CropBox | None]:
+        crops = (None, *plan_crops(picture.geometry, config)) if picture.num_crops else (None,)
         if picture.given_name is not None:
             names: Iterable[str] = hasher.hash_parts(picture.given_name, picture.geometry, crops)
         else:

@@ -9,27 +9,34 @@ from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import CropBox, Geometry
 
 
+def count_crops(geometry: Geometry, config: ImageProcessorConfig) -> int:
+    """How many `plan_crops` gives, which may be millions where requests say how small they may be."""
+    return len(_starts(geometry, config))
+
+
 def plan_crops(geometry: Geometry, config: ImageProcessorConfig) -> tuple[CropBox, ...]:
     """The crops in the order in which the prompt names them; none for a picture that is nearly square or too small."""
-    if not config.do_pan_and_scan:
-        return ()
     width, height = geometry.width, geometry.height
-    is_wide = width >= height
-    long_side, short_side = (width, height) if is_wide else (height, width)
-    if long_side / short_side < config.pan_and_scan_min_ratio_to_activate:
-        return ()
-    num_crops = _num_crops(long_side, short_side, config)
-    # The crops are equally long but for the last, which ends with the picture.
-    crop_length = math.ceil(long_side / num_crops)
-    if min(crop_length, short_side) < config.pan_and_scan_min_crop_size:
-        return ()
-    starts = range(0, long_side, crop_length)
+    starts = _starts(geometry, config)
     return tuple(
-        CropBox(start, 0, min(crop_length, width - start), height)
-        if is_wide
-        else CropBox(0, start, width, min(crop_length, height - start))
+        CropBox(start, 0, min(starts.step, width - start), height)
+        if width >= height
+        else CropBox(0, start, width, min(starts.step, height - start))
         for start in starts
     )
+
+
+def _starts(geometry: Geometry, config: ImageProcessorConfig) -> range:
+    """Where the crops begin on the longer side; equally long but for the last, which ends with the picture."""
+    if not config.do_pan_and_scan:
+        return range(0)
+    short_side, long_side = sorted((geometry.width, geometry.height))
+    if long_side / short_side < config.pan_and_scan_min_ratio_to_activate:
+        return range(0)
+    crop_length = math.ceil(long_side / _num_crops(long_side, short_side, config))
+    if min(crop_length, short_side) < config.pan_and_scan_min_crop_size:
+        return range(0)
+    return range(0, long_side, crop_length)
 
 
 def _num_crops(long_side: int, short_side: int, config: ImageProcessorConfig) -> int:
