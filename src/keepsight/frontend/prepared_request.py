@@ -40,8 +40,8 @@ class PreparedRequest:
         return next((ask_for_picture(each.field, each.uuid) for each in pictures if each.source is None), None)
 
     def hashes_at(self, field: str) -> tuple[str, ...]:
-        """Of the picture that the caller has there."""
-        return tuple(each for named in self._pictures if named.picture.field == field for each in named.parts)
+        """Of the picture that the caller has there, as requests name it that come now."""
+        return tuple(each for named in self._pictures if named.picture.field == field for each in named.names_by_now())
 
     def forget_names(self) -> None:
         """Its media could not be made: their uuids are free again, unless they named something before."""

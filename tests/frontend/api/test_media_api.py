@@ -243,13 +243,14 @@ def test_a_pin_keeps_the_bytes_and_pixels_where_there_are_some(server: Server) -
     assert not server.engine.pins
 
 
-def test_a_pin_made_warm_is_of_the_name_that_the_picture_proves_to_have(tmp_path: Path) -> None:
-    class MakingEngine(KeepingEngine):
-        async def generate(self, prepared: PreparedRequest) -> AsyncGenerator[TokenOutput, None]:
-            prepared.learn(prepared.pixels_of(prepared.makeable_media))
-            async for token in super().generate(prepared):
-                yield token
+class MakingEngine(KeepingEngine):
+    async def generate(self, prepared: PreparedRequest) -> AsyncGenerator[TokenOutput, None]:
+        prepared.learn(prepared.pixels_of(prepared.makeable_media))
+        async for token in super().generate(prepared):
+            yield token
 
+
+def test_a_pin_made_warm_is_of_the_name_that_the_picture_proves_to_have(tmp_path: Path) -> None:
     preparer = RequestPreparer.from_config(Config())
     with closing(MediaHandles(tmp_path, QUOTA)) as handles:
         server = Server(preparer, MakingEngine(preparer), handles, ApiSettings())
@@ -396,6 +397,18 @@ def test_a_breakpoint_keeps_the_pixels_of_all_that_lies_before_it(server: Server
     hashes = [item.media_hash for item in server.engine.requests[-1].media]
     assert server.engine.pins == {hashes[0]: 12 * 3600, hashes[1]: 1800}
     assert server.get("/v1/media")["data"][0]["pinned_until"] is not None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_breakpoint_keeps_pixels_by_the_name_that_the_picture_proves_to_have(tmp_path: Path, stream: bool) -> None:
+    preparer = RequestPreparer.from_config(Config())
+    with closing(MediaHandles(tmp_path, QUOTA)) as handles:
+        server = Server(preparer, MakingEngine(preparer), handles, ApiSettings())
+        server.chat(by_url(draw(1).picture))
+        [known] = server.engine.held
+        same = to_data_url(encode(draw(1).picture, "WEBP", lossless=True))
+        assert server.chat(marked({"type": "image", "url": same}), stream=stream).status_code == 200
+        assert server.engine.pins == {known: 1800}
 
 
 def test_a_breakpoint_pins_the_prompt_before_it_in_the_engine(server: Server) -> None:

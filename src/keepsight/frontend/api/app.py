@@ -117,7 +117,7 @@ class Api:
             answer, pins = await self._prepare_chat(http)
             response = await self._answer(http, answer)
             if self.media is not None:
-                await self.media.pin_pixels(http, pins)
+                await self.media.pin_pixels(http, pins, *answer.prompts)
             return response
 
     async def completions(self, http: Request) -> Response:
@@ -138,7 +138,7 @@ class Api:
             pictures, [prepared] = asked.messages.pictures, answer.prompts
             with prepared.free_names_if_refused():
                 await self.media.note_uses(http, pictures, prepared)
-            return answer, self.media.find_pins(pictures, prepared)
+            return answer, self.media.find_pins(pictures)
 
     async def _prepare_completion(self, http: Request) -> Answer:
         async with self._reading_body(http) as body:

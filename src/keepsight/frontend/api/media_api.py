@@ -63,9 +63,9 @@ class Pinned(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PixelPin:
-    """What a request wants to be kept beyond its answer."""
+    """A picture of a request's that is to be kept beyond the answer."""
 
-    media_hash: str
+    field: str
     seconds: float
     # Which counts already; else the pin does.
     has_handle: bool
@@ -213,20 +213,16 @@ class MediaApi:
         if parts := self._preparer.intake.find_handles(pictures):
             await run_in_threadpool(self._note_uses, tenant_of(http), parts, prepared)
 
-    def find_pins(self, pictures: Sequence[PicturePart], prepared: PreparedRequest) -> list[PixelPin]:
+    def find_pins(self, pictures: Sequence[PicturePart]) -> list[PixelPin]:
         """Of all that lies before a breakpoint."""
         parts = [part for part in pictures if part.pin_seconds]
         handles = {part.field for part in self._preparer.intake.find_handles(parts)}
-        return [
-            PixelPin(media_hash, part.pin_seconds, part.field in handles)
-            for part in parts
-            for media_hash in prepared.hashes_at(part.field)
-        ]
+        return [PixelPin(part.field, part.pin_seconds, part.field in handles) for part in parts]
 
-    async def pin_pixels(self, http: Request, pins: Sequence[PixelPin]) -> None:
-        """Once the answer has begun: they are there if ever."""
+    async def pin_pixels(self, http: Request, pins: Sequence[PixelPin], prepared: PreparedRequest) -> None:
+        """Once the answer has begun: they are there if ever, and what they go by is known."""
         if pins:
-            await run_in_threadpool(self._pin_pixels, tenant_of(http), pins)
+            await run_in_threadpool(self._pin_pixels, tenant_of(http), pins, prepared)
 
     def _read(self, tenant: str, parts: Sequence[PicturePart]) -> dict[str, bytes]:
         budget = self._preparer.intake.count_bytes()
@@ -247,11 +243,12 @@ class MediaApi:
             with suppress(MediaStoreError):  # a count is not worth a request
                 self._handles.note_use(_id_of(part), was_spared=was_spared)
 
-    def _pin_pixels(self, tenant: str, pins: Sequence[PixelPin]) -> None:
+    def _pin_pixels(self, tenant: str, pins: Sequence[PixelPin], prepared: PreparedRequest) -> None:
         for pin in pins:
-            with suppress(MediaStoreError):  # no more than a pin is lost
-                if pin.has_handle or self._handles.mark(tenant, pin.media_hash, pin.seconds):
-                    self._pixel_cache.pin(pin.media_hash, pin.seconds)
+            for media_hash in prepared.hashes_at(pin.field):
+                with suppress(MediaStoreError):  # no more than a pin is lost
+                    if pin.has_handle or self._handles.mark(tenant, media_hash, pin.seconds):
+                        self._pixel_cache.pin(media_hash, pin.seconds)
 
     def _is_spared(self, media_hash: str) -> bool:
         """Nothing has to be made from its bytes."""

@@ -73,6 +73,10 @@ class NamedPicture:
     def forget(self) -> None:
         forget_name(self.picture, self._known)
 
+    def names_by_now(self) -> Iterator[str]:
+        """Of its parts: its pixels may have shown since it was named that it is another's picture."""
+        return map(self._known.canonical_name, self.parts)
+
     def learn(self, media_hash: str, pixels: Pixels) -> None:
         """Other content that proves to have the same pixels goes by the same name from then on."""
         if self.picture.given_name is None and self.picture.modality == "image":
