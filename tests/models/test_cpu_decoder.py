@@ -150,6 +150,24 @@ def test_who_watches_sees_each_layer_s_output() -> None:
     assert torch.equal(watched, decoder(hidden, PagedAttention(), make_caches(CONFIG), batch))
 
 
+def test_of_a_step_of_which_nothing_is_read_the_last_layer_keeps_keys_and_values_alone() -> None:
+    decoder, hidden, outputs = make_decoder(CONFIG), torch.randn(40, CONFIG.hidden_size), list[Tensor]()
+    batch, caches, others = AttentionBatch(slices((0, 40)), CPU, read=[]), make_caches(CONFIG), make_caches(CONFIG)
+    held: list[Tensor] = []
+
+    def watch(_: int, output: Tensor) -> None:
+        held.append(output)
+        outputs.append(output.clone())
+
+    assert decoder(hidden, PagedAttention(), caches, batch, watch).shape == (0, CONFIG.hidden_size)
+    # It computes where the layer before left its output.
+    assert torch.equal(held[-2], outputs[-2])
+    compute(decoder, hidden, batch.slices, others)
+    for ours, theirs in zip(caches, others, strict=True):
+        torch.testing.assert_close(ours.keys, theirs.keys, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(ours.values, theirs.values, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize(
     "changed",
     [{"attention_softcap": 2.0}, {"activation": "silu"}, {"head_dim": 12}, {"num_heads": 33, "num_kv_heads": 1}],

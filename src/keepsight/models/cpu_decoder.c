@@ -24,7 +24,7 @@ typedef struct {
     const attention_work *const *sights;  /* of each layer: what its rows see */
     const float *cos, *sin;               /* [bases, tokens, dim] */
     const int64_t *slots;                 /* [tokens] */
-    const int64_t *read;                  /* tokens that are read of the last of all layers, or null: all */
+    const int64_t *read;                  /* [num_read]: tokens that are read of the last layer; unused where all are */
     long num_read;
     long first, end, num_layers;          /* layers [first, end) of all */
     long tokens, size, heads, kv_heads, dim, wide;
@@ -103,7 +103,7 @@ void keepsight_decode(const decoder_work *w)
     b.gate = b.query + w->tokens * of_heads;
     b.up = b.gate + of_wide;
     for (long index = w->first; index < w->end; index++) {
-        const long rows = w->read && index == w->num_layers - 1 ? w->num_read : w->tokens;
+        const long rows = index == w->num_layers - 1 ? w->num_read : w->tokens;
         attend(w, w->layers + index, index, &b, rows);
         feed_forward(w, w->layers + index, &b, rows);
     }
