@@ -168,6 +168,13 @@ def test_of_a_step_of_which_nothing_is_read_the_last_layer_keeps_keys_and_values
         torch.testing.assert_close(ours.values, theirs.values, rtol=0, atol=0, equal_nan=True)
 
 
+def test_what_the_kernel_would_misread_is_refused() -> None:
+    decoder, batch, hidden = make_decoder(CONFIG), AttentionBatch(slices((0, 40)), CPU), torch.ones(40, 72)
+    for other in (hidden.double(), hidden.bfloat16(), hidden[:39], hidden[:, :71], torch.ones(40, 73), hidden[:, None]):
+        with pytest.raises(AssertionError):
+            decoder(other, PagedAttention(), make_caches(CONFIG), batch)
+
+
 @pytest.mark.parametrize(
     "changed",
     [{"attention_softcap": 2.0}, {"activation": "silu"}, {"head_dim": 12}, {"num_heads": 33, "num_kv_heads": 1}],

@@ -97,7 +97,9 @@ class CpuDecoder:
         _, num_kv_heads, head_dim = keys.shape
         num_heads = len(self._weights[0].of_heads) - num_kv_heads
         assert all(each.is_contiguous() for each in (*angles, slots, keys))
-        assert len(hidden) == len(slots) == angles[0].shape[1]
+        assert hidden.dtype is torch.float32
+        assert hidden.shape == (len(slots), self._weights[0].products[0].num_inputs)
+        assert len(slots) == angles[0].shape[1]
         assert len(caches) == len(sights) == num_layers
         told = {each: pointer(each.told(num_heads, keys, self._attention_scale)) for each in set(sights)}
         return _Decoder(
