@@ -208,3 +208,10 @@ def test_requests_of_one_batch_never_see_each_other() -> None:
         return PagedAttention()(query[first:], cache, batch, scale=1.0, window=None, softcap=None)
 
     torch.testing.assert_close(attend(0, both)[5:], attend(5, both[1:]))
+
+
+@pytest.mark.parametrize("read", [[2, 0], [1, 0, 2], [1, 1]], ids=str)
+def test_ends_in_another_order_than_they_come_are_refused(read: list[int]) -> None:
+    slices = [RequestSlice(0, length, pages(index)) for index, length in enumerate((1, 1, 10))]
+    with pytest.raises(AssertionError):
+        AttentionBatch(slices, "cpu", read)

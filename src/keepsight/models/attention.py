@@ -52,12 +52,15 @@ class LayerCache:
 class AttentionBatch:
     """Where the tokens of one step stand and where their keys and values live; made once, read by every layer.
 
-    `read`: of these slices the hidden state of the last token is wanted, and of no other token; None: of all tokens.
+    `read`: of these slices, ascending, the hidden state of the last token is wanted, and of no other token; None: of
+    all tokens.
     """
 
     def __init__(
         self, slices: Sequence[RequestSlice], device: torch.device | str, read: Sequence[int] | None = None
     ) -> None:
+        # A kernel brings their rows to the front in place; where all are read, nobody asks in which order.
+        assert read is None or all(one < other for one, other in itertools.pairwise(read)), read
         self.slices = tuple(slices)
         self.device = torch.device(device)
         self.num_tokens = sum(piece.length for piece in slices)
