@@ -8,6 +8,8 @@
 
 /* So many go through the widest products at once: what lies between those stays near, and takes little memory. */
 #define WIDE_ROWS 512
+/* For the caller, who makes room for them. */
+const long keepsight_wide_rows = WIDE_ROWS;
 
 /* What is the same for all steps; products and attention lack what they read and write. */
 typedef struct {
@@ -25,20 +27,17 @@ typedef struct {
     const float *cos, *sin;               /* [bases, tokens, dim] */
     const int64_t *slots;                 /* [tokens] */
     const int64_t *read;                  /* [num_read]: tokens that are read of the last layer; unused where all are */
-    long num_read;
-    long first, end, num_layers;          /* layers [first, end) of all */
-    long tokens, size, heads, kv_heads, dim, wide;
-    long is_rounded; /* keys and values are kept in bfloat16 */
-    float eps;
-} decoder_work;
-
-/* What lies between two parts of a layer. */
-typedef struct {
+    /* Room for what lies between two parts of a layer. */
     float *normed;    /* [tokens, size] */
     float *projected; /* [tokens, heads + 2 * kv_heads, dim], and then what they attend to */
     float *query;     /* [tokens, heads, dim] */
-    float *gate, *up; /* [WIDE_ROWS, wide] */
-} between;
+    float *gate, *up; /* [WIDE_ROWS, or tokens if those are fewer, outputs of either] */
+    long num_read;
+    long first, end, num_layers;          /* layers [first, end) of all */
+    long tokens, size, heads, kv_heads, dim;
+    long is_rounded; /* keys and values are kept in bfloat16 */
+    float eps;
+} decoder_work;
 
 static void norm(const decoder_work *w, float *out, const float *hidden, const float *scale, const float *residual, long rows)
 {
@@ -58,54 +57,45 @@ static void gather(float *rows, const int64_t *read, long count, long size)
         memmove(rows + i * size, rows + read[i] * size, size * sizeof *rows);
 }
 
-static void attend(const decoder_work *w, const layer *l, long index, const between *b, long rows)
+static void attend(const decoder_work *w, const layer *l, long index, long rows)
 {
     const long angles = l->base * w->tokens * w->dim;
-    norm(w, b->normed, w->hidden, l->before_attention, 0, w->tokens);
-    multiply(l->qkv, b->projected, b->normed, 0, w->tokens);
+    norm(w, w->normed, w->hidden, l->before_attention, 0, w->tokens);
+    multiply(l->qkv, w->projected, w->normed, 0, w->tokens);
     keepsight_place_heads(&(heads_work){
-        .query = b->query, .keys = w->keys[index], .values = w->values[index], .projected = b->projected,
+        .query = w->query, .keys = w->keys[index], .values = w->values[index], .projected = w->projected,
         .scale = l->of_heads, .cos = w->cos + angles, .sin = w->sin + angles, .slots = w->slots, .tokens = w->tokens,
         .heads = w->heads, .kv_heads = w->kv_heads, .dim = w->dim, .is_rounded = w->is_rounded, .eps = w->eps});
     if (rows < w->tokens) {
-        gather(b->query, w->read, rows, w->heads * w->dim);
+        gather(w->query, w->read, rows, w->heads * w->dim);
         gather(w->hidden, w->read, rows, w->size);
     }
     attention_work sight = *w->sights[index];
-    sight.out = b->projected, sight.query = b->query, sight.keys = w->keys[index], sight.values = w->values[index];
+    sight.out = w->projected, sight.query = w->query, sight.keys = w->keys[index], sight.values = w->values[index];
     keepsight_attend(&sight);
-    multiply(l->out, b->normed, b->projected, 0, rows);
-    norm(w, w->hidden, b->normed, l->after_attention, w->hidden, rows);
+    multiply(l->out, w->normed, w->projected, 0, rows);
+    norm(w, w->hidden, w->normed, l->after_attention, w->hidden, rows);
 }
 
-static void feed_forward(const decoder_work *w, const layer *l, const between *b, long all_rows)
+static void feed_forward(const decoder_work *w, const layer *l, long all_rows)
 {
     for (long row = 0; row < all_rows; row += WIDE_ROWS) {
         const long rows = lesser(all_rows - row, WIDE_ROWS);
         float *hidden = w->hidden + row * w->size;
-        norm(w, b->normed, hidden, l->before_feed_forward, 0, rows);
-        multiply(l->gate, b->gate, b->normed, 0, rows);
-        multiply(l->up, b->up, b->normed, b->gate, rows);
-        multiply(l->down, b->normed, b->up, 0, rows);
-        norm(w, hidden, b->normed, l->after_feed_forward, hidden, rows);
+        norm(w, w->normed, hidden, l->before_feed_forward, 0, rows);
+        multiply(l->gate, w->gate, w->normed, 0, rows);
+        multiply(l->up, w->up, w->normed, w->gate, rows);
+        multiply(l->down, w->normed, w->up, 0, rows);
+        norm(w, hidden, w->normed, l->after_feed_forward, hidden, rows);
     }
 }
 
 /* Of tokens whose angles and slots are known; keys and values are in those then. */
 void keepsight_decode(const decoder_work *w)
 {
-    const long of_heads = w->heads * w->dim, projected = of_heads + 2 * w->kv_heads * w->dim;
-    const long of_wide = lesser(w->tokens, WIDE_ROWS) * w->wide;
-    float *room = room_for((w->tokens * (w->size + projected + of_heads) + 2 * of_wide) * sizeof *room);
-    between b = {.normed = room};
-    b.projected = b.normed + w->tokens * w->size;
-    b.query = b.projected + w->tokens * projected;
-    b.gate = b.query + w->tokens * of_heads;
-    b.up = b.gate + of_wide;
     for (long index = w->first; index < w->end; index++) {
         const long rows = index == w->num_layers - 1 ? w->num_read : w->tokens;
-        attend(w, w->layers + index, index, &b, rows);
-        feed_forward(w, w->layers + index, &b, rows);
+        attend(w, w->layers + index, index, rows);
+        feed_forward(w, w->layers + index, rows);
     }
-    free(room);
 }

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from keepsight.models.attention import LayerCache
 from keepsight.models.cpu_kernels import AttentionWork, Sight
-from keepsight.models.cpu_library import call
+from keepsight.models.cpu_library import call, number
 from keepsight.models.cpu_products import Panels, ProductWork
 
 _NORMS = ("before_attention", "after_attention", "before_feed_forward", "after_feed_forward")
@@ -33,9 +33,9 @@ class _Decoder(Structure):
         ("layers", POINTER(_Layer)),
         *((name, POINTER(c_void_p)) for name in ("keys", "values")),
         ("sights", POINTER(POINTER(AttentionWork))),
-        *((name, c_void_p) for name in ("cos", "sin", "slots", "read")),
+        *((name, c_void_p) for name in ("cos", "sin", "slots", "read", "normed", "projected", "query", "gate", "up")),
         *((name, c_long) for name in ("num_read", "first", "end", "num_layers", "tokens", "size")),
-        *((name, c_long) for name in ("heads", "kv_heads", "dim", "wide", "is_rounded")),
+        *((name, c_long) for name in ("heads", "kv_heads", "dim", "is_rounded")),
         ("eps", c_float),
     )
 
@@ -71,7 +71,8 @@ class CpuDecoder:
         """[tokens, size] -> [read, size]; keys and values of all tokens are in their slots then."""
         hidden = hidden.clone(memory_format=torch.contiguous_format)
         num_read = len(hidden) if read_rows is None else len(read_rows)
-        work = self._work(hidden, angles, caches, sights, slots, read_rows, num_read)
+        room = self._room_beside(hidden)
+        work = self._work(hidden, angles, caches, sights, slots, read_rows, num_read, room)
         num_layers = len(self._layers)
         if watch_layer is None:
             work.end = num_layers
@@ -83,6 +84,14 @@ class CpuDecoder:
             watch_layer(index, hidden[:num_read] if index + 1 == num_layers else hidden)
         return hidden[:num_read]
 
+    def _room_beside(self, hidden: Tensor) -> list[Tensor]:
+        """For what lies between two parts of a layer; torch's: where there is none a step fails, not the process."""
+        qkv, out, gate, up, _ = self._weights[0].products
+        rows, wide_rows = len(hidden), min(len(hidden), number("wide_rows"))
+        of_all = ((rows, each) for each in (qkv.num_inputs, qkv.num_outputs, out.num_inputs))
+        of_some = ((wide_rows, each.num_outputs) for each in (gate, up))
+        return [hidden.new_empty(shape) for shape in (*of_all, *of_some)]
+
     def _work(
         self,
         hidden: Tensor,
@@ -92,6 +101,7 @@ class CpuDecoder:
         slots: Tensor,
         read_rows: Tensor | None,
         num_read: int,
+        room: Sequence[Tensor],
     ) -> _Decoder:
         keys, num_layers = caches[0].keys, len(self._layers)
         _, num_kv_heads, head_dim = keys.shape
@@ -110,8 +120,8 @@ class CpuDecoder:
             (POINTER(AttentionWork) * num_layers)(*(told[each] for each in sights)),
             *(each.data_ptr() for each in (*angles, slots)),
             None if read_rows is None else read_rows.data_ptr(),
+            *(each.data_ptr() for each in room),
             *(num_read, 0, 0, num_layers, *hidden.shape, num_heads, num_kv_heads, head_dim),
-            self._weights[0].products[-1].num_inputs,
             keys.dtype is torch.bfloat16,
             self._eps,
         )

@@ -13,7 +13,7 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-_FUNCTIONS = ("norm", "angles", "attend", "attend_rounded", "multiply", "take_rows", "decode")
+_NAMES = ("norm", "angles", "attend", "attend_rounded", "multiply", "take_rows", "decode", "wide_rows")
 # The best first; the last is for any processor.
 _BUILDS = ("_cpu_kernels_avx512", "_cpu_kernels_avx2", "_cpu_kernels")
 # How many are too good for what torch says that the processor can do.
@@ -51,7 +51,7 @@ def _library() -> ctypes.CDLL | None:
         return None
     try:
         library = ctypes.CDLL(path)
-        for name in _FUNCTIONS:  # one of before may be left
+        for name in _NAMES:  # one of before may be left
             getattr(library, f"keepsight_{name}")
     except (OSError, AttributeError) as error:
         logger.warning("The kernels for the CPU do not fit here (%s); torch's are slower", error)

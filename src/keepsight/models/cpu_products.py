@@ -48,10 +48,10 @@ class Panels:
         assert not rounds_rows or weight.dtype is torch.bfloat16
         of_bfloat16 = _BFLOAT16_BY_SAME if rounds_rows else _BFLOAT16
         self._kind: Final = _FLOAT32 if weight.dtype is torch.float32 else of_bfloat16
-        self._outputs, self.num_inputs = weight.shape
+        self.num_outputs, self.num_inputs = weight.shape
         panel, of_step = number("panel"), 1 if self._kind == _FLOAT32 else 2
-        num_panels, num_steps = -(-self._outputs // panel), -(-self.num_inputs // of_step)
-        missing = (num_steps * of_step - self.num_inputs, num_panels * panel - self._outputs)
+        num_panels, num_steps = -(-self.num_outputs // panel), -(-self.num_inputs // of_step)
+        missing = (num_steps * of_step - self.num_inputs, num_panels * panel - self.num_outputs)
         if any(missing):
             weight = F.pad(weight, (0, missing[0], 0, missing[1]))
         # Where vectors begin on the cache's lines.
@@ -59,7 +59,7 @@ class Panels:
         self._bias = None
         if bias is not None:
             self._bias = weight.new_zeros(num_panels * panel, dtype=torch.float32)
-            self._bias[: self._outputs] = bias
+            self._bias[: self.num_outputs] = bias
 
     def multiply(self, hidden: Tensor, *, then_gelu: bool = False, onto: Tensor | None = None) -> Tensor:
         """[..., inputs] -> [..., outputs], with the bias on top.
@@ -68,7 +68,7 @@ class Panels:
         """
         assert hidden.dtype is torch.float32
         hidden = hidden.contiguous()
-        shape = (*hidden.shape[:-1], self._outputs)
+        shape = (*hidden.shape[:-1], self.num_outputs)
         out = hidden.new_empty(shape) if onto is None else onto
         assert hidden.shape[-1] == self.num_inputs
         assert out.shape == shape
@@ -83,7 +83,7 @@ class Panels:
     def told(self, *, then_gelu: bool = False) -> ProductWork:
         """What the kernel is told, but for what it reads and writes."""
         bias = None if self._bias is None else self._bias.data_ptr()
-        sizes = (0, self.num_inputs, self._outputs)
+        sizes = (0, self.num_inputs, self.num_outputs)
         return ProductWork(None, None, self._weight.data_ptr(), bias, None, *sizes, self._kind, then_gelu)
 
     def rows(self, which: Tensor) -> Tensor:

@@ -1,0 +1,28 @@
+"""Where memory ends a step of the decoder fails, and not the process: others' answers go on."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import dataclasses, resource, torch
+from tests.models import test_cpu_decoder as cpu
+
+torch.set_num_threads(1)
+decoder = cpu.make_decoder(dataclasses.replace(cpu.CONFIG, intermediate_size=2**14))
+pieces, hidden, caches = cpu.slices((0, 600)), torch.ones(600, 72), cpu.make_caches(cpu.CONFIG)
+cpu.compute(decoder, hidden[:1], cpu.slices((0, 1)), caches)
+taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken + 2**24, resource.RLIM_INFINITY))
+try:
+    cpu.compute(decoder, hidden, pieces, caches)
+except RuntimeError as error:
+    print(error)
+print(cpu.compute(decoder, hidden[:1], cpu.slices((0, 1)), caches).shape)
+"""
+
+
+def test_a_prompt_for_which_no_memory_is_left_fails_alone() -> None:
+    told = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120)
+    assert told.returncode == 0, told.stderr
+    assert "can't allocate memory" in told.stdout
+    assert "torch.Size([1, 72])" in told.stdout
