@@ -6,7 +6,7 @@
 #include "cpu_kernels.h"
 #include "cpu_products.h"
 
-/* So many go through the widest products at once: what lies between those stays near, and takes little memory. */
+/* So many go through the widest products at once: of a long prompt what lies between those would take most of the memory. */
 #define WIDE_ROWS 512
 /* For the caller, who makes room for them. */
 const long keepsight_wide_rows = WIDE_ROWS;
