@@ -18,6 +18,7 @@ SMALL_NOUNS = {
     "keepsight.end_ids",
     "keepsight.engine_config",
     "keepsight.errors",
+    "keepsight.gbnf",
     "keepsight.image_processor_config",
     "keepsight.json_fields",
     "keepsight.lru_cache",

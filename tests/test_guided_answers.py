@@ -39,7 +39,8 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 def texts(llm: LLM, num_seeds: int = NUM_SEEDS, **asked: Any) -> list[str]:
     """At a temperature at which nothing has its form by itself; whole, so not cut off."""
-    form = StructuredOutputsParams(**{name: asked.pop(name) for name in ("json", "regex", "choice") if name in asked})
+    forms = ("json", "regex", "choice", "grammar")
+    form = StructuredOutputsParams(**{name: asked.pop(name) for name in forms if name in asked})
     common: dict[str, Any] = {"temperature": 1.5, "max_tokens": 600, "structured_outputs": form} | asked
     params = [SamplingParams(seed=seed, **common) for seed in range(num_seeds)]
     outputs = llm.generate(["What is it?"] * num_seeds, params, use_tqdm=False)
@@ -78,6 +79,20 @@ def test_a_pattern_is_matched_whole_and_a_choice_is_one_of_them(llm: LLM) -> Non
 def test_a_choice_may_be_one_of_thousands(llm: LLM) -> None:
     choice = [f"label {number}" for number in range(2500)]
     assert set(texts(llm, 3, choice=choice)) <= set(choice)
+
+
+def test_a_grammar_of_llama_cpps_is_kept_to_with_rules_that_lead_back_and_without(llm: LLM) -> None:
+    flat = 'root ::= word{2,3} "."  # of letters alone\nword ::= [A-Za-zé]{1,6} " "'
+    assert all(re.fullmatch(r"([A-Za-zé]{1,6} ){2,3}\.", text) for text in texts(llm, 20, grammar=flat))
+    nested = r"""
+        root ::= list "\n"
+        list ::= "[" (ws item ("," item){0,2})? "]" ws
+        item ::= list | [0-9]{1,3} ws
+        ws   ::= [ \n]{0,2}
+    """
+    for text in texts(llm, 20, grammar=nested):
+        assert text.endswith("\n")
+        assert isinstance(json.loads(re.sub(r"\b0+(?=\d)", "", text)), list)
 
 
 def test_every_other_way_to_bend_an_answer_leaves_it_its_form(llm: LLM) -> None:

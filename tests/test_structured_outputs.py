@@ -57,6 +57,7 @@ def test_params_survive_the_way_to_the_engine() -> None:
         StructuredOutputsParams(regex="a/b"),
         StructuredOutputsParams(choice=["a", "é"]),
         StructuredOutputsParams(grammar='start: "a"'),
+        StructuredOutputsParams(grammar='root ::= "a"'),
         StructuredOutputsParams(json_object=True),
     ):
         params = SamplingParams(structured_outputs=asked)

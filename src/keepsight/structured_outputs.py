@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from keepsight.errors import InvalidArgumentError
+from keepsight.gbnf import GbnfError, is_gbnf, to_lark
 
 MAX_GRAMMAR_CHARACTERS = 64 * 2**10
 # Between the tokens of JSON.  Without an end to it, a model that is unsure goes on writing spaces until its last token.
@@ -23,7 +24,7 @@ class StructuredOutputsParams:
     json: str | dict[str, Any] | None = None  # a JSON schema; a string, once constructed
     regex: str | None = None
     choice: Sequence[str] | None = None  # a tuple, once constructed
-    grammar: str | None = None  # in the language of Lark, as llguidance reads it
+    grammar: str | None = None  # Lark's or llama.cpp's (GBNF); Lark's as llguidance reads it, once constructed
     json_object: bool | None = None  # any object
 
     def __post_init__(self) -> None:
@@ -33,7 +34,7 @@ class StructuredOutputsParams:
             raise InvalidArgumentError(_FIELD, f"{what}: give one of {', '.join(each.name for each in fields(self))}")
         [name] = said
         object.__setattr__(self, name, _CHECKS[name](f"{_FIELD}.{name}", getattr(self, name)))
-        _check_length(f"{_FIELD}.{name}", len(self.to_grammar()))
+        _check_length(f"{_FIELD}.{name}", len(self.to_grammar()), " as llguidance reads it")
 
     @property
     def field(self) -> str:
@@ -81,10 +82,10 @@ def _escape(regex: str) -> str:
     return "".join(escaped)
 
 
-def _check_length(field: str, num_characters: int) -> None:
+def _check_length(field: str, num_characters: int, of_what: str = "") -> None:
     """Of what is given, before more is made of it: there may be millions.  Its grammar is longer still."""
     if num_characters > MAX_GRAMMAR_CHARACTERS:
-        raise InvalidArgumentError(field, f"is longer than {MAX_GRAMMAR_CHARACTERS} characters")
+        raise InvalidArgumentError(field, f"is longer than {MAX_GRAMMAR_CHARACTERS} characters{of_what}")
 
 
 def _check_schema(field: str, schema: object) -> str:
@@ -114,6 +115,14 @@ def _check_text(field: str, text: object) -> str:
     return text
 
 
+def _check_grammar(field: str, grammar: object) -> str:
+    text = _check_text(field, grammar)
+    try:
+        return to_lark(text) if is_gbnf(text) else text
+    except GbnfError as error:
+        raise InvalidArgumentError(field, f"cannot be read as GBNF: {error}") from error
+
+
 def _check_choice(field: str, choice: object) -> tuple[str, ...]:
     if isinstance(choice, str | Mapping) or not isinstance(choice, Iterable):
         raise InvalidArgumentError(field, "must be a list of texts")
@@ -136,6 +145,6 @@ _CHECKS: dict[str, Callable[[str, object], object]] = {
     "json": _check_schema,
     "regex": _check_text,
     "choice": _check_choice,
-    "grammar": _check_text,
+    "grammar": _check_grammar,
     "json_object": _check_json_object,
 }

@@ -45,7 +45,12 @@ def test_a_schema_arrives_by_each_of_its_names(fields: dict[str, Any]) -> None:
 
 
 def test_the_other_forms_arrive_by_each_of_their_names() -> None:
-    for name, value in (("regex", "a+"), ("choice", ["a", "b"]), ("grammar", 'start: "a"')):
+    for name, value in (
+        ("regex", "a+"),
+        ("choice", ["a", "b"]),
+        ("grammar", 'start: "a"'),
+        ("grammar", 'root ::= "a"'),
+    ):
         expected = StructuredOutputsParams(**{name: value})  # type: ignore[arg-type]
         assert form_of(structured_outputs={name: value}) == expected
         assert form_of(**{f"guided_{name}": value}) == expected
@@ -79,6 +84,8 @@ def test_the_other_forms_arrive_by_each_of_their_names() -> None:
         ({"guided_choice": "a"}, "guided_choice"),
         ({"guided_json": "{"}, "guided_json"),
         ({"guided_grammar": "start: x"}, "guided_grammar"),
+        ({"guided_grammar": "root ::= x"}, "guided_grammar"),
+        ({"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs.grammar"),
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
     ],

@@ -17,8 +17,6 @@ from keepsight.structured_outputs import StructuredOutputsParams
 MAX_SECONDS = 5
 MAX_REMEMBERED = 1024
 MAX_MESSAGE_CHARACTERS = 500
-# For whoever comes with a grammar as llama.cpp, vLLM and SGLang take them.
-_SAY_IN_LARK = "; a grammar is Lark's here: python -m llguidance.gbnf_to_lark FILE makes one of the other kind"
 _PROGRAM = f"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
@@ -37,8 +35,7 @@ def check_structured_outputs(asked: StructuredOutputsParams | None, field: str |
     if importlib.util.find_spec("llguidance") is None:
         raise UnsupportedFieldError(field, "needs llguidance, which is not installed on this server")
     if fault := _CHECKER.find_fault(asked.to_grammar()):
-        hint = _SAY_IN_LARK if asked.grammar is not None and "::=" in asked.grammar else ""
-        raise InvalidArgumentError(field, f"cannot be compiled: {fault}{hint}")
+        raise InvalidArgumentError(field, f"cannot be compiled: {fault}")
 
 
 class GrammarChecker:
