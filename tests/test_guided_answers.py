@@ -69,6 +69,14 @@ def test_json_is_always_valid(llm: LLM) -> None:
     assert len({answer["name"] for answer in answers}) > NUM_SEEDS / 2
 
 
+def test_a_format_is_kept_to_where_it_is_known_and_asks_for_nothing_where_not(llm: LLM) -> None:
+    known, unknown = ({"type": "string", "format": form, "maxLength": 12} for form in ("date", "path"))
+    schema = SCHEMA | {"properties": {"format": known, "path": unknown}, "required": ["format", "path"]}
+    answers = [json.loads(text) for text in texts(llm, 10, json=schema)]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", answer["format"]) for answer in answers)
+    assert not any(re.fullmatch(r"\d{4}-\d\d-\d\d", answer["path"]) for answer in answers)
+
+
 def test_a_pattern_is_matched_whole_and_a_choice_is_one_of_them(llm: LLM) -> None:
     pattern = r"[A-Z]{2,5}/\d{1,3}(é|東)"
     assert all(re.fullmatch(pattern, text) for text in texts(llm, 20, regex=pattern))

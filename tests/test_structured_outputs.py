@@ -6,11 +6,11 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 
 from keepsight import SamplingParams, StructuredOutputsParams
 from keepsight.errors import InvalidArgumentError
-from keepsight.structured_outputs import MAX_GRAMMAR_CHARACTERS
+from keepsight.structured_outputs import _FORMATS, MAX_GRAMMAR_CHARACTERS
 
 
 def refusal_of(**asked: Any) -> InvalidArgumentError:
@@ -113,6 +113,43 @@ def test_the_callers_own_schema_wins_over_ours() -> None:
     own = {"type": "object", "x-guidance": {"whitespace_flexible": False}}
     [grammar] = json.loads(StructuredOutputsParams(json=own).to_grammar())["grammars"]
     assert grammar["json_schema"] == own
+
+
+@pytest.mark.parametrize("form", ["path", "password", "binary", "base64", "int32", "json-pointer", "unknown", ""])
+def test_a_format_that_nobody_checks_is_an_annotation(form: str) -> None:
+    text = {"type": "string", "format": form}
+    schema = {
+        "$defs": {"format": text, "enum": {"anyOf": [text, {"type": "null"}]}},
+        "properties": {"const": text, "properties": {"properties": {"format": text}}, "a": {"items": text}},
+        "additionalProperties": {"$ref": "#/$defs/enum"},
+    }
+    assert fault_of(StructuredOutputsParams(json=schema)) == ""
+    [grammar] = json.loads(StructuredOutputsParams(json=schema).to_grammar())["grammars"]
+    assert grammar["json_schema"].items() >= json.loads(json.dumps(schema).replace(f', "format": "{form}"', "")).items()
+
+
+def test_only_the_keyword_is_one() -> None:
+    for schema in (
+        {"const": {"format": "path"}},
+        {"enum": [{"format": "path"}, "format"]},
+        {"properties": {"format": {"const": "path"}}, "required": ["format"]},
+        {"properties": {"enum": {"const": {"format": "path"}}}},
+    ):
+        [grammar] = json.loads(StructuredOutputsParams(json=schema).to_grammar())["grammars"]
+        assert schema.items() <= grammar["json_schema"].items()
+
+
+@pytest.mark.parametrize("form", sorted(_FORMATS))
+def test_a_format_that_llguidance_knows_is_kept_to(form: str) -> None:
+    grammar = StructuredOutputsParams(json={"type": "string", "format": form}).to_grammar()
+    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
+    assert not matcher.is_error()
+    assert matcher.validate_tokens(list(b'"?"')) < 3
+
+
+def test_a_schema_may_be_as_deep_as_json_can_be_read() -> None:
+    schema = '{"items":' * 900 + '{"type":"string","format":"path"}' + "}" * 900
+    assert "format" not in StructuredOutputsParams(json=schema).to_grammar()
 
 
 def test_too_many_choices_are_refused_before_one_is_looked_at() -> None:

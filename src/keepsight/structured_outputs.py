@@ -15,6 +15,11 @@ from keepsight.gbnf import GbnfError, is_gbnf, to_lark
 MAX_GRAMMAR_CHARACTERS = 64 * 2**10
 # Between the tokens of JSON.  Without an end to it, a model that is unsure goes on writing spaces until its last token.
 _WHITE_SPACE = r"[ \n\t]{0,24}"
+# Those that llguidance keeps an answer to; any other value of `format` is an annotation, as JSON Schema has it.
+_FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
+# Keywords whose objects have names of the caller's own for keys, and keywords whose values are no schemas.
+_MAPS_OF_SCHEMAS = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
+_VALUES = {"const", "enum"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,7 @@ class StructuredOutputsParams:
         if self.grammar is not None:
             return _from_lark(self.grammar)
         schema = {"type": "object"} if self.json is None else json.loads(str(self.json))
+        _drop_annotations(schema)
         return json.dumps(
             {"grammars": [{"json_schema": {"x-guidance": {"whitespace_pattern": _WHITE_SPACE}} | schema}]}
         )
@@ -70,6 +76,22 @@ _FIELD = "structured_outputs"
 
 def _from_lark(grammar: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": grammar}]})
+
+
+def _drop_annotations(schema: object) -> None:
+    """Formats that llguidance would refuse, though they ask for nothing.  Without recursion, however deep it is."""
+    rest = [(schema, True)]
+    while rest:
+        part, is_schema = rest.pop()
+        if isinstance(part, list):
+            rest += ((each, True) for each in part)
+        elif isinstance(part, dict):
+            form = part.get("format") if is_schema else None
+            if isinstance(form, str) and form not in _FORMATS:
+                del part["format"]
+            for name, inner in part.items():
+                if not (is_schema and name in _VALUES):
+                    rest.append((inner, not (is_schema and name in _MAPS_OF_SCHEMAS)))
 
 
 def _escape(regex: str) -> str:
