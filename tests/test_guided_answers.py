@@ -39,8 +39,8 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 def texts(llm: LLM, num_seeds: int = NUM_SEEDS, **asked: Any) -> list[str]:
     """At a temperature at which nothing has its form by itself; whole, so not cut off."""
-    forms = ("json", "regex", "choice", "grammar")
-    form = StructuredOutputsParams(**{name: asked.pop(name) for name in forms if name in asked})
+    names = ("json", "regex", "choice", "grammar", "disable_any_whitespace")
+    form = StructuredOutputsParams(**{name: asked.pop(name) for name in names if name in asked})
     common: dict[str, Any] = {"temperature": 1.5, "max_tokens": 600, "structured_outputs": form} | asked
     params = [SamplingParams(seed=seed, **common) for seed in range(num_seeds)]
     outputs = llm.generate(["What is it?"] * num_seeds, params, use_tqdm=False)
@@ -67,6 +67,16 @@ def test_json_is_always_valid(llm: LLM) -> None:
         check_is_valid(answer)
     # Else the form alone would have made the answer.
     assert len({answer["name"] for answer in answers}) > NUM_SEEDS / 2
+
+
+def test_json_is_compact_where_white_space_is_disabled(llm: LLM) -> None:
+    # No text of theirs can have any.
+    name = {"type": "string", "pattern": "^[a-z]{1,8}$"}
+    schema = SCHEMA | {"properties": SCHEMA["properties"] | {"name": name}}
+    assert any(re.search(r"\s", text) for text in texts(llm, 20, json=schema))
+    for text in texts(llm, 20, json=schema, disable_any_whitespace=True):
+        check_is_valid(answer := json.loads(text))
+        assert text == json.dumps(answer, separators=(",", ":"), ensure_ascii=r"\u" in text)
 
 
 def test_a_format_is_kept_to_where_it_is_known_and_asks_for_nothing_where_not(llm: LLM) -> None:

@@ -40,6 +40,10 @@ def refusal_of(**asked: Any) -> InvalidArgumentError:
         ({"choice": ["yes", ""]}, "structured_outputs.choice[1]"),
         ({"grammar": ["start: a"]}, "structured_outputs.grammar"),
         ({"json_object": 1}, "structured_outputs.json_object"),
+        ({"disable_any_whitespace": True}, "structured_outputs"),
+        ({"json_object": True, "disable_any_whitespace": 1}, "structured_outputs.disable_any_whitespace"),
+        ({"choice": ["a"], "disable_any_whitespace": True}, "structured_outputs.disable_any_whitespace"),
+        ({"json": {"x-guidance": {}}, "disable_any_whitespace": True}, "structured_outputs.disable_any_whitespace"),
     ],
 )
 def test_what_asks_for_no_form_or_for_two_is_refused_by_name(asked: dict[str, Any], field: str) -> None:
@@ -59,6 +63,7 @@ def test_params_survive_the_way_to_the_engine() -> None:
         StructuredOutputsParams(grammar='start: "a"'),
         StructuredOutputsParams(grammar='root ::= "a"'),
         StructuredOutputsParams(json_object=True),
+        StructuredOutputsParams(json_object=True, disable_any_whitespace=True),
     ):
         params = SamplingParams(structured_outputs=asked)
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params

@@ -6,7 +6,7 @@ Whether a schema or a grammar means anything is not known here: `frontend/prompt
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from keepsight.errors import InvalidArgumentError
@@ -14,7 +14,8 @@ from keepsight.gbnf import GbnfError, is_gbnf, to_lark
 
 MAX_GRAMMAR_CHARACTERS = 64 * 2**10
 # Between the tokens of JSON.  Without an end to it, a model that is unsure goes on writing spaces until its last token.
-_WHITE_SPACE = r"[ \n\t]{0,24}"
+_WHITE_SPACE = {"whitespace_pattern": r"[ \n\t]{0,24}"}
+_NO_WHITE_SPACE = {"whitespace_flexible": False}
 # Those that llguidance keeps an answer to; any other value of `format` is an annotation, as JSON Schema has it.
 _FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 # Keywords whose objects have names of the caller's own for keys, and keywords whose values are no schemas.
@@ -24,22 +25,33 @@ _VALUES = {"const", "enum"}
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputsParams:
-    """One of these, and only one."""
+    """One of the first five, and only one."""
 
     json: str | dict[str, Any] | None = None  # a JSON schema; a string, once constructed
     regex: str | None = None
     choice: Sequence[str] | None = None  # a tuple, once constructed
     grammar: str | None = None  # Lark's or llama.cpp's (GBNF); Lark's as llguidance reads it, once constructed
     json_object: bool | None = None  # any object
+    disable_any_whitespace: bool = False  # between the tokens of JSON
 
     def __post_init__(self) -> None:
         said = self._said
         if len(said) != 1:
             what = f"{said[1]} is given together with {said[0]}" if said else "nothing is asked for"
-            raise InvalidArgumentError(_FIELD, f"{what}: give one of {', '.join(each.name for each in fields(self))}")
+            raise InvalidArgumentError(_FIELD, f"{what}: give one of {', '.join(_CHECKS)}")
         [name] = said
         object.__setattr__(self, name, _CHECKS[name](f"{_FIELD}.{name}", getattr(self, name)))
+        self._check_white_space()
         _check_length(f"{_FIELD}.{name}", len(self.to_grammar()), " as llguidance reads it")
+
+    def _check_white_space(self) -> None:
+        field, asked = f"{_FIELD}.disable_any_whitespace", self.disable_any_whitespace
+        if not isinstance(asked, bool):
+            raise InvalidArgumentError(field, "must be true or false")
+        if asked and self.field not in ("json", "json_object"):
+            raise InvalidArgumentError(field, f"is about JSON, and the answer is to be a {self.field}")
+        if asked and "x-guidance" in json.loads(str(self.json or "{}")):
+            raise InvalidArgumentError(field, "cannot go with a schema's own x-guidance: say whitespace_flexible there")
 
     @property
     def field(self) -> str:
@@ -53,7 +65,7 @@ class StructuredOutputsParams:
 
     @property
     def _said(self) -> list[str]:
-        return [each.name for each in fields(self) if getattr(self, each.name) not in (None, False)]
+        return [name for name in _CHECKS if getattr(self, name) not in (None, False)]
 
     def to_grammar(self) -> str:
         """In llguidance's own form."""
@@ -66,9 +78,8 @@ class StructuredOutputsParams:
             return _from_lark(self.grammar)
         schema = {"type": "object"} if self.json is None else json.loads(str(self.json))
         _drop_annotations(schema)
-        return json.dumps(
-            {"grammars": [{"json_schema": {"x-guidance": {"whitespace_pattern": _WHITE_SPACE}} | schema}]}
-        )
+        white_space = _NO_WHITE_SPACE if self.disable_any_whitespace else _WHITE_SPACE
+        return json.dumps({"grammars": [{"json_schema": {"x-guidance": white_space} | schema}]})
 
 
 _FIELD = "structured_outputs"

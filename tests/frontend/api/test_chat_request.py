@@ -147,8 +147,8 @@ def test_a_field_that_is_not_served_passes_with_a_value_that_asks_for_nothing(na
     [
         ({"service_tier": "flex"}, 'service_tier: {} but for "auto" or "default", which asks for nothing'),
         (
-            {"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
-            "structured_outputs.disable_any_whitespace: {} but for false, which asks for nothing",
+            {"structured_outputs": {"regex": "a", "disable_additional_properties": True}},
+            "structured_outputs.disable_additional_properties: {} but for false, which asks for nothing",
         ),
         ({"web_search_options": {}}, "web_search_options: {}"),
         ({"cache_prompt": False}, "cache_prompt: {} but for true, which asks for nothing"),

@@ -107,5 +107,30 @@ def test_a_form_may_be_sent_as_vllm_s_own_dataclass_has_it() -> None:
     options = {"disable_any_whitespace": False, "disable_additional_properties": False, "whitespace_pattern": None}
     others = dict.fromkeys(("regex", "choice", "grammar", "json_object", "structural_tag"))
     assert form_of(structured_outputs={"json": SCHEMA} | others | options) == StructuredOutputsParams(json=SCHEMA)
-    with pytest.raises(UnsupportedFieldError, match=r"structured_outputs\.disable_any_whitespace: is not supported"):
-        form_of(structured_outputs={"json": SCHEMA, "disable_any_whitespace": True})
+    with pytest.raises(UnsupportedFieldError, match=r"structured_outputs\.disable_additional_properties: is not supp"):
+        form_of(structured_outputs={"json": SCHEMA, "disable_additional_properties": True})
+
+
+def test_json_without_white_space_is_asked_for_beside_whichever_name_of_json() -> None:
+    compact = {"disable_any_whitespace": True}
+    schema = StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True)
+    assert form_of(structured_outputs={"json": SCHEMA} | compact) == schema
+    assert form_of(response_format=json_schema(), structured_outputs=compact) == schema
+    assert form_of(guided_json=SCHEMA, structured_outputs=compact) == schema
+    expected = StructuredOutputsParams(json_object=True, disable_any_whitespace=True)
+    assert form_of(structured_outputs={"json_object": True} | compact) == expected
+    assert form_of(response_format={"type": "json_object"}, structured_outputs=compact) == expected
+    for others in (
+        {"structured_outputs": compact},
+        {"structured_outputs": compact, "response_format": {"type": "text"}},
+        {"structured_outputs": {"regex": "a"} | compact},
+        {"structured_outputs": compact, "guided_grammar": 'root ::= "a"'},
+        {"structured_outputs": {"json": SCHEMA | {"x-guidance": {}}} | compact},
+        {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": 1}},
+    ):
+        with pytest.raises(InvalidArgumentError) as caught:
+            form_of(**others)
+        assert (caught.value.field, caught.value.status) == ("structured_outputs.disable_any_whitespace", 400)
+    with pytest.raises(InvalidArgumentError) as caught:
+        form_of(guided_json={"type": "x"}, structured_outputs=compact)
+    assert caught.value.field == "guided_json"

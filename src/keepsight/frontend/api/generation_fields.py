@@ -169,7 +169,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def to_sampling_params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
         """`defaults`: where the request says nothing."""
         asked = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
-        asked["structured_outputs"] = read_structured_outputs(self._forms)
+        asked["structured_outputs"] = read_structured_outputs(self._forms, self.structured_outputs)
         if (max_tokens := self.choose_max_tokens()) is not None:
             asked["max_tokens"] = max_tokens
         asked |= {"logprobs": self.choose_logprobs(), "prompt_logprobs": self.choose_prompt_logprobs()}

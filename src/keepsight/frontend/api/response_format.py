@@ -33,16 +33,14 @@ class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    # Of whichever JSON is asked for, by whichever name.
+    disable_any_whitespace: bool | None = None
 
     disable_additional_properties: Refused = None
-    disable_any_whitespace: Refused = None
     structural_tag: Refused = None
     whitespace_pattern: Refused = None
 
-    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "disable_additional_properties": (False,),
-        "disable_any_whitespace": (False,),
-    }
+    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {"disable_additional_properties": (False,)}
 
 
 # The caller's name, ours, the value.
@@ -57,18 +55,25 @@ def list_forms(
     return asked + [(name, name.removeprefix("guided_"), value) for name, value in guided.items() if value is not None]
 
 
-def read_structured_outputs(asked: list[Asked]) -> StructuredOutputsParams | None:
+def read_structured_outputs(
+    asked: list[Asked], structured_outputs: StructuredOutputs | None
+) -> StructuredOutputsParams | None:
     """None: any text will do."""
+    is_compact = structured_outputs is not None and bool(structured_outputs.disable_any_whitespace)
     if not asked:
+        if is_compact:
+            raise InvalidArgumentError("structured_outputs.disable_any_whitespace", "is about JSON: none is asked for")
         return None
     if len(asked) > 1:
         raise InvalidArgumentError(asked[1][0], f"cannot be given together with {asked[0][0]}")
     [(field, name, value)] = asked
     try:
-        params = StructuredOutputsParams(**{name: value})
+        params = StructuredOutputsParams(**{name: value}, disable_any_whitespace=is_compact)
     except InvalidArgumentError as error:
-        place = error.field.removeprefix(f"structured_outputs.{name}")
-        raise InvalidArgumentError(field + place, error.message) from error
+        path = f"structured_outputs.{name}"
+        if not error.field.startswith(path):
+            raise
+        raise InvalidArgumentError(field + error.field.removeprefix(path), error.message) from error
     check_structured_outputs(params, field)
     return params
 
@@ -88,5 +93,5 @@ def _read_structured_outputs(asked: StructuredOutputs | None) -> Iterator[Asked]
     if asked is None:
         return
     for name, value in msgspec.structs.asdict(asked).items():
-        if value not in (None, False):
+        if name != "disable_any_whitespace" and value not in (None, False):
             yield f"structured_outputs.{name}", name, value
