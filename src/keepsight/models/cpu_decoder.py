@@ -70,19 +70,17 @@ class CpuDecoder:
     ) -> Tensor:
         """[tokens, size] -> [read, size]; keys and values of all tokens are in their slots then."""
         hidden = hidden.clone(memory_format=torch.contiguous_format)
-        num_read = len(hidden) if read_rows is None else len(read_rows)
         room = self._room_beside(hidden)
-        work = self._work(hidden, angles, caches, sights, slots, read_rows, num_read, room)
-        num_layers = len(self._layers)
-        if watch_layer is None:
-            work.end = num_layers
+        work = self._work(hidden, angles, caches, sights, slots, read_rows, room)
+        at_once = 1 if watch_layer else work.num_layers
+        for first in range(0, work.num_layers, at_once):
+            work.first, work.end = first, first + at_once
             call("decode", work)
-            return hidden[:num_read]
-        for index in range(num_layers):
-            work.first, work.end = index, index + 1
-            call("decode", work)
-            watch_layer(index, hidden[:num_read] if index + 1 == num_layers else hidden)
-        return hidden[:num_read]
+            if work.end == work.num_layers:
+                hidden = hidden[: work.num_read]
+            if watch_layer:
+                watch_layer(first, hidden)
+        return hidden
 
     def _room_beside(self, hidden: Tensor) -> list[Tensor]:
         """For what lies between two parts of a layer; torch's: where there is none a step fails, not the process."""
@@ -100,7 +98,6 @@ class CpuDecoder:
         sights: Sequence[Sight],
         slots: Tensor,
         read_rows: Tensor | None,
-        num_read: int,
         room: Sequence[Tensor],
     ) -> _Decoder:
         keys, num_layers = caches[0].keys, len(self._layers)
@@ -121,7 +118,8 @@ class CpuDecoder:
             *(each.data_ptr() for each in (*angles, slots)),
             None if read_rows is None else read_rows.data_ptr(),
             *(each.data_ptr() for each in room),
-            *(num_read, 0, 0, num_layers, *hidden.shape, num_heads, num_kv_heads, head_dim),
+            len(hidden) if read_rows is None else len(read_rows),
+            *(0, 0, num_layers, *hidden.shape, num_heads, num_kv_heads, head_dim),
             keys.dtype is torch.bfloat16,
             self._eps,
         )

@@ -246,10 +246,10 @@ class Decoder(nn.Module):
         watch_layer: LayerWatcher | None,
     ) -> Tensor:
         windows = [batch.narrowed_by(layer.window) for layer in self.config.layers]
-        sight_by = {each: sight_of(batch, each) for each in set(windows)}
-        sights = [sight_by[each] for each in windows]
-        if batch.read_rows is not None:
-            sights[-1] = sight_of(batch.read_part, windows[-1])
+        batches = [*[batch] * (len(windows) - 1), batch.read_part]
+        seen = list(zip(batches, windows, strict=True))
+        sight_by = {each: sight_of(*each) for each in set(seen)}
+        sights = [sight_by[each] for each in seen]
         angles = self.rotary.of_every_base(batch.positions)
         return layers.compute(hidden, angles, caches, sights, batch.slots, batch.read_rows, watch_layer)
 
