@@ -46,7 +46,8 @@ class LoopClock:
     def __init__(self) -> None:
         self.seconds = 0.0
         self._count(EngineLoop, "step", 1)
-        self._count(ModelRunner, "run", -1)
+        for name in ("run", "prepare"):  # what it computes, and memory that it touches while nobody asks
+            self._count(ModelRunner, name, -1)
 
     def _count(self, owner: type, name: str, sign: int) -> None:
         do = getattr(owner, name)
