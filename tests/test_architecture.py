@@ -88,7 +88,7 @@ def test_the_frontend_uses_torch_only_where_it_resizes_pixels() -> None:
 
 
 def test_the_frontend_knows_nothing_of_the_engine() -> None:
-    assert not offenders("frontend", r"keepsight\.(scheduling|runner|models|engine|llm|cli)\b")
+    assert not offenders("frontend", r"keepsight\.(scheduling|runner|models|engine|llm|offline|cli)\b")
 
 
 @pytest.mark.parametrize("place", PLACES_OF_FRONTEND)
@@ -108,7 +108,7 @@ def test_the_engine_knows_the_frontend_only_where_the_two_are_put_together() -> 
 
 
 def test_tiers_know_nothing_of_who_uses_them() -> None:
-    assert not offenders("tiers", r"keepsight\.(frontend|scheduling|runner|models|engine|llm|cli)\b")
+    assert not offenders("tiers", r"keepsight\.(frontend|scheduling|runner|models|engine|llm|offline|cli)\b")
 
 
 def test_whoever_observes_knows_nothing_of_what_is_observed() -> None:

@@ -1,0 +1,125 @@
+"""What `LLM.generate` and `LLM.chat` are given, read: prompts in any of vLLM's forms, and the terms of each."""
+
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeGuard
+
+from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.sampling_params import SamplingParams
+
+Prompt = str | list[int] | Mapping[str, Any]
+PROMPT_FIELDS = frozenset(
+    {
+        "prompt",
+        "prompt_token_ids",
+        "prompt_embeds",
+        "multi_modal_data",
+        "multi_modal_uuids",
+        "mm_processor_kwargs",
+        "cache_salt",
+    }
+)
+
+
+def list_prompts(prompts: str | Mapping[str, Any] | Sequence[Any]) -> list[Prompt]:
+    """As vLLM: a list of integers is one prompt."""
+    if isinstance(prompts, str | Mapping) or _are_token_ids(prompts):
+        return [prompts]
+    if not isinstance(prompts, Sequence) or not all(
+        isinstance(each, str | Mapping) or _are_token_ids(each) for each in prompts
+    ):
+        kinds = "a text, token ids, a mapping such as {'prompt': ...}"
+        raise InvalidArgumentError("prompts", f"must be {kinds}, or a list of these")
+    return list(prompts)
+
+
+def _are_token_ids(prompt: object) -> TypeGuard[list[int]]:
+    """Each is looked at by who reads them."""
+    return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], numbers.Integral)
+
+
+def are_conversations(messages: object) -> bool:
+    """Whether these are several.  What is neither one nor several goes on as one, to be refused by its reader."""
+    return isinstance(messages, list | tuple) and bool(messages) and not isinstance(messages[0], Mapping)
+
+
+def zip_with_terms(
+    prompts: Sequence[Any],
+    params: SamplingParams | Sequence[SamplingParams],
+    priority: Sequence[int] | None,
+) -> list[tuple[Any, SamplingParams, int]]:
+    if priority is not None and (not isinstance(priority, list | tuple) or len(priority) != len(prompts)):
+        raise InvalidArgumentError("priority", f"must be a list of {len(prompts)} integers, one for each prompt")
+    places = [0] * len(prompts) if priority is None else priority
+    return list(zip(prompts, _params_for_each(params, len(prompts)), places, strict=True))
+
+
+def _params_for_each(params: SamplingParams | Sequence[SamplingParams], num_prompts: int) -> Sequence[SamplingParams]:
+    """Copies: the caller's may be changed while these are in use."""
+    if isinstance(params, SamplingParams):
+        return [replace(params)] * num_prompts
+    if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
+        raise InvalidArgumentError("sampling_params", "must be SamplingParams, or a list of them")
+    if len(params) != num_prompts:
+        raise InvalidArgumentError("sampling_params", f"holds {len(params)} for {num_prompts} prompts")
+    return [replace(each) for each in params]
+
+
+def prepare_prompt(preparer: RequestPreparer, prompt: Prompt, params: SamplingParams, priority: int) -> PreparedRequest:
+    if isinstance(prompt, str):
+        return preparer.prepare_text(prompt, (), params, priority=priority)
+    if not isinstance(prompt, Mapping):
+        return preparer.prepare_tokens(prompt, params, priority=priority)
+    _check_fields(prompt)
+    if "prompt_embeds" in prompt:
+        return _prepare_embeds(preparer, prompt, params, priority)
+    pictures, uuids, salt = _pictures_of(prompt), _uuids_of(prompt), prompt.get("cache_salt")
+    if "prompt_token_ids" in prompt:
+        if pictures or uuids:
+            raise UnsupportedFieldError("multi_modal_data", "needs the prompt as text, not as token ids")
+        prepared = preparer.prepare_tokens(prompt["prompt_token_ids"], params, salt, priority)
+        return replace(prepared, text=prompt.get("prompt"))
+    text = prompt.get("prompt")
+    if not isinstance(text, str):
+        raise InvalidArgumentError("prompt", f"must be a string, not {text!r}")
+    overrides = prompt.get("mm_processor_kwargs")
+    return preparer.prepare_text(text, pictures, params, overrides, salt, priority, uuids)
+
+
+def _check_fields(prompt: Mapping[str, Any]) -> None:
+    for name in prompt:
+        if name not in PROMPT_FIELDS:
+            raise UnsupportedFieldError(name, f"is no part of a prompt; known are {', '.join(sorted(PROMPT_FIELDS))}")
+
+
+def _prepare_embeds(
+    preparer: RequestPreparer, prompt: Mapping[str, Any], params: SamplingParams, priority: int
+) -> PreparedRequest:
+    if others := prompt.keys() - {"prompt_embeds", "cache_salt"}:
+        raise InvalidArgumentError(min(others), "must not be given beside prompt_embeds")
+    embeds = {"prompt_embeds": prompt["prompt_embeds"]}
+    [prepared] = preparer.prepare_embeds(embeds, params, prompt.get("cache_salt"), priority)
+    return prepared
+
+
+def _pictures_of(prompt: Mapping[str, Any]) -> Sequence[object]:
+    pictures = _read_images(prompt, "multi_modal_data", ())
+    return pictures if isinstance(pictures, list | tuple) else [pictures]
+
+
+def _uuids_of(prompt: Mapping[str, Any]) -> Sequence[object] | None:
+    uuids = _read_images(prompt, "multi_modal_uuids", None)
+    return uuids if uuids is None or isinstance(uuids, list | tuple) else [uuids]
+
+
+def _read_images(prompt: Mapping[str, Any], field: str, default: object) -> object:
+    by_modality = prompt.get(field) or {}
+    if not isinstance(by_modality, Mapping):
+        raise InvalidArgumentError(field, f"must be a mapping such as {{'image': [...]}}, not {by_modality!r}")
+    for modality in by_modality:
+        if modality != "image":
+            raise UnsupportedFieldError(f"{field}.{modality}", "only image is supported")
+    return by_modality.get("image", default)

@@ -1,0 +1,154 @@
+"""The requests of one call of `LLM`: given to the engine, heard of, and told as vLLM tells them."""
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from queue import SimpleQueue
+
+from tqdm import tqdm
+
+from keepsight.engine.in_process_engine import InProcessEngine
+from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
+from keepsight.frontend.engine_client import Outputs
+from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.frontend.prompt.tokenizer import Tokenizer
+from keepsight.outputs import CompletionOutput, Logprob, RequestOutput
+from keepsight.requests import TokenLogprobs, TokenOutput
+
+# As tqdm's own class does.
+MakeBar = Callable[..., tqdm]
+
+
+class _Answer:
+    """One request's, as it grows."""
+
+    def __init__(self, prepared: PreparedRequest, tokenizer: Tokenizer) -> None:
+        self.request, self._text, self._tokenizer = prepared.engine_request, prepared.text, tokenizer
+        self._assembler = AnswerAssembler(tokenizer, self.request.sampling_params)
+        self._pieces: list[list[AnswerPiece]] = [[] for _ in range(self.request.sampling_params.n)]
+        # Of the choice that found least: the others find what that one has just computed.
+        self._num_cached_tokens = len(self.request.token_ids)
+        self._heard: Outputs = []
+
+    def hear(self, outputs: Outputs) -> Outputs:
+        """What is to be read now.  Only of stop strings the engine has to be told as soon as they are there."""
+        self._heard += outputs
+        if not self.request.sampling_params.stop and not any(map(_is_end, outputs)):
+            return []
+        heard, self._heard = self._heard, []
+        return heard
+
+    @property
+    def is_finished(self) -> bool:
+        return self._assembler.is_finished
+
+    def push(self, token: TokenOutput) -> AnswerPiece | None:
+        self._num_cached_tokens = min(self._num_cached_tokens, token.num_cached_tokens)
+        piece = self._assembler.push(token)
+        if piece is not None:
+            self._pieces[piece.choice].append(piece)
+        return piece
+
+    def output(self) -> RequestOutput:
+        written = self._text
+        if written is None:
+            written = self._tokenizer.decode(self.request.known_token_ids, skip_special_tokens=False)
+        return RequestOutput(
+            request_id=self.request.request_id,
+            prompt=written,
+            prompt_token_ids=list(self.request.known_token_ids),
+            outputs=[_completion(index, own, self._tokenizer) for index, own in enumerate(self._pieces)],
+            num_cached_tokens=self._num_cached_tokens,
+            prompt_logprobs=self._tell_prompt(),
+        )
+
+    def _tell_prompt(self) -> list[dict[int, Logprob] | None] | None:
+        told = self._pieces[0][0].token.prompt_logprobs
+        return None if told is None else [None, *(_by_id(each, self._tokenizer) for each in told)]
+
+
+class RunningRequests:
+    """The requests of one call.  Closing it abandons those that have not ended."""
+
+    def __init__(self, engine: InProcessEngine, tokenizer: Tokenizer, bar: tqdm | None) -> None:
+        self._engine, self._tokenizer, self._bar = engine, tokenizer, bar
+        self._answers: list[_Answer] = []
+        self._unfinished: dict[str, _Answer] = {}
+        self._arrived: SimpleQueue[tuple[_Answer, Outputs]] = SimpleQueue()
+
+    def submit(self, prepared: PreparedRequest) -> None:
+        answer = _Answer(prepared, self._tokenizer)
+        self._answers.append(answer)
+        # First: whoever interrupts this wants it abandoned, too.
+        self._unfinished[answer.request.request_id] = answer
+        self._engine.submit(prepared, partial(self._hear, answer))
+
+    def read_what_came(self) -> None:
+        while not self._arrived.empty():
+            self._read(*self._arrived.get())
+
+    def finish(self) -> list[RequestOutput]:
+        while self._unfinished:
+            self._read(*self._arrived.get())
+        return [answer.output() for answer in self._answers]
+
+    def close(self) -> None:
+        for request_id in self._unfinished:
+            self._engine.leave(request_id)
+
+    def _hear(self, answer: _Answer, outputs: Outputs) -> None:
+        """On the engine's thread, which would wait for the interpreter's lock after each token that is read."""
+        if heard := answer.hear(outputs):
+            self._arrived.put((answer, heard))
+
+    def _read(self, answer: _Answer, outputs: Outputs) -> None:
+        if answer.is_finished:  # by a stop string: the engine went on until it heard of it
+            return
+        for output in outputs:
+            if isinstance(output, Exception):
+                raise output
+            piece = answer.push(output)
+            if piece is not None and piece.finish_reason is not None:
+                # Does nothing but where a stop string ended it: the engine knows of none.
+                self._engine.stop_choice(answer.request.request_id, piece.choice)
+        if answer.is_finished:
+            del self._unfinished[answer.request.request_id]
+            if self._bar is not None:
+                self._bar.update()
+
+
+def _is_end(output: TokenOutput | Exception) -> bool:
+    return isinstance(output, Exception) or output.finish_reason is not None
+
+
+def open_bar(use_tqdm: bool | MakeBar, num_requests: int) -> tqdm | None:
+    """None rather than a disabled one, which would start a thread all the same."""
+    if callable(use_tqdm):
+        return use_tqdm(total=num_requests, desc="Requests", unit="request")
+    if not use_tqdm or num_requests <= 1 or os.environ.get("TQDM_DISABLE", "") not in ("", "0"):
+        return None
+    return tqdm(total=num_requests, desc="Requests", unit="request", disable=False)
+
+
+def _by_id(logprobs: TokenLogprobs, tokenizer: Tokenizer) -> dict[int, Logprob]:
+    return {
+        each.token_id: Logprob(each.logprob, each.rank, tokenizer.decode([each.token_id], False)) for each in logprobs
+    }
+
+
+def _completion(index: int, pieces: Sequence[AnswerPiece], tokenizer: Tokenizer) -> CompletionOutput:
+    last = pieces[-1]
+    logprobs = None
+    if last.token.logprobs is not None:
+        logprobs = [_by_id(piece.token.logprobs or (), tokenizer) for piece in pieces]
+    return CompletionOutput(
+        index=index,
+        text="".join(piece.text for piece in pieces),
+        token_ids=[piece.token.token_id for piece in pieces],
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        cumulative_logprob=None
+        if logprobs is None
+        else sum(p.token.logprobs[0].logprob for p in pieces if p.token.logprobs),
+        logprobs=logprobs,
+    )
