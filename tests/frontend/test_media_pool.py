@@ -1,6 +1,7 @@
 """Pixels are made once for all who wait, and not at all for nobody; the pictures here are made up."""
 
 import gc
+import mmap
 import threading
 import time
 import weakref
@@ -200,6 +201,20 @@ def test_what_four_frontends_with_one_store_want_at_once_is_made_by_one_of_them(
             assert asker.await_heard(1) == [name]
         assert studio.made == [(name,)]
         assert sum(pool.num_decoded for pool in pools) == 1
+
+
+def test_parts_of_a_picture_that_push_one_another_out_of_a_small_store_are_sent_themselves(studio: Studio) -> None:
+    parts = [f"{number:064x}" for number in range(3)]
+    delivered: dict[str, Any] = {}
+    prepared: Any = FakePrepared("one", studio)
+    studio.door.set()
+    with RunDirectory.create() as directory:
+        pool = MediaPool(1, StoreCache(SharedStore(directory.path, mmap.PAGESIZE)))  # there is room for one
+        pool.make(prepared, parts, delivered.__setitem__, break_down)
+        wait_until(lambda: len(delivered) == 3)
+        pool.close()
+    assert [isinstance(delivered[each], np.ndarray) for each in parts] == [True, True, False]
+    assert studio.made == [tuple(parts)]
 
 
 def test_only_what_is_not_yet_in_the_making_is_begun(ask: Ask, studio: Studio) -> None:

@@ -201,7 +201,9 @@ class MediaPool:
         if missing := [media_hash for media_hash in job.media_hashes if media_hash not in held]:
             made = job.prepared.pixels_of(missing, partial(self._make_timed, job))
             job.prepared.learn(made)
-        carried = held | {media_hash: self._keep(media_hash, pixels) for media_hash, pixels in made.items()}
+        places = {media_hash: self._keep(media_hash, pixels) for media_hash, pixels in made.items()}
+        # What its siblings have pushed out again is sent itself: to ask for it would be to decode it once more.
+        carried = held | {each: place if self._cache.is_held(each) else made[each] for each, place in places.items()}
         with self._lock:
             self._note_work(len(held), sum(map(show_a_picture, made.values())))
         return carried, made
