@@ -87,9 +87,9 @@ class Parts:
     def can_be_made(self, media_hash: str) -> bool:
         return True
 
-    def lose(self, media_hash: str) -> MediaNeeded | None:
-        request_id = self.waiting.get(media_hash)
-        return None if request_id is None else MediaNeeded(request_id, (media_hash,), inline=True)
+    def lose(self, media_hash: str) -> None:
+        if (request_id := self.waiting.get(media_hash)) is not None:
+            self.needed.append(MediaNeeded(request_id, (media_hash,), inline=True))
 
     @property
     def kept(self) -> "Parts":

@@ -133,15 +133,18 @@ class Drive:
             self.runner.hold_pixels(media_hash, pixels_like(media_hash))
         return is_wanted
 
-    def lose(self, media_hash: str) -> MediaNeeded | None:
-        """A handle has come that leads nowhere."""
-        needed = self.scheduler.media.pixels.lose(media_hash)
-        if needed is not None:
+    def lose(self, *media_hashes: str) -> list[MediaNeeded]:
+        """Handles have come, all at once, that lead nowhere."""
+        self._ask_frontend()
+        for media_hash in media_hashes:
+            self.scheduler.media.pixels.lose(media_hash)
+        asked = self.scheduler.take_media_needed()
+        for needed in asked:
             assert needed.inline
             assert self.is_live(needed.request_id)
-            assert needed.media_hashes == (media_hash,)
-            self.needed.append((needed.request_id, media_hash))
-        return needed
+            assert set(needed.media_hashes) <= set(media_hashes)
+            self.needed += [(needed.request_id, media_hash) for media_hash in needed.media_hashes]
+        return asked
 
     def step(self) -> StepPlan:
         if self.delivers:

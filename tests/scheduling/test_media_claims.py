@@ -222,7 +222,7 @@ def test_who_left_is_not_relied_on_while_a_slice_of_it_is_still_under_way() -> N
     drive = drive_that_asked_one_who_left_with_a_slice_under_way()
     step_with(drive, make_request("b", "cat", 2))
     assert drive.needed == [("left", "cat"), ("b", "cat")]
-    assert drive.lose("cat") == MediaNeeded("b", ("cat",), inline=True)
+    assert drive.lose("cat") == [MediaNeeded("b", ("cat",), inline=True)]
     drive.deliver("cat")
     drive.runner.set_pace(lambda: True)
     drive.expect_all_answered()
@@ -230,7 +230,7 @@ def test_who_left_is_not_relied_on_while_a_slice_of_it_is_still_under_way() -> N
 
 def test_pixels_are_refused_of_who_left_while_a_slice_of_it_is_still_under_way() -> None:
     drive = drive_that_asked_one_who_left_with_a_slice_under_way()
-    assert drive.lose("cat") is None
+    assert drive.lose("cat") == []
     assert not drive.deliver("cat")
     drive.runner.set_pace(lambda: True)
     drive.expect_all_answered()
@@ -298,17 +298,28 @@ def test_who_waits_for_a_picture_that_is_being_encoded_tries_again_when_it_is_an
 def test_of_a_stale_handle_the_one_who_waited_longest_is_asked_for_the_pixels_themselves() -> None:
     drive = quiet_drive()
     step_with(drive, make_request("a", 3, "cat"), make_request("b", 4, "cat"))
-    assert drive.scheduler.media.pixels.lose("cat") == MediaNeeded("a", ("cat",), inline=True)
+    assert drive.lose("cat") == [MediaNeeded("a", ("cat",), inline=True)]
     drive.step()
-    assert drive.needed == [("a", "cat")], "asked once more in vain"
+    assert drive.needed == [("a", "cat")] * 2, "asked once more in vain"
     drive.deliver("cat")
+    drive.expect_all_answered()
+
+
+def test_of_stale_handles_that_come_together_one_is_asked_for_all_pixels_at_once() -> None:
+    drive = quiet_drive()
+    step_with(drive, make_request("a", 3, "cat", "dog", "cow"), make_request("b", "bee", 4, "dog"))
+    first, second = drive.lose("dog", "cow", "bee", "cat")
+    assert first == MediaNeeded("a", ("dog", "cow", "cat"), inline=True)
+    assert second == MediaNeeded("b", ("bee",), inline=True)
+    for media_hash in ("cat", "dog", "cow", "bee"):
+        drive.deliver(media_hash)
     drive.expect_all_answered()
 
 
 def test_of_a_stale_handle_nobody_is_asked_who_does_not_wait_yet() -> None:
     drive = quiet_drive()
     drive.add(promising("a", 3, "cat"))
-    assert drive.scheduler.media.pixels.lose("cat") is None
+    assert drive.lose("cat") == []
     drive.step()
     assert drive.needed == [("a", "cat")], "the promise was used up"
 
@@ -317,7 +328,7 @@ def test_a_stale_handle_after_all_have_left_is_nothing() -> None:
     drive = quiet_drive()
     step_with(drive, promising("a", 3, "cat"))
     drive.scheduler.abort("a")
-    assert drive.scheduler.media.pixels.lose("cat") is None
+    assert drive.lose("cat") == []
 
 
 def test_if_the_one_who_was_asked_for_pixels_themselves_leaves_the_next_is_asked() -> None:

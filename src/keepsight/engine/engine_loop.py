@@ -135,8 +135,7 @@ class EngineLoop:
         # Also what nobody wants any more: where it lies can be reused, and it may be kept for others.
         pixels = self._source.receive(message)
         if pixels is None:
-            if needed := self._scheduler.media.pixels.lose(message.media_hash):
-                self._send([needed])
+            self._scheduler.media.pixels.lose(message.media_hash)
         elif self._scheduler.media_arrived(message.media_hash):
             self._runner.hold_pixels(message.media_hash, pixels)
             self._meter.note_pixels(message.media_hash)

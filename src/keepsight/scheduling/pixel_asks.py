@@ -17,7 +17,8 @@ class PixelAsks:
         self._askers: dict[str, dict[RequestState, None]] = {}
         # Hash -> ids of the requests that were asked for it or promised it.
         self._makers: dict[str, set[str]] = {}
-        self._needed: dict[str, list[str]] = {}
+        # By the id of who is asked, and whether for the pixels themselves.
+        self._needed: dict[tuple[str, bool], list[str]] = {}
 
     def are_here(self, media_hash: str) -> bool:
         return media_hash in self._here
@@ -35,15 +36,11 @@ class PixelAsks:
         if media_hash not in self._makers:
             self._ask_first(media_hash)
 
-    def _ask_first(self, media_hash: str) -> None:
-        request_id = self._make_first_maker(media_hash)
-        self._needed.setdefault(request_id, []).append(media_hash)
-
-    def _make_first_maker(self, media_hash: str) -> str:
-        """The id of the request that has waited longest."""
+    def _ask_first(self, media_hash: str, *, inline: bool = False) -> None:
+        """The request that has waited longest."""
         request_id = next(iter(self._askers[media_hash])).request.request_id
         self._makers[media_hash] = {request_id}
-        return request_id
+        self._needed.setdefault((request_id, inline), []).append(media_hash)
 
     def stop_waiting(self, state: RequestState, media_hash: str) -> None:
         askers = self._askers.get(media_hash, {})
@@ -79,12 +76,14 @@ class PixelAsks:
         """By each of those who wait for it, whoever of them is asked."""
         return not any(media_hash in state.request.unsent_media for state in self._askers.get(media_hash, ()))
 
-    def lose(self, media_hash: str) -> MediaNeeded | None:
-        """It was not where it was said to lie.  If anybody waits for it, who is to send it."""
+    def lose(self, media_hash: str) -> None:
+        """It was not where it was said to lie.  If anybody waits for it, one is asked to send the pixels themselves.
+
+        With all else that is lost by then: each ask decodes its picture.
+        """
         self._makers.pop(media_hash, None)
-        if media_hash not in self._askers:
-            return None
-        return MediaNeeded(self._make_first_maker(media_hash), (media_hash,), inline=True)
+        if media_hash in self._askers:
+            self._ask_first(media_hash, inline=True)
 
     def drop(self, media_hash: str) -> None:
         if media_hash in self._here:
@@ -97,7 +96,7 @@ class PixelAsks:
 
     def take_needed(self) -> list[MediaNeeded]:
         needed, self._needed = self._needed, {}
-        return [MediaNeeded(request_id, tuple(hashes)) for request_id, hashes in needed.items()]
+        return [MediaNeeded(request_id, tuple(hashes), inline) for (request_id, inline), hashes in needed.items()]
 
     def check_invariants(self, live: Set[RequestState], usable_media: Set[str]) -> None:
         assert self._here <= usable_media
