@@ -81,6 +81,20 @@ def test_a_name_under_which_nothing_is_left_gives_way_to_the_one_that_was_just_m
     known.check_invariants()
 
 
+def test_what_is_held_under_its_own_name_alone_goes_by_it_and_so_does_the_other() -> None:
+    known, held = KnownMedia(), set[str]()
+    known.is_held = held.__contains__
+    for name in ("png", "webp"):  # at once: nothing is held under the first yet
+        known.learn_pixels(name, "pixels")
+    held |= {"png", "webp"}
+    assert [known.canonical_name(name) for name in ("png", "webp")] == ["webp", "webp"]
+    held.remove("webp")
+    assert [known.canonical_name(name) for name in ("png", "webp")] == ["png", "png"]
+    held.clear()
+    assert [known.canonical_name(name) for name in ("webp", "png")] == ["png", "png"]
+    known.check_invariants()
+
+
 def test_what_is_used_is_remembered_longest() -> None:
     known = KnownMedia(max_entries=2)
     for given_name in ("old", "new"):

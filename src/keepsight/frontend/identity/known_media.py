@@ -54,11 +54,16 @@ class KnownMedia:
         self.is_held: Callable[[str], bool] = lambda _media_hash: True
 
     def canonical_name(self, media_hash: str) -> str:
-        """The first name under which the same pixels were made; its own, as far as is known."""
+        """The first name under which the same pixels were made; its own where none is known, or only that is held."""
         with self._lock:
             pixel_hash = self._pixel_hashes.get(media_hash)
             first_name = None if pixel_hash is None else self._first_names.get(pixel_hash)
-            return first_name or media_hash
+            if pixel_hash is None or first_name is None:
+                return media_hash
+            if first_name != media_hash and not self.is_held(first_name) and self.is_held(media_hash):
+                # Made at once with the other, and kept longer: by a pin, or because it was used.
+                self._first_names.entries[pixel_hash] = first_name = media_hash
+            return first_name
 
     def learn_pixels(self, media_hash: str, pixel_hash: str) -> None:
         """Of pixels that were just made."""
