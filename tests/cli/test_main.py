@@ -176,6 +176,15 @@ def test_whoever_reads_the_output_may_leave(tmp_path: Path) -> None:
     assert (tmp_path / "x.png").exists()
 
 
+@pytest.mark.parametrize("buffering", [[], ["-u"]])
+def test_output_that_finds_no_room_is_one_line_and_no_success(buffering: Sequence[str], tmp_path: Path) -> None:
+    command = [sys.executable, *buffering, "-m", "keepsight", "demo-picture", "-o", str(tmp_path / "x.png")]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (1, "keepsight demo-picture: [Errno 28] No space left on device\n")
+
+
 def test_a_bug_of_ours_is_not_dressed_up_as_a_mistake_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     command = SimpleNamespace(add_arguments=lambda parser: None, run=lambda arguments: 1 // 0)
     monkeypatch.setattr(main_module, "import_module", lambda _name: command)

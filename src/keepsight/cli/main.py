@@ -1,11 +1,13 @@
 """The `keepsight` command: finds the subcommand, turns our own errors into one clear line."""
 
 import argparse
+import errno
 import io
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -23,6 +25,8 @@ COMMANDS = {
     "cache": "look into what caches hold, and what another size or policy would save",
     "demo-picture": "draw a picture for the demo model, and print what is true of it",
 }
+# What is printed or kept finds no room: the machine's fault, not ours.
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # As shells count what ends by Ctrl-C.
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -46,6 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _let_go_of_output()
         return 141
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        _let_go_of_output()
+        print(f"keepsight {arguments[0]}: {strip_controls(str(error))}", file=sys.stderr)
+        return 1
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -88,7 +98,9 @@ def _let_all_be_written() -> None:
 
 
 def _let_go_of_output() -> None:
-    """Whoever read it has left; what is still to be flushed goes nowhere."""
+    """Whoever read it has left, or it is full; what still cannot be flushed goes nowhere."""
+    with suppress(OSError):
+        sys.stdout.flush()
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
