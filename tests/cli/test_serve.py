@@ -1,6 +1,7 @@
 """A real `keepsight serve`, asked by the official client."""
 
 import asyncio
+import resource
 import signal
 import socket
 import subprocess
@@ -13,9 +14,11 @@ import openai
 import pytest
 
 from keepsight.cli import serve
+from keepsight.observe.process_memory import with_descendants
+from tests import real_server
 from tests.drawn import Drawn, ask, by_url, draw, list_question
 from tests.precomputed import by_embeds, embed, embed_tokens, to_npy, to_text
-from tests.real_server import COMMAND
+from tests.real_server import COMMAND, serving
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +167,22 @@ def test_a_port_that_is_taken_is_told_in_one_line_before_the_model_is_loaded(ser
     assert "Traceback" not in done.stderr
     [line] = done.stderr.splitlines()
     assert line.startswith(f"keepsight serve: --port: cannot listen on 127.0.0.1:{server_port}: Address already in use")
+
+
+def test_too_few_open_files_are_told_in_one_line_before_anything_is_started() -> None:
+    limited = ["sh", "-c", 'ulimit -n 24; exec "$@"', "sh", *COMMAND, "serve", "--port", "0"]
+    done = subprocess.run(limited, capture_output=True, text=True)
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith("keepsight serve: only 24 files may be open (`ulimit -n`): a server needs 64")
+
+
+def test_a_server_takes_as_many_open_files_as_it_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(real_server, "COMMAND", ["sh", "-c", 'ulimit -Sn 24; exec "$@"', "sh", *COMMAND])
+    with serving(tmp_path / "log") as (process, _):
+        for pid in with_descendants(process.pid):
+            soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+            assert soft == hard != 24
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6")

@@ -7,17 +7,21 @@ import json
 import logging
 import math
 import os
+import resource
 import socket
 
 from keepsight.cli.api_arguments import add_api_arguments, api_settings_from
 from keepsight.cli.model_arguments import add_model_arguments, config_from
 from keepsight.cli.vllm_variables import warn_of_vllm_variables
 from keepsight.config import Config
-from keepsight.errors import InvalidArgumentError
+from keepsight.errors import InvalidArgumentError, ServerStartError
 from keepsight.ipc.control import LOG_FORMAT
 from keepsight.ipc.pixel_mode import choose_mode
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.supervisor import ServerSettings, Supervisor, take_signals
+
+# A frontend has half as many before anybody connects.
+LEAST_OPEN_FILES = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = config_from(arguments)
     api = api_settings_from(arguments)
     _check(arguments)
+    _allow_many_open_files()
     # Before the model: a port that is taken should be told at once.
     with (
         _listen(arguments.host, arguments.port) as listener,
@@ -97,6 +102,15 @@ def _check_is_text(arguments: argparse.Namespace) -> None:
             json.dumps(said, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise InvalidArgumentError(f"--{name.replace('_', '-')}", "is not UTF-8") from None
+
+
+def _allow_many_open_files() -> None:
+    """As many as there may be, in each of the server's processes: every connection is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and most < LEAST_OPEN_FILES:
+        needed = f"a server needs {LEAST_OPEN_FILES}, and one more for each connection"
+        raise ServerStartError(f"only {most} files may be open (`ulimit -n`): {needed}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _options_of(config: Config) -> dict[str, object]:
