@@ -1,8 +1,9 @@
 """A real server where shared memory is too small, runs full, or cannot be written: slower, never wrong."""
 
+import itertools
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -64,13 +65,19 @@ def test_a_budget_that_has_no_room_in_shared_memory_is_the_engine_s_own(
     assert "Traceback" not in log.read_text()
 
 
+def make_files_for_ever(path: Path) -> None:
+    for number in itertools.count():
+        path.with_suffix(f".{number}").touch()
+
+
+@pytest.mark.parametrize("fill", [write_for_ever, make_files_for_ever])
 def test_shared_memory_that_others_fill_later_costs_nobody_an_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fill: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = tmp_path / "log"
-    with serving_with("size=8m", log, monkeypatch, "--mm-processor-cache-gb", "0.005") as (pid, client):
+    log, options = tmp_path / "log", ("--mm-processor-cache-gb", "0.005")
+    with serving_with("size=8m,nr_inodes=100", log, monkeypatch, *options) as (pid, client):
         with pytest.raises(OSError, match="No space left"):
-            write_for_ever(Path(f"/proc/{pid}/root/dev/shm/others"))
+            fill(Path(f"/proc/{pid}/root/dev/shm/others"))
         expect_right_answers(client)
         assert "the store cannot be written: [Errno 28]" in log.read_text()
     assert "Traceback" not in log.read_text()

@@ -181,9 +181,10 @@ class SharedStore:
         # A byte for each name, in a file that stays empty; always in one order, so that none waits for another.
         places = sorted({int(media_hash[:15], 16) for media_hash in media_hashes if _MEDIA_HASH.fullmatch(media_hash)})
         with ExitStack() as held:
-            claims = held.enter_context(opened(self._claims, os.O_RDWR | os.O_CREAT))
-            for place in places:
-                held.enter_context(lock(claims, place))
+            with suppress(OSError):  # no file can be made or opened: better made twice than not at all
+                claims = held.enter_context(opened(self._claims, os.O_RDWR | os.O_CREAT))
+                for place in places:
+                    held.enter_context(lock(claims, place))
             yield
 
     def close(self) -> None:
