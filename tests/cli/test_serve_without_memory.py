@@ -52,6 +52,7 @@ def write_for_ever(path: Path) -> None:
     ("mount_options", "said"),
     [
         ("size=1m", "lru instead of shared: shared memory has"),
+        ("size=64m,nr_inodes=20", "lru instead of shared: there is no shared memory"),
         ("ro", "lru instead of shared: there is no shared memory"),
     ],
 )

@@ -27,6 +27,8 @@ RIGHTS = 0o700 | stat.S_ISVTX
 SHARED_MEMORY = Path("/dev/shm")
 # What a server cannot be without: the table of handles, and what sockets and folders take.
 MIN_FREE_BYTES = 256 * 1024
+# The same in number, with a few of each process; a budget of pixels takes more, or keeps fewer.
+MIN_FREE_FILES = 32
 # The kernel's limit of a socket's path, and what of it is left to the folder that a run directory with sockets lies in.
 MAX_SOCKET_PATH = 107
 MAX_PARENT_OF_SOCKETS = MAX_SOCKET_PATH - len(f"/{PREFIX}12345678/engine-1234567")
@@ -120,7 +122,9 @@ def _temporary() -> tuple[Path, ...]:
 
 
 def _refuse_if_full(folder: Path) -> None:
-    if _num_free_bytes(folder) < MIN_FREE_BYTES:
+    found = os.statvfs(folder)
+    has_files = found.f_favail >= MIN_FREE_FILES or not found.f_files  # 0 where they are not counted
+    if not has_files or _num_free_bytes(folder) < MIN_FREE_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
