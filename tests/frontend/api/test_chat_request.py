@@ -151,6 +151,7 @@ def test_a_field_that_is_not_served_passes_with_a_value_that_asks_for_nothing(na
             "structured_outputs.disable_additional_properties: {} but for false, which asks for nothing",
         ),
         ({"web_search_options": {}}, "web_search_options: {}"),
+        ({"request_id": "mine"}, "request_id: {}; the header X-Request-Id says the same"),
         ({"cache_prompt": False}, "cache_prompt: {} but for true, which asks for nothing"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Generic, Literal, NoReturn, TypeVar, get_args
 import msgspec
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
-from keepsight.frontend.http.other_servers import propose_field
+from keepsight.frontend.http.other_servers import ELSEWHERE, propose_field
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 Buffer = bytes | bytearray | memoryview
@@ -66,7 +66,8 @@ def check_refused(request: msgspec.Struct, neutral_values: Mapping[str, tuple[An
         if value is not None and not _is_neutral(value, neutral):
             taken = " or ".join(msgspec.json.encode(each).decode() for each in neutral)
             but_for = f" but for {taken}, which asks for nothing" if taken else ""
-            raise UnsupportedFieldError(_join(parent, name), f"is not supported by this server{but_for}")
+            hint = f"; {ELSEWHERE[name]} says the same" if name in ELSEWHERE else ""
+            raise UnsupportedFieldError(_join(parent, name), f"is not supported by this server{but_for}{hint}")
 
 
 @cache

@@ -26,6 +26,8 @@ FIELDS = {
     "text": "prompt",
     "with_pieces": "return_token_strs",
 }
+# Of fields that are refused: what says the same.
+ELSEWHERE = {"request_id": "the header X-Request-Id"}
 # Of endpoints: vLLM's, SGLang's, llama.cpp's, and OpenAI's newer ones.
 PATHS = {
     "/apply-template": "/tokenize",
