@@ -141,6 +141,30 @@ def test_a_folder_that_others_can_read_is_refused(tmp_path: Path) -> None:
         DiskTier(tmp_path, MAX_BYTES).put(key_of(1), array_of(1))
 
 
+def warnings_of_folder(folder: Path, caplog: pytest.LogCaptureFixture) -> list[str]:
+    tier = DiskTier(folder, MAX_BYTES)
+    put(tier, 1, 2)
+    tier.close()
+    return caplog.messages
+
+
+@pytest.mark.parametrize(("mode", "num_warnings"), [(0o700, 0), (0o755, 0), (0o1777, 0), (0o777, 1)])
+def test_a_folder_in_which_everybody_may_replace_ours_is_warned_of_once(
+    mode: int, num_warnings: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tmp_path.chmod(mode)
+    warnings = warnings_of_folder(tmp_path, caplog)
+    assert len(warnings) == num_warnings
+    assert all(each.endswith("everybody may write to it") for each in warnings)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
+def test_a_folder_of_another_user_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    os.chown(tmp_path, 12345, -1)
+    [warning] = warnings_of_folder(tmp_path, caplog)
+    assert warning.endswith("it belongs to the user 12345")
+
+
 @pytest.mark.parametrize("damage", ["empty", "header", "truncated", "longer", "flipped", "another's", "zeros"])
 def test_a_damaged_file_is_a_miss_and_removed(tier: DiskTier, damage: str) -> None:
     put(tier, 1, 2)

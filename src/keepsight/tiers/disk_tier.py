@@ -213,6 +213,7 @@ class DiskTier:
         for folder in (self._entries, self._aside):
             _refuse_if_shared(folder)
         self._ledger.open()
+        _warn_if_open(self._directory)
         with self._changing():
             self._count()
             self._make_room(0)
@@ -387,3 +388,12 @@ def _refuse_if_shared(folder: Path) -> None:
     about = folder.stat()
     if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o077:
         raise TierError(f"{folder} is open to others, who must not see what is derived from users' pictures")
+
+
+def _warn_if_open(folder: Path) -> None:
+    """No more than that: of a volume that a container was given its user may be no owner."""
+    about = folder.stat()
+    all_write = about.st_mode & stat.S_IWOTH and not about.st_mode & stat.S_ISVTX
+    if all_write or about.st_uid not in (0, os.geteuid()):
+        whose = "everybody may write to it" if all_write else f"it belongs to the user {about.st_uid}"
+        logger.warning("whoever replaces what lies in %s changes what answers say of pictures: %s", folder, whose)
