@@ -1,80 +1,94 @@
 """What one process knows of the files of a disk tier: their sizes and last uses, and which had best go next.
 
-May be outdated where other processes share the folder.  Used from any thread.  Invariant: `num_bytes` are those of all.
+May be outdated where other processes share the folder.  Used from any thread.  Invariants: `num_bytes` are those of
+all; what is named to go is not pinned.
 """
 
 import threading
 from collections.abc import Set
+from dataclasses import dataclass
 
-from keepsight.tiers.pins import Sparing
 from keepsight.tiers.policies import Policy
 from keepsight.tiers.tier import OnDrop
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    num_bytes: int
+    # What its entry took to compute.
+    seconds: float
+    last_use: int
 
 
 class KnownFiles:
     def __init__(self, policy: Policy, on_drop: OnDrop) -> None:
         """`on_drop` hears of what is known no more to lie there."""
-        self._policy, self._on_drop = Sparing(policy), on_drop
+        # It knows only what is not pinned.
+        self._policy, self._on_drop = policy, on_drop
         self._lock = threading.Lock()
-        self._sizes: dict[str, int] = {}
-        self._last_uses: dict[str, int] = {}
+        self._files: dict[str, _File] = {}
+        self._pinned: Set[str] = frozenset()
         # Kept along: each entry that comes into a full folder asks for them, and there may be hundreds of thousands.
         self.num_bytes = 0
 
     def __contains__(self, key: str) -> bool:
-        return key in self._sizes
+        return key in self._files
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return len(self._files)
 
     @property
     def sizes(self) -> dict[str, int]:
         with self._lock:
-            return dict(self._sizes)
+            return {key: file.num_bytes for key, file in self._files.items()}
 
     def last_use_of(self, key: str) -> int | None:
-        return self._last_uses.get(key)
+        file = self._files.get(key)
+        return None if file is None else file.last_use
 
     def learn(self, key: str, num_bytes: int, seconds: float, last_use: int) -> None:
-        """It is there, and was used."""
+        """It is there, and was used.  `seconds` count only for what was not known."""
         with self._lock:
-            if key in self._sizes:
+            known = self._files.get(key)
+            self._files[key] = _File(num_bytes, known.seconds if known else seconds, last_use)
+            self.num_bytes += num_bytes - (known.num_bytes if known else 0)
+            if key in self._pinned:
+                return
+            if known:
                 self._policy.use(key)
             else:
                 self._policy.add(key, num_bytes, seconds)
-            self.num_bytes += num_bytes - self._sizes.get(key, 0)
-            self._sizes[key] = num_bytes
-            self._last_uses[key] = last_use
 
     def spare(self, pinned: Set[str]) -> None:
+        """These from now on, and no others.  What is pinned no more counts as new."""
         with self._lock:
-            self._policy.spare(pinned)
+            for key in self._files.keys() & (pinned - self._pinned):
+                self._policy.remove(key)
+            for key in self._files.keys() & (self._pinned - pinned):
+                self._policy.add(key, self._files[key].num_bytes, self._files[key].seconds)
+            self._pinned = pinned
 
     def choose(self) -> str | None:
         """What is to go, and is known no more; None if all is spared."""
         with self._lock:
-            if not self._policy.num_evictable:
+            if not len(self._policy):
                 return None
             key = self._policy.evict()
-            self._drop(key)
+            self.num_bytes -= self._files.pop(key).num_bytes
         self._on_drop(key)
         return key
 
     def forget(self, key: str) -> None:
         with self._lock:
-            if key not in self._sizes:
+            if key not in self._files:
                 return
-            self._drop(key)
-            self._policy.remove(key)
+            self.num_bytes -= self._files.pop(key).num_bytes
+            if key not in self._pinned:
+                self._policy.remove(key)
         self._on_drop(key)
-
-    def _drop(self, key: str) -> None:
-        self.num_bytes -= self._sizes.pop(key)
-        del self._last_uses[key]
 
     def check_invariants(self) -> None:
         with self._lock:
-            assert self.num_bytes == sum(self._sizes.values())
-            assert len(self._policy) == len(self._sizes) == len(self._last_uses)
-            assert all(key in self._policy and key in self._last_uses for key in self._sizes)
-            self._policy.check_invariants()
+            assert self.num_bytes == sum(file.num_bytes for file in self._files.values())
+            assert len(self._policy) == len(self._files.keys() - self._pinned)
+            assert all((key in self._policy) != (key in self._pinned) for key in self._files)
