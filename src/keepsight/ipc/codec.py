@@ -5,11 +5,11 @@ lies.  Knows nothing of sockets.  What arrives was perhaps not written here: dec
 the very same bytes, or raises WireError.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby, pairwise
 from math import inf
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -38,7 +38,6 @@ from keepsight.requests import (
 from keepsight.sampling_params import MAX_CHOICES, MAX_COUNT
 
 Frame = bytes | memoryview
-T = TypeVar("T")
 
 MAX_BODY_BYTES = 64 * 2**20
 MAX_PIXEL_BYTES = 256 * 2**20
@@ -71,10 +70,10 @@ def decode_to_engine(frames: Sequence[Frame]) -> ToEngine:
     """Pixels are a read-only view of their frame."""
     kind, body, payload = _open(frames, num_payloads=1 if frames and frames[0] == PIXELS else 0)
     with _refusing_what_does_not_fit():
-        read = _READERS.get(kind)
-        if read is None:
+        decoder = _DECODERS.get(kind)
+        if decoder is None:
             raise WireError(f"{kind!r} is no kind of message to an engine")
-        message = read(body, payload)
+        message = _as_message(decoder.decode(body), payload)
         _check_is_own_form([kind, body], encode_to_engine(message))
     return message
 
@@ -137,17 +136,39 @@ def _open(frames: Sequence[Frame], num_payloads: int) -> tuple[bytes, bytes, lis
     return bytes(kind), bytes(body), payload
 
 
-def _reader_of(
-    type_: type[T], check: Callable[[T], None], to_message: Callable[[T, list[Frame]], ToEngine]
-) -> Callable[[bytes, list[Frame]], ToEngine]:
-    decoder = msgspec.msgpack.Decoder(type_)
+# What is told of media: its hash, and its pixels' shape or place.
+_Body = EngineRequest | AbortRequest | ResetCaches | tuple[str, Shape | RingPlace | StoredPixels]
+_DECODERS: dict[bytes, msgspec.msgpack.Decoder[Any]] = {
+    REQUEST: msgspec.msgpack.Decoder(EngineRequest),
+    ABORT: msgspec.msgpack.Decoder(AbortRequest),
+    RESET: msgspec.msgpack.Decoder(ResetCaches),
+    PIXELS: msgspec.msgpack.Decoder(tuple[str, Shape]),
+    RING_PLACE: msgspec.msgpack.Decoder(tuple[str, RingPlace]),
+    STORED_PIXELS: msgspec.msgpack.Decoder(tuple[str, StoredPixels]),
+}
 
-    def read(body: bytes, payload: list[Frame]) -> ToEngine:
-        value = decoder.decode(body)
-        check(value)
-        return to_message(value, payload)
 
-    return read
+def _as_message(body: _Body, payload: list[Frame]) -> ToEngine:
+    """As `encode_to_engine` was given it."""
+    match body:
+        case EngineRequest():
+            _check_request(body)
+            return body
+        case AbortRequest(_, choice):
+            _check(choice is None or 0 <= choice < MAX_CHOICES, "a choice out of range")
+            return body
+        case ResetCaches():
+            return body
+        case media_hash, RingPlace() as place:
+            _check_shape(place.shape)
+            _check(min(place.entry_id, place.offset, place.num_bytes) >= 0, "a place in no ring")
+            return MediaArrived(media_hash, place)
+        case media_hash, StoredPixels(shape) as stored:
+            _check_shape(shape)
+            return MediaArrived(media_hash, stored)
+        case media_hash, shape:
+            _check_shape(shape)
+            return MediaArrived(media_hash, _frame_to_pixels(payload[0], shape))
 
 
 def _check_request(request: EngineRequest) -> None:
@@ -170,16 +191,6 @@ def _check_request(request: EngineRequest) -> None:
         _check(0 < pin.num_tokens <= len(token_ids) and 0 < pin.seconds < inf, "a pin out of range")
 
 
-def _check_abort(abort: AbortRequest) -> None:
-    _check(abort.choice is None or 0 <= abort.choice < MAX_CHOICES, "a choice out of range")
-
-
-def _check_ring_place(named: tuple[str, RingPlace]) -> None:
-    place = named[1]
-    _check_shape(place.shape)
-    _check(min(place.entry_id, place.offset, place.num_bytes) >= 0, "a place in no ring")
-
-
 def _check_shape(shape: Sequence[int]) -> None:
     _check(len(shape) == 3, "pixels have three dimensions")
     height, width, num_channels = shape
@@ -194,21 +205,6 @@ def _frame_to_pixels(frame: Frame, shape: Shape) -> Pixels:
     pixels.flags.writeable = False
     return pixels.reshape(shape)
 
-
-_READERS: dict[bytes, Callable[[bytes, list[Frame]], ToEngine]] = {
-    REQUEST: _reader_of(EngineRequest, _check_request, lambda request, _: request),
-    ABORT: _reader_of(AbortRequest, _check_abort, lambda abort, _: abort),
-    RESET: _reader_of(ResetCaches, lambda _: None, lambda reset, _: reset),
-    RING_PLACE: _reader_of(tuple[str, RingPlace], _check_ring_place, lambda named, _: MediaArrived(*named)),
-    STORED_PIXELS: _reader_of(
-        tuple[str, StoredPixels], lambda named: _check_shape(named[1].shape), lambda named, _: MediaArrived(*named)
-    ),
-    PIXELS: _reader_of(
-        tuple[str, Shape],
-        lambda named: _check_shape(named[1]),
-        lambda named, payload: MediaArrived(named[0], _frame_to_pixels(payload[0], named[1])),
-    ),
-}
 
 # From the engine: runs of outputs of one type, each with the type's place in this list.
 _OUTPUT_TYPES: tuple[type[FromEngine], ...] = (
