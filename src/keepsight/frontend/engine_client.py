@@ -356,11 +356,8 @@ class EngineClient:
 
 def _promise_pictures(engine: _Engine, prepared: PreparedRequest) -> tuple[str, ...]:
     """Each with all its parts or not at all: for those that are left to be asked for, it would be decoded once more."""
-    promised: list[str] = []
-    for parts in prepared.group_by_picture(prepared.makeable_media):
-        if engine.hints.has_room_for(len(parts)):
-            promised += engine.hints.promise(prepared.engine_request.request_id, parts)
-    return tuple(promised)
+    pictures = prepared.group_by_picture(prepared.makeable_media)
+    return tuple(each for parts in pictures for each in engine.hints.promise(prepared.engine_request.request_id, parts))
 
 
 def _to_error(failed: RequestFailed) -> Exception:

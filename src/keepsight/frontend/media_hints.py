@@ -6,7 +6,7 @@ each promise belongs to one request, and there are never more than `max_promises
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 # Pixels that come unasked wait with the engine, so there must not be many; when it is busy it may as well ask.
 MAX_PROMISES = 16
@@ -23,21 +23,14 @@ class MediaHints:
         # Media hash -> the request that promised it.
         self._promised: dict[str, str] = {}
 
-    def promise(self, request_id: str, media_hashes: Iterable[str]) -> tuple[str, ...]:
-        """Those that the engine knows nothing of, so far as more can be promised: to be made at once."""
-        promised = []
+    def promise(self, request_id: str, media_hashes: Collection[str]) -> tuple[str, ...]:
+        """Those that the engine knows nothing of, to be made at once; none where as many cannot be promised."""
         with self._lock:
-            for media_hash in media_hashes:
-                if len(self._promised) >= self._max_promises:
-                    break
-                if media_hash not in self._held and media_hash not in self._promised:
-                    self._promised[media_hash] = request_id
-                    promised.append(media_hash)
-        return tuple(promised)
-
-    def has_room_for(self, num_promises: int) -> bool:
-        with self._lock:
-            return len(self._promised) + num_promises <= self._max_promises
+            if len(self._promised) + len(media_hashes) > self._max_promises:
+                return ()
+            new = dict.fromkeys(each for each in media_hashes if each not in self._held and each not in self._promised)
+            self._promised |= dict.fromkeys(new, request_id)
+            return tuple(new)
 
     def is_held(self, media_hash: str) -> bool:
         """By the engine, so far as is known."""
