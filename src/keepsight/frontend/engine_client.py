@@ -11,7 +11,7 @@ import dataclasses
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
@@ -126,7 +126,9 @@ class EngineClient:
             self._reason_of_end = self._reason_of_end or reason
             self._engines.clear()
             callers = list(self._callers.values())
-        self._fail(callers, self._reason_of_end)
+        lost = [caller for caller in callers if self._take_out(caller.request_id, "error") is not None]
+        # Each an error of its own: raised by many, one would gather the frames of them all.
+        self._deliver([(caller, [EngineLostError(self._reason_of_end)]) for caller in lost])
 
     def receive(self, outputs: Sequence[FromEngine], rank: int = 0) -> None:
         heard: dict[str, Outputs] = defaultdict(list)
@@ -321,11 +323,6 @@ class EngineClient:
         self._media_pool.forget(request_id)
         self._observer.note_end(caller.account, reason or caller.reason_of_end)
         return caller
-
-    def _fail(self, callers: Iterable[_Caller], reason: str) -> None:
-        """Each with an error of its own: raised by many, one would gather the frames of them all."""
-        lost = [caller for caller in callers if self._take_out(caller.request_id, "error") is not None]
-        self._deliver([(caller, [EngineLostError(reason)]) for caller in lost])
 
     # Media ----------------------------------------------------------------------------------------------------
 
