@@ -135,8 +135,6 @@ class RespConnection:
     def read_reply(self, depth: int = 0) -> Reply:
         """`depth`: of the replies that it is part of."""
         kind, rest = self._read_head()
-        if kind == b"-":
-            raise RefusedError(rest.decode("utf-8", "replace"))
         if kind == b"+":
             return rest.decode("utf-8", "replace")
         if kind == b"*":
@@ -148,8 +146,6 @@ class RespConnection:
     def read_size(self) -> int | None:
         """Of a value that is read by `read_into` next, and ended by `end_value`; None if there is none."""
         kind, rest = self._read_head()
-        if kind == b"-":
-            raise RefusedError(rest.decode("utf-8", "replace"))
         if kind != b"$":
             raise TierError(f"a reply {kind!r} in place of a value")
         size = _number(rest, _MAX_VALUE)
@@ -178,7 +174,9 @@ class RespConnection:
                 raise TierError("not the Redis protocol")
             self._receive()
         line, self._buffer = self._buffer[:end], self._buffer[end + 2 :]
-        if line[:1] not in (b"+", b"-", b":", b"$", b"*"):
+        if line[:1] == b"-":
+            raise RefusedError(line[1:].decode("utf-8", "replace"))
+        if line[:1] not in (b"+", b":", b"$", b"*"):
             raise TierError("not the Redis protocol")
         return line[:1], line[1:]
 
