@@ -13,7 +13,7 @@ import numpy as np
 from xxhash import xxh3_128
 
 from keepsight.errors import KeepsightError
-from keepsight.tiers.tier import ELEMENT_BYTES, StoredArray
+from keepsight.tiers.tier import StoredArray
 
 # Magic with the version; checksum of all that follows; key; type; seconds; bytes; rank; shape.
 _HEADER = struct.Struct("<8s16s32s16sdQB7x8Q")
@@ -73,10 +73,9 @@ def read_entry(key: str, num_bytes: int, read_into: ReadInto) -> StoredArray:
 def _as_array(key: str, entry: memoryview) -> StoredArray:
     """It is as it was written, but maybe under another key or by another version."""
     magic, _, found, dtype, seconds, num_bytes, rank, *sizes = _HEADER.unpack_from(entry)
-    name, shape = dtype.rstrip(b"\0").decode("ascii", "replace"), tuple(sizes[:rank])
-    payload = entry[HEADER_BYTES:]
-    if magic != _MAGIC or found.hex() != key or num_bytes != len(payload) or rank > _MAX_RANK:
+    name = dtype.rstrip(b"\0").decode("ascii", "replace")
+    array = StoredArray(name, tuple(sizes[:rank]), entry[HEADER_BYTES:], seconds)
+    is_known = magic == _MAGIC and found.hex() == key and rank <= _MAX_RANK and 0 <= seconds < math.inf
+    if not is_known or num_bytes != array.num_bytes or not array.is_whole:
         raise DamagedEntryError("header")
-    if ELEMENT_BYTES.get(name, -1) * math.prod(shape) != num_bytes or not 0 <= seconds < math.inf:
-        raise DamagedEntryError("header")
-    return StoredArray(name, shape, payload, seconds)
+    return array
