@@ -146,7 +146,8 @@ class RedisTier:
     def list_sizes(self) -> dict[str, int]:
         """Bytes of all servers' entries under this prefix."""
         with self._writer.held() as connection:
-            return {key: self._size_of(key, connection) for key in list(self._keys(connection))}
+            keys = list(self._keys(connection))
+            return {key: _int(connection.run([b"STRLEN", self._prefix + key.encode()])) for key in keys}
 
     def verify(self, key: str) -> bool:
         """False: it was not as it had been put there, and is removed."""
@@ -176,15 +177,11 @@ class RedisTier:
         self._writer.close()
 
     def check_invariants(self) -> None:
-        with self._writer.held() as connection:
-            sizes = {key: self._size_of(key, connection) for key in list(self._keys(connection))}
-            if self._max_bytes is None:
-                return
-            total = _int(connection.run([b"GET", self._accounts()[2]]) or 0)
+        sizes = self.list_sizes()
+        if self._max_bytes is not None:
+            with self._writer.held() as connection:
+                total = _int(connection.run([b"GET", self._accounts()[2]]) or 0)
             assert sum(sizes.values()) <= total <= self._max_bytes, (sizes, total)
-
-    def _size_of(self, key: str, connection: RespConnection) -> int:
-        return _int(connection.run([b"STRLEN", self._prefix + key.encode()]))
 
     def _keys(self, connection: RespConnection) -> Iterator[str]:
         """Of all entries.  What others keep under names that begin alike is none, nor are the accounts."""
