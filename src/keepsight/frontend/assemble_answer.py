@@ -47,10 +47,9 @@ class AnswerAssembler:
             return None
         ends_by_token = token.finish_reason == "stop"
         text = streamer.push(token.token_id, is_stop_token=ends_by_token)
-        if token.finish_reason is not None and streamer.stop_string is None:
-            text += streamer.finish()
         if streamer.stop_string is None and token.finish_reason is None:
             return AnswerPiece(token, text)
+        text += streamer.finish()
         del self._streamers[token.choice]
         if streamer.stop_string is not None:
             return AnswerPiece(token, text, "stop", streamer.stop_string)
