@@ -110,10 +110,8 @@ class MediaIntake:
         if not isinstance(source, str):
             return part  # an object, or nothing but a uuid
         scheme = scheme_of(source)
-        if scheme in ("http", "https"):
+        if scheme in ("http", "https", "media") and source in downloaded:
             content: object = downloaded[source]
-        elif scheme == "media" and source in downloaded:
-            content = downloaded[source]
         elif scheme == "file":
             content = self._files.read(source, part.field)
         else:
