@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
 
 from keepsight.config import Config
 from keepsight.errors import EverythingPinnedError
@@ -23,6 +23,7 @@ from keepsight.pixels import HeldPixels, as_kept, held_bytes, shape_of
 from keepsight.requests import CarriedPixels, Pixels, RingPlace, StoredPixels
 
 logger = logging.getLogger(__name__)
+Files = TypeVar("Files", bound=RingWriter | SharedStore)
 
 MIB = 1 << 20
 
@@ -205,11 +206,15 @@ class LocalCache(PixelCache):
             self._cache.unpin(media_hash)
 
 
-class _CacheInFiles(PixelCache):
+class _CacheInFiles(PixelCache, Generic[Files]):
     """In memory that others have, too: pixels are left there, and their place is sent."""
 
-    def __init__(self, files: RingWriter | SharedStore) -> None:
+    def __init__(self, files: Files) -> None:
         self._files = files
+
+    @property
+    def num_evictions(self) -> int:
+        return self._files.num_evictions
 
     def size(self) -> CacheSize:
         return self._files.size()
@@ -233,64 +238,54 @@ class _CacheInFiles(PixelCache):
         self._files.check_invariants()
 
 
-class RingCache(_CacheInFiles):
+class RingCache(_CacheInFiles[RingWriter]):
     """Of `shm`: in the ring that this frontend writes.  Who came first goes first, however used, so none is pinned."""
 
-    def __init__(self, ring: RingWriter) -> None:
-        super().__init__(ring)
-        self._ring, self._has_warned = ring, False
+    _has_warned = False
 
     def get_and_update(self, media_hash: str) -> RingPlace | None:
-        return self._ring.find(media_hash)
+        return self._files.find(media_hash)
 
     def put(self, media_hash: str, pixels: Pixels) -> CarriedPixels:
-        place = self._ring.put(media_hash, pixels)
+        place = self._files.put(media_hash, pixels)
         if place is None and not self._has_warned:
             self._has_warned = True
             logger.warning("%d bytes found no room in the ring: such items are served, but not kept", pixels.nbytes)
         return pixels if place is None else place
 
     def is_held(self, media_hash: str) -> bool:
-        return self._ring.find(media_hash) is not None
+        return self._files.find(media_hash) is not None
 
     def look(self, media_hash: str) -> Pixels | None:
-        return self._ring.read(media_hash)
+        return self._files.read(media_hash)
 
 
-class StoreCache(_CacheInFiles):
+class StoreCache(_CacheInFiles[SharedStore]):
     """Of `shared`: in the store that all processes of the server read and write."""
 
     is_common = True
 
-    def __init__(self, store: SharedStore) -> None:
-        super().__init__(store)
-        self._store = store
-
-    @property
-    def num_evictions(self) -> int:
-        return self._store.num_evictions
-
     def touch(self, media_hash: str) -> None:
-        self._store.touch(media_hash)
+        self._files.touch(media_hash)
 
     def get_and_update(self, media_hash: str) -> StoredPixels | None:
-        pixels = self._store.read(media_hash)
+        pixels = self._files.read(media_hash)
         return None if pixels is None else StoredPixels(shape_of(pixels))
 
     def put(self, media_hash: str, pixels: Pixels) -> CarriedPixels:
-        return StoredPixels(shape_of(pixels)) if self._store.put(media_hash, pixels) else pixels
+        return StoredPixels(shape_of(pixels)) if self._files.put(media_hash, pixels) else pixels
 
     def is_held(self, media_hash: str) -> bool:
-        return self._store.is_held(media_hash)
+        return self._files.is_held(media_hash)
 
     def look(self, media_hash: str) -> Pixels | None:
-        return self._store.look(media_hash)
+        return self._files.look(media_hash)
 
     def pin(self, media_hash: str, seconds: float) -> bool:
-        return self._store.pin(media_hash, seconds)
+        return self._files.pin(media_hash, seconds)
 
     def unpin(self, media_hash: str) -> None:
-        self._store.unpin(media_hash)
+        self._files.unpin(media_hash)
 
     def making(self, media_hashes: Collection[str]) -> AbstractContextManager[None]:
-        return self._store.making(media_hashes)
+        return self._files.making(media_hashes)
