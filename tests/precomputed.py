@@ -30,7 +30,7 @@ def embed(*pictures: Image.Image) -> list[Values]:
     assert preparer.image_config is not None
     normalizer = PixelNormalizer(preparer.image_config, place.device, place.dtype)
     named = [preparer.name_picture(PicturePart(picture, "picture"), None) for picture in pictures]
-    pixels = [next(iter(each.job(tuple(each.parts)).run().values())) for each in named]
+    pixels = [next(iter(each.job(tuple(each.parts)).run().pixels.values())) for each in named]
     preparer.close()
     with torch.inference_mode():
         return list(model.encode_images(normalizer(torch.from_numpy(np.stack(pixels)))).numpy())

@@ -9,15 +9,14 @@ import signal
 
 from keepsight.errors import ModelNotFoundError
 from keepsight.frontend.pixels import media_worker
-from keepsight.frontend.pixels.make_pixels import PictureJob
+from keepsight.frontend.pixels.make_pixels import Made, PictureJob
 from keepsight.frontend.pixels.picture_wire import receive_job
-from keepsight.requests import Pixels
 
 CRASH, SPIN, STOP, DEVOUR, BLUNDER, IMPOSE = b"CRASH", b"SPIN", b"STOP", b"DEVOUR", b"BLUNDER", b"IMPOSE"
 
 
 class _MisbehavingJob(PictureJob):
-    def run(self) -> dict[str, Pixels]:
+    def run(self) -> Made:
         if self.source == CRASH:
             ctypes.string_at(0)
         while self.source == SPIN:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from keepsight.frontend.media_pool import MediaPool
-from keepsight.frontend.pixels.make_pixels import MakePixels, PictureJob
+from keepsight.frontend.pixels.make_pixels import Made, MakePixels, PictureJob
 from keepsight.frontend.pixels.pixel_cache import LocalCache, PixelCache, StoreCache
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.image_processor_config import ImageProcessorConfig
@@ -507,11 +507,11 @@ def test_a_pool_that_is_closed_holds_nothing(studio: Studio) -> None:
 def test_what_an_engine_found_by_itself_saved_what_making_it_took(studio: Studio) -> None:
     class ByJob(FakePrepared):
         def pixels_of(self, media_hashes: Collection[str], make: MakePixels = PictureJob.run) -> dict[str, Pixels]:
-            return make(PictureJob(b"", "", dict.fromkeys(media_hashes), ImageProcessorConfig()))
+            return make(PictureJob(b"", "", dict.fromkeys(media_hashes), ImageProcessorConfig())).pixels
 
     studio.door.set()
     counters = Counters()
-    pool = MediaPool(1, LocalCache(9 * BYTES), lambda job: studio.work(job.parts), counters=counters)
+    pool = MediaPool(1, LocalCache(9 * BYTES), lambda job: Made(studio.work(job.parts), (0.0, 0.0)), counters=counters)
     asker = Asker(pool, studio, "0")
     asker.prepared = ByJob("0", studio, account=RequestAccount("0", [("a", 1)], 1))
     asker.ask("a").await_heard(1)
@@ -651,11 +651,10 @@ def test_what_a_worker_says_of_its_times_is_believed_only_within_what_passed(tol
     @dataclass
     class Prepared(MadeUpRequest):
         def pixels_of(self, media_hashes: Collection[str], make: MakePixels = PictureJob.run) -> dict[str, Pixels]:
-            return make(PictureJob(b"", "picture", dict.fromkeys(media_hashes), ImageProcessorConfig()))
+            return make(PictureJob(b"", "picture", dict.fromkeys(media_hashes), ImageProcessorConfig())).pixels
 
-    def make(job: PictureJob) -> dict[str, Pixels]:
-        job.note_times(*told)
-        return {media_hash: pixels_like(media_hash) for media_hash in job.parts}
+    def make(job: PictureJob) -> Made:
+        return Made({media_hash: pixels_like(media_hash) for media_hash in job.parts}, told)
 
     asked, arrived = Prepared(make_request("r", "a")), threading.Event()
     pool, began = MediaPool(1, make_pixels=make), time.monotonic()

@@ -11,13 +11,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from keepsight.errors import UnknownMediaError
-from keepsight.frontend.pixels.make_pixels import MakePixels, PictureJob
+from keepsight.frontend.pixels.make_pixels import Made, MakePixels, PictureJob
 from keepsight.frontend.pixels.pixel_cache import PixelCache
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.lru_cache import CacheSize
@@ -208,17 +208,16 @@ class MediaPool:
             self._note_work(len(held), sum(map(show_a_picture, made.values())))
         return carried, made
 
-    def _make_timed(self, job: _Job, picture: PictureJob) -> dict[str, Pixels]:
-        told: list[tuple[float, float]] = []
+    def _make_timed(self, job: _Job, picture: PictureJob) -> Made:
         began = time.monotonic()
-        made = self._make_pixels(replace(picture, note_times=lambda *seconds: told.append(seconds)))
+        made = self._make_pixels(picture)
         ended = time.monotonic()
-        decoding, resizing = told[0] if told else (ended - began, 0.0)
+        decoding, resizing = made.seconds
         if not (decoding >= 0 <= resizing and decoding + resizing <= ended - began):  # no worker is believed
             decoding, resizing = ended - began, 0.0
-        job.prepared.account.note_made(began, began + decoding, began + decoding + resizing, tuple(made))
+        job.prepared.account.note_made(began, began + decoding, began + decoding + resizing, tuple(made.pixels))
         with self._lock:
-            self._making.note(ended - began, len(made))
+            self._making.note(ended - began, len(made.pixels))
         return made
 
     def _note_work(self, num_held: int, num_made: int) -> None:

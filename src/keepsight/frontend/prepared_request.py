@@ -66,7 +66,7 @@ class PreparedRequest:
         """A picture is decoded once, whatever is asked for of it; raises PictureError if it cannot be."""
         made: dict[str, Pixels] = {}
         for group in self.group_by_picture(media_hashes):
-            made |= make(self._picture_of(group[0]).job(group))
+            made |= make(self._picture_of(group[0]).job(group)).pixels
         return made
 
     def group_by_picture(self, media_hashes: Collection[str]) -> list[tuple[str, ...]]:

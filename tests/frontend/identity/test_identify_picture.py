@@ -54,7 +54,7 @@ def identify(
 
 def learn(named: NamedPicture) -> dict[str, bytes]:
     """As the media pool does; the pixels by name."""
-    made = named.job(list(named.parts)).run()
+    made = named.job(list(named.parts)).run().pixels
     for media_hash, pixels in made.items():
         named.learn(media_hash, pixels)
     return {media_hash: pixels.tobytes() for media_hash, pixels in made.items()}

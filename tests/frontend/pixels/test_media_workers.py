@@ -26,12 +26,12 @@ from keepsight.frontend.intake.open_picture import PictureSource
 from keepsight.frontend.intake.read_header import read_geometry
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixels import media_workers
-from keepsight.frontend.pixels.make_pixels import PictureJob
+from keepsight.frontend.pixels.make_pixels import Made, PictureJob
 from keepsight.frontend.pixels.media_workers import MediaWorkers
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.observe.process_memory import children_of
-from keepsight.requests import CarriedPixels, Pixels
+from keepsight.requests import CarriedPixels
 from keepsight.sampling_params import SamplingParams
 from tests.drawn import ask, to_data_url
 from tests.frontend.misbehaving_worker import BLUNDER, CRASH, DEVOUR, IMPOSE, SPIN, STOP
@@ -99,11 +99,11 @@ def picture(seed: int = 0, size: tuple[int, int] = (401, 311)) -> bytes:
     return encode(random_picture("RGB", size, seed), "JPEG")
 
 
-def assert_equal(made: dict[str, Pixels], expected: dict[str, Pixels]) -> None:
-    assert made.keys() == expected.keys()
-    for media_hash, pixels in made.items():
+def assert_equal(made: Made, expected: Made) -> None:
+    assert made.pixels.keys() == expected.pixels.keys()
+    for media_hash, pixels in made.pixels.items():
         assert pixels.dtype == np.uint8
-        assert np.array_equal(pixels, expected[media_hash])
+        assert np.array_equal(pixels, expected.pixels[media_hash])
 
 
 def assert_works(workers: MediaWorkers) -> None:
@@ -153,7 +153,7 @@ def test_only_the_parts_that_are_wanted_are_made(workers: MediaWorkers) -> None:
     for media_hashes in ([first], [first, whole]):
         wanted = PictureJob(job.source, job.field, {each: job.parts[each] for each in media_hashes}, job.config)
         made = workers.make(wanted)
-        assert list(made) == media_hashes
+        assert list(made.pixels) == media_hashes
         assert_equal(made, wanted.run())
 
 
@@ -440,7 +440,7 @@ class Chaos:
         self._victims: set[int] = set()
         self.killed: list[int] = []
 
-    def make(self, number: int, job: PictureJob) -> dict[str, Pixels]:
+    def make(self, number: int, job: PictureJob) -> Made:
         if number % 8 == 7:
             self._kill_one()
         self._in_flight.add(number)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepsight.errors import ModelNotFoundError, PictureTooLargeError, UnreadablePictureError
-from keepsight.frontend.pixels.make_pixels import PictureJob
+from keepsight.frontend.pixels.make_pixels import Made, PictureJob
 from keepsight.frontend.pixels.picture_wire import (
     MAX_HEADER_BYTES,
     MAX_MESSAGE_CHARACTERS,
@@ -21,7 +21,7 @@ from keepsight.frontend.pixels.picture_wire import (
     receive_job,
     send_error,
     send_job,
-    send_pixels,
+    send_made,
 )
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import CropBox
@@ -106,9 +106,10 @@ def test_pixels_arrive_under_the_names_of_their_parts_in_memory_of_their_own() -
         media_hash: np.random.default_rng(seed).integers(0, 256, (2, 3, 3), dtype=np.uint8)
         for seed, media_hash in enumerate(JOB.parts)
     }
-    received = answer_to(JOB, lambda connection: send_pixels(connection, made))
-    assert list(received) == ["whole", "crop"]
-    for media_hash, pixels in received.items():
+    received = answer_to(JOB, lambda connection: send_made(connection, Made(made, (1.0, 0.5))))
+    assert received.seconds == (1.0, 0.5)
+    assert list(received.pixels) == ["whole", "crop"]
+    for media_hash, pixels in received.pixels.items():
         assert np.array_equal(pixels, made[media_hash])
         assert pixels.base is None
 

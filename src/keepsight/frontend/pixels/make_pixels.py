@@ -16,8 +16,12 @@ from keepsight.pixels import carry_embeddings
 from keepsight.requests import Pixels
 
 
-def ignore_times(_decoding: float, _resizing: float) -> None:
-    pass
+@dataclass(frozen=True, slots=True)
+class Made:
+    # By media hash.
+    pixels: dict[str, Pixels]
+    # Of decoding and of resizing, as whoever did it says.
+    seconds: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +33,13 @@ class PictureJob:
     parts: Mapping[str, CropBox | None]
     config: ImageProcessorConfig
     max_pixels: int = DEFAULT_MAX_PIXELS
-    # Told the seconds that it took, by whoever runs it.
-    note_times: Callable[[float, float], object] = ignore_times
 
-    def run(self) -> dict[str, Pixels]:
+    def run(self) -> Made:
         """Raises PictureError if the picture cannot be decoded."""
         if isinstance(self.source, Embeds):
-            return dict.fromkeys(self.parts, carry_embeddings(self.source.values))
+            began = time.perf_counter()
+            carried = dict.fromkeys(self.parts, carry_embeddings(self.source.values))
+            return Made(carried, (time.perf_counter() - began, 0.0))
         # Imported when needed: a frontend that leaves this to other processes does without torch.
         from keepsight.frontend.pixels.preprocess_image import preprocess_image
 
@@ -43,8 +47,7 @@ class PictureJob:
         rgb = decode_picture(self.source, self.field, self.max_pixels)
         decoded = time.perf_counter()
         made = preprocess_image(rgb, tuple(self.parts.values()), self.config)
-        self.note_times(decoded - began, time.perf_counter() - decoded)
-        return dict(zip(self.parts, made, strict=True))
+        return Made(dict(zip(self.parts, made, strict=True)), (decoded - began, time.perf_counter() - decoded))
 
 
-MakePixels = Callable[[PictureJob], dict[str, Pixels]]
+MakePixels = Callable[[PictureJob], Made]

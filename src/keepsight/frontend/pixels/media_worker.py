@@ -23,14 +23,13 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 from PIL import Image
 
 from keepsight.errors import PictureError, PictureTooLargeError
 from keepsight.frontend.pixels.make_pixels import PictureJob
-from keepsight.frontend.pixels.picture_wire import receive_job, send_error, send_pixels
+from keepsight.frontend.pixels.picture_wire import receive_job, send_error, send_made
 from keepsight.image_processor_config import ImageProcessorConfig
 
 # For one picture. Of 64 million pixels, JPEG, PNG and WebP take at most 6 s, and 1 GiB beside what is mapped already.
@@ -124,9 +123,8 @@ def work(connection: socket.socket) -> None:
 
 
 def _answer(connection: socket.socket, job: PictureJob) -> None:
-    seconds = [(0.0, 0.0)]
     try:
-        made = replace(job, note_times=lambda *told: seconds.append(told)).run()
+        made = job.run()
     except MemoryError:
         send_error(connection, PictureTooLargeError(job.field, f"takes more than {MAX_BYTES} bytes to be decoded"))
     except Exception as error:
@@ -134,7 +132,7 @@ def _answer(connection: socket.socket, job: PictureJob) -> None:
             traceback.print_exc()
         send_error(connection, error)
     else:
-        send_pixels(connection, made, seconds[-1])
+        send_made(connection, made)
 
 
 def _limit_memory() -> None:

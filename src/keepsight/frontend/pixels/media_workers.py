@@ -22,10 +22,9 @@ from queue import LifoQueue
 import msgspec
 
 from keepsight.errors import MediaWorkersLostError, UnreadablePictureError
-from keepsight.frontend.pixels.make_pixels import PictureJob
+from keepsight.frontend.pixels.make_pixels import Made, PictureJob
 from keepsight.frontend.pixels.picture_wire import receive_answer, send_job
 from keepsight.ipc.start_folder import start_folder
-from keepsight.requests import Pixels
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +64,7 @@ class MediaWorkers:
             template = self._live_template()
         template.wait_until_loaded()
 
-    def make(self, job: PictureJob) -> dict[str, Pixels]:
+    def make(self, job: PictureJob) -> Made:
         """As `job.run()`; a picture that ends two workers is refused, too."""
         if not isinstance(job.source, bytes):
             return job.run()  # an object of this process, decoded already
@@ -106,7 +105,7 @@ class MediaWorkers:
         assert sorted(map(id, self._free_seats.queue)) == sorted(map(id, self._seats))
         assert not (self._is_closed and self.pids())
 
-    def _make_in(self, seat: "_Seat", job: PictureJob) -> dict[str, Pixels] | Exception:
+    def _make_in(self, seat: "_Seat", job: PictureJob) -> Made | Exception:
         for _ in range(MAX_ATTEMPTS):
             answer = self._worker_in(seat).try_make(job)
             if answer is not None:
@@ -225,7 +224,7 @@ class _Worker:
         connection.close()
         return None
 
-    def try_make(self, job: PictureJob) -> dict[str, Pixels] | Exception | None:
+    def try_make(self, job: PictureJob) -> Made | Exception | None:
         """What it answers; None if it ended instead, or did what it must not."""
         try:
             send_job(self._connection, job)

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from keepsight.errors import PictureError, PictureTooLargeError, UnreadablePictureError, UnsupportedPictureError
-from keepsight.frontend.pixels.make_pixels import PictureJob
+from keepsight.frontend.pixels.make_pixels import Made, PictureJob
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import CropBox
 from keepsight.requests import Pixels
@@ -61,9 +61,9 @@ def receive_job(connection: socket.socket) -> PictureJob:
     return PictureJob(source, "picture", header.parts, header.config, header.max_pixels)
 
 
-def send_pixels(connection: socket.socket, made: dict[str, Pixels], seconds: tuple[float, float] = (0.0, 0.0)) -> None:
-    _send_header(connection, _AnswerHeader(seconds=seconds))
-    for pixels in made.values():
+def send_made(connection: socket.socket, made: Made) -> None:
+    _send_header(connection, _AnswerHeader(seconds=made.seconds))
+    for pixels in made.pixels.values():
         connection.sendall(np.ascontiguousarray(pixels).data)
 
 
@@ -72,12 +72,12 @@ def send_error(connection: socket.socket, error: Exception) -> None:
     _send_header(connection, _AnswerHeader(type(error).__name__, message[:MAX_MESSAGE_CHARACTERS]))
 
 
-def receive_answer(connection: socket.socket, job: PictureJob) -> dict[str, Pixels] | Exception:
+def receive_answer(connection: socket.socket, job: PictureJob) -> Made | Exception:
     """A ConnectionError or a MsgspecError is raised, not returned: no answer came, and none will."""
     header = _answer_header.decode(_receive_header(connection))
     if header.error is None:
-        job.note_times(*header.seconds)
-        return {media_hash: _receive_pixels(connection, job.config) for media_hash in job.parts}
+        pixels = {media_hash: _receive_pixels(connection, job.config) for media_hash in job.parts}
+        return Made(pixels, header.seconds)
     if header.error in _ERRORS:
         return _ERRORS[header.error](job.field, header.message)
     return RuntimeError(f"a media worker failed: {header.error}: {header.message}")
