@@ -24,6 +24,7 @@ import numpy as np
 
 from keepsight.ipc.ledger import Ledger
 from keepsight.ipc.marked_files import MarkedFiles
+from keepsight.ipc.pinned_files import PinnedFiles
 from keepsight.ipc.record_lock import lock, opened
 from keepsight.ipc.unnamed_file import give_name, open_unnamed
 from keepsight.lru_cache import PINNABLE_PART, CacheSize
@@ -52,8 +53,8 @@ class SharedStore:
         """Raises OSError if files cannot be made there."""
         self._directory, self._max_bytes = directory / "pixels", max_bytes
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._claims, self._pins = directory / "claims", directory / "pins"
-        self._first = MarkedFiles(directory / "first")
+        self._claims = directory / "claims"
+        self._pins, self._first = PinnedFiles(directory / "pins"), MarkedFiles(directory / "first")
         self._ledger = Ledger(directory / "ledger")
         self._ledger.open()
         # As of the last count; whatever is not here, or has been used since, is younger than all of these.
@@ -97,7 +98,7 @@ class SharedStore:
     def newest(self, limit: int) -> list[HeldPixels]:
         """The last used first.  Takes no lock: what goes meanwhile may be among them."""
         files = nlargest(limit, self._count(), key=lambda file: file.last_use)
-        return [HeldPixels(file.path.name, file.num_bytes, self._is_pinned(file.path.name)) for file in files]
+        return [HeldPixels(file.path.name, file.num_bytes, file.path.name in self._pins) for file in files]
 
     def is_held(self, media_hash: str) -> bool:
         """Counts as no use."""
@@ -139,11 +140,16 @@ class SharedStore:
             others = sum(num_bytes for name, num_bytes in self._count_pinned().items() if name != media_hash)
             if others + _bytes_of(self._directory / media_hash) > self._max_bytes * PINNABLE_PART:
                 return False
-            return self._write_pin(self._pins / media_hash, time.monotonic_ns() + int(seconds * 1e9))
+            try:
+                self._pins.add(media_hash, seconds)
+            except OSError as error:
+                self._warn_once("a pin cannot be written: %s", error)
+                return False
+            return True
 
     def unpin(self, media_hash: str) -> None:
         if _MEDIA_HASH.fullmatch(media_hash):
-            (self._pins / media_hash).unlink(missing_ok=True)
+            self._pins.remove(media_hash)
 
     def let_go_first(self, media_hash: str) -> None:
         """Before all of which nobody has said so, however they are used; pins hold.  Waits for nobody."""
@@ -255,49 +261,27 @@ class SharedStore:
             path = self._directory / name
             if not path.exists():
                 self._first.remove(name)
-            elif not self._is_pinned(name):
+            elif name not in self._pins:
                 return path
         return None
 
     def _count_pinned(self) -> dict[str, int]:
         """Bytes by name; pins that have ended, or whose pixels have gone, are removed."""
         pinned: dict[str, int] = {}
-        now = time.monotonic_ns()
-        for pin in self._pins.glob("*"):
-            with suppress(FileNotFoundError):
-                num_bytes = _bytes_of(self._directory / pin.name) if pin.stat().st_mtime_ns > now else 0
-                if num_bytes:
-                    pinned[pin.name] = num_bytes
-                else:
-                    pin.unlink()
-        return pinned
-
-    def _is_pinned(self, media_hash: str) -> bool:
-        try:
-            return (self._pins / media_hash).stat().st_mtime_ns > time.monotonic_ns()
-        except FileNotFoundError:
-            return False
-
-    def _write_pin(self, pin: Path, end: int) -> bool:
-        """A file whose stamp is its end; the later end counts."""
-        try:
-            self._pins.mkdir(mode=0o700, exist_ok=True)
-            if pin.exists():
-                end = max(end, pin.stat().st_mtime_ns)
-                os.utime(pin, ns=(end, end))
+        for name in self._pins:
+            num_bytes = _bytes_of(self._directory / name) if name in self._pins else 0
+            if num_bytes:
+                pinned[name] = num_bytes
             else:
-                _write_stamped(pin, end)
-        except OSError as error:
-            self._warn_once("a pin cannot be written: %s", error)
-            return False
-        return True
+                self._pins.remove(name)
+        return pinned
 
     def _remove(self, path: Path) -> None:
         with suppress(FileNotFoundError):
             num_bytes = path.stat().st_blocks * 512
             path.unlink()
             self._ledger.num_bytes -= num_bytes
-        (self._pins / path.name).unlink(missing_ok=True)
+        self._pins.remove(path.name)
         self._first.remove(path.name)
 
     def _count(self) -> list[_File]:
@@ -329,16 +313,6 @@ def _write(descriptor: int, pixels: Pixels) -> None:
     while written < _HEADER.size + len(payload):
         # Less than all of it where there is no more room; the next one fails.
         written += os.write(descriptor, payload[written - _HEADER.size :])
-
-
-def _write_stamped(path: Path, stamp: int) -> None:
-    """Empty, and never to be seen with another stamp."""
-    descriptor = open_unnamed(path.parent)
-    try:
-        os.utime(descriptor, ns=(stamp, stamp))
-        give_name(descriptor, path)
-    finally:
-        os.close(descriptor)
 
 
 def _bytes_of(path: Path) -> int:

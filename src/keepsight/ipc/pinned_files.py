@@ -1,0 +1,49 @@
+"""Names of files that stay until some moment: an empty file for each, stamped with that, which all processes see.
+
+Knows none of these files.  Invariant: no pin is ever seen with another stamp than its end.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from keepsight.ipc.unnamed_file import give_name, open_unnamed
+
+
+class PinnedFiles:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __contains__(self, name: str) -> bool:
+        return self._end_of(name) > time.monotonic_ns()
+
+    def __iter__(self) -> Iterator[str]:
+        """Of pins that have ended, too."""
+        return (pin.name for pin in self._folder.glob("*"))
+
+    def add(self, name: str, seconds: float) -> None:
+        """From now on; of several the later end counts.  Raises OSError."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        known, end = self._end_of(name), time.monotonic_ns() + int(seconds * 1e9)
+        if known:
+            os.utime(self._folder / name, ns=(max(known, end), max(known, end)))
+        else:
+            self._write(name, end)
+
+    def remove(self, name: str) -> None:
+        (self._folder / name).unlink(missing_ok=True)
+
+    def _end_of(self, name: str) -> int:
+        try:
+            return (self._folder / name).stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    def _write(self, name: str, end: int) -> None:
+        descriptor = open_unnamed(self._folder)
+        try:
+            os.utime(descriptor, ns=(end, end))
+            give_name(descriptor, self._folder / name)
+        finally:
+            os.close(descriptor)
