@@ -46,6 +46,8 @@ from keepsight.sampling_params import SamplingParams
 MAX_SALT_CHARACTERS = 64 * 2**10
 # Of a position whose vector the caller sent: never embedded.
 PLACEHOLDER = 0
+# Of a model that reads text only: it changes nothing.
+NO_PROCESSOR = ImageProcessorConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,6 @@ class RequestPreparer:
     ) -> NamedPicture:
         """One by itself, as requests that say no more of it would name it."""
         config = self._image_config_for([part], None, part.field)
-        assert config is not None
         [fetched] = self.intake.fetch_all([part], cache_salt, downloaded)
         [named] = self._identifier.name([self._identifier.look_at(fetched, config, cache_salt)], config, cache_salt)
         return named
@@ -224,8 +225,7 @@ class RequestPreparer:
         spans = tuple(TokenSpan(end - length, length) for end, length in zip(ends, lengths, strict=True))
         token_ids = (PLACEHOLDER,) * ends[-1]
         self._check_fits(ExpandedPrompt(token_ids, ()), field)
-        # A model that reads text only has no options of a processor, and these change nothing here.
-        named = self._identifier.name(strips, self.image_config or ImageProcessorConfig(), terms.cache_salt)
+        named = self._identifier.name(strips, self.image_config or NO_PROCESSOR, terms.cache_salt)
         request = self._finish(ExpandedPrompt(token_ids, spans), named, terms)
         return PreparedRequest(request, named, account=_open_account(request, began, began))
 
@@ -247,8 +247,7 @@ class RequestPreparer:
         fetched = time.monotonic()
         pictures: list[Picture] = []
         try:
-            if config is not None:
-                pictures.extend(self._identifier.look_at(part, config, terms.cache_salt) for part in parts)
+            pictures.extend(self._identifier.look_at(part, config, terms.cache_salt) for part in parts)
             request, named = self._prepare_looked_at(text, pictures, terms, config, field, kept, add_bos=add_bos)
         except Exception:
             self._identifier.forget(pictures)
@@ -261,7 +260,7 @@ class RequestPreparer:
         text: str,
         pictures: Sequence[Picture],
         terms: _Terms,
-        config: ImageProcessorConfig | None,
+        config: ImageProcessorConfig,
         field: str,
         kept: Iterable[Beginning],
         *,
@@ -274,15 +273,13 @@ class RequestPreparer:
         expanded = self.expander.expand(text, num_crops, add_bos, field)
         # Refused before any content is hashed.
         self._check_fits(expanded, field)
-        named: Sequence[NamedPicture] = ()
-        if config is not None:
-            named = self._identifier.name(pictures, config, terms.cache_salt)
+        named = self._identifier.name(pictures, config, terms.cache_salt)
         pins = [PromptPin(self.expander.count_tokens_of(each.text, expanded, num_crops), each.seconds) for each in kept]
         return self._finish(expanded, named, terms, pins), named
 
     def _image_config_for(
         self, parts: Sequence[PicturePart], overrides: dict[str, Any] | None, field: str
-    ) -> ImageProcessorConfig | None:
+    ) -> ImageProcessorConfig:
         if overrides is not None:
             if not isinstance(overrides, dict):
                 raise InvalidArgumentError("mm_processor_kwargs", f"must be a mapping of options, not {overrides!r}")
@@ -290,7 +287,7 @@ class RequestPreparer:
         if self.image_config is None:
             if parts:
                 raise PictureCountError(field, f"holds {len(parts)} pictures, but this model reads text only")
-            return None
+            return NO_PROCESSOR
         return self.image_config.with_overrides(**overrides) if overrides else self.image_config
 
     def _check_pictures_fit(self, num_pictures: int, field: str) -> None:
