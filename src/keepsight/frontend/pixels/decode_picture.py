@@ -78,7 +78,7 @@ def _decode(data: bytes) -> Pixels:
         pixels = _try_fast_png(data, image)
     if pixels is None:
         image.load()
-        return _orient(_padded_pixels(_to_rgb(_as_load_image(image))), orientation_of(image, data))
+        pixels = _padded_pixels(_to_rgb(_as_load_image(image)))
     return _orient(pixels, orientation_of(image, data))
 
 
