@@ -137,19 +137,23 @@ class RespConnection:
         kind, rest = self._read_head()
         if kind == b"+":
             return rest.decode("utf-8", "replace")
-        if kind == b"*":
-            return self._read_replies(_number(rest, _MAX_REPLIES), depth + 1)
+        if kind == b":":
+            return _number(rest)
+        size = _size(rest, _MAX_REPLIES if kind == b"*" else _MAX_VALUE)
+        if size is None:
+            return None
         if kind == b"$":
-            return self._read_value(_number(rest, _MAX_VALUE))
-        return _number(rest, 2**63)
+            return self._read_value(size)
+        if depth >= _MAX_DEPTH:
+            raise TierError("not the Redis protocol")
+        return [self.read_reply(depth + 1) for _ in range(size)]
 
     def read_size(self) -> int | None:
         """Of a value that is read by `read_into` next, and ended by `end_value`; None if there is none."""
         kind, rest = self._read_head()
         if kind != b"$":
             raise TierError(f"a reply {kind!r} in place of a value")
-        size = _number(rest, _MAX_VALUE)
-        return None if size < 0 else size
+        return _size(rest, _MAX_VALUE)
 
     def read_into(self, target: memoryview) -> int:
         """All of it: whoever looked at each part first would keep the server waiting, whose buffers are small."""
@@ -180,16 +184,7 @@ class RespConnection:
             raise TierError("not the Redis protocol")
         return line[:1], line[1:]
 
-    def _read_replies(self, count: int, depth: int) -> list[Reply] | None:
-        if count < 0:
-            return None
-        if depth > _MAX_DEPTH:
-            raise TierError("not the Redis protocol")
-        return [self.read_reply(depth) for _ in range(count)]
-
-    def _read_value(self, size: int) -> bytes | None:
-        if size < 0:
-            return None
+    def _read_value(self, size: int) -> bytes:
         while len(self._buffer) < size:
             self._receive()
         value, self._buffer = self._buffer[:size], self._buffer[size:]
@@ -269,11 +264,16 @@ def _frames(command: Sequence[Part]) -> list[memoryview]:
     return [*frames, memoryview(bytes(small))]
 
 
-def _number(text: bytes, limit: int) -> int:
+def _number(text: bytes) -> int:
     try:
-        number = int(text)
+        return int(text)
     except ValueError:
         raise TierError("not the Redis protocol") from None
-    if not -1 <= number <= limit and limit < 2**63:
-        raise TierError(f"a reply of {number} parts")
-    return number
+
+
+def _size(text: bytes, limit: int) -> int | None:
+    """None of what is not there."""
+    size = _number(text)
+    if not -1 <= size <= limit:
+        raise TierError(f"a reply of {size} parts")
+    return None if size < 0 else size
