@@ -28,20 +28,18 @@ def choose_mode(
     """`num_engines` counts those that the same frontends choose among."""
     if is_text_only or cache_bytes(config) == 0:
         return "none"
-    is_one_to_one = num_frontends == num_engines == 1
-    asked, unusable = config.mm_processor_cache_type, _why_unusable(config, run_directory)
-    if asked == "shared" or asked is None:
-        if unusable is None:
-            return "shared"
-    elif not is_one_to_one:
+    asked, is_one_to_one = config.mm_processor_cache_type, num_frontends == num_engines == 1
+    if asked in ("lru", "shm") and not is_one_to_one:
         logger.warning("processor cache: %s needs one frontend and one engine; each frontend keeps its own", asked)
         return "processor_only"
-    elif asked == "shm" and unusable is None:
-        return "shm"
+    if asked == "lru":
+        return "lru"
+    wanted: PixelMode = "shm" if asked == "shm" else "shared"
+    if (unusable := _why_unusable(config, run_directory)) is None:
+        return wanted
     mode: PixelMode = "lru" if is_one_to_one else "processor_only"
-    if asked != mode:
-        level = logging.INFO if asked is None else logging.WARNING
-        logger.log(level, "processor cache: %s instead of %s: %s", mode, asked or "shared", unusable)
+    level = logging.INFO if asked is None else logging.WARNING
+    logger.log(level, "processor cache: %s instead of %s: %s", mode, wanted, unusable)
     return mode
 
 
