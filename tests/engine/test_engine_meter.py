@@ -275,7 +275,7 @@ def test_embeddings_that_a_nearer_tier_lost_are_told_by_the_tier_that_gave_them(
     tiers.close()
     assert story is not None
     assert [each.found_in for each in story.media] == ["remote"]
-    assert store.counts.hits == {"remote": 1}
+    assert store.hits == {"remote": 1}
     disk, remote = ENCODER["disk"], ENCODER["remote"]
     assert engine.counted(disk.queries, disk.hits, remote.queries, remote.hits) == [3, 0, 3, 1]
 

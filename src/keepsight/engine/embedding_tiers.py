@@ -207,7 +207,7 @@ class EmbeddingTiers:
         if self._store is None:
             return ()
         health = {each.name: each for each in self._store.health()}
-        hits, left_out = dict(self._store.counts.hits), self._store.num_left_out
+        hits, left_out = dict(self._store.hits), self._store.num_left_out
         return tuple(
             TierStatus(
                 name=name,

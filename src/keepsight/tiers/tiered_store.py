@@ -8,8 +8,9 @@ it anew would have taken as long; what comes later is dropped.
 import heapq
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 
 from keepsight.tiers.host_tier import HostTier
@@ -35,15 +36,6 @@ class _Loading:
     num_asked: int = 0
 
 
-@dataclass(slots=True)
-class LoadCounts:
-    """`hits` by tier; late: making it anew won."""
-
-    hits: dict[str, int] = field(default_factory=dict)
-    num_absent: int = 0
-    num_late: int = 0
-
-
 class TieredStore:
     """Used by any thread."""
 
@@ -57,7 +49,8 @@ class TieredStore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """The nearest of the others first."""
-        self.counts = LoadCounts()
+        # Loads, by the tier that gave it.
+        self.hits = Counter[str]()
         self._host, self._clock = host, clock
         self._workers = [TierWorker(tier, TierGuard(tier.name, clock, limits), max_waiting_bytes) for tier in others]
         self._changed = threading.Condition()
@@ -82,7 +75,8 @@ class TieredStore:
         """Calls back once: at once if it lies in host memory, else on a thread of the tiers."""
         array = self._host.get(key) if self._host is not None else None
         if array is not None:
-            self._count_hit("host")
+            with self._changed:
+                self.hits["host"] += 1
             on_loaded(key, array, "host")
             return
         with self._changed:
@@ -113,7 +107,7 @@ class TieredStore:
                 worker.clear()
             self._epoch += 1
         for loading in list(self._loadings.values()):
-            self._finish(loading, None)
+            self._finish(loading)
 
     def health(self) -> tuple[TierHealth, ...]:
         return tuple(worker.guard.health() for worker in self._workers)
@@ -139,7 +133,7 @@ class TieredStore:
         for worker in self._workers:
             worker.close(_CLOSING_SECONDS)
         for loading in list(self._loadings.values()):
-            self._finish(loading, None)
+            self._finish(loading)
         self._timer.join()
         if self._host is not None:
             self._host.close()
@@ -152,14 +146,13 @@ class TieredStore:
             loading.num_asked += 1
             if worker.try_read(self._reading(loading, worker)):
                 return
-        self._finish(loading, None)
+        self._finish(loading)
 
     def _reading(self, loading: _Loading, worker: TierWorker) -> Read:
         def on_read(array: StoredArray | None) -> None:
             if array is None:
                 self._ask_next(loading)
             elif self._finish(loading, array, worker.tier.name):
-                self._count_hit(worker.tier.name)
                 self._promote(loading, array, worker)
 
         return Read(loading.key, lambda: self._is_under_way(loading), on_read)
@@ -167,19 +160,17 @@ class TieredStore:
     def _is_under_way(self, loading: _Loading) -> bool:
         return self._loadings.get(loading.key) is loading
 
-    def _finish(
-        self, loading: _Loading, array: StoredArray | None, tier: str | None = None, *, is_late: bool = False
-    ) -> bool:
-        """False if it was finished already."""
+    def _finish(self, loading: _Loading, array: StoredArray | None = None, tier: str | None = None) -> bool:
+        """False if it was finished already, or with nothing."""
         with self._changed:
             if not self._is_under_way(loading):
                 return False
-            # Both may be true at once, when the timer has not come to it yet.
-            if array is not None and self._clock() > loading.deadline:
-                array, tier, is_late = None, None, True
+            # The timer may not have come to it yet.
+            if self._clock() > loading.deadline:
+                array = tier = None
             del self._loadings[loading.key]
-            self.counts.num_late += is_late
-            self.counts.num_absent += array is None and not is_late
+            if tier is not None:
+                self.hits[tier] += 1
         for on_loaded in loading.waiting:
             on_loaded(loading.key, array, tier)
         return array is not None
@@ -195,14 +186,10 @@ class TieredStore:
                     break
                 worker.write(loading.key, array)
 
-    def _count_hit(self, name: str) -> None:
-        with self._changed:
-            self.counts.hits[name] = self.counts.hits.get(name, 0) + 1
-
     def _end_late_ones(self) -> None:
         while not self._is_closed:
             for loading in self._late_ones():
-                self._finish(loading, None, is_late=True)
+                self._finish(loading)
 
     def _late_ones(self) -> list[_Loading]:
         """Waits until there are any, or until closed."""
