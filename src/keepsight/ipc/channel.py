@@ -165,7 +165,6 @@ class EngineListener:
         self._open_fds: set[int] = set()
         # Connections that were cut off and could not be told.
         self._untold: dict[bytes, Refused] = {}
-        self.num_unreadable = 0
         limits = max_outbox_bytes, max_messages_from_engine, MAX_MESSAGES_TO_ENGINE
         self._io = ZmqSocket[_Outgoing]("listens", "engine listener", *limits)
         self._io.start(endpoint, self._turn, lambda reason, is_closed: None)
@@ -256,10 +255,9 @@ class EngineListener:
             self._lose(peer, DOES_NOT_READ)
 
     def _complain(self, peer: Peer, frames: list[Frame], error: WireError) -> None:
-        if peer.num_unreadable == 0:
+        if not peer.has_sent_unreadable:
+            peer.has_sent_unreadable = True
             logger.error("frontend %s sends what cannot be read: %s", peer.frontend_id, error)
-        peer.num_unreadable += 1
-        self.num_unreadable += 1
         if (request_id := try_read_request_id(frames)) is not None:
             failed = RequestFailed(request_id, f"the engine could not read the request: {error}")
             self._send_to(peer, encode_from_engine([failed]))

@@ -18,7 +18,7 @@ class Source:
 class Peer:
     frontend_id: str
     source: Source
-    num_unreadable: int = 0
+    has_sent_unreadable: bool = False
 
 
 class Peers:
