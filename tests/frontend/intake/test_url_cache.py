@@ -26,7 +26,7 @@ class Origin:
         self.asked: list[tuple[str, bool]] = []  # and whether with a validator
         self.gate = asyncio.Event()
         self.gate.set()
-        self.num_cancelled = 0
+        self.num_cancelled = self.num_fetched = self.num_revalidated = 0
         self.fault: UrlFault | None = None
 
     async def fetch(self, url: str, known: Validators | None) -> Fetched:
@@ -40,6 +40,8 @@ class Origin:
             raise self.fault
         version = self.versions[url]
         is_same = known is not None and known.etag == version.decode()
+        self.num_fetched += not is_same
+        self.num_revalidated += is_same
         return Fetched(None if is_same else version, Validators(url, version.decode(), None), self.freshness)
 
 
@@ -55,7 +57,7 @@ class Bench:
 
     @property
     def counts(self) -> tuple[int, int]:
-        return self.cache.num_fetched, self.cache.num_revalidated
+        return self.origin.num_fetched, self.origin.num_revalidated
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:

@@ -44,8 +44,7 @@ class UrlCache:
         # The least recently used first.
         self._records: OrderedDict[Key, _Record] = OrderedDict()
         self._flights: dict[Key, _Flight] = {}
-        # Work really done: bodies downloaded, and bodies that the origin said still hold.
-        self.num_fetched = self.num_revalidated = 0
+        # Called for each body that was downloaded.
         self.on_fetched: Callable[[], object] = lambda: None
 
     async def get(self, url: str, cache_salt: str | None) -> bytes:
@@ -84,10 +83,8 @@ class UrlCache:
         if fetched.content is None:
             assert record is not None, "not modified, of which nothing was known"
             assert held is not None
-            self.num_revalidated += 1
             content, digest = held, record.digest
         else:
-            self.num_fetched += 1
             self.on_fetched()
             content, digest = fetched.content, blake3(fetched.content).digest()
         self._keep(key, fetched, content, digest)
