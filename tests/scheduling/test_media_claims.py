@@ -8,7 +8,7 @@ import pytest
 from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.requests import EngineRequest, MediaNeeded
 from keepsight.sampling_params import SamplingParams
-from keepsight.scheduling.request_state import ParkedFor, RequestState
+from keepsight.scheduling.request_state import RequestState
 from tests.scheduling.drive import Drive, make_config, make_request
 
 
@@ -251,8 +251,7 @@ def drive_with_a_queue(num_requests: int, **config: Any) -> Drive:
 
 
 def who_may_go_on(drive: Drive) -> list[str]:
-    parked = drive.scheduler.lineup.parked_for(ParkedFor.ENCODER)
-    return [state.request.request_id for state in drive.scheduler.media.who_may_go_on(parked)]
+    return [state.request.request_id for state in drive.scheduler.media.who_may_go_on()]
 
 
 def test_of_many_who_wait_for_the_encoder_only_those_try_again_whom_it_has_room_for() -> None:

@@ -1,29 +1,25 @@
 """What stands between a request and the embeddings of its media: room for them, a load, or pixels and an encoding.
 
 A request claims its items in the order of their positions and never holds a later one while it lacks an earlier one, so
-what it holds can always be computed and released.  Knows nothing of tokens, pages or seats.
+what it holds can always be computed and released.  Knows nothing of tokens or pages.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from keepsight.engine_config import EngineConfig
 from keepsight.scheduling.embedding_loads import EmbeddingLoads, LoadState
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
+from keepsight.scheduling.lineup import Lineup, last_of
 from keepsight.scheduling.pixel_asks import PixelAsks
 from keepsight.scheduling.request_state import Origin, ParkedFor, RequestState, Status
 from keepsight.scheduling.shortage import Shortage
 from keepsight.scheduling.step_plan import Encoding, SequenceId
 
-# Frees embeddings claimed by a request that may wait; False when there is none to take from.
-TakeFromLater = Callable[[RequestState], bool]
-
 
 class MediaClaims:
-    def __init__(
-        self, config: EngineConfig, encoder_cache: EncoderCacheManager, take_from_later: TakeFromLater
-    ) -> None:
-        self.encoder_cache, self._take_from_later = encoder_cache, take_from_later
+    def __init__(self, config: EngineConfig, encoder_cache: EncoderCacheManager, lineup: Lineup) -> None:
+        self.encoder_cache, self._lineup = encoder_cache, lineup
         self.loads = EmbeddingLoads(has_tiers=config.encoder_cache.has_tiers)
         self.pixels = PixelAsks()
         self._max_encoding = config.scheduler.max_num_encoder_input_tokens
@@ -95,14 +91,14 @@ class MediaClaims:
             if not self.encoder_cache.can_find(state.encoder_keys[index]):
                 self.loads.ask(state, index)
 
-    def who_may_go_on(self, parked: Iterable[RequestState]) -> Iterator[RequestState]:
+    def who_may_go_on(self) -> Iterator[RequestState]:
         """Of those parked for the encoder, in their order, who is to try again.
 
         Of those who lack room or budget as many as there is some for; the first always, as it may take from others.
         """
         room, budget = self.encoder_cache.num_embeddings_to_be_had, self._max_encoding - self._num_encoding
         is_first = True
-        for state in parked:
+        for state in self._lineup.parked_for(ParkedFor.ENCODER):
             if self._waits_for_its_first(state):
                 continue
             if state.claimed_items or not self._lacks_only_room(state):
@@ -179,6 +175,13 @@ class MediaClaims:
                 self._room_is_short.begin(state)
                 return False
         return True
+
+    def _take_from_later(self, state: RequestState) -> bool:
+        """From one that waits or is parked behind it: what runs gives them back by itself."""
+        victim = last_of(each for each in self._lineup.unseated() if each.claimed_items and each.order > state.order)
+        if victim is not None:
+            self.drop(victim)
+        return victim is not None
 
     def _has_budget(self, state: RequestState, num_tokens: int) -> bool:
         if self._budget_is_short.keeps_out(state):

@@ -17,7 +17,7 @@ from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
 from keepsight.scheduling.holdings import Holdings
 from keepsight.scheduling.kept_beside import KeptBeside
 from keepsight.scheduling.kv_cache_manager import NO_HIT, KvCacheManager, PrefixHit
-from keepsight.scheduling.lineup import Lineup, last_of
+from keepsight.scheduling.lineup import Lineup
 from keepsight.scheduling.media_claims import MediaClaims
 from keepsight.scheduling.prompt_pins import PromptPins
 from keepsight.scheduling.request_state import Begun, ParkedFor, RequestState, Status
@@ -42,13 +42,13 @@ class Scheduler:
         self.held_embeddings = Holdings(within=self.holdings)
         self.kv_cache = KvCacheManager(config.kv_cache, self.holdings)
         encoder_cache = EncoderCacheManager(config.encoder_cache, self.held_embeddings)
-        self.media = MediaClaims(config, encoder_cache, self._take_embeddings_from_later)
+        self.lineup = Lineup()
+        self.media = MediaClaims(config, encoder_cache, self.lineup)
         self.pins = PromptPins(self.kv_cache, encoder_cache)
         self._turns = Turns(self.media, are_taken=self.config.takes_turns)
         self.kept = KeptBeside(self.holdings, self.held_embeddings)
         self._states: dict[SequenceId, RequestState] = {}
         self._choices: dict[str, list[RequestState]] = {}  # live ones of each request
-        self.lineup = Lineup()
         # Those whose slice is under way in that lane; who finishes meanwhile keeps its pages until it is done.
         self._beside: dict[SequenceId, RequestState] = {}
         self._ended: list[SequenceId] = []
@@ -338,15 +338,8 @@ class Scheduler:
 
     def _unpark_for_encoder(self) -> None:
         self._encoder_has_changed = False
-        for state in self.media.who_may_go_on(self.lineup.parked_for(ParkedFor.ENCODER)):
+        for state in self.media.who_may_go_on():
             self.lineup.unpark(state)
-
-    def _take_embeddings_from_later(self, state: RequestState) -> bool:
-        """From one that waits or is parked behind `state`: what runs gives them back by itself."""
-        victim = last_of(each for each in self.lineup.unseated() if each.claimed_items and each.order > state.order)
-        if victim is not None:
-            self.media.drop(victim)
-        return victim is not None
 
     # What the runner did --------------------------------------------------------------------------------------
 
