@@ -29,6 +29,7 @@ class MediaClaims:
         self._to_place: list[str] = []
         self._states: dict[SequenceId, RequestState] = {}
         self._room_is_short, self._budget_is_short = Shortage(), Shortage()
+        self._has_awaited_changed = False
         # Media of those who have not left: nothing else is ever asked for or kept.
         self._live: Counter[str] = Counter()
 
@@ -40,6 +41,7 @@ class MediaClaims:
 
     def leave(self, state: RequestState, *, is_last: bool) -> None:
         """It waits for nothing any more, and if it `is_last` nor does its request.  Its claims may still be read."""
+        self._has_awaited_changed = True
         self._end_shortages(state)
         self.loads.remove(state)
         for item in state.media:
@@ -55,6 +57,7 @@ class MediaClaims:
     def remove(self, state: RequestState) -> None:
         """It left before; now nothing of it is under way."""
         self.drop(state)
+        self._has_awaited_changed = True
         del self._states[state.sequence_id]
 
     @property
@@ -74,7 +77,7 @@ class MediaClaims:
 
         What they lack is asked for all at once, also of items behind the first that lacks something.
         """
-        self.release_before(state, first_item)
+        self._release_before(state, first_item)
         self._end_shortages(state)
         if any(index not in state.claimed_items for index in range(first_item, min(state.claimed_items, default=0))):
             # A shorter prefix was found than last time: to keep the later items might keep out the earlier ones.
@@ -90,6 +93,11 @@ class MediaClaims:
         for index in range(first_item, len(state.media)):
             if not self.encoder_cache.can_find(state.encoder_keys[index]):
                 self.loads.ask(state, index)
+
+    def take_awaited_change(self) -> bool:
+        """Whether anything has come or gone that others may be parked for, since this was last asked."""
+        has_changed, self._has_awaited_changed = self._has_awaited_changed, False
+        return has_changed
 
     def who_may_go_on(self) -> Iterator[RequestState]:
         """Of those parked for the encoder, in their order, who is to try again.
@@ -210,8 +218,12 @@ class MediaClaims:
             if loads[index] is LoadState.ABSENT and state.pictures[index] not in loading:
                 self.pixels.ask(state, state.media[index].media_hash)
 
-    def release_before(self, state: RequestState, first_item: int) -> bool:
-        """Items that are wholly computed need their embeddings no more.  Whether there were any."""
+    def release_computed(self, state: RequestState) -> None:
+        """Items that are wholly computed need their embeddings no more."""
+        self._has_awaited_changed |= self._release_before(state, state.next_item)
+
+    def _release_before(self, state: RequestState, first_item: int) -> bool:
+        """Whether there were any."""
         passed = [index for index in state.claimed_items if index < first_item]
         for index in passed:
             state.claimed_items.remove(index)
@@ -241,6 +253,7 @@ class MediaClaims:
 
     def leave_out(self, encoder_key: str) -> None:
         """The runner did not begin it, as nobody wanted it; somebody may by now."""
+        self._has_awaited_changed = True
         encoding = self._encodings[encoder_key]
         if encoding.media_hash in self._live:
             self._to_begin.append(encoding)
@@ -248,6 +261,7 @@ class MediaClaims:
             self.fail(encoder_key)
 
     def _end_encoding(self, encoder_key: str) -> None:
+        self._has_awaited_changed = True
         encoding = self._encodings.pop(encoder_key, None)
         if encoding is None:  # it was placed
             return

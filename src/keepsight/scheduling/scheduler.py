@@ -52,7 +52,6 @@ class Scheduler:
         # Those whose slice is under way in that lane; who finishes meanwhile keeps its pages until it is done.
         self._beside: dict[SequenceId, RequestState] = {}
         self._ended: list[SequenceId] = []
-        self._encoder_has_changed = False
         self.num_preemptions = 0
         self._begun: list[Begun] = []
         self._arrivals = itertools.count()
@@ -154,7 +153,7 @@ class Scheduler:
         num_streams = sum(state.is_stream for state in self.lineup.running)
         room = room_to_join(config, num_streams, self.lineup)
         lane_is_free = not self._beside
-        if self._encoder_has_changed:
+        if self.media.take_awaited_change():
             self._unpark_for_encoder()
         if self.kv_cache.take_awaited_change():
             self.lineup.unpark_all(ParkedFor.PREFIX)
@@ -337,7 +336,6 @@ class Scheduler:
         self._unpark_for_encoder()
 
     def _unpark_for_encoder(self) -> None:
-        self._encoder_has_changed = False
         for state in self.media.who_may_go_on():
             self.lineup.unpark(state)
 
@@ -360,7 +358,6 @@ class Scheduler:
         for key, message in result.failed_encodings.items():
             for request_id in sorted(self.media.fail(key)):
                 self._fail_request(RequestFailed(request_id, message), outputs)
-        self._encoder_has_changed |= bool(result.encoded or result.failed_encodings or result.left_out)
         return outputs
 
     def _advance(self, computed: Computed, outputs: Outputs) -> None:
@@ -390,7 +387,7 @@ class Scheduler:
 
     def _publish(self, state: RequestState) -> None:
         self.kv_cache.publish(state.sequence_id, state.hasher.hashes, state.num_computed, state.hasher.media)
-        self._encoder_has_changed |= self.media.release_before(state, state.next_item)
+        self.media.release_computed(state)
 
     def _fail_sequence(self, sequence_id: SequenceId, fault: Fault, outputs: Outputs) -> None:
         # Else it left meanwhile, or with another choice that failed in this very step.
@@ -413,7 +410,6 @@ class Scheduler:
         if not choices:
             del self._choices[state.request.request_id]
         self.media.leave(state, is_last=not choices)
-        self._encoder_has_changed = True
         if not state.is_under_way:
             self._bury(state)
 
@@ -422,7 +418,6 @@ class Scheduler:
         self.media.remove(state)
         if state.is_known_to_runner:
             self._ended.append(state.sequence_id)
-        self._encoder_has_changed = True
 
     # For tests ------------------------------------------------------------------------------------------------
 
