@@ -344,7 +344,7 @@ def test_those_who_wait_are_counted_as_those_who_run() -> None:
 
 def test_numbers_are_copied_while_nothing_comes_or_ends() -> None:
     engine = Engine()
-    engine.scheduler.num_preemptions = 3
+    engine.scheduler.pages.num_preemptions = 3
     for _ in range(110):  # more than a tenth of a second
         engine.compute(0.0, 1)
     assert engine.counted(PREEMPTIONS) == [3]

@@ -176,7 +176,7 @@ def test_evicted_embeddings_are_loaded_again_after_a_preemption() -> None:
         drive.step()
     drive.run(make_request("a", "cat", 1, priority=-1, **endless))
     drive.expect_right_answers()
-    assert drive.scheduler.num_preemptions
+    assert drive.scheduler.pages.num_preemptions
     assert sorted(drive.runner.encoded) == ["cat", "dog"]
     drive.expect_nothing_left()
 

@@ -141,7 +141,7 @@ def test_who_is_preempted_after_its_promised_picture_went_asks_for_it() -> None:
         drive.step()
         if drive.needed:
             break
-    assert drive.scheduler.num_preemptions
+    assert drive.scheduler.pages.num_preemptions
     assert drive.needed == [("b", "cat")]
     drive.deliver("cat")
     drive.expect_all_answered()
@@ -456,6 +456,6 @@ def test_what_is_looked_for_again_after_it_was_taken_back_is_one_query() -> None
     drive.run(make_request("first", "cat", 3))
     requests = [make_request(str(number), number + 1, "cat", 3, max_tokens=20) for number in range(3)]
     drive.run(*requests)
-    assert drive.scheduler.num_preemptions
+    assert drive.scheduler.pages.num_preemptions
     cache = drive.scheduler.media.encoder_cache
     assert (cache.num_queries, cache.num_hits) == (4, 3)

@@ -9,7 +9,7 @@ import pytest
 
 from keepsight.engine_config import EngineConfig
 from keepsight.requests import ResetCaches
-from keepsight.scheduling import scheduler, step_draft
+from keepsight.scheduling import page_grants, step_draft
 from keepsight.scheduling.kv_cache_manager import PrefixHit
 from keepsight.scheduling.request_state import ParkedFor
 from keepsight.scheduling.step_plan import StepPlan
@@ -525,7 +525,7 @@ def test_those_of_smaller_priority_number_go_first() -> None:
 def test_who_runs_out_of_pages_takes_them_from_the_last_and_both_answers_stay_right() -> None:
     drive = Drive(make_config(num_blocks=8, caches_prefixes=False))
     drive.run(make_request("first", 9, max_tokens=12), make_request("last", 8, max_tokens=12))
-    assert drive.scheduler.num_preemptions > 0
+    assert drive.scheduler.pages.num_preemptions > 0
     assert len(drive.finished) == 2
     drive.expect_right_answers()
     drive.expect_nothing_left()
@@ -699,7 +699,7 @@ def test_who_is_aborted_while_under_way_keeps_its_pages_until_the_work_is_done()
 
 
 def test_who_lacks_a_page_takes_none_from_whoever_is_computed_beside_but_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "TOKENS_AHEAD", 0)
+    monkeypatch.setattr(page_grants, "TOKENS_AHEAD", 0)
     drive = Drive(make_config(num_blocks=10, max_prompt_tokens_beside_streams=0), is_done=lambda: False)
     drive.add(make_request("stream", 3, max_tokens=30, ignore_eos=True))
     drive.step()
@@ -708,7 +708,7 @@ def test_who_lacks_a_page_takes_none_from_whoever_is_computed_beside_but_waits(m
         drive.step()
     # Two pages of ten are its own, and they are full.
     assert len(drive.tokens["stream", 0]) == 6
-    assert drive.scheduler.num_preemptions == 0
+    assert drive.scheduler.pages.num_preemptions == 0
     drive.runner.set_pace(lambda: True)
     drive.expect_all_answered()
 

@@ -168,7 +168,7 @@ class EngineMeter:
         scheduler, counters = self._scheduler, self._counters
         counters.set(RUNNING, len(scheduler.lineup.running))
         counters.set(WAITING, scheduler.lineup.num_unseated)
-        counters.follow(PREEMPTIONS, scheduler.num_preemptions)
+        counters.follow(PREEMPTIONS, scheduler.pages.num_preemptions)
         self._copy_prefixes()
         self._copy_embeddings()
         counters.follow(VERIFIED, self._source.num_verified)

@@ -99,6 +99,10 @@ class MediaClaims:
         has_changed, self._has_awaited_changed = self._has_awaited_changed, False
         return has_changed
 
+    def unpark_who_may_go_on(self) -> None:
+        for state in self.who_may_go_on():
+            self._lineup.unpark(state)
+
     def who_may_go_on(self) -> Iterator[RequestState]:
         """Of those parked for the encoder, in their order, who is to try again.
 

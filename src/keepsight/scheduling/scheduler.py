@@ -10,7 +10,6 @@ import itertools
 from keepsight.engine_config import EngineConfig, SchedulerConfig
 from keepsight.requests import EngineRequest, MediaNeeded, RequestFailed, TokenOutput
 from keepsight.scheduling.admit_request import make_states, why_never
-from keepsight.scheduling.choose_victim import last_holder_behind, last_holder_short_of_media
 from keepsight.scheduling.cut_piece import is_worth_a_step, ready_end, whole_items_end, why_parked
 from keepsight.scheduling.embedding_loads import Load
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
@@ -19,15 +18,13 @@ from keepsight.scheduling.kept_beside import KeptBeside
 from keepsight.scheduling.kv_cache_manager import NO_HIT, KvCacheManager, PrefixHit
 from keepsight.scheduling.lineup import Lineup
 from keepsight.scheduling.media_claims import MediaClaims
+from keepsight.scheduling.page_grants import PageGrants
 from keepsight.scheduling.prompt_pins import PromptPins
 from keepsight.scheduling.request_state import Begun, ParkedFor, RequestState, Status
 from keepsight.scheduling.step_draft import Piece, StepDraft, room_to_join
 from keepsight.scheduling.step_plan import Computed, Fault, SampledToken, SequenceId, Slice, StepPlan, StepResult
 from keepsight.scheduling.turns import Turns
 
-# Pages for so many tokens of an answer are taken at once while most are free: what lies in a row is read in place.
-TOKENS_AHEAD = 128
-MAX_USAGE_TO_TAKE_AHEAD = 0.5
 Outputs = list[TokenOutput | RequestFailed]
 
 
@@ -44,6 +41,7 @@ class Scheduler:
         encoder_cache = EncoderCacheManager(config.encoder_cache, self.held_embeddings)
         self.lineup = Lineup()
         self.media = MediaClaims(config, encoder_cache, self.lineup)
+        self.pages = PageGrants(self.kv_cache, self.media, self.lineup)
         self.pins = PromptPins(self.kv_cache, encoder_cache)
         self._turns = Turns(self.media, are_taken=self.config.takes_turns)
         self.kept = KeptBeside(self.holdings, self.held_embeddings)
@@ -52,7 +50,6 @@ class Scheduler:
         # Those whose slice is under way in that lane; who finishes meanwhile keeps its pages until it is done.
         self._beside: dict[SequenceId, RequestState] = {}
         self._ended: list[SequenceId] = []
-        self.num_preemptions = 0
         self._begun: list[Begun] = []
         self._arrivals = itertools.count()
 
@@ -154,7 +151,7 @@ class Scheduler:
         room = room_to_join(config, num_streams, self.lineup)
         lane_is_free = not self._beside
         if self.media.take_awaited_change():
-            self._unpark_for_encoder()
+            self.media.unpark_who_may_go_on()
         if self.kv_cache.take_awaited_change():
             self.lineup.unpark_all(ParkedFor.PREFIX)
         if lane_is_free or room.is_for_all:
@@ -176,7 +173,7 @@ class Scheduler:
         piece = self._next_piece(state, state.num_computed, draft)
         if piece is None or piece.end == state.num_computed or draft.is_for_encodings:
             return
-        added = self._extend(state, piece.end)
+        added = self.pages.try_extend(state, piece.end)
         if added is None:
             self._give_way(state)
         else:
@@ -186,7 +183,7 @@ class Scheduler:
         start, num_blocks = state.num_computed, self.kv_cache.num_blocks_of(state.sequence_id)
         added: tuple[int, ...] | None = ()
         if start == num_blocks * self._block_size:
-            added = self._extend(state, start + 1)
+            added = self.pages.try_extend(state, start + 1)
         if added is None:
             self._give_way(state)
         else:
@@ -195,7 +192,7 @@ class Scheduler:
     def _give_way(self, state: RequestState) -> None:
         """All pages are with sequences before this one, which may need what it holds; or soon free again."""
         if not self._beside:
-            self._preempt(state)
+            self.pages.preempt(state)
 
     # Waiting sequences ----------------------------------------------------------------------------------------
 
@@ -224,7 +221,7 @@ class Scheduler:
             return draft.now_tokens_left > 0
         if draft.waits_for_room(piece, start, state.num_tokens, self._block_size):
             return draft.now_tokens_left > 0
-        added = self._extend(state, piece.end, hit)
+        added = self.pages.try_extend(state, piece.end, hit)
         if added is None:
             return False
         self._seat(state, hit)
@@ -302,42 +299,6 @@ class Scheduler:
         prompt = Slice(state.sequence_id, start, end - start, first_block, added, samples, keep_as, state.tells_prompt)
         draft.add_prompt(prompt, joins=piece.joins)
         self.kv_cache.announce(state.sequence_id, state.hasher.hashes, end)
-
-    # Taking back ----------------------------------------------------------------------------------------------
-
-    def _extend(self, state: RequestState, end: int, hit: PrefixHit | None = None) -> tuple[int, ...] | None:
-        if end == state.num_tokens and self.kv_cache.usage < MAX_USAGE_TO_TAKE_AHEAD:
-            ahead = min(end + TOKENS_AHEAD, state.max_length - 1)  # the last token is never computed
-            if (added := self.kv_cache.try_extend(state.sequence_id, ahead, hit)) is not None:
-                return added
-        while (added := self.kv_cache.try_extend(state.sequence_id, end, hit)) is None:
-            if not self._take_pages(state):
-                return None
-        return added
-
-    def _take_pages(self, state: RequestState) -> bool:
-        if (victim := last_holder_behind(state, self.lineup, self.kv_cache)) is not None:
-            self._preempt(victim)
-        elif (victim := last_holder_short_of_media(self.lineup, self.kv_cache)) is not None:
-            # It stays parked and keeps its embeddings: what it waits for needs no pages.
-            self.kv_cache.release(victim.sequence_id)
-            victim.give_way()
-            self.num_preemptions += 1
-        return victim is not None
-
-    def _preempt(self, state: RequestState) -> None:
-        """Its pages and embeddings go back; what of them nobody takes it finds again."""
-        self.kv_cache.release(state.sequence_id)
-        self.media.drop(state)
-        state.begin_again()
-        self.num_preemptions += 1
-        if state.status is Status.RUNNING:
-            self.lineup.unseat(state)
-        self._unpark_for_encoder()
-
-    def _unpark_for_encoder(self) -> None:
-        for state in self.media.who_may_go_on():
-            self.lineup.unpark(state)
 
     # What the runner did --------------------------------------------------------------------------------------
 

@@ -1,0 +1,67 @@
+"""Pages for those who are to be computed: some ahead while most are free, and where none are, those of others.
+
+They are taken in the reverse of the order in which they are granted: from the last behind first.  Knows nothing of
+steps or of their budgets.
+"""
+
+import itertools
+
+from keepsight.scheduling.kv_cache_manager import KvCacheManager, PrefixHit
+from keepsight.scheduling.lineup import Lineup, last_of
+from keepsight.scheduling.media_claims import MediaClaims
+from keepsight.scheduling.request_state import ParkedFor, RequestState, Status
+
+# Pages for so many tokens of an answer are taken at once while most are free: what lies in a row is read in place.
+TOKENS_AHEAD = 128
+MAX_USAGE_TO_TAKE_AHEAD = 0.5
+MEDIA = (ParkedFor.PIXELS, ParkedFor.TIERS, ParkedFor.ENCODER)
+
+
+class PageGrants:
+    def __init__(self, kv_cache: KvCacheManager, media: MediaClaims, lineup: Lineup) -> None:
+        self._kv_cache, self._media, self._lineup = kv_cache, media, lineup
+        self.num_preemptions = 0
+
+    def try_extend(self, state: RequestState, end: int, hit: PrefixHit | None = None) -> tuple[int, ...] | None:
+        """The ids of the pages that it has more now, for all positions before `end`; None where too few can be had."""
+        if end == state.num_tokens and self._kv_cache.usage < MAX_USAGE_TO_TAKE_AHEAD:
+            ahead = min(end + TOKENS_AHEAD, state.max_length - 1)  # the last token is never computed
+            if (added := self._kv_cache.try_extend(state.sequence_id, ahead, hit)) is not None:
+                return added
+        while (added := self._kv_cache.try_extend(state.sequence_id, end, hit)) is None:
+            if not self._take_from_another(state):
+                return None
+        return added
+
+    def preempt(self, state: RequestState) -> None:
+        """Its pages and embeddings go back; what of them nobody takes it finds again."""
+        self._kv_cache.release(state.sequence_id)
+        self._media.drop(state)
+        state.begin_again()
+        self.num_preemptions += 1
+        if state.status is Status.RUNNING:
+            self._lineup.unseat(state)
+        self._media.unpark_who_may_go_on()
+
+    def _take_from_another(self, state: RequestState) -> bool:
+        if (victim := self._last_holder_behind(state)) is not None:
+            self.preempt(victim)
+        elif (victim := self._last_holder_short_of_media()) is not None:
+            # It stays parked and keeps its embeddings: what it waits for needs no pages.
+            self._kv_cache.release(victim.sequence_id)
+            victim.give_way()
+            self.num_preemptions += 1
+        return victim is not None
+
+    def _last_holder_behind(self, state: RequestState) -> RequestState | None:
+        """A running sequence takes from all behind it, one that waits only from those that do not run."""
+        runs = state.status is Status.RUNNING
+        others = itertools.chain(self._lineup.unseated(), self._lineup.running if runs else ())
+        behind = (each for each in others if each.order > state.order and not each.is_under_way)
+        return last_of(each for each in behind if self._kv_cache.num_blocks_of(each.sequence_id))
+
+    def _last_holder_short_of_media(self) -> RequestState | None:
+        """Wherever it stands, it holds nobody back; but who gave way already gets further before it does so again."""
+        short_of_media = (each for each in self._lineup.parked if each.parked_for in MEDIA)
+        further = (each for each in short_of_media if each.num_computed > each.gave_way_at)
+        return last_of(each for each in further if self._kv_cache.num_blocks_of(each.sequence_id))
