@@ -1,13 +1,28 @@
-"""Where a piece of a prompt may end: before media that are not ready, not amid an item, and not too soon."""
+"""How much of a prompt is computed next: before media that are not ready, not amid an item, and not too little."""
 
 from keepsight.scheduling.media_claims import MediaClaims
 from keepsight.scheduling.request_state import ParkedFor, RequestState
+from keepsight.scheduling.step_draft import Piece, StepDraft
 
 # A shorter piece of text before a picture that is not ready is not worth a step of its own.
 MIN_TEXT_BEFORE_MEDIA = 32
 
 
-def ready_end(state: RequestState, start: int, media: MediaClaims) -> int:
+def cut_piece(state: RequestState, start: int, draft: StepDraft, media: MediaClaims) -> Piece | ParkedFor:
+    """Of a prompt that is computed up to `start`; or what it has to wait for."""
+    lacks = media.claim(state, state.first_item_after(start))
+    most = _ready_end(state, start, media)
+    if not _is_worth_a_step(state, start, most):
+        return _why_parked(state, most, lacks)
+    joins = draft.joins(most - start)
+    state.num_to_join = most - start if joins and most == state.num_tokens else 0
+    if not joins and not draft.beside_tokens_left:
+        return ParkedFor.LANE
+    end = min(most, start + draft.tokens_left(most - start, joins=joins))
+    return Piece(_whole_items_end(state, start, end), joins)
+
+
+def _ready_end(state: RequestState, start: int, media: MediaClaims) -> int:
     """Up to where the embeddings are held."""
     for index in range(state.first_item_after(start), len(state.media)):
         if not media.is_ready(state, index):
@@ -15,7 +30,7 @@ def ready_end(state: RequestState, start: int, media: MediaClaims) -> int:
     return state.num_tokens
 
 
-def is_worth_a_step(state: RequestState, start: int, end: int) -> bool:
+def _is_worth_a_step(state: RequestState, start: int, end: int) -> bool:
     if end == state.num_tokens:
         return True
     if end == start:
@@ -28,13 +43,13 @@ def is_worth_a_step(state: RequestState, start: int, end: int) -> bool:
     return end - start >= MIN_TEXT_BEFORE_MEDIA and end > state.gave_way_at
 
 
-def why_parked(state: RequestState, end: int, lacks: ParkedFor | None) -> ParkedFor:
+def _why_parked(state: RequestState, end: int, lacks: ParkedFor | None) -> ParkedFor:
     """`lacks`: what the first item waits for that is not claimed."""
     is_being_encoded = state.first_item_after(end) in state.claimed_items
     return ParkedFor.ENCODER if is_being_encoded or lacks is None else lacks
 
 
-def whole_items_end(state: RequestState, start: int, end: int) -> int:
+def _whole_items_end(state: RequestState, start: int, end: int) -> int:
     """The last place up to `end` that cuts no item."""
     cut = next((item.span for item in state.media if item.span.is_cut_by(end)), None)
     return end if cut is None else max(start, cut.start)

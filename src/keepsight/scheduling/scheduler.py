@@ -10,7 +10,7 @@ import itertools
 from keepsight.engine_config import EngineConfig, SchedulerConfig
 from keepsight.requests import EngineRequest, MediaNeeded, RequestFailed, TokenOutput
 from keepsight.scheduling.admit_request import make_states, why_never
-from keepsight.scheduling.cut_piece import is_worth_a_step, ready_end, whole_items_end, why_parked
+from keepsight.scheduling.cut_piece import cut_piece
 from keepsight.scheduling.embedding_loads import Load
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
 from keepsight.scheduling.holdings import Holdings
@@ -170,9 +170,13 @@ class Scheduler:
             if not draft.is_for_encodings:
                 self._continue_stream(state, draft)
             return
-        piece = self._next_piece(state, state.num_computed, draft)
-        if piece is None or piece.end == state.num_computed or draft.is_for_encodings:
-            return
+        piece = cut_piece(state, state.num_computed, draft, self.media)
+        if isinstance(piece, ParkedFor):
+            self.lineup.park(state, piece)
+        elif piece.end > state.num_computed and not draft.is_for_encodings:
+            self._continue_prompt(state, piece, draft)
+
+    def _continue_prompt(self, state: RequestState, piece: Piece, draft: StepDraft) -> None:
         added = self.pages.try_extend(state, piece.end)
         if added is None:
             self._give_way(state)
@@ -213,8 +217,9 @@ class Scheduler:
         if self._try_recall(state, hit, draft):
             return True
         start = hit.num_tokens
-        piece = self._next_piece(state, start, draft)
-        if piece is None:
+        piece = cut_piece(state, start, draft, self.media)
+        if isinstance(piece, ParkedFor):
+            self.lineup.park(state, piece)
             return True
         if draft.is_for_encodings:
             draft.now_tokens_left -= piece.end - start
@@ -269,23 +274,6 @@ class Scheduler:
             state.num_cached_tokens = hit.num_tokens
             if not state.tells_prompt:
                 self.kv_cache.count(hit, state.num_tokens)
-
-    # How much of a sequence -----------------------------------------------------------------------------------
-
-    def _next_piece(self, state: RequestState, start: int, draft: StepDraft) -> Piece | None:
-        """Of a prompt that is computed up to `start`; None: it was parked."""
-        lacks = self.media.claim(state, state.first_item_after(start))
-        most = ready_end(state, start, self.media)
-        if not is_worth_a_step(state, start, most):
-            self.lineup.park(state, why_parked(state, most, lacks))
-            return None
-        joins = draft.joins(most - start)
-        state.num_to_join = most - start if joins and most == state.num_tokens else 0
-        if not joins and not draft.beside_tokens_left:
-            self.lineup.park(state, ParkedFor.LANE)
-            return None
-        end = min(most, start + draft.tokens_left(most - start, joins=joins))
-        return Piece(whole_items_end(state, start, end), joins)
 
     def _plan_prompt(self, state: RequestState, piece: Piece, added: tuple[int, ...], draft: StepDraft) -> None:
         start, end = state.num_computed, piece.end
