@@ -45,10 +45,10 @@ class Scheduler:
         self.pins = PromptPins(self.kv_cache, encoder_cache)
         self._turns = Turns(self.media, are_taken=self.config.takes_turns)
         self.kept = KeptBeside(self.holdings, self.held_embeddings)
+        # Who finishes while its slice is under way beside keeps its pages, and its place here, until that is done.
         self._states: dict[SequenceId, RequestState] = {}
+        self._beside: set[SequenceId] = set()
         self._choices: dict[str, list[RequestState]] = {}  # live ones of each request
-        # Those whose slice is under way in that lane; who finishes meanwhile keeps its pages until it is done.
-        self._beside: dict[SequenceId, RequestState] = {}
         self._ended: list[SequenceId] = []
         self._begun: list[Begun] = []
         self._arrivals = itertools.count()
@@ -107,7 +107,7 @@ class Scheduler:
 
     @property
     def has_requests(self) -> bool:
-        return bool(self._states)
+        return bool(self._choices)
 
     def take_loads(self) -> list[Load]:
         """Embeddings that tiers are to be asked for."""
@@ -280,7 +280,8 @@ class Scheduler:
         first_block = self.kv_cache.num_blocks_of(state.sequence_id) - len(added)
         draft.introduce(state)
         if not piece.joins:
-            state.is_under_way, self._beside[state.sequence_id] = True, state
+            state.is_under_way = True
+            self._beside.add(state.sequence_id)
         samples = end == state.num_tokens
         is_prompts_end = samples and not state.num_sampled
         keep_as = self.kv_cache.name_end(state.sequence_id, state.hasher.prompt_end) if is_prompts_end else None
@@ -310,16 +311,14 @@ class Scheduler:
         return outputs
 
     def _advance(self, computed: Computed, outputs: Outputs) -> None:
-        state = self._states.get(computed.sequence_id) or self._beside[computed.sequence_id]
+        state = self._states[computed.sequence_id]
         was_stream = state.is_stream
         state.advance(computed.end)
         if not was_stream or computed.end % self._block_size == 0:
             self._publish(state)
         if state.is_under_way:
-            state.is_under_way = False
-            del self._beside[computed.sequence_id]
+            self._end_beside(state)
             if state.status is Status.FINISHED:
-                self._bury(state)
                 return
         if computed.token is not None:
             self._append(state, computed.token, outputs)
@@ -339,12 +338,14 @@ class Scheduler:
         self.media.release_computed(state)
 
     def _fail_sequence(self, sequence_id: SequenceId, fault: Fault, outputs: Outputs) -> None:
-        # Else it left meanwhile, or with another choice that failed in this very step.
-        if sequence_id in self._states:
+        state = self._states.get(sequence_id)
+        if state is None:  # it left with another choice, which failed in this very step
+            return
+        if state.status is not Status.FINISHED:
             is_refusal = fault.field is not None
             self._fail_request(RequestFailed(sequence_id[0], fault.message, is_refusal, fault.field), outputs)
-        if left := self._beside.pop(sequence_id, None):
-            self._bury(left)
+        if state.is_under_way:
+            self._end_beside(state)
 
     def _fail_request(self, failure: RequestFailed, outputs: Outputs) -> None:
         if failure.request_id in self._choices:
@@ -353,7 +354,6 @@ class Scheduler:
 
     def _finish(self, state: RequestState) -> None:
         self.lineup.finish(state)
-        del self._states[state.sequence_id]
         choices = self._choices[state.request.request_id]
         choices.remove(state)
         if not choices:
@@ -362,7 +362,14 @@ class Scheduler:
         if not state.is_under_way:
             self._bury(state)
 
+    def _end_beside(self, state: RequestState) -> None:
+        state.is_under_way = False
+        self._beside.remove(state.sequence_id)
+        if state.status is Status.FINISHED:
+            self._bury(state)
+
     def _bury(self, state: RequestState) -> None:
+        del self._states[state.sequence_id]
         self.kv_cache.release(state.sequence_id)
         self.media.remove(state)
         if state.is_known_to_runner:
@@ -372,14 +379,15 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         self.lineup.check_invariants()
-        assert len(self._states) == len(self.lineup)
         assert len(self.lineup.running) <= self.config.max_num_seqs
-        assert sum(map(len, self._choices.values())) == len(self._states)
-        for state in {**self._states, **self._beside}.values():
+        live = [state for state in self._states.values() if state.status is not Status.FINISHED]
+        assert len(live) == len(self.lineup) == sum(map(len, self._choices.values()))
+        assert self._beside == {state.sequence_id for state in self._states.values() if state.is_under_way}
+        for state in self._states.values():
             num_positions = self.kv_cache.num_blocks_of(state.sequence_id) * self._block_size
             assert state.num_computed <= num_positions, state.sequence_id
-            assert state.is_under_way == (state.sequence_id in self._beside)
             assert not state.is_under_way or state.status in (Status.RUNNING, Status.FINISHED)
+            assert state.is_under_way or state.status is not Status.FINISHED
         self.kv_cache.check_invariants()
         self.media.check_invariants()
         embeddings = [*self.media.encoder_cache.held_media(), *self.kept.held_embeddings()]
