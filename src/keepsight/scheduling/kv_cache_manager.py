@@ -46,7 +46,7 @@ class KvCacheManager:
     def __init__(self, config: KvCacheConfig, holdings: Holdings | None = None) -> None:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
-        self._block_size = config.block_size
+        self.block_size = config.block_size
         self._is_caching = config.enable_prefix_caching
         self.ends = PromptEnds(config.max_prompt_ends)
         # Read by whoever counts, changed here alone.
@@ -72,17 +72,17 @@ class KvCacheManager:
         assert num_tokens > 0
         block_ids: list[int] = []
         is_being_computed = False
-        for block_hash in hashes[: (num_tokens - 1) // self._block_size]:
+        for block_hash in hashes[: (num_tokens - 1) // self.block_size]:
             block_id = self.pool.find(block_hash)
             if block_id is None:
                 is_being_computed = block_hash in self._announced
                 break
             block_ids.append(block_id)
-        return PrefixHit(tuple(block_ids), len(block_ids) * self._block_size, is_being_computed)
+        return PrefixHit(tuple(block_ids), len(block_ids) * self.block_size, is_being_computed)
 
     def find_end(self, hit: PrefixHit, num_tokens: int, end_hash: bytes) -> EndName | None:
         """What the end of a prompt is kept as, if all of the prompt was hit that can be."""
-        is_whole = len(hit.block_ids) == (num_tokens - 1) // self._block_size
+        is_whole = len(hit.block_ids) == (num_tokens - 1) // self.block_size
         return self.ends.find(end_hash) if is_whole else None
 
     def name_end(self, sequence_id: SequenceId, end_hash: bytes) -> EndName | None:
@@ -97,7 +97,7 @@ class KvCacheManager:
     def announce(self, sequence_id: SequenceId, hashes: Sequence[bytes], end: int) -> None:
         """A slice up to position `end` is under way: the blocks that it fills can soon be found."""
         table = self._tables[sequence_id]
-        num_full = end // self._block_size
+        num_full = end // self.block_size
         assert not table.announced, f"{sequence_id} has a slice under way"
         if table.may_publish and num_full > table.num_published:
             assert num_full <= min(len(hashes), len(table.block_ids)), (sequence_id, end)
@@ -110,7 +110,7 @@ class KvCacheManager:
         """The slice is computed up to `end`: its full blocks can be found from now on."""
         self.withdraw(sequence_id)
         table = self._tables[sequence_id]
-        num_full = end // self._block_size
+        num_full = end // self.block_size
         if table.may_publish and num_full > table.num_published:
             assert num_full <= min(len(hashes), len(table.block_ids)), (sequence_id, end)
             for index in range(table.num_published, num_full):
@@ -136,7 +136,7 @@ class KvCacheManager:
 
     def pin_prefix(self, hashes: Sequence[bytes], num_tokens: int, until: float) -> None:
         """The blocks that these tokens fill go after all that are not pinned, from the front as many as can be."""
-        for block_hash in hashes[: num_tokens // self._block_size]:
+        for block_hash in hashes[: num_tokens // self.block_size]:
             block_id = self.pool.find(block_hash)
             if block_id is None or not self.pool.pin(block_id, until):
                 return
@@ -189,7 +189,7 @@ class KvCacheManager:
         return tuple(block_ids)
 
     def _num_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._block_size)
+        return -(-num_tokens // self.block_size)
 
     def release(self, sequence_id: SequenceId) -> None:
         """Gives back all blocks that it has.  The last are evicted first: without them the others still serve."""

@@ -15,7 +15,8 @@ from keepsight.scheduling.embedding_loads import Load
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
 from keepsight.scheduling.holdings import Holdings
 from keepsight.scheduling.kept_beside import KeptBeside
-from keepsight.scheduling.kv_cache_manager import NO_HIT, KvCacheManager, PrefixHit
+from keepsight.scheduling.known_prompt import find_beginning, find_end, note_hit
+from keepsight.scheduling.kv_cache_manager import KvCacheManager, PrefixHit
 from keepsight.scheduling.lineup import Lineup
 from keepsight.scheduling.media_claims import MediaClaims
 from keepsight.scheduling.page_grants import PageGrants
@@ -69,7 +70,7 @@ class Scheduler:
             self._states[state.sequence_id] = state
             self.media.add(state)
             self.lineup.add(state)
-            hit = self._find_prefix(state)
+            hit = find_beginning(state, self.kv_cache)
             self.media.look_ahead(state, state.first_item_after(hit.num_tokens))
         return None
 
@@ -210,7 +211,7 @@ class Scheduler:
         """Whether those behind it may have their turn."""
         if draft.has_no_room_to_join(state.num_to_join) and state.hasher.prompt_end not in self.kv_cache.ends:
             return draft.now_tokens_left > 0
-        hit = self._find_prefix(state)
+        hit = find_beginning(state, self.kv_cache)
         if hit.is_being_computed and not self._joins_sooner(state, hit, draft):
             self.lineup.park(state, ParkedFor.PREFIX)
             return True
@@ -233,20 +234,6 @@ class Scheduler:
         self._plan_prompt(state, piece, added, draft)
         return True
 
-    def _find_prefix(self, state: RequestState) -> PrefixHit:
-        """One that holds pages goes on where it was; where others got further meanwhile, it lets go of its own."""
-        hit = NO_HIT
-        if not state.tells_prompt:
-            hit = self.kv_cache.find_prefix(state.hasher.hashes, state.num_tokens)
-        if not self.kv_cache.num_blocks_of(state.sequence_id):
-            return hit
-        if hit.num_tokens > state.num_computed:
-            self.kv_cache.release(state.sequence_id)
-            state.begin_again()
-            return hit
-        is_next = hit.num_tokens + self._block_size > state.num_computed
-        return PrefixHit((), state.num_computed, is_next and hit.is_being_computed)
-
     def _joins_sooner(self, state: RequestState, hit: PrefixHit, draft: StepDraft) -> bool:
         """Than its prefix comes.  Of media the other may spare it the making."""
         is_text = state.first_item_after(hit.num_tokens) == len(state.media)
@@ -254,26 +241,18 @@ class Scheduler:
 
     def _try_recall(self, state: RequestState, hit: PrefixHit, draft: StepDraft) -> bool:
         """Its first token, if the whole prompt is known.  It stays in line: a seat is for the second."""
-        if state.num_computed or state.num_sampled or state.tells_prompt or draft.now_tokens_left <= 0:
-            return False
-        kept_as = self.kv_cache.find_end(hit, state.num_tokens, state.hasher.prompt_end)
+        kept_as = find_end(state, hit, self.kv_cache) if draft.now_tokens_left > 0 else None
         if kept_as is None:
             return False
         draft.add_recall(state.sequence_id, kept_as)
         draft.introduce(state)
-        self._note_hit(state, hit)
+        note_hit(state, hit, self.kv_cache)
         return True
 
     def _seat(self, state: RequestState, hit: PrefixHit) -> None:
-        self._note_hit(state, hit)
+        note_hit(state, hit, self.kv_cache)
         state.advance(hit.num_tokens)
         self.lineup.seat(state)
-
-    def _note_hit(self, state: RequestState, hit: PrefixHit) -> None:
-        if not (state.num_computed or state.num_sampled or state.num_preemptions):
-            state.num_cached_tokens = hit.num_tokens
-            if not state.tells_prompt:
-                self.kv_cache.count(hit, state.num_tokens)
 
     def _plan_prompt(self, state: RequestState, piece: Piece, added: tuple[int, ...], draft: StepDraft) -> None:
         start, end = state.num_computed, piece.end

@@ -1,0 +1,37 @@
+"""What of a sequence's prompt is known before it has a seat: its beginning, and the end that its answer begins from.
+
+Nothing is, of whose caller wants to be told how likely each token of the prompt was.
+"""
+
+from keepsight.scheduling.kv_cache_manager import NO_HIT, KvCacheManager, PrefixHit
+from keepsight.scheduling.request_state import RequestState
+from keepsight.scheduling.step_plan import EndName
+
+
+def find_beginning(state: RequestState, kv_cache: KvCacheManager) -> PrefixHit:
+    """One that holds pages goes on where it was; where others got further meanwhile, it lets go of its own."""
+    hit = NO_HIT if state.tells_prompt else kv_cache.find_prefix(state.hasher.hashes, state.num_tokens)
+    if not kv_cache.num_blocks_of(state.sequence_id):
+        return hit
+    if hit.num_tokens > state.num_computed:
+        kv_cache.release(state.sequence_id)
+        state.begin_again()
+        return hit
+    is_next = hit.num_tokens + kv_cache.block_size > state.num_computed
+    return PrefixHit((), state.num_computed, is_next and hit.is_being_computed)
+
+
+def find_end(state: RequestState, hit: PrefixHit, kv_cache: KvCacheManager) -> EndName | None:
+    """What it is kept as, if its first token can be drawn from it: all before it was hit."""
+    if state.num_computed or state.num_sampled or state.tells_prompt:
+        return None
+    return kv_cache.find_end(hit, state.num_tokens, state.hasher.prompt_end)
+
+
+def note_hit(state: RequestState, hit: PrefixHit, kv_cache: KvCacheManager) -> None:
+    """For its caller and the statistics: with so much of it known it begins, for the first time."""
+    if state.num_computed or state.num_sampled or state.num_preemptions:
+        return
+    state.num_cached_tokens = hit.num_tokens
+    if not state.tells_prompt:
+        kv_cache.count(hit, state.num_tokens)
