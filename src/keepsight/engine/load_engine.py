@@ -1,8 +1,7 @@
 """The model loaded, the memory measured, the engine's configuration derived: all of an engine but its loop."""
 
-from collections.abc import Iterator
 from concurrent.futures import wait
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -72,7 +71,9 @@ def load_engine(
     engine_config = resolve_config(config, size, machine)
     inbox = Inbox()
     tiers = _open_tiers(tier_plan, model, image_config, engine_config, inbox)
-    with _closing_if_this_fails(tiers):
+    with ExitStack() as undoing:  # if this fails: their threads would stay, and one more set with each try
+        if tiers is not None:
+            undoing.callback(tiers.close)
         runner = load_runner(
             config,
             model,
@@ -83,6 +84,7 @@ def load_engine(
             guides or make_guides(config, end_ids),
             None if tiers is None else tiers.keeping,
         )
+        undoing.pop_all()
     scheduler = Scheduler(engine_config, end_ids)
     return LoadedEngine(
         scheduler,
@@ -106,17 +108,6 @@ def _open_tiers(
     embeddings = Embeddings(name_of(place.dtype), width, cache.bytes_per_embedding)
     processor, lock = describe_processor(image_config or ImageProcessorConfig()), make_page_lock(place.device)
     return plan.open(cache.host_bytes, embeddings, processor, place.arithmetic, inbox.wake, lock)
-
-
-@contextmanager
-def _closing_if_this_fails(tiers: EmbeddingTiers | None) -> Iterator[None]:
-    """Their threads would stay, and one more set with each try."""
-    try:
-        yield
-    except BaseException:
-        if tiers is not None:
-            tiers.close()
-        raise
 
 
 def load_engine_alone(config: Config, part: MachinePart = WHOLE_MACHINE) -> LoadedEngine:
