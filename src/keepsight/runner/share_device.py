@@ -6,9 +6,9 @@ Whatever a thread reports, its device has finished it: nothing is handed over ha
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
 
 import torch
 
@@ -21,34 +21,52 @@ LINGER_SECONDS = 0.02
 MIN_WORK_TO_SHARE = 64_000_000
 
 
-class DeviceShare(Protocol):
+class DeviceShare(ABC):
+    def __init__(self) -> None:
+        self._is_in_step = False
+        self._last_step_ended = -LINGER_SECONDS
+
+    @abstractmethod
     def foreground(self, num_tokens: int, *, beside_works: bool) -> AbstractContextManager[None]:
         """Around one step, of so many tokens."""
-        ...
 
     def handing_over(self) -> AbstractContextManager[None]:
         """Around what is made on this thread to be read on the other."""
-        ...
+        return nullcontext()
 
+    @abstractmethod
     def beside(self) -> AbstractContextManager[None]:
         """Around the other thread's life."""
-        ...
 
+    @abstractmethod
     def before_part(self) -> None:
         """On the other thread, between two parts of its work."""
-        ...
 
+    @abstractmethod
     def finish_part(self) -> None:
         """On the other thread: returns when the device has done what it was given."""
-        ...
 
+    @abstractmethod
     def before_rest(self) -> None:
         """On either thread, with nothing to compute just now."""
-        ...
 
     def end_foreground(self) -> None:
         """No step follows the last for now: what works beside need not wait to find that out."""
-        ...
+        self._last_step_ended = -LINGER_SECONDS
+
+    @property
+    def _has_foreground(self) -> bool:
+        """Whether anybody computes there, or did a moment ago."""
+        return self._is_in_step or time.monotonic() - self._last_step_ended < LINGER_SECONDS
+
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        self._is_in_step = True
+        try:
+            yield
+        finally:
+            self._last_step_ended = time.monotonic()
+            self._is_in_step = False
 
 
 def share_device(device: torch.device, beside_share: float, num_parameters: int) -> DeviceShare:
@@ -57,55 +75,26 @@ def share_device(device: torch.device, beside_share: float, num_parameters: int)
     return CpuShare(torch.get_num_threads(), beside_share, MIN_WORK_TO_SHARE // num_parameters)
 
 
-class _Foreground:
-    """Whether anybody computes in the foreground, or did a moment ago."""
-
-    def __init__(self) -> None:
-        self._is_in_step = False
-        self._last_step_ended = -LINGER_SECONDS
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        self._is_in_step = True
-        try:
-            yield
-        finally:
-            self._last_step_ended = time.monotonic()
-            self._is_in_step = False
-
-    def end(self) -> None:
-        self._last_step_ended = -LINGER_SECONDS
-
-    @property
-    def is_active(self) -> bool:
-        return self._is_in_step or time.monotonic() - self._last_step_ended < LINGER_SECONDS
-
-
-class CpuShare:
+class CpuShare(DeviceShare):
     def __init__(self, num_threads: int, beside_share: float, max_tokens_alone: int = 0) -> None:
         """`max_tokens_alone`: up to so many are computed on one core."""
+        super().__init__()
         self.all, self._max_tokens_alone = num_threads, max_tokens_alone
         self.of_beside = min(max(1, round(num_threads * beside_share)), max(1, num_threads - 1))
         self.of_foreground = max(1, num_threads - self.of_beside)
-        self._foreground = _Foreground()
 
     @contextmanager
     def foreground(self, num_tokens: int, *, beside_works: bool) -> Iterator[None]:
-        with self._foreground.step():
+        with self._step():
             own = self.of_foreground if beside_works else self.all
             set_team_size(1 if num_tokens <= self._max_tokens_alone else own)
             yield
 
-    def handing_over(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    @contextmanager
-    def beside(self) -> Iterator[None]:
-        with torch.inference_mode():
-            yield
+    def beside(self) -> AbstractContextManager[None]:
+        return torch.inference_mode()
 
     def before_part(self) -> None:
-        set_team_size(self.of_beside if self._foreground.is_active else self.all)
+        set_team_size(self.of_beside if self._has_foreground else self.all)
 
     def finish_part(self) -> None:
         pass
@@ -113,24 +102,21 @@ class CpuShare:
     def before_rest(self) -> None:
         dismiss_team()
 
-    def end_foreground(self) -> None:
-        self._foreground.end()
 
-
-class CudaShare:
+class CudaShare(DeviceShare):
     """Beside running answers, each part is followed by a pause in proportion to it."""
 
     def __init__(self, device: torch.device, beside_share: float) -> None:
+        super().__init__()
         torch.cuda.synchronize(device)
         self._pause_per_second = (1 - beside_share) / beside_share
-        self._foreground = _Foreground()
         self._stream_now = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self._stream_beside = torch.cuda.Stream(device, priority=0)  # type: ignore[no-untyped-call]
         self._part_began: float | None = None
 
     @contextmanager
     def foreground(self, num_tokens: int, *, beside_works: bool) -> Iterator[None]:
-        with self._foreground.step(), self.handing_over():
+        with self._step(), self.handing_over():
             yield
 
     @contextmanager
@@ -150,7 +136,7 @@ class CudaShare:
     def before_part(self) -> None:
         # What was begun runs ahead of its thread: an urgent job would wait for all of it.
         self._stream_beside.synchronize()
-        if self._part_began is not None and self._foreground.is_active:
+        if self._part_began is not None and self._has_foreground:
             time.sleep((time.monotonic() - self._part_began) * self._pause_per_second)
         self._part_began = time.monotonic()
 
@@ -160,6 +146,3 @@ class CudaShare:
 
     def before_rest(self) -> None:
         pass
-
-    def end_foreground(self) -> None:
-        self._foreground.end()
