@@ -140,7 +140,7 @@ def test_a_far_tier_has_as_long_as_making_all_that_is_loading_anew_would_take(be
 
 def test_a_trace_names_each_use_by_its_entry_and_tells_what_encodings_take(tmp_path: Path) -> None:
     path = tmp_path / "trace"
-    tiers = EmbeddingTiers(None, name, EMBEDDINGS, lambda: None, trace=TraceRecorder(path))
+    tiers = EmbeddingTiers(TieredStore(None, []), name, EMBEDDINGS, lambda: None, trace=TraceRecorder(path))
     media = tuple(MediaItem(key, TokenSpan(4 * place, 4), Geometry(9, 9)) for place, key in enumerate("ab"))
     request = EngineRequest("r", (1,) * 8, media, SamplingParams())
     tiers.note_uses(request)
@@ -154,7 +154,9 @@ def test_a_trace_names_each_use_by_its_entry_and_tells_what_encodings_take(tmp_p
 
 
 def test_requests_without_pictures_push_no_use_out_of_the_trace(tmp_path: Path) -> None:
-    tiers = EmbeddingTiers(None, name, EMBEDDINGS, lambda: None, trace=TraceRecorder(tmp_path / "trace"))
+    tiers = EmbeddingTiers(
+        TieredStore(None, []), name, EMBEDDINGS, lambda: None, trace=TraceRecorder(tmp_path / "trace")
+    )
     text = EngineRequest("text", (1,), (), SamplingParams())
     tiers.note_uses(EngineRequest("r", (1,) * 4, (MediaItem("a", TokenSpan(0, 4), Geometry(9, 9)),), SamplingParams()))
     for _ in range(MAX_UNTOLD_USES):

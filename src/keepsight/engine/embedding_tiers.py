@@ -56,7 +56,7 @@ class Loaded(NamedTuple):
 class EmbeddingTiers:
     def __init__(
         self,
-        store: TieredStore | None,
+        store: TieredStore,
         name: Callable[[str], str],
         embeddings: Embeddings,
         wake: Callable[[], object],
@@ -72,7 +72,7 @@ class EmbeddingTiers:
         self._answers: deque[_Answer] = deque()
         self._loop_thread = 0
         self._epoch = 0
-        self._tier_names = () if store is None else tuple(store.stats())
+        self._tier_names = tuple(store.stats())
         # Entries whose place may have changed, those whose media are known, and those said to be held.
         self._changed: deque[str] = deque() if dropped is None else dropped
         self._media: dict[str, str] = {}
@@ -90,7 +90,6 @@ class EmbeddingTiers:
 
     def load(self, load: Load) -> None:
         """Answered by `take_loaded`: at once if it lies in host memory or nowhere, else the loop is woken."""
-        assert self._store is not None
         self._num_loading += 1
         self._loop_thread = threading.get_ident()
         self._store.load(self._name(load.encoder_key), self._patience(), partial(self._take_answer, load, self._epoch))
@@ -133,7 +132,7 @@ class EmbeddingTiers:
             with self._lock:
                 if (media_hash := self._media.get(name)) is None:
                     continue
-                if self._is_held(name):
+                if self._store.find(name) is not None:
                     if name not in self._held:
                         self._held.add(name)
                         kept.append(media_hash)
@@ -144,14 +143,10 @@ class EmbeddingTiers:
                         dropped.append(media_hash)
         return kept, dropped
 
-    def _is_held(self, name: str) -> bool:
-        return self._store is not None and self._store.find(name) is not None
-
     def clear(self) -> None:
         with self._lock:
             self._epoch += 1
-            if self._store is not None:
-                self._store.clear()
+            self._store.clear()
             self._changed.extend(self._media)
 
     def note_uses(self, request: EngineRequest) -> None:
@@ -168,8 +163,7 @@ class EmbeddingTiers:
             self._trace.record(self._name(key), num_bytes, self._encoding_cost.seconds)
 
     def close(self) -> None:
-        if self._store is not None:
-            self._store.close()
+        self._store.close()
         if self._trace is not None:
             self._trace.close()
 
@@ -181,7 +175,7 @@ class EmbeddingTiers:
 
     def _keep(self, epoch: int, encoding: Encoding, seconds: float, make_array: Callable[[], StoredArray]) -> None:
         self._encoding_cost.note(seconds)
-        if self._store is None:
+        if not self._tier_names:
             return
         array = make_array()
         with self._lock:
@@ -204,8 +198,6 @@ class EmbeddingTiers:
 
     def status(self) -> tuple[TierStatus, ...]:
         """Of each tier, the nearest first."""
-        if self._store is None:
-            return ()
         health = {each.name: each for each in self._store.health()}
         hits, left_out = dict(self._store.hits), self._store.num_left_out
         return tuple(

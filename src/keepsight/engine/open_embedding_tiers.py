@@ -16,6 +16,7 @@ from keepsight.tiers.entry_key import entry_key, model_content_digest
 from keepsight.tiers.open_tiers import DiskPlace, RemotePlace, open_tiers, parse_disk_place
 from keepsight.tiers.resp import parse_address
 from keepsight.tiers.tier import StoredArray
+from keepsight.tiers.tiered_store import TieredStore
 from keepsight.tiers.trace import TraceRecorder
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,8 @@ class TierPlan:
         )
         if store is None and trace is None:
             return None
-        logger.info("tiers of embeddings: %s", "none" if store is None else ", ".join(store.stats()))
+        store = store or TieredStore(None, [])
+        logger.info("tiers of embeddings: %s", ", ".join(store.stats()) or "none")
         return EmbeddingTiers(store, name, embeddings, wake, trace=trace, dropped=dropped)
 
     def namer(self, processor: str, place: str) -> Callable[[str], str]:
