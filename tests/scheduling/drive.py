@@ -288,5 +288,19 @@ class Drive:
         assert self.scheduler.kv_cache.pool.num_free == self.config.kv_cache.num_blocks
 
 
+def beside_drive(max_joining: int = 4) -> Drive:
+    """One stream runs; what lies beside it takes as long as `is_done` says."""
+    drive = Drive(make_config(max_prompt_tokens_beside_streams=max_joining))
+    drive.add(make_request("stream", 3, max_tokens=40, ignore_eos=True))
+    drive.step()
+    drive.is_done = lambda: False
+    drive.runner.set_pace(drive.is_done)
+    return drive
+
+
+def lengths(plans: list[StepPlan]) -> list[list[int]]:
+    return [[piece.length for piece in plan.now] for plan in plans]
+
+
 def adapter(digest: str, *, changes_encoder: bool = False) -> Adapter:
     return Adapter("glasses", digest, changes_encoder)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from keepsight.requests import MediaDropped, MediaHeld
 from keepsight.scheduling.holdings import Holdings
+from tests.scheduling.drive import Drive, beside_drive, make_config, make_request
 from tests.scheduling.long_run import thorough
 
 
@@ -95,3 +96,77 @@ def test_whoever_follows_the_changes_knows_what_is_held(events: list[tuple[str, 
                 believed ^= told
             assert believed == set(+counts)
         holdings.check_invariants(counts.elements())
+
+
+# What the engine's caches change ------------------------------------------------------------------------------
+
+
+def test_hints_say_what_the_engine_holds_while_any_cache_holds_anything_of_it() -> None:
+    drive = Drive(make_config(num_pictures=1))
+    drive.run(make_request("a", 3, "cat", 9))
+    assert drive.believed == {"cat"}
+    drive.run(make_request("b", 3, "dog", 9))  # its embeddings take the place of the cat's
+    assert drive.believed == {"cat", "dog"}
+    drive.scheduler.reset(prefix=True, encoder=False)
+    drive.step()
+    assert drive.believed == {"dog"}
+    drive.scheduler.reset(prefix=False, encoder=True)
+    drive.step()
+    assert drive.believed == set()
+
+
+def test_a_picture_is_held_from_the_beginning_of_its_encoding() -> None:
+    drive = Drive(make_config(), is_done=lambda: False)
+    drive.add(make_request("a", 3, "cat"))
+    drive.step()
+    assert drive.believed == set()
+    drive.step()
+    assert drive.believed == {"cat"}
+
+
+def test_a_picture_that_could_not_be_encoded_is_not_held() -> None:
+    drive = Drive(make_config())
+    drive.runner.bad_media = {"cat"}
+    drive.run(make_request("a", 3, "cat"))
+    assert drive.believed == set()
+
+
+def test_a_picture_whose_blocks_made_room_is_not_held() -> None:
+    drive = Drive(make_config(num_blocks=8, shares_embeddings=False))
+    drive.run(make_request("a", 3, "cat"))
+    assert drive.believed == {"cat"}
+    drive.run(make_request("b", 26, ignore_eos=True))
+    assert drive.believed == set()
+
+
+def test_what_one_leaves_behind_who_went_while_under_way_is_held() -> None:
+    drive = beside_drive()
+    drive.add(make_request("long", 9, "cat", 9))
+    drive.runner.set_pace(lambda: not drive.scheduler.media.encoder_cache.is_ready("cat"))
+    while not drive.step().beside:
+        pass
+    drive.scheduler.abort("long")
+    drive.scheduler.reset(prefix=False, encoder=True)
+    drive.step()
+    assert drive.believed == set()
+    drive.runner.set_pace(lambda: True)
+    drive.step()
+    assert drive.believed == {"cat"}
+
+
+def test_without_caches_nothing_is_ever_held() -> None:
+    drive = Drive(make_config(shares_embeddings=False, caches_prefixes=False))
+    drive.run(make_request("a", 3, "cat", 9))
+    assert drive.believed == set()
+
+
+def test_pixels_that_are_kept_beside_count_too_however_often_they_are_told_of() -> None:
+    drive = Drive(make_config(shares_embeddings=False, caches_prefixes=False))
+    for _ in range(2):
+        drive.scheduler.kept.note_pixels(["cat", "dog"], [])
+    drive.step()
+    assert drive.believed == {"cat", "dog"}
+    for _ in range(2):
+        drive.scheduler.kept.note_pixels([], ["cat", "owl"])
+    drive.step()
+    assert drive.believed == {"dog"}

@@ -1,9 +1,12 @@
 """How much of a step is whose: budgets of its lanes, and who makes a crowd."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from keepsight.scheduling import step_draft
+from keepsight.scheduling.kv_cache_manager import PrefixHit
 from keepsight.scheduling.step_draft import Room, room_to_join
 from tests.scheduling.drive import TOKENS_PER_PICTURE, Drive, make_config, make_request
 
@@ -57,3 +60,61 @@ def test_first_tokens_that_are_drawn_without_a_step_count_as_tokens_of_one() -> 
     drive.run(make_request("first", 3))
     plans = drive.run(*(make_request(f"{number}", 3, max_tokens=1) for number in range(8)))
     assert [len(plan.recall) for plan in plans] == [6, 2]
+
+
+# Who waits for room -------------------------------------------------------------------------------------------
+
+
+def drive_with_many_who_wait_to_join(num_waiting: int, monkeypatch: pytest.MonkeyPatch) -> Drive:
+    """Beside a stream, of which one can join with each step."""
+    monkeypatch.setattr(step_draft, "CROWD_TOKENS", 8)
+    drive = Drive(make_config(max_prompt_tokens_beside_streams=8, num_blocks=128))
+    drive.add(make_request("stream", 3, max_tokens=90, ignore_eos=True))
+    drive.step()
+    for number in range(num_waiting):
+        drive.add(make_request(f"{number}", 8, cache_salt=f"{number}", max_tokens=1))
+    drive.step()
+    return drive
+
+
+def test_those_who_wait_to_join_are_not_all_looked_at_with_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive = drive_with_many_who_wait_to_join(40, monkeypatch)
+    find_prefix, num_looks = drive.scheduler.kv_cache.find_prefix, 0
+
+    def count_and_find(hashes: Sequence[bytes], num_tokens: int) -> PrefixHit:
+        nonlocal num_looks
+        num_looks += 1
+        return find_prefix(hashes, num_tokens)
+
+    monkeypatch.setattr(drive.scheduler.kv_cache, "find_prefix", count_and_find)
+    plans = [drive.step() for _ in range(39)]
+    assert num_looks <= 2 * 39
+    assert [plan.now[-1].sequence_id[0] for plan in plans] == [f"{number}" for number in range(1, 40)]
+    drive.expect_all_answered()
+
+
+def test_who_waits_to_join_has_its_first_token_once_its_prompt_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive = drive_with_many_who_wait_to_join(40, monkeypatch)
+    drive.add(make_request("urgent", 8, cache_salt="39", max_tokens=1, priority=-1))
+    assert drive.step().now[-1].sequence_id[0] == "urgent"
+    assert [recall.sequence_id[0] for recall in drive.step().recall] == ["39"]
+    drive.expect_all_answered()
+
+
+def test_who_waits_for_more_room_is_not_overtaken_by_those_who_would_take_it() -> None:
+    drive = Drive(make_config(max_num_batched_tokens=64))
+    drive.run(make_request("before", "cat", 1))
+    drive.add(make_request("first", 60, cache_salt="first", max_tokens=1))
+    drive.add(make_request("picture", 3, "cat", 5, max_tokens=1))
+    for number in range(8):
+        # Each would leave the next step four tokens short of a whole one.
+        drive.add(make_request(f"later{number}", 64, cache_salt=f"{number}", max_tokens=1))
+        drive.step()
+    assert ("picture", 0) in drive.finished
+    drive.expect_all_answered()
+
+
+def test_a_short_beginning_is_computed_where_a_step_has_room_for_no_more() -> None:
+    drive = Drive(make_config(max_num_batched_tokens=13))
+    drive.run(make_request("a", 10, "cat", 3))
+    drive.expect_right_answers()

@@ -1,0 +1,173 @@
+"""What of a prompt is known: the beginning that need not be computed, the end that its answer begins from."""
+
+from typing import Any
+
+import pytest
+
+from keepsight.requests import ResetCaches
+from keepsight.scheduling.request_state import ParkedFor
+from tests.scheduling.drive import Drive, adapter, lengths, make_config, make_request, with_text
+
+# The same prompt again -----------------------------------------------------------------------------------------
+
+
+def test_the_same_prompt_has_its_first_token_before_anything_is_computed() -> None:
+    drive = Drive(make_config())
+    drive.run(make_request("first", 8, "cat", 5))
+    plans = drive.run(make_request("again", 8, "cat", 5, max_tokens=3))
+    assert [len(plan.recall) for plan in plans] == [1, 0, 0]
+    # The three tokens of the prompt that fill no block, and the answer's first.
+    assert lengths(plans) == [[], [4], [1]]
+    assert drive.cached["again", 0] == 16
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
+
+
+def test_a_first_token_is_drawn_once_though_others_come_back_into_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive = Drive(make_config())
+    drive.run(make_request("first", 8))
+    drive.runner.set_pace(lambda: False)
+    drive.add(make_request("picture", "cat", 3))
+    drive.step()
+    drive.step()
+    drive.add(make_request("again", 8))
+    drive.add(make_request("takes pages", 9, cache_salt="its own"))
+    lineup, try_extend = drive.scheduler.lineup, drive.scheduler.kv_cache.try_extend
+    [parked] = lineup.parked_for(ParkedFor.ENCODER)
+
+    def unpark_and_extend(*args: Any) -> tuple[int, ...] | None:
+        if parked in lineup.parked:
+            lineup.unpark(parked)
+        return try_extend(*args)
+
+    monkeypatch.setattr(drive.scheduler.kv_cache, "try_extend", unpark_and_extend)
+    assert [recall.sequence_id[0] for recall in drive.step().recall] == ["again"]
+    drive.runner.set_pace(lambda: True)
+    drive.expect_all_answered()
+
+
+def test_an_answer_of_one_token_to_the_same_prompt_computes_nothing() -> None:
+    drive = Drive(make_config(max_num_seqs=1))
+    drive.run(make_request("first", 3))
+    num_computed = drive.runner.num_computed_tokens
+    plans = drive.run(*(make_request(str(number), 3, max_tokens=1, seed=number) for number in range(5)))
+    assert len(plans) == 1
+    assert drive.runner.num_computed_tokens == num_computed
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
+
+
+def test_a_known_prompt_waits_until_there_is_a_seat() -> None:
+    drive = Drive(make_config(max_num_seqs=1))
+    drive.run(make_request("first", 8, "cat", 6))
+    drive.run(make_request("long", 5, max_tokens=20), make_request("again", 8, "cat", 6))
+    recalls = [index for index, plan in enumerate(drive.runner.plans) if plan.recall]
+    assert drive.runner.plans[recalls[0]].now == []
+    drive.expect_right_answers()
+
+
+def test_the_end_of_a_prompt_whose_blocks_are_gone_is_not_enough() -> None:
+    drive = Drive(make_config(num_blocks=8))
+    drive.run(make_request("first", 20))
+    drive.run(with_text(make_request("other", 28), [9] * 28))
+    plans = drive.run(make_request("again", 20))
+    assert not any(plan.recall for plan in plans)
+    drive.expect_right_answers()
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 3])
+def test_ends_of_prompts_begun_before_all_was_forgotten_are_not_found(num_steps: int) -> None:
+    drive = Drive(make_config(max_num_batched_tokens=14))
+    drive.add(make_request("first", 30))
+    for _ in range(num_steps):
+        drive.step()
+    drive.scheduler.reset(prefix=True, encoder=False)
+    drive.run()
+    plans = drive.run(make_request("again", 30))
+    assert any(plan.recall for plan in plans) == (num_steps == 0)
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
+
+
+def test_the_runner_keeps_no_more_ends_than_it_is_told_to() -> None:
+    drive = Drive(make_config(max_prompt_ends=2))
+    for number in (3, 5, 7, 3, 9):
+        drive.run(make_request(f"{number}, the {len(drive.requests)}th", number))
+    assert len(drive.runner.ends) == 2
+    assert not any(plan.recall for plan in drive.run(make_request("gone", 5)))
+    assert any(plan.recall for plan in drive.run(make_request("kept", 9)))
+
+
+def test_a_first_token_that_cannot_be_drawn_fails_its_request_and_no_other() -> None:
+    drive = Drive(make_config())
+    drive.run(make_request("first", 8, "cat", 6))
+    drive.runner.bad_requests.add("bad")
+    drive.run(make_request("bad", 8, "cat", 6), make_request("good", 8, "cat", 6))
+    assert drive.failed["bad"].message == "a bad request"
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
+
+
+# What makes prefixes differ -----------------------------------------------------------------------------------
+
+
+def test_two_pictures_in_another_order_are_another_prompt() -> None:
+    drive = Drive(make_config())
+    drive.run(make_request("ab", 4, "cat", "dog", 4), make_request("ba", 4, "dog", "cat", 4))
+    assert drive.cached["ba", 0] == 4
+    assert sorted(drive.runner.encoded) == ["cat", "dog"]
+    drive.expect_right_answers()
+
+
+@pytest.mark.parametrize("text_before", range(1, 17))
+def test_a_hit_may_end_inside_a_picture_wherever_it_begins(text_before: int) -> None:
+    drive = Drive(make_config(block_size=8))
+    drive.run(make_request("first", text_before, "cat", 5))
+    drive.run(make_request("again", text_before, "cat", 1))
+    num_tokens = text_before + 7
+    assert drive.cached["again", 0] == (num_tokens - 1) // 8 * 8
+    drive.expect_right_answers()
+
+
+def test_a_salt_or_another_version_of_an_adapter_shares_nothing() -> None:
+    drive = Drive(make_config())
+    drive.run(make_request("plain", 12, "cat", 6))
+    drive.run(make_request("salted", 12, "cat", 6, cache_salt="mine"))
+    drive.run(make_request("v1", 12, "cat", 6, adapter=adapter("1")))
+    drive.run(make_request("v2", 12, "cat", 6, adapter=adapter("2")))
+    drive.run(make_request("v2 again", 12, "cat", 6, adapter=adapter("2")))
+    assert [drive.cached[name, 0] for name in ("salted", "v1", "v2")] == [0, 0, 0]
+    assert drive.cached["v2 again", 0] == 20
+    # Its embeddings do not depend on an adapter of the language model alone.
+    assert drive.runner.encoded == ["cat"]
+    drive.run(make_request("sees otherwise", 12, "cat", 6, adapter=adapter("3", changes_encoder=True)))
+    assert drive.runner.encoded == ["cat", "cat"]
+    drive.expect_right_answers()
+
+
+def test_media_wholly_inside_the_hit_need_neither_pixels_nor_embeddings() -> None:
+    drive = Drive(make_config(num_pictures=1))
+    drive.run(make_request("first", 4, "cat", 6))
+    drive.run(make_request("evicts", 2, "dog", 2))
+    drive.run(make_request("again", 4, "cat", 6))
+    assert drive.runner.encoded == ["cat", "dog"]
+    assert ("again", "cat") not in drive.needed
+    drive.expect_right_answers()
+
+
+def test_without_prefix_caching_everything_is_computed_and_nothing_encoded_twice() -> None:
+    drive = Drive(make_config(caches_prefixes=False))
+    drive.run(make_request("first", 8, "cat", 6))
+    drive.run(make_request("again", 8, "cat", 6))
+    assert drive.cached["again", 0] == 0
+    assert drive.runner.num_computed_tokens == 2 * (20 + 4)
+    assert drive.runner.encoded == ["cat"]
+
+
+def test_what_is_reset_is_computed_again() -> None:
+    drive = Drive(make_config())
+    for name, reset in {"a": ResetCaches(), "b": ResetCaches(prefix=True), "c": ResetCaches(True, True)}.items():
+        drive.scheduler.reset(prefix=reset.prefix, encoder=reset.encoder)
+        drive.run(make_request(name, 8, "cat", 6))
+    assert [drive.cached[name, 0] for name in "abc"] == [0, 0, 0]
+    assert drive.runner.encoded == ["cat", "cat"]

@@ -1,0 +1,107 @@
+"""Who gets pages where there are too few, and from whom."""
+
+from typing import Any
+
+import pytest
+
+from keepsight.scheduling import page_grants
+from tests.scheduling.drive import Drive, make_config, make_request, with_text
+
+
+def drive_short_of_pages(**config: Any) -> Drive:
+    """A prompt keeps most pages with the text before its picture; what lies beside the steps takes for ever."""
+    drive = Drive(make_config(num_blocks=20, **config), delivers=False, is_done=lambda: False)
+    drive.add(make_request("picture", 56, "cat", 3))
+    drive.step()
+    drive.step()
+    return drive
+
+
+def expect_a_stream_to_end(drive: Drive) -> None:
+    drive.add(with_text(make_request("stream", 10, max_tokens=60, ignore_eos=True), [9] * 10))
+    for _ in range(61):
+        drive.step()
+    assert drive.finished == {("stream", 0): "length"}
+
+
+def test_who_waits_for_pixels_keeps_no_pages_that_a_running_answer_lacks() -> None:
+    drive = drive_short_of_pages()
+    expect_a_stream_to_end(drive)
+    drive.runner.set_pace(lambda: True)
+    drive.deliver("cat")
+    drive.expect_all_answered()
+
+
+def test_who_waits_for_the_encoder_keeps_no_pages_that_a_running_answer_lacks() -> None:
+    drive = drive_short_of_pages()
+    drive.deliver("cat")
+    drive.step()
+    expect_a_stream_to_end(drive)
+    drive.runner.set_pace(lambda: True)
+    drive.run()
+    assert drive.runner.encoded == ["cat"], "the embeddings were on their way"
+    drive.expect_right_answers()
+
+
+def test_who_waits_for_pixels_keeps_no_pages_that_a_new_prompt_lacks() -> None:
+    drive = drive_short_of_pages()
+    drive.add(with_text(make_request("text", 30), [9] * 30))
+    for _ in range(6):
+        drive.step()
+    assert drive.finished.keys() == {("text", 0)}
+
+
+def test_who_gave_pages_away_takes_none_again_until_it_gets_further() -> None:
+    drive = drive_short_of_pages(caches_prefixes=False)
+    drive.add(with_text(make_request("text", 30), [9] * 30))
+    drive.step()
+    drive.deliver("cat")
+    for _ in range(8):
+        drive.step()
+    assert drive.scheduler.kv_cache.usage == 0
+    drive.runner.set_pace(lambda: True)
+    drive.expect_all_answered()
+
+
+def test_those_who_keep_taking_the_pages_of_one_who_waits_for_media_starve_it_not() -> None:
+    drive = Drive(make_config(num_blocks=20, num_pictures=1, shares_embeddings=False, caches_prefixes=False))
+    drive.runner.set_pace(lambda: len(drive.runner.plans) % 8 == 0)
+    drive.add(make_request("pictures", 3, "cat", 2, "dog", 33, "owl", 3))
+    for number in range(400):
+        if len(drive.scheduler.lineup) < 4:
+            drive.add(make_request(f"text{number}", 20, cache_salt=f"{number}", max_tokens=20, ignore_eos=True))
+        drive.step()
+    assert ("pictures", 0) in drive.finished
+    drive.expect_all_answered()
+
+
+@pytest.mark.parametrize(("max_tokens", "num_pages"), [(1, 1), (2, 2), (5, 2), (6, 3)])
+def test_no_page_is_taken_ahead_for_the_answer_s_last_token(max_tokens: int, num_pages: int) -> None:
+    drive = Drive(make_config(max_prompt_tokens_beside_streams=0), is_done=lambda: False)
+    drive.add(make_request("a", 4, max_tokens=max_tokens, ignore_eos=True))
+    drive.scheduler.schedule()
+    assert drive.scheduler.kv_cache.num_blocks_of(("a", 0)) == num_pages
+
+
+def test_who_runs_out_of_pages_takes_them_from_the_last_and_both_answers_stay_right() -> None:
+    drive = Drive(make_config(num_blocks=8, caches_prefixes=False))
+    drive.run(make_request("first", 9, max_tokens=12), make_request("last", 8, max_tokens=12))
+    assert drive.scheduler.pages.num_preemptions > 0
+    assert len(drive.finished) == 2
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
+
+
+def test_who_lacks_a_page_takes_none_from_whoever_is_computed_beside_but_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_grants, "TOKENS_AHEAD", 0)
+    drive = Drive(make_config(num_blocks=10, max_prompt_tokens_beside_streams=0), is_done=lambda: False)
+    drive.add(make_request("stream", 3, max_tokens=30, ignore_eos=True))
+    drive.step()
+    drive.add(make_request("long", 32, cache_salt="its own"))
+    for _ in range(9):
+        drive.step()
+    # Two pages of ten are its own, and they are full.
+    assert len(drive.tokens["stream", 0]) == 6
+    assert drive.scheduler.pages.num_preemptions == 0
+    drive.runner.set_pace(lambda: True)
+    drive.expect_all_answered()
