@@ -9,12 +9,11 @@ import itertools
 from keepsight.scheduling.kv_cache_manager import KvCacheManager, PrefixHit
 from keepsight.scheduling.lineup import Lineup, last_of
 from keepsight.scheduling.media_claims import MediaClaims
-from keepsight.scheduling.request_state import ParkedFor, RequestState, Status
+from keepsight.scheduling.request_state import FOR_MEDIA, RequestState, Status
 
 # Pages for so many tokens of an answer are taken at once while most are free: what lies in a row is read in place.
 TOKENS_AHEAD = 128
 MAX_USAGE_TO_TAKE_AHEAD = 0.5
-MEDIA = (ParkedFor.PIXELS, ParkedFor.TIERS, ParkedFor.ENCODER)
 
 
 class PageGrants:
@@ -62,6 +61,6 @@ class PageGrants:
 
     def _last_holder_short_of_media(self) -> RequestState | None:
         """Wherever it stands, it holds nobody back; but who gave way already gets further before it does so again."""
-        short_of_media = (each for each in self._lineup.parked if each.parked_for in MEDIA)
+        short_of_media = (each for each in self._lineup.parked if each.parked_for in FOR_MEDIA)
         further = (each for each in short_of_media if each.num_computed > each.gave_way_at)
         return last_of(each for each in further if self._kv_cache.num_blocks_of(each.sequence_id))

@@ -45,6 +45,7 @@ class ParkedFor(Enum):
     LANE = "lane"
 
 
+FOR_MEDIA = (ParkedFor.PIXELS, ParkedFor.TIERS, ParkedFor.ENCODER)
 # Where embeddings came from: they were held or being made, they were loaded, they were made for this sequence.
 Origin = Literal["device", "tier", "made"]
 

@@ -21,7 +21,7 @@ from keepsight.scheduling.lineup import Lineup
 from keepsight.scheduling.media_claims import MediaClaims
 from keepsight.scheduling.page_grants import PageGrants
 from keepsight.scheduling.prompt_pins import PromptPins
-from keepsight.scheduling.request_state import Begun, ParkedFor, RequestState, Status
+from keepsight.scheduling.request_state import FOR_MEDIA, Begun, ParkedFor, RequestState, Status
 from keepsight.scheduling.step_draft import Piece, StepDraft, room_to_join
 from keepsight.scheduling.step_plan import Computed, Fault, SampledToken, SequenceId, Slice, StepPlan, StepResult
 from keepsight.scheduling.turns import Turns
@@ -93,7 +93,7 @@ class Scheduler:
         askers = self.media.loads.end(encoder_key, is_found=is_found)
         for state in askers or ():
             # Also one that waits for another item: pixels of this one may be asked for meanwhile.
-            if state.parked_for in (ParkedFor.TIERS, ParkedFor.PIXELS, ParkedFor.ENCODER):
+            if state.parked_for in FOR_MEDIA:
                 self.lineup.unpark(state)
         return is_found and askers is not None
 
