@@ -12,9 +12,6 @@ class Unanswered:
     def __init__(self) -> None:
         self._choices: dict[str, set[int]] = {}
 
-    def __len__(self) -> int:
-        return len(self._choices)
-
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._choices
 
