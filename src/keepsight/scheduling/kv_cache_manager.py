@@ -97,12 +97,9 @@ class KvCacheManager:
     def announce(self, sequence_id: SequenceId, hashes: Sequence[bytes], end: int) -> None:
         """A slice up to position `end` is under way: the blocks that it fills can soon be found."""
         table = self._tables[sequence_id]
-        num_full = end // self.block_size
         assert not table.announced, f"{sequence_id} has a slice under way"
-        if table.may_publish and num_full > table.num_published:
-            assert num_full <= min(len(hashes), len(table.block_ids)), (sequence_id, end)
-            table.announced = tuple(hashes[table.num_published : num_full])
-            self._announced.update(table.announced)
+        table.announced = tuple(hashes[index] for index in self._newly_full(table, hashes, end))
+        self._announced.update(table.announced)
 
     def publish(
         self, sequence_id: SequenceId, hashes: Sequence[bytes], end: int, media: MediaOfBlocks = NO_MEDIA
@@ -110,12 +107,15 @@ class KvCacheManager:
         """The slice is computed up to `end`: its full blocks can be found from now on."""
         self.withdraw(sequence_id)
         table = self._tables[sequence_id]
-        num_full = end // self.block_size
-        if table.may_publish and num_full > table.num_published:
-            assert num_full <= min(len(hashes), len(table.block_ids)), (sequence_id, end)
-            for index in range(table.num_published, num_full):
-                self.pool.publish(table.block_ids[index], hashes[index], media.get(index, ()))
-            table.num_published = num_full
+        for index in self._newly_full(table, hashes, end):
+            self.pool.publish(table.block_ids[index], hashes[index], media.get(index, ()))
+            table.num_published = index + 1
+
+    def _newly_full(self, table: _Table, hashes: Sequence[bytes], end: int) -> range:
+        """The blocks that what is computed up to `end` fills, and that others may find then."""
+        num_full = end // self.block_size if table.may_publish else 0
+        assert num_full <= min(len(hashes), len(table.block_ids)), end
+        return range(table.num_published, num_full)
 
     def withdraw(self, sequence_id: SequenceId) -> None:
         """What it announced will not come."""
