@@ -126,9 +126,7 @@ class Scheduler:
         draft = self._begin_step()
         # Pages are only taken back while the running ones are considered and from those that do not run, so a
         # sequence that found a prefix in this step never finds it gone.
-        for state in tuple(self.lineup.running):
-            if state.status is Status.RUNNING and not state.is_under_way:
-                self._continue(state, draft)
+        self._continue_running(draft)
         self._start_waiting(draft)
         ended, self._ended = self._ended, []
         return StepPlan(
@@ -166,18 +164,22 @@ class Scheduler:
 
     # Running sequences ----------------------------------------------------------------------------------------
 
-    def _continue(self, state: RequestState, draft: StepDraft) -> None:
-        if state.is_stream:
-            if not draft.is_for_encodings:
+    def _continue_running(self, draft: StepDraft) -> None:
+        for state in tuple(self.lineup.running):
+            if state.status is not Status.RUNNING or state.is_under_way:
+                continue
+            if not state.is_stream:
+                self._continue_prompt(state, draft)
+            elif not draft.is_for_encodings:
                 self._continue_stream(state, draft)
-            return
+
+    def _continue_prompt(self, state: RequestState, draft: StepDraft) -> None:
         piece = cut_piece(state, state.num_computed, draft, self.media)
         if isinstance(piece, ParkedFor):
             self.lineup.park(state, piece)
-        elif piece.end > state.num_computed and not draft.is_for_encodings:
-            self._continue_prompt(state, piece, draft)
-
-    def _continue_prompt(self, state: RequestState, piece: Piece, draft: StepDraft) -> None:
+            return
+        if piece.end == state.num_computed or draft.is_for_encodings:
+            return
         added = self.pages.try_extend(state, piece.end)
         if added is None:
             self._give_way(state)
@@ -253,6 +255,8 @@ class Scheduler:
         note_hit(state, hit, self.kv_cache)
         state.advance(hit.num_tokens)
         self.lineup.seat(state)
+
+    # Prompts of both ------------------------------------------------------------------------------------------
 
     def _plan_prompt(self, state: RequestState, piece: Piece, added: tuple[int, ...], draft: StepDraft) -> None:
         start, end = state.num_computed, piece.end
