@@ -1,6 +1,6 @@
 """How long a picture never seen before takes on this CPU, beside the least that its arithmetic can take.
 
-    python benchmarks/cold_time.py [--threads 2] [--runs 5]
+    PYTHONPATH=. python benchmarks/cold_time.py [--threads 2] [--runs 5]
 
 Times taken in turn so that a busy machine slows all alike: Keepsight's encoder and prefill of one 896x896 picture
 with a 12-layer, 576-wide tower and a 12-layer, 640-wide decoder; transformers' on the same weights; and the bare matrix
@@ -10,7 +10,6 @@ products and attention at those shapes in torch, nothing between them.
 import argparse
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
+from benchmarks.in_turn import time_in_turn
 from keepsight.media import TokenSpan
 from keepsight.models.attention import AttentionBatch, RequestSlice
 from keepsight.models.block_table import BlockTable
@@ -128,16 +128,6 @@ def _make_reference(config: Gemma3Config) -> Any:
     return model
 
 
-def measure(ways: dict[str, Callable[[], object]], runs: int) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(runs):
-        for name, way in ways.items():
-            started = time.perf_counter()
-            way()
-            times[name].append(time.perf_counter() - started)
-    return times
-
-
 def paired_ratio(times: dict[str, list[float]], one: str, other: str) -> float:
     """The median of the ratios within each round: both were taken in the same minute of a shared machine."""
     return statistics.median(a / b for a, b in zip(times[one], times[other], strict=True))
@@ -153,16 +143,14 @@ def main() -> None:
         contest = Contest()
         error = (contest.keepsight() - contest.transformers()).abs().max().item()
         contest.bare()
-        times = measure(
-            {
-                "keepsight: encoder and prefill": contest.keepsight,
-                "transformers: encoder and prefill": contest.transformers,
-                "bare products and attention": contest.bare,
-                "keepsight: encoder": contest.encode,
-                "bare encoder": contest.bare_encoder,
-            },
-            arguments.runs,
-        )
+        ways: dict[str, Callable[[int], object]] = {
+            "keepsight: encoder and prefill": lambda _: contest.keepsight(),
+            "transformers: encoder and prefill": lambda _: contest.transformers(),
+            "bare products and attention": lambda _: contest.bare(),
+            "keepsight: encoder": lambda _: contest.encode(),
+            "bare encoder": lambda _: contest.bare_encoder(),
+        }
+        times = time_in_turn(ways, range(arguments.runs))
     print(f"{arguments.threads} threads, medians of {arguments.runs}, float32; logits differ by {error:.1e}")
     for name, taken in times.items():
         print(f"{name:36s} {statistics.median(taken) * 1000:9.0f} ms, least {min(taken) * 1000:.0f}")

@@ -2,7 +2,7 @@
 
     PYTHONPATH=src:. python benchmarks/media_workers.py [--runs 5] [--pictures 24]
 
-The contestants take turns, so that a busy machine disturbs none more than the others; medians are shown.
+Medians are shown.
 """
 
 import argparse
@@ -10,10 +10,12 @@ import os
 import signal
 import statistics
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from functools import partial
 
+from benchmarks.in_turn import time_in_turn
 from benchmarks.preprocess import SIDE, pictures
 from benchmarks.processes import proportional_mib
 from keepsight.frontend.pixels.make_pixels import MakePixels, PictureJob
@@ -23,34 +25,23 @@ from keepsight.image_processor_config import ImageProcessorConfig
 NUM_WORKERS = (1, 2)
 
 
-@dataclass(frozen=True)
-class Contestant:
-    name: str
-    num_workers: int
-    make: MakePixels
-
-    def rate(self, job: PictureJob, num_pictures: int) -> float:
-        with ThreadPoolExecutor(self.num_workers) as threads:
-            start = time.perf_counter()
-            list(threads.map(self.make, [job] * num_pictures))
-            return num_pictures / (time.perf_counter() - start)
+def make_all(make: MakePixels, num_workers: int, jobs: Sequence[PictureJob]) -> None:
+    with ThreadPoolExecutor(num_workers) as threads:
+        list(threads.map(make, jobs))
 
 
 def print_rates(workers: MediaWorkers, runs: int, num_pictures: int) -> None:
-    makers: list[tuple[str, MakePixels]] = [("threads", PictureJob.run), ("processes", workers.make)]
-    contestants = [Contestant(name, count, make) for name, make in makers for count in NUM_WORKERS]
+    makers: dict[str, MakePixels] = {"threads": PictureJob.run, "processes": workers.make}
+    ways = {
+        f"{maker} {count}": partial(make_all, make, count) for maker, make in makers.items() for count in NUM_WORKERS
+    }
     print("| picture | made by | one, pictures/s | two, pictures/s | ratio |")
     print("|---|---|---|---|---|")
     for name, data in pictures().items():
         job = PictureJob(data, name, {"whole": None}, ImageProcessorConfig(height=SIDE, width=SIDE))
-        for contestant in contestants:
-            contestant.rate(job, 2)
-        rates: list[list[float]] = [[] for _ in contestants]
-        for _ in range(runs):
-            for contestant, of_contestant in zip(contestants, rates, strict=True):
-                of_contestant.append(contestant.rate(job, num_pictures))
-        medians = [statistics.median(of_contestant) for of_contestant in rates]
-        for (maker, _), one, two in zip(makers, medians[::2], medians[1::2], strict=True):
+        times = time_in_turn(ways, [[job] * 2, *[[job] * num_pictures] * runs], num_warm_up=1)
+        for maker in makers:
+            one, two = (num_pictures / statistics.median(times[f"{maker} {count}"]) for count in NUM_WORKERS)
             print(f"| {name} | {maker} | {one:.1f} | {two:.1f} | {two / one:.2f} |")
 
 

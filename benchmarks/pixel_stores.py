@@ -12,12 +12,12 @@ import argparse
 import mmap
 import os
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.in_turn import time_in_turn
 from keepsight.config import Config
 from keepsight.engine.pixel_source import KeptPixels, PixelSource, open_pixel_source
 from keepsight.frontend.pixels.pixel_cache import LocalCache, PixelCache, open_pixel_cache
@@ -88,16 +88,8 @@ def find(source: PixelSource, number: int) -> Pixels:
 
 def compare(steps: dict[str, Callable[[int], object]], num_pictures: int, num_rounds: int) -> None:
     """The last is what the others are compared with."""
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for index in range(num_rounds + 1):
-        order = list(steps.items())[:: -1 if index % 2 else 1]
-        for number in range(num_pictures):
-            for name, step in order:
-                begin = time.perf_counter()
-                step(number)
-                seconds[name].append(time.perf_counter() - begin)
-    # The first round warms up.
-    medians = {name: statistics.median(times[num_pictures:]) for name, times in seconds.items()}
+    seconds = time_in_turn(steps, [*range(num_pictures)] * (num_rounds + 1), num_warm_up=num_pictures)
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
     bare = list(medians.values())[-1]
     for name, median in medians.items():
         print(f"    {name:42s} {1e3 * median:6.3f} ms  {median / bare:5.2f}")

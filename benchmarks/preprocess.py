@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from benchmarks.in_turn import time_in_turn
 from keepsight.frontend.pixels.decode_picture import decode_picture
 from keepsight.frontend.pixels.preprocess_image import resize_pixels
 from keepsight.image_processor_config import Backend, ImageProcessorConfig
@@ -63,19 +64,7 @@ def pictures() -> dict[str, bytes]:
     }
 
 
-def median_ms(steps: Sequence[Step], data: bytes, runs: int) -> list[float]:
-    """The median time of each, measured in turn."""
-    times: list[list[float]] = [[] for _ in steps]
-    for run in range(runs + 2):
-        for step, of_step in zip(steps, times, strict=True):
-            start = time.process_time()
-            step(data)
-            if run >= 2:
-                of_step.append(time.process_time() - start)
-    return [statistics.median(of_step) * 1e3 for of_step in times]
-
-
-def our_steps(backend: Backend) -> tuple[Step, Step]:
+def our_steps(backend: Backend) -> dict[str, Step]:
     config = ImageProcessorConfig(height=SIDE, width=SIDE, backend=backend)
     normalize = PixelNormalizer(config, "cpu", torch.float32)
     batch = torch.empty(1, SIDE, SIDE, 3, dtype=torch.uint8)
@@ -87,7 +76,7 @@ def our_steps(backend: Backend) -> tuple[Step, Step]:
         batch[0].numpy()[:] = to_uint8(data)
         return normalize(batch)
 
-    return to_uint8, to_floats
+    return {"to uint8": to_uint8, "to floats": to_floats}
 
 
 def reference_step(backend: Backend) -> Step:
@@ -108,9 +97,10 @@ def print_table(backends: Sequence[Backend], runs: int) -> None:
     print("|---|---|---|---|---|---|---|")
     for name, data in pictures().items():
         for backend in backends:
-            steps = (reference_step(backend), *our_steps(backend))
-            theirs, uint8, floats = median_ms(steps, data, runs)
-            ours = " | ".join(f"{ms:.1f} | {theirs / ms:.2f}" for ms in (uint8, floats))
+            steps = {"transformers": reference_step(backend), **our_steps(backend)}
+            times = time_in_turn(steps, [data] * (runs + 2), 2, time.process_time)
+            theirs, *ours_ms = (statistics.median(its) * 1e3 for its in times.values())
+            ours = " | ".join(f"{ms:.1f} | {theirs / ms:.2f}" for ms in ours_ms)
             print(f"| {name} | {backend} | {theirs:.1f} | {ours} |")
 
 

@@ -20,6 +20,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.in_turn import time_in_turn
 from keepsight import LLM, SamplingParams
 from tests.drawn import ask, by_url, draw
 
@@ -43,7 +44,6 @@ def measure_hits(common: dict[str, Any], rounds: int) -> dict[str, float]:
     """Median milliseconds to the first token, all ways in turn, after two rounds that are not counted."""
     one, two = [question(1)], [question(1), question(2)]
     each_once = [question(seed) for seed in range(10, 10 + rounds + 2)]
-    taken: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         disk, left_behind = ({**common, **OFF, "encoder_disk_cache": f"{folder}/{name}"} for name in ("new", "old"))
         with LLM(**left_behind) as llm:
@@ -56,15 +56,14 @@ def measure_hits(common: dict[str, Any], rounds: int) -> dict[str, float]:
             "disk, after a restart": (left_behind, each_once),
             "decoded and encoded again": ({**common, **OFF, "mm_processor_cache_gb": 0}, two),
         }
-        llms = {name: stack.enter_context(LLM(**options)) for name, (options, _) in asked.items()}
-        for turn in range(rounds + 2):
-            # Each follows another one every time: what was encoded before has emptied the processor's cache.
-            for name in list(asked) if turn % 2 else reversed(asked):
-                questions = asked[name][1]
-                began = time.perf_counter()
-                llms[name].chat(questions[turn % len(questions)], FIRST_TOKEN, use_tqdm=False)
-                taken.setdefault(name, []).append((time.perf_counter() - began) * 1000)
-    return {name: statistics.median(counted[2:]) for name, counted in taken.items()}
+        ways = {name: asking(stack.enter_context(LLM(**options)), its) for name, (options, its) in asked.items()}
+        # Each follows another one every time: what was encoded before has emptied the processor's cache.
+        taken = time_in_turn(ways, range(rounds + 2), num_warm_up=2)
+    return {name: statistics.median(seconds) * 1000 for name, seconds in taken.items()}
+
+
+def asking(llm: LLM, questions: Sequence[Any]) -> Callable[[int], object]:
+    return lambda turn: llm.chat(questions[turn % len(questions)], FIRST_TOKEN, use_tqdm=False)
 
 
 def measure_pauses(common: dict[str, Any], num_pictures: int) -> list[Pause]:

@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.cache_traces import NUM_BYTES, TRACES
+from benchmarks.in_turn import time_in_turn
 from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.entry_format import HEADER_BYTES
 from keepsight.tiers.host_tier import HostTier
@@ -49,21 +50,10 @@ def embeddings(number: int) -> StoredArray:
     return StoredArray("bfloat16", (256, NUM_BYTES // 512), payload, 0.011)
 
 
-def medians(ways: dict[str, Callable[[int], object]], entries: int, rounds: int) -> dict[str, float]:
-    """In milliseconds."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(rounds):
-        for number in range(entries):
-            for name in list(ways) if turn % 2 else reversed(ways):
-                began = time.perf_counter()
-                ways[name](number)
-                times[name].append(time.perf_counter() - began)
-    return {name: statistics.median(taken) * 1000 for name, taken in times.items()}
-
-
-def report(title: str, found: dict[str, float], base: str) -> None:
-    for name, milliseconds in found.items():
-        print(f"{title:<22}{name:<22}{milliseconds:8.3f} ms {milliseconds / found[base]:6.2f}x")
+def report(title: str, found: dict[str, list[float]], base: str) -> None:
+    medians = {name: statistics.median(taken) * 1000 for name, taken in found.items()}
+    for name, milliseconds in medians.items():
+        print(f"{title:<22}{name:<22}{milliseconds:8.3f} ms {milliseconds / medians[base]:6.2f}x")
 
 
 def measure_disk(folder: Path, entries: int, rounds: int) -> None:
@@ -90,7 +80,7 @@ def measure_disk(folder: Path, entries: int, rounds: int) -> None:
                 found[name].append(time.perf_counter() - began)
                 kept.append(content)
                 del content
-        report(title, {name: statistics.median(taken) * 1000 for name, taken in found.items()}, "plain read")
+        report(title, found, "plain read")
     tier.close()
 
 
@@ -135,7 +125,7 @@ def measure_get(kind: str, url: str, entries: int, rounds: int) -> None:
             "tier": lambda number: other.get(key_of(number)),
             "no Redis at all": lambda _: receive(),
         }
-        found = medians(ways, entries, rounds)
+        found = time_in_turn(ways, [*range(entries)] * rounds)
         other.close()
     report(f"redis, {kind}", found, "raw GET")
     tier.close()

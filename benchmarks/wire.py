@@ -1,6 +1,6 @@
 """What crossing between two processes costs: a small message, a picture's pixels, a step's tokens.
 
-    python benchmarks/wire.py [--rounds 300]
+    PYTHONPATH=. python benchmarks/wire.py [--rounds 300]
 
 An echo in another process answers each message; a round trip is timed on the wall, medians are given.  The contestants
 take turns, so that a busy machine disturbs none more than the others.  The rows below "bare" are the floor: a copy
@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import zmq
 
+from benchmarks.in_turn import time_in_turn
 from keepsight.ipc.channel import EngineListener, FrontendChannel
 from keepsight.ipc.codec import decode_from_engine, decode_to_engine, encode_from_engine, encode_to_engine
 from keepsight.ipc.handshake import Welcome
@@ -42,6 +43,7 @@ PICTURE = MediaArrived("ab" * 32, np.random.default_rng(0).integers(0, 256, (SID
 PROMPT = EngineRequest("1234", tuple(range(1000, 1300)), (), SamplingParams())
 STEP: list[FromEngine] = [TokenOutput(f"{index:04}", 0, 100 * index) for index in range(TOKENS_A_STEP)]
 ANSWER: list[FromEngine] = [MediaHeld(("ab" * 32,))]
+Contestants = dict[str, Callable[[int], object]]
 
 
 # The other process --------------------------------------------------------------------------------------------
@@ -79,44 +81,31 @@ def start(mode: str, endpoint: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen([sys.executable, __file__, "--echo", mode, endpoint], stdin=subprocess.PIPE)
 
 
-def in_turns(rounds: int, contestants: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Microseconds, the medians."""
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(rounds + 10):
-        for name, contestant in contestants.items():
-            began = time.perf_counter()
-            contestant()
-            times[name].append((time.perf_counter() - began) * 1e6)
-    return {name: statistics.median(its[10:]) for name, its in times.items()}
-
-
-def codec_contestants() -> dict[str, Callable[[], object]]:
+def codec_contestants() -> Contestants:
     prompt, step, picture = encode_to_engine(PROMPT), encode_from_engine(STEP), encode_to_engine(PICTURE)
     return {
-        "codec: write a request of 300 tokens": lambda: encode_to_engine(PROMPT),
-        "codec: read it": lambda: decode_to_engine(prompt),
-        "codec: write a step of 64 tokens": lambda: encode_from_engine(STEP),
-        "codec: read it ": lambda: decode_from_engine(step),
-        "codec: write a picture": lambda: encode_to_engine(PICTURE),
-        "codec: read it  ": lambda: decode_to_engine(picture),
+        "codec: write a request of 300 tokens": lambda _: encode_to_engine(PROMPT),
+        "codec: read it": lambda _: decode_to_engine(prompt),
+        "codec: write a step of 64 tokens": lambda _: encode_from_engine(STEP),
+        "codec: read it ": lambda _: decode_from_engine(step),
+        "codec: write a picture": lambda _: encode_to_engine(PICTURE),
+        "codec: read it  ": lambda _: decode_to_engine(picture),
     }
 
 
-def channel_contestants(
-    channel: FrontendChannel, heard: "queue.Queue[Sequence[FromEngine]]"
-) -> dict[str, Callable[[], object]]:
+def channel_contestants(channel: FrontendChannel, heard: "queue.Queue[Sequence[FromEngine]]") -> Contestants:
     def round_trip(message: ToEngine) -> None:
         assert channel.send(message)
         heard.get()
 
     return {
-        "channel: a small message there and back": lambda: round_trip(SMALL),
-        "channel: a request of 300 tokens": lambda: round_trip(PROMPT),
-        "channel: a picture of 2.4 MB": lambda: round_trip(PICTURE),
+        "channel: a small message there and back": lambda _: round_trip(SMALL),
+        "channel: a request of 300 tokens": lambda _: round_trip(PROMPT),
+        "channel: a picture of 2.4 MB": lambda _: round_trip(PICTURE),
     }
 
 
-def bare_contestants(socket: "zmq.Socket[bytes]") -> dict[str, Callable[[], object]]:
+def bare_contestants(socket: "zmq.Socket[bytes]") -> Contestants:
     pixels = PICTURE.pixels
     assert isinstance(pixels, np.ndarray)
     view = pixels.data.cast("B")
@@ -126,10 +115,10 @@ def bare_contestants(socket: "zmq.Socket[bytes]") -> dict[str, Callable[[], obje
         socket.recv()
 
     return {
-        "bare: a copy of 2.4 MB in memory": pixels.copy,
-        "bare zmq: a small message": lambda: round_trip(b"x", True),
-        "bare zmq: 2.4 MB, not copied": lambda: round_trip(view, False),
-        "bare zmq: 2.4 MB, copied by the sender": lambda: round_trip(view, True),
+        "bare: a copy of 2.4 MB in memory": lambda _: pixels.copy(),
+        "bare zmq: a small message": lambda _: round_trip(b"x", True),
+        "bare zmq: 2.4 MB, not copied": lambda _: round_trip(view, False),
+        "bare zmq: 2.4 MB, copied by the sender": lambda _: round_trip(view, True),
     }
 
 
@@ -153,8 +142,8 @@ def measure(rounds: int, folder: str) -> None:
         socket = context.socket(zmq.PAIR)
         socket.connect(bare_endpoint)
         contestants = codec_contestants() | channel_contestants(channel, heard) | bare_contestants(socket)
-        for name, median in in_turns(rounds, contestants).items():
-            print(f"{name.strip():44} {median:9.1f} us")
+        for name, seconds in time_in_turn(contestants, range(rounds + 10), 10).items():
+            print(f"{name.strip():44} {statistics.median(seconds) * 1e6:9.1f} us")
         speeds = [tokens_per_second(channel, heard) for _ in range(5)]
         print(f"{'steps of 64 tokens, one after another':44} {statistics.median(speeds):9,.0f} tokens/s")
     finally:
