@@ -17,10 +17,10 @@ from functools import partial
 
 from benchmarks.in_turn import time_in_turn
 from benchmarks.preprocess import SIDE, pictures
-from benchmarks.processes import proportional_mib
 from keepsight.frontend.pixels.make_pixels import MakePixels, PictureJob
 from keepsight.frontend.pixels.media_workers import MediaWorkers
 from keepsight.image_processor_config import ImageProcessorConfig
+from tests.real_server import proportional_bytes
 
 NUM_WORKERS = (1, 2)
 
@@ -83,7 +83,7 @@ def main() -> None:
     print(f"from start to the first picture: {time_first_picture(arguments.runs):.2f} s")
     with closing(MediaWorkers(max(NUM_WORKERS))) as workers:
         print_rates(workers, arguments.runs, arguments.pictures)
-        template, *others = map(proportional_mib, workers.pids())
+        template, *others = (proportional_bytes(pid) / 2**20 for pid in workers.pids())
         print(
             f"MiB, shared pages in parts: template {template:.0f}, workers {', '.join(f'{mib:.0f}' for mib in others)}"
         )

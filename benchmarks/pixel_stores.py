@@ -26,6 +26,7 @@ from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.shared_store import SharedStore
 from keepsight.ipc.shm_ring import RingWriter
 from keepsight.ipc.unnamed_file import open_unnamed
+from keepsight.observe.process_memory import resident_bytes
 from keepsight.requests import MediaArrived, Pixels
 
 SHAPE = (896, 896, 3)
@@ -156,19 +157,15 @@ def measure_memory(num_pictures: int) -> None:
         report("shared", before - directory.num_free_bytes, store.num_bytes)
         store.close()
     local, kept = LocalCache(max_bytes), KeptPixels(max_bytes)
-    resident = [resident_bytes()]
+    resident = [resident_bytes(os.getpid())]
     for number in range(2 * num_pictures):
         local.put(name_of(number), picture(number))
-    resident.append(resident_bytes())
+    resident.append(resident_bytes(os.getpid()))
     for number in range(2 * num_pictures):
         kept.receive(MediaArrived(name_of(number), picture(number)))
-    resident.append(resident_bytes())
+    resident.append(resident_bytes(os.getpid()))
     report("processor_only", resident[1] - resident[0], local._cache.num_bytes)
     report("lru", resident[2] - resident[1], kept._cache.num_bytes)
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def report(name: str, held: int, counted: int) -> None:

@@ -5,22 +5,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from keepsight.observe.process_memory import with_descendants
+from tests.real_server import proportional_bytes
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def proportional_mib(pid: int) -> float:
-    """Pages that several processes share count in parts."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
-
-
 def family_mib(pid: int) -> float:
-    total = 0.0
-    for each in with_descendants(pid):
-        with suppress(OSError):
-            total += proportional_mib(each)
-    return total
+    return sum(map(proportional_bytes, with_descendants(pid))) / 2**20
 
 
 def family_processor_seconds(pid: int) -> float:

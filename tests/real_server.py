@@ -55,7 +55,7 @@ class RealServer:
 
     def memory_bytes(self) -> int:
         """Of all its processes; what they share is counted once."""
-        return sum(map(_proportional_bytes, with_descendants(self.pid)))
+        return sum(map(proportional_bytes, with_descendants(self.pid)))
 
 
 @contextmanager
@@ -70,7 +70,8 @@ def real_server(*options: str, environment: Mapping[str, str] | None = None) -> 
                 process.wait(END_SECONDS)
 
 
-def _proportional_bytes(pid: int) -> int:
+def proportional_bytes(pid: int) -> int:
+    """Pages that several processes share count in parts; 0 if it is gone."""
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
