@@ -25,9 +25,9 @@ def media_hash(name: int | str) -> str:
 
 
 def make_request(
-    name: str, num_tokens: int, pictures: Sequence[str], num_answer_tokens: int, tokens_per_picture: int = 1
+    name: str, num_tokens: int, pictures: Sequence[str], num_answer_tokens: int | None, tokens_per_picture: int = 1
 ) -> EngineRequest:
-    """Pictures at equal distances, the first at the beginning."""
+    """Pictures at equal distances, the first at the beginning; `num_answer_tokens` None: an answer without end."""
     rng = random.Random(name)
     distance = num_tokens // max(1, len(pictures))
     spans = [TokenSpan(index * distance, tokens_per_picture) for index in range(len(pictures))]

@@ -1,6 +1,6 @@
 """What the engine's decisions cost: a step's schedule and update with many streams, and naming a long prompt's blocks.
 
-    python benchmarks/scheduler_cost.py [--streams 256] [--steps 200] [--profile]
+    PYTHONPATH=. python benchmarks/scheduler_cost.py [--streams 256] [--steps 200] [--profile]
 
 No model and no runner: the results of the steps are made by hand, outside of the time that is measured.  Parked
 requests wait for pixels that never come; waiting ones for a seat.  Streams begin at different offsets in their blocks,
@@ -12,35 +12,25 @@ import argparse
 import cProfile
 import gc
 import pstats
-import random
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.decisions import BLOCK_SIZE, NOBODY, compute, make_request, media_hash
 from keepsight.engine_config import EncoderCacheConfig, EngineConfig, KvCacheConfig, SchedulerConfig
-from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.requests import EngineRequest
-from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.block_hash import BlockHasher
 from keepsight.scheduling.scheduler import Scheduler
-from keepsight.scheduling.step_plan import Computed, SampledToken, StepPlan, StepResult
 
-BLOCK_SIZE, TOKENS_PER_PICTURE, PROMPT_TOKENS, VOCAB_SIZE = 16, 256, 300, 8192
+TOKENS_PER_PICTURE, PROMPT_TOKENS = 256, 300
 LONG_PROMPT_TOKENS, LONG_PROMPT_PICTURES = 32_768, 16
 
 
-def make_request(name: str, num_tokens: int, num_pictures: int, seed: int = 0) -> EngineRequest:
-    """Pictures at equal distances, each with a hash of its own."""
-    rng = random.Random(f"{seed} {name}")
-    distance = num_tokens // max(1, num_pictures)
-    spans = [TokenSpan(index * distance, TOKENS_PER_PICTURE) for index in range(num_pictures)]
-    return EngineRequest(
-        request_id=name,
-        token_ids=tuple(rng.randrange(VOCAB_SIZE) for _ in range(num_tokens)),
-        media=tuple(MediaItem(f"{rng.getrandbits(256):064x}", span, Geometry(1024, 1024)) for span in spans),
-        sampling_params=SamplingParams(temperature=0, max_tokens=None, ignore_eos=True),
-    )
+def ask(name: str, num_tokens: int, num_pictures: int) -> EngineRequest:
+    """Each picture with a hash of its own."""
+    pictures = [media_hash(f"{name} {index}") for index in range(num_pictures)]
+    return make_request(name, num_tokens, pictures, None, TOKENS_PER_PICTURE)
 
 
 def make_config(num_streams: int, num_steps: int) -> EngineConfig:
@@ -59,32 +49,25 @@ def make_config(num_streams: int, num_steps: int) -> EngineConfig:
     )
 
 
-def compute(plan: StepPlan, token: SampledToken) -> StepResult:
-    return StepResult(
-        computed=[Computed(piece.sequence_id, piece.end, token if piece.samples else None) for piece in plan.now]
-    )
-
-
 class Streams:
     """A scheduler whose seats are taken by streams, and others that it cannot serve yet."""
 
     def __init__(self, num_streams: int, num_steps: int, num_others: int, is_aligned: bool) -> None:
-        self.scheduler = Scheduler(make_config(num_streams, num_steps), frozenset({1}))
-        self._token = SampledToken(7)
+        self.scheduler = Scheduler(make_config(num_streams, num_steps), NOBODY)
         for index in range(num_others):
-            self.scheduler.add(make_request(f"parked {index}", PROMPT_TOKENS, 1))
+            self.scheduler.add(ask(f"parked {index}", PROMPT_TOKENS, 1))
         for index in range(num_streams):
             offset = 0 if is_aligned else index % BLOCK_SIZE
-            self.scheduler.add(make_request(f"stream {index}", PROMPT_TOKENS + offset, 0))
+            self.scheduler.add(ask(f"stream {index}", PROMPT_TOKENS + offset, 0))
         self.step()
         for index in range(num_others):
-            self.scheduler.add(make_request(f"waiting {index}", PROMPT_TOKENS, 0))
+            self.scheduler.add(ask(f"waiting {index}", PROMPT_TOKENS, 0))
         self.step()
         assert self.step_size() == num_streams
 
     def step_size(self) -> int:
         plan = self.scheduler.schedule()
-        self.scheduler.update(compute(plan, self._token))
+        self.scheduler.update(compute(plan))
         return len(plan.now)
 
     def step(self) -> tuple[float, float]:
@@ -92,7 +75,7 @@ class Streams:
         started = time.process_time()
         plan = self.scheduler.schedule()
         planned = time.process_time()
-        result = compute(plan, self._token)
+        result = compute(plan)
         computed = time.process_time()
         self.scheduler.update(result)
         return planned - started, time.process_time() - computed
@@ -135,7 +118,7 @@ def report_steps(name: str, streams: Streams, num_steps: int) -> None:
 
 
 def report_hashing(runs: int) -> None:
-    request = make_request("long", LONG_PROMPT_TOKENS, LONG_PROMPT_PICTURES)
+    request = ask("long", LONG_PROMPT_TOKENS, LONG_PROMPT_PICTURES)
     times = []
     for _ in range(runs):
         started = time.process_time()
