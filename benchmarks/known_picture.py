@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 
 from blake3 import blake3
 
-from benchmarks.preprocess import encode, photograph
+from keepsight.bench.draw import photograph
 from keepsight.frontend.api.chat_request import parse_chat_request
 from keepsight.frontend.intake.read_data_url import read_data_url
 from keepsight.frontend.intake.read_header import read_geometry
@@ -209,7 +209,7 @@ def main() -> None:
     parser.add_argument("--before", type=Path)
     arguments = parser.parse_args()
     runs = arguments.runs
-    jpeg = encode(photograph(4000, 3000), "JPEG", quality=90)
+    jpeg = photograph(0, 4000, 3000)
     measure_requests(runs, jpeg, arguments.before)
     gc.freeze()
     measure_steps(runs, jpeg)

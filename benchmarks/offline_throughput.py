@@ -15,7 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.peers import Answer, measure
-from benchmarks.workload import Workload, mixed_requests, photograph
+from benchmarks.workload import Workload, mixed_requests
+from keepsight.bench.draw import photograph
 
 ENGINES = ("keepsight", "transformers", "vllm")
 NUM_WARM_UP_REQUESTS, NUM_WARM_UP_PICTURES = 8, 4

@@ -16,16 +16,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 
 from benchmarks.in_turn import time_in_turn
+from keepsight.bench.draw import draw_photograph, photograph
 from keepsight.frontend.pixels.decode_picture import decode_picture
 from keepsight.frontend.pixels.preprocess_image import resize_pixels
 from keepsight.image_processor_config import Backend, ImageProcessorConfig
 from keepsight.requests import Pixels
 from keepsight.runner.normalize_pixels import PixelNormalizer
+from tests.frontend.sample_pictures import encode
 from tests.frontend.torchvision_reference import import_torchvision
 
 DEFAULT_TORCHVISION = Path(__file__).parents[1] / ".venv" / "torchvision-reference"
@@ -35,31 +36,16 @@ BACKENDS: tuple[Backend, ...] = ("torchvision", "pil")
 SIDE = 896
 
 
-def photograph(width: int, height: int) -> Image.Image:
-    """Smooth shapes under fine noise, which compresses about as photographs do."""
-    rng = np.random.default_rng(0)
-    coarse = rng.integers(0, 256, (height // 16, width // 16, 3), dtype=np.uint8)
-    smooth = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
-    noise = rng.integers(-8, 9, smooth.shape)
-    return Image.fromarray((smooth + noise).clip(0, 255).astype(np.uint8))
-
-
 def page(width: int, height: int) -> Image.Image:
     """Blots of black on white, as a scanned page has them."""
-    grey = photograph(width, height).convert("L")
+    grey = draw_photograph(0, width, height).convert("L")
     return grey.point([0] * 100 + [255] * 156).convert("RGB")
-
-
-def encode(image: Image.Image, format_: str, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, format_, **options)
-    return buffer.getvalue()
 
 
 def pictures() -> dict[str, bytes]:
     return {
-        "4000x3000 JPEG": encode(photograph(4000, 3000), "JPEG", quality=90),
-        "1024x768 JPEG": encode(photograph(1024, 768), "JPEG", quality=90),
+        "4000x3000 JPEG": photograph(0, 4000, 3000),
+        "1024x768 JPEG": photograph(0, 1024, 768),
         "1275x1650 PNG page": encode(page(1275, 1650), "PNG"),
     }
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import openai
 
-from benchmarks.workload import photograph, to_messages
+from benchmarks.workload import to_messages
+from keepsight.bench.draw import photograph
 from keepsight.tiers.disk_tier import DiskTier
 from tests.cli.test_serve_restarts import wait_for_hits, wait_until_written
 from tests.real_server import serving

@@ -20,7 +20,8 @@ from typing import Any
 
 from benchmarks.peers import MAX_MODEL_LEN, precision_of
 from benchmarks.servers import SERVERS, Ask, serve
-from benchmarks.workload import Request, photograph, say, to_messages
+from benchmarks.workload import Request, to_messages
+from keepsight.bench.draw import photograph, say
 
 ENGINES = ("keepsight", *SERVERS)
 STREAM_TOKENS = 6000

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from benchmarks.peers import BatchResult, measure
 from benchmarks.servers import SERVERS, serve
-from benchmarks.workload import Request, Workload, photograph, say, to_messages
+from benchmarks.workload import Request, Workload, to_messages
+from keepsight.bench.draw import photograph, say
 
 ENGINES = ("keepsight", "vllm", *SERVERS)
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keepsight.bench.draw import PICTURE_COUNT_WEIGHTS, choose_by_popularity, photograph, say
+from keepsight.bench.draw import PICTURE_COUNT_WEIGHTS, choose_by_popularity, say
 
-__all__ = ["Request", "Workload", "mixed_requests", "photograph", "say", "to_messages"]
 # What a user says: texts, and pictures by their number, in the order of the message.
 Request = list[str | int]
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.workload import photograph, say, to_messages
+from benchmarks.workload import to_messages
+from keepsight.bench.draw import photograph, say
 from keepsight.engine.engine_loop import EngineLoop
 from keepsight.llm import LLM
 from keepsight.runner.model_runner import ModelRunner

@@ -22,15 +22,19 @@ PICTURE_COUNT_WEIGHTS = {0: 0.25, 1: 0.48, 2: 0.16, 3: 0.11}
 
 
 def photograph(seed: int, width: int = 1024, height: int | None = None) -> bytes:
-    """A JPEG of smooth shapes under fine noise, which compresses about as photographs do."""
-    size = (width, width if height is None else height)
-    rng = np.random.default_rng(seed)
-    coarse = rng.integers(0, 256, (max(size[1] // 16, 1), max(size[0] // 16, 1), 3), dtype=np.uint8)
-    smooth = np.asarray(Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC))
-    noise = rng.integers(-8, 9, smooth.shape, dtype=np.int16)
+    """A JPEG."""
     buffer = io.BytesIO()
-    Image.fromarray((smooth + noise).clip(0, 255).astype(np.uint8)).save(buffer, "JPEG", quality=90)
+    draw_photograph(seed, width, width if height is None else height).save(buffer, "JPEG", quality=90)
     return buffer.getvalue()
+
+
+def draw_photograph(seed: int, width: int, height: int) -> Image.Image:
+    """Smooth shapes under fine noise, which compress about as photographs do."""
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 256, (max(height // 16, 1), max(width // 16, 1), 3), dtype=np.uint8)
+    smooth = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
+    noise = rng.integers(-8, 9, smooth.shape, dtype=np.int16)
+    return Image.fromarray((smooth + noise).clip(0, 255).astype(np.uint8))
 
 
 def say(rng: random.Random, num_words: int) -> str:
