@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.decisions import answer, make_request, make_scheduler, media_hash
 from benchmarks.draw_growth import Panel, lay_out
-from benchmarks.known_picture import PROGRAMS, serving
+from benchmarks.known_picture import PROGRAMS
 from benchmarks.processes import processor_seconds
 from keepsight.bench.ask import Server
 from keepsight.bench.drawing import save
@@ -46,6 +46,7 @@ from keepsight.scheduling.scheduler import Scheduler
 from keepsight.tiers.host_tier import HostTier
 from keepsight.tiers.policies import POLICIES
 from keepsight.tiers.tier import StoredArray
+from tests.real_server import real_server
 
 CLIENTS, PICTURES = (1, 16, 64, 256), (1, 2, 4, 8, 16, 32)
 ENTRIES = (1_000, 10_000, 100_000, 1_000_000)
@@ -138,11 +139,11 @@ async def ask_server(growth: Growth, number: int, server: Server, pid: int, aske
 
 def grow_on_server(growth: Growth, numbers: Sequence[int], draw: Callable[[int, int], Asked], rounds: int) -> None:
     sampling = {"temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
-    with serving() as (pid, port):
-        server = Server(Address.parse(f"http://127.0.0.1:{port}/v1"), "keepsight-demo", None, sampling)
+    with real_server("--log-requests") as process:
+        server = Server(Address.parse(f"{process.url}/v1"), "keepsight-demo", None, sampling)
         for turn in range(rounds):
             for number in numbers:
-                asyncio.run(ask_server(growth, number, server, pid, draw(number, 1000 * number + turn)))
+                asyncio.run(ask_server(growth, number, server, process.pid, draw(number, 1000 * number + turn)))
 
 
 def ask_by_clients(num_clients: int, seed: int) -> Asked:

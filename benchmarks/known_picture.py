@@ -13,22 +13,18 @@ frontends.
 """
 
 import argparse
-import base64
 import gc
 import http.client
 import io
 import json
 import logging
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from blake3 import blake3
 
@@ -38,9 +34,10 @@ from keepsight.frontend.intake.read_data_url import read_data_url
 from keepsight.frontend.intake.read_header import read_geometry
 from keepsight.ipc.control import LOG_FORMAT
 from keepsight.observe.process_memory import with_descendants
+from tests.drawn import to_data_url
+from tests.real_server import START_SECONDS, RealServer, real_server
 
 T = TypeVar("T")
-START_SECONDS = 120
 PROGRAMS = {"engine_process": "engine", "frontend_process": "frontend", "media_worker": "workers"}
 UUID = "a photograph"
 # More than a processor's caches hold.
@@ -48,10 +45,6 @@ ELSEWHERE_BYTES = 64 * 2**20
 
 
 # Asking -------------------------------------------------------------------------------------------------------
-
-
-def to_url(jpeg: bytes) -> str:
-    return "data:image/jpeg;base64," + base64.b64encode(jpeg).decode()
 
 
 def to_body(number: int, *pictures: dict[str, Any]) -> bytes:
@@ -62,11 +55,11 @@ def to_body(number: int, *pictures: dict[str, Any]) -> bytes:
 
 
 def by_url(jpeg: bytes, **names: str) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": to_url(jpeg)}, **names}
+    return {"type": "image_url", "image_url": {"url": to_data_url(jpeg, "image/jpeg")}, **names}
 
 
-def ask(port: int, body: bytes) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START_SECONDS)
+def ask(server: RealServer, body: bytes) -> None:
+    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=START_SECONDS)
     connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
     response = connection.getresponse()
     answer = response.read()
@@ -77,27 +70,9 @@ def ask(port: int, body: bytes) -> None:
 # The server ---------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def serving(checkout: Path | None = None) -> Iterator[tuple[int, int]]:
-    """Its process and its port."""
+def serving(checkout: Path | None = None) -> AbstractContextManager[RealServer]:
     path = {} if checkout is None else {"PYTHONPATH": str(checkout / "src")}
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        command = [sys.executable, "-m", "keepsight", "serve", "--port", "0"]
-        with log.open("w") as stderr, subprocess.Popen(command, stderr=stderr, env={**os.environ, **path}) as process:
-            try:
-                yield process.pid, wait_for_port(log)
-            finally:
-                process.terminate()
-
-
-def wait_for_port(log: Path) -> int:
-    for _ in range(START_SECONDS * 10):
-        _, found, rest = log.read_text().partition(" is served on http://127.0.0.1:")
-        if found:
-            return int(rest.partition("/")[0])
-        time.sleep(0.1)
-    raise SystemExit(log.read_text())
+    return real_server("--log-requests", environment=path)
 
 
 def processor_ms(server: int) -> dict[str, float]:
@@ -137,13 +112,13 @@ def measure_requests(runs: int, jpeg: bytes, before: Path | None) -> None:
     }
     with ExitStack() as stack:
         servers = [stack.enter_context(serving(checkout)) for checkout in dict.fromkeys((None, before))]
-        for _, port in servers:
-            ask(port, to_body(-1, by_url(jpeg, uuid=UUID), by_url(jpeg)))
+        for server in servers:
+            ask(server, to_body(-1, by_url(jpeg, uuid=UUID), by_url(jpeg)))
         costs: list[dict[str, list[dict[str, float]]]] = [{name: [] for name in asked} for _ in servers]
         for number in range(runs + 2):
             for name, write in asked.items():
                 for server, its in in_turn(zip(servers, costs, strict=True), number):
-                    its[name].append(measure_one(*server, write(number)))
+                    its[name].append(measure_one(server, write(number)))
     for its in costs:
         print_costs({name: each[2:] for name, each in its.items()})
     if before is not None:
@@ -157,10 +132,10 @@ def in_turn(servers: Iterable[T], number: int) -> list[T]:
     return list(servers)[:: -1 if number % 2 else 1]
 
 
-def measure_one(server: int, port: int, body: bytes) -> dict[str, float]:
-    before = settle(server)
-    ask(port, body)
-    after = settle(server)
+def measure_one(server: RealServer, body: bytes) -> dict[str, float]:
+    before = settle(server.pid)
+    ask(server, body)
+    after = settle(server.pid)
     return {kind: after[kind] - before[kind] for kind in after}
 
 
@@ -174,7 +149,8 @@ def print_costs(costs: dict[str, list[dict[str, float]]]) -> None:
 
 
 def measure_steps(runs: int, jpeg: bytes) -> None:
-    body, url, elsewhere = bytearray(to_body(0, by_url(jpeg))), to_url(jpeg), bytearray(ELSEWHERE_BYTES)
+    body, url = bytearray(to_body(0, by_url(jpeg))), to_data_url(jpeg, "image/jpeg")
+    elsewhere = bytearray(ELSEWHERE_BYTES)
     handler, logger = logging.StreamHandler(io.StringIO()), logging.getLogger("measured")
     handler.setFormatter(logging.Formatter(LOG_FORMAT))
     logger.addHandler(handler)
