@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from keepsight.api_settings import ApiSettings
+from keepsight.cli.check_least import check_least
 from keepsight.errors import InvalidArgumentError
 
 DEFAULTS = ApiSettings()
@@ -120,6 +121,7 @@ def _add_uploads(group: argparse._ArgumentGroup) -> None:
 
 
 def api_settings_from(arguments: argparse.Namespace) -> ApiSettings:
+    _check_numbers(arguments)
     names = arguments.served_model_name or [""]
     settings = ApiSettings(
         more_model_names=tuple(names[1:]),
@@ -135,10 +137,10 @@ def api_settings_from(arguments: argparse.Namespace) -> ApiSettings:
         ssl_keyfile_password=arguments.ssl_keyfile_password,
         log_requests=arguments.log_requests,
         trust_request_mm_processor_kwargs=arguments.trust_request_mm_processor_kwargs,
-        max_body_bytes=_to_bytes(arguments.max_body_mb),
+        max_body_bytes=int(arguments.max_body_mb * MIB),
         max_waiting_requests=arguments.max_waiting_requests,
         slow_client_seconds=arguments.slow_client_timeout,
-        media_quota_bytes=_quota_bytes(arguments.media_quota_mb),
+        media_quota_bytes=int(arguments.media_quota_mb * MIB),
         media_quota_count=arguments.media_quota_count,
     )
     _check(settings)
@@ -169,25 +171,17 @@ def _absolute(path: str | None) -> str | None:
     return None if path is None else str(Path(path).absolute())
 
 
-def _to_bytes(mib: float) -> int:
-    if not 0 < mib < math.inf:
-        raise InvalidArgumentError("--max-body-mb", f"must be above 0, not {mib}")
-    return int(mib * MIB)
-
-
-def _quota_bytes(mib: float) -> int:
-    if not 0 <= mib < math.inf:
-        raise InvalidArgumentError("--media-quota-mb", f"must be at least 0, not {mib}")
-    return int(mib * MIB)
+def _check_numbers(arguments: argparse.Namespace) -> None:
+    check_least(arguments, {"max_waiting_requests": 1, "media_quota_count": 1, "media_quota_mb": 0})
+    for flag, value in (
+        ("--max-body-mb", arguments.max_body_mb),
+        ("--slow-client-timeout", arguments.slow_client_timeout),
+    ):
+        if not 0 < value < math.inf:
+            raise InvalidArgumentError(flag, f"must be above 0, not {value}")
 
 
 def _check(settings: ApiSettings) -> None:
-    if settings.max_waiting_requests < 1:
-        raise InvalidArgumentError("--max-waiting-requests", f"must be at least 1, not {settings.max_waiting_requests}")
-    if settings.media_quota_count < 1:
-        raise InvalidArgumentError("--media-quota-count", f"must be at least 1, not {settings.media_quota_count}")
-    if not 0 < settings.slow_client_seconds < math.inf:
-        raise InvalidArgumentError("--slow-client-timeout", f"must be above 0, not {settings.slow_client_seconds}")
     if settings.cache_isolation == "api-key" and not settings.api_keys:
         raise InvalidArgumentError("--cache-isolation", "is by --api-key, of which there is none")
     if settings.admin_api_key in settings.api_keys:

@@ -17,8 +17,9 @@ from keepsight.bench.report import Report, comparison, table, to_markdown
 from keepsight.bench.run_workloads import RunSettings, WorkloadRun, restart_by_command
 from keepsight.bench.workloads import WORKLOADS
 from keepsight.cli.add_command import add_command
-from keepsight.cli.bench_arguments import DEFAULTS, add_shape, check_counts, options_of, to_percent
+from keepsight.cli.bench_arguments import DEFAULTS, LEAST, add_shape, options_of, to_percent
 from keepsight.cli.bench_within import add_offline_arguments, add_parts_arguments, run_offline, run_parts
+from keepsight.cli.check_least import check_least
 from keepsight.cli.openai_server import OpenAIServer
 from keepsight.cli.strip_controls import strip_controls
 from keepsight.errors import InvalidArgumentError
@@ -116,7 +117,7 @@ def _writing(flag: str, path: Path) -> Iterator[None]:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    check_counts(arguments)
+    check_least(arguments, LEAST)
     if arguments.plot is not None:
         check_ending(arguments.plot)
     for flag, path in (("--json", arguments.json), ("--plot", arguments.plot)):

@@ -3,12 +3,11 @@
 import argparse
 
 from keepsight.bench.workloads import WorkloadOptions
-from keepsight.errors import InvalidArgumentError
 
 DEFAULTS = WorkloadOptions(seed=0)
 MAX_SIDE = 20_000
-# With the least that they may be, in whichever command has them.
-COUNTS = {
+# The least that they may be, in whichever command has them.
+LEAST = {
     "requests": 1,
     "concurrency": 1,
     "max_tokens": 1,
@@ -40,13 +39,6 @@ def options_of(arguments: argparse.Namespace, seed: int) -> WorkloadOptions:
         pictures_per_request=arguments.pictures,
         pool_size=arguments.pool,
     )
-
-
-def check_counts(arguments: argparse.Namespace) -> None:
-    for name, least in COUNTS.items():
-        value = getattr(arguments, name, least)
-        if value < least:
-            raise InvalidArgumentError(f"--{name.replace('_', '-')}", f"must be at least {least}, not {value}")
 
 
 def to_percent(text: str) -> int:

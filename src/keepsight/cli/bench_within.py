@@ -8,14 +8,8 @@ from dataclasses import replace
 
 from keepsight.bench.report import to_markdown
 from keepsight.bench.workloads import WORKLOADS
-from keepsight.cli.bench_arguments import (
-    DEFAULTS,
-    add_picture_size,
-    add_shape,
-    check_counts,
-    options_of,
-    to_percent,
-)
+from keepsight.cli.bench_arguments import DEFAULTS, LEAST, add_picture_size, add_shape, options_of, to_percent
+from keepsight.cli.check_least import check_least
 from keepsight.cli.model_arguments import add_model_arguments, config_from
 from keepsight.config import CHOICES, Config
 
@@ -47,7 +41,7 @@ def run_offline(arguments: argparse.Namespace) -> int:
     from keepsight.llm import LLM
     from keepsight.sampling_params import SamplingParams
 
-    check_counts(arguments)
+    check_least(arguments, LEAST)
     options = replace(options_of(arguments, arguments.seed), reuse_percent=arguments.reuse)
     params = SamplingParams(temperature=0, max_tokens=arguments.max_tokens, ignore_eos=True)
     with LLM.from_config(config_from(arguments)) as llm:
@@ -64,7 +58,7 @@ def add_parts_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_parts(arguments: argparse.Namespace) -> int:
-    check_counts(arguments)
+    check_least(arguments, LEAST)
     from keepsight.bench.parts import measure_parts
 
     config = Config.from_options(model=arguments.model, device=arguments.device, dtype=arguments.dtype)

@@ -5,12 +5,12 @@ import dataclasses
 import errno
 import json
 import logging
-import math
 import os
 import resource
 import socket
 
 from keepsight.cli.api_arguments import add_api_arguments, api_settings_from
+from keepsight.cli.check_least import check_least
 from keepsight.cli.model_arguments import add_model_arguments, config_from
 from keepsight.cli.vllm_variables import warn_of_vllm_variables
 from keepsight.config import Config
@@ -58,7 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     warn_of_vllm_variables(os.environ)
     config = config_from(arguments)
     api = api_settings_from(arguments)
-    _check(arguments)
+    _check_is_text(arguments)
+    check_least(arguments, {"api_server_count": 1, "data_parallel_size": 1, "shutdown_timeout": 0})
     _allow_many_open_files()
     # Before the model: a port that is taken should be told at once.
     with (
@@ -83,16 +84,6 @@ def run(arguments: argparse.Namespace) -> int:
             api=api,
         )
         return Supervisor(settings, listener, signals).run()
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    _check_is_text(arguments)
-    if arguments.api_server_count < 1:
-        raise InvalidArgumentError("--api-server-count", f"must be at least 1, not {arguments.api_server_count}")
-    if arguments.data_parallel_size < 1:
-        raise InvalidArgumentError("--data-parallel-size", f"must be at least 1, not {arguments.data_parallel_size}")
-    if not 0 <= arguments.shutdown_timeout < math.inf:
-        raise InvalidArgumentError("--shutdown-timeout", f"must be at least 0, not {arguments.shutdown_timeout}")
 
 
 def _check_is_text(arguments: argparse.Namespace) -> None:

@@ -1,0 +1,15 @@
+"""Flags with a number that may be as small as that, and no smaller."""
+
+import argparse
+import math
+from collections.abc import Mapping
+
+from keepsight.errors import InvalidArgumentError
+
+
+def check_least(arguments: argparse.Namespace, least: Mapping[str, int]) -> None:
+    """Of those that the command has."""
+    for name, lowest in least.items():
+        value = getattr(arguments, name, lowest)
+        if not lowest <= value < math.inf:
+            raise InvalidArgumentError(f"--{name.replace('_', '-')}", f"must be at least {lowest}, not {value}")
