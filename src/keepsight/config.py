@@ -72,6 +72,7 @@ NUMBERS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "mm_shm_cache_max_object_size_mb": (lambda size: 0 < size < math.inf, "above 0"),
     "media_fetch_timeout": (lambda seconds: 0 < seconds < math.inf, "of seconds above 0"),
 }
+PATHS = {"model": "a path", "generation_config": "auto, none or a path", "record_cache_trace": "a file"}
 SWITCHES = (
     "enable_prefix_caching",
     "disable_chunked_mm_input",
@@ -175,13 +176,6 @@ class Config:
             value = getattr(self, field.name)
             if value is not None or field.default is not None:
                 _check_value(field.name, value)
-        # An empty path would mean the folder that one happens to be in.
-        if self.model is not None and (not isinstance(self.model, str | Path) or self.model == ""):
-            raise InvalidArgumentError("model", f"must be a path, not {self.model!r}")
-        if not isinstance(self.generation_config, str | Path) or self.generation_config == "":
-            raise InvalidArgumentError(
-                "generation_config", f"must be auto, none or a path, not {self.generation_config!r}"
-            )
         if not isinstance(self.mm_processor_kwargs, dict):
             raise InvalidArgumentError("mm_processor_kwargs", f"must be a dict, not {self.mm_processor_kwargs!r}")
         check_options(self.mm_processor_kwargs, OPERATOR_OPTIONS)
@@ -213,8 +207,6 @@ class Config:
             raise InvalidArgumentError(
                 "encoder_remote_cache_gb", f"is {self.encoder_remote_cache_gb}, but no encoder_remote_cache says where"
             )
-        if not isinstance(self.record_cache_trace, str | Path | None) or self.record_cache_trace == "":
-            raise InvalidArgumentError("record_cache_trace", f"must be a file, not {self.record_cache_trace!r}")
         if self.keeps_embeddings_for_others:
             return
         for name in ("encoder_host_cache_gb", "encoder_disk_cache", "encoder_remote_cache"):
@@ -277,6 +269,10 @@ def _check_value(name: str, value: object) -> None:
         holds, described = NUMBERS[name]
         if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
             raise InvalidArgumentError(name, f"must be a number {described}, not {value!r}")
+    elif name in PATHS:
+        # An empty one would mean the folder that one happens to be in.
+        if not isinstance(value, str | Path) or value == "":
+            raise InvalidArgumentError(name, f"must be {PATHS[name]}, not {value!r}")
     elif name in SWITCHES and not isinstance(value, bool):
         raise InvalidArgumentError(name, f"must be True or False, not {value!r}")
 
