@@ -33,10 +33,10 @@ class Histogram(Metric):
 
 
 def list_metrics(totals: Totals) -> list[Metric]:
-    return [metric for family in totals.families() for metric in _list_family(family)]
+    return [metric for family in totals.families() for metric in list_family(family)]
 
 
-def _list_family(family: Family) -> Iterator[Metric]:
+def list_family(family: Family) -> Iterator[Counter | Gauge | Histogram]:
     for labels, numbers in family.series.items():
         if family.kind == "histogram":
             *counts, total = numbers
