@@ -25,8 +25,8 @@ from random import SystemRandom
 
 from benchmarks.processes import family_mib, family_processor_seconds
 from benchmarks.servers import ServerProcess
+from keepsight.bench.address import Address
 from keepsight.bench.ask import Server
-from keepsight.bench.http_connection import Address
 from keepsight.bench.report import METRICS, to_markdown
 from keepsight.bench.run_workloads import RunSettings, WorkloadRun, wait_until_it_answers
 from keepsight.bench.summary import Summary

@@ -30,9 +30,9 @@ from benchmarks.decisions import answer, make_request, make_scheduler, media_has
 from benchmarks.draw_growth import Panel, lay_out
 from benchmarks.known_picture import PROGRAMS
 from benchmarks.processes import processor_seconds
+from keepsight.bench.address import Address
 from keepsight.bench.ask import Server
 from keepsight.bench.drawing import save
-from keepsight.bench.http_connection import Address
 from keepsight.bench.measure import measure
 from keepsight.bench.report import to_markdown
 from keepsight.bench.summary import summarize

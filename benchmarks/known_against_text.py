@@ -12,8 +12,8 @@ import statistics
 from pathlib import Path
 
 from benchmarks.servers import ServerProcess
+from keepsight.bench.address import Address
 from keepsight.bench.ask import Answer, Server, ask
-from keepsight.bench.http_connection import Address
 from keepsight.bench.workloads import Drawer, Part, WorkloadOptions
 
 MAX_TRIES = 200

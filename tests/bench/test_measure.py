@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from keepsight.bench.address import Address
 from keepsight.bench.ask import Answer, Server, ask
-from keepsight.bench.http_connection import Address
 from keepsight.bench.measure import Measurement, find_words_per_picture, measure
 from keepsight.bench.run_workloads import RunSettings, WorkloadRun
 from keepsight.bench.workloads import Workload, WorkloadOptions, draw_workload

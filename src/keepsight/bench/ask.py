@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from keepsight.bench.address import Address
 from keepsight.bench.event_stream import DONE, EventReader
-from keepsight.bench.http_connection import Address, Response, connecting
+from keepsight.bench.http_connection import Response, connecting
 from keepsight.errors import NoAnswerError
 
 LIMIT_SECONDS = 1800.0

@@ -8,35 +8,11 @@ import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
-from keepsight.errors import InvalidArgumentError, NoAnswerError
+from keepsight.bench.address import Address
+from keepsight.errors import NoAnswerError
 
 _PIECE_BYTES = 65536
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    host: str
-    port: int
-    path: str
-    is_secure: bool
-
-    @property
-    def named(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @classmethod
-    def parse(cls, url: str) -> "Address":
-        try:
-            parts = urlsplit(url.rstrip("/"))
-            port = parts.port
-        except ValueError as error:
-            raise InvalidArgumentError("--base-url", f"{url!r} is no address: {error}") from error
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidArgumentError("--base-url", f"must be like http://127.0.0.1:8000/v1, not {url!r}")
-        is_secure = parts.scheme == "https"
-        return cls(parts.hostname, port or (443 if is_secure else 80), parts.path, is_secure)
 
 
 @dataclass(frozen=True, slots=True)

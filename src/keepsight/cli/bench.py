@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from random import SystemRandom
 
+from keepsight.bench.address import Address
 from keepsight.bench.ask import Server
-from keepsight.bench.http_connection import Address
 from keepsight.bench.plot import check_ending, save_plot
 from keepsight.bench.report import Report, comparison, table, to_markdown
 from keepsight.bench.run_workloads import RunSettings, WorkloadRun, restart_by_command

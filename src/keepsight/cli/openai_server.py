@@ -10,10 +10,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
-from urllib.parse import urlsplit
 
 from keepsight import __version__
-from keepsight.errors import InvalidArgumentError, NoAnswerError
+from keepsight.bench.address import Address
+from keepsight.errors import NoAnswerError
 
 CONNECT_SECONDS = 10.0
 # What JSON raises that is none, or nested without end.
@@ -37,15 +37,7 @@ class Usage:
 class OpenAIServer:
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self.url = url.rstrip("/")
-        try:
-            parts = urlsplit(self.url)
-            self._host, self._port = parts.hostname or "", parts.port
-        except ValueError as error:
-            raise InvalidArgumentError("--url", f"{url!r} is no address: {error}") from error
-        if parts.scheme not in ("http", "https") or not self._host:
-            raise InvalidArgumentError("--url", f"must be like http://127.0.0.1:8000/v1, not {url!r}")
-        self._connection_class = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._path = parts.path
+        self._address = Address.parse(url, "--url")
         self._headers = {"Content-Type": "application/json", "User-Agent": f"keepsight/{__version__}"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -68,11 +60,13 @@ class OpenAIServer:
 
     @contextmanager
     def _asking(self, method: str, path: str, body: bytes | None = None) -> Iterator[HTTPResponse]:
+        address = self._address
+        connection_class = HTTPSConnection if address.is_secure else HTTPConnection
         try:
-            with closing(self._connection_class(self._host, self._port, timeout=CONNECT_SECONDS)) as connection:
+            with closing(connection_class(address.host, address.port, timeout=CONNECT_SECONDS)) as connection:
                 connection.connect()
                 connection.sock.settimeout(None)  # a long prompt takes as long as it takes
-                connection.request(method, self._path + path, body, self._headers)
+                connection.request(method, address.path + path, body, self._headers)
                 response = connection.getresponse()
                 if response.status != 200:
                     raise NoAnswerError(_read_refusal(response))

@@ -1,0 +1,31 @@
+"""Where an OpenAI server is, as its URL says it."""
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from keepsight.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    host: str
+    port: int
+    path: str
+    is_secure: bool
+
+    @property
+    def named(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, url: str, field: str = "--base-url") -> "Address":
+        """`field`: where it was named."""
+        try:
+            parts = urlsplit(url.rstrip("/"))
+            port = parts.port
+        except ValueError as error:
+            raise InvalidArgumentError(field, f"{url!r} is no address: {error}") from error
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidArgumentError(field, f"must be like http://127.0.0.1:8000/v1, not {url!r}")
+        is_secure = parts.scheme == "https"
+        return cls(parts.hostname, port or (443 if is_secure else 80), parts.path, is_secure)
