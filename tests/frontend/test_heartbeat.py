@@ -22,9 +22,8 @@ from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prompt import expand_prompt, render_prompt
 from keepsight.requests import EngineRequest, MediaArrived, ToEngine, TokenOutput
 from tests.drawn import ask, by_url, draw
-from tests.frontend.api.test_app import MODEL, preparer
+from tests.frontend.api.app_client import MODEL
 
-__all__ = ["preparer"]  # a fixture
 NUM_CLIENTS = 8
 BEATS = 20
 PATIENCE = 20  # seconds, for what takes milliseconds

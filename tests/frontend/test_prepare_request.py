@@ -40,11 +40,6 @@ SOFT_TOKEN_ID = 909
 CROPPED = {"do_pan_and_scan": True}
 
 
-@pytest.fixture(scope="module")
-def preparer() -> RequestPreparer:
-    return RequestPreparer.from_config(Config())
-
-
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The fields of the pictures that were decoded, in order."""

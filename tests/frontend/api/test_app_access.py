@@ -6,9 +6,8 @@ import pytest
 
 from keepsight.api_settings import ApiSettings
 from keepsight.requests import TierStatus
-from tests.frontend.api.test_app import MODEL, Client, FakeEngine, client, engine, error_of, preparer
+from tests.frontend.api.app_client import MODEL, Client, FakeEngine, error_of
 
-__all__ = ["client", "engine", "preparer"]  # fixtures
 OPEN = ("/", "/health", "/ready", "/version", "/openapi.json")
 RESETS = {
     "/reset_prefix_cache": {"prefix": True},

@@ -28,32 +28,8 @@ from keepsight.observe.catalogue import BOUNDS
 from keepsight.observe.request_observer import ENDS, FIRST_TOKEN, PROMPT_TOKENS, WHOLE, RequestObserver
 from keepsight.requests import EngineRequest, ToEngine, TokenLogprob, TokenOutput
 from tests.drawn import ask, by_url, draw
-from tests.frontend.api.test_app import (
-    MODEL,
-    Client,
-    FakeEngine,
-    client,
-    engine,
-    error_of,
-    field_names,
-    json_values,
-    preparer,
-    small,
-    texts,
-)
-
-__all__ = ["client", "engine", "preparer"]  # fixtures
-
-
-def complete(client: Client, prompt: Any, **fields: Any) -> httpx.Response:
-    return client.send("POST", "/v1/completions", json={"model": MODEL, "prompt": prompt} | fields)
-
-
-def events_of(response: httpx.Response) -> list[dict[str, Any]]:
-    *events, done, rest = response.text.split("\n\n")
-    assert (done, rest) == ("data: [DONE]", "")
-    return [json.loads(event.removeprefix("data: ")) for event in events]
-
+from tests.frontend.api.app_client import MODEL, Client, FakeEngine, complete, error_of, events_of
+from tests.frontend.api.test_app import field_names, json_values, small, texts
 
 # Completions --------------------------------------------------------------------------------------------------
 

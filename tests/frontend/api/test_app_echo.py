@@ -11,10 +11,7 @@ from keepsight.frontend.api import prepare_answer
 from keepsight.frontend.api.answer_completion import CompletionAnswer
 from keepsight.frontend.api.app import create_app
 from tests.drawn import ask
-from tests.frontend.api.test_app import MODEL, Client, FakeEngine, client, engine, error_of, preparer
-from tests.frontend.api.test_app_completions import complete, events_of
-
-__all__ = ["client", "engine", "preparer"]  # fixtures
+from tests.frontend.api.app_client import MODEL, Client, FakeEngine, complete, error_of, events_of
 
 ANSWER = "Red. Blue."
 

@@ -6,10 +6,7 @@ import pytest
 
 from keepsight.frontend.api import prepare_answer
 from tests.drawn import ask
-from tests.frontend.api.test_app import Client, FakeEngine, client, engine, error_of, preparer
-from tests.frontend.api.test_app_completions import complete, events_of
-
-__all__ = ["client", "engine", "preparer"]  # fixtures
+from tests.frontend.api.app_client import Client, FakeEngine, complete, error_of, events_of
 
 
 def chat(client: Client, **fields: Any) -> Any:

@@ -10,10 +10,8 @@ from keepsight.config import Config
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.media import TokenSpan
 from keepsight.pixels import carried_embeddings
-from tests.frontend.api.test_app import MODEL, Client, FakeEngine, client, engine
+from tests.frontend.api.app_client import MODEL, Client, FakeEngine
 from tests.precomputed import to_npy, to_text
-
-__all__ = ["client", "engine"]  # fixtures
 
 HIDDEN = 128  # the demo's
 VALUES = np.random.default_rng(0).standard_normal((40, HIDDEN)).astype(np.float32)

@@ -15,10 +15,9 @@ from keepsight.frontend.api.held_pictures import MAX_LISTED, SIDE
 from keepsight.frontend.pixels.pixel_cache import LocalCache
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.pixels import carry_embeddings
-from tests.frontend.api.test_app import MODEL, FakeEngine, error_of, preparer
+from tests.frontend.api.app_client import MODEL, FakeEngine, error_of
 from tests.names import name_of
 
-__all__ = ["preparer"]  # a fixture
 WIDE = np.full((300, 400, 3), (10, 200, 30), np.uint8)
 
 

@@ -24,7 +24,7 @@ from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.requests import PromptPin, TokenOutput
 from tests.drawn import ask, by_url, draw, to_data_url, to_png
-from tests.frontend.api.test_app import MODEL, FakeEngine, error_of
+from tests.frontend.api.app_client import MODEL, FakeEngine, error_of
 from tests.frontend.sample_pictures import encode
 
 PICTURE = to_png(draw(1).picture)

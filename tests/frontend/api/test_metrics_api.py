@@ -16,9 +16,7 @@ from keepsight.observe.catalogue import DECODED, ENCODER, PROCESSOR
 from keepsight.observe.counters import Counters
 from keepsight.observe.server_view import ServerView
 from keepsight.requests import TierStatus
-from tests.frontend.api.test_app import MODEL, Client, FakeEngine, client, engine, preparer
-
-__all__ = ["client", "engine", "preparer"]  # fixtures
+from tests.frontend.api.app_client import MODEL, Client, FakeEngine
 
 
 @dataclass

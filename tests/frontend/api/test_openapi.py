@@ -11,9 +11,7 @@ from keepsight.api_settings import ApiSettings
 from keepsight.frontend.api.chat_request import ChatRequest
 from keepsight.frontend.api.completion_request import CompletionRequest
 from keepsight.frontend.api.tokenize_request import DetokenizeRequest, TokenizeRequest
-from tests.frontend.api.test_app import Client, client, engine, preparer
-
-__all__ = ["client", "engine", "preparer"]  # fixtures
+from tests.frontend.api.app_client import Client
 
 
 def describe(client: Client) -> Any:

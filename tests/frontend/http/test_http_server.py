@@ -27,9 +27,8 @@ from keepsight.frontend.http import http_server
 from keepsight.frontend.http.http_server import MAX_HEADER_BYTES, MAX_PIPELINED, make_server
 from keepsight.frontend.http.read_body import reading_body
 from keepsight.frontend.http.waiting_room import WaitingRoom
-from tests.frontend.api.test_app import MODEL, FakeEngine, engine, preparer
+from tests.frontend.api.app_client import MODEL, FakeEngine
 
-__all__ = ["engine", "preparer"]  # fixtures
 PEM = Path(__file__).parents[1] / "pictures_test.pem"
 PATIENCE = 20  # seconds
 

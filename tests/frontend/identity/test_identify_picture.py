@@ -133,11 +133,6 @@ def test_no_alias_crosses_from_one_tenant_or_model_to_another() -> None:
     assert whole(identify(identifier, webp, salt="b")) != whole(identify(identifier, png, salt="a"))
 
 
-@pytest.fixture(scope="module")
-def preparer() -> RequestPreparer:
-    return RequestPreparer.from_config(Config())
-
-
 def hashes_of(prepared: PreparedRequest) -> list[str]:
     return [item.media_hash for item in prepared.engine_request.media]
 

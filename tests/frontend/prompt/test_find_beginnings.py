@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from keepsight.config import Config
 from keepsight.errors import ChatTemplateError
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prompt.find_beginnings import find_beginnings
@@ -28,11 +27,6 @@ def mark(ttl: str = "30m") -> dict[str, Any]:
 
 def user(*parts: Any) -> dict[str, Any]:
     return {"role": "user", "content": list(parts)}
-
-
-@pytest.fixture(scope="module")
-def preparer() -> RequestPreparer:
-    return RequestPreparer.from_config(Config())
 
 
 @pytest.fixture(scope="module")

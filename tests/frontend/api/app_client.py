@@ -1,0 +1,152 @@
+"""The API in process, with the demo's frontend and an engine that says what it is told to."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from keepsight.api_settings import ApiSettings
+from keepsight.frontend.api.app import DEFAULT_SETTINGS, create_app
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.observe.account import RequestAccount
+from keepsight.requests import EngineRequest, FinishReason, TierStatus, TokenLogprob, TokenLogprobs, TokenOutput
+
+MODEL = "keepsight-demo"
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+
+
+@dataclass
+class FakeEngine:
+    """Says `text` in every choice, choice after choice, then ends it as asked."""
+
+    preparer: RequestPreparer
+    text: str = "Red. Blue."
+    end: FinishReason = "stop"
+    fails_after: int | None = None
+    failure: Exception = field(default_factory=lambda: RuntimeError("the engine broke"))
+    is_endless: bool = False
+    num_engines: int = 1
+    # Set once the first token may come.
+    is_ready: asyncio.Event | None = None
+    num_cached_tokens: dict[int, int] = field(default_factory=dict)
+    requests: list[EngineRequest] = field(default_factory=list)
+    stopped: list[tuple[str, int]] = field(default_factory=list)
+    resets: list[dict[str, bool]] = field(default_factory=list)
+    tiers: dict[int, tuple[TierStatus, ...]] = field(default_factory=dict)
+    num_abandoned: int = 0
+    on_begun: Callable[[], object] = bool
+    on_abandoned: Callable[[], object] = bool
+
+    def list_tiers(self) -> dict[int, tuple[TierStatus, ...]]:
+        return self.tiers
+
+    def engine_holds(self, media_hash: str) -> bool:
+        return False
+
+    def reset_caches(self, **caches: bool) -> None:
+        self.resets.append(caches)
+
+    def stop_choice(self, request_id: str, choice: int) -> None:
+        self.stopped.append((request_id, choice))
+
+    def holding_ends(self, accounts: Sequence[RequestAccount]) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    async def generate(self, prepared: PreparedRequest) -> AsyncGenerator[TokenOutput, None]:
+        request = prepared.engine_request
+        self.requests.append(request)
+        self.on_begun()
+        prepared.pixels_of({item.media_hash for item in request.media})
+        count = 0
+        try:
+            if self.is_ready:
+                await self.is_ready.wait()
+            for choice in range(request.sampling_params.n):
+                for token in self._tokens(request, choice):
+                    if count == self.fails_after:
+                        raise self.failure
+                    count += 1
+                    await asyncio.sleep(0)
+                    yield token
+        except (asyncio.CancelledError, GeneratorExit):
+            self.num_abandoned += 1
+            self.on_abandoned()
+            raise
+
+    def _tokens(self, request: EngineRequest, choice: int) -> Iterator[TokenOutput]:
+        ids = self.preparer.tokenizer.encode(self.text)
+        logprobs = request.sampling_params.logprobs
+        while self.is_endless:
+            yield TokenOutput(request.request_id, choice, ids[0])
+        for index, token_id in enumerate(ids):
+            entries = None
+            if logprobs is not None:
+                entries = (TokenLogprob(token_id, -0.5, 1), *(TokenLogprob(20 + n, -9.0, n) for n in range(logprobs)))
+            told = tell_prompt(request) if (choice, index) == (0, 0) else None
+            is_last = index == len(ids) - 1
+            reason: FinishReason | None = "length" if is_last and self.end == "length" else None
+            cached = self.num_cached_tokens.get(choice, 0)
+            yield TokenOutput(request.request_id, choice, token_id, entries, reason, cached, told)
+        if self.end == "stop":
+            yield TokenOutput(request.request_id, choice, 6, entries, "stop", cached)
+
+
+def tell_prompt(request: EngineRequest) -> tuple[TokenLogprobs, ...] | None:
+    """Each as likely as it has places before it; others are likelier."""
+    num_top = request.sampling_params.prompt_logprobs
+    if num_top is None:
+        return None
+    others = tuple(TokenLogprob(20 + n, -0.5, n + 1) for n in range(num_top))
+    own = enumerate(request.token_ids[1:], start=1)
+    return tuple((TokenLogprob(token_id, -float(place), 9), *others) for place, token_id in own)
+
+
+@dataclass
+class Client:
+    preparer: RequestPreparer
+    engine: FakeEngine
+    settings: ApiSettings = DEFAULT_SETTINGS
+    address: str = "127.0.0.1"
+
+    def send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        return asyncio.run(self._send(method, path, options))
+
+    async def _send(self, method: str, path: str, options: dict[str, Any]) -> httpx.Response:
+        app = create_app(self.preparer, self.engine, MODEL, self.settings)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(self.address, 5000))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.request(method, path, **options)
+
+    def chat(self, *, headers: Any = None, **fields: Any) -> httpx.Response:
+        body = {"model": MODEL, "messages": HELLO} | fields
+        return self.send("POST", "/v1/chat/completions", json=body, headers=headers)
+
+    def stream(self, **fields: Any) -> list[dict[str, Any]]:
+        response = self.chat(stream=True, **fields)
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        return events_of(response)
+
+
+def error_of(response: httpx.Response) -> tuple[int, str | None, str | None]:
+    """And checks the shape of OpenAI's errors."""
+    body = response.json()
+    assert body.keys() == {"error"}
+    assert body["error"].keys() == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    return response.status_code, body["error"]["param"], body["error"]["code"]
+
+
+def complete(client: Client, prompt: Any, **fields: Any) -> httpx.Response:
+    return client.send("POST", "/v1/completions", json={"model": MODEL, "prompt": prompt} | fields)
+
+
+def events_of(response: httpx.Response) -> list[dict[str, Any]]:
+    *events, done, rest = response.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events]
