@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from starlette.types import ASGIApp
 
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.api.app import DEFAULT_SETTINGS, create_app
@@ -116,9 +117,11 @@ class Client:
     def send(self, method: str, path: str, **options: Any) -> httpx.Response:
         return asyncio.run(self._send(method, path, options))
 
+    def make_app(self) -> ASGIApp:
+        return create_app(self.preparer, self.engine, MODEL, self.settings)
+
     async def _send(self, method: str, path: str, options: dict[str, Any]) -> httpx.Response:
-        app = create_app(self.preparer, self.engine, MODEL, self.settings)
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(self.address, 5000))
+        transport = httpx.ASGITransport(self.make_app(), raise_app_exceptions=False, client=(self.address, 5000))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.request(method, path, **options)
 

@@ -1,6 +1,5 @@
 """What an administrator sees of the processor cache, with the app in process."""
 
-import asyncio
 import io
 from typing import Any
 
@@ -8,6 +7,7 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
+from starlette.types import ASGIApp
 
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.api.app import create_app
@@ -15,7 +15,7 @@ from keepsight.frontend.api.held_pictures import MAX_LISTED, SIDE
 from keepsight.frontend.pixels.pixel_cache import LocalCache
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.pixels import carry_embeddings
-from tests.frontend.api.app_client import MODEL, FakeEngine, error_of
+from tests.frontend.api.app_client import MODEL, Client, FakeEngine, error_of
 from tests.names import name_of
 
 WIDE = np.full((300, 400, 3), (10, 200, 30), np.uint8)
@@ -26,19 +26,16 @@ def cache() -> LocalCache:
     return LocalCache(4 * WIDE.nbytes)
 
 
-class Admin:
+class Admin(Client):
     def __init__(self, preparer: RequestPreparer, cache: LocalCache) -> None:
-        self._preparer, self._cache = preparer, cache
-        self.settings = ApiSettings(dashboard_thumbnails=True)
+        super().__init__(preparer, FakeEngine(preparer), ApiSettings(dashboard_thumbnails=True))
+        self._cache = cache
+
+    def make_app(self) -> ASGIApp:
+        return create_app(self.preparer, self.engine, MODEL, self.settings, None, self._cache)
 
     def send(self, method: str, path: str, **options: Any) -> httpx.Response:
-        async def ask() -> httpx.Response:
-            app = create_app(self._preparer, FakeEngine(self._preparer), MODEL, self.settings, None, self._cache)
-            transport = httpx.ASGITransport(app, client=("127.0.0.1", 5000))
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-                return await client.request(method, f"/debug/pictures{path}", **options)
-
-        return asyncio.run(ask())
+        return super().send(method, f"/debug/pictures{path}", **options)
 
     def listed(self) -> list[tuple[str, bool]]:
         return [(each["media_hash"], each["is_pinned"]) for each in self.send("GET", "").json()["data"]]

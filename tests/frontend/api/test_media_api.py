@@ -24,7 +24,7 @@ from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.requests import PromptPin, TokenOutput
 from tests.drawn import ask, by_url, draw, to_data_url, to_png
-from tests.frontend.api.app_client import MODEL, FakeEngine, error_of
+from tests.frontend.api.app_client import MODEL, Client, FakeEngine, error_of
 from tests.frontend.sample_pictures import encode
 
 PICTURE = to_png(draw(1).picture)
@@ -569,14 +569,6 @@ def test_the_description_of_the_api_has_each_of_its_paths(server: Server) -> Non
 
 
 def test_a_server_without_uploads_has_neither_their_paths_nor_their_urls(server: Server) -> None:
-    app = create_app(server.preparer, server.engine, MODEL)
-
-    async def ask_twice() -> list[httpx.Response]:
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            body = {"messages": ask(by_handle("media_0"))}
-            return [await client.get("/v1/media"), await client.post("/v1/chat/completions", json=body)]
-
-    listed, answered = asyncio.run(ask_twice())
-    assert listed.status_code == 404
-    assert error_of(answered)[2] == "unsupported_field"
+    client = Client(server.preparer, server.engine)
+    assert client.send("GET", "/v1/media").status_code == 404
+    assert error_of(client.chat(messages=ask(by_handle("media_0"))))[2] == "unsupported_field"

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
+from starlette.types import ASGIApp
 
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.api.app import SEES_NOTHING, create_app
@@ -23,11 +23,8 @@ from tests.frontend.api.app_client import MODEL, Client, FakeEngine
 class Watched(Client):
     view: ServerView = SEES_NOTHING
 
-    async def _send(self, method: str, path: str, options: dict[str, Any]) -> httpx.Response:
-        app = create_app(self.preparer, self.engine, MODEL, self.settings, view=self.view)
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(self.address, 5000))
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            return await client.request(method, path, **options)
+    def make_app(self) -> ASGIApp:
+        return create_app(self.preparer, self.engine, MODEL, self.settings, view=self.view)
 
 
 @pytest.fixture
