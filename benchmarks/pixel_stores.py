@@ -28,14 +28,11 @@ from keepsight.ipc.shm_ring import RingWriter
 from keepsight.ipc.unnamed_file import open_unnamed
 from keepsight.observe.process_memory import resident_bytes
 from keepsight.requests import MediaArrived, Pixels
+from tests.names import name_of
 
 SHAPE = (896, 896, 3)
 NUM_BYTES = 896 * 896 * 3
 MODES: tuple[PixelMode, ...] = ("lru", "shm", "shared")
-
-
-def name_of(number: int) -> str:
-    return f"{number:064x}"
 
 
 def picture(number: int) -> Pixels:

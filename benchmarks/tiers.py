@@ -35,14 +35,11 @@ from keepsight.tiers.redis_tier import RedisTier
 from keepsight.tiers.simulate import distinct_bytes, offline_bound, simulate, simulate_belady
 from keepsight.tiers.tier import StoredArray, Tier
 from keepsight.tiers.tiered_store import TieredStore
+from tests.tiers.arrays import key_of
 from tests.tiers.redis_servers import REAL
 
 # More than the processor's cache holds.
 NUM_KEPT = 32
-
-
-def key_of(number: int) -> str:
-    return f"{number:064x}"
 
 
 def embeddings(number: int) -> StoredArray:

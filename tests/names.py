@@ -1,4 +1,4 @@
-"""Names of media as the caches take them."""
+"""Names of media and of entries, as caches and tiers take them."""
 
 from hashlib import blake2b
 

@@ -1,14 +1,11 @@
 """Embeddings of tests, and their keys."""
 
-from hashlib import blake2b
-
 import numpy as np
 
 from keepsight.tiers.tier import StoredArray
+from tests.names import name_of
 
-
-def key_of(number: int) -> str:
-    return blake2b(str(number).encode(), digest_size=32).hexdigest()
+key_of = name_of
 
 
 def array_of(number: int, num_bytes: int = 3000) -> StoredArray:
