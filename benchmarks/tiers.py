@@ -15,7 +15,6 @@ import multiprocessing
 import os
 import socket
 import statistics
-import subprocess
 import tempfile
 import time
 from collections import deque
@@ -36,7 +35,7 @@ from keepsight.tiers.simulate import distinct_bytes, offline_bound, simulate, si
 from keepsight.tiers.tier import StoredArray, Tier
 from keepsight.tiers.tiered_store import TieredStore
 from tests.tiers.arrays import key_of
-from tests.tiers.redis_servers import REAL
+from tests.tiers.redis_servers import REAL, real_server
 
 # More than the processor's cache holds.
 NUM_KEPT = 32
@@ -88,19 +87,12 @@ def drop_pages(path: Path) -> None:
 
 
 def measure_redis(entries: int, rounds: int) -> None:
-    if (executable := REAL) is None:
+    if REAL is None:
         print("redis: NOT MEASURED, redis-server is not installed")
         return
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "redis.sock"
-        command = [executable, "--port", str(port := free_port()), "--unixsocket", str(path), "--save", ""]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=folder) as process:
-            try:
-                wait_for(path)
-                for kind, url in (("unix", f"unix://{path}"), ("tcp", f"redis://127.0.0.1:{port}")):
-                    measure_get(kind, url, entries, rounds)
-            finally:
-                process.kill()
+    with real_server("--port", str(port := free_port())) as (url, _):
+        measure_get("unix", url, entries, rounds)
+        measure_get("tcp", f"redis://127.0.0.1:{port}", entries, rounds)
 
 
 def measure_get(kind: str, url: str, entries: int, rounds: int) -> None:
@@ -167,13 +159,6 @@ def send_all(listener: socket.socket) -> None:
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
-
-
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 20
-    while not path.exists():
-        assert time.monotonic() < deadline, "redis-server does not start"
-        time.sleep(0.01)
 
 
 def measure_callers(folder: Path, entries: int) -> None:
