@@ -60,11 +60,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _look(arguments: argparse.Namespace) -> tuple[list[str], int]:
-    if arguments.remote is None and not holds_any(parse_disk_place(arguments.disk, "--disk").directory, "--disk"):
-        return ["nothing is kept there"], 0
-    with _opened(arguments) as tier:
+    opened: AbstractContextManager[DiskTier | RedisTier]
+    if arguments.remote is not None:
+        # Only a folder has pins.
+        opened, pins = _opened_server(arguments.remote, "--remote"), None
+    else:
+        directory = parse_disk_place(arguments.disk, "--disk").directory
+        if not holds_any(directory, "--disk"):
+            return ["nothing is kept there"], 0
+        opened, pins = opened_folder(directory, "--disk"), PinFolder(directory)
+    with opened as tier:
         if arguments.cache_command == "inspect":
-            return _inspect(tier, _list_pinned(arguments), arguments.keys), 0
+            return _inspect(tier, pins.list() if pins else frozenset(), arguments.keys), 0
         return {"verify": _verify, "clear": _clear}[arguments.cache_command](tier)
 
 
@@ -83,12 +90,6 @@ def _opened_server(url: str, field: str) -> AbstractContextManager[RedisTier]:
     return _until_closed(RedisTier(url), field, place)
 
 
-def _opened(arguments: argparse.Namespace) -> AbstractContextManager[DiskTier | RedisTier]:
-    if arguments.remote is not None:
-        return _opened_server(arguments.remote, "--remote")
-    return opened_folder(parse_disk_place(arguments.disk, "--disk").directory, "--disk")
-
-
 @contextmanager
 def _until_closed(tier: AnyTier, field: str, place: str) -> Iterator[AnyTier]:
     with closing(tier), faults_told(field, place):
@@ -101,13 +102,6 @@ def faults_told(field: str, place: str) -> Iterator[None]:
         yield
     except (OSError, TierError) as error:
         raise InvalidArgumentError(field, f"{place} cannot be used: {error}") from error
-
-
-def _list_pinned(arguments: argparse.Namespace) -> frozenset[str]:
-    """Only a folder has any."""
-    if arguments.remote is not None:
-        return frozenset()
-    return PinFolder(parse_disk_place(arguments.disk, "--disk").directory).list()
 
 
 def _told(sizes: Mapping[str, int]) -> str:
