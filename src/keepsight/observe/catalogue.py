@@ -100,8 +100,7 @@ SLOTS: Mapping[tuple[str, Labels], int] = {
     for metric, start in zip(METRICS, _STARTS, strict=False)
     for index, labels in enumerate(metric.series)
 }
-_KINDS = {metric.name: metric.kind for metric in METRICS}
-GAUGES = frozenset(slot for (name, _), slot in SLOTS.items() if _KINDS[name] == "gauge")
+GAUGES = frozenset(SLOTS[each.name, labels] for each in METRICS if each.kind == "gauge" for labels in each.series)
 
 
 def slot_of(name: str, *values: str) -> int:
