@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from random import Random
 
-from tests.test_chaos import end_without_a_trace, live_through, marked_server, write_questions
+from tests.test_chaos import live_through, marked_server, write_questions
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, marked_server(Path(folder) / "log", *args.options) as server:
         questions = write_questions(args.requests, rng)
         outcome = asyncio.run(live_through(server, questions, rng, args.concurrency, args.answers_per_kill))
-        end_without_a_trace(server)
+        server.end_without_a_trace()
         num_tracebacks = server.log.read_text().count("Traceback")
     print(
         f"seed {args.seed}, {args.requests} requests three times, {time.monotonic() - began:.0f} s: all answers right"

@@ -2,14 +2,17 @@
 
 import os
 import re
+import select
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from keepsight.ipc.run_directory import RunDirectory
 from keepsight.observe.process_memory import with_descendants
 
 COMMAND = [sys.executable, "-m", "keepsight"]
@@ -70,11 +73,28 @@ def real_server(*options: str, environment: Mapping[str, str] | None = None) -> 
                 process.wait(END_SECONDS)
 
 
-def proportional_bytes(pid: int) -> int:
+def run_directory_of(supervisor: int) -> Path:
+    """The one that it holds open, to keep its lock."""
+    opened = (link.readlink() for link in Path(f"/proc/{supervisor}/fd").iterdir())
+    return next(path for path in opened if path.name.startswith("keepsight-run-"))
+
+
+def end_without_a_trace(supervisor: int, processes: Iterable[int]) -> None:
+    """By the supervisor's sudden death, which nobody can tell the others."""
+    directory, handles = run_directory_of(supervisor), [os.pidfd_open(pid) for pid in processes]
+    os.kill(supervisor, signal.SIGKILL)
+    for handle in handles:
+        assert select.select([handle], [], [], END_SECONDS)[0], "still running"
+        os.close(handle)
+    with RunDirectory.create():
+        assert not directory.exists()
+
+
+def proportional_bytes(pid: int, pages: str = "Pss") -> int:
     """Pages that several processes share count in parts; 0 if it is gone."""
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
         return 0
-    found = re.search(r"^Pss: +(\d+) kB", rollup, re.MULTILINE)
+    found = re.search(rf"^{pages}: +(\d+) kB", rollup, re.MULTILINE)
     return int(found[1]) * 1024 if found else 0

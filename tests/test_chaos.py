@@ -7,7 +7,6 @@ undisturbed again, when memory is compared.  `long_chaos` does it for longer.
 import asyncio
 import os
 import re
-import select
 import signal
 import uuid
 from collections import Counter
@@ -22,9 +21,8 @@ from unittest.mock import patch
 import httpx
 import openai
 
-from keepsight.ipc.run_directory import RunDirectory
 from tests.drawn import ask, by_url, draw, list_question
-from tests.real_server import END_SECONDS, START_SECONDS, serving
+from tests.real_server import START_SECONDS, end_without_a_trace, proportional_bytes, run_directory_of, serving
 
 # Everything that descends from a server has this, whoever its parent is by now.
 MARK = "KEEPSIGHT_TEST_MARK"
@@ -168,14 +166,13 @@ class Server:
 
     def held_bytes(self) -> int:
         """What is nobody else's: without pages of files, which any process of the machine may share."""
-        return sum(anonymous_bytes(process.pid) for process in self.processes()) + sum(
-            file.stat().st_blocks * 512 for file in self.run_directory.rglob("*")
+        return sum(proportional_bytes(process.pid, "Pss_Anon") for process in self.processes()) + sum(
+            file.stat().st_blocks * 512 for file in run_directory_of(self.supervisor).rglob("*")
         )
 
-    @property
-    def run_directory(self) -> Path:
-        opened = (link.readlink() for link in Path(f"/proc/{self.supervisor}/fd").iterdir())
-        return next(path for path in opened if path.name.startswith("keepsight-run-"))
+    def end_without_a_trace(self) -> None:
+        end_without_a_trace(self.supervisor, [process.pid for process in self.processes()])
+        assert all(process.kind == "ended" for process in self.processes())
 
 
 def look_at(folder: Path) -> Process:
@@ -184,13 +181,6 @@ def look_at(folder: Path) -> Process:
     # After the name, which may hold anything.
     state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
     return Process(int(folder.name), "ended" if state == "Z" else kind, int(parent))
-
-
-def anonymous_bytes(pid: int) -> int:
-    with suppress(OSError):
-        found = re.search(r"^Pss_Anon: +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
-        return int(found[1]) * 1024 if found else 0
-    return 0
 
 
 @contextmanager
@@ -283,24 +273,11 @@ async def live_through(
     return Outcome(killer.killed, retried, before, server.held_bytes())
 
 
-def end_without_a_trace(server: Server) -> None:
-    """By its supervisor's sudden death, which nobody can tell the others."""
-    directory = server.run_directory
-    handles = [os.pidfd_open(process.pid) for process in server.processes()]
-    os.kill(server.supervisor, signal.SIGKILL)
-    for handle in handles:
-        assert select.select([handle], [], [], END_SECONDS)[0], "still running"
-        os.close(handle)
-    assert all(process.kind == "ended" for process in server.processes())
-    with RunDirectory.create():
-        assert not directory.exists()
-
-
 def test_every_caller_gets_one_right_answer_whoever_is_killed(tmp_path: Path) -> None:
     log, options = tmp_path / "log", ["--api-server-count", "2", "--mm-processor-cache-gb", "0.01"]
     with marked_server(log, *options) as server:
         questions = write_questions(50, Random(1))
         outcome = asyncio.run(live_through(server, questions, Random(1), concurrency=8, answers_per_kill=10))
         assert outcome.killed
-        end_without_a_trace(server)
+        server.end_without_a_trace()
     assert "Traceback" not in log.read_text()

@@ -2,7 +2,6 @@
 
 import os
 import re
-import select
 import signal
 import socket
 import subprocess
@@ -15,11 +14,10 @@ import httpx
 import openai
 import pytest
 
-from keepsight.ipc.run_directory import RunDirectory
 from keepsight.observe.process_memory import with_descendants
 from tests.cli.test_serve import answer, complete
 from tests.drawn import Drawn, ask, by_url, draw
-from tests.real_server import END_SECONDS, START_SECONDS, serving
+from tests.real_server import END_SECONDS, START_SECONDS, end_without_a_trace, run_directory_of, serving
 
 ENDLESS = {"max_tokens": None, "stream": True, "extra_body": {"ignore_eos": True}}
 
@@ -40,12 +38,6 @@ class Server:
 
     def kill(self, kind: str) -> None:
         os.kill(self.pid(kind), signal.SIGKILL)
-
-    @property
-    def run_directory(self) -> Path:
-        """The one that it holds open, to keep its lock."""
-        opened = (link.readlink() for link in Path(f"/proc/{self.supervisor.pid}/fd").iterdir())
-        return next(path for path in opened if path.name.startswith("keepsight-run-"))
 
 
 @pytest.fixture(scope="module")
@@ -115,17 +107,11 @@ def test_a_killed_supervisor_leaves_no_process_and_the_next_start_no_file(
         other = Server(process, port, log)
         with other.client() as client:
             assert answer(client, ask(by_url(drawn.picture), drawn.questions[0].text)) == drawn.description
-        directory, pids = other.run_directory, {*with_descendants(process.pid)} - {process.pid}
+        pids = {*with_descendants(process.pid)} - {process.pid}
         assert len(pids) >= 3
-        handles = [os.pidfd_open(pid) for pid in pids]
-        process.kill()
-        for handle in handles:
-            assert select.select([handle], [], [], 20)[0], "still running"
-            os.close(handle)
-    with RunDirectory.create():
-        assert not directory.exists()
+        end_without_a_trace(process.pid, pids)
     # Beside it, all the while, another server ran.
-    assert server.run_directory.exists()
+    assert run_directory_of(server.supervisor.pid).exists()
     with server.client() as client:
         assert complete(client, ask("Hello"), max_tokens=1).usage.completion_tokens == 1
 

@@ -13,7 +13,7 @@ from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.redis_tier import RedisTier
 from tests.cli.test_serve import answer
 from tests.drawn import Drawn, ask, by_url, draw
-from tests.real_server import serving
+from tests.real_server import run_directory_of, serving
 from tests.tiers.redis_servers import REAL, real_server
 from tests.wait_until import wait_until
 
@@ -86,9 +86,7 @@ def share_by_redis(folder: Path, pictures: Sequence[Drawn]) -> None:
 
 def num_kept_pixels(supervisor_pid: int) -> int:
     """In the processor cache that all processes share: of each picture that was decoded."""
-    opened = (link.readlink() for link in Path(f"/proc/{supervisor_pid}/fd").iterdir())
-    run_directory = next(path for path in opened if path.name.startswith("keepsight-run-"))
-    return len(list((run_directory / "pixels").iterdir()))
+    return len(list((run_directory_of(supervisor_pid) / "pixels").iterdir()))
 
 
 def test_after_kill_9_nothing_is_decoded_or_encoded_again(tmp_path: Path) -> None:
