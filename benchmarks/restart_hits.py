@@ -13,12 +13,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import openai
-
 from benchmarks.workload import to_messages
 from keepsight.bench.draw import photograph
 from keepsight.tiers.disk_tier import DiskTier
 from tests.cli.test_serve_restarts import wait_for_hits, wait_until_written
+from tests.official_client import connect
 from tests.real_server import serving
 
 DISK_BYTES, NUM_WARM_UP = 2**32, 3
@@ -26,7 +25,7 @@ DISK_BYTES, NUM_WARM_UP = 2**32, 3
 
 class Client:
     def __init__(self, port: int, pictures: list[bytes]) -> None:
-        self._client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+        self._client = connect(port)
         self._model = self._client.models.list().data[0].id
         self._pictures = pictures
 

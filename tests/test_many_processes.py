@@ -14,9 +14,9 @@ import httpx
 import openai
 import pytest
 
-from tests.cli.test_serve import answer, complete
 from tests.cli.test_serve_recovers import ENDLESS, Server
 from tests.drawn import ask, by_url, draw
+from tests.official_client import answer, complete
 from tests.real_server import START_SECONDS, serving
 
 SMALL = ("--mm-processor-cache-gb", "0.1")

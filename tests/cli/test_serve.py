@@ -17,25 +17,15 @@ from keepsight.cli import serve
 from keepsight.observe.process_memory import with_descendants
 from tests import real_server
 from tests.drawn import Drawn, ask, by_url, draw, list_question
+from tests.official_client import answer, complete, connect
 from tests.precomputed import by_embeds, embed, embed_tokens, to_npy, to_text
 from tests.real_server import COMMAND, serving
 
 
 @pytest.fixture(scope="module")
 def client(server_port: int) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{server_port}/v1", api_key="none", max_retries=0) as client:
+    with connect(server_port) as client:
         yield client
-
-
-def complete(client: openai.OpenAI, messages: Any, **options: Any) -> Any:
-    create: Any = client.chat.completions.create
-    return create(**{"model": "keepsight-demo", "messages": messages, "temperature": 0} | options)
-
-
-def answer(client: openai.OpenAI, messages: Any, **options: Any) -> str:
-    content = complete(client, messages, **options).choices[0].message.content
-    assert isinstance(content, str)
-    return content
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import httpx
 import openai
 import pytest
 
-from tests.cli.test_serve import answer, complete
 from tests.drawn import ask, by_url, draw
+from tests.official_client import answer, complete
 from tests.real_server import END_SECONDS, serving
 
 OPTIONS = (

@@ -15,8 +15,8 @@ import openai
 import pytest
 
 from keepsight.observe.process_memory import with_descendants
-from tests.cli.test_serve import answer, complete
 from tests.drawn import Drawn, ask, by_url, draw
+from tests.official_client import answer, complete, connect
 from tests.real_server import END_SECONDS, START_SECONDS, end_without_a_trace, run_directory_of, serving
 
 ENDLESS = {"max_tokens": None, "stream": True, "extra_body": {"ignore_eos": True}}
@@ -29,8 +29,7 @@ class Server:
     log: Path
 
     def client(self, seconds: float = START_SECONDS) -> openai.OpenAI:
-        url = f"http://127.0.0.1:{self.port}/v1"
-        return openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=seconds)
+        return connect(self.port, timeout=seconds)
 
     def pid(self, kind: str) -> int:
         """Of the latest."""

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.redis_tier import RedisTier
-from tests.cli.test_serve import answer
 from tests.drawn import Drawn, ask, by_url, draw
+from tests.official_client import answer, connect
 from tests.real_server import run_directory_of, serving
 from tests.tiers.redis_servers import REAL, real_server
 from tests.wait_until import wait_until
@@ -37,10 +36,7 @@ def wait_for_hits(port: int, name: str, count: int) -> dict[str, Any]:
 
 def answers_of(port: int, pictures: Sequence[Drawn], at_once: int = 1) -> list[str]:
     """Of each its own question's; any that fails is raised."""
-    with (
-        openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client,
-        ThreadPoolExecutor(at_once) as threads,
-    ):
+    with connect(port) as client, ThreadPoolExecutor(at_once) as threads:
         asked = [ask(by_url(each.picture), each.questions[0].text) for each in pictures]
         return list(threads.map(lambda messages: answer(client, messages, max_tokens=8), asked))
 

@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from tests import real_server
-from tests.cli.test_serve import answer
 from tests.drawn import ask, by_url, draw
+from tests.official_client import answer, connect
 from tests.real_server import COMMAND, serving
 
 # In a world of its own, where `mount` concerns nobody else.
@@ -32,7 +32,7 @@ def serving_with(
     monkeypatch.setattr(real_server, "COMMAND", [*ELSEWHERE, mount, "sh", *COMMAND])
     with (
         serving(log, *options) as (process, port),
-        openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client,
+        connect(port) as client,
     ):
         yield process.pid, client
 
