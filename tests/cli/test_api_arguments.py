@@ -27,13 +27,15 @@ def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_flags_the_settings_are_the_defaults() -> None:
     assert read() == ApiSettings()
+    assert (read().media_quota_bytes, read().media_quota_count) == (256 << 20, 1000)
 
 
 def test_flags_become_settings() -> None:
     said = (
         "--served-model-name a b --api-key k1 k2 --admin-api-key k3 --cache-isolation api-key --max-body-mb 0.5 "
         "--allowed-origins https://a.example * --root-path /x/y/ --no-log-requests --max-waiting-requests 3 "
-        f"--trust-request-mm-processor-kwargs --slow-client-timeout 1.5 --dashboard-thumbnails --ssl-certfile {PEM}"
+        f"--trust-request-mm-processor-kwargs --slow-client-timeout 1.5 --dashboard-thumbnails --ssl-certfile {PEM} "
+        "--media-quota-mb 0.5 --media-quota-count 7"
     )
     assert read(*said.split()) == ApiSettings(
         more_model_names=("b",),
@@ -47,9 +49,15 @@ def test_flags_become_settings() -> None:
         trust_request_mm_processor_kwargs=True,
         max_waiting_requests=3,
         slow_client_seconds=1.5,
+        media_quota_bytes=2**19,
+        media_quota_count=7,
         dashboard_thumbnails=True,
         ssl_certfile=str(PEM),
     )
+
+
+def test_uploads_may_be_none() -> None:
+    assert read("--media-quota-mb", "0").media_quota_bytes == 0
 
 
 def test_keys_come_from_the_environment_unless_a_flag_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,6 +90,9 @@ def test_a_variable_that_holds_no_key_is_refused(variable: str, value: str, monk
         ("--max-waiting-requests 0", "--max-waiting-requests"),
         ("--max-body-mb 0", "--max-body-mb"),
         ("--max-body-mb nan", "--max-body-mb"),
+        ("--media-quota-mb -1", "--media-quota-mb"),
+        ("--media-quota-mb nan", "--media-quota-mb"),
+        ("--media-quota-count 0", "--media-quota-count"),
         ("--slow-client-timeout 0", "--slow-client-timeout"),
         ("--slow-client-timeout inf", "--slow-client-timeout"),
         ("--root-path keepsight", "--root-path"),

@@ -1,6 +1,5 @@
 """Uploads and uuids at a real `keepsight serve` with two frontends: what one of them took, each of them knows."""
 
-import argparse
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -8,9 +7,6 @@ from typing import Any
 import httpx
 import pytest
 
-from keepsight.api_settings import ApiSettings
-from keepsight.cli.api_arguments import add_api_arguments, api_settings_from
-from keepsight.errors import InvalidArgumentError
 from tests.drawn import Drawn, ask, by_url, draw, to_png
 from tests.real_server import END_SECONDS, serving
 
@@ -33,13 +29,6 @@ def drawn() -> Drawn:
     return draw(11)
 
 
-def settings_of(flags: list[str]) -> ApiSettings:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--served-model-name", nargs="+")
-    add_api_arguments(parser)
-    return api_settings_from(parser.parse_args(flags))
-
-
 def send(method: str, url: str, key: str = "ours", **options: Any) -> httpx.Response:
     headers = {"authorization": f"Bearer {key}", **options.pop("headers", {})}
     return httpx.request(method, url, headers=headers, timeout=60, **options)
@@ -51,27 +40,6 @@ def upload(url: str, drawn: Drawn, **query: Any) -> dict[str, Any]:
     assert response.status_code == 200, response.text
     uploaded: dict[str, Any] = response.json()
     return uploaded
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ([], (256 << 20, 1000)),
-        (["--media-quota-mb", "0.5", "--media-quota-count", "7"], (1 << 19, 7)),
-        (["--media-quota-mb", "0"], (0, 1000)),
-    ],
-)
-def test_quotas_are_what_their_flags_say(flags: list[str], expected: tuple[int, int]) -> None:
-    settings = settings_of(flags)
-    assert (settings.media_quota_bytes, settings.media_quota_count) == expected
-
-
-@pytest.mark.parametrize(
-    "flags", [["--media-quota-mb", "-1"], ["--media-quota-mb", "nan"], ["--media-quota-count", "0"]]
-)
-def test_a_quota_that_is_none_is_refused_by_its_flag(flags: list[str]) -> None:
-    with pytest.raises(InvalidArgumentError, match=flags[0]):
-        settings_of(flags)
 
 
 def test_a_handle_is_answered_about_by_every_frontend(url: str, drawn: Drawn) -> None:
