@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from keepsight.demo import checkpoint_path
 from keepsight.errors import CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.identity.pan_and_scan import plan_crops
 from keepsight.image_processor_config import ImageProcessorConfig
@@ -34,7 +35,7 @@ PUBLISHED: dict[str, Any] = {
     "rescale_factor": 0.00392156862745098,
     "size": {"height": 896, "width": 896},
 }
-DEMO = Path(__file__).parents[1] / "src" / "keepsight" / "demo" / "checkpoint"
+DEMO = checkpoint_path()
 
 
 def write(directory: Path, values: object, name: str = "preprocessor_config.json") -> Path:

@@ -15,9 +15,9 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-import keepsight
+from keepsight.demo import checkpoint_path
 
-DEMO = Path(keepsight.__path__[0]) / "demo" / "checkpoint"
+DEMO = checkpoint_path()
 
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "[multimodal]", "<unused0>", "<unused1>"]
 SPECIAL += ["<start_of_turn>", "<end_of_turn>"]
@@ -32,10 +32,8 @@ CORPUS = [
 
 def build_gemma_like_checkpoint(directory: Path) -> None:
     """The demo checkpoint's folder, without its weights, around another tokenizer."""
-    for path in DEMO.iterdir():
-        if path.suffix != ".safetensors":
-            shutil.copy(path, directory / path.name)
-    (directory / "special_tokens_map.json").unlink()
+    ignored = shutil.ignore_patterns("*.safetensors", "special_tokens_map.json")
+    shutil.copytree(DEMO, directory, ignore=ignored, dirs_exist_ok=True)
     ids = _write_tokenizer(directory / "tokenizer.json")
     _edit(directory / "tokenizer_config.json", lambda config: _name_tokens_as_gemma_does(config, ids))
     _edit(directory / "generation_config.json", lambda config: config | {"eos_token_id": [1, ids["<end_of_turn>"]]})
