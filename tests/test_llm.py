@@ -673,9 +673,7 @@ def test_parameters_that_are_changed_while_they_are_in_use_change_no_answer(llm:
         assert all(output.outputs[0].finished() for output in outputs)
 
 
-@pytest.mark.parametrize(
-    "name", ["lora_request", "tokenization_kwargs", "chat_template", "chat_template_kwargs", "tools"]
-)
+@pytest.mark.parametrize("name", ["lora_request", "tokenization_kwargs", "chat_template", "chat_template_kwargs"])
 def test_vllm_s_other_arguments_may_be_none_and_nothing_else(llm: LLM, name: str) -> None:
     calls: list[Callable[..., list[RequestOutput]]] = [partial(llm.chat, ask("Who are you?"), GREEDY)]
     if name in ("lora_request", "tokenization_kwargs"):
@@ -683,7 +681,16 @@ def test_vllm_s_other_arguments_may_be_none_and_nothing_else(llm: LLM, name: str
     for call in calls:
         assert call(**{name: None})
         with pytest.raises(UnsupportedFieldError, match=name):
-            call(**{name: [{"type": "function", "function": {"name": "f"}}]})
+            call(**{name: {}})
+
+
+def test_tools_are_told_to_the_model(llm: LLM) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    [output] = llm.chat(ask("Who are you?"), SamplingParams(max_tokens=1), tools=[tool])
+    assert '[{"name": "look", "parameters": {"type": "object"}}]' in str(output.prompt)
+    assert "functions" not in str(llm.chat(ask("Who are you?"), SamplingParams(max_tokens=1), tools=[])[0].prompt)
+    with pytest.raises(InvalidArgumentError, match=r"tools\[0\]: must be"):
+        llm.chat(ask("Who are you?"), tools=[{"name": "look"}])
 
 
 def test_a_prompt_that_is_refused_abandons_those_before_it(llm: LLM) -> None:

@@ -118,8 +118,8 @@ class LLM:
 
         Or as `image_pil` with a PIL image, a numpy array or a torch tensor; with `enable_mm_embeds` its embeddings as
         `image_embeds`, an array, a tensor or a file's bytes.  With `continue_final_message` the model goes on with the
-        last message; with `add_generation_prompt` false nothing follows it.  `tools` are shown to a template that has a
-        place for them.  The last four are vLLM's, and must be None.
+        last message; with `add_generation_prompt` false nothing follows it.  `tools` are told to the model;
+        what it makes of them is text, as in vLLM.  The last four are vLLM's, and must be None.
         """
         _refuse_others(
             lora_request=lora_request,

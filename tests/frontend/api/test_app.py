@@ -35,7 +35,7 @@ def test_a_form_and_tools_are_passed_on_or_refused_by_the_name_that_was_used(
     field = "response_format.json_schema.schema"
     assert error_of(client.chat(response_format=asked)) == (400, field, "invalid_argument")
     tools = [{"type": "function", "function": {"name": "look"}}]
-    assert error_of(client.chat(tools=tools)) == (400, "tools", "unsupported_field")
+    assert client.chat(tools=tools).status_code == 200
     assert client.chat(tools=tools, tool_choice="none").status_code == 200
 
 

@@ -337,13 +337,12 @@ def test_tools_are_shown_to_a_template_that_has_a_place_for_them() -> None:
     assert render(source, tools=[]) == render(source) == "none"
 
 
-def test_a_template_without_a_place_for_tools_refuses_them_by_name() -> None:
-    for source in ("{{ messages }}", "{% set tools = 1 %}{{ tools }}", "tools"):
-        with pytest.raises(UnsupportedFieldError, match="no place for tools") as caught:
-            render(source, tools=[TOOL])
-        assert caught.value.field == "tools"
-    with pytest.raises(UnsupportedFieldError):
-        demo_template().render([user(text_part("hi"))], tools=[TOOL])
+def test_a_template_without_a_place_for_tools_shows_a_system_message_that_tells_of_them() -> None:
+    for source in ("{{ messages | tojson }}", "{% set tools = 1 %}{{ messages | tojson }}"):
+        system, said = json.loads(render(source, [user(text_part("hi"))], tools=[TOOL]))
+        assert (system["role"], said) == ("system", user(text_part("hi")))
+        assert "You have access to functions" in system["content"]
+        assert system["content"].endswith('\n[{"name": "look", "parameters": {"type": "object"}}]')
 
 
 def calling(arguments: Any = '{"at": "the sea"}', **fields: Any) -> dict[str, Any]:
@@ -363,12 +362,11 @@ def test_calls_of_tools_and_their_answers_reach_a_template_that_knows_them() -> 
     assert (call["content"], answer) == ("", ANSWER)
 
 
-@pytest.mark.parametrize(("message", "field"), [(calling(), "messages[0].tool_calls"), (ANSWER, "messages[0].role")])
-def test_a_template_that_knows_no_tools_refuses_their_messages_by_name(message: dict[str, Any], field: str) -> None:
-    for template in (ChatTemplate("{{ messages }}", NO_TOKENS), demo_template()):
-        with pytest.raises(UnsupportedFieldError, match="no place for") as caught:
-            template.render([message])
-        assert caught.value.field == field
+def test_a_template_that_knows_results_only_is_given_them_and_calls_as_text() -> None:
+    source = "{% if messages[1].role == 'tool' %}{{ messages | tojson }}{% endif %}"
+    call, answer = json.loads(render(source, [calling(), ANSWER]))
+    assert call == {"role": "assistant", "content": '{"name": "look", "parameters": {"at": "the sea"}}'}
+    assert answer == ANSWER
 
 
 @pytest.mark.parametrize(

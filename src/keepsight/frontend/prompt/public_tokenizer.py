@@ -1,6 +1,6 @@
 """What `LLM.get_tokenizer()` gives: the tokenizer and the chat template, by the names that transformers' users know.
 
-Its texts and ids are those that transformers' own would give.
+Its texts and ids are those that transformers' own would give; but tools that the template leaves out are told.
 """
 
 from collections.abc import Mapping, Sequence

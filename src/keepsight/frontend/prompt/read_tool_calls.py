@@ -20,21 +20,30 @@ class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_tool_calls(value: object, field: str) -> list[dict[str, Any]]:
-    """With arguments that are objects: a template would quote a text once more."""
+    """As they were sent back, their arguments word by word."""
     try:
         calls = msgspec.convert(value, list[ToolCall])
     except msgspec.ValidationError as error:
         placed = AT_PATH.fullmatch(str(error))
         path, message = (placed["path"], placed["message"]) if placed else ("", str(error))
         raise InvalidArgumentError(field + path, message) from error
-    return [_as_shown(call, f"{field}[{index}]") for index, call in enumerate(calls)]
+    for index, call in enumerate(calls):
+        _check_arguments(call.function.arguments, f"{field}[{index}].function.arguments")
+    return [msgspec.to_builtins(call) for call in calls]
 
 
-def _as_shown(call: ToolCall, field: str) -> dict[str, Any]:
+def show_tool_calls(message: dict[str, Any]) -> dict[str, Any]:
+    """With arguments that are objects, as templates want them: they would quote a text once more."""
+    return {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}
+
+
+def _check_arguments(arguments: str, field: str) -> None:
     try:
-        arguments = msgspec.json.decode(call.function.arguments, type=dict[str, Any])
+        msgspec.json.decode(arguments, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise InvalidArgumentError(
-            f"{field}.function.arguments", f"must be a JSON object in a text: {error}"
-        ) from error
-    return {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
+        raise InvalidArgumentError(field, f"must be a JSON object in a text: {error}") from error
+
+
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": msgspec.json.decode(function["arguments"])}}

@@ -22,6 +22,8 @@ import jinja2.utils
 
 from keepsight.errors import ChatTemplateError, CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.prompt.read_messages import PicturePart, TemplateMessage, read_messages
+from keepsight.frontend.prompt.read_tool_calls import show_tool_calls
+from keepsight.frontend.prompt.tell_tools import tell_calls, tell_results, tell_tools
 from keepsight.json_fields import read_json_object, read_optional_json_object
 
 MAX_RENDERED_CHARACTERS = 64 * 2**20
@@ -68,8 +70,9 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> RenderedPrompt:
         conversation = read_messages(messages)
-        self._check_shows_tools(conversation.messages, tools)
         written = _write_contents(conversation.messages, self._content_form)
+        written = _write_contents(self._tell_tools(written, tools), self._content_form)
+        tools = tools if "tools" in self._tool_words else ()
         if self._drops_system_parts:
             written = [_with_one_part(each) for each in written]
         if conversation.end == "text":
@@ -103,17 +106,14 @@ class ChatTemplate:
         except Exception as error:  # a template can raise whatever Python can
             raise ChatTemplateError("messages", f"the chat template refused them: {_describe(error)}") from error
 
-    def _check_shows_tools(self, messages: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]]) -> None:
+    def _tell_tools(self, messages: list[TemplateMessage], tools: Sequence[Mapping[str, Any]]) -> list[TemplateMessage]:
         """Most templates would leave out what they do not know, and say nothing."""
         if tools and "tools" not in self._tool_words:
-            raise UnsupportedFieldError("tools", "this model's chat template has no place for tools")
-        for index, message in enumerate(messages):
-            if "tool_calls" in message and "tool_calls" not in self._tool_words:
-                field = f"messages[{index}].tool_calls"
-                raise UnsupportedFieldError(field, "this model's chat template has no place for calls of tools")
-            if message["role"] == "tool" and "tool" not in self._tool_words:
-                field = f"messages[{index}].role"
-                raise UnsupportedFieldError(field, "this model's chat template has no place for answers of tools")
+            messages = tell_tools(messages, tools)
+        if "tool" not in self._tool_words:
+            messages = tell_results(messages)
+        tell = show_tool_calls if "tool_calls" in self._tool_words else tell_calls
+        return [tell(message) if "tool_calls" in message else message for message in messages]
 
     def _find_content_form(self) -> ContentForm | None:
         """Tried out: many templates know only one, and would write the other as Python does, or leave it out."""

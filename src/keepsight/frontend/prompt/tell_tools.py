@@ -1,0 +1,97 @@
+"""What a model is told of tools where its chat template has no place for them: ordinary text of ordinary turns.
+
+An earlier call is written as the model wrote it, so that the KV prefix cache knows the answer that it was.  Results are
+a user's words, as templates such as Gemma 3's let nobody else speak between two answers.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.prompt.call_text import write_call
+
+Message = dict[str, Any]
+Content = str | list[Mapping[str, Any]]
+_INTRODUCTION = """\
+You have access to functions. If you decide to invoke any of the function(s), you MUST put it in the format of
+{"name": function name, "parameters": dictionary of argument name and its value}
+
+You SHOULD NOT include any other text in the response if you call a function. Each call is in a line of its own."""
+# Of a tool: what a model can do something with.
+_TOLD = ("name", "description", "parameters")
+
+
+def tell_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Behind what the system says, or in its place."""
+    told = _describe(tools)
+    if messages and messages[0]["role"] in ("system", "developer"):
+        system, *others = messages
+        return [{**system, "content": join_contents(system["content"], told)}, *others]
+    return [{"role": "system", "content": told}, *messages]
+
+
+def tell_calls(message: Message) -> Message:
+    """Behind what was said with them."""
+    others = {name: value for name, value in message.items() if name != "tool_calls"}
+    functions = [call["function"] for call in message["tool_calls"]]
+    written = "\n".join(write_call(each["name"], each["arguments"]) for each in functions)
+    return {**others, "content": join_contents(message["content"], written, "\n")}
+
+
+def tell_results(messages: Sequence[Message]) -> list[Message]:
+    """As a user's, in one turn with one another and with what the user says before and behind them."""
+    told: list[Message] = []
+    names: dict[str, str] = {}
+    holds_result = False
+    for index, message in enumerate(messages):
+        names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ())}
+        is_result = message["role"] == "tool"
+        if is_result:
+            message = {"role": "user", "content": _tell_result(message, names, f"messages[{index}]")}
+        follows_user = bool(told) and told[-1]["role"] == message["role"] == "user"
+        if follows_user and (is_result or holds_result):
+            message = {**message, "content": join_contents(told.pop()["content"], message["content"])}
+        told.append(message)
+        holds_result = is_result or (follows_user and holds_result)
+    return told
+
+
+def join_contents(first: Content, second: Content, between: str = "\n\n") -> Content:
+    """Texts that meet become one: templates may trim each, and write nothing between two."""
+    if not first or not second:
+        return first or second
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}{between}{second}"
+    *before, last = _as_parts(first)
+    following, *behind = _as_parts(second)
+    if last["type"] == following["type"] == "text":
+        text = between.join(filter(None, (last["text"], following["text"])))
+        return [*before, {**last, "text": text}, *behind]
+    return [*before, last, following, *behind]
+
+
+def _as_parts(content: Content) -> list[Mapping[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _describe(tools: Sequence[Mapping[str, Any]]) -> str:
+    shown = [_describe_one(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    try:
+        return f"{_INTRODUCTION}\n{json.dumps(shown, ensure_ascii=False)}"
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgumentError("tools", f"cannot be written as JSON: {error}") from error
+
+
+def _describe_one(tool: object, field: str) -> Mapping[str, Any]:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise InvalidArgumentError(field, 'must be {"type": "function", "function": {"name", ...}}')
+    return {name: function[name] for name in _TOLD if function.get(name) is not None}
+
+
+def _tell_result(message: Message, names: Mapping[str, str], field: str) -> Content:
+    name = names.get(message.get("tool_call_id", ""))
+    if name is None:
+        raise InvalidArgumentError(f"{field}.tool_call_id", "must be the id of a call in an earlier message")
+    return join_contents(f"Result of {name}:", message["content"], "\n")
