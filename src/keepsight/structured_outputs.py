@@ -14,13 +14,15 @@ from keepsight.gbnf import GbnfError, is_gbnf, to_lark
 
 MAX_GRAMMAR_CHARACTERS = 64 * 2**10
 # Between the tokens of JSON.  Without an end to it, a model that is unsure goes on writing spaces until its last token.
-_WHITE_SPACE = {"whitespace_pattern": r"[ \n\t]{0,24}"}
-_NO_WHITE_SPACE = {"whitespace_flexible": False}
+WHITE_SPACE = {"whitespace_pattern": r"[ \n\t]{0,24}"}
+NO_WHITE_SPACE = {"whitespace_flexible": False}
 # Those that llguidance keeps an answer to; any other value of `format` is an annotation, as JSON Schema has it.
 _FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 # Keywords whose objects have names of the caller's own for keys, and keywords whose values are no schemas.
 _MAPS_OF_SCHEMAS = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
 _VALUES = {"const", "enum"}
+# Keywords that are for readers.
+_WORDS = {"$comment", "default", "deprecated", "description", "examples", "readOnly", "title", "writeOnly"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +78,21 @@ class StructuredOutputsParams:
             return _from_lark("start: CHOICE\nCHOICE: " + " | ".join(json.dumps(each) for each in self.choice))
         if self.grammar is not None:
             return _from_lark(self.grammar)
+        return json.dumps({"grammars": [{"json_schema": self.to_schema()}]})
+
+    def to_schema(self) -> dict[str, Any]:
+        """Of JSON, as llguidance reads it."""
         schema = {"type": "object"} if self.json is None else json.loads(str(self.json))
-        _drop_annotations(schema)
-        white_space = _NO_WHITE_SPACE if self.disable_any_whitespace else _WHITE_SPACE
-        return json.dumps({"grammars": [{"json_schema": {"x-guidance": white_space} | schema}]})
+        return write_schema(schema, NO_WHITE_SPACE if self.disable_any_whitespace else WHITE_SPACE)
 
 
 _FIELD = "structured_outputs"
+
+
+def write_schema(schema: dict[str, Any], options: Mapping[str, Any] = WHITE_SPACE) -> dict[str, Any]:
+    """As llguidance reads it; changes `schema`.  `options` are its own, but where the schema has some by itself."""
+    _drop_annotations(schema)
+    return {"x-guidance": options} | schema
 
 
 def _from_lark(grammar: str) -> str:
@@ -90,19 +100,23 @@ def _from_lark(grammar: str) -> str:
 
 
 def _drop_annotations(schema: object) -> None:
-    """Formats that llguidance would refuse, though they ask for nothing.  Without recursion, however deep it is."""
+    """Words for readers, and formats that llguidance would refuse.  Without recursion, however deep it is."""
     rest = [(schema, True)]
     while rest:
         part, is_schema = rest.pop()
         if isinstance(part, list):
             rest += ((each, True) for each in part)
         elif isinstance(part, dict):
-            form = part.get("format") if is_schema else None
-            if isinstance(form, str) and form not in _FORMATS:
-                del part["format"]
+            for name in [name for name, inner in part.items() if is_schema and _asks_nothing(name, inner)]:
+                del part[name]
             for name, inner in part.items():
                 if not (is_schema and name in _VALUES):
                     rest.append((inner, not (is_schema and name in _MAPS_OF_SCHEMAS)))
+
+
+def _asks_nothing(name: str, value: object) -> bool:
+    """Of a schema's keyword."""
+    return name in _WORDS or (name == "format" and isinstance(value, str) and value not in _FORMATS)
 
 
 def _escape(regex: str) -> str:

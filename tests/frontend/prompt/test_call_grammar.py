@@ -1,0 +1,132 @@
+"""What the grammar lets a model write, byte by byte."""
+
+import json
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.prompt.call_grammar import CallGrammar
+from keepsight.frontend.prompt.call_text import write_call
+from keepsight.frontend.prompt.check_grammar import check_structured_outputs
+from keepsight.structured_outputs import StructuredOutputsParams, write_schema
+
+LOOK = {"type": "object", "properties": {"at": {"enum": ["sea", "sky"]}}, "additionalProperties": False}
+SCHEMAS = {"look": write_schema(dict(LOOK)), "go.to-it": write_schema({"type": "object"})}
+FORM = write_schema({"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]})
+SEA, GO = write_call("look", '{"at": "sea"}'), write_call("go.to-it", '{"x" : [1,2 ]\n}')
+PRETTY = '{\n  "name": "look",\n  "parameters": {\n    "at": "sky"\n  }\n}'
+
+
+class Bytes:
+    """A vocabulary of them, and an end."""
+
+    tokens = [*(bytes([each]) for each in range(256)), b"<eos>"]  # noqa: RUF012
+    eos_token_id, bos_token_id, special_token_ids = 256, None, [256]
+
+    def __call__(self, text: str) -> list[int]:
+        return list(text.encode())
+
+
+TOKENIZER = LLTokenizer(TokenizerWrapper(Bytes()))
+
+
+def follow(text: str, **terms: Any) -> tuple[str, bool]:
+    """As much of it as may be written, and whether the answer may end there."""
+    params = StructuredOutputsParams(grammar=str(CallGrammar(SCHEMAS, **terms)))
+    matcher = LLMatcher(TOKENIZER, params.to_grammar(), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    written = b""
+    for byte in text.encode():
+        if not is_allowed(matcher, byte):
+            break
+        assert matcher.consume_token(byte)
+        written += bytes([byte])
+    return written.decode(), is_allowed(matcher, Bytes.eos_token_id)
+
+
+def is_allowed(matcher: LLMatcher, token_id: int) -> bool:
+    return bool(matcher.compute_bitmask()[token_id // 8] >> (token_id % 8) & 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Hello, Größe 日本\n\n",
+        '{"name": "Anna", "parameters": {"at": "lake"}}',
+        '{"name": "looks"}',
+        '[{"name": "look", "parameters": 1}]',
+        f"I shall call {SEA}",
+        SEA,
+        f"{SEA}\n{GO}\n",
+        f"```json\n{PRETTY}\n```",
+        f"\n ```\n{SEA}\n```\n```tool_code\n{GO}```",
+    ],
+)
+def test_an_answer_is_any_text_or_calls(text: str) -> None:
+    assert follow(text) == (text, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ('{"name": "look"}', '{"name": "look"'),
+        ('{"name":"look","arguments"', '{"name":"look","'),
+        ('{"name": "look", "parameters": {"at": "lake"', '{"name": "look", "parameters": {"at": "'),
+        ('{"name": "look", "parameters": 1', '{"name": "look", "parameters": '),
+        (f"{SEA}, and so", SEA),
+        (f"{SEA}\n{{}}", f"{SEA}\n{{"),
+    ],
+)
+def test_what_has_begun_like_a_call_becomes_one(text: str, written: str) -> None:
+    wrongly, ends = follow(text)
+    assert wrongly.startswith(written)
+    assert len(wrongly) <= len(written) + 1
+    assert ends == (written == SEA)
+
+
+def test_what_must_be_calls_is_nothing_else_and_written_in_one_way() -> None:
+    for calls in (SEA, GO, f"{SEA}\n{GO}", f"{SEA}\n"):
+        assert follow(calls, must_call=True) == (calls, True)
+    for text in ("", "Hello", " {", "```", '{"name":', '{ "', "[", PRETTY, '{"name": "Anna"'):
+        written, ends = follow(text, must_call=True)
+        assert not ends
+        assert SEA.startswith(written)
+
+
+@pytest.mark.parametrize("must_call", [True, False])
+def test_of_one_call_there_is_no_second(must_call: bool) -> None:
+    assert follow(f"{SEA}\n{GO}", must_call=must_call, is_single=True) == (f"{SEA}\n", True)
+
+
+def test_what_has_a_form_is_that_or_calls() -> None:
+    for text in ('{"count": 1}', '{\n"count":2, "name": "look"}', SEA, f"{PRETTY}\n{GO}\n"):
+        assert follow(text, form=FORM)[0] == text
+    assert follow('{"count": 1}', form=FORM)[1]
+    for text in ("Hello", " {", "```"):
+        assert follow(text, form=FORM) == ("", False)
+    assert follow('{"count": "a', form=FORM) == ('{"count": ', False)
+    assert follow(f"{SEA}\n{SEA}", form=FORM, is_single=True) == (f"{SEA}\n", True)
+
+
+def test_a_schema_that_cannot_be_compiled_is_known_by_its_function() -> None:
+    unknown: dict[str, Any] = {"type": "object", "uniqueItems": True}
+    grammar = CallGrammar(SCHEMAS | {"touch": unknown, "last": {"type": "object"}})
+    with pytest.raises(InvalidArgumentError) as caught:
+        check_structured_outputs(StructuredOutputsParams(grammar=str(grammar)))
+    name, why = grammar.place_fault(caught.value.message) or ("", "")
+    assert name == "touch"
+    assert why.endswith('Unimplemented keys: ["uniqueItems"]')
+    assert grammar.place_fault("it takes more than 5 seconds") is None
+    assert grammar.place_fault("at 1(1): something else") is None
+
+
+def test_many_functions_are_compiled() -> None:
+    schema = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(4)}}
+    names = [f"function_number_{index}" for index in range(128)]
+    for terms in ({}, {"must_call": True}, {"form": FORM}):
+        grammar = CallGrammar({name: write_schema(dict(schema)) for name in names}, **terms)
+        check_structured_outputs(StructuredOutputsParams(grammar=str(grammar)))
+    assert json.loads(write_call(names[7], "{}")) == {"name": names[7], "parameters": {}}
