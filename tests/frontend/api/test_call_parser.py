@@ -1,0 +1,131 @@
+import json
+import time
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from keepsight.frontend.api.call_parser import ArgumentsSaid, CallBegun, CallParser, Event, Said
+from keepsight.frontend.prompt.call_text import write_call
+
+NAMES = ("look", "look_up", "a.b-c")
+CALL = '{"name": "look", "parameters": {"at": "the \\"sea\\" {"}}'
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+spaces = st.text(" \n\t", max_size=3)
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> tuple[str, str, str]:
+    """As a model may write one: the text, the name, the arguments."""
+    name = draw(st.sampled_from(NAMES))
+    value = draw(st.dictionaries(st.text(), json_values, max_size=3))
+    indent, is_ascii = draw(st.sampled_from([None, 0, 2])), draw(st.booleans())
+    arguments = json.dumps(value, indent=indent, ensure_ascii=is_ascii)
+    parts = ("{", '"name"', ":", f'"{name}"', ",", '"parameters"', ":", arguments, "}")
+    return "".join(draw(spaces) + part for part in parts), name, arguments
+
+
+answers = st.lists(calls(), min_size=1, max_size=3)
+fragments = st.sampled_from(
+    ["{", "}", '"', '"name"', ":", "look", "Anna", ",", '"parameters"', "```", "json", " ", "\n"]
+)
+texts = st.lists(fragments | st.text(max_size=4) | calls().map(lambda each: each[0])).map("".join)
+
+
+def parse(pieces: Sequence[str]) -> tuple[list[Event], CallParser]:
+    parser = CallParser(NAMES)
+    events = [event for piece in pieces for event in parser.push(piece)]
+    return list(join(events + parser.finish())), parser
+
+
+def join(events: Sequence[Event]) -> Iterator[Event]:
+    """Of one kind, that follow one another, what they say."""
+    last: Event | None = None
+    for event in events:
+        if isinstance(last, Said | ArgumentsSaid) and type(event) is type(last):
+            assert not isinstance(event, CallBegun)
+            last = type(last)(last.text + event.text)
+        else:
+            if last is not None:
+                yield last
+            last = event
+    if last is not None:
+        yield last
+
+
+def cut(text: str, places: Sequence[int]) -> list[str]:
+    edges = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
+    return [text[start:end] for start, end in pairwise(edges)]
+
+
+@given(texts, st.lists(st.integers(0, 1000)))
+@example("``", [])
+@example('\n{"name": "look"', [5])
+def test_the_same_is_read_however_the_text_is_cut(text: str, places: list[int]) -> None:
+    whole, _ = parse([text])
+    assert parse(cut(text, places))[0] == parse(list(text))[0] == whole
+    if not any(isinstance(event, CallBegun) for event in whole):
+        assert whole == ([Said(text)] if text else [])
+
+
+@given(answers, st.sampled_from(["", "\n", "```json\n", "```\n```tool_code\n"]), st.lists(st.integers(0, 1000)))
+def test_calls_are_read_as_they_were_written(written: Any, before: str, places: list[int]) -> None:
+    text = before + "\n".join(each for each, _, _ in written) + "\n```"
+    events, parser = parse(cut(text, places))
+    expected = [event for _, name, arguments in written for event in (CallBegun(name), ArgumentsSaid(arguments))]
+    assert events == expected
+    assert (parser.num_calls, parser.is_amid_arguments) == (len(written), False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Hello",
+        '{"name": "Anna", "parameters": {}}',
+        '{"name": "loo", "parameters": {}}',
+        '{"name": "look"}',
+        '{"name": "look", "parameters": 1}',
+        '{"name": "look", "parameters": ',
+        f"I call it: {CALL}",
+        f"[{CALL}]",
+        "```json\n" * 3 + CALL,
+        " " * 25 + CALL,
+    ],
+)
+def test_what_does_not_begin_as_a_call_is_text_to_its_end(text: str) -> None:
+    assert parse(list(text))[0] == [Said(text)]
+
+
+def test_a_text_is_told_at_once_and_what_may_be_a_call_is_held_back() -> None:
+    parser = CallParser(NAMES)
+    assert parser.push(" ") == []
+    assert parser.push('{"name') == []
+    assert parser.push('": "A') == [Said(' {"name": "A')]
+    assert parser.push("{") == [Said("{")]
+    parser = CallParser(NAMES)
+    assert parser.push('{"name": "look", "parameters": ') == []
+    assert parser.push('{"at') == [CallBegun("look"), ArgumentsSaid('{"at')]
+    assert parser.push('": 1}') == [ArgumentsSaid('": 1}')]
+    assert not parser.is_amid_arguments
+    assert parser.push("}\n") == []
+
+
+def test_a_call_that_is_cut_off_is_known_for_it() -> None:
+    events, parser = parse([write_call("look", '{"at": "}')[:-2]])
+    assert events == [CallBegun("look"), ArgumentsSaid('{"at": "')]
+    assert parser.is_amid_arguments
+
+
+def test_a_long_text_that_is_held_back_takes_no_longer_than_another() -> None:
+    began = time.process_time()
+    for text in ("```" + "a" * 16 + " " * 24, '{"name": "' + "look" * 32, " " * 24 + "{" + " " * 24):
+        parse(list(text * 50))
+    assert time.process_time() - began < 5
