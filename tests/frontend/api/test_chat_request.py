@@ -247,22 +247,6 @@ def test_tools_are_shown_as_they_were_sent_unless_none_is_to_be_called() -> None
 
 
 @pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"tools": [{"type": "function"}]}, "tools[0].function"),
-        ({"tools": [{"type": "retrieval", "function": {"name": "a"}}]}, "tools[0].type"),
-        ({"tools": {}}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice"),
-    ],
-)
-def test_a_tool_that_is_none_and_a_call_that_is_forced_are_refused(fields: dict[str, Any], field: str) -> None:
-    with pytest.raises(InvalidArgumentError) as caught:
-        parse(**fields)
-    assert caught.value.field == field
-
-
-@pytest.mark.parametrize(
     ("body", "field"),
     [
         (b"", "body"),

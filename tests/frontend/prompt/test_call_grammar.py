@@ -96,6 +96,12 @@ def test_what_must_be_calls_is_nothing_else_and_written_in_one_way() -> None:
         assert SEA.startswith(written)
 
 
+@pytest.mark.parametrize("terms", [{}, {"must_call": True}, {"form": FORM}])
+def test_white_space_within_arguments_has_an_end(terms: dict[str, Any]) -> None:
+    before = '{"name": "look", "parameters": {'
+    assert follow(f'{before}{" " * 30}"at": "sea"}}}}', **terms) == (before + " " * 24, False)
+
+
 @pytest.mark.parametrize("must_call", [True, False])
 def test_of_one_call_there_is_no_second(must_call: bool) -> None:
     assert follow(f"{SEA}\n{GO}", must_call=must_call, is_single=True) == (f"{SEA}\n", True)

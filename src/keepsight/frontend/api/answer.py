@@ -162,7 +162,8 @@ class Answer(ABC):
                 self._count_token()
                 # A token may add no text yet; what else was asked of it is told all the same.
                 if piece.text or piece.finish_reason or piece.token.logprobs or self._asked.return_token_ids:
-                    yield _event(self._chunk_of([self._chunk_choice(index, piece)]))
+                    for choice in self._chunk_choices(index, piece):
+                        yield _event(self._chunk_of([choice]))
         if self._asked.wants_account:
             yield _event(self._with_account(self._chunk_of([])))
         if self._asked.includes_usage:
@@ -250,7 +251,8 @@ class Answer(ABC):
     def _completion(self, choices: Sequence[Sequence[AnswerPiece]]) -> msgspec.Struct: ...
 
     @abstractmethod
-    def _chunk_choice(self, index: int, piece: AnswerPiece) -> msgspec.Struct: ...
+    def _chunk_choices(self, index: int, piece: AnswerPiece) -> Sequence[msgspec.Struct]:
+        """What is told of it, each in a chunk of its own."""
 
     @abstractmethod
     def _chunk(self, choices: list[Any], usage: Usage | msgspec.UnsetType | None) -> msgspec.Struct: ...

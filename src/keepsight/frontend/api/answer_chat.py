@@ -1,28 +1,41 @@
 """The answer to a chat request, in OpenAI's shapes."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from keepsight.frontend.api.answer import Answer
+from keepsight.frontend.api.chat_request import ChatRequest
 from keepsight.frontend.api.chat_response import (
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
     ChatCompletionChunk,
     ChatDelta,
-    ChatMessage,
     ChoiceLogprobs,
     ContentLogprob,
     Usage,
 )
+from keepsight.frontend.api.tell_calls import CallTeller
 from keepsight.frontend.assemble_answer import AnswerPiece
+from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.requests import TokenOutput
 
 
 class ChatAnswer(Answer):
     ID_PREFIX = "chatcmpl"
+
+    def __init__(
+        self, asked: ChatRequest, prompts: Sequence[PreparedRequest], tokenizer: Tokenizer, model_name: str
+    ) -> None:
+        super().__init__(asked, prompts, tokenizer, model_name)
+        self._terms = asked.call_terms
+        # By choice, of a stream.
+        self._tellers = defaultdict[int, CallTeller](lambda: CallTeller(self._terms))
 
     def _completion(self, choices: Sequence[Sequence[AnswerPiece]]) -> ChatCompletion:
         return ChatCompletion(
@@ -37,11 +50,13 @@ class ChatAnswer(Answer):
 
     def _choice(self, index: int, pieces: Sequence[AnswerPiece]) -> ChatChoice:
         last = pieces[-1]
-        assert last.finish_reason is not None
+        teller = CallTeller(self._terms)
+        message, finish_reason = teller.tell_whole(pieces), teller.name_end(last)
+        assert finish_reason is not None
         return ChatChoice(
             index=index,
-            message=ChatMessage(content="".join(piece.text for piece in pieces)),
-            finish_reason=last.finish_reason,
+            message=message,
+            finish_reason=finish_reason,
             logprobs=self._logprobs([piece.token for piece in pieces]),
             stop_reason=last.stop_reason,
             token_ids=self._tell_ids(pieces),
@@ -51,17 +66,22 @@ class ChatAnswer(Answer):
         opening = ChatDelta(role="assistant", content="")
         choices = [ChatChunkChoice(index=index, delta=opening) for index in range(self._num_choices)]
         first, *others = (self._chunk_of([choice]) for choice in choices)
-        return [msgspec.structs.replace(first, prompt_token_ids=self._tell_prompt_ids()), *others]
+        return [replace(first, prompt_token_ids=self._tell_prompt_ids()), *others]
 
-    def _chunk_choice(self, index: int, piece: AnswerPiece) -> ChatChunkChoice:
-        return ChatChunkChoice(
-            index=index,
-            delta=ChatDelta(content=piece.text) if piece.text else ChatDelta(),
-            finish_reason=piece.finish_reason,
-            logprobs=self._logprobs([piece.token]),
-            stop_reason=msgspec.UNSET if piece.finish_reason is None else piece.stop_reason,
-            token_ids=self._tell_ids([piece]),
-        )
+    def _chunk_choices(self, index: int, piece: AnswerPiece) -> Sequence[ChatChunkChoice]:
+        """What is asked beside its text is told with the first, and the end with the last of them."""
+        teller = self._tellers[index]
+        deltas = teller.tell_piece(piece)
+        logprobs, token_ids = self._logprobs([piece.token]), self._tell_ids([piece])
+        if not deltas and (piece.finish_reason or logprobs or token_ids):
+            deltas = [ChatDelta()]
+        choices = [ChatChunkChoice(index=index, delta=delta) for delta in deltas]
+        if choices:
+            choices[0] = replace(choices[0], logprobs=logprobs, token_ids=token_ids)
+        if piece.finish_reason:
+            end, stop_reason = teller.name_end(piece), piece.stop_reason
+            choices[-1] = replace(choices[-1], finish_reason=end, stop_reason=stop_reason)
+        return choices
 
     def _chunk(self, choices: list[Any], usage: Usage | msgspec.UnsetType | None) -> ChatCompletionChunk:
         return ChatCompletionChunk(

@@ -77,8 +77,8 @@ class CompletionAnswer(Answer):
         ids = self._tell_prompt_ids(number)
         return CompletionChoice(index=index, text=self._echoes[number], finish_reason=None, prompt_token_ids=ids)
 
-    def _chunk_choice(self, index: int, piece: AnswerPiece) -> CompletionChoice:
-        return CompletionChoice(
+    def _chunk_choices(self, index: int, piece: AnswerPiece) -> Sequence[CompletionChoice]:
+        choice = CompletionChoice(
             index=index,
             text=piece.text,
             finish_reason=piece.finish_reason,
@@ -86,6 +86,7 @@ class CompletionAnswer(Answer):
             stop_reason=msgspec.UNSET if piece.finish_reason is None else piece.stop_reason,
             token_ids=self._tell_ids([piece]),
         )
+        return [choice]
 
     def _chunk(self, choices: list[Any], usage: Usage | msgspec.UnsetType | None) -> Completion:
         return Completion(id=self._id, created=self._created, model=self._model_name, choices=choices, usage=usage)

@@ -9,11 +9,17 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from keepsight.frontend.prompt.call_text import END_PATTERN, NAME_PATTERN, match_opening, match_unfinished_opening
+from keepsight.frontend.prompt.call_text import (
+    BEFORE_NAME,
+    BEHIND_NAME,
+    END_PATTERN,
+    NAME_PATTERN,
+    match_unfinished_opening,
+)
 
 _NAME = f"(?P<name>{NAME_PATTERN})"
 # Arguments are an object.
-_OPENING = re.compile(rf"{match_opening(_NAME)}(?=\{{)")
+_OPENING = re.compile(rf"{BEFORE_NAME}{_NAME}{BEHIND_NAME}(?=\{{)")
 _NEXT_OPENING = re.compile(rf"{END_PATTERN}{_OPENING.pattern}")
 _UNFINISHED = re.compile(match_unfinished_opening(_NAME))
 
@@ -40,14 +46,13 @@ State = Literal["undecided", "text", "arguments", "between"]
 
 
 class CallParser:
-    """Of one answer; `names` are of the functions that it may call."""
+    """Of one answer; `names` are of the functions that it may call.  Where there are none it is a text."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
-        self._state: State = "undecided"
+        self._state: State = "undecided" if names else "text"
         self._held = ""
         self._arguments = _JsonObject()
-        self.num_calls = 0
 
     @property
     def is_amid_arguments(self) -> bool:
@@ -89,7 +94,6 @@ class CallParser:
             return None
         self._take(found.end())
         self._state, self._arguments = "arguments", _JsonObject()
-        self.num_calls += 1
         return CallBegun(found["name"])
 
     def _may_begin_call(self) -> bool:

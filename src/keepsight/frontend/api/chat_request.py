@@ -1,15 +1,25 @@
 """The body of `POST /v1/chat/completions`.  The shape of messages belongs to `read_messages`."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Self
 
 import msgspec
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.api.generation_fields import NESTED_STRUCTS, GenerationFields
+from keepsight.frontend.api.tool_fields import (
+    CallTerms,
+    Function,
+    Tool,
+    ToolChoice,
+    check_tools,
+    guide_calls,
+    read_terms,
+)
 from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, Refused
 from keepsight.frontend.prompt.lift_data_urls import decode_lifting
 from keepsight.frontend.prompt.read_messages import choose_end, read_messages
+from keepsight.structured_outputs import StructuredOutputsParams
 
 
 class MediaProcessorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,18 +43,6 @@ class MediaProcessorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=T
         return overrides
 
 
-class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    type: Literal["function"]
-    function: Function
-
-
 class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     # A `Conversation` once it is parsed: read_messages() knows their shape, and their paths better than a decoder does.
     messages: Any
@@ -54,9 +52,9 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
-    # Shown to the model if its chat template has a place for them; what it makes of them is text like any other.
     tools: list[Tool] | None = None
-    tool_choice: Any = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -71,7 +69,6 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
     include_reasoning: Refused = None
     media_io_kwargs: Refused = None
     modalities: Refused = None
-    parallel_tool_calls: Refused = None
     prediction: Refused = None
     reasoning_effort: Refused = None
     return_prompt_text: Refused = None
@@ -91,7 +88,6 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
         "include_reasoning": (True, False),  # it is not told apart from text, either
         "media_io_kwargs": ({},),
         "modalities": (["text"],),
-        "parallel_tool_calls": (True, False),  # calls are not told apart from text
         "reasoning_effort": ("none",),
         "return_prompt_text": (False,),
         "service_tier": ("auto", "default"),
@@ -105,12 +101,33 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
         shown = () if self.tool_choice == "none" else self.tools or ()
         return [msgspec.to_builtins(each) for each in shown]
 
+    @property
+    def call_terms(self) -> CallTerms:
+        return read_terms(self.tools or (), self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
+
+    def without_words(self) -> Self:
+        """What an answer has to know: all else may be megabytes, and the answer may take minutes."""
+        named = [Tool(tool.type, Function(tool.function.name)) for tool in self.tools or ()]
+        return msgspec.structs.replace(self.without_labels(), messages=None, tools=named)
+
     def check(self) -> None:
         super().check()
-        if self.tool_choice not in (None, "none", "auto"):
-            raise UnsupportedFieldError("tool_choice", "only 'none' and 'auto': response_format can force a form")
+        check_tools(self.tools or ())
+        self.call_terms  # noqa: B018 - a wrong choice is refused before anything is done
+
+    def read_form(self) -> StructuredOutputsParams | None:
+        form, terms = super().read_form(), self.call_terms
+        if not terms.names:
+            return form
+        return guide_calls(self.tools or (), terms, form, "" if form is None else super().name_as_asked(form.path))
+
+    @property
+    def wants_form(self) -> bool:
+        return super().wants_form or bool(self.call_terms.names)
 
     def name_as_asked(self, field: str) -> str:
+        if field.startswith("structured_outputs.") and self.call_terms.names:
+            return "tools"
         newer = {"max_tokens": "max_completion_tokens", "logprobs": "top_logprobs"}.get(field)
         return newer if newer and getattr(self, newer) is not None else super().name_as_asked(field)
 

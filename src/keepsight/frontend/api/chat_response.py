@@ -69,16 +69,32 @@ class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
 ToldPrompt = list[dict[str, PromptLogprob] | None]
 
 
+class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    arguments: str  # JSON
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
-    content: str
+    content: str | None  # null beside calls
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+# Or it ended with calls, whose results are waited for.
+ChatFinishReason = Literal[FinishReason, "tool_calls"]
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     message: ChatMessage
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     logprobs: ChoiceLogprobs | None = None
     stop_reason: int | str | None = None  # vLLM's: which stop string or stop token it was
     token_ids: list[int] | UnsetType = UNSET
@@ -103,15 +119,30 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["chat.completion"] = "chat.completion"
 
 
+class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True):
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """The first of a call has its id and its name, the others what its arguments go on with."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta
+
+
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     delta: ChatDelta
-    finish_reason: FinishReason | None = None
+    finish_reason: ChatFinishReason | None = None
     logprobs: ChoiceLogprobs | None = None
     stop_reason: int | str | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET

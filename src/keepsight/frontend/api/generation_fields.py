@@ -22,6 +22,7 @@ from keepsight.frontend.api.response_format import (
 )
 from keepsight.frontend.http.decode_body import Refused, check_refused
 from keepsight.sampling_params import SamplingParams
+from keepsight.structured_outputs import StructuredOutputsParams
 
 MAX_CACHE_KEY_LENGTH = 1024
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
@@ -169,7 +170,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def to_sampling_params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
         """`defaults`: where the request says nothing."""
         asked = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
-        asked["structured_outputs"] = read_structured_outputs(self._forms, self.structured_outputs)
+        asked["structured_outputs"] = self.read_form()
         if (max_tokens := self.choose_max_tokens()) is not None:
             asked["max_tokens"] = max_tokens
         asked |= {"logprobs": self.choose_logprobs(), "prompt_logprobs": self.choose_prompt_logprobs()}
@@ -177,6 +178,10 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             return SamplingParams(**{"max_tokens": self.DEFAULT_MAX_TOKENS, **defaults, **asked})
         except InvalidArgumentError as error:
             raise type(error)(self.name_as_asked(error.field), error.message) from error
+
+    def read_form(self) -> StructuredOutputsParams | None:
+        """Of the answer."""
+        return read_structured_outputs(self._forms, self.structured_outputs)
 
     @property
     def wants_form(self) -> bool:

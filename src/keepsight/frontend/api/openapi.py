@@ -116,17 +116,19 @@ CONTENT_PART: Json = {
 # Of an answer that is sent back whole.
 _OF_ANSWERS: dict[str, Json] = {
     **{name: {"enum": [None, "", []]} for name in EMPTY_IN_ANSWERS},
-    "tool_calls": {"type": ["array", "null"], "description": "Of an assistant, where a chat template shows them."},
+    "tool_calls": {"type": ["array", "null"], "description": "Of an assistant: what it called."},
 }
 # What `read_messages` reads.
 _MESSAGE = _object(
     "role",
-    "content",
-    role={"type": "string", "examples": ["system", "user", "assistant"]},
+    role={"type": "string", "examples": ["system", "user", "assistant", "tool"]},
     name={"type": ["string", "null"]},
     type={"enum": [*MESSAGE_TYPES]},
-    tool_call_id=_text("Of a tool's answer."),
-    content={"anyOf": [{"type": "string"}, _list_of({"$ref": REFERENCE.format(name="ContentPart")})]},
+    tool_call_id=_text("Of a tool's result: the id of its call."),
+    content={
+        "anyOf": [{"type": "string"}, _list_of({"$ref": REFERENCE.format(name="ContentPart")}), {"type": "null"}],
+        "description": "Null, or left out, only beside tool_calls.",
+    },
     **_OF_ANSWERS,
 )
 MESSAGES: Json = _list_of(_MESSAGE) | {"maxItems": MAX_MESSAGES}

@@ -61,9 +61,7 @@ class AnswerPreparer:
         prepared = prepare() if is_little else await self._on_thread(asked, prepare)
         with prepared.free_names_if_refused():
             _check_told_prompts(asked, [prepared])
-        # What the messages hold may be megabytes, and the answer may take minutes.
-        asked = msgspec.structs.replace(asked.without_labels(), messages=None, tools=None)
-        return ChatAnswer(asked, [prepared], self.preparer.tokenizer, self.model_name)
+        return ChatAnswer(asked.without_words(), [prepared], self.preparer.tokenizer, self.model_name)
 
     async def _on_thread(self, asked: GenerationFields, prepare: Callable[[], Prepared]) -> Prepared:
         if not asked.wants_form:
@@ -81,7 +79,7 @@ class AnswerPreparer:
         prompts = await self._on_thread(asked, partial(self._prepare_prompts, asked, cache_salt))
         # Each choice tells of its prompt anew.
         _check_told_prompts(asked, prompts, num_times=prompts[0].engine_request.sampling_params.n)
-        # As of a chat's messages: megabytes, which are numbers by now.
+        # They may be megabytes, and are numbers by now.
         asked = msgspec.structs.replace(asked.without_labels(), prompt_embeds=None)
         return CompletionAnswer(asked, prompts, self.preparer.tokenizer, self.model_name)
 

@@ -7,7 +7,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from keepsight.errors import InvalidArgumentError
-from keepsight.frontend.api.chat_request import MediaProcessorOptions, Tool
+from keepsight.frontend.api.chat_request import MediaProcessorOptions
+from keepsight.frontend.api.tool_fields import Tool, check_tools
 from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, Refused, check_refused
 from keepsight.frontend.prompt.lift_data_urls import decode_lifting
 from keepsight.frontend.prompt.read_messages import choose_end, read_messages
@@ -42,6 +43,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def check(self) -> None:
         check_refused(self, self.NEUTRAL_VALUES)
+        check_tools(self.tools or ())
         if (self.prompt is None) == (self.messages is None):
             raise InvalidArgumentError("prompt", "must be given, or messages in its place")
         if self.messages is not None and self.add_special_tokens:

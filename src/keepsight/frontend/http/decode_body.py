@@ -48,8 +48,9 @@ class BodyDecoder(Generic[Body]):
         """Of a field that takes some words and no others: msgspec names none of them."""
         parent, _, name = path.rpartition(".")
         fields = msgspec.structs.fields(self._structs[parent]) if parent in self._structs else ()
-        words = [get_args(field.type) for field in fields if field.name == name and get_origin(field.type) is Literal]
-        return f"; it may be {' or '.join(map(repr, words[0]))}" if words else ""
+        types = [each for field in fields if field.name == name for each in (field.type, *get_args(field.type))]
+        words = [word for each in types if get_origin(each) is Literal for word in get_args(each)]
+        return f"; it may be {' or '.join(map(repr, words))}" if words else ""
 
     def _refuse_unknown(self, name: str, parent: str) -> NoReturn:
         name = name if len(name) <= MAX_SHOWN_CHARACTERS else name[: MAX_SHOWN_CHARACTERS - 3] + "..."

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from keepsight.frontend.prompt.call_text import (
+    BEFORE_NAME,
+    BEHIND_NAME,
     END_PATTERN,
+    NAME_END,
     TAIL_PATTERN,
-    match_opening,
-    match_up_to_name,
     write_opening,
 )
 
 Schema = Mapping[str, Any]
-_SPACE = r"SPACE: /[ \n\t]{1,24}/"
 _PLACE = re.compile(r"\bat (?P<line>[0-9]+)\([0-9]+\): (?P<what>[^\n]*)")
 
 
@@ -49,17 +49,19 @@ class CallGrammar:
     def _forced(self) -> list[str]:
         openings = [f"OPENING_{index}: {json.dumps(write_opening(name))}" for index, name in enumerate(self.schemas)]
         calls = "call" if self.is_single else r'call ("\n" call)*'
-        return [f"start: {calls} SPACE?", self._choose('OPENING_{} args_{} "}}"'), _SPACE, *openings]
+        return [rf'start: {calls} "\n"?', self._choose('OPENING_{} args_{} "}}"'), *openings]
 
     def _free(self) -> list[str]:
         """A text and an opening are one token each: whichever gets further is what was written."""
         names = "|".join(map(re.escape, self.schemas))
-        openings = [f"OPENING_{index}: /{match_opening(re.escape(name))}/" for index, name in enumerate(self.schemas)]
+        openings = [f"OPENING_{index}: BEFORE {json.dumps(name)} BEHIND" for index, name in enumerate(self.schemas)]
         return [
             f"start: TEXT | {'call' if self.is_single else 'call+'} TAIL?",
             self._choose("OPENING_{} args_{} END"),
             # llguidance takes no notice of a negation that stands by itself.
-            rf"TEXT: /(?s:.*)/ & ~/{match_up_to_name(f'({names})')}(?s:.*)/",
+            rf"TEXT: /(?s:.*)/ & ~/{BEFORE_NAME}({names}){NAME_END}(?s:.*)/",
+            f"BEFORE: /{BEFORE_NAME}/",
+            f"BEHIND: /{BEHIND_NAME}/",
             f"END: /{END_PATTERN}/",
             f"TAIL: /{TAIL_PATTERN}/",
             *openings,
@@ -73,7 +75,7 @@ class CallGrammar:
         return [
             f"start: form | {calls} SPACE?",
             self._choose(" SPACE? ".join(parts)),
-            _SPACE,
+            r"SPACE: /[ \n\t]{1,24}/",
             *names,
             f"form: %json {json.dumps(form)}",
         ]

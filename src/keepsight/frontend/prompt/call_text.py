@@ -14,6 +14,10 @@ _FENCES = rf"{WHITE_SPACE}(?:```[a-z_]{{0,16}}{WHITE_SPACE}){{0,2}}"
 # Patterns, each of one character or of a run.
 _TO_NAME = (r"\{", WHITE_SPACE, *'"name"', WHITE_SPACE, ":", WHITE_SPACE, '"')
 _TO_ARGUMENTS = ('"', WHITE_SPACE, ",", WHITE_SPACE, *'"parameters"', WHITE_SPACE, ":", WHITE_SPACE)
+# How a model may begin a call by itself.  What has gone as far as the name's end is no other JSON.
+BEFORE_NAME = "".join((_FENCES, *_TO_NAME))
+NAME_END = _TO_ARGUMENTS[0]
+BEHIND_NAME = "".join(_TO_ARGUMENTS)
 END_PATTERN = rf"{WHITE_SPACE}\}}"
 TAIL_PATTERN = rf"{WHITE_SPACE}(?:```{WHITE_SPACE})?"
 
@@ -27,18 +31,8 @@ def write_call(name: str, arguments: str) -> str:
     return f"{write_opening(name)}{arguments}}}"
 
 
-def match_up_to_name(name: str) -> str:
-    """A pattern of how a model may begin a call by itself.  Before its end this may be other JSON, behind it not."""
-    return "".join((_FENCES, *_TO_NAME, name, _TO_ARGUMENTS[0]))
-
-
-def match_opening(name: str) -> str:
-    """The same of all that is before the arguments."""
-    return match_up_to_name(name) + "".join(_TO_ARGUMENTS[1:])
-
-
 def match_unfinished_opening(name: str) -> str:
-    """The same of every beginning of it, and of the whole."""
+    """Of every beginning of `BEFORE_NAME`, a name and `BEHIND_NAME`, and of the whole."""
     rest = ""
     for pattern in reversed((*_TO_NAME, name, *_TO_ARGUMENTS)):
         rest = f"(?:{pattern}{rest})?"

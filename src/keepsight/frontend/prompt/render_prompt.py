@@ -108,12 +108,11 @@ class ChatTemplate:
 
     def _tell_tools(self, messages: list[TemplateMessage], tools: Sequence[Mapping[str, Any]]) -> list[TemplateMessage]:
         """Most templates would leave out what they do not know, and say nothing."""
-        if tools and "tools" not in self._tool_words:
-            messages = tell_tools(messages, tools)
         if "tool" not in self._tool_words:
             messages = tell_results(messages)
         tell = show_tool_calls if "tool_calls" in self._tool_words else tell_calls
-        return [tell(message) if "tool_calls" in message else message for message in messages]
+        messages = [tell(message) if "tool_calls" in message else message for message in messages]
+        return tell_tools(messages, tools) if tools and "tools" not in self._tool_words else messages
 
     def _find_content_form(self) -> ContentForm | None:
         """Tried out: many templates know only one, and would write the other as Python does, or leave it out."""

@@ -1,0 +1,70 @@
+"""What a choice of an answer says, in OpenAI's shapes: a text, or calls of tools in its place."""
+
+import os
+from collections.abc import Sequence
+
+from keepsight.frontend.api.call_parser import ArgumentsSaid, CallBegun, CallParser, Event, Said
+from keepsight.frontend.api.chat_response import (
+    CalledFunction,
+    ChatDelta,
+    ChatFinishReason,
+    ChatMessage,
+    FunctionDelta,
+    ToolCall,
+    ToolCallDelta,
+)
+from keepsight.frontend.api.tool_fields import CallTerms
+from keepsight.frontend.assemble_answer import AnswerPiece
+
+
+class CallTeller:
+    """Of one choice, once: whole, or as it comes."""
+
+    def __init__(self, terms: CallTerms) -> None:
+        self._terms, self._parser = terms, CallParser(terms.names)
+        self._num_calls = 0
+
+    def tell_piece(self, piece: AnswerPiece) -> list[ChatDelta]:
+        """None where it may yet become this or that."""
+        return [self._tell_event(event) for event in self._read([piece])]
+
+    def tell_whole(self, pieces: Sequence[AnswerPiece]) -> ChatMessage:
+        said, calls = "", list[tuple[str, list[str]]]()
+        for event in self._read(pieces):
+            if isinstance(event, Said):
+                said += event.text
+            elif isinstance(event, CallBegun):
+                calls.append((event.name, []))
+            else:
+                calls[-1][1].append(event.text)
+        self._num_calls = len(calls)
+        if not calls:
+            return ChatMessage(content=said)
+        functions = [CalledFunction(name=name, arguments="".join(arguments)) for name, arguments in calls]
+        return ChatMessage(content=None, tool_calls=[ToolCall(id=_make_id(), function=each) for each in functions])
+
+    def name_end(self, last: AnswerPiece) -> ChatFinishReason | None:
+        """Of what was told.  Whoever is cut off amid a call has called nothing."""
+        ends_with_call = self._num_calls > 0 and not self._parser.is_amid_arguments
+        if last.finish_reason == "stop" and ends_with_call and not self._terms.is_named:
+            return "tool_calls"
+        return last.finish_reason
+
+    def _read(self, pieces: Sequence[AnswerPiece]) -> list[Event]:
+        events = self._parser.push("".join(piece.text for piece in pieces))
+        return events if pieces[-1].finish_reason is None else events + self._parser.finish()
+
+    def _tell_event(self, event: Event) -> ChatDelta:
+        if isinstance(event, Said):
+            return ChatDelta(content=event.text)
+        if isinstance(event, ArgumentsSaid):
+            more = FunctionDelta(arguments=event.text)
+            return ChatDelta(tool_calls=[ToolCallDelta(index=self._num_calls - 1, function=more)])
+        begun = FunctionDelta(name=event.name, arguments="")
+        self._num_calls += 1
+        index = self._num_calls - 1
+        return ChatDelta(tool_calls=[ToolCallDelta(index=index, id=_make_id(), type="function", function=begun)])
+
+
+def _make_id() -> str:
+    return f"call_{os.urandom(12).hex()}"

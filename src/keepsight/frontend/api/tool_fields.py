@@ -1,0 +1,137 @@
+"""How a chat request says which tools there are and which of them are to be called: OpenAI's fields, checked.
+
+They become a form of the answer, like any other that is asked for; what is wrong with it is told by the tool's place.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.prompt.call_grammar import CallGrammar
+from keepsight.frontend.prompt.call_text import MAX_NAME_LENGTH, NAME_PATTERN
+from keepsight.frontend.prompt.check_grammar import check_structured_outputs
+from keepsight.structured_outputs import WHITE_SPACE, StructuredOutputsParams, write_schema
+
+MAX_TOOLS = 128
+_NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    # Otherwise what the grammar cannot express is told to the model, and no more.
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+
+
+class NamedTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
+    function: FunctionName
+
+
+class AllowedTools(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool]
+
+
+class ToolsChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"):
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | ToolsChoice
+
+
+@dataclass(frozen=True, slots=True)
+class CallTerms:
+    """Of an answer: which functions it may call, if any."""
+
+    names: tuple[str, ...] = ()
+    must_call: bool = False
+    is_single: bool = False
+    is_named: bool = False  # the caller has chosen the one
+
+
+def check_tools(tools: Sequence[Tool]) -> None:
+    if len(tools) > MAX_TOOLS:
+        raise InvalidArgumentError("tools", f"must be at most {MAX_TOOLS}, not {len(tools)}")
+    names: set[str] = set()
+    for index, name in enumerate(tool.function.name for tool in tools):
+        field = f"tools[{index}].function.name"
+        if not re.fullmatch(NAME_PATTERN, name):
+            characters = "letters, digits, '_', '-' and '.'"
+            raise InvalidArgumentError(field, f"must be 1 to {MAX_NAME_LENGTH} of {characters}")
+        if name in names:
+            raise InvalidArgumentError(field, f"is {name!r}, as another's is")
+        names.add(name)
+
+
+def read_terms(tools: Sequence[Tool], choice: ToolChoice | None, *, is_parallel: bool) -> CallTerms:
+    """Of tools that were checked."""
+    names = tuple(tool.function.name for tool in tools)
+    if isinstance(choice, NamedTool):
+        named = _choose([choice], names, "tool_choice.function.name")
+        return CallTerms(named, must_call=True, is_single=True, is_named=True)
+    mode, is_single = choice, not is_parallel
+    if isinstance(choice, ToolsChoice):
+        mode, allowed = choice.allowed_tools.mode, choice.allowed_tools.tools
+        names = _choose(allowed, names, "tool_choice.allowed_tools.tools[{}].function.name")
+    if mode == "required" and not names:
+        raise InvalidArgumentError("tool_choice", "asks for a call, and there are no tools")
+    return CallTerms() if mode == "none" else CallTerms(names, mode == "required", is_single)
+
+
+def guide_calls(
+    tools: Sequence[Tool], terms: CallTerms, form: StructuredOutputsParams | None, form_field: str
+) -> StructuredOutputsParams:
+    """`form`: of what is no call; `form_field`: where it was asked for."""
+    if form is not None and form.field not in ("json", "json_object"):
+        raise InvalidArgumentError(form_field, "cannot be asked for beside tools: JSON can, or any form with none")
+    functions = {tool.function.name: (index, tool.function) for index, tool in enumerate(tools)}
+    schemas = {name: _write_schema(*functions[name]) for name in terms.names}
+    grammar = CallGrammar(schemas, terms.must_call, terms.is_single, None if form is None else form.to_schema())
+    try:
+        params = StructuredOutputsParams(grammar=str(grammar))
+        check_structured_outputs(params, "tools")
+    except InvalidArgumentError as error:
+        if (fault := grammar.place_fault(error.message)) is None:
+            raise type(error)("tools", error.message) from error
+        name, why = fault
+        raise InvalidArgumentError(_name_field(functions[name][0]), f"cannot be compiled: {why}") from error
+    return params
+
+
+def _choose(chosen: Sequence[NamedTool], names: Sequence[str], field: str) -> tuple[str, ...]:
+    """`field`: of the name, with a place for which of them it is."""
+    for index, tool in enumerate(chosen):
+        if tool.function.name not in names:
+            raise InvalidArgumentError(field.format(index), f"is {tool.function.name!r}, which is no tool's name")
+    return tuple(dict.fromkeys(tool.function.name for tool in chosen))
+
+
+def _name_field(index: int) -> str:
+    return f"tools[{index}].function.parameters"
+
+
+def _write_schema(index: int, function: Function) -> dict[str, Any]:
+    schema = _NO_ARGUMENTS if function.parameters is None else function.parameters
+    kinds = schema.get("type", "object")
+    if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
+        raise InvalidArgumentError(f"{_name_field(index)}.type", "must be 'object'")
+    try:
+        own = json.loads(json.dumps(schema))
+    except RecursionError as error:
+        raise InvalidArgumentError(_name_field(index), "is nested too deeply") from error
+    return write_schema(own | {"type": "object"}, WHITE_SPACE | {"lenient": not function.strict})

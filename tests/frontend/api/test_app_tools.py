@@ -1,0 +1,173 @@
+"""Calls of tools in OpenAI's shapes, of an engine that says what it is told to."""
+
+import json
+from typing import Any
+
+import pytest
+
+from keepsight.frontend.prompt.call_text import write_call
+from tests.frontend.api.test_app import Client, FakeEngine, client, engine, error_of, preparer
+
+__all__ = ["client", "engine", "preparer"]  # fixtures
+
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("look", "go")]
+LOOK, GO = '{"at": "the sea"}', '{"to": {"a": [1, 2]}}'
+CALLS = f"{write_call('look', LOOK)}\n{write_call('go', GO)}"
+NAMED = {"type": "function", "function": {"name": "look"}}
+
+
+def chat(client: Client, text: str, **fields: Any) -> dict[str, Any]:
+    client.engine.text = text
+    response = client.chat(tools=TOOLS, **fields)
+    assert response.status_code == 200, response.text
+    choice: dict[str, Any] = response.json()["choices"][0]
+    return choice
+
+
+def join(chunks: list[dict[str, Any]], index: int = 0) -> tuple[str, list[tuple[str, str]], str | None]:
+    """What a stream says of one choice: its text, its calls, how it ended."""
+    own = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+    text, calls = "", list[list[str]]()
+    for delta in (choice["delta"] for choice in own):
+        text += delta.get("content", "")
+        for call in delta.get("tool_calls", ()):
+            if "id" in call:
+                assert call.keys() == {"index", "id", "type", "function"}
+                assert (call["type"], call["function"]["arguments"]) == ("function", "")
+                calls.append([call["function"]["name"], ""])
+            else:
+                assert call.keys() == {"index", "function"}
+                assert call["function"].keys() == {"arguments"}
+            assert call["index"] == len(calls) - 1
+            calls[-1][1] += call["function"]["arguments"]
+    [end] = [choice["finish_reason"] for choice in own if choice["finish_reason"]]
+    assert own[-1]["finish_reason"] == end
+    return text, [(name, arguments) for name, arguments in calls], end
+
+
+def test_calls_are_told_in_openai_s_shape(client: Client) -> None:
+    choice = chat(client, CALLS)
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+    calls = choice["message"]["tool_calls"]
+    assert [call.keys() for call in calls] == [{"id", "type", "function"}] * 2
+    assert [call["function"] for call in calls] == [
+        {"name": "look", "arguments": LOOK},
+        {"name": "go", "arguments": GO},
+    ]
+    assert len({call["id"] for call in calls}) == 2
+    assert all(call["id"].startswith("call_") and call["type"] == "function" for call in calls)
+
+
+@pytest.mark.parametrize("text", ["I see.", ' {"name": "Anna"}', '{"name": "look"', "{"])
+def test_a_text_is_told_as_ever(client: Client, text: str) -> None:
+    choice = chat(client, text)
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"] == {"role": "assistant", "content": text, "refusal": None}
+    assert join(client.stream(tools=TOOLS)) == (text, [], "stop")
+    assert client.chat().json()["choices"][0]["message"] == choice["message"]
+
+
+def test_a_text_that_looks_like_a_call_is_one_only_where_there_are_tools(client: Client) -> None:
+    client.engine.text = CALLS
+    asked: list[dict[str, Any]] = [{}, {"tools": []}, {"tools": TOOLS, "tool_choice": "none"}]
+    for fields in asked:
+        assert client.chat(**fields).json()["choices"][0]["message"]["content"] == CALLS
+        assert join(client.stream(**fields)) == (CALLS, [], "stop")
+
+
+def test_a_stream_joined_says_what_a_whole_answer_does(client: Client) -> None:
+    whole = chat(client, f"```json\n{CALLS}\n```")
+    calls = [tuple(call["function"].values()) for call in whole["message"]["tool_calls"]]
+    assert join(client.stream(tools=TOOLS)) == ("", calls, "tool_calls")
+
+
+def test_arguments_come_in_pieces(client: Client) -> None:
+    client.engine.text = CALLS
+    told = [choice["delta"] for chunk in client.stream(tools=TOOLS) for choice in chunk["choices"]]
+    assert told[0] == {"role": "assistant", "content": ""}
+    assert len([delta for delta in told if "tool_calls" in delta]) > 6
+    assert all(len(delta.get("tool_calls", [0])) == 1 for delta in told)
+
+
+@pytest.mark.parametrize(
+    ("choice", "end", "told"),
+    [
+        ("required", "stop", "tool_calls"),
+        (NAMED, "stop", "stop"),
+        ("required", "length", "length"),
+        (NAMED, "length", "length"),
+    ],
+)
+def test_how_calls_end(client: Client, choice: Any, end: Any, told: str) -> None:
+    client.engine.end = end
+    assert chat(client, write_call("look", LOOK), tool_choice=choice)["finish_reason"] == told
+    assert join(client.stream(tools=TOOLS, tool_choice=choice))[2] == told
+
+
+def test_a_call_that_is_cut_off_is_told_as_far_as_it_goes(client: Client) -> None:
+    client.engine.end = "length"
+    choice = chat(client, CALLS[:45])
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"at": "the se'}
+    client.engine.end = "stop"
+    stopped = chat(client, CALLS, stop="sea")
+    assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", "sea")
+    assert stopped["message"]["tool_calls"][0]["function"]["arguments"] == '{"at": "the '
+
+
+def test_each_choice_has_its_own_calls(client: Client) -> None:
+    client.engine.text = CALLS
+    chunks = client.stream(tools=TOOLS, n=2)
+    assert join(chunks, 0) == join(chunks, 1) == ("", [("look", LOOK), ("go", GO)], "tool_calls")
+
+
+def test_tokens_log_probabilities_and_usage_are_told_once_each(client: Client) -> None:
+    asked: dict[str, Any] = {"logprobs": True, "return_token_ids": True, "stream_options": {"include_usage": True}}
+    client.engine.text = CALLS
+    *chunks, last = client.stream(tools=TOOLS, **asked)
+    own = [choice for chunk in chunks for choice in chunk["choices"]]
+    token_ids = [token_id for choice in own for token_id in choice.get("token_ids", ())]
+    assert token_ids == [*client.preparer.tokenizer.encode(CALLS), 6]
+    logprobs = [one for choice in own for one in (choice["logprobs"] or {"content": ()})["content"]]
+    assert len(logprobs) == len(token_ids) == last["usage"]["completion_tokens"]
+    whole = client.chat(tools=TOOLS, logprobs=True, return_token_ids=True).json()
+    assert whole["choices"][0]["token_ids"] == token_ids
+    assert whole["choices"][0]["logprobs"]["content"] == logprobs
+
+
+def test_the_prompt_is_the_one_that_tokenize_shows(client: Client) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    shown = client.send("POST", "/tokenize", json={"messages": messages, "tools": TOOLS}).json()
+    for choice in ("auto", "required", NAMED):
+        client.chat(messages=messages, tools=TOOLS, tool_choice=choice)
+        assert list(client.engine.requests[-1].token_ids) == shown["tokens"]
+    assert len(client.send("POST", "/tokenize", json={"messages": messages}).json()["tokens"]) < shown["count"]
+    twice = client.send("POST", "/tokenize", json={"messages": messages, "tools": TOOLS * 2})
+    assert error_of(twice) == (400, "tools[2].function.name", "invalid_argument")
+
+
+def test_calls_and_their_results_may_be_sent_back(client: Client) -> None:
+    called = chat(client, CALLS)["message"]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "wet"} for call in called["tool_calls"]]
+    messages = [{"role": "user", "content": "Hello"}, called, *results]
+    assert client.chat(messages=messages, tools=TOOLS).status_code == 200
+    prompt = client.preparer.tokenizer.decode(client.engine.requests[-1].token_ids, skip_special_tokens=False)
+    assert f"<start_of_turn>model\n{CALLS}<end_of_turn>" in prompt
+    assert "user\nResult of look:\nwet\n\nResult of go:\nwet<end_of_turn>" in prompt
+    results[0]["tool_call_id"] = "call_nobody"
+    refused = client.chat(messages=messages, tools=TOOLS)
+    assert error_of(refused) == (400, "messages[2].tool_call_id", "invalid_argument")
+
+
+def test_a_schema_that_cannot_be_kept_is_refused_by_its_tool(client: Client) -> None:
+    function = {"name": "touch", "strict": True, "parameters": {"type": "object", "not": {}}}
+    refused = client.chat(tools=[*TOOLS, {"type": "function", "function": function}])
+    assert error_of(refused) == (400, "tools[2].function.parameters", "invalid_argument")
+    assert "not" in json.dumps(refused.json())
+
+
+def test_engines_are_given_the_grammar(client: Client, engine: FakeEngine) -> None:
+    client.chat(tools=TOOLS)
+    guide = engine.requests[-1].sampling_params.structured_outputs
+    assert guide is not None
+    assert str(guide.grammar).startswith("start: TEXT | call+")

@@ -1,0 +1,137 @@
+"""What a chat request says of tools: checked, and made a form of the answer."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.frontend.api.chat_request import ChatRequest, parse_chat_request
+from keepsight.frontend.api.tool_fields import CallTerms
+
+
+def parse(**fields: Any) -> ChatRequest:
+    messages = [{"role": "user", "content": "Hello"}]
+    return parse_chat_request(json.dumps({"messages": messages, **fields}).encode())
+
+
+def tool(name: str, **function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **function}}
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named(name) for name in names]}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "terms"),
+    [
+        (None, CallTerms(("look", "a.b-c"))),
+        ("auto", CallTerms(("look", "a.b-c"))),
+        ("none", CallTerms()),
+        ("required", CallTerms(("look", "a.b-c"), must_call=True)),
+        (named("look"), CallTerms(("look",), must_call=True, is_single=True, is_named=True)),
+        (allowed("auto", "a.b-c"), CallTerms(("a.b-c",))),
+        (allowed("required", "look"), CallTerms(("look",), must_call=True)),
+    ],
+)
+def test_a_choice_says_which_tools_may_or_must_be_called(choice: Any, terms: CallTerms) -> None:
+    tools = [tool("look"), tool("a.b-c")]
+    assert parse(tools=tools, tool_choice=choice).call_terms == terms
+    single = parse(tools=tools, tool_choice=choice, parallel_tool_calls=False).call_terms
+    assert single == replace(terms, is_single=bool(terms.names))
+
+
+def grammar_of(**fields: Any) -> str:
+    guide = parse(**fields).to_sampling_params().structured_outputs
+    assert guide is not None
+    return str(guide.grammar)
+
+
+def test_arguments_have_their_schema_and_without_one_there_are_none() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "description": "One."}}}
+    tools = [tool("look", parameters=schema, description="Looks."), tool("bare"), tool("any", parameters={})]
+    grammar = grammar_of(tools=tools, tool_choice="required")
+    first, second, third = (json.loads(line.partition("%json ")[2]) for line in grammar.split("\n")[-3:])
+    assert (first["properties"], first["x-guidance"]["lenient"]) == ({"a": {"type": "integer"}}, True)
+    assert (second["properties"], second["additionalProperties"]) == ({}, False)
+    assert third.keys() == {"type", "x-guidance"}
+    assert parse(tools=tools).shown_tools == tools
+
+
+@pytest.mark.parametrize(
+    ("parameters", "field"),
+    [
+        ({"type": "string"}, "tools[1].function.parameters.type"),
+        (
+            {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}},
+            "tools[1].function.parameters",
+        ),
+        ({"const": "x" * 2**16}, "tools"),
+    ],
+)
+def test_a_schema_that_cannot_be_kept_is_refused_by_its_tool(parameters: Any, field: str) -> None:
+    tools = [tool("look"), tool("touch", parameters=parameters, strict=True)]
+    with pytest.raises(InvalidArgumentError) as caught:
+        parse(tools=tools).to_sampling_params()
+    assert caught.value.field == field
+
+
+def test_what_the_grammar_cannot_express_is_refused_only_of_a_strict_tool() -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    assert grammar_of(tools=[tool("look", parameters=parameters)])
+
+
+def test_beside_tools_an_answer_may_have_a_form_of_json_and_no_other() -> None:
+    assert "form: %json" in grammar_of(tools=[tool("look")], response_format={"type": "json_object"})
+    for name, value in {"guided_regex": "a", "guided_choice": ["a"], "structured_outputs": {"regex": "a"}}.items():
+        with pytest.raises(InvalidArgumentError, match=f"{name}.*beside tools"):
+            parse(tools=[tool("look")], **{name: value}).to_sampling_params()
+        assert parse(tools=[tool("look")], tool_choice="none", **{name: value}).to_sampling_params()
+
+
+def test_without_llguidance_tools_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UnsupportedFieldError, match="tools: needs llguidance"):
+        parse(tools=[tool("look")]).to_sampling_params()
+
+
+def test_what_an_engine_finds_at_fault_is_told_of_the_tools_even_once_their_words_are_forgotten() -> None:
+    asked = parse(tools=[tool("look", description="Looks.")], tool_choice=named("look")).without_words()
+    assert asked.name_as_asked("structured_outputs.grammar") == "tools"
+    assert asked.call_terms.names == ("look",)
+    assert (asked.messages, asked.shown_tools) == (None, [tool("look")])
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "retrieval", "function": {"name": "a"}}]}, "tools[0].type"),
+        ({"tools": {}}, "tools"),
+        ({"tools": [tool("look")] * 2}, "tools[1].function.name"),
+        ({"tools": [tool("")]}, "tools[0].function.name"),
+        ({"tools": [tool("look"), tool("a b")]}, "tools[1].function.name"),
+        ({"tools": [tool("x" * 129)]}, "tools[0].function.name"),
+        ({"tools": [tool(f"n{index}") for index in range(129)]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "any", "tools": [tool("look")]}, "tool_choice"),
+        ({"tool_choice": named("look")}, "tool_choice.function.name"),
+        ({"tool_choice": named("touch"), "tools": [tool("look")]}, "tool_choice.function.name"),
+        ({"tool_choice": {"type": "custom"}, "tools": [tool("look")]}, "tool_choice.type"),
+        (
+            {"tool_choice": allowed("required", "look", "touch"), "tools": [tool("look")]},
+            "tool_choice.allowed_tools.tools[1].function.name",
+        ),
+        ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
+    ],
+)
+def test_a_tool_that_is_none_and_a_choice_of_no_tool_are_refused(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        parse(**fields)
+    assert caught.value.field == field
