@@ -2,11 +2,13 @@
 
     pip install -e ".[clients]" && python -m tests.other_clients
 
-LangChain and LiteLLM by their OpenAI adapters: pictures, streams, several turns, forms, errors.  Prints what each
-saw, and fails where that is not what was meant.
+LangChain and LiteLLM by their OpenAI adapters: pictures, streams, several turns, forms, tools, errors.  Prints what
+each saw, and fails where that is not what was meant.
 """
 
 import asyncio
+import functools
+import operator
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +27,8 @@ SCHEMA = {
     "required": ["count"],
     "additionalProperties": False,
 }
+# Left to itself the demo model would write all the white space that it may.
+TOOL_SCHEMA = {**SCHEMA, "x-guidance": {"whitespace_flexible": False}}
 REFUSED = "is not on the public internet"
 TOO_LONG, TOO_LONG_SAID = "red " * 3000, "this model's maximum context length is 2048 tokens"
 
@@ -69,8 +73,21 @@ def try_langchain(server: RealServer) -> None:
     see("a schema", form, is_right=form["count"] in (1, 2))
     expect_refusal("a picture from the inside", lambda: chat.invoke(ask(INSIDE)), REFUSED)
     expect_refusal("a prompt that is too long", lambda: chat.invoke(TOO_LONG), TOO_LONG_SAID, "ContextOverflow")
-    tools = chat.bind_tools([{"type": "function", "function": {"name": "look"}}])
-    expect_refusal("a tool, which this model's template cannot show", lambda: tools.invoke(ask(PICTURE)), "tools: ")
+    form = chat.with_structured_output({"title": "form", **TOOL_SCHEMA}, method="function_calling").invoke(ask(PICTURE))
+    see("a schema by a call", form, is_right=form["count"] in (1, 2))
+    tool = {"type": "function", "function": {"name": "look", "parameters": TOOL_SCHEMA}}
+    tools = chat.bind_tools([tool], tool_choice="any", parallel_tool_calls=False)
+    called = tools.invoke(ask(PICTURE))
+    see("a call", called.tool_calls, is_right=called.tool_calls[0]["args"]["count"] in (1, 2))
+    streamed = functools.reduce(operator.add, tools.stream(ask(PICTURE)))
+    see("a stream of a call", streamed.tool_calls, is_right=_args(streamed) == _args(called))
+    result = {"role": "tool", "tool_call_id": called.tool_calls[0]["id"], "content": [PICTURE]}
+    seen = chat.bind_tools([tool]).invoke([*ask(PICTURE), called, result])
+    see("a result that is a picture", seen.content, is_right=_num_found(seen) > called.usage_metadata["input_tokens"])
+
+
+def _args(answer: Any) -> list[Any]:
+    return [call["args"] for call in answer.tool_calls]
 
 
 def _num_found(answer: Any) -> int:
