@@ -7,7 +7,9 @@ from typing import Any
 import openai
 import pytest
 
+from tests import official_client
 from tests.drawn import ask, by_url, draw
+from tests.official_client import connect
 
 PARAMETERS = {
     "type": "object",
@@ -24,14 +26,12 @@ PICTURE = by_url(draw(7).picture)
 
 @pytest.fixture(scope="module")
 def client(server_port: int) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{server_port}/v1", api_key="none", max_retries=0) as client:
+    with connect(server_port) as client:
         yield client
 
 
 def complete(client: openai.OpenAI, messages: Any, **options: Any) -> Any:
-    create: Any = client.chat.completions.create
-    terms = {"model": "keepsight-demo", "messages": messages, "temperature": 0, "tools": [TOOL], "max_tokens": 200}
-    return create(**terms | options)
+    return official_client.complete(client, messages, **{"tools": [TOOL], "max_tokens": 200} | options)
 
 
 def check_is_call(call: Any) -> None:

@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 
 from keepsight.frontend.prompt.call_text import write_call
-from tests.frontend.api.test_app import Client, FakeEngine, client, engine, error_of, preparer
-
-__all__ = ["client", "engine", "preparer"]  # fixtures
+from tests.frontend.api.app_client import Client, FakeEngine, error_of
 
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("look", "go")]
 LOOK, GO = '{"at": "the sea"}', '{"to": {"a": [1, 2]}}'
