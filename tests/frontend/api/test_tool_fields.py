@@ -42,8 +42,8 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
 )
 def test_a_choice_says_which_tools_may_or_must_be_called(choice: Any, terms: CallTerms) -> None:
     tools = [tool("look"), tool("a.b-c")]
-    assert parse(tools=tools, tool_choice=choice).call_terms == terms
-    single = parse(tools=tools, tool_choice=choice, parallel_tool_calls=False).call_terms
+    assert parse(tools=tools, tool_choice=choice).read_call_terms() == terms
+    single = parse(tools=tools, tool_choice=choice, parallel_tool_calls=False).read_call_terms()
     assert single == replace(terms, is_single=bool(terms.names))
 
 
@@ -104,7 +104,7 @@ def test_without_llguidance_tools_are_refused(monkeypatch: pytest.MonkeyPatch) -
 def test_what_an_engine_finds_at_fault_is_told_of_the_tools_even_once_their_words_are_forgotten() -> None:
     asked = parse(tools=[tool("look", description="Looks.")], tool_choice=named("look")).without_words()
     assert asked.name_as_asked("structured_outputs.grammar") == "tools"
-    assert asked.call_terms.names == ("look",)
+    assert asked.read_call_terms().names == ("look",)
     assert (asked.messages, asked.shown_tools) == (None, [tool("look")])
 
 

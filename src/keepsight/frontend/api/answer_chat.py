@@ -33,7 +33,7 @@ class ChatAnswer(Answer):
         self, asked: ChatRequest, prompts: Sequence[PreparedRequest], tokenizer: Tokenizer, model_name: str
     ) -> None:
         super().__init__(asked, prompts, tokenizer, model_name)
-        self._terms = asked.call_terms
+        self._terms = asked.read_call_terms()
         # By choice, of a stream.
         self._tellers = defaultdict[int, CallTeller](lambda: CallTeller(self._terms))
 

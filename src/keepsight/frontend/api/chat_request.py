@@ -101,8 +101,7 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
         shown = () if self.tool_choice == "none" else self.tools or ()
         return [msgspec.to_builtins(each) for each in shown]
 
-    @property
-    def call_terms(self) -> CallTerms:
+    def read_call_terms(self) -> CallTerms:
         return read_terms(self.tools or (), self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
 
     def without_words(self) -> Self:
@@ -113,20 +112,20 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
     def check(self) -> None:
         super().check()
         check_tools(self.tools or ())
-        self.call_terms  # noqa: B018 - a wrong choice is refused before anything is done
+        self.read_call_terms()  # a wrong choice is refused before anything is done
 
     def read_form(self) -> StructuredOutputsParams | None:
-        form, terms = super().read_form(), self.call_terms
+        form, terms = super().read_form(), self.read_call_terms()
         if not terms.names:
             return form
         return guide_calls(self.tools or (), terms, form, "" if form is None else super().name_as_asked(form.path))
 
     @property
     def wants_form(self) -> bool:
-        return super().wants_form or bool(self.call_terms.names)
+        return super().wants_form or bool(self.read_call_terms().names)
 
     def name_as_asked(self, field: str) -> str:
-        if field.startswith("structured_outputs.") and self.call_terms.names:
+        if field.startswith("structured_outputs.") and self.read_call_terms().names:
             return "tools"
         newer = {"max_tokens": "max_completion_tokens", "logprobs": "top_logprobs"}.get(field)
         return newer if newer and getattr(self, newer) is not None else super().name_as_asked(field)
