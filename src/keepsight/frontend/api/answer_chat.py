@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from keepsight.frontend.api.answer import Answer
 from keepsight.frontend.api.chat_request import ChatRequest
@@ -66,7 +65,7 @@ class ChatAnswer(Answer):
         opening = ChatDelta(role="assistant", content="")
         choices = [ChatChunkChoice(index=index, delta=opening) for index in range(self._num_choices)]
         first, *others = (self._chunk_of([choice]) for choice in choices)
-        return [replace(first, prompt_token_ids=self._tell_prompt_ids()), *others]
+        return [msgspec.structs.replace(first, prompt_token_ids=self._tell_prompt_ids()), *others]
 
     def _chunk_choices(self, index: int, piece: AnswerPiece) -> Sequence[ChatChunkChoice]:
         """What is asked beside its text is told with the first, and the end with the last of them."""
@@ -75,13 +74,18 @@ class ChatAnswer(Answer):
         logprobs, token_ids = self._logprobs([piece.token]), self._tell_ids([piece])
         if not deltas and (piece.finish_reason or logprobs or token_ids):
             deltas = [ChatDelta()]
-        choices = [ChatChunkChoice(index=index, delta=delta) for delta in deltas]
-        if choices:
-            choices[0] = replace(choices[0], logprobs=logprobs, token_ids=token_ids)
-        if piece.finish_reason:
-            end, stop_reason = teller.name_end(piece), piece.stop_reason
-            choices[-1] = replace(choices[-1], finish_reason=end, stop_reason=stop_reason)
-        return choices
+        last = len(deltas) - 1 if piece.finish_reason else None
+        return [
+            ChatChunkChoice(
+                index=index,
+                delta=delta,
+                finish_reason=teller.name_end(piece) if place == last else None,
+                logprobs=None if place else logprobs,
+                stop_reason=piece.stop_reason if place == last else msgspec.UNSET,
+                token_ids=msgspec.UNSET if place else token_ids,
+            )
+            for place, delta in enumerate(deltas)
+        ]
 
     def _chunk(self, choices: list[Any], usage: Usage | msgspec.UnsetType | None) -> ChatCompletionChunk:
         return ChatCompletionChunk(
