@@ -82,6 +82,13 @@ def test_a_schema_that_cannot_be_kept_is_refused_by_its_tool(parameters: Any, fi
     assert caught.value.field == field
 
 
+def test_arguments_that_have_to_be_written_have_little_white_space() -> None:
+    bound = '"whitespace_pattern": " ?"'
+    assert bound in grammar_of(tools=[tool("look")], tool_choice="required")
+    assert bound in grammar_of(tools=[tool("look")], tool_choice=named("look"))
+    assert bound not in grammar_of(tools=[tool("look")])
+
+
 def test_what_the_grammar_cannot_express_is_refused_only_of_a_strict_tool() -> None:
     parameters = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     assert grammar_of(tools=[tool("look", parameters=parameters)])

@@ -5,7 +5,7 @@ They become a form of the answer, like any other that is asked for; what is wron
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +18,8 @@ from keepsight.frontend.prompt.check_grammar import check_structured_outputs
 from keepsight.structured_outputs import WHITE_SPACE, StructuredOutputsParams, write_schema
 
 MAX_TOOLS = 128
+# Between the tokens of arguments that a model has to write: one that would rather not may go on with spaces for long.
+_ONE_SPACE = {"whitespace_pattern": " ?"}
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -100,7 +102,8 @@ def guide_calls(
     if form is not None and form.field not in ("json", "json_object"):
         raise InvalidArgumentError(form_field, "cannot be asked for beside tools: JSON can, or any form with none")
     functions = {tool.function.name: (index, tool.function) for index, tool in enumerate(tools)}
-    schemas = {name: _write_schema(*functions[name]) for name in terms.names}
+    white_space = _ONE_SPACE if terms.must_call else WHITE_SPACE
+    schemas = {name: _write_schema(*functions[name], white_space) for name in terms.names}
     grammar = CallGrammar(schemas, terms.must_call, terms.is_single, None if form is None else form.to_schema())
     try:
         params = StructuredOutputsParams(grammar=str(grammar))
@@ -125,7 +128,7 @@ def _name_field(index: int) -> str:
     return f"tools[{index}].function.parameters"
 
 
-def _write_schema(index: int, function: Function) -> dict[str, Any]:
+def _write_schema(index: int, function: Function, white_space: Mapping[str, Any]) -> dict[str, Any]:
     schema = _NO_ARGUMENTS if function.parameters is None else function.parameters
     kinds = schema.get("type", "object")
     if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
@@ -134,4 +137,4 @@ def _write_schema(index: int, function: Function) -> dict[str, Any]:
         own = json.loads(json.dumps(schema))
     except RecursionError as error:
         raise InvalidArgumentError(_name_field(index), "is nested too deeply") from error
-    return write_schema(own | {"type": "object"}, WHITE_SPACE | {"lenient": not function.strict})
+    return write_schema(own | {"type": "object"}, {**white_space, "lenient": not function.strict})
