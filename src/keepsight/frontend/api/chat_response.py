@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from keepsight.frontend.prompt.read_tool_calls import ToolCall
 from keepsight.observe.account import AccountBody
 from keepsight.requests import FinishReason
 
@@ -67,17 +68,6 @@ class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
 
 # vLLM's: of each token, by ids.  Of the first nothing can be told.
 ToldPrompt = list[dict[str, PromptLogprob] | None]
-
-
-class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    arguments: str  # JSON
-
-
-class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    function: CalledFunction
-    type: Literal["function"] = "function"
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,16 +5,15 @@ from collections.abc import Sequence
 
 from keepsight.frontend.api.call_parser import ArgumentsSaid, CallBegun, CallParser, Event, Said
 from keepsight.frontend.api.chat_response import (
-    CalledFunction,
     ChatDelta,
     ChatFinishReason,
     ChatMessage,
     FunctionDelta,
-    ToolCall,
     ToolCallDelta,
 )
 from keepsight.frontend.api.tool_fields import CallTerms
 from keepsight.frontend.assemble_answer import AnswerPiece
+from keepsight.frontend.prompt.read_tool_calls import CalledFunction, ToolCall
 
 
 class CallTeller:

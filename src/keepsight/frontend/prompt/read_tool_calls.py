@@ -1,4 +1,4 @@
-"""Calls of tools that an earlier answer made: as OpenAI's clients send them back, and as chat templates want them."""
+"""Calls of tools that an answer made: as clients hear of them and send them back, and as chat templates want them."""
 
 from typing import Any, Literal
 

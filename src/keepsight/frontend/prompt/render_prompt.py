@@ -70,6 +70,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> RenderedPrompt:
         conversation = read_messages(messages)
+        # Before anything is told: faults name a message by its place in what the caller sent.
         written = _write_contents(conversation.messages, self._content_form)
         written = _write_contents(self._tell_tools(written, tools), self._content_form)
         tools = tools if "tools" in self._tool_words else ()
