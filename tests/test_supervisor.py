@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
@@ -172,6 +172,15 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     stage = Stage(tmp_path)
     yield stage
     stage.close()
+
+
+@contextmanager
+def inherited_by_children(number: signal.Signals, handler: signal.Handlers) -> Iterator[None]:
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def kinds(messages: Sequence[Any]) -> list[str]:
@@ -394,7 +403,8 @@ def test_two_that_die_at_once_during_the_first_start_end_it_all_the_same(stage: 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)])
 def test_a_signal_lets_frontends_finish_and_then_the_engine(stage: Stage, number: signal.Signals, status: int) -> None:
-    engine, frontend = stage.start_serving()
+    with inherited_by_children(signal.SIGHUP, signal.SIG_DFL):  # these tests may run under nohup themselves
+        engine, frontend = stage.start_serving()
     stage.send_signal(number)
     assert frontend.hear()["type"] == "Drain"
     with pytest.raises(ConnectionRefusedError):  # the supervisor has closed the port, as the frontend has
@@ -407,11 +417,8 @@ def test_a_signal_lets_frontends_finish_and_then_the_engine(stage: Stage, number
 
 
 def test_who_started_it_may_have_it_outlive_a_terminal(stage: Stage) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
-    try:
+    with inherited_by_children(signal.SIGHUP, signal.SIG_IGN):  # as nohup does
         _, frontend = stage.start_serving()
-    finally:
-        signal.signal(signal.SIGHUP, before)
     stage.send_signal(signal.SIGHUP)
     frontend.kill()
     assert stage.next().start["frontend_id"] == "frontend-2"
