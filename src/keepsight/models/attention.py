@@ -49,6 +49,33 @@ class LayerCache:
         return self.keys.index_select(0, slots).to(dtype), self.values.index_select(0, slots).to(dtype)
 
 
+class DeviceRows:
+    """What a kernel on the device reads of slices of one token each.
+
+    Others may take their places in the same memory, which is what a captured step goes on reading.
+    """
+
+    def __init__(self, slices: Sequence[RequestSlice], device: torch.device) -> None:
+        self.on_host = _tell(slices, len(slices))
+        self._on_device = self.on_host.to(device)
+        self.positions, self.slots, self.ends, self.tables = self._on_device.unbind()
+
+    def replace(self, slices: Sequence[RequestSlice]) -> None:
+        """By as many or fewer."""
+        self._on_device.copy_(_tell(slices, self._on_device.shape[1]))
+
+
+# Of a row that is nobody's: it has no slot and sees nothing.
+_NOBODY = (0, -1, 0, 0)
+
+
+def _tell(slices: Sequence[RequestSlice], num_rows: int) -> Tensor:
+    """[4, rows]: positions, their slots, where what they see ends, and where the slots of that are listed."""
+    rows = [(piece.start, piece.table.slot(piece.start), piece.end, piece.table.address) for piece in slices]
+    rows += [_NOBODY] * (num_rows - len(rows))
+    return torch.tensor(rows, dtype=torch.int64).view(-1, 4).T.contiguous()
+
+
 class AttentionBatch:
     """Where the tokens of one step stand and where their keys and values live; made once, read by every layer.
 
@@ -68,15 +95,17 @@ class AttentionBatch:
         self.longest = max((piece.end for piece in slices), default=0)
         self.num_read = self.num_tokens if read is None else len(read)
         self._read = None if self.num_read == self.num_tokens else read
-        if self.num_tokens == len(slices):
-            positions = torch.tensor([piece.start for piece in slices], dtype=torch.int64)
-            slots = torch.tensor([piece.table.slot(piece.start) for piece in slices], dtype=torch.int64)
+        # Where every slice is one token.
+        self.rows = DeviceRows(slices, self.device) if self.num_tokens == len(slices) else None
+        self.positions: Tensor  # [tokens]
+        self.slots: Tensor  # [tokens]
+        if self.rows is not None:
+            self._positions = self.rows.on_host[0]
+            self.positions, self.slots = self.rows.positions, self.rows.slots
         else:
-            positions = torch.cat([torch.arange(piece.start, piece.end) for piece in slices])
-            slots = torch.cat([piece.table.slots(piece.start, piece.end) for piece in slices])
-        self._positions = positions
-        self.positions = positions.to(self.device)  # [tokens]
-        self.slots = slots.to(self.device)  # [tokens]
+            self._positions = torch.cat([torch.arange(piece.start, piece.end) for piece in slices])
+            self.positions = self._positions.to(self.device)
+            self.slots = torch.cat([piece.table.slots(piece.start, piece.end) for piece in slices]).to(self.device)
 
     @functools.cached_property
     def read_rows(self) -> Tensor | None:

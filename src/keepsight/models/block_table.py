@@ -48,6 +48,11 @@ class BlockTable:
     def slot(self, position: int) -> int:
         return self.block_ids[position // self.block_size] * self.block_size + position % self.block_size
 
+    @property
+    def address(self) -> int:
+        """Where the slots of its positions lie, one after the other, until pages are added."""
+        return self._slots.data_ptr()
+
     def slots(self, begin: int, end: int) -> Tensor:
         """Those of positions [begin, end)."""
         assert end <= len(self.block_ids) * self.block_size, (end, self.block_ids)

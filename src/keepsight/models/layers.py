@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from keepsight.models import cpu_kernels
 from keepsight.models.cpu_kernels import takes_kernels
 from keepsight.models.cpu_products import Panels, takes_panels
+from keepsight.models.gpu_library import kernels_for
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -153,8 +154,11 @@ def rms_norm(hidden: Tensor, scale: Tensor, eps: float) -> Tensor:
 
     The scale may have more dimensions than that one.
     """
-    if takes_kernels(hidden) and scale.dim() == 1:
-        return cpu_kernels.norm(hidden, scale, eps)
+    if scale.dim() == 1:
+        if takes_kernels(hidden):
+            return cpu_kernels.norm(hidden, scale, eps)
+        if kernels := kernels_for(hidden.device):
+            return kernels.norm(hidden, scale, eps)
     return (F.rms_norm(hidden.float(), hidden.shape[-1:], eps=eps) * scale).to(hidden.dtype)
 
 
@@ -173,6 +177,12 @@ class RMSNorm(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         return rms_norm(hidden, self.scale, self.eps)
+
+    def onto(self, sums: Tensor, hidden: Tensor) -> Tensor:
+        """What the norm of `hidden` is added to, and it."""
+        if kernels := kernels_for(hidden.device):
+            return kernels.norm(hidden, self.scale, self.eps, sums)
+        return sums + self(hidden)  # type: ignore[no-any-return]
 
     def slots(self) -> Iterator[WeightSlot]:
         yield slot("weight", self.scale, scale_of_weight)

@@ -1,13 +1,13 @@
 """The fast attention: over just the keys that a group of queries can see.
 
-On a CPU a kernel takes all rows of a step at once and reads keys where they lie; elsewhere it is torch's fused
-ones.  For those long slices are cut into groups of rows, so that a prompt never pays for the keys its window or
-causality hides.  Slices of one token read their keys where they lie, each in turn; where copying the keys of several
-into one block costs less than their turns (not very long contexts on a CPU, as many as there is room for on a GPU) they
-are attended to at once.
+On a CPU a kernel takes all rows of a step at once and reads keys where they lie; a GPU's takes all slices of one
+token.  The rest is done by torch's fused ones.  For those long slices are cut into groups of rows, so that a prompt
+never pays for the keys its window or causality hides.  Slices of one token read their keys where they lie, each in
+turn; where copying the keys of several into one block costs less than their turns (not very long contexts on a CPU, as
+many as there is room for on a GPU) they are attended to at once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self
 
@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from keepsight.models.attention import AttentionBatch, LayerCache, attend_plainly
+from keepsight.models.attention import AttentionBatch, DeviceRows, LayerCache, attend_plainly
 from keepsight.models.cpu_kernels import Sight, can_attend
+from keepsight.models.gpu_library import GpuKernels, kernels_for
 
 # Large enough for the kernels to run at full rate, small enough to skip most of what causality hides.
 ROWS_PER_GROUP = 512
@@ -87,9 +88,13 @@ class _Way(NamedTuple):
     max_keys_to_copy: int
     max_tokens_together: int
     max_keys_together: int
+    # On a GPU, for slices of one token, instead of copying.
+    kernels: GpuKernels | None = None
 
     @classmethod
     def of(cls, query: Tensor, cache: LayerCache, softcap: float | None) -> Self:
+        if kernels := kernels_for(query.device):
+            return cls(False, query.dtype, 0, 0, 0, kernels)
         if softcap is not None:
             return cls(False, query.dtype, 0, 1, 0)
         bytes_per_key = 2 * cache.keys[0].nbytes
@@ -104,19 +109,21 @@ class _Way(NamedTuple):
 def plan(batch: AttentionBatch, window: int | None, way: _Way) -> list[_Part]:
     if way.by_kernel:
         return [_AllRows(sight_of(batch, window))]
+    if way.kernels is not None and batch.rows is not None:
+        return [_RowsOnDevice(slice(None), batch.rows, window, way.kernels)]
     parts: list[_Part] = []
-    together: list[_Token] = []
+    # Which slices are one token, and their rows.
+    singles: dict[int, int] = {}
     row = 0
     for index, piece in enumerate(batch.slices):
         if piece.length > 1:
             parts += plan_rows(batch, index, row, window, ROWS_PER_GROUP)
         else:
-            token = _token(batch, index, row, window)
-            (together if token.end - token.begin <= way.max_keys_to_copy else parts).append(token)
+            singles[index] = row
         row += piece.length
-    for some in _groups(together, way):
-        parts.append(some[0] if len(some) == 1 else _tokens_together(some, batch, way.dtype))
-    return parts
+    if way.kernels is None:
+        return parts + plan_tokens(batch, singles, window, way)
+    return [*parts, _rows_on_device(batch, singles, window, way.kernels)] if singles else parts
 
 
 # All rows -----------------------------------------------------------------------------------------------------
@@ -172,6 +179,16 @@ class _Token:
             scale=scale,
         )
         return attended.view(query.shape)
+
+
+def plan_tokens(batch: AttentionBatch, singles: Mapping[int, int], window: int | None, way: _Way) -> list[_Part]:
+    parts: list[_Part] = []
+    together: list[_Token] = []
+    for index, row in singles.items():
+        token = _token(batch, index, row, window)
+        (together if token.end - token.begin <= way.max_keys_to_copy else parts).append(token)
+    groups = _groups(together, way)
+    return parts + [some[0] if len(some) == 1 else _tokens_together(some, batch, way.dtype) for some in groups]
 
 
 def _token(batch: AttentionBatch, index: int, row: int, window: int | None) -> _Token:
@@ -239,6 +256,30 @@ def _tokens_together(tokens: Sequence[_Token], batch: AttentionBatch, dtype: tor
     if tokens[-1].row - tokens[0].row + 1 != len(tokens):
         rows = torch.tensor([each.row for each in tokens], device=slots.device)
     return _Tokens(rows, slots, mask)
+
+
+# Tokens read by a kernel on the device ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _RowsOnDevice:
+    rows: slice | Tensor
+    told: DeviceRows
+    window: int | None
+    kernels: GpuKernels
+
+    def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
+        seen = (self.told.tables, self.told.ends)
+        return self.kernels.attend_rows(query, cache.keys, cache.values, *seen, scale, self.window, softcap)
+
+
+def _rows_on_device(
+    batch: AttentionBatch, singles: Mapping[int, int], window: int | None, kernels: GpuKernels
+) -> _RowsOnDevice:
+    """Of a batch that has longer slices, too."""
+    rows = torch.tensor(list(singles.values())).to(batch.device)
+    told = DeviceRows([batch.slices[index] for index in singles], batch.device)
+    return _RowsOnDevice(rows, told, window, kernels)
 
 
 # Several tokens -----------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from keepsight.models.attention import Attention, AttentionBatch, LayerCache, wr
 from keepsight.models.cpu_decoder import CpuDecoder, LayerWeights
 from keepsight.models.cpu_kernels import fits_tiles, takes_kernels
 from keepsight.models.gemma3.config import LayerConfig, RotaryConfig, TextConfig
+from keepsight.models.gpu_library import kernels_for
 from keepsight.models.layers import (
     ACTIVATIONS,
     Linear,
@@ -110,6 +111,9 @@ class SelfAttention(nn.Module):
         """Queries; keys and values are in the cache then."""
         config = self.config
         heads = projected.view(step.batch.num_tokens, -1, config.head_dim)
+        if kernels := kernels_for(heads.device):
+            tensors = (*step.angles, step.cache.keys, step.cache.values, step.batch.slots)
+            return kernels.place_heads(heads, self.scales, config.rms_norm_eps, *tensors)
         query_and_key, value = heads.tensor_split([-config.num_kv_heads], dim=1)
         rotated = rotate(rms_norm(query_and_key, self.scales, config.rms_norm_eps), step.angles)
         query, key = rotated.tensor_split([config.num_heads], dim=1)
@@ -167,8 +171,8 @@ class DecoderLayer(nn.Module):
         attended = self.attention(self.before_attention(hidden), step)
         if step.rows is not None:
             hidden = hidden[step.rows]
-        hidden = hidden + self.after_attention(self.attention.out(attended))
-        return hidden + self.after_feed_forward(self.feed_forward(self.before_feed_forward(hidden)))  # type: ignore[no-any-return]
+        hidden = self.after_attention.onto(hidden, self.attention.out(attended))
+        return self.after_feed_forward.onto(hidden, self.feed_forward(self.before_feed_forward(hidden)))
 
     def for_cpu(self, rotary: RotaryTable) -> LayerWeights:
         """Once its weights are packed."""

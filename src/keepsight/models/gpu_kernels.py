@@ -1,0 +1,248 @@
+"""What a GPU does between matrix products where torch's operations are too many or read too much: Triton kernels.
+
+A step of single tokens is their launches and what they read.  Torch makes eleven launches of norms and rotation, here
+they are three, and keys are read where their pages lie.  Whatever a row's numbers are, they depend on that row alone.
+
+Knows tensors, nothing of models; whoever calls has it from `gpu_library`, as only there is Triton imported.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Of one row's attention, whatever else there is: enough for a GPU that has nothing but that row, and never another
+# number, which would sum in another order.
+PROGRAMS_PER_ROW = 128
+# Of the keys that a program has at once, and of as many values.
+BYTES_OF_KEYS = 16 * 1024
+# The least that a tensor core multiplies, in any direction.
+LEAST_SIDE = 16
+
+
+# Norms --------------------------------------------------------------------------------------------------------
+
+
+def norm(hidden: Tensor, scale: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
+    """hidden / rms(hidden) * scale over the last dimension, in float32; what it is added to may be given."""
+    hidden = hidden.contiguous()
+    assert residual is None or residual.is_contiguous()
+    out, size = torch.empty_like(hidden), hidden.shape[-1]
+    rows = hidden.numel() // size
+    if rows:
+        _norm[(rows,)](
+            out, hidden, scale, hidden if residual is None else residual,
+            size, eps, ADDS=residual is not None, WIDTH=triton.next_power_of_2(size),
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _norm(out, hidden, scale, residual, size, eps, ADDS: tl.constexpr, WIDTH: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * size
+    columns = tl.arange(0, WIDTH)
+    is_there = columns < size
+    given = tl.load(hidden + first + columns, mask=is_there, other=0.0)
+    numbers = given.to(tl.float32)
+    root = tl.rsqrt(tl.sum(numbers * numbers) / size + eps)
+    normed = (numbers * root * tl.load(scale + columns, mask=is_there, other=0.0)).to(given.dtype)
+    if ADDS:
+        # Rounded before and after, as torch's two operations do.
+        base = tl.load(residual + first + columns, mask=is_there, other=0.0)
+        normed = (base.to(tl.float32) + normed.to(tl.float32)).to(given.dtype)
+    tl.store(out + first + columns, normed, mask=is_there)
+
+
+# Heads --------------------------------------------------------------------------------------------------------
+
+
+def place_heads(
+    projected: Tensor,  # [tokens, heads + 2 * kv_heads, head_dim]
+    scales: Tensor,  # [heads + kv_heads, head_dim]
+    eps: float,
+    cos: Tensor,  # [tokens, 1, head_dim], like the sines, of which the first half is negative
+    sin: Tensor,
+    keys: Tensor,  # [slots, kv_heads, head_dim], like the values
+    values: Tensor,
+    slots: Tensor,  # [tokens]; negative: nobody's
+) -> Tensor:
+    """Queries [tokens, heads, head_dim] and keys normed and rotated; keys and values in their slots."""
+    num_tokens, num_all, dim = projected.shape
+    num_normed, num_kv_heads = len(scales), keys.shape[1]
+    query = projected.new_empty(num_tokens, num_normed - num_kv_heads, dim)
+    assert all(each.is_contiguous() for each in (projected, scales, cos, sin, keys, values, slots))
+    if num_tokens:
+        _place_heads[(num_tokens, num_all)](
+            query, keys, values, projected, scales, cos, sin, slots, eps,
+            HEADS=query.shape[1], KV_HEADS=num_kv_heads, DIM=dim, WIDTH=triton.next_power_of_2(dim),
+        )  # fmt: skip
+    return query
+
+
+@triton.jit
+def _place_heads(
+    query, keys, values, projected, scales, cos, sin, slots, eps,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    slot = tl.load(slots + token)
+    columns = tl.arange(0, WIDTH)
+    is_there = columns < DIM
+    source = projected + (token * (HEADS + 2 * KV_HEADS) + head) * DIM
+    given = tl.load(source + columns, mask=is_there, other=0.0)
+    if head >= HEADS + KV_HEADS:
+        at = (slot * KV_HEADS + head - HEADS - KV_HEADS) * DIM
+        tl.store(values + at + columns, given, mask=is_there & (slot >= 0))
+    else:
+        numbers = given.to(tl.float32)
+        root = tl.rsqrt(tl.sum(numbers * numbers) / DIM + eps)
+        normed = (numbers * root * tl.load(scales + head * DIM + columns, mask=is_there, other=0.0)).to(given.dtype)
+        # Of the pair that a coordinate belongs to, the other.
+        others = (columns + DIM // 2) % DIM
+        other_numbers = tl.load(source + others, mask=is_there, other=0.0).to(tl.float32)
+        other_scales = tl.load(scales + head * DIM + others, mask=is_there, other=0.0)
+        other = (other_numbers * root * other_scales).to(given.dtype)
+        by_cos = _times(normed, tl.load(cos + token * DIM + columns, mask=is_there, other=0.0))
+        by_sin = _times(other, tl.load(sin + token * DIM + columns, mask=is_there, other=0.0))
+        rotated = (by_cos + by_sin).to(given.dtype)
+        if head < HEADS:
+            tl.store(query + (token * HEADS + head) * DIM + columns, rotated, mask=is_there)
+        else:
+            at = (slot * KV_HEADS + head - HEADS) * DIM
+            tl.store(keys + at + columns, rotated, mask=is_there & (slot >= 0))
+
+
+@triton.jit
+def _times(some, others):
+    """Rounded as their kind is, then as float32."""
+    return (some.to(tl.float32) * others.to(tl.float32)).to(some.dtype).to(tl.float32)
+
+
+# Attention of single tokens -----------------------------------------------------------------------------------
+
+
+def attend_rows(
+    query: Tensor,  # [rows, heads, head_dim]
+    keys: Tensor,  # [slots, kv_heads, head_dim], like the values
+    values: Tensor,
+    tables: Tensor,  # [rows]: the address of the slots of each position of the row's sequence
+    ends: Tensor,  # [rows]: it sees the positions before this; 0: nobody's, and its output is 0
+    scale: float,
+    window: int | None,  # of those positions it sees the last so many
+    softcap: float | None,
+) -> Tensor:
+    """What a row sees is shared out to several programs, by its length alone; then the shares are summed."""
+    rows, num_heads, dim = query.shape
+    num_kv_heads = keys.shape[1]
+    assert all(each.is_contiguous() for each in (query, keys, values, tables, ends))
+    sight = sight_of(dim, num_kv_heads, keys.itemsize, window)
+    shares = sight["SHARES"]
+    sums = query.new_empty(rows, num_heads, shares, dim, dtype=torch.float32)
+    # Of each share the largest score, and the weights' sum.
+    of_shares = query.new_empty(2, rows, num_heads, shares, dtype=torch.float32)
+    out = torch.empty_like(query)
+    group = num_heads // num_kv_heads
+    if rows:
+        _attend_share[(rows, num_kv_heads, shares)](
+            sums, *of_shares, query, keys, values, tables, ends, scale,
+            SOFTCAP=softcap or 0.0, GROUP=group, LANES=max(LEAST_SIDE, triton.next_power_of_2(group)),
+            KV_HEADS=num_kv_heads, **sight,
+        )  # fmt: skip
+        _add_shares[(rows, num_heads)](out, sums, *of_shares, ends, HEADS=num_heads, **sight)
+    return out
+
+
+def sight_of(dim: int, num_kv_heads: int, bytes_per_number: int, window: int | None) -> dict[str, int]:
+    """How the keys that a row sees are shared out, and what of them a program has at once."""
+    width = max(LEAST_SIDE, triton.next_power_of_2(dim))
+    num_keys = max(LEAST_SIDE, BYTES_OF_KEYS // (width * bytes_per_number))
+    shares = max(1, PROGRAMS_PER_ROW // num_kv_heads)
+    if window is not None:
+        shares = min(shares, triton.cdiv(window, num_keys))
+    return {"WINDOW": window or 0, "KEYS": num_keys, "SHARES": shares, "DIM": dim, "WIDTH": width}
+
+
+@triton.jit
+def _keys_per_share(begin, end, KEYS: tl.constexpr, SHARES: tl.constexpr):
+    return tl.cdiv(tl.cdiv(end - begin, KEYS), SHARES) * KEYS
+
+
+@triton.jit
+def _first_seen(end, WINDOW: tl.constexpr):
+    return tl.maximum(end - WINDOW, 0) if WINDOW > 0 else end * 0
+
+
+@triton.jit
+def _attend_share(
+    sums, largest, weights, query, keys, values, tables, ends, scale,
+    SOFTCAP: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr, KV_HEADS: tl.constexpr,
+    WINDOW: tl.constexpr, KEYS: tl.constexpr, SHARES: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    row, kv_head, share = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    end = tl.load(ends + row)
+    begin = _first_seen(end, WINDOW)
+    num_keys = _keys_per_share(begin, end, KEYS, SHARES)
+    first = begin + share * num_keys
+    last = tl.minimum(first + num_keys, end)
+    if first < last:
+        # A lane is one of the query heads that share this key head.
+        lanes, columns = tl.arange(0, LANES), tl.arange(0, WIDTH)
+        is_lane, is_column = lanes < GROUP, columns < DIM
+        heads = row * (KV_HEADS * GROUP) + kv_head * GROUP + lanes
+        is_query = is_lane[:, None] & is_column[None, :]
+        queries = tl.load(query + heads[:, None] * DIM + columns[None, :], mask=is_query, other=0.0)
+        table = tl.load(tables + row).to(tl.pointer_type(tl.int64))
+        top = tl.full([LANES], float("-inf"), tl.float32)
+        total = tl.zeros([LANES], tl.float32)
+        summed = tl.zeros([LANES, WIDTH], tl.float32)
+        for start in range(first, last, KEYS):
+            positions = start + tl.arange(0, KEYS)
+            is_seen = positions < last
+            slots = tl.load(table + positions, mask=is_seen, other=0)
+            places = (slots * KV_HEADS + kv_head)[:, None] * DIM + columns[None, :]
+            is_key = is_seen[:, None] & is_column[None, :]
+            some_keys = tl.load(keys + places, mask=is_key, other=0.0)
+            scores = tl.dot(queries, tl.trans(some_keys), input_precision="ieee") * scale
+            if SOFTCAP > 0:
+                # tanh, from what Triton has: 1 - 2 / (e^2x + 1) is -1 and 1 at the ends, too.
+                scores = (1 - 2 / (tl.exp(scores * (2 / SOFTCAP)) + 1)) * SOFTCAP
+            scores = tl.where(is_seen[None, :], scores, float("-inf"))
+            new_top = tl.maximum(top, tl.max(scores, 1))
+            shrink = tl.exp(top - new_top)
+            likely = tl.exp(scores - new_top[:, None])
+            total = total * shrink + tl.sum(likely, 1)
+            some_values = tl.load(values + places, mask=is_key, other=0.0)
+            summed = summed * shrink[:, None]
+            summed += tl.dot(likely.to(some_values.dtype), some_values, input_precision="ieee")
+            top = new_top
+        at = heads * SHARES + share
+        tl.store(sums + at[:, None] * DIM + columns[None, :], summed, mask=is_query)
+        tl.store(largest + at, top, mask=is_lane)
+        tl.store(weights + at, total, mask=is_lane)
+
+
+@triton.jit
+def _add_shares(
+    out, sums, largest, weights, ends, HEADS: tl.constexpr,
+    WINDOW: tl.constexpr, KEYS: tl.constexpr, SHARES: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    head = row * HEADS + tl.program_id(1)
+    end = tl.load(ends + row)
+    begin = _first_seen(end, WINDOW)
+    num_shares = tl.cdiv(end - begin, tl.maximum(_keys_per_share(begin, end, KEYS, SHARES), 1))
+    columns = tl.arange(0, WIDTH)
+    is_there = columns < DIM
+    top = end * 0.0 - float("inf")
+    total = end * 0.0
+    summed = tl.zeros([WIDTH], tl.float32)
+    for share in range(num_shares):
+        at = head * SHARES + share
+        new_top = tl.maximum(top, tl.load(largest + at))
+        shrink, grow = tl.exp(top - new_top), tl.exp(tl.load(largest + at) - new_top)
+        total = total * shrink + tl.load(weights + at) * grow
+        summed = summed * shrink + tl.load(sums + at * DIM + columns, mask=is_there, other=0.0) * grow
+        top = new_top
+    # Of what nobody sees the sum is 0, too.
+    mean = summed / tl.where(total > 0, total, 1.0)
+    tl.store(out + head * DIM + columns, mean.to(out.dtype.element_ty), mask=is_there)

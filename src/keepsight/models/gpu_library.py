@@ -1,0 +1,77 @@
+"""Whether a GPU has kernels of Keepsight's own (`gpu_kernels.py`), which are compiled there when first called.
+
+Where it has none all is torch's own, which gives the same, slower.
+"""
+
+import functools
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+
+class GpuKernels(Protocol):
+    def norm(self, hidden: Tensor, scale: Tensor, eps: float, residual: Tensor | None = None) -> Tensor: ...
+
+    def place_heads(
+        self,
+        projected: Tensor,
+        scales: Tensor,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        slots: Tensor,
+    ) -> Tensor: ...
+
+    def attend_rows(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        tables: Tensor,
+        ends: Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor: ...
+
+
+class _Use:
+    """Of the whole process."""
+
+    on: frozenset[str] = frozenset({"cuda"})
+
+
+def use_no_kernels() -> None:
+    """From now on."""
+    _Use.on = frozenset()
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    before, _Use.on = _Use.on, frozenset()
+    try:
+        yield
+    finally:
+        _Use.on = before
+
+
+def kernels_for(device: torch.device) -> GpuKernels | None:
+    return _load() if device.type in _Use.on else None
+
+
+@functools.cache
+def _load() -> GpuKernels | None:
+    try:
+        from keepsight.models import gpu_kernels
+    except ImportError as error:
+        logger.warning("No kernels for the GPU: Triton is not there (%s); torch's operations are slower", error)
+        return None
+    return gpu_kernels

@@ -1,0 +1,190 @@
+"""A GPU's kernels compute what torch's operations do, and are compiled for real GPUs, though none is here."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from keepsight.models.attention import attend_plainly
+from tests.models.gpu_kernels_here import DEVICE, gpu_kernels
+
+EPS = 1e-6
+# The interpreter knows float16 for a number of half the digits.
+DTYPES = [torch.float32, torch.float16]
+# Of any GPU's, what one program may have of the memory that its threads share.
+MAX_SHARED_BYTES = 99 * 1024
+COMPILE = """
+import json, sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from keepsight.models import gpu_kernels
+
+for name, types, constants in json.loads(sys.argv[1]):
+    aligned = {(place,): [["tt.divisibility", 16]] for place, kind in enumerate(types.values()) if kind.startswith("*")}
+    signature = {**types, **dict.fromkeys(constants, "constexpr")}
+    source = ASTSource(getattr(gpu_kernels, name), signature, constants, aligned)
+    for capability in (80, 90):
+        print(triton.compile(source, target=GPUTarget("cuda", capability, 32)).metadata.shared)
+"""
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape).to(DEVICE, dtype)
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    rounding = 4 * torch.finfo(found.dtype).eps
+    torch.testing.assert_close(found, expected, rtol=rounding, atol=rounding)
+
+
+def plain_norm(hidden: Tensor, scale: Tensor) -> Tensor:
+    return (F.rms_norm(hidden.float(), hidden.shape[-1:], eps=EPS) * scale).to(hidden.dtype)
+
+
+# Norms --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 64), (5, 72), (0, 8), (2, 3, 640)], ids=str)
+def test_rows_are_normed_as_torch_norms_them(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    hidden, scale, sums = randn(*shape, dtype=dtype), randn(shape[-1]), randn(*shape, dtype=dtype)
+    expected = plain_norm(hidden, scale)
+    assert_close(gpu_kernels.norm(hidden, scale, EPS), expected)
+    assert_close(gpu_kernels.norm(hidden, scale, EPS, sums), sums + expected)
+
+
+def test_rows_that_lie_apart_are_normed_where_they_are() -> None:
+    hidden, scale = randn(6, 2, 8).transpose(0, 1), randn(8)
+    assert_close(gpu_kernels.norm(hidden, scale, EPS), plain_norm(hidden, scale))
+
+
+# Heads --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 24), (1, 1, 8), (8, 1, 64)])
+def test_heads_are_normed_and_rotated_and_only_real_tokens_are_written(
+    heads: int, kv_heads: int, dim: int, dtype: torch.dtype
+) -> None:
+    slots = torch.tensor([3, 39, 1, -1, 20], device=DEVICE)
+    projected = randn(5, heads + 2 * kv_heads, dim, dtype=dtype)
+    scales = randn(heads + kv_heads, dim)
+    cos, sin = randn(5, 1, dim, dtype=dtype), randn(5, 1, dim, dtype=dtype)
+    keys, values = torch.zeros(2, 40, kv_heads, dim, device=DEVICE, dtype=dtype)
+    query = gpu_kernels.place_heads(projected, scales, EPS, cos, sin, keys, values, slots)
+    normed = plain_norm(projected[:, :-kv_heads], scales)
+    rotated = normed * cos + normed.roll(dim // 2, dims=-1) * sin
+    expected_keys, expected_values = torch.zeros_like(keys), torch.zeros_like(values)
+    written = slots >= 0
+    expected_keys[slots[written]] = rotated[written][:, heads:]
+    expected_values[slots[written]] = projected[written][:, -kv_heads:]
+    assert_close(query, rotated[:, :heads])
+    assert_close(keys, expected_keys)
+    assert torch.equal(values, expected_values)
+
+
+# Attention ----------------------------------------------------------------------------------------------------
+
+
+class Rows:
+    """Sequences of so many positions, their slots scattered over one cache."""
+
+    def __init__(self, ends: list[int], heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
+        num_slots = sum(ends) + 1
+        order = torch.randperm(num_slots).to(DEVICE)
+        self.slots = [each.clone() for each in torch.split(order[: sum(ends)], ends)]
+        self.query = randn(len(ends), heads, dim, dtype=dtype)
+        self.keys, self.values = randn(2, num_slots, kv_heads, dim, dtype=dtype)
+
+    def attend(self, rows: list[int], window: int | None, softcap: float | None) -> Tensor:
+        slots = [self.slots[row] for row in rows]
+        tables = torch.tensor([each.data_ptr() for each in slots], dtype=torch.int64, device=DEVICE)
+        ends = torch.tensor([len(each) for each in slots], dtype=torch.int64, device=DEVICE)
+        query = self.query[torch.tensor(rows, dtype=torch.int64)]
+        return gpu_kernels.attend_rows(query, self.keys, self.values, tables, ends, 0.3, window, softcap)
+
+    def attend_plainly(self, row: int, window: int | None, softcap: float | None) -> Tensor:
+        seen = self.slots[row] if window is None else self.slots[row][-window:]
+        read = (self.keys[seen].float(), self.values[seen].float())
+        return attend_plainly(self.query[row : row + 1].float(), *read, None, 0.3, softcap)[0]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    ends=st.lists(st.sampled_from([1, 2, 16, 17, 100, 700]), min_size=1, max_size=3),
+    heads=st.sampled_from([(1, 1), (4, 2), (3, 1)]),
+    dim=st.sampled_from([8, 24, 64]),
+    window=st.sampled_from([None, 1, 17, 100, 10_000]),
+    softcap=st.sampled_from([None, 2.0]),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_a_row_attends_to_what_it_sees_wherever_that_lies(
+    seed: int,
+    ends: list[int],
+    heads: tuple[int, int],
+    dim: int,
+    window: int | None,
+    softcap: float | None,
+    dtype: torch.dtype,
+) -> None:
+    torch.manual_seed(seed)
+    rows = Rows(ends, *heads, dim, dtype)
+    found = rows.attend(list(range(len(ends))), window, softcap)
+    expected = torch.stack([rows.attend_plainly(row, window, softcap) for row in range(len(ends))])
+    rounding = 1e-5 if dtype is torch.float32 else 5e-3
+    torch.testing.assert_close(found.float(), expected, rtol=rounding, atol=rounding)
+
+
+def test_a_row_that_sees_nothing_is_zero_and_company_changes_no_bit() -> None:
+    torch.manual_seed(0)
+    rows = Rows([300, 0, 700, 5], 4, 2, 24, torch.float32)
+    together = rows.attend([0, 1, 2, 3], None, None)
+    assert not together[1].any()
+    for row in range(4):
+        assert torch.equal(rows.attend([row], None, None)[0], together[row])
+
+
+# Real GPUs ----------------------------------------------------------------------------------------------------
+
+
+def kernels_of(
+    heads: int, kv_heads: int, dim: int, number: str, bytes_per_number: int
+) -> list[tuple[str, dict[str, str], dict[str, Any]]]:
+    """Each kernel, the types of what it is told, and what is constant for one model."""
+    model, exact, wide = f"*{number}", "*fp32", "*i64"
+    shares = {"sums": exact, "largest": exact, "weights": exact}
+    read = {"query": model, "keys": model, "values": model}
+    near, far = (gpu_kernels.sight_of(dim, kv_heads, bytes_per_number, window) for window in (1024, None))
+    of_norm = {"out": model, "hidden": model, "scale": exact, "residual": model, "size": "i32", "eps": "fp32"}
+    of_heads = {**read, "projected": model, "scales": exact, "cos": model, "sin": model, "slots": wide, "eps": "fp32"}
+    of_share = {**shares, **read, "tables": wide, "ends": wide, "scale": "fp32"}
+    group = {"GROUP": heads // kv_heads, "LANES": 16, "KV_HEADS": kv_heads}
+    return [
+        ("_norm", of_norm, {"ADDS": True, "WIDTH": 4096}),
+        ("_place_heads", of_heads, {"HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "WIDTH": dim}),
+        ("_attend_share", of_share, {"SOFTCAP": 0.0, **group, **near}),
+        ("_attend_share", of_share, {"SOFTCAP": 50.0, **group, **far}),
+        ("_add_shares", {"out": model, **shares, "ends": wide}, {"HEADS": heads, **far}),
+    ]
+
+
+@pytest.mark.parametrize(("number", "num_bytes"), [("bf16", 2), ("fp32", 4)])
+def test_each_kernel_is_compiled_for_gpus_that_are_not_here(number: str, num_bytes: int) -> None:
+    kernels = kernels_of(8, 4, 256, number, num_bytes)
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", COMPILE, json.dumps(kernels)]
+    compiled = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert compiled.returncode == 0, compiled.stderr
+    shared = list(map(int, compiled.stdout.split()))
+    assert len(shared) == 2 * len(kernels)
+    assert max(shared) <= MAX_SHARED_BYTES
