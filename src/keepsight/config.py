@@ -74,6 +74,7 @@ NUMBERS: Mapping[str, tuple[Callable[[float], bool], str]] = {
 }
 PATHS = {"model": "a path", "generation_config": "auto, none or a path", "record_cache_trace": "a file"}
 SWITCHES = (
+    "enforce_eager",
     "enable_prefix_caching",
     "disable_chunked_mm_input",
     "enable_mm_embeds",
@@ -93,6 +94,8 @@ class Config:
     model: str | Path | None = None
     dtype: str = "auto"
     device: str = "auto"
+    # On a GPU: by torch's operations alone, each launched by itself.
+    enforce_eager: bool = False
     # None: what the checkpoint was trained for, or less if it would not fit.
     max_model_len: int | None = None
     # How to sample where a request does not say: as the checkpoint wants it ("auto"), or a file or folder, or "none".

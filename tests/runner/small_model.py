@@ -33,7 +33,7 @@ class SmallModel:
         self.model = Gemma3.from_checkpoint(ref.save_checkpoint(self.reference, directory), place)
         self.size = self.arguments["vision_config"]["image_size"]
         config = ImageProcessorConfig(height=self.size, width=self.size)
-        self.normalizer = PixelNormalizer(config, "cpu", torch.float32)
+        self.normalizer = PixelNormalizer(config, place.device, place.dtype)
 
     def pixels(self, seed: int) -> Pixels:
         return np.random.default_rng(seed).integers(0, 256, (self.size, self.size, 3), np.uint8)
@@ -52,7 +52,7 @@ class SmallModel:
         if not num_pictures:
             return prompt
         pixels = np.stack([self.pixels(index) for index in range(num_pictures)])
-        normalized = self.normalizer(torch.from_numpy(pixels)).permute(0, 3, 1, 2)
+        normalized = self.normalizer(torch.from_numpy(pixels)).permute(0, 3, 1, 2).float().cpu()
         return ref.Prompt(prompt.token_ids, prompt.spans, normalized)
 
     def reference_answer(self, num_pictures: int, num_tokens: int) -> list[int]:

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from keepsight.config import Config
-from keepsight.models import cpu_library
+from keepsight.models import cpu_library, gpu_library
 from keepsight.models.cpu_library import has_library
 from keepsight.models.cpu_products import rounds_rows
 from keepsight.models.layers import Placement
@@ -66,11 +66,34 @@ def prefers_cudnn() -> Iterator[None]:
     torch.backends.cuda.enable_cudnn_sdp(was)
 
 
+def model_on(place: Placement) -> SimpleNamespace:
+    return SimpleNamespace(place=place, parameters=lambda: iter([torch.empty(10_000_000, device="meta")]))
+
+
+@pytest.mark.usefixtures("prefers_cudnn")
+def test_on_a_gpu_torch_alone_computes_if_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Placement(torch.device("cuda"), torch.bfloat16)
+    monkeypatch.setattr(load_runner, "load_model", lambda *_: model_on(place))
+    monkeypatch.setattr(gpu_library._Use, "on", frozenset({"cuda"}))
+    load_runner.load_model_for(Config(enforce_eager=True), place)
+    assert gpu_library.kernels_for(place.device) is None
+
+
+def test_without_a_gpu_an_option_for_it_says_that_it_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = Placement(torch.device("cpu"), torch.float32)
+    monkeypatch.setattr(load_runner, "load_model", lambda *_: model_on(place))
+    with caplog.at_level("INFO"):
+        load_runner.load_model_for(Config(enforce_eager=True), place)
+    assert "enforce_eager changes nothing: there is no GPU" in caplog.text
+
+
 @pytest.mark.usefixtures("prefers_cudnn")
 def test_on_a_gpu_no_kernel_is_planned_anew_for_each_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Placement(torch.device("cuda"), torch.bfloat16)
-    model = SimpleNamespace(parameters=lambda: iter([torch.empty(10_000_000, device="meta")]))
-    monkeypatch.setattr(load_runner, "load_model", lambda *_: model)
+    monkeypatch.setattr(load_runner, "load_model", lambda *_: model_on(place))
+    monkeypatch.setattr(load_runner, "prove_kernels", lambda _: None)
     load_runner.load_model_for(Config(), place)
     assert not torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     assert torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]

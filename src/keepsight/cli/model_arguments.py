@@ -15,6 +15,7 @@ _HELP = {
     "model": {
         "dtype": "precision of the products (default: bfloat16 on a GPU, the checkpoint's on a CPU)",
         "device": "where to compute (default: a GPU, if any)",
+        "enforce_eager": "on a GPU, use torch's operations alone: no kernels of Keepsight's, no CUDA graphs",
         "max_model_len": "longest prompt and answer together, in tokens (default: the checkpoint's, or what fits)",
         "generation_config": (
             "how to sample where a request does not say: a path to a generation_config.json, or none (default: auto, "

@@ -83,6 +83,7 @@ def load_engine(
             inbox.wake,
             guides or make_guides(config, end_ids),
             None if tiers is None else tiers.keeping,
+            engine_config.scheduler.max_num_seqs,
         )
         undoing.pop_all()
     scheduler = Scheduler(engine_config, end_ids)

@@ -15,6 +15,7 @@ from keepsight.errors import CheckpointError, InvalidArgumentError
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.models.cpu_library import has_library
 from keepsight.models.cpu_products import rounds_rows
+from keepsight.models.gpu_library import use_no_kernels
 from keepsight.models.layers import Placement, name_of
 from keepsight.models.load_weights import is_of_bfloat16
 from keepsight.models.model import Model, count_parameters
@@ -24,6 +25,7 @@ from keepsight.runner.guide_tokens import GuideMaker
 from keepsight.runner.keep_freed_memory import keep_freed_memory, write_memory_ahead
 from keepsight.runner.model_runner import Keep, ModelRunner
 from keepsight.runner.normalize_pixels import PixelNormalizer
+from keepsight.runner.prove_kernels import prove_kernels
 
 logger = logging.getLogger(__name__)
 # Below this a product is over before a second thread has begun; on a busy machine waiting for one costs a hundredfold.
@@ -35,11 +37,16 @@ def load_model_for(config: Config, place: Placement, room: int | None = None) ->
     kernels it attends."""
     if place.device.type == "cuda":
         use_kernels_of_any_length()
+        if config.enforce_eager:
+            use_no_kernels()
+    elif config.enforce_eager:
+        logger.info("enforce_eager changes nothing: there is no GPU")
     keeps_memory = place.device.type == "cpu" and keep_freed_memory()
     try:
         model = load_model(config.directory, place, room)
     except torch.OutOfMemoryError as error:  # a GPU's is taken before anything is read
         raise CheckpointError(config.directory, f"does not fit the device: {error}") from error
+    prove_kernels(model)
     _limit_threads(model)
     if keeps_memory:
         write_memory_ahead()
@@ -55,6 +62,7 @@ def load_runner(
     on_finished: Callable[[], None],
     guides: GuideMaker,
     keeping: Callable[[], Keep] | None,
+    max_num_seqs: int,
 ) -> ModelRunner:
     """`keeping`: what keeps embeddings besides."""
     normalizer = None
@@ -70,6 +78,7 @@ def load_runner(
         embeddings_device=torch.device("cpu") if config.mm_cache_device == "cpu" else None,
         guides=guides,
         keeping=keeping,
+        max_recorded=max_num_seqs,
     )
 
 

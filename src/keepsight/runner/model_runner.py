@@ -19,6 +19,7 @@ from keepsight.engine_config import KvCacheConfig
 from keepsight.models.model import Model, count_parameters
 from keepsight.models.paged_attention import PagedAttention
 from keepsight.requests import Pixels
+from keepsight.runner.decode_graphs import record_decoding
 from keepsight.runner.encode_media import encode_media, group_encodings, keep_embeddings
 from keepsight.runner.encoder_output_store import EncoderOutputStore
 from keepsight.runner.guide_tokens import GuideMaker
@@ -38,6 +39,7 @@ from keepsight.scheduling.step_plan import (
     Encoding,
     EndName,
     Fault,
+    NewSequence,
     Recall,
     SampledToken,
     SequenceId,
@@ -70,10 +72,13 @@ class ModelRunner:
         guides: GuideMaker | None = None,
         # Asked when an encoding is begun, on the thread of `run`.
         keeping: Callable[[], Keep] | None = None,
+        # So many sequences may want a token in one step; 0 where no such step is to be recorded.
+        max_recorded: int = 0,
     ) -> None:
         device = model.place.device
         self.model, self.normalizer = model, normalizer
         self.blocks = KvBlockStore(model.shape, pages.num_blocks, pages.block_size, model.place)
+        self._graphs = record_decoding(model, self.blocks.layers, pages.block_size, max_recorded)
         self.embeddings = EncoderOutputStore(embeddings_device or device)
         self._guides = guides or GuideMaker(None, end_ids)
         self.sequences = SequenceTable(pages.block_size, end_ids, device, self._guides)
@@ -108,8 +113,7 @@ class ModelRunner:
         self._forget(plan)
         self._unwanted = frozenset(plan.unwanted)
         self.blocks.note_used(block_id for each in (*plan.now, *plan.beside) for block_id in each.new_block_ids)
-        for new in plan.new:
-            self.sequences.remember(new)
+        self._remember(plan.new)
         placed = self._place(plan.place)
         for encodings in group_encodings(plan.encode, self._pixels, self.model):
             pixels = [self._pixels.get(each.media_hash) for each in encodings]
@@ -135,6 +139,14 @@ class ModelRunner:
             self._pixels.pop(media_hash, None)
         for key in plan.unneeded_embeddings:
             self._loaded.pop(key, None)
+
+    def _remember(self, sequences: Sequence[NewSequence]) -> None:
+        if not sequences:
+            return
+        # Whose pages are listed on the device, in memory that is written to and given back in the steps' order.
+        with self._share.handing_over():
+            for new in sequences:
+                self.sequences.remember(new)
 
     def _place(self, keys: Sequence[str]) -> StepResult:
         if not keys:
@@ -198,7 +210,7 @@ class ModelRunner:
             return StepResult()
         try:
             with self._share.handing_over():
-                inputs = self._make_inputs(slices)
+                inputs = self._make_inputs(slices, self.sequences.lay_out(slices))
         except Exception as error:
             return _failure(_ids_of(slices), error)
         self._beside.begin(self._compute_beside(inputs), is_urgent=True)
@@ -209,6 +221,8 @@ class ModelRunner:
         try:
             return self._compute(inputs, self._attention_beside, self._share.before_part)
         except Exception as error:
+            # What was begun may still read the inputs.
+            self._share.finish_part()
             return _failure(_ids_of(inputs.slices), error)
 
     def _compute_now(self, slices: Sequence[Slice]) -> StepResult:
@@ -217,12 +231,15 @@ class ModelRunner:
         try:
             num_tokens = sum(piece.length for piece in slices)
             with self._share.foreground(num_tokens, beside_works=self._beside.has_heavy_work):
-                return self._compute(self._make_inputs(slices), self._attention)
+                sequences = self.sequences.lay_out(slices)
+                if self._graphs is not None and self._graphs.has_room_for(slices, sequences):
+                    return self._read(self._graphs.compute(slices, sequences), slices, sequences)
+                return self._compute(self._make_inputs(slices, sequences), self._attention)
         except Exception as error:
             return _failure(_ids_of(slices), error)
 
-    def _make_inputs(self, slices: Sequence[Slice]) -> StepInputs:
-        return make_step_inputs(slices, self.sequences, self.embeddings, self.model.place.device)
+    def _make_inputs(self, slices: Sequence[Slice], sequences: Sequence[RunningSequence]) -> StepInputs:
+        return make_step_inputs(slices, sequences, self.embeddings, self.model.place.device)
 
     def _compute(
         self, inputs: StepInputs, attention: PagedAttention, between_layers: Callable[[], None] | None = None
@@ -233,14 +250,17 @@ class ModelRunner:
         hidden = model.compute(embeddings, attention, self.blocks.layers, inputs.batch, watch)
         if any(piece.tells_prompt for piece in inputs.slices):
             hidden = self._read_prompts(hidden, inputs, between_layers or (lambda: None))
-        drawn = self._sample(hidden, inputs)
-        sequences = dict(zip(_ids_of(inputs.slices), inputs.sequences, strict=True))
-        failed = _faults(sequences)
-        done = [piece for piece in inputs.slices if piece.sequence_id not in failed]
+        return self._read(hidden, inputs.slices, inputs.sequences)
+
+    def _read(self, hidden: Tensor, slices: Sequence[Slice], sequences: Sequence[RunningSequence]) -> StepResult:
+        """Of the hidden states of the slices that sample, what they were computed for."""
+        drawn = self._sample(hidden, slices, sequences)
+        failed = _faults(dict(zip(_ids_of(slices), sequences, strict=True)))
+        done = [piece for piece in slices if piece.sequence_id not in failed]
         return StepResult(
             [Computed(piece.sequence_id, piece.end, drawn.get(piece.sequence_id)) for piece in done],
             failed_sequences=failed,
-            kept_ends=[piece.keep_as for piece in inputs.slices if piece.keep_as is not None],
+            kept_ends=[piece.keep_as for piece in slices if piece.keep_as is not None],
         )
 
     def _read_prompts(self, hidden: Tensor, inputs: StepInputs, between_parts: Callable[[], None]) -> Tensor:
@@ -254,9 +274,11 @@ class ModelRunner:
                 ends.append(part[-1])
         return torch.stack(ends) if ends else hidden[:0]
 
-    def _sample(self, hidden: Tensor, inputs: StepInputs) -> dict[SequenceId, SampledToken]:
+    def _sample(
+        self, hidden: Tensor, slices: Sequence[Slice], sequences: Sequence[RunningSequence]
+    ) -> dict[SequenceId, SampledToken]:
         """One token for each slice that samples."""
-        pairs = zip(inputs.slices, inputs.sequences, strict=True)
+        pairs = zip(slices, sequences, strict=True)
         sampling = {piece: sequence for piece, sequence in pairs if piece.samples}
         if not sampling:
             return {}

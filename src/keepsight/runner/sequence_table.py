@@ -3,7 +3,7 @@
 A sequence that loses its pages stays here with its tokens and its generator, so that it goes on as if nothing had been.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -66,8 +66,10 @@ class SequenceTable:
         for sequence_id in sequence_ids:
             self._sequences.pop(sequence_id, None)
 
-    def lay_out(self, piece: Slice) -> RunningSequence:
-        """The slice's sequence, with the pages that the slice brings."""
-        sequence = self._sequences[piece.sequence_id]
-        sequence.table.replace_from(piece.first_block, piece.new_block_ids)
-        return sequence
+    def lay_out(self, slices: Sequence[Slice]) -> list[RunningSequence]:
+        """Each slice's sequence, with the pages that the slice brings."""
+        sequences = [self._sequences[piece.sequence_id] for piece in slices]
+        for piece, sequence in zip(slices, sequences, strict=True):
+            sequence.table.replace_from(piece.first_block, piece.new_block_ids)
+            assert piece.end <= len(sequence.token_ids), (piece, len(sequence.token_ids))
+        return sequences

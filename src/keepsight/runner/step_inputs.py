@@ -10,7 +10,7 @@ from keepsight.media import TokenSpan
 from keepsight.models.attention import AttentionBatch, RequestSlice
 from keepsight.runner.encoder_output_store import EncoderOutputStore
 from keepsight.runner.gather_embeddings import MediaRows, gather_embeddings
-from keepsight.runner.sequence_table import RunningSequence, SequenceTable
+from keepsight.runner.sequence_table import RunningSequence
 from keepsight.scheduling.step_plan import Slice
 
 
@@ -25,20 +25,16 @@ class StepInputs:
 
 
 def make_step_inputs(
-    slices: Sequence[Slice], table: SequenceTable, store: EncoderOutputStore, device: torch.device
+    slices: Sequence[Slice], sequences: Sequence[RunningSequence], store: EncoderOutputStore, device: torch.device
 ) -> StepInputs:
-    sequences: list[RunningSequence] = []
     token_ids: list[int] = []
     media: list[MediaRows] = []
     pieces: list[RequestSlice] = []
-    for piece in slices:
-        sequence = table.lay_out(piece)
-        assert piece.end <= len(sequence.token_ids), (piece, len(sequence.token_ids))
+    for piece, sequence in zip(slices, sequences, strict=True):
         if piece.start < sequence.media_end:
             media.extend(gather_embeddings(sequence, piece.start, piece.end, len(token_ids), store))
         pieces.append(_request_slice(piece, sequence))
         token_ids.extend(sequence.token_ids[piece.start : piece.end])
-        sequences.append(sequence)
     sampling = [index for index, piece in enumerate(slices) if piece.samples]
     tells_prompts = any(piece.tells_prompt for piece in slices)
     batch = AttentionBatch(pieces, device, None if tells_prompts else sampling)

@@ -1,0 +1,155 @@
+"""Recorded steps compute what steps compute that are not, whoever takes which place in them."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from keepsight.models.gpu_library import without_kernels
+from keepsight.models.layers import Placement
+from keepsight.runner import decode_graphs
+from keepsight.runner.decode_graphs import DecodeGraphs
+from keepsight.scheduling.step_plan import Slice
+from tests.models.gpu_kernels_here import DEVICE, kernels_in_use
+from tests.runner.small_model import Driver, SmallModel
+
+MAX_RECORDED = 3
+NUM_TOKENS = 5
+
+
+class Replays:
+    """What was recorded, without a GPU: computed again, from the same tensors into others, and counted."""
+
+    def __init__(self) -> None:
+        self.num_recorded = self.num = 0
+
+    def record(self, compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        self.num_recorded += 1
+        compute()
+
+        def replay() -> Tensor:
+            self.num += 1
+            return compute()
+
+        return replay
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallModel]:
+    with kernels_in_use():
+        yield SmallModel(8, tmp_path_factory.mktemp("checkpoint"), Placement(DEVICE, torch.float32))
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> Replays:
+    replays = Replays()
+    monkeypatch.setattr(decode_graphs, "_make_recorder", lambda: replays.record)
+    return replays
+
+
+@pytest.fixture
+def driver(small: SmallModel, replays: Replays) -> Driver:
+    driver = Driver(small, max_recorded=MAX_RECORDED)
+    assert replays.num_recorded == 3  # steps of 1, 2 and 4 rows
+    return driver
+
+
+@pytest.mark.parametrize("num_pictures", [0, 1, 3])
+def test_an_answer_is_the_reference_s_by_recorded_steps(
+    small: SmallModel, driver: Driver, replays: Replays, num_pictures: int
+) -> None:
+    answer = driver.answer(small.request("one", num_pictures), NUM_TOKENS)
+    assert answer == small.reference_answer(num_pictures, NUM_TOKENS)
+    assert replays.num == NUM_TOKENS - 1
+
+
+def test_sequences_take_each_other_s_places(small: SmallModel, driver: Driver, replays: Replays) -> None:
+    ids = [driver.begin(small.request(str(number), number)) for number in range(3)]
+    for each in ids:
+        driver.compute(*driver.prompt_slices(each))
+    for together in (ids, ids[::-1], ids[1:], ids[:1], ids[::-2], ids[:2], ids[1:2], ids[1:], ids, ids):
+        driver.decode(*together, num_tokens=1)
+    assert replays.num == 10
+    for number, each in enumerate(ids):
+        assert driver.tokens[each] == small.reference_answer(number, len(driver.tokens[each]))
+
+
+def test_rows_of_nobody_write_nowhere(small: SmallModel, driver: Driver) -> None:
+    ids = [driver.begin(small.request(str(number), 0, prompt_seed=number)) for number in range(3)]
+    for each in ids:
+        driver.compute(*driver.prompt_slices(each))
+    caches = driver.runner.blocks.layers
+    before = [(cache.keys.clone(), cache.values.clone()) for cache in caches]
+    driver.decode(*ids, num_tokens=1)  # in a step of four rows
+    for cache, (keys, values) in zip(caches, before, strict=True):
+        assert (cache.keys != keys).any(dim=(1, 2)).sum() == 3
+        assert (cache.values != values).any(dim=(1, 2)).sum() == 3
+
+
+def test_prompts_and_steps_with_too_many_tokens_are_computed_as_ever(
+    small: SmallModel, driver: Driver, replays: Replays
+) -> None:
+    ids = [driver.begin(small.request(str(number), 0, prompt_seed=number)) for number in range(5)]
+    for each in ids:
+        driver.compute(*driver.prompt_slices(each))
+    driver.decode(*ids, num_tokens=2)
+    assert replays.num == 0
+    one, *others = ids
+    driver.lose_pages(one)  # and is computed anew, beside others' tokens
+    driver.compute(*driver.prompt_slices(one), *map(driver.next_slice, others))
+    assert replays.num == 0
+    driver.decode(one, num_tokens=1)
+    assert replays.num == 1
+    prompts = [small.prompt(0, number).token_ids for number in range(5)]
+    alone = Driver(small)
+    for number, each in enumerate(ids):
+        expected = alone.answer(small.request(f"{number} alone", 0, prompt_seed=number), len(driver.tokens[each]))
+        assert driver.tokens[each] == expected, prompts[number]
+
+
+def test_what_is_no_single_token_of_text_that_an_answer_follows_is_no_recorded_step(
+    small: SmallModel, driver: Driver
+) -> None:
+    graphs, picture = driver.runner._graphs, driver.begin(small.request("picture", 1))
+    assert graphs is not None
+    sequence = driver.runner.sequences[picture]
+
+    def takes(piece: Slice) -> bool:
+        assert isinstance(graphs, DecodeGraphs)
+        return graphs.has_room_for([piece], [sequence])
+
+    last = Slice(picture, sequence.media_end, 1, 0, (), True)
+    assert takes(last)
+    assert not takes(last._replace(start=sequence.media_end - 1))
+    assert not takes(last._replace(length=2))
+    assert not takes(last._replace(samples=False))
+    assert not takes(last._replace(tells_prompt=True))
+
+
+def test_a_gpu_that_cannot_record_computes_without(
+    small: SmallModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(decode_graphs, "_make_recorder", lambda: refuse)
+    driver = Driver(small, max_recorded=MAX_RECORDED)
+    assert driver.answer(small.request("one"), NUM_TOKENS) == small.reference_answer(0, NUM_TOKENS)
+    assert "could not be recorded: operation not permitted" in caplog.text
+
+
+def test_without_kernels_nothing_is_recorded(small: SmallModel) -> None:
+    with without_kernels():
+        assert Driver(small, max_recorded=MAX_RECORDED).runner._graphs is None
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="NO CUDA DEVICE HERE: a stand-in alone recorded steps")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_cuda_replays_what_it_computes(tmp_path: Path, dtype: torch.dtype) -> None:
+    small = SmallModel(8, tmp_path, Placement(DEVICE, dtype))
+    plain, recorded = Driver(small), Driver(small, max_recorded=MAX_RECORDED)
+    assert recorded.runner._graphs is not None
+    answers = [each.answer(small.request("one"), 40) for each in (plain, recorded)]
+    assert answers[0] == answers[1]
