@@ -57,14 +57,19 @@ def test_every_command_explains_its_options_without_torch(name: str) -> None:
         (["serve", "--block-size", "24"], "invalid choice: 24 (choose from 8, 16, 32, 64, 128)"),
         (["serve", "--max-num-seqs", "all"], "invalid int value: 'all'"),
         (["demo-picture"], "required: -o"),
+        (["--loud", "serve"], "unrecognized arguments: --loud"),
     ],
 )
-def test_a_command_line_that_makes_no_sense_exits_with_2(
+def test_a_command_line_that_makes_no_sense_is_told_in_one_line_and_exits_with_2(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_status(arguments) == 2
     captured = capsys.readouterr()
     assert message in captured.err
+    assert captured.err.count("\n") == 1
+    command = " ".join(["keepsight", *(name for name in arguments[:1] if name in COMMANDS)])
+    assert captured.err.startswith(f"{command}: ")
+    assert captured.err.endswith(f"(see {command} --help)\n")
     assert captured.out == ""
 
 

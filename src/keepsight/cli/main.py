@@ -13,6 +13,7 @@ from typing import Any
 
 from keepsight import __version__
 from keepsight.cli.add_command import add_command
+from keepsight.cli.one_line_parser import OneLineParser
 from keepsight.cli.strip_controls import strip_controls
 from keepsight.errors import KeepsightError
 
@@ -59,14 +60,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="keepsight", description="A multimodal inference server.")
+    parser: argparse.ArgumentParser = OneLineParser(prog="keepsight", description="A multimodal inference server.")
     parser.add_argument("--version", action="version", version=f"keepsight {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    asked = parser
     for name, summary in COMMANDS.items():
         subparser = add_command(subparsers, name, summary)
         if name in arguments[:1]:
             _load(name).add_arguments(subparser)
-    return parser.parse_args(arguments)
+            asked = subparser
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        # argparse would send the caller to the help of `keepsight`, which has no options.
+        asked.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return parsed
 
 
 def _load(command: str) -> Any:
