@@ -97,6 +97,12 @@ def test_limits_of_pictures_may_be_said_without_json() -> None:
     assert parse("--limit-mm-per-prompt", "image=8, video=0").limit_mm_per_prompt == {"image": 8, "video": 0}
 
 
+def test_help_shows_the_default_limit_of_pictures_as_it_would_be_typed() -> None:
+    parser = argparse.ArgumentParser()
+    add_model_arguments(parser)
+    assert """(default: {"image": 256})""" in " ".join(parser.format_help().split())
+
+
 @pytest.mark.parametrize("limits", ["8", "image", "image=many", '{"image": 8', ""])
 def test_limits_that_are_none_are_refused(limits: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

@@ -139,7 +139,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         for name, said in helps.items():
             default = getattr(DEFAULTS, name)
             if default and default != "auto":
-                said = f"{said} (default: {default})"
+                # As it would be typed.
+                said = f"{said} (default: {json.dumps(default) if isinstance(default, dict) else default})"
             options = {"default": default, **_how_it_is_read(name), **_MORE.get(name, {})}
             # argparse would read a percent sign as a format.
             group.add_argument(f"--{name.replace('_', '-')}", help=said.replace("%", "%%"), **options)
