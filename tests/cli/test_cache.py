@@ -117,7 +117,7 @@ def test_a_folder_that_cannot_be_looked_into_is_told_by_its_flag(
 
 def test_looking_makes_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "inspect", "--disk", str(tmp_path / "none")]) == 0
-    assert capsys.readouterr().out == "nothing is kept there\n"
+    assert capsys.readouterr().out == f"nothing is kept in {tmp_path / 'none'}\n"
     assert not (tmp_path / "none").exists()
 
 

@@ -67,7 +67,7 @@ def _look(arguments: argparse.Namespace) -> tuple[list[str], int]:
     else:
         directory = parse_disk_place(arguments.disk, "--disk").directory
         if not holds_any(directory, "--disk"):
-            return ["nothing is kept there"], 0
+            return [f"nothing is kept in {directory}"], 0
         opened, pins = opened_folder(directory, "--disk"), PinFolder(directory)
     with opened as tier:
         if arguments.cache_command == "inspect":
