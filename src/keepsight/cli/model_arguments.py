@@ -29,8 +29,9 @@ _HELP = {
         ),
         "max_num_seqs": "sequences in one step (default: 256, or fewer if the tokens are few)",
         "max_prompt_tokens_beside_streams": (
-            "while answers stream, so many tokens of prompts join their steps, longer ones are computed beside them; "
-            "where three wait and more than stream, all join, 0: not even then (default: 32 on a CPU, all on a GPU)"
+            "while answers stream, prompts join their steps with so many tokens in all, longer ones are computed "
+            "beside them; where at least three wait, and more than half as many as answers stream, all join; 0: none "
+            "ever does (default: 32 on a CPU, all on a GPU)"
         ),
         "performance_mode": (
             "each answer's own pace, or the most answers in all: then answers pause while pictures are encoded"
