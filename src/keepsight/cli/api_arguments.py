@@ -35,7 +35,8 @@ def _add_access(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--admin-api-key",
         metavar="KEY",
-        help=f"what resetting caches needs (also {ADMIN_KEY_VARIABLE}; default: to ask from this very machine)",
+        help=f"what resetting caches, /debug/ and the dashboard need (also {ADMIN_KEY_VARIABLE}; default: no key, but "
+        "to ask from the server's own machine)",
     )
     group.add_argument(
         "--cache-isolation",
@@ -48,7 +49,8 @@ def _add_access(group: argparse._ArgumentGroup) -> None:
         nargs="+",
         default=[],
         metavar="ORIGIN",
-        help="web pages that may ask, such as https://a.example.org, or '*' (default: only the server's own)",
+        help="origins of web pages that may ask (CORS), such as https://a.example.org, or '*' (default: only the "
+        "server's own)",
     )
 
 
@@ -66,7 +68,7 @@ def _add_http(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--ssl-certfile", metavar="FILE", help="certificates, in PEM: speak HTTPS")
     group.add_argument("--ssl-keyfile", metavar="FILE", help="their private key, if it is not with them")
     group.add_argument("--ssl-keyfile-password", metavar="PASSWORD", help="of the private key")
-    group.add_argument("--root-path", default="", metavar="PATH", help="what a proxy takes away, such as /keepsight")
+    group.add_argument("--root-path", default="", metavar="PATH", help="path that a proxy removes, such as /keepsight")
     group.add_argument(
         "--log-requests",
         action=argparse.BooleanOptionalAction,
@@ -92,7 +94,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         "--max-waiting-requests",
         type=int,
         default=DEFAULTS.max_waiting_requests,
-        help="requests of each frontend that wait for the first of their answer; more are refused with 503 at once "
+        help="requests of each frontend that may wait for the first of their answer; more are refused with 503 at once "
         "(default: %(default)d)",
     )
     group.add_argument(
@@ -116,7 +118,7 @@ def _add_uploads(group: argparse._ArgumentGroup) -> None:
         "--media-quota-count",
         type=int,
         default=DEFAULTS.media_quota_count,
-        help="and how many pictures (default: %(default)d)",
+        help="how many pictures the callers of one key may keep here (default: %(default)d)",
     )
 
 
