@@ -113,6 +113,16 @@ def test_a_call_that_is_cut_off_is_told_as_far_as_it_goes(client: Client) -> Non
     assert stopped["message"]["tool_calls"][0]["function"]["arguments"] == '{"at": "the '
 
 
+def test_a_call_that_is_cut_off_may_be_sent_back(client: Client) -> None:
+    client.engine.end = "length"
+    called = chat(client, CALLS[:45])["message"]
+    result = {"role": "tool", "tool_call_id": called["tool_calls"][0]["id"], "content": "That was no JSON."}
+    messages = [{"role": "user", "content": "Hello"}, called, result]
+    assert client.chat(messages=messages, tools=TOOLS).status_code == 200
+    prompt = client.preparer.tokenizer.decode(client.engine.requests[-1].token_ids, skip_special_tokens=False)
+    assert f"<start_of_turn>model\n{CALLS[:45]}}}<end_of_turn>" in prompt
+
+
 def test_each_choice_has_its_own_calls(client: Client) -> None:
     client.engine.text = CALLS
     chunks = client.stream(tools=TOOLS, n=2)

@@ -362,6 +362,14 @@ def test_calls_of_tools_and_their_answers_reach_a_template_that_knows_them() -> 
     assert (call["content"], answer) == ("", ANSWER)
 
 
+@pytest.mark.parametrize("arguments", ['{"at": "the s', '{"at": }', "[1]", "", " "])
+def test_arguments_that_are_no_object_are_none_to_a_template_that_wants_one(arguments: str) -> None:
+    [call] = json.loads(
+        render("{% if messages[0].tool_calls %}{{ messages | tojson }}{% endif %}", [calling(arguments)])
+    )
+    assert call["tool_calls"][0]["function"] == {"name": "look", "arguments": {}}
+
+
 def test_a_template_that_knows_results_only_is_given_them_and_calls_as_text() -> None:
     source = "{% if messages[1].role == 'tool' %}{{ messages | tojson }}{% endif %}"
     call, answer = json.loads(render(source, [calling(), ANSWER]))
@@ -378,8 +386,7 @@ def test_a_template_that_knows_results_only_is_given_them_and_calls_as_text() ->
         (calling(type="retrieval"), "messages[0].tool_calls[0].type"),
         (calling(index=0), "messages[0].tool_calls[0]"),
         (calling({"at": 1}), "messages[0].tool_calls[0].function.arguments"),
-        (calling("[1]"), "messages[0].tool_calls[0].function.arguments"),
-        (calling("{"), "messages[0].tool_calls[0].function.arguments"),
+        (calling(None), "messages[0].tool_calls[0].function.arguments"),
         ({**ANSWER, "tool_call_id": 1}, "messages[0].tool_call_id"),
     ],
 )

@@ -74,6 +74,16 @@ def test_a_call_is_written_as_the_model_wrote_it(preparer: RequestPreparer) -> N
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"), [('{"at": "the s', '{"at": "the s'), ("[1]", "[1]"), ("", "{}"), (" ", "{}")]
+)
+def test_what_a_call_was_cut_off_with_is_told_as_far_as_it_came(
+    preparer: RequestPreparer, arguments: str, told: str
+) -> None:
+    asked = turns(preparer, say("user", "Go"), call("look", arguments=arguments), result("look", "That was no JSON."))
+    assert asked[1:] == [f'model\n{{"name": "look", "parameters": {told}}}', "user\nResult of look:\nThat was no JSON."]
+
+
 @pytest.mark.parametrize("said", ["I see.", [{"type": "text", "text": "I see."}]])
 def test_what_was_said_with_a_call_stands_before_it(preparer: RequestPreparer, said: Any) -> None:
     asked = turns(preparer, say("user", "Go"), call("look", said=said, arguments="{}"), result("look", "sea"))

@@ -10,7 +10,7 @@ from keepsight.frontend.http.decode_body import AT_PATH
 
 class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
-    arguments: str  # JSON, as the model wrote it
+    arguments: str  # JSON, as the model wrote it, as far as it came
 
 
 class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -20,16 +20,14 @@ class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_tool_calls(value: object, field: str) -> list[dict[str, Any]]:
-    """As they were sent back, their arguments word by word."""
+    """As they were sent back, their arguments word by word, be they JSON or not: an answer may have been cut off."""
     try:
         calls = msgspec.convert(value, list[ToolCall])
     except msgspec.ValidationError as error:
         placed = AT_PATH.fullmatch(str(error))
         path, message = (placed["path"], placed["message"]) if placed else ("", str(error))
         raise InvalidArgumentError(field + path, message) from error
-    for index, call in enumerate(calls):
-        _check_arguments(call.function.arguments, f"{field}[{index}].function.arguments")
-    return [msgspec.to_builtins(call) for call in calls]
+    return [_without_nothing(msgspec.to_builtins(call)) for call in calls]
 
 
 def show_tool_calls(message: dict[str, Any]) -> dict[str, Any]:
@@ -37,13 +35,18 @@ def show_tool_calls(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}
 
 
-def _check_arguments(arguments: str, field: str) -> None:
-    try:
-        msgspec.json.decode(arguments, type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise InvalidArgumentError(field, f"must be a JSON object in a text: {error}") from error
+def _without_nothing(call: dict[str, Any]) -> dict[str, Any]:
+    """Who puts a stream together may have heard of no arguments."""
+    return call if call["function"]["arguments"].strip() else _with_arguments(call, "{}")
 
 
 def _with_object(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    return {**call, "function": {**function, "arguments": msgspec.json.decode(function["arguments"])}}
+    try:
+        arguments = msgspec.json.decode(call["function"]["arguments"], type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        arguments = {}  # as vLLM has it: many templates can write nothing else
+    return _with_arguments(call, arguments)
+
+
+def _with_arguments(call: dict[str, Any], arguments: object) -> dict[str, Any]:
+    return {**call, "function": {**call["function"], "arguments": arguments}}
