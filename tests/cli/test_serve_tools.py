@@ -90,6 +90,23 @@ def test_a_second_turn_finds_the_call_that_it_was_and_sees_the_result(client: op
     assert found.cached_tokens >= (known.prompt_tokens + known.completion_tokens - 2) // 16 * 16 > known.prompt_tokens
 
 
+def test_an_answer_that_the_client_has_parsed_or_gathered_can_be_sent_back(client: openai.OpenAI) -> None:
+    first: Any = ask(PICTURE, "Find it.")
+    terms: Any = {"model": "keepsight-demo", "temperature": 0, "max_tokens": 200, "messages": first}
+    function: Any = TOOL["function"]
+    strict = {"type": "function", "function": {**function, "strict": True}}
+    terms |= {"tools": [strict], "tool_choice": "required", "parallel_tool_calls": False}
+    parsed: Any = client.chat.completions.parse(**terms)
+    with client.chat.completions.stream(**terms) as events:
+        gathered: Any = events.get_final_completion()
+    for answer in (parsed, gathered):
+        message = answer.choices[0].message
+        [call] = message.tool_calls
+        assert call.function.parsed_arguments == json.loads(call.function.arguments)
+        result = {"role": "tool", "tool_call_id": call.id, "content": "It is there."}
+        assert complete(client, [*first, message, result]).choices[0].message.content
+
+
 def test_json_may_be_asked_for_beside_tools(client: openai.OpenAI) -> None:
     schema: Any = {"type": "object", "properties": {"count": {"enum": [1, 2]}}, "required": ["count"]}
     schema |= {"additionalProperties": False, "x-guidance": {"whitespace_flexible": False}}

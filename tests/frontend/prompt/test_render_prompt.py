@@ -362,6 +362,16 @@ def test_calls_of_tools_and_their_answers_reach_a_template_that_knows_them() -> 
     assert (call["content"], answer) == ("", ANSWER)
 
 
+def test_what_a_client_adds_to_an_answer_that_it_parsed_or_gathered_says_nothing() -> None:
+    parsed = calling(type="function", index=0)
+    parsed["tool_calls"][0]["function"]["parsed_arguments"] = {"at": "the sea"}
+    source = "{% if messages[0].tool_calls %}{{ messages | tojson }}{% endif %}"
+    plain = render(source, [calling(), ANSWER])
+    assert render(source, [parsed | {"parsed": None}, ANSWER]) == plain
+    answer = {"role": "assistant", "content": '{"a": 1}'}
+    assert render("{{ messages | tojson }}", [answer | {"parsed": {"a": 1}}]) == json.dumps([answer])
+
+
 @pytest.mark.parametrize("arguments", ['{"at": "the s', '{"at": }', "[1]", "", " "])
 def test_arguments_that_are_no_object_are_none_to_a_template_that_wants_one(arguments: str) -> None:
     [call] = json.loads(
@@ -384,7 +394,9 @@ def test_a_template_that_knows_results_only_is_given_them_and_calls_as_text() ->
         ({**calling(), "tool_calls": 1}, "messages[0].tool_calls"),
         ({**calling(), "tool_calls": [{}]}, "messages[0].tool_calls[0]"),
         (calling(type="retrieval"), "messages[0].tool_calls[0].type"),
-        (calling(index=0), "messages[0].tool_calls[0]"),
+        (calling(place=0), "messages[0].tool_calls[0]"),
+        (calling(index="0"), "messages[0].tool_calls[0].index"),
+        ({"role": "user", "content": "a", "parsed": {"a": 1}}, "messages[0].parsed"),
         (calling({"at": 1}), "messages[0].tool_calls[0].function.arguments"),
         (calling(None), "messages[0].tool_calls[0].function.arguments"),
         ({**ANSWER, "tool_call_id": 1}, "messages[0].tool_call_id"),

@@ -117,6 +117,7 @@ CONTENT_PART: Json = {
 _OF_ANSWERS: dict[str, Json] = {
     **{name: {"enum": [None, "", []]} for name in EMPTY_IN_ANSWERS},
     "tool_calls": {"type": ["array", "null"], "description": "Of an assistant: what it called."},
+    "parsed": {"description": "Of an assistant: its content, as OpenAI's own client has parsed it."},
 }
 # What `read_messages` reads.
 _MESSAGE = _object(

@@ -21,6 +21,7 @@ EMPTY_IN_ANSWERS = (
     "annotations",
     "audio",
     "function_call",
+    "parsed",
     "provider_specific_fields",
     "reasoning",
     "reasoning_content",
@@ -29,8 +30,8 @@ EMPTY_IN_ANSWERS = (
 )
 # lm-eval says of each message that it is a text, whatever it holds.
 MESSAGE_TYPES = ("text", None)
-# Beside those of every message.
-_FIELDS_OF = {"assistant": ("tool_calls",), "tool": ("tool_call_id",)}
+# Beside those of every message.  `parsed` is OpenAI's own client's, of an answer's content, which stands beside it.
+_FIELDS_OF = {"assistant": ("parsed", "tool_calls"), "tool": ("tool_call_id",)}
 MAX_UUID_LENGTH = 256
 MAX_MESSAGES = MAX_PARTS = 2**14
 # A URL of what was uploaded before.

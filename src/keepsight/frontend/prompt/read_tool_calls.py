@@ -19,15 +19,29 @@ class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["function"] = "function"
 
 
+class _SentFunction(CalledFunction, frozen=True, forbid_unknown_fields=True):
+    parsed_arguments: Any = None
+
+
+class _SentCall(ToolCall, frozen=True, forbid_unknown_fields=True):
+    """As OpenAI's own client makes it of an answer that it parses or gathers: what is more says nothing new."""
+
+    function: _SentFunction
+    index: int | None = None
+
+    def as_answered(self) -> ToolCall:
+        return ToolCall(self.id, CalledFunction(self.function.name, self.function.arguments), self.type)
+
+
 def read_tool_calls(value: object, field: str) -> list[dict[str, Any]]:
     """As they were sent back, their arguments word by word, be they JSON or not: an answer may have been cut off."""
     try:
-        calls = msgspec.convert(value, list[ToolCall])
+        calls = msgspec.convert(value, list[_SentCall])
     except msgspec.ValidationError as error:
         placed = AT_PATH.fullmatch(str(error))
         path, message = (placed["path"], placed["message"]) if placed else ("", str(error))
         raise InvalidArgumentError(field + path, message) from error
-    return [_without_nothing(msgspec.to_builtins(call)) for call in calls]
+    return [_without_nothing(msgspec.to_builtins(call.as_answered())) for call in calls]
 
 
 def show_tool_calls(message: dict[str, Any]) -> dict[str, Any]:
