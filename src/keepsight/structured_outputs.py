@@ -5,6 +5,7 @@ Whether a schema or a grammar means anything is not known here: `frontend/prompt
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ _MAPS_OF_SCHEMAS = {"properties", "patternProperties", "dependentSchemas", "$def
 _VALUES = {"const", "enum"}
 # Keywords that are for readers.
 _WORDS = {"$comment", "default", "deprecated", "description", "examples", "readOnly", "title", "writeOnly"}
+# What no pattern of llguidance's has: looking around, referring back, the edges of words.
+_BEYOND_PATTERNS = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[1-9bBk])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +93,11 @@ _FIELD = "structured_outputs"
 
 
 def write_schema(schema: dict[str, Any], options: Mapping[str, Any] = WHITE_SPACE) -> dict[str, Any]:
-    """As llguidance reads it; changes `schema`.  `options` are its own, but where the schema has some by itself."""
-    _drop_annotations(schema)
+    """As llguidance reads it; changes `schema`.  `options` are its own, but where the schema has some by itself.
+
+    Where they are `lenient` it leaves out the keywords that it does not implement, but no pattern by itself.
+    """
+    _drop_what_is_not_held(schema, is_lenient=bool(options.get("lenient")))
     return {"x-guidance": options} | schema
 
 
@@ -99,23 +105,28 @@ def _from_lark(grammar: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": grammar}]})
 
 
-def _drop_annotations(schema: object) -> None:
-    """Words for readers, and formats that llguidance would refuse.  Without recursion, however deep it is."""
+def _drop_what_is_not_held(schema: object, *, is_lenient: bool) -> None:
+    """Words for readers, and what llguidance would refuse: formats, and where it is lenient patterns.
+
+    Without recursion, however deep it is.
+    """
     rest = [(schema, True)]
     while rest:
         part, is_schema = rest.pop()
         if isinstance(part, list):
             rest += ((each, True) for each in part)
         elif isinstance(part, dict):
-            for name in [name for name, inner in part.items() if is_schema and _asks_nothing(name, inner)]:
+            for name in [name for name, inner in part.items() if is_schema and _is_let_go(name, inner, is_lenient)]:
                 del part[name]
             for name, inner in part.items():
                 if not (is_schema and name in _VALUES):
                     rest.append((inner, not (is_schema and name in _MAPS_OF_SCHEMAS)))
 
 
-def _asks_nothing(name: str, value: object) -> bool:
+def _is_let_go(name: str, value: object, is_lenient: bool) -> bool:
     """Of a schema's keyword."""
+    if name == "pattern":
+        return is_lenient and isinstance(value, str) and _BEYOND_PATTERNS.search(value) is not None
     return name in _WORDS or (name == "format" and isinstance(value, str) and value not in _FORMATS)
 
 

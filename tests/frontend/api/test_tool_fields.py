@@ -89,9 +89,28 @@ def test_arguments_that_have_to_be_written_have_little_white_space() -> None:
     assert bound not in grammar_of(tools=[tool("look")])
 
 
-def test_what_the_grammar_cannot_express_is_refused_only_of_a_strict_tool() -> None:
-    parameters = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
-    assert grammar_of(tools=[tool("look", parameters=parameters)])
+# The second is how pydantic describes a decimal number.
+@pytest.mark.parametrize(
+    "one",
+    [
+        {"type": "array", "uniqueItems": True},
+        {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"},
+        {"type": "string", "pattern": r"\bsea\b"},
+        {"type": "string", "pattern": r"([ab])\\\1"},
+    ],
+)
+def test_what_the_grammar_cannot_express_is_refused_only_of_a_strict_tool(one: dict[str, Any]) -> None:
+    parameters = {"type": "object", "properties": {"a": one, "b": {"type": "integer"}}}
+    grammar = grammar_of(tools=[tool("look", parameters=parameters)])
+    assert '"b": {"type": "integer"}' in grammar
+    with pytest.raises(InvalidArgumentError, match=r"tools\[0\]\.function\.parameters: cannot be compiled"):
+        grammar_of(tools=[tool("look", parameters=parameters, strict=True)])
+
+
+@pytest.mark.parametrize("pattern", [r"^a+$", r"\\bsea", r"\(?=", r"^(?:a|b)\d$"])
+def test_a_pattern_that_the_grammar_can_express_is_held_to(pattern: str) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}}
+    assert json.dumps(pattern) in grammar_of(tools=[tool("look", parameters=parameters)])
 
 
 def test_beside_tools_an_answer_may_have_a_form_of_json_and_no_other() -> None:
