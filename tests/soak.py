@@ -67,7 +67,7 @@ async def be_a_client(client: httpx.AsyncClient, soak: Soak, rng: Random) -> Non
         [number] = rng.choices(range(len(soak.bodies)), soak.popularity)
         try:
             if rng.random() < LEAVING:
-                await leave_amid(client, soak, number, rng)
+                await leave_amid(client.base_url, soak, number, rng)
             elif rng.random() < 0.5:
                 await ask_for_all(client, soak, number)
             else:
@@ -96,12 +96,13 @@ async def ask_for_stream(client: httpx.AsyncClient, soak: Soak, number: int) -> 
     soak.note_answer(number, text)
 
 
-async def leave_amid(client: httpx.AsyncClient, soak: Soak, number: int, rng: Random) -> None:
-    """Before the first token or among them."""
+async def leave_amid(base_url: httpx.URL, soak: Soak, number: int, rng: Random) -> None:
+    """Before the first token or among them.  By a connection of its own: httpx's pool may lose one that is left."""
     body = _as_stream(soak.bodies[number]) if rng.random() < 0.5 else soak.bodies[number]
     try:
-        async with asyncio.timeout(rng.expovariate(2)):
-            await client.post("/v1/chat/completions", content=body)
+        async with httpx.AsyncClient(base_url=base_url, timeout=PATIENCE, verify=False) as client:
+            async with asyncio.timeout(rng.expovariate(2)):
+                await client.post("/v1/chat/completions", content=body)
     except TimeoutError:
         soak.counts["left"] += 1
 
