@@ -8,6 +8,7 @@ each saw, and fails where that is not what was meant.
 
 import asyncio
 import functools
+import json
 import operator
 import sys
 from collections.abc import Callable
@@ -29,6 +30,7 @@ SCHEMA = {
 }
 # Left to itself the demo model would write all the white space that it may.
 TOOL_SCHEMA = {**SCHEMA, "x-guidance": {"whitespace_flexible": False}}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": TOOL_SCHEMA}}
 REFUSED = "is not on the public internet"
 TOO_LONG, TOO_LONG_SAID = "red " * 3000, "this model's maximum context length is 2048 tokens"
 
@@ -75,14 +77,13 @@ def try_langchain(server: RealServer) -> None:
     expect_refusal("a prompt that is too long", lambda: chat.invoke(TOO_LONG), TOO_LONG_SAID, "ContextOverflow")
     form = chat.with_structured_output({"title": "form", **TOOL_SCHEMA}, method="function_calling").invoke(ask(PICTURE))
     see("a schema by a call", form, is_right=form["count"] in (1, 2))
-    tool = {"type": "function", "function": {"name": "look", "parameters": TOOL_SCHEMA}}
-    tools = chat.bind_tools([tool], tool_choice="any", parallel_tool_calls=False)
+    tools = chat.bind_tools([TOOL], tool_choice="any", parallel_tool_calls=False)
     called = tools.invoke(ask(PICTURE))
     see("a call", called.tool_calls, is_right=called.tool_calls[0]["args"]["count"] in (1, 2))
     streamed = functools.reduce(operator.add, tools.stream(ask(PICTURE)))
     see("a stream of a call", streamed.tool_calls, is_right=_args(streamed) == _args(called))
     result = {"role": "tool", "tool_call_id": called.tool_calls[0]["id"], "content": [PICTURE]}
-    seen = chat.bind_tools([tool]).invoke([*ask(PICTURE), called, result])
+    seen = chat.bind_tools([TOOL]).invoke([*ask(PICTURE), called, result])
     see("a result that is a picture", seen.content, is_right=_num_found(seen) > called.usage_metadata["input_tokens"])
 
 
@@ -94,8 +95,12 @@ def _num_found(answer: Any) -> int:
     return int(answer.usage_metadata["input_token_details"]["cache_read"])
 
 
+def _count_of(answer: Any) -> int:
+    return int(json.loads(answer.tool_calls[0].function.arguments)["count"])
+
+
 def try_litellm(server: RealServer) -> None:
-    from litellm import acompletion, completion
+    from litellm import acompletion, completion, stream_chunk_builder
 
     options: dict[str, Any] = {"model": f"openai/{MODEL}", "api_base": f"{server.url}/v1", "api_key": KEY}
     options |= {"temperature": 0, "max_tokens": 200, "num_retries": 0}
@@ -112,6 +117,16 @@ def try_litellm(server: RealServer) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "form", "schema": SCHEMA}}
     formed = say(ask(PICTURE), response_format=form).content
     see("a schema", formed, is_right='"count"' in formed)
+    asked: dict[str, Any] = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
+    called = say(ask(PICTURE), **asked)
+    see("a call", called.tool_calls, is_right=_count_of(called) in (1, 2))
+    streamed: Any = stream_chunk_builder(list(completion(messages=ask(PICTURE), stream=True, **options, **asked)))
+    gathered = streamed.choices[0].message
+    see("a stream of a call", gathered.tool_calls, is_right=_count_of(gathered) == _count_of(called))
+    for answer in (called, gathered):
+        result = {"role": "tool", "tool_call_id": answer.tool_calls[0].id, "content": [PICTURE]}
+        seen = say([*ask(PICTURE), answer.model_dump(), result], tools=[TOOL])
+        see("a result that is a picture", seen.content, is_right=bool(seen.content))
     expect_refusal("a picture from the inside", lambda: say(ask(INSIDE)), REFUSED)
     longer = [{"role": "user", "content": TOO_LONG}]
     expect_refusal("a prompt that is too long", lambda: say(longer), TOO_LONG_SAID, "ContextWindowExceeded")
