@@ -1,3 +1,4 @@
+import importlib.metadata
 import json
 import shutil
 import threading
@@ -25,6 +26,10 @@ FRAGMENTS = st.one_of(
 )
 END = "<end_of_turn>"
 TEXTS = st.lists(FRAGMENTS, max_size=12).map("".join)
+reads_lists_beside_names = pytest.mark.skipif(
+    importlib.metadata.version("transformers").startswith("5.17."),
+    reason="transformers 5.17 forgets `additional_special_tokens` where `extra_special_tokens` are told, too",
+)
 
 
 @pytest.fixture(params=CHECKPOINTS, ids=["demo", "gemma-like"])
@@ -163,7 +168,8 @@ def _edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
         {"added_tokens_decoder": {"2000": {"content": "<new>", "special": False}}, "new_token": "<new>"},
         {"eot_token": END, "extra_special_tokens": {"new_token": "<new>"}},
         {"extra_special_tokens": ["<new>", END, "<eos>"]},
-        {"additional_special_tokens": [END, "<new>"], "eot_token": END},
+        {"additional_special_tokens": [END, "<new>"], "eot_token": END, "extra_special_tokens": None},
+        pytest.param({"additional_special_tokens": [END, "<new>"], "eot_token": END}, marks=reads_lists_beside_names),
     ],
 )
 def test_a_token_that_only_the_configuration_knows_is_read_as_by_transformers(
@@ -182,6 +188,8 @@ def test_a_token_that_only_the_configuration_knows_is_read_as_by_transformers(
         config |= told
         if "added_tokens_decoder" in told:
             config["added_tokens_decoder"] = described | told["added_tokens_decoder"]
+        if config["extra_special_tokens"] is None:
+            del config["extra_special_tokens"]
 
     _edit(tmp_path / "tokenizer.json", forget)
     _edit(tmp_path / "tokenizer_config.json", tell)
