@@ -18,7 +18,7 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
-import httpx
+import httpx2
 import openai
 
 from tests.drawn import ask, by_url, draw, list_question
@@ -88,7 +88,7 @@ class Callers:
             while True:
                 try:
                     answer = await self._try_ask(question)
-                except (openai.APIError, httpx.TransportError) as error:
+                except (openai.APIError, httpx2.TransportError) as error:
                     if not may_ask_again(error):
                         raise
                     self.retried[type(error).__name__] += 1
@@ -118,9 +118,9 @@ def join(chunks: Sequence[Any]) -> Answer:
 
 def may_ask_again(error: Exception) -> bool:
     match error:
-        case openai.APITimeoutError() | httpx.TimeoutException():
+        case openai.APITimeoutError() | httpx2.TimeoutException():
             return False
-        case openai.APIConnectionError() | httpx.TransportError():
+        case openai.APIConnectionError() | httpx2.TransportError():
             return True
         case openai.APIError():
             return error.code in ("engine_lost", "media_workers_lost")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import httpx2
 import openai
 import pytest
 
@@ -92,7 +93,7 @@ def test_a_killed_frontend_costs_its_connections_and_frees_the_engine(server: Se
             next(iter(stream))
         server.kill("frontend")
         for stream in streams:
-            with pytest.raises((openai.APIError, httpx.TransportError)):
+            with pytest.raises((openai.APIError, httpx2.TransportError)):
                 list(stream)
         assert answer(client, ask(by_url(drawn.picture), drawn.questions[0].text)) == drawn.description
     assert server.pid("frontend") != killed
