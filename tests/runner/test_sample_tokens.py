@@ -1,6 +1,6 @@
 """The sampler keeps to transformers' definitions of every filter, and draws what a sequence would draw alone."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from keepsight.runner import sample_tokens as sampler
 from keepsight.runner.ban_runs import RunBan
 from keepsight.runner.sample_tokens import SamplingState, filter_logits, sample_tokens
 from keepsight.sampling_params import SamplingParams
@@ -237,6 +238,24 @@ def test_a_seed_gives_the_same_tokens_whatever_the_batch() -> None:
     own, others = state(seed=5), [state(seed=6), state(temperature=0), state(top_k=2)]
     crowded = [sample_tokens(step.repeat(4, 1), [others[0], own, *others[1:]])[1].token_id for step in steps]
     assert crowded == alone
+
+
+def test_many_rows_are_drawn_some_at_a_time_and_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = logits_of(0, rows=5)
+
+    def draw() -> list[int]:
+        states = [state(temperature=0), *(state(seed=seed, top_p=0.9) for seed in range(4))]
+        return [each.token_id for each in sample_tokens(logits, states)]
+
+    def counted(some: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+        sizes.append(len(some))
+        return filter_logits(some, params)
+
+    at_once, sizes = draw(), list[int]()
+    monkeypatch.setattr(sampler, "filter_logits", counted)
+    monkeypatch.setattr(sampler, "ROWS_AT_ONCE", 3)
+    assert draw() == at_once
+    assert sizes == [3, 1]
 
 
 def test_choices_of_one_request_differ_though_they_share_a_seed() -> None:
