@@ -79,6 +79,18 @@ def test_on_a_gpu_torch_alone_computes_if_asked_to(monkeypatch: pytest.MonkeyPat
     assert gpu_library.kernels_for(place.device) is None
 
 
+@pytest.mark.usefixtures("prefers_cudnn")
+def test_a_model_that_is_loaded_next_is_not_told_what_another_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Placement(torch.device("cuda"), torch.bfloat16)
+    monkeypatch.setattr(load_runner, "load_model", lambda *_: model_on(place))
+    monkeypatch.setattr(load_runner, "prove_kernels", lambda _: None)
+    monkeypatch.setattr(gpu_library, "_load", object)
+    monkeypatch.setattr(gpu_library._Use, "on", frozenset({"cuda"}))
+    load_runner.load_model_for(Config(enforce_eager=True), place)
+    load_runner.load_model_for(Config(), place)
+    assert gpu_library.kernels_for(place.device) is not None
+
+
 def test_without_a_gpu_an_option_for_it_says_that_it_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -43,20 +43,24 @@ class GpuKernels(Protocol):
     ) -> Tensor: ...
 
 
+_NOWHERE: frozenset[str] = frozenset()
+_ON_GPUS = frozenset({"cuda"})
+
+
 class _Use:
     """Of the whole process."""
 
-    on: frozenset[str] = frozenset({"cuda"})
+    on = _ON_GPUS
 
 
-def use_no_kernels() -> None:
+def use_kernels(is_wanted: bool) -> None:
     """From now on."""
-    _Use.on = frozenset()
+    _Use.on = _ON_GPUS if is_wanted else _NOWHERE
 
 
 @contextmanager
 def without_kernels() -> Iterator[None]:
-    before, _Use.on = _Use.on, frozenset()
+    before, _Use.on = _Use.on, _NOWHERE
     try:
         yield
     finally:

@@ -15,7 +15,7 @@ from keepsight.errors import CheckpointError, InvalidArgumentError
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.models.cpu_library import has_library
 from keepsight.models.cpu_products import rounds_rows
-from keepsight.models.gpu_library import use_no_kernels
+from keepsight.models.gpu_library import use_kernels
 from keepsight.models.layers import Placement, name_of
 from keepsight.models.load_weights import is_of_bfloat16
 from keepsight.models.model import Model, count_parameters
@@ -37,8 +37,8 @@ def load_model_for(config: Config, place: Placement, room: int | None = None) ->
     kernels it attends."""
     if place.device.type == "cuda":
         use_kernels_of_any_length()
-        if config.enforce_eager:
-            use_no_kernels()
+        # Another model of this process may have been told otherwise, or found that they fail: each tries them anew.
+        use_kernels(not config.enforce_eager)
     elif config.enforce_eager:
         logger.info("enforce_eager changes nothing: there is no GPU")
     keeps_memory = place.device.type == "cpu" and keep_freed_memory()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from keepsight.models.attention import AttentionBatch, RequestSlice
 from keepsight.models.block_table import BlockTable
-from keepsight.models.gpu_library import kernels_for, use_no_kernels, without_kernels
+from keepsight.models.gpu_library import kernels_for, use_kernels, without_kernels
 from keepsight.models.model import Model
 from keepsight.models.paged_attention import PagedAttention
 from keepsight.runner.kv_block_store import KvBlockStore
@@ -45,7 +45,7 @@ def prove_kernels(model: Model) -> None:
 
 def _do_without(reason: str) -> None:
     logger.warning("the kernels for the GPU are not used, all is torch's and slower: %s", reason)
-    use_no_kernels()
+    use_kernels(False)
 
 
 def _compute(model: Model) -> Tensor:
