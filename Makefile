@@ -13,7 +13,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # torch comes first and pinned, or another package's wish would bring another build of it.
-$(VENV)/installed: pyproject.toml constraints.txt $(wildcard src/keepsight/models/*.[ch]) | $(BIN)/python
+$(VENV)/installed: pyproject.toml setup.py constraints.txt $(wildcard src/keepsight/models/*.[ch]) | $(BIN)/python
 	$(PIP) torch
 	$(PIP) -e '.[fast]'
 	ls $(KERNELS) > /dev/null 2>&1 || $(MAKE) -s borrow-compiler || echo "No compiler: torch's own kernels serve, slower"

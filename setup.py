@@ -1,0 +1,30 @@
+"""The kernels for a CPU, one module for each kind of processor; all else about the package is in pyproject.toml.
+
+They are not modules, but found like them: cpu_library.py loads the one for its processor.  Without a compiler, or for
+another kind of processor, all works by torch's own kernels, slower.
+"""
+
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+MODELS = Path("src/keepsight/models")
+FLAGS_OF_PROCESSOR = {
+    "": (),
+    "_avx2": ("-mavx2", "-mfma"),
+    "_avx512": ("-mavx512f", "-mavx512vl", "-mavx512bf16", "-mfma"),
+}
+
+
+def _kernels(processor: str) -> Extension:
+    return Extension(
+        f"keepsight.models._cpu_kernels{processor}",
+        sources=[str(path) for path in sorted(MODELS.glob("cpu_*.c"))],
+        depends=[str(path) for path in sorted(MODELS.glob("cpu_*.h"))],
+        extra_compile_args=["-O3", "-fopenmp-simd", "-fno-math-errno", *FLAGS_OF_PROCESSOR[processor]],
+        libraries=["m"],
+        optional=True,
+    )
+
+
+setup(ext_modules=[_kernels(processor) for processor in FLAGS_OF_PROCESSOR])
