@@ -87,16 +87,10 @@ class EngineLoop:
 
     def step(self) -> None:
         self._receive()
-        self._load_embeddings()
         plan = self._schedule()
-        began = time.monotonic()
-        result = self._runner.run(plan)
-        outputs = self._scheduler.update(result)
-        stories = self._meter.note_step(plan, result, time.monotonic() - began)
-        self._send([*stories, *outputs, *self._take_hints()])
-        # With nothing begun and nothing heard, the next plan would be as empty.
-        has_answers = self._tiers is not None and self._tiers.has_answers
-        self._is_idle = plan.is_empty and result.is_empty and not has_answers
+        began, result = time.monotonic(), self._runner.run(plan)
+        self._send(self._update(plan, result, time.monotonic() - began))
+        self._is_idle = self._has_come_to_rest(plan, result)
 
     def _receive(self) -> None:
         while self._is_idle and not self._inbox.has_news and self._runner.prepare():
@@ -104,6 +98,7 @@ class EngineLoop:
         for message in self._inbox.take(waits=self._is_idle):
             self._unanswered.note_asked(message)
             self._act_on(message)
+        self._load_embeddings()
 
     def _act_on(self, message: ToEngine) -> None:
         match message:
@@ -177,6 +172,16 @@ class EngineLoop:
                 self._inbox.try_put(MediaArrived(media_hash, pixels))
             self._meter.note_looked_for(media_hash, is_found=pixels is not None)
         return replace(needed, media_hashes=tuple(each for each, pixels in found.items() if pixels is None))
+
+    def _update(self, plan: StepPlan, result: StepResult, seconds: float) -> Sequence[FromEngine]:
+        """What is to be told of it; what it took first."""
+        outputs = self._scheduler.update(result)
+        return [*self._meter.note_step(plan, result, seconds), *outputs, *self._take_hints()]
+
+    def _has_come_to_rest(self, plan: StepPlan, result: StepResult) -> bool:
+        """With nothing begun and nothing heard, the next plan would be as empty."""
+        has_answers = self._tiers is not None and self._tiers.has_answers
+        return plan.is_empty and result.is_empty and not has_answers
 
     def _take_hints(self) -> Sequence[FromEngine]:
         self._scheduler.kept.note_pixels(*self._source.take_changes())
