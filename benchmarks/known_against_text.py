@@ -2,13 +2,15 @@
 
     PYTHONPATH=. python benchmarks/known_against_text.py --model FOLDER [--requests 60]
 
-A real `keepsight serve` with its defaults, one request at a time.  Behind the picture, and behind a text that makes the
-prompt as long to the token, stand the same new words.  What is given are medians, and the median of the pairs' ratios.
+A real `keepsight serve` with its defaults, one request at a time.  The picture is sent again, or named by its uuid
+alone.  Behind it, and behind a text that makes the prompt as long to the token, stand the same new words.  What is
+given are medians, and the medians of the ratios among those that were asked the same.
 """
 
 import argparse
 import asyncio
 import statistics
+from collections import deque
 from pathlib import Path
 
 from benchmarks.servers import ServerProcess
@@ -19,22 +21,29 @@ from keepsight.bench.workloads import Drawer, Part, WorkloadOptions
 MAX_TRIES = 200
 
 
+# What is asked in turn, the last against the others; all are answered the same way.
+SENT, NAMED, TEXT = "picture sent again", "its uuid alone", "text"
+NAME = b'{"type":"image_url","image_url":null,"uuid":"seen before"}'
+
+
 class Contest:
     def __init__(self, url: str, seed: int, words_per_picture: int) -> None:
         self._server = Server(Address.parse(f"{url}/v1"), "model", None, {"temperature": 0, "max_tokens": 1})
         self._draw = Drawer("known-against-text", WorkloadOptions(seed, words_per_picture=words_per_picture))
 
-    async def run(self, num_requests: int) -> list[tuple[Answer, Answer]]:
-        """About the picture, about the text."""
+    async def run(self, num_requests: int) -> dict[str, list[Answer]]:
         picture = self._draw.picture()
-        text = await self._find_text_as_long(picture)
-        pairs = []
-        for number in range(num_requests):
-            words, is_picture_first = self._draw.words(), number % 2 == 0
-            parts = (picture, text) if is_picture_first else (text, picture)
-            first, second = [await self._ask(part, words) for part in parts]
-            pairs.append((first, second) if is_picture_first else (second, first))
-        return pairs
+        await self._ask(picture[:-1] + b',"uuid":"seen before"}')
+        await self._ask(NAME)
+        parts = {SENT: picture, NAMED: NAME, TEXT: await self._find_text_as_long(picture)}
+        answers: dict[str, list[Answer]] = {name: [] for name in parts}
+        names = deque(parts)
+        for _ in range(num_requests):
+            words = self._draw.words()
+            for name in names:
+                answers[name].append(await self._ask(parts[name], words))
+            names.rotate()  # whoever is asked first has the disadvantage
+        return answers
 
     async def _find_text_as_long(self, picture: Part) -> Part:
         words = self._draw.words()
@@ -56,7 +65,7 @@ class Contest:
         return answer
 
 
-async def measure(arguments: argparse.Namespace) -> list[tuple[Answer, Answer]]:
+async def measure(arguments: argparse.Namespace) -> dict[str, list[Answer]]:
     process = ServerProcess("keepsight-serve", arguments.model, None)
     try:
         await process.start()
@@ -65,20 +74,27 @@ async def measure(arguments: argparse.Namespace) -> list[tuple[Answer, Answer]]:
         await process.stop()
 
 
+def tell(name: str, answers: list[Answer], of_text: list[Answer]) -> str:
+    milliseconds = statistics.median(each.token_times[0] * 1000 for each in answers)
+    computed = statistics.median(each.num_prompt_tokens - (each.num_cached_tokens or 0) for each in answers)
+    length = statistics.median(each.num_prompt_tokens for each in answers)
+    pairs = zip(answers, of_text, strict=True)
+    ratio = statistics.median(each.token_times[0] / text.token_times[0] for each, text in pairs)
+    return (
+        f"{name:20} first token {milliseconds:5.1f} ms, {ratio:.3f} of the text's;"
+        f" {length:.0f} tokens of prompt, {computed:.0f} computed"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--requests", type=int, default=60)
     parser.add_argument("--words", type=int, default=256, help="about as many as a picture has tokens")
     parser.add_argument("--seed", type=int, default=0)
-    pairs = asyncio.run(measure(parser.parse_args()))
-    for name, answers in zip(("picture", "text"), zip(*pairs, strict=True), strict=True):
-        milliseconds = statistics.median(each.token_times[0] * 1000 for each in answers)
-        computed = statistics.median(each.num_prompt_tokens - (each.num_cached_tokens or 0) for each in answers)
-        length = statistics.median(each.num_prompt_tokens for each in answers)
-        print(f"{name:8} first token {milliseconds:6.1f} ms, {length:.0f} tokens of prompt, {computed:.0f} computed")
-    ratio = statistics.median(picture.token_times[0] / text.token_times[0] for picture, text in pairs)
-    print(f"picture / text {ratio:.3f}, median of {len(pairs)} pairs")
+    answers = asyncio.run(measure(parser.parse_args()))
+    for name, given in answers.items():
+        print(tell(name, given, answers[TEXT]))
 
 
 if __name__ == "__main__":
