@@ -1,6 +1,8 @@
 """Recorded steps compute what steps compute that are not, whoever takes which place in them."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from torch import Tensor
 from keepsight.models.gpu_library import without_kernels
 from keepsight.models.layers import Placement
 from keepsight.runner import decode_graphs
-from keepsight.runner.decode_graphs import DecodeGraphs
+from keepsight.runner.share_device import PRIORITY_OF_ANSWERS
 from keepsight.scheduling.step_plan import Slice
 from tests.models.gpu_kernels_here import DEVICE, kernels_in_use
 from tests.runner.small_model import Driver, SmallModel
@@ -102,11 +104,10 @@ def test_prompts_and_steps_with_too_many_tokens_are_computed_as_ever(
     assert replays.num == 0
     driver.decode(one, num_tokens=1)
     assert replays.num == 1
-    prompts = [small.prompt(0, number).token_ids for number in range(5)]
     alone = Driver(small)
     for number, each in enumerate(ids):
         expected = alone.answer(small.request(f"{number} alone", 0, prompt_seed=number), len(driver.tokens[each]))
-        assert driver.tokens[each] == expected, prompts[number]
+        assert driver.tokens[each] == expected
 
 
 def test_what_is_no_single_token_of_text_that_an_answer_follows_is_no_recorded_step(
@@ -117,7 +118,6 @@ def test_what_is_no_single_token_of_text_that_an_answer_follows_is_no_recorded_s
     sequence = driver.runner.sequences[picture]
 
     def takes(piece: Slice) -> bool:
-        assert isinstance(graphs, DecodeGraphs)
         return graphs.has_room_for([piece], [sequence])
 
     last = Slice(picture, sequence.media_end, 1, 0, (), True)
@@ -128,16 +128,102 @@ def test_what_is_no_single_token_of_text_that_an_answer_follows_is_no_recorded_s
     assert not takes(last._replace(tells_prompt=True))
 
 
-def test_a_gpu_that_cannot_record_computes_without(
-    small: SmallModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        raise RuntimeError("operation not permitted when stream is capturing")
+class Cuda:
+    """What a recording asks of torch, without a device: which stream is on, and what was recorded on which."""
 
-    monkeypatch.setattr(decode_graphs, "_make_recorder", lambda: refuse)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.default = self.current = Stream(0)
+        self.num_streams = 0
+        self.recorded_on: list[Stream] = []
+        self.fault_within: Exception | None = None
+        self.fault_at_end: Exception | None = None
+        self.fault_afterwards: Exception | None = None
+        monkeypatch.setattr(torch.cuda, "Stream", self.make_stream)
+        for name in ("current_stream", "stream", "graph", "synchronize"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        for name in ("CUDAGraph", "graph_pool_handle"):
+            monkeypatch.setattr(torch.cuda, name, object)
+
+    def make_stream(self, priority: int = 0) -> "Stream":
+        self.num_streams += 1
+        return Stream(priority)
+
+    def current_stream(self) -> "Stream":
+        return self.current
+
+    @contextmanager
+    def stream(self, stream: "Stream") -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextmanager
+    def graph(self, graph: object, pool: object, stream: "Stream", capture_error_mode: str) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+            raise_if(self.fault_within)
+        finally:
+            # Torch's does the same: what it raises here leaves its stream on.
+            raise_if(self.fault_at_end)
+            self.current = before
+        self.recorded_on.append(stream)
+
+    def synchronize(self) -> None:
+        raise_if(self.fault_afterwards)
+
+
+@dataclass(frozen=True)
+class Stream:
+    priority: int
+
+    def wait_stream(self, other: "Stream") -> None: ...
+
+
+def raise_if(fault: Exception | None) -> None:
+    if fault is not None:
+        raise fault
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    return Cuda(monkeypatch)
+
+
+def test_steps_are_recorded_on_one_stream_whose_kernels_go_before_others(small: SmallModel, cuda: Cuda) -> None:
+    assert Driver(small, max_recorded=MAX_RECORDED).runner._graphs is not None
+    assert cuda.recorded_on == [Stream(PRIORITY_OF_ANSWERS)] * 3
+    assert cuda.num_streams == 2  # one to try them on
+
+
+@pytest.mark.parametrize(
+    ("within", "at_end"),
+    [
+        (None, torch.AcceleratorError("operation not permitted")),
+        (torch.AcceleratorError("operation not permitted"), torch.AcceleratorError("a previous error")),
+        (RuntimeError("operation not permitted"), torch.AcceleratorError("a previous error")),
+        (RuntimeError("operation not permitted"), None),
+        (MemoryError("operation not permitted"), None),
+        (LookupError("operation not permitted"), None),
+    ],
+    ids=["at the end", "within", "of a kernel", "of a kernel alone", "memory", "whatever"],
+)
+def test_a_gpu_that_cannot_record_computes_without(
+    small: SmallModel, cuda: Cuda, caplog: pytest.LogCaptureFixture, within: Exception | None, at_end: Exception | None
+) -> None:
+    cuda.fault_within, cuda.fault_at_end = within, at_end
     driver = Driver(small, max_recorded=MAX_RECORDED)
+    assert cuda.current is cuda.default
     assert driver.answer(small.request("one"), NUM_TOKENS) == small.reference_answer(0, NUM_TOKENS)
     assert "could not be recorded: operation not permitted" in caplog.text
+
+
+def test_a_gpu_that_is_lost_by_recording_is_not_computed_on(small: SmallModel, cuda: Cuda) -> None:
+    cuda.fault_at_end = cuda.fault_afterwards = torch.AcceleratorError("an illegal memory access was encountered")
+    with pytest.raises(torch.AcceleratorError):
+        Driver(small, max_recorded=MAX_RECORDED)
 
 
 def test_without_kernels_nothing_is_recorded(small: SmallModel) -> None:

@@ -19,6 +19,7 @@ from keepsight.models.gpu_library import kernels_for
 from keepsight.models.model import Model
 from keepsight.models.paged_attention import PagedAttention
 from keepsight.runner.sequence_table import RunningSequence
+from keepsight.runner.share_device import PRIORITY_OF_ANSWERS
 from keepsight.scheduling.step_plan import Slice
 
 logger = logging.getLogger(__name__)
@@ -85,9 +86,9 @@ def record_decoding(
     last = bisect_left(SIZES, max_sequences)
     try:
         graphs = DecodeGraphs(model, caches, block_size, SIZES[: last + 1], _make_recorder())
-    except (RuntimeError, MemoryError) as error:
-        if isinstance(error, torch.AcceleratorError):
-            raise
+    except torch.AcceleratorError:
+        raise
+    except Exception as error:
         logger.warning("steps are launched one kernel at a time, as they could not be recorded: %s", error)
         return None
     logger.info("steps of up to %d tokens recorded in %.1f s", SIZES[: last + 1][-1], time.monotonic() - began)
@@ -97,17 +98,22 @@ def record_decoding(
 def _make_recorder() -> Record:
     """By CUDA graphs, which share their memory: one runs at a time."""
     pool = torch.cuda.graph_pool_handle()
+    # The same for all: what products use besides (of an H100 32 MiB) is kept for each stream, for good.
+    trying = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    # A kernel goes before others by the stream that it was recorded on, wherever it is replayed.
+    recording = torch.cuda.Stream(priority=PRIORITY_OF_ANSWERS)  # type: ignore[no-untyped-call]
 
     def record(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
         # What is made when first asked for (kernels, workspaces) must not be recorded.
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        trying.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(trying):
             compute()
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(trying)
         graph = torch.cuda.CUDAGraph()
         # Others may ask for memory meanwhile, as whoever locks pages does.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        capture = torch.cuda.graph(graph, pool=pool, stream=recording, capture_error_mode="thread_local")
+        # That it is left by itself where it fails is not to be relied on.
+        with torch.cuda.stream(recording), capture:
             output = compute()
 
         def replay() -> Tensor:
@@ -116,4 +122,13 @@ def _make_recorder() -> Record:
 
         return replay
 
-    return record
+    def record_unless_lost(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        try:
+            return record(compute)
+        except torch.AcceleratorError as error:
+            # What may not be recorded is told as a lost device is, but that one fails at whatever it is asked.
+            torch.cuda.synchronize()
+            # Of two errors the second only says that there was one before.
+            raise RuntimeError(str(error.__context__ or error)) from error
+
+    return record_unless_lost

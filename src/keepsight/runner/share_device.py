@@ -19,6 +19,8 @@ LINGER_SECONDS = 0.02
 # Multiply-adds.  A step of fewer gains a seventh by a second core, as it waits for memory, and loses far more where
 # that core is wanted by another: by whoever sends the token on, or reads the next request.
 MIN_WORK_TO_SHARE = 64_000_000
+# On a GPU, of a stream: what is lower goes first.
+PRIORITY_OF_ANSWERS, PRIORITY_BESIDE = -1, 0
 
 
 class DeviceShare(ABC):
@@ -110,8 +112,8 @@ class CudaShare(DeviceShare):
         super().__init__()
         torch.cuda.synchronize(device)
         self._pause_per_second = (1 - beside_share) / beside_share
-        self._stream_now = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        self._stream_beside = torch.cuda.Stream(device, priority=0)  # type: ignore[no-untyped-call]
+        self._stream_now = torch.cuda.Stream(device, priority=PRIORITY_OF_ANSWERS)  # type: ignore[no-untyped-call]
+        self._stream_beside = torch.cuda.Stream(device, priority=PRIORITY_BESIDE)  # type: ignore[no-untyped-call]
         self._part_began: float | None = None
 
     @contextmanager
