@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,8 +21,9 @@ from tests.runner.small_model import SmallModel
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     directory: Path = tmp_path_factory.mktemp("checkpoint")
     with kernels_in_use(), pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(module, "NUM_TOKENS", (9, 2))
-        yield SmallModel(8, directory, Placement(DEVICE, torch.float32)).model
+        monkeypatch.setattr(module, "NUM_BLOCKS", 1)
+        # With a window that is wider than the prompt, and without one.
+        yield SmallModel(66, directory, Placement(DEVICE, torch.float32)).model
 
 
 def test_kernels_that_do_what_torch_does_are_used(model: Model, caplog: pytest.LogCaptureFixture) -> None:
@@ -29,6 +31,14 @@ def test_kernels_that_do_what_torch_does_are_used(model: Model, caplog: pytest.L
         prove_kernels(model)
         assert kernels_for(DEVICE) is gpu_kernels
     assert not caplog.records
+
+
+def test_a_token_whose_embedding_is_zero_says_nothing_against_them(
+    model: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    embed = model.embed_tokens
+    monkeypatch.setattr(model, "embed_tokens", lambda token_ids: embed(token_ids) * (token_ids > 0)[:, None])
+    test_kernels_that_do_what_torch_does_are_used(model, caplog)
 
 
 @pytest.mark.parametrize("name", ["norm", "place_heads", "attend_rows"])
@@ -48,10 +58,33 @@ def test_a_kernel_with_other_numbers_is_found_out(
         return result
 
     monkeypatch.setattr(gpu_kernels, name, wrong)
-    with kernels_in_use():
-        prove_kernels(model)
-        assert kernels_for(DEVICE) is None
+    assert_not_used(model)
     assert "the kernels for the GPU are not used" in caplog.text
+
+
+def is_far(keys: Tensor, ends: Tensor, window: int | None) -> bool:
+    """Whether a row sees more than its programs have at once."""
+    sight = gpu_kernels.sight_of(keys.shape[2], keys.shape[1], keys.itemsize, window)
+    return window is None and int(ends.max()) > sight["SHARES"] * sight["KEYS"]
+
+
+def is_windowed(keys: Tensor, ends: Tensor, window: int | None) -> bool:
+    return window is not None and int(ends.max()) > window
+
+
+@pytest.mark.parametrize("is_wrong", [is_far, is_windowed])
+def test_a_kernel_that_is_wrong_about_long_sequences_alone_is_found_out(
+    model: Model, is_wrong: Callable[[Tensor, Tensor, int | None], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = gpu_kernels.attend_rows
+
+    def wrong(*arguments: Any) -> Tensor:
+        _, keys, _, _, ends, _, window, _ = arguments
+        output = right(*arguments)
+        return output.flip(-1) if is_wrong(keys, ends, window) else output
+
+    monkeypatch.setattr(gpu_kernels, "attend_rows", wrong)
+    assert_not_used(model)
 
 
 def test_kernels_that_cannot_be_compiled_are_not_used(
@@ -61,10 +94,14 @@ def test_kernels_that_cannot_be_compiled_are_not_used(
         raise FileNotFoundError("gcc")
 
     monkeypatch.setattr(gpu_kernels, "place_heads", fail)
+    assert_not_used(model)
+    assert "FileNotFoundError: gcc" in caplog.text
+
+
+def assert_not_used(model: Model) -> None:
     with kernels_in_use():
         prove_kernels(model)
         assert kernels_for(DEVICE) is None
-    assert "FileNotFoundError: gcc" in caplog.text
 
 
 def test_a_gpu_that_a_kernel_has_lost_is_not_asked_again_and_the_way_around_is_told(
