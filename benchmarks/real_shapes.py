@@ -2,13 +2,15 @@
 
     PYTHONPATH=. python benchmarks/real_shapes.py --size 4b --device cuda --peak-tflops 790 --bandwidth-gb 4300
 
-Encoder: one 896x896 picture against its multiply-adds at the peak rate.  Decode: one token of one request against
-reading all of the decoder's weights once.  `--layers` keeps only the first layers, to try it on a small machine.
+Encoder: one 896x896 picture against its multiply-adds at the peak rate.  Decode: a step of a server's runner, which on
+a GPU is recorded, for 1 and for 64 sequences, against reading the decoder's weights once and every sequence's keys and
+values.  `--layers` keeps only the first layers, to try it on a small machine.
 """
 
 import argparse
 import functools
 import json
+import logging
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,12 +19,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from keepsight.bench.model_work import ModelWork, median_seconds
+from keepsight.bench.model_work import BLOCK_SIZE, CONTEXT, ModelWork, median_seconds
+from keepsight.engine_config import KvCacheConfig
 from keepsight.models.gemma3.config import Gemma3Config, VisionConfig
 from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.layers import Placement
+from keepsight.models.model import Model
 from keepsight.models.paged_attention import use_kernels_of_any_length
+from keepsight.requests import EngineRequest
+from keepsight.runner.model_runner import ModelRunner
+from keepsight.runner.prove_kernels import prove_kernels
+from keepsight.sampling_params import SamplingParams
+from keepsight.scheduling.step_plan import NewSequence, Slice, StepPlan
 from tests.models.gemma3.real_configs import REAL_CONFIGS
+
+# Sequences of one step.
+FEW, MANY = 1, 64
 
 
 class Machine(ModelWork):
@@ -43,6 +55,45 @@ class Machine(ModelWork):
 
     def seconds(self, work: Callable[[], object], runs: int) -> float:
         return median_seconds(work, runs, self.place.device)
+
+
+class Answers:
+    """As many sequences as a server may have, and steps that compute some of their tokens, always the same ones."""
+
+    def __init__(self, model: Model) -> None:
+        blocks_each = CONTEXT // BLOCK_SIZE
+        pages = KvCacheConfig(num_blocks=MANY * blocks_each, block_size=BLOCK_SIZE)
+        self._runner = ModelRunner(model, None, pages, lambda: None, max_recorded=MANY)
+        prompt, params = (0,) * CONTEXT, SamplingParams(temperature=0, max_tokens=None)
+        ids = [(str(number), 0) for number in range(MANY)]
+        self._runner.run(
+            StepPlan(new=[NewSequence(each, EngineRequest(each[0], prompt, (), params), ()) for each in ids])
+        )
+        # Nobody computes the positions before; what memory holds by itself may be no numbers.
+        for layer in self._runner.blocks.layers:
+            layer.keys.zero_()
+            layer.values.zero_()
+        first = [
+            Slice(each, CONTEXT - 1, 1, 0, tuple(range(number * blocks_each, (number + 1) * blocks_each)), True)
+            for number, each in enumerate(ids)
+        ]
+        self._compute(first)
+        self._again = [piece._replace(first_block=blocks_each, new_block_ids=()) for piece in first]
+
+    def decode(self, num_sequences: int) -> None:
+        self._compute(self._again[:num_sequences])
+
+    def _compute(self, slices: list[Slice]) -> None:
+        result = self._runner.run(StepPlan(now=slices))
+        assert len(result.computed) == len(slices), result.failed_sequences
+
+    def bytes_of_keys(self, num_sequences: int) -> int:
+        """And of values.  No published window is narrower than the context."""
+        slots = num_sequences * CONTEXT
+        return sum(layer.keys[:slots].nbytes + layer.values[:slots].nbytes for layer in self._runner.blocks.layers)
+
+    def close(self) -> None:
+        self._runner.close()
 
 
 def encoder_flops(vision: VisionConfig) -> float:
@@ -81,7 +132,10 @@ def main() -> None:
 
 
 def report(machine: Machine, arguments: argparse.Namespace) -> None:
+    # Whether kernels are used, and steps recorded.
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     print(f"{arguments.size}, {arguments.dtype} on {arguments.device}, medians of {arguments.runs}")
+    prove_kernels(machine.model)
     vision = machine.config.vision
     if vision is not None:
         limit = encoder_flops(vision) / (arguments.peak_tflops * 1e12)
@@ -93,10 +147,13 @@ def report(machine: Machine, arguments: argparse.Namespace) -> None:
                 f"encode, {num_pictures} at once  {seconds * 1e3:9.2f} ms a picture, {limit / seconds:6.1%} of the peak"
             )
     print(f"prefill           {machine.seconds(machine.prefill, arguments.runs) * 1e3:9.2f} ms")
+    answers = Answers(machine.model)
     weights = sum(parameter.nbytes for parameter in machine.decoder.parameters())
-    seconds = machine.seconds(machine.decode, arguments.runs)
-    share = weights / (arguments.bandwidth_gb * 1e9) / seconds
-    print(f"decode            {seconds * 1e3:9.2f} ms a token, {share:6.1%} of the bandwidth")
+    for num_sequences in (FEW, MANY):
+        seconds = machine.seconds(functools.partial(answers.decode, num_sequences), arguments.runs)
+        share = (weights + answers.bytes_of_keys(num_sequences)) / (arguments.bandwidth_gb * 1e9) / seconds
+        print(f"decode of {num_sequences:2}      {seconds * 1e3:9.2f} ms a step, {share:6.1%} of the bandwidth")
+    answers.close()
 
 
 if __name__ == "__main__":
