@@ -1,7 +1,7 @@
 """What a GPU does between matrix products where torch's operations are too many or read too much: Triton kernels.
 
-A step of single tokens is their launches and what they read.  Torch makes eleven launches of norms and rotation, here
-they are three, and keys are read where their pages lie.  Whatever a row's numbers are, they depend on that row alone.
+A step of single tokens is their launches and what they read.  Norms and rotation are fewer launches than torch's, and
+keys are read where their pages lie.  Whatever a row's numbers are, they depend on that row alone.
 
 Knows tensors, nothing of models; whoever calls has it from `gpu_library`, as only there is Triton imported.
 """
