@@ -220,10 +220,13 @@ def test_a_gpu_that_cannot_record_computes_without(
     assert "could not be recorded: operation not permitted" in caplog.text
 
 
-def test_a_gpu_that_is_lost_by_recording_is_not_computed_on(small: SmallModel, cuda: Cuda) -> None:
+def test_a_gpu_that_is_lost_by_recording_is_not_computed_on_and_the_way_around_is_told(
+    small: SmallModel, cuda: Cuda, caplog: pytest.LogCaptureFixture
+) -> None:
     cuda.fault_at_end = cuda.fault_afterwards = torch.AcceleratorError("an illegal memory access was encountered")
     with pytest.raises(torch.AcceleratorError):
         Driver(small, max_recorded=MAX_RECORDED)
+    assert "--enforce-eager" in caplog.text
 
 
 def test_without_kernels_nothing_is_recorded(small: SmallModel) -> None:

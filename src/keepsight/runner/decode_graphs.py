@@ -87,6 +87,7 @@ def record_decoding(
     try:
         graphs = DecodeGraphs(model, caches, block_size, SIZES[: last + 1], _make_recorder())
     except torch.AcceleratorError:
+        logger.error("recording steps has lost this GPU; --enforce-eager does without")
         raise
     except Exception as error:
         logger.warning("steps are launched one kernel at a time, as they could not be recorded: %s", error)
