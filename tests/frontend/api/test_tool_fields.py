@@ -47,6 +47,30 @@ def test_a_choice_says_which_tools_may_or_must_be_called(choice: Any, terms: Cal
     assert single == replace(terms, is_single=bool(terms.names))
 
 
+def test_a_choice_may_repeat_whole_tools_and_goes_by_their_names() -> None:
+    tools = [tool("look", description="Looks.", parameters={"type": "object"}, strict=True), tool("touch")]
+    for whole, short in (
+        (tools[0], named("look")),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools[:1]}}, allowed("auto", "look")),
+    ):
+        asked, same = (parse(tools=tools, tool_choice=choice) for choice in (whole, short))
+        assert asked.read_call_terms() == same.read_call_terms()
+        assert asked.shown_tools == tools
+        # An answer that takes minutes keeps no more of them than their names.
+        assert asked.without_words() == same.without_words()
+
+
+def test_whoever_chooses_a_tool_that_there_is_not_is_told_which_there_are() -> None:
+    for choice in (named("touch"), allowed("auto", "touch")):
+        with pytest.raises(InvalidArgumentError, match=r"'touch', which is no tool's name: there are look, a\.b-c$"):
+            parse(tools=[tool("look"), tool("a.b-c")], tool_choice=choice)
+    with pytest.raises(InvalidArgumentError, match=r"which is no tool's name: there are no tools$"):
+        parse(tool_choice=named("touch"))
+    many = [tool(f"n{index}") for index in range(128)]
+    with pytest.raises(InvalidArgumentError, match=r"n14, n15 and 112 more$"):
+        parse(tools=many, tool_choice=named("touch"))
+
+
 def grammar_of(**fields: Any) -> str:
     guide = parse(**fields).to_sampling_params().structured_outputs
     assert guide is not None

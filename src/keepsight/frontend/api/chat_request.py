@@ -107,7 +107,8 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
     def without_words(self) -> Self:
         """What an answer has to know: all else may be megabytes, and the answer may take minutes."""
         named = [Tool(tool.type, Function(tool.function.name)) for tool in self.tools or ()]
-        return msgspec.structs.replace(self.without_labels(), messages=None, tools=named)
+        choice = self.tool_choice if isinstance(self.tool_choice, str | None) else self.tool_choice.without_words()
+        return msgspec.structs.replace(self.without_labels(), messages=None, tools=named, tool_choice=choice)
 
     def check(self) -> None:
         super().check()

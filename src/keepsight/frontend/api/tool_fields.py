@@ -18,6 +18,7 @@ from keepsight.frontend.prompt.check_grammar import check_structured_outputs
 from keepsight.structured_outputs import WHITE_SPACE, StructuredOutputsParams, write_schema
 
 MAX_TOOLS = 128
+MAX_SHOWN_NAMES = 16
 # Between the tokens of arguments that a model has to write: one that would rather not may go on with spaces for long.
 _ONE_SPACE = {"whitespace_pattern": " ?"}
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -36,12 +37,13 @@ class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     function: Function
 
 
-class FunctionName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
-
-
 class NamedTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
-    function: FunctionName
+    """Whatever else is said of it is known from `tools`: some clients repeat the whole of it."""
+
+    function: Function
+
+    def without_words(self) -> "NamedTool":
+        return NamedTool(Function(self.function.name))
 
 
 class AllowedTools(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,6 +53,10 @@ class AllowedTools(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class ToolsChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"):
     allowed_tools: AllowedTools
+
+    def without_words(self) -> "ToolsChoice":
+        named = [tool.without_words() for tool in self.allowed_tools.tools]
+        return ToolsChoice(msgspec.structs.replace(self.allowed_tools, tools=named))
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedTool | ToolsChoice
@@ -120,8 +126,15 @@ def _choose(chosen: Sequence[NamedTool], names: Sequence[str], field: str) -> tu
     """`field`: of the name, with a place for which of them it is."""
     for index, tool in enumerate(chosen):
         if tool.function.name not in names:
-            raise InvalidArgumentError(field.format(index), f"is {tool.function.name!r}, which is no tool's name")
+            why = f"is {tool.function.name!r}, which is no tool's name: {_tell_names(names)}"
+            raise InvalidArgumentError(field.format(index), why)
     return tuple(dict.fromkeys(tool.function.name for tool in chosen))
+
+
+def _tell_names(names: Sequence[str]) -> str:
+    shown, num_others = names[:MAX_SHOWN_NAMES], len(names) - MAX_SHOWN_NAMES
+    others = f" and {num_others} more" if num_others > 0 else ""
+    return f"there are {', '.join(shown)}{others}" if names else "there are no tools"
 
 
 def _name_field(index: int) -> str:
