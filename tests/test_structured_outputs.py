@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from keepsight import SamplingParams, StructuredOutputsParams
 from keepsight.errors import InvalidArgumentError
-from keepsight.structured_outputs import _FORMATS, MAX_GRAMMAR_CHARACTERS
+from keepsight.structured_outputs import _FORMATS, MAX_GRAMMAR_CHARACTERS, write_schema
 
 
 def refusal_of(**asked: Any) -> InvalidArgumentError:
@@ -142,6 +142,36 @@ def test_only_the_keyword_is_one() -> None:
     ):
         [grammar] = json.loads(StructuredOutputsParams(json=schema).to_grammar())["grammars"]
         assert schema.items() <= grammar["json_schema"].items()
+
+
+def lenient(schema: dict[str, Any]) -> dict[str, Any]:
+    kept = write_schema(json.loads(json.dumps(schema)), {"lenient": True})
+    assert not LLMatcher.validate_grammar(json.dumps({"grammars": [{"json_schema": kept}]}))
+    del kept["x-guidance"]
+    return kept
+
+
+def test_where_it_is_lenient_what_no_grammar_can_keep_is_left_out_and_no_more() -> None:
+    for name in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
+        for kept in (0, 0.5, 2**10 - 10**18, 10**18 - 2**10):
+            assert lenient({"type": "integer", name: kept}) == {"type": "integer", name: kept}
+        for kind in ("integer", "number"):
+            for beyond in (10**30, -(2**63), -(10**30)):
+                assert lenient({"type": kind, name: beyond}) == {"type": kind}
+    assert lenient({"maximum": 2**63 - 1, "type": "integer"}) == {"maximum": 2**63 - 1, "type": "integer"}
+    elsewhere = "https://example.com/schema"
+    assert lenient({"$schema": elsewhere, "items": {"$ref": elsewhere}}) == {"items": {}}
+    standard = {"$schema": "http://json-schema.org/draft-07/schema#", "$defs": {"a": {}}, "$ref": "#/$defs/a"}
+    assert lenient(standard) == standard
+
+
+def test_a_name_by_a_pattern_that_no_grammar_can_keep_leaves_all_names_free() -> None:
+    patterns = {"^x-": {"type": "string"}, "^(?!x-)": {"type": "integer"}}
+    schema = {"type": "object", "patternProperties": patterns, "additionalProperties": False}
+    assert lenient(schema) == {"type": "object", "patternProperties": {"^x-": {"type": "string"}}}
+    # What only looks like the keyword is a property.
+    of_that_name = {"properties": {"patternProperties": {"properties": {"(?!a)": {}}}, "minimum": {"type": "string"}}}
+    assert lenient(of_that_name) == of_that_name
 
 
 @pytest.mark.parametrize("form", sorted(_FORMATS))

@@ -26,6 +26,11 @@ _VALUES = {"const", "enum"}
 _WORDS = {"$comment", "default", "deprecated", "description", "examples", "readOnly", "title", "writeOnly"}
 # What no pattern of llguidance's has: looking around, referring back, the edges of words.
 _BEYOND_PATTERNS = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[1-9bBk])")
+# Its least and its greatest number of either bound: it makes patterns of them, by way of floats and of 64 bits.
+_LOWER, _UPPER = (-(2**63) + 2**10, 10**18 - 2**10), (2**10 - 10**18, 2**63 - 1)
+_BOUNDS = {"minimum": _LOWER, "exclusiveMinimum": _LOWER, "maximum": _UPPER, "exclusiveMaximum": _UPPER}
+# Of a schema that is not in the request: nothing is fetched.  The standard's own come with llguidance.
+_ELSEWHERE = re.compile(r"(?!https?://json-schema\.org/)[a-zA-Z][a-zA-Z0-9+.-]*:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,7 @@ _FIELD = "structured_outputs"
 def write_schema(schema: dict[str, Any], options: Mapping[str, Any] = WHITE_SPACE) -> dict[str, Any]:
     """As llguidance reads it; changes `schema`.  `options` are its own, but where the schema has some by itself.
 
-    Where they are `lenient` it leaves out the keywords that it does not implement, but no pattern by itself.
+    Where they are `lenient` it leaves out the keywords that it does not implement, but by itself no values of others.
     """
     _drop_what_is_not_held(schema, is_lenient=bool(options.get("lenient")))
     return {"x-guidance": options} | schema
@@ -106,7 +111,7 @@ def _from_lark(grammar: str) -> str:
 
 
 def _drop_what_is_not_held(schema: object, *, is_lenient: bool) -> None:
-    """Words for readers, and what llguidance would refuse: formats, and where it is lenient patterns.
+    """Words for readers, and what llguidance would refuse: formats, and where it is lenient what is beyond it.
 
     Without recursion, however deep it is.
     """
@@ -116,6 +121,8 @@ def _drop_what_is_not_held(schema: object, *, is_lenient: bool) -> None:
         if isinstance(part, list):
             rest += ((each, True) for each in part)
         elif isinstance(part, dict):
+            if is_schema and is_lenient:
+                _free_names(part)
             for name in [name for name, inner in part.items() if is_schema and _is_let_go(name, inner, is_lenient)]:
                 del part[name]
             for name, inner in part.items():
@@ -125,9 +132,30 @@ def _drop_what_is_not_held(schema: object, *, is_lenient: bool) -> None:
 
 def _is_let_go(name: str, value: object, is_lenient: bool) -> bool:
     """Of a schema's keyword."""
-    if name == "pattern":
-        return is_lenient and isinstance(value, str) and _BEYOND_PATTERNS.search(value) is not None
-    return name in _WORDS or (name == "format" and isinstance(value, str) and value not in _FORMATS)
+    if name in _WORDS or (name == "format" and isinstance(value, str) and value not in _FORMATS):
+        return True
+    return is_lenient and _is_beyond(name, value)
+
+
+def _is_beyond(name: str, value: object) -> bool:
+    """Llguidance knows the keyword, and has no grammar for its value."""
+    if isinstance(value, str):
+        is_elsewhere = name in ("$ref", "$schema") and _ELSEWHERE.match(value) is not None
+        return is_elsewhere or (name == "pattern" and _BEYOND_PATTERNS.search(value) is not None)
+    if name in _BOUNDS and isinstance(value, int | float):
+        least, greatest = _BOUNDS[name]
+        return not least <= value <= greatest
+    return False
+
+
+def _free_names(schema: dict[str, Any]) -> None:
+    """Which names such a pattern means is not known, so that no other is ruled out."""
+    patterns = schema.get("patternProperties")
+    beyond = [each for each in patterns if _BEYOND_PATTERNS.search(each)] if isinstance(patterns, dict) else []
+    for each in beyond:
+        del schema["patternProperties"][each]
+    if beyond:
+        schema.pop("additionalProperties", None)
 
 
 def _escape(regex: str) -> str:

@@ -8,7 +8,8 @@ import pytest
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.api.chat_request import ChatRequest, parse_chat_request
-from keepsight.frontend.api.tool_fields import CallTerms
+from keepsight.frontend.api.tool_fields import MAX_FREED_SINGLY, CallTerms
+from keepsight.frontend.prompt.check_grammar import GrammarChecker
 
 
 def parse(**fields: Any) -> ChatRequest:
@@ -129,6 +130,56 @@ def test_what_the_grammar_cannot_express_is_refused_only_of_a_strict_tool(one: d
     assert '"b": {"type": "integer"}' in grammar
     with pytest.raises(InvalidArgumentError, match=r"tools\[0\]\.function\.parameters: cannot be compiled"):
         grammar_of(tools=[tool("look", parameters=parameters, strict=True)])
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        {"type": "object", "patternProperties": {"^(?!x-)": {"type": "string"}}},
+        {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+        {"type": "integer", "minimum": 10**30},
+        {"type": "number", "minimum": -1.7e308, "exclusiveMaximum": 1.7e308},
+        {"$ref": "http://127.0.0.1:9/schema"},
+        {"$ref": "file:///etc/passwd#/$defs/a"},
+    ],
+)
+def test_a_value_that_no_grammar_can_keep_leaves_the_other_arguments_as_they_are(one: dict[str, Any]) -> None:
+    parameters = {"type": "object", "properties": {"a": one, "b": {"type": "integer", "minimum": 1}}}
+    assert '"b": {"type": "integer", "minimum": 1}' in grammar_of(tools=[tool("look", parameters=parameters)])
+    with pytest.raises(InvalidArgumentError, match=r"tools\[0\]\.function\.parameters: cannot be compiled"):
+        grammar_of(tools=[tool("look", parameters=parameters, strict=True)])
+
+
+def test_whose_schema_no_grammar_can_keep_has_its_arguments_by_name_and_with_any_values() -> None:
+    bad = {"type": "string", "pattern": "[^]"}  # JavaScript's
+    parameters = {"type": "object", "properties": {"a": bad, "b": {"type": "integer"}}, "required": ["b"]}
+    good = {"type": "object", "properties": {"c": {"type": "integer"}}}
+    lines = grammar_of(tools=[tool("look", parameters=parameters), tool("touch", parameters=good)]).split("\n")
+    freed, kept = (json.loads(line.partition("%json ")[2]) for line in lines[-2:])
+    assert (freed["properties"], freed["required"]) == ({"a": {}, "b": {}}, ["b"])
+    assert kept["properties"] == good["properties"]
+    with pytest.raises(InvalidArgumentError, match=r"tools\[1\]\.function\.parameters: cannot be compiled"):
+        grammar_of(tools=[tool("touch", parameters=good), tool("look", parameters=parameters, strict=True)])
+
+
+@pytest.mark.parametrize("odd", [{"properties": []}, {"properties": {"a": None}, "required": 7}, {"required": None}])
+def test_whatever_is_odd_about_a_schema_the_tool_can_be_called(odd: dict[str, Any]) -> None:
+    assert '"x-guidance"' in grammar_of(tools=[tool("look", parameters=odd)])
+
+
+def test_many_schemas_that_no_grammar_can_keep_are_tried_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    find_fault = GrammarChecker.find_fault
+
+    def note(checker: GrammarChecker, grammar: str) -> str:
+        tried.append(grammar)
+        return find_fault(checker, grammar)
+
+    monkeypatch.setattr(GrammarChecker, "find_fault", note)
+    bad = {"type": "object", "properties": {"a": {"type": "string", "pattern": "[^]"}}}
+    tools = [tool(f"n{index}", parameters=bad) for index in range(64)]
+    assert "[^]" not in grammar_of(tools=tools)
+    assert len(tried) == MAX_FREED_SINGLY + 2
 
 
 @pytest.mark.parametrize("pattern", [r"^a+$", r"\\bsea", r"\(?=", r"^(?:a|b)\d$"])

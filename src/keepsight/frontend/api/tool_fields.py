@@ -19,6 +19,8 @@ from keepsight.structured_outputs import WHITE_SPACE, StructuredOutputsParams, w
 
 MAX_TOOLS = 128
 MAX_SHOWN_NAMES = 16
+# Each fault is found by compiling all once more; beyond this many, every tool that is not strict is freed.
+MAX_FREED_SINGLY = 8
 # Between the tokens of arguments that a model has to write: one that would rather not may go on with spaces for long.
 _ONE_SPACE = {"whitespace_pattern": " ?"}
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -28,7 +30,7 @@ class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    # Otherwise what the grammar cannot express is told to the model, and no more.
+    # Otherwise what no grammar can keep is told to the model, and no more.
     strict: bool | None = None
 
 
@@ -109,17 +111,33 @@ def guide_calls(
         raise InvalidArgumentError(form_field, "cannot be asked for beside tools: JSON can, or any form with none")
     functions = {tool.function.name: (index, tool.function) for index, tool in enumerate(tools)}
     white_space = _ONE_SPACE if terms.must_call else WHITE_SPACE
-    schemas = {name: _write_schema(*functions[name], white_space) for name in terms.names}
-    grammar = CallGrammar(schemas, terms.must_call, terms.is_single, None if form is None else form.to_schema())
-    try:
-        params = StructuredOutputsParams(grammar=str(grammar))
-        check_structured_outputs(params, "tools")
-    except InvalidArgumentError as error:
-        if (fault := grammar.place_fault(error.message)) is None:
-            raise type(error)("tools", error.message) from error
-        name, why = fault
-        raise InvalidArgumentError(_name_field(functions[name][0]), f"cannot be compiled: {why}") from error
-    return params
+    form_schema = None if form is None else form.to_schema()
+    freed: set[str] = set()
+    while True:
+        schemas = {name: _write_schema(*functions[name], white_space, is_free=name in freed) for name in terms.names}
+        grammar = CallGrammar(schemas, terms.must_call, terms.is_single, form_schema)
+        try:
+            params = StructuredOutputsParams(grammar=str(grammar))
+            check_structured_outputs(params, "tools")
+        except InvalidArgumentError as error:
+            freed |= _find_to_free(error, grammar, functions, freed)
+        else:
+            return params
+
+
+def _find_to_free(
+    error: InvalidArgumentError, grammar: CallGrammar, functions: Mapping[str, tuple[int, Function]], freed: set[str]
+) -> set[str]:
+    """Of a grammar at fault: the functions whose arguments may be whatever they like, if that can mend it."""
+    if (fault := grammar.place_fault(error.message)) is None:
+        raise type(error)("tools", error.message) from error
+    name, why = fault
+    index, function = functions[name]
+    if function.strict or name in freed:
+        raise InvalidArgumentError(_name_field(index), f"cannot be compiled: {why}") from error
+    if len(freed) < MAX_FREED_SINGLY:
+        return {name}
+    return {name for name, (_, function) in functions.items() if not function.strict}
 
 
 def _choose(chosen: Sequence[NamedTool], names: Sequence[str], field: str) -> tuple[str, ...]:
@@ -141,13 +159,23 @@ def _name_field(index: int) -> str:
     return f"tools[{index}].function.parameters"
 
 
-def _write_schema(index: int, function: Function, white_space: Mapping[str, Any]) -> dict[str, Any]:
+def _write_schema(index: int, function: Function, white_space: Mapping[str, Any], *, is_free: bool) -> dict[str, Any]:
+    """`is_free`: arguments have their names, and any values."""
     schema = _NO_ARGUMENTS if function.parameters is None else function.parameters
     kinds = schema.get("type", "object")
     if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
         raise InvalidArgumentError(f"{_name_field(index)}.type", "must be 'object'")
     try:
-        own = json.loads(json.dumps(schema))
+        own = json.loads(json.dumps(_name_arguments(schema) if is_free else schema))
     except RecursionError as error:
         raise InvalidArgumentError(_name_field(index), "is nested too deeply") from error
     return write_schema(own | {"type": "object"}, {**white_space, "lenient": not function.strict})
+
+
+def _name_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """As far as it says which there are, and which there must be."""
+    properties, required = schema.get("properties"), schema.get("required")
+    return {
+        "properties": {name: {} for name in properties} if isinstance(properties, dict) else {},
+        "required": [name for name in required if isinstance(name, str)] if isinstance(required, list) else [],
+    }
