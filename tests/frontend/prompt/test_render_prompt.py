@@ -372,6 +372,17 @@ def test_what_a_client_adds_to_an_answer_that_it_parsed_or_gathered_says_nothing
     assert render("{{ messages | tojson }}", [answer | {"parsed": {"a": 1}}]) == json.dumps([answer])
 
 
+@pytest.mark.parametrize("said", [None, "Let me see."])
+def test_a_call_is_not_gone_on_with_whole_or_cut_off(said: str | None) -> None:
+    knows_calls = "{{ messages[0].content }}{% if messages[0].tool_calls %}{{ messages | tojson }}{% endif %}"
+    for source, arguments in ((knows_calls, "{}"), ("{{ messages[0].content }}", '{"at": "the s')):
+        message = {**calling(arguments), "content": said}
+        with pytest.raises(InvalidArgumentError, match=r"leave out the last message's tool_calls") as caught:
+            ChatTemplate(source, NO_TOKENS).render(read_messages([message], "text"))
+        assert caught.value.field == "continue_final_message"
+        assert ChatTemplate(source, NO_TOKENS).render(read_messages([message], "message")).text
+
+
 @pytest.mark.parametrize("arguments", ['{"at": "the s', '{"at": }', "[1]", "", " "])
 def test_arguments_that_are_no_object_are_none_to_a_template_that_wants_one(arguments: str) -> None:
     [call] = json.loads(

@@ -100,6 +100,10 @@ def read_messages(messages: object, end: PromptEnd = "answer") -> Conversation:
     listed = _check_is_list(messages, "messages", "messages")
     _check_number(listed)
     read = [_read_message(message, f"messages[{index}]", pictures) for index, message in enumerate(listed)]
+    if end == "text" and "tool_calls" in read[-1]:
+        # Gone on with, it would be a text behind the call that it is: nothing keeps it to the tool's arguments.
+        why = "goes on with a text only: leave out the last message's tool_calls, or tell their results"
+        raise InvalidArgumentError("continue_final_message", why)
     breakpoints = _find_breakpoints(listed)
     return Conversation(read, _pin(pictures, breakpoints) if breakpoints else tuple(pictures), breakpoints, end)
 
