@@ -226,6 +226,27 @@ def test_empty_fields_of_an_earlier_answer_are_accepted_and_a_name_reaches_the_t
     assert render("{{ messages[0].name }}", [{"role": "user", "content": "a", "name": "Ann"}]) == "Ann"
 
 
+@pytest.mark.parametrize("nothing", [None, [], ""])
+def test_whoever_called_and_whatever_was_called_may_have_said_nothing(nothing: Any) -> None:
+    source = "{% if messages[0].tool_calls and messages[1].role == 'tool' %}{{ messages | tojson }}{% endif %}"
+    call, answer = json.loads(render(source, [calling() | {"content": nothing}, ANSWER | {"content": nothing}]))
+    assert (call["content"], answer["content"]) == ("", "")
+    for role in ("user", "assistant", "system"):
+        if nothing != "":
+            with pytest.raises(InvalidArgumentError, match=r"messages\[0\]\.content: must be"):
+                render(source, [{"role": role, "content": nothing}])
+
+
+def test_a_refusal_among_an_earlier_answers_parts_is_a_text_of_it() -> None:
+    kept = {"mode": "explicit"}
+    parts = [text_part("No: "), {"type": "refusal", "refusal": "I would rather not.", "prompt_cache_breakpoint": kept}]
+    conversation = read_messages([{"role": "assistant", "content": parts}])
+    assert conversation.messages[0]["content"] == [text_part("No: "), text_part("I would rather not.")]
+    assert conversation.breakpoints[0].num_pictures == 0
+    with pytest.raises(InvalidArgumentError, match=r"content\[0\]\.refusal: must be a string"):
+        read_messages([{"role": "assistant", "content": [{"type": "refusal", "refusal": 1}]}])
+
+
 @pytest.mark.parametrize(
     ("messages", "field", "said"),
     [
@@ -240,7 +261,7 @@ def test_empty_fields_of_an_earlier_answer_are_accepted_and_a_name_reaches_the_t
         ([{"role": "user", "content": b"x"}], "messages[0].content", "a string"),
         ([user()], "messages[0].content", "empty"),
         ([{"role": "user", "content": "a"}, user("b")], "messages[1].content[0]", "an object"),
-        ([{"role": "user", "content": "a"}, user({"type": "video"})], "messages[1].content[0].type", "text, image_url"),
+        ([{"role": "user", "content": "a"}, user({"type": "video"})], "messages[1].content[0].type", "text, refusal, "),
         ([user({"text": "a"})], "messages[0].content[0].type", "not None"),
         ([user({"type": ["text"]})], "messages[0].content[0].type", "list"),
         ([user(text_part("a"), {"type": "text"})], "messages[0].content[1].text", "a string"),

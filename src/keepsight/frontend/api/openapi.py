@@ -84,6 +84,7 @@ _UUID = _text("The caller's own name for the picture.")
 CONTENT_PART: Json = {
     "anyOf": [
         _part("text", "text", text={"type": "string"}),
+        _part("refusal", "refusal", refusal={"type": "string"}) | {"description": "Read as a text."},
         _part(
             "image_url",
             uuid=_UUID,
@@ -127,8 +128,12 @@ _MESSAGE = _object(
     type={"enum": [*MESSAGE_TYPES]},
     tool_call_id=_text("Of a tool's result: the id of its call."),
     content={
-        "anyOf": [{"type": "string"}, _list_of({"$ref": REFERENCE.format(name="ContentPart")}), {"type": "null"}],
-        "description": "Null, or left out, only beside tool_calls.",
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "items": {"$ref": REFERENCE.format(name="ContentPart")}},
+            {"type": "null"},
+        ],
+        "description": "Null, empty or left out only beside tool_calls, and of a tool's result.",
     },
     **_OF_ANSWERS,
 )

@@ -32,6 +32,8 @@ EMPTY_IN_ANSWERS = (
 MESSAGE_TYPES = ("text", None)
 # Beside those of every message.  `parsed` is OpenAI's own client's, of an answer's content, which stands beside it.
 _FIELDS_OF = {"assistant": ("parsed", "tool_calls"), "tool": ("tool_call_id",)}
+# The other content parts are pictures.
+TEXT_PARTS = ("text", "refusal")
 MAX_UUID_LENGTH = 256
 MAX_MESSAGES = MAX_PARTS = 2**14
 # A URL of what was uploaded before.
@@ -131,8 +133,10 @@ def _read_message(message: object, field: str, pictures: list[PicturePart]) -> T
     if calls := message.get("tool_calls"):
         read["tool_calls"] = read_tool_calls(calls, f"{field}.tool_calls")
     content = message.get("content")
-    # Who called may have said nothing.
-    read["content"] = "" if calls and content is None else _read_content(content, f"{field}.content", pictures)
+    # Who called may have said nothing, and a tool has not always something to tell.
+    may_be_silent = bool(calls) or role == "tool"
+    is_silent = may_be_silent and (content is None or (isinstance(content, list | tuple) and not content))
+    read["content"] = "" if is_silent else _read_content(content, f"{field}.content", pictures)
     for name in ("name", "tool_call_id"):
         if (text := message.get(name)) is not None:
             read[name] = _check_is_text(text, f"{field}.{name}")
@@ -164,6 +168,12 @@ def _read_part(part: object, field: str, pictures: list[PicturePart]) -> Fields:
 def _read_text(part: Fields, field: str) -> str:
     _check_fields(part, field, {"type", "text", BREAKPOINT})
     return _check_is_text(part.get("text"), f"{field}.text")
+
+
+def _read_refusal(part: Fields, field: str) -> str:
+    """OpenAI's, of an assistant that would not answer.  To another model it is what was said, as in vLLM."""
+    _check_fields(part, field, {"type", "refusal", BREAKPOINT})
+    return _check_is_text(part.get("refusal"), f"{field}.refusal")
 
 
 def _read_image_url(part: Fields, field: str) -> PicturePart:
@@ -241,7 +251,7 @@ def _find_breakpoints(messages: Sequence[Any]) -> tuple[Breakpoint, ...]:
     for num_messages, message in enumerate(messages):
         content = message.get("content")
         for num_parts, part in enumerate(() if isinstance(content, str | None) else content, start=1):
-            num_pictures += part["type"] != "text"
+            num_pictures += part["type"] not in TEXT_PARTS
             if (asked := part.get(BREAKPOINT)) is not None:
                 seconds = BREAKPOINT_SECONDS[asked.get("ttl")]
                 last[seconds] = Breakpoint(num_messages, num_parts, num_pictures, seconds)
@@ -271,6 +281,7 @@ def read_uuid(value: object, field: str) -> str | None:
 
 _PART_READERS: dict[str, Callable[[Fields, str], str | PicturePart]] = {
     "text": _read_text,
+    "refusal": _read_refusal,
     "image_url": _read_image_url,
     "image_pil": _read_image_pil,
     "image": _read_image,
