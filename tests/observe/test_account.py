@@ -167,6 +167,17 @@ def test_the_header_and_the_log_sum_stages_and_name_who_answered() -> None:
     assert tell_in_log([account()]) == tell_in_header([account()]) == ""
 
 
+def test_of_very_many_pictures_the_header_tells_the_first_and_stays_one_that_clients_take() -> None:
+    asked = account(*map(str, range(256)))
+    asked.note_begun(begun(*[MediaStory("remote", 1.02, 1.025)] * 256))
+    told = tell_in_header([asked])
+    assert len(told) < 4000
+    assert told.startswith("wait;dur=")
+    assert "prefill;dur=" in told
+    assert 'media39;desc="encoder.remote"' in told
+    assert tell_in_log([asked]).startswith("pictures: 256 from encoder (remote)")
+
+
 def test_what_an_observer_counts_of_a_request() -> None:
     counters, exported = Counters(), list[RequestAccount]()
     observer, asked = RequestObserver(counters, export=exported.append), account()

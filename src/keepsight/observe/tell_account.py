@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from keepsight.observe.account import RequestAccount
 from keepsight.observe.catalogue import Stage
 
+# Of so many pictures each is told in a header: many clients and proxies take none of more than four or eight KiB.
+MAX_MEDIA = 40
+
 
 def tell_in_log(accounts: Sequence[RequestAccount]) -> str:
     """Empty where there is nothing to tell."""
@@ -16,9 +19,12 @@ def tell_in_log(accounts: Sequence[RequestAccount]) -> str:
 
 
 def tell_in_header(accounts: Sequence[RequestAccount]) -> str:
-    """`encode;dur=12.3, media0;desc="encoder.disk"`: https://www.w3.org/TR/server-timing/"""
+    """`encode;dur=12.3, media0;desc="encoder.disk"`: https://www.w3.org/TR/server-timing/
+
+    Of very many pictures the first are told, and all stages.
+    """
     stages = [f"{stage};dur={spent * 1e3:.3f}" for stage, spent in _sum_stages(accounts).items()]
-    answers = [answer for each in accounts for answer in each.answers()]
+    answers = [answer for each in accounts for answer in each.answers()][:MAX_MEDIA]
     return ", ".join(
         [*stages, *(f'media{index};desc="{".".join(filter(None, answer))}"' for index, answer in enumerate(answers))]
     )
