@@ -210,6 +210,16 @@ def test_of_very_many_pictures_the_number_is_told_though_not_what_became_of_each
     expect(lines(shown)).to_contain_text("40 pictures: 1 made anew, 39 not told")
 
 
+def test_a_request_that_failed_is_told_to_have_failed_and_how_long_that_took(shown: Page, server: Server) -> None:
+    unanswered = found("nobody") | {"answered_by": None}
+    failed = request("failed", [unanswered]) | {"status": "error", "completion_tokens": 0, "ms": 9000.0}
+    server.state["requests"] = [failed, COLD | {"status": "abort"}]
+    look_again(shown)
+    expect(lines(shown).nth(0)).to_contain_text("1 picture: not answered · failed")
+    expect(lines(shown).nth(0).locator(".took")).to_have_text("9 s")
+    expect(lines(shown).nth(1)).to_contain_text("1 picture: made anew · its client left")
+
+
 def test_what_a_caller_names_a_request_is_text_and_no_html(shown: Page, server: Server) -> None:
     server.state["requests"] = [COLD | {"id": "<img src=x onerror=alert(1)>"}]
     look_again(shown)

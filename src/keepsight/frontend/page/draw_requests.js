@@ -8,6 +8,8 @@ const STAGES = ["fetch", "identify", "decode", "resize", "transfer", "wait", "lo
 const KINDS = { wait: "wait", load: "encode", encode: "encode", prefill: "prefill" };
 const kindOf = (stage) => KINDS[stage] ?? "prepare";
 const FOUND_IN = { prefix: "prefix cache", encoder: "encoder cache", processor: "processor cache", nobody: "made anew" };
+// What did not go as it was asked.
+const ENDS = { error: "failed", abort: "its client left" };
 const TIERS = { host: " (host memory)", disk: " (disk)", remote: " (Redis)" };
 
 export function drawRequests(parent, requests) {
@@ -26,7 +28,7 @@ function nameAll(requests) {
   }));
 }
 
-// Milliseconds until there was a first token, or as far as it has come.
+// Milliseconds until there was a first token, or as far as it came.
 function firstToken({ stages }) {
   return Math.max(0, ...stages.filter((each) => each.stage !== "generate").map((each) => each.begin_ms + each.ms));
 }
@@ -43,8 +45,9 @@ function updateRequest(item, request, longest) {
   if (item.drawn === drawn) return;
   item.drawn = drawn;
   write(item.querySelector(".when"), new Date(request.began_at * 1000).toLocaleTimeString("en-GB"));
-  write(item.querySelector(".what"), tellMedia(request));
-  write(item.querySelector(".took"), seconds(firstToken(request) / 1000));
+  write(item.querySelector(".what"), [tellMedia(request), ENDS[request.status]].filter(Boolean).join(" · "));
+  item.querySelector(".what").classList.toggle("failed", request.status === "error");
+  write(item.querySelector(".took"), seconds((request.completion_tokens ? firstToken(request) : request.ms) / 1000));
   item.querySelector(".strip").replaceChildren(...bars(request.stages, longest));
   item.querySelector(".opened").replaceChildren(...open(request));
 }
@@ -60,7 +63,7 @@ function tellMedia({ media, num_media: number }) {
 }
 
 const foundIn = ({ answered_by: cache, tier }) =>
-  cache ? FOUND_IN[cache] + (cache === "encoder" ? TIERS[tier] ?? "" : "") : "under way";
+  cache ? FOUND_IN[cache] + (cache === "encoder" ? TIERS[tier] ?? "" : "") : "not answered";
 
 // ---- opened
 
