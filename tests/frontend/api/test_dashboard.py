@@ -309,6 +309,16 @@ def test_a_server_that_is_gone_is_told_of_until_it_is_there_again(shown: Page, s
     expect(shown.get_by_role("alert")).to_be_hidden()
 
 
+def test_a_server_that_says_nothing_is_told_of_and_asked_again(shown: Page, server: Server) -> None:
+    shown.evaluate("AbortSignal.timeout = ((timeout) => () => timeout.call(AbortSignal, 100))(AbortSignal.timeout)")
+    shown.route("**/debug/state*", lambda route: None)
+    look_again(shown)
+    expect(shown.get_by_role("alert")).to_have_text("The server cannot be reached.")
+    shown.unroute("**/debug/state*")
+    shown.route("**/debug/state*", server.answer)
+    expect(shown.get_by_role("alert")).to_be_hidden()
+
+
 def test_it_fits_a_phone_that_shows_everything_twice_as_large(shown: Page) -> None:
     shown.set_viewport_size({"width": 180, "height": 320})
     lines(shown).nth(1).locator("summary").click()

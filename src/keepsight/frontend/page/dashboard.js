@@ -7,6 +7,8 @@ import { drawRequests } from "./draw_requests.js";
 import { at, write } from "./elements.js";
 
 const PERIOD_MS = 1000;
+// Whoever says nothing for so long is as good as gone: what is shown would be taken for what is.
+const PATIENCE_MS = 10_000;
 const NUM_REQUESTS = 20;
 let timer = null;
 let seenPictures = null; // how the processor cache was when its pictures were listed; false: they are not shown
@@ -22,7 +24,8 @@ class Refused extends Error {
 
 async function call(path, method = "GET") {
   const key = sessionStorage.getItem("admin-key");
-  const response = await fetch(path, { method, headers: key ? { Authorization: `Bearer ${key}` } : {} });
+  const signal = method === "GET" ? AbortSignal.timeout(PATIENCE_MS) : null;
+  const response = await fetch(path, { method, signal, headers: key ? { Authorization: `Bearer ${key}` } : {} });
   if (response.ok) return response;
   const body = await response.json().catch(() => null); // something in between may have answered
   throw new Refused(response.status, body?.error?.message ?? `The server answered ${response.status}.`);
