@@ -4,7 +4,7 @@ import pytest
 
 from keepsight.bench.ask import Answer
 from keepsight.bench.measure import Measurement
-from keepsight.bench.report import Report, comparison, table, to_markdown
+from keepsight.bench.report import Report, comparison, differences, table, to_markdown
 from keepsight.bench.summary import summarize
 from keepsight.errors import InvalidArgumentError
 
@@ -17,9 +17,18 @@ def report(first_token: float, *names: str) -> Report:
 def test_a_ratio_above_one_says_that_the_first_is_better() -> None:
     rows = comparison(report(0.1, "cold", "zipf"), report(0.2, "cold", "restart"), ("ours", "theirs"))
     assert rows[0] == ["workload", "measure", "ours", "theirs", "ours better by"]
-    assert rows[1] == ["cold", "first token p50 ms", "100.0", "200.0", "2.00"]
+    assert rows[1:3] == [["cold", "requests", "1", "1", ""], ["cold", "errors", "0", "0", ""]]
+    assert rows[3] == ["cold", "first token p50 ms", "100.0", "200.0", "2.00"]
     assert {row[0] for row in rows[1:]} == {"cold"}, "both have no other"
     assert ["cold", "cached", "50%", "50%", ""] in rows
+
+
+def test_what_was_asked_otherwise_is_told_and_not_what_differs_from_run_to_run() -> None:
+    one = Report({"model": "a", "seed": 1, "words_per_picture": 90, "concurrency": 1, "num_turns": 4}, {})
+    other = Report({"model": "b", "seed": 2, "words_per_picture": 80, "concurrency": 8, "num_turns": 4}, {})
+    assert differences(one, other) == ["concurrency 1 and 8"]
+    assert differences(one, Report({}, {})) == ["concurrency 1 and None", "num_turns 4 and None"]
+    assert differences(one, one) == []
 
 
 def test_a_table_is_aligned_markdown() -> None:

@@ -18,16 +18,19 @@ QUICK = ("--requests", "2", "--warmup", "0", "--picture-size", "16x16")
 
 def test_a_server_is_measured_and_two_reports_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, other = tmp_path / "one.json", tmp_path / "other.json"
+    third = tmp_path / "third.json"
     with scripted_server(Script()) as script:
-        for path in (one, other):
-            assert (
-                main(["bench", "serve", "--base-url", script.url, "--json", str(path), "--workload", "cold", *QUICK])
-                == 0
-            )
+        for path, more in ((one, []), (other, []), (third, ["--max-tokens", "9"])):
+            typed = ["--base-url", script.url, "--json", str(path), "--workload", "cold", *QUICK, *more]
+            assert main(["bench", "serve", *typed]) == 0
     assert json.loads(one.read_text())["facts"]["model"] == "first"
     assert "| cold " in capsys.readouterr().out
     assert main(["bench", "compare", str(one), str(other), "--labels", "a,b"]) == 0
-    assert "a better by" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "a better by" in told
+    assert "NOT ASKED ALIKE" not in told
+    assert main(["bench", "compare", str(one), str(third)]) == 0
+    assert "NOT ASKED ALIKE: sampling {" in capsys.readouterr().out
 
 
 def test_reports_that_have_nothing_in_common_are_not_compared(

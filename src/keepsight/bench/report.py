@@ -13,6 +13,8 @@ from keepsight.bench.summary import Spread, Summary
 from keepsight.errors import InvalidArgumentError
 
 FORMAT = 1
+# One server's name for a model is not the other's; each run draws its own, and counts words by the server's tokens.
+MAY_DIFFER = frozenset({"model", "seed", "words_per_picture"})
 Row = Sequence[str]
 
 
@@ -67,6 +69,8 @@ def _p95(spread: Spread | None) -> float | None:
 
 
 METRICS = (
+    Metric("requests", lambda each: each.num_requests, None, ".0f"),
+    Metric("errors", lambda each: each.num_errors, None, ".0f"),
     Metric("first token p50 ms", lambda each: _p50(each.first_token), True),
     Metric("first token p95 ms", lambda each: _p95(each.first_token), True),
     Metric("gap p50 ms", lambda each: _p50(each.gap), True, ".2f"),
@@ -81,10 +85,8 @@ METRICS = (
 
 
 def table(summaries: Mapping[str, Summary]) -> list[Row]:
-    rows: list[Row] = [["workload", "requests", "errors", *(metric.name for metric in METRICS)]]
-    for name, summary in summaries.items():
-        counts = [str(summary.num_requests), str(summary.num_errors)]
-        rows.append([name, *counts, *(metric.say(summary) for metric in METRICS)])
+    rows: list[Row] = [["workload", *(metric.name for metric in METRICS)]]
+    rows += [[name, *(metric.say(summary) for metric in METRICS)] for name, summary in summaries.items()]
     return rows
 
 
@@ -97,6 +99,16 @@ def comparison(one: Report, other: Report, labels: tuple[str, str]) -> list[Row]
             ratio = metric.how_much_better(a, b)
             rows.append([name, metric.name, metric.say(a), metric.say(b), "" if ratio is None else f"{ratio:.2f}"])
     return rows
+
+
+def differences(one: Report, other: Report) -> list[str]:
+    """What was asked otherwise of one than of the other: what is compared is that, too."""
+    names = dict.fromkeys((*one.facts, *other.facts))
+    return [
+        f"{name} {one.facts.get(name)} and {other.facts.get(name)}"
+        for name in names
+        if name not in MAY_DIFFER and one.facts.get(name) != other.facts.get(name)
+    ]
 
 
 def to_markdown(rows: Sequence[Row]) -> str:

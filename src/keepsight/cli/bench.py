@@ -13,7 +13,7 @@ from random import SystemRandom
 from keepsight.bench.address import Address
 from keepsight.bench.ask import Server
 from keepsight.bench.plot import check_ending, save_plot
-from keepsight.bench.report import Report, comparison, table, to_markdown
+from keepsight.bench.report import Report, comparison, differences, table, to_markdown
 from keepsight.bench.run_workloads import RunSettings, WorkloadRun, restart_by_command
 from keepsight.bench.workloads import WORKLOADS
 from keepsight.cli.add_command import add_command
@@ -176,5 +176,8 @@ def _run_compare(arguments: argparse.Namespace) -> int:
     ours, theirs = Report.load(one), Report.load(other)
     if not ours.summaries.keys() & theirs.summaries.keys():
         raise InvalidArgumentError("FILE", f"{one} and {other} have no workload in common")
-    print(to_markdown(comparison(ours, theirs, (labels[0], labels[1]))))
+    said = [to_markdown(comparison(ours, theirs, (labels[0], labels[1])))]
+    if differing := differences(ours, theirs):
+        said.append(f"NOT ASKED ALIKE: {', '.join(differing)}")
+    print(strip_controls("\n".join(said)))
     return 0
