@@ -45,6 +45,13 @@ def test_an_answer_has_the_times_of_its_tokens_and_what_the_server_counted(scrip
     assert (body["model"], body["max_tokens"], body["stream"]) == ("first", 3, True)
 
 
+def test_an_end_in_an_event_of_its_own_is_no_token(script: Script) -> None:
+    end = b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n'
+    script.answers = [[OPENING, *map(event, ("Hel", "l", "o")), end, USAGE_EVENT, DONE]]
+    heard = asyncio.run(ask(server_of(script), []))
+    assert (heard.text, heard.num_tokens, len(heard.token_times)) == ("Hello", 3, 3)
+
+
 @pytest.mark.parametrize(
     ("pieces", "said"),
     [

@@ -101,11 +101,13 @@ def _read(events: Sequence[tuple[float, dict[str, Any]]], seconds: float) -> Ans
     if not times:
         raise NoAnswerError("an answer without a token")
     details = usage.get("prompt_tokens_details") or {}
+    num_tokens = _count(usage.get("completion_tokens", len(times)))
     return Answer(
         seconds,
-        times,
+        # Some servers tell the end in an event of its own, right behind the last token: no gap lies before it.
+        times[: max(1, num_tokens)],
         "".join(texts),
-        _count(usage.get("completion_tokens", len(times))),
+        num_tokens,
         _count(usage.get("prompt_tokens", 0)),
         None if (cached := details.get("cached_tokens")) is None else _count(cached),
     )
