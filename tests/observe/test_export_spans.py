@@ -37,6 +37,21 @@ def test_a_request_is_a_span_of_its_caller_s_trace_and_its_stages_are_inside() -
     assert whole.start_time / 1e9 == pytest.approx(time.time() - 1, abs=0.5)
 
 
+@pytest.mark.parametrize(("reason", "status"), [("stop", "UNSET"), ("abort", "UNSET"), ("error", "ERROR")])
+def test_a_span_says_how_its_request_ended_as_whoever_looks_for_failures_asks(reason: str, status: str) -> None:
+    from keepsight.observe.export_spans import SpanExport
+
+    asked = RequestAccount("r", [], 300, began=time.monotonic())
+    asked.note_end(reason)
+    collected = memory.InMemorySpanExporter()
+    export = SpanExport(collected)
+    export.export(asked)
+    export.close()
+    [whole] = collected.get_finished_spans()
+    assert whole.status.status_code.name == status
+    assert whole.attributes["gen_ai.response.finish_reasons"] == (reason,)
+
+
 def test_of_very_many_pictures_the_first_are_told_and_all_that_concerns_the_whole() -> None:
     from keepsight.observe.export_spans import SpanExport
 

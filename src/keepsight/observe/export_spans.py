@@ -6,12 +6,12 @@ header goes on with its caller's trace.  Spans are sent from a thread of the SDK
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Tracer, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.trace import SpanKind, set_span_in_context
+from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from keepsight.observe.account import RequestAccount, Span
@@ -21,7 +21,7 @@ SERVICE = "keepsight"
 MAX_SECONDS_TO_CLOSE = 2.0
 # Of so many pictures each is told: a span has 128 attributes, and forgets the first for what comes then.
 MAX_MEDIA = 40
-Value = str | int
+Value = str | int | Sequence[str]
 
 
 class SpanExport:
@@ -53,6 +53,8 @@ class SpanExport:
                 span.stage, inside, attributes=_attributes_of_stage(account, span), start_time=to_ns(span.began)
             )
             part.end(to_ns(span.ended))
+        if account.end_reason == "error":
+            whole.set_status(StatusCode.ERROR)
         whole.end(to_ns(account.ended))
 
     def close(self) -> None:
@@ -80,7 +82,7 @@ def _attributes_of(account: RequestAccount) -> Mapping[str, Value]:
     }
     return {
         "gen_ai.response.id": body.id,
-        "gen_ai.response.finish_reasons": body.status,
+        "gen_ai.response.finish_reasons": (body.status,),
         "gen_ai.usage.input_tokens": body.prompt_tokens,
         "gen_ai.usage.output_tokens": body.completion_tokens,
         "keepsight.cached_tokens": body.cached_tokens,
