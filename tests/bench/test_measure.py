@@ -5,11 +5,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from keepsight.bench import run_workloads
 from keepsight.bench.address import Address
 from keepsight.bench.ask import Answer, Server, ask
 from keepsight.bench.measure import Measurement, find_words_per_picture, measure
 from keepsight.bench.run_workloads import RunSettings, WorkloadRun
-from keepsight.bench.workloads import Workload, WorkloadOptions, draw_workload
+from keepsight.bench.workloads import Conversation, Workload, WorkloadOptions, draw_workload, once
 from keepsight.errors import InvalidArgumentError, NoAnswerError
 from tests.cli.scripted_server import DONE, USAGE_EVENT, Script, answer, event, scripted_server
 
@@ -159,6 +160,18 @@ def test_a_workload_that_cannot_be_measured_is_named_and_the_others_are_measured
     asyncio.run(run.run())
     assert "too many pictures" in run.failures["many-pictures"]
     assert (list(run.failures), list(run.report.summaries)) == (["many-pictures"], ["cold"])
+
+
+def test_a_workload_in_which_nothing_was_timed_is_none_that_was_measured(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = b'{"type":"text","text":"?"}'
+    too_late = Workload((), [Conversation(((words,),), pause_seconds=0.5)], beside=[once(words)])
+    monkeypatch.setattr(run_workloads, "draw_workload", lambda *_: too_late)
+    run = WorkloadRun(server_of(script), RunSettings(["text-beside-pictures"], OPTIONS))
+    asyncio.run(run.run())
+    assert "more --requests" in run.failures["text-beside-pictures"]
+    assert not run.summaries
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,10 @@ class WorkloadRun:
             def keep(_: Answer) -> None:
                 bar.update()
 
-            return summarize(await measure(self._server, drawn, settings.concurrency, keep, settings.restart))
+            measured = await measure(self._server, drawn, settings.concurrency, keep, settings.restart)
+        if not measured.answers:
+            raise NoAnswerError("what went on beside was over before the first was asked: more --requests take longer")
+        return summarize(measured)
 
 
 def _draw_beside(name: str, options: WorkloadOptions) -> Future[Workload]:
