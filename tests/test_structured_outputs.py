@@ -87,7 +87,8 @@ def test_what_is_far_too_long_is_refused_before_a_grammar_is_made_of_it(name: st
         _, most_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (refused.field, refused.message) == (f"structured_outputs.{name}", "is longer than 65536 characters")
+    said = f"is longer than {MAX_GRAMMAR_CHARACTERS} characters"
+    assert (refused.field, refused.message) == (f"structured_outputs.{name}", said)
     # At the most a schema's own text, which tells its length.
     assert most_bytes < 3 * 2**21
 
@@ -188,5 +189,5 @@ def test_a_schema_may_be_as_deep_as_json_can_be_read() -> None:
 
 
 def test_too_many_choices_are_refused_before_one_is_looked_at() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"structured_outputs\.choice: is longer than 65536"):
-        StructuredOutputsParams(choice=[""] * (2**16 + 1))
+    with pytest.raises(InvalidArgumentError, match=r"structured_outputs\.choice: is longer than"):
+        StructuredOutputsParams(choice=[""] * (MAX_GRAMMAR_CHARACTERS + 1))

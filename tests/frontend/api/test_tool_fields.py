@@ -10,6 +10,7 @@ from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.api.chat_request import ChatRequest, parse_chat_request
 from keepsight.frontend.api.tool_fields import MAX_FREED_SINGLY, CallTerms
 from keepsight.frontend.prompt.check_grammar import GrammarChecker
+from keepsight.structured_outputs import MAX_GRAMMAR_CHARACTERS
 
 
 def parse(**fields: Any) -> ChatRequest:
@@ -97,7 +98,7 @@ def test_arguments_have_their_schema_and_without_one_there_are_none() -> None:
             {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}},
             "tools[1].function.parameters",
         ),
-        ({"const": "x" * 2**16}, "tools"),
+        ({"const": "x" * MAX_GRAMMAR_CHARACTERS}, "tools"),
     ],
 )
 def test_a_schema_that_cannot_be_kept_is_refused_by_its_tool(parameters: Any, field: str) -> None:
@@ -105,6 +106,23 @@ def test_a_schema_that_cannot_be_kept_is_refused_by_its_tool(parameters: Any, fi
     with pytest.raises(InvalidArgumentError) as caught:
         parse(tools=tools).to_sampling_params()
     assert caught.value.field == field
+
+
+def test_an_agent_may_bring_its_hundred_tools() -> None:
+    """Of MCP servers: 200 KB as they are sent."""
+    item = {"type": "object", "properties": {"id": {"type": "string"}, "value": {"type": "number"}}, "required": ["id"]}
+    kinds: list[dict[str, Any]] = [
+        {"type": "string"},
+        {"type": "integer", "minimum": 0},
+        {"type": "array", "items": item},
+        {"enum": ["a", "b"]},
+    ]
+    tools = []
+    for index in range(100):
+        fields = {f"field_{number}": kinds[number % 4] | {"description": "What it is."} for number in range(20)}
+        tools.append(tool(f"server_{index}", parameters={"type": "object", "properties": fields}))
+    assert len(json.dumps(tools)) > 200_000
+    assert "args_99: %json" in grammar_of(tools=tools)
 
 
 def test_arguments_that_have_to_be_written_have_little_white_space() -> None:

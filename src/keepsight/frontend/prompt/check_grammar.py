@@ -5,6 +5,7 @@ could stop it.  So each unknown grammar is tried once in a process of its own, w
 The verdict is remembered; that no processor was free for it is none.
 """
 
+import hashlib
 import importlib.util
 import subprocess
 import sys
@@ -40,30 +41,31 @@ def check_structured_outputs(asked: StructuredOutputsParams | None, field: str |
 
 class GrammarChecker:
     def __init__(self, num_processes: int = 2) -> None:
-        # The least recently used first; an empty verdict is a good one.
-        self._verdicts: OrderedDict[str, str] = OrderedDict()
+        # By the grammars' digests, as they are long.  The least recently used first; an empty verdict is a good one.
+        self._verdicts: OrderedDict[bytes, str] = OrderedDict()
         self._lock = threading.Lock()
         self._turns = threading.Semaphore(num_processes)
 
     def find_fault(self, grammar: str) -> str:
         """Empty where there is none."""
-        if (known := self._recall(grammar)) is not None:
+        digest = hashlib.blake2b(grammar.encode(), digest_size=32).digest()
+        if (known := self._recall(digest)) is not None:
             return known
         with self._turns:
             # Whoever was before us may have asked the same.
-            known = self._recall(grammar)
+            known = self._recall(digest)
             verdict = _try_to_compile(grammar) if known is None else known
         with self._lock:
-            self._verdicts[grammar] = verdict
+            self._verdicts[digest] = verdict
             while len(self._verdicts) > MAX_REMEMBERED:
                 self._verdicts.popitem(last=False)
         return verdict
 
-    def _recall(self, grammar: str) -> str | None:
+    def _recall(self, digest: bytes) -> str | None:
         with self._lock:
-            if grammar in self._verdicts:
-                self._verdicts.move_to_end(grammar)
-            return self._verdicts.get(grammar)
+            if digest in self._verdicts:
+                self._verdicts.move_to_end(digest)
+            return self._verdicts.get(digest)
 
 
 _CHECKER = GrammarChecker()
