@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from keepsight.cli.main import main
+from keepsight.llm import LLM
+from keepsight.outputs import CompletionOutput, RequestOutput
 from tests.drawn import Drawn, draw, list_question
 
 
@@ -39,6 +41,15 @@ def test_it_takes_several_pictures_in_their_order(tmp_path: Path, capsys: pytest
 def test_it_answers_without_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "Hello!", "--max-tokens", "3"]) == 0
     assert capsys.readouterr().out.strip()
+
+
+def test_a_terminal_is_not_told_what_to_do_by_a_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = RequestOutput("r", None, [1], [CompletionOutput(0, "\x1b]0;mine\x07A cat.\n\tTwo.", [2], "stop")])
+    monkeypatch.setattr(LLM, "chat", lambda *_: [said])
+    assert main(["generate", "Hello!"]) == 0
+    assert capsys.readouterr().out == "]0;mineA cat.\n\tTwo.\n"
 
 
 def test_a_seed_repeats_what_temperature_scatters(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from keepsight.cli.model_arguments import add_model_arguments, config_from
 from keepsight.cli.read_picture import read_picture
+from keepsight.cli.strip_controls import strip_controls
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,5 +31,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     params = SamplingParams(temperature=arguments.temperature, max_tokens=arguments.max_tokens, seed=arguments.seed)
     with LLM.from_config(config) as llm:
-        print(llm.chat([{"role": "user", "content": content}], params)[0].outputs[0].text)
+        [answer] = llm.chat([{"role": "user", "content": content}], params)
+        print(strip_controls(answer.outputs[0].text))
     return 0
