@@ -3,8 +3,9 @@
 import copy
 import io
 import os
+import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from PIL import Image
@@ -342,6 +343,26 @@ def test_it_is_dark_where_the_reader_likes_it_dark(shown: Page) -> None:
         shown.emulate_media(color_scheme=scheme)
         colours.append(shown.evaluate("getComputedStyle(document.querySelector('article')).backgroundColor"))
     assert colours == ["rgb(255, 255, 255)", "rgb(33, 31, 29)"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_each_bar_stands_out_from_what_lies_behind_it(shown: Page, scheme: Literal["light", "dark"]) -> None:
+    """By WCAG 2.2, 1.4.11: three to one."""
+    shown.emulate_media(color_scheme=scheme)
+    for name in ("prepare", "wait", "encode", "prefill"):
+        bar, behind = (
+            shown.evaluate("(drawn) => getComputedStyle(document.querySelector(drawn)).backgroundColor", drawn)
+            for drawn in (f"#legend .{name}", "body")
+        )
+        dark, light = sorted((luminance(bar), luminance(behind)))
+        assert (light + 0.05) / (dark + 0.05) >= 3, name
+
+
+def luminance(colour: str) -> float:
+    """Of `rgb(255, 0, 0)`."""
+    parts = (int(each) / 255 for each in re.findall(r"\d+", colour))
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 def test_what_is_drawn_can_be_seen_by_who_has_chosen_all_colours(shown: Page) -> None:
