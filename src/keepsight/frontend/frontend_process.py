@@ -57,7 +57,7 @@ class FrontendProcess:
         self._preparer = RequestPreparer.from_config(config, CommonGeometries.open(self._run_directory))
         self._preparer.request_prefix = f"{start.frontend_id}-"
         num_workers = share_of(config.media_workers or count_cores(), start.rank, start.num_frontends)
-        counters = Counters.open(self._run_directory, name)
+        self._counters = counters = Counters.open(self._run_directory, name)
         self._preparer.intake.watch_downloads(partial(counters.add, FETCHED))
         self._workers = MediaWorkers(num_workers, partial(counters.add, RESTARTED["media_worker"]))
         if self._preparer.image_config is not None:
@@ -87,7 +87,8 @@ class FrontendProcess:
         """Until it is drained."""
         self._may_go_on.wait()
         model_name, api, handles = self._start.model_name, self._start.api, self._open_handles()
-        app = create_app(self._preparer, self._client, model_name, api, handles, self._cache, self._view)
+        told = (self._view, self._counters)
+        app = create_app(self._preparer, self._client, model_name, api, handles, self._cache, *told)
         self._server = make_server(app, api)
         # Asked to end before there was anything to end.
         self._server.should_exit = self._is_draining

@@ -27,6 +27,7 @@ CACHES = (
 Stage = Literal["fetch", "identify", "decode", "resize", "transfer", "wait", "load", "encode", "prefill", "generate"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 FINISHED_REASONS = ("stop", "length", "abort", "error")
+STATUSES = ("2xx", "3xx", "4xx", "5xx")
 PROCESSES = ("engine", "frontend", "media_worker")
 NO_LABELS: tuple[Labels, ...] = ((),)
 
@@ -79,6 +80,7 @@ METRICS = (
         "Requests that ended, and how.",
         _each("finished_reason", FINISHED_REASONS),
     ),
+    Metric("keepsight_http_responses_total", "counter", "Responses, refusals too.", _each("status", STATUSES)),
     Metric("keepsight_kv_cache_blocks", "gauge", "Blocks that there are."),
     Metric("keepsight_kv_cache_blocks_in_use", "gauge", "Blocks that sequences hold."),
     Metric("keepsight_kv_cache_blocks_pinned", "gauge", "Blocks that go after all others."),
@@ -144,4 +146,5 @@ FETCHED, DECODED, PREPROCESSED, TRANSFERRED, ENCODED = (
     slot_of(f"media_{work}_total", "image") for work in ("fetched", "decoded", "preprocessed", "transferred", "encoded")
 )
 VERIFIED, MISMATCHED = slot_of("verified_hits_total"), slot_of("mismatched_hits_total")
+RESPONSES = {int(status[0]): slot_of("http_responses_total", status) for status in STATUSES}
 RESTARTED = {kind: slot_of("processes_restarted_total", kind) for kind in PROCESSES}

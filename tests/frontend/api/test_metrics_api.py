@@ -1,7 +1,7 @@
 """What a frontend tells of its server, and who may hear it; and where an answer tells its account."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from keepsight.api_settings import ApiSettings
 from keepsight.frontend.api.app import SEES_NOTHING, create_app
 from keepsight.observe.account import RequestAccount
 from keepsight.observe.account_ring import AccountRing
-from keepsight.observe.catalogue import DECODED, ENCODER, PROCESSOR
+from keepsight.observe.catalogue import DECODED, ENCODER, PROCESSOR, RESPONSES
 from keepsight.observe.counters import Counters
 from keepsight.observe.server_view import ServerView
 from keepsight.requests import TierStatus
@@ -22,9 +22,10 @@ from tests.frontend.api.app_client import MODEL, Client, FakeEngine
 @dataclass
 class Watched(Client):
     view: ServerView = SEES_NOTHING
+    counters: Counters = field(default_factory=Counters)
 
     def make_app(self) -> ASGIApp:
-        return create_app(self.preparer, self.engine, MODEL, self.settings, view=self.view)
+        return create_app(self.preparer, self.engine, MODEL, self.settings, view=self.view, counters=self.counters)
 
 
 @pytest.fixture
@@ -45,6 +46,17 @@ def test_metrics_are_those_of_all_frontends(watched: Watched) -> None:
     lines = response.text.splitlines()
     assert 'keepsight_media_decoded_total{modality="image"} 4' in lines
     assert 'keepsight_cache_entries{cache="processor",tier="host",modality="image"} 7' in lines
+
+
+def test_whoever_is_refused_is_counted_and_whoever_only_watches_is_not(watched: Watched) -> None:
+    watched.settings = ApiSettings(max_waiting_requests=0)
+    assert watched.chat().status_code == 503
+    assert watched.send("GET", "/v1/nothing").status_code == 404
+    assert watched.send("GET", "/v1/models").status_code == 200
+    assert watched.send("GET", "/ready").status_code == 503
+    assert watched.send("GET", "/metrics").status_code == 200
+    numbers = watched.counters.numbers()
+    assert {digit: numbers[slot] for digit, slot in RESPONSES.items()} == {2: 1, 3: 0, 4: 1, 5: 1}
 
 
 def test_the_state_tells_of_caches_work_and_the_last_requests(watched: Watched) -> None:

@@ -52,6 +52,7 @@ from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED, Downloade
 from keepsight.frontend.pixels.pixel_cache import PixelCache
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prompt.read_messages import Conversation
+from keepsight.observe.counters import Counters
 from keepsight.observe.server_view import ServerView
 from keepsight.observe.tell_account import tell_in_header
 
@@ -275,6 +276,7 @@ def create_app(
     handles: MediaHandles | None = None,
     pixel_cache: PixelCache = KEEPS_NOTHING,
     view: ServerView = SEES_NOTHING,
+    counters: Counters | None = None,
 ) -> ASGIApp:
     """Without `handles` nothing can be uploaded; what lies in `pixel_cache` is shown if the settings say so."""
     api = Api(preparer, engine, model_name, settings, handles, pixel_cache)
@@ -292,7 +294,7 @@ def create_app(
             Exception: _fail,
         },
     )
-    return RequestLog(app, settings.log_requests)
+    return RequestLog(app, settings.log_requests, counters or Counters())
 
 
 def _routes(api: Api) -> list[Route]:

@@ -1,4 +1,7 @@
-"""Names each request, in its answer and in all that the log says of it, and logs one line when it has ended."""
+"""Names each request, in its answer and in all that the log says of it, and logs one line when it has ended.
+
+Counts the answers by their status, too: those who are refused reach nobody else who counts.
+"""
 
 import logging
 import os
@@ -12,6 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keepsight.frontend.api.access import path_within
 from keepsight.frontend.api.chat_response import Usage
+from keepsight.observe.catalogue import RESPONSES
+from keepsight.observe.counters import Counters
 from keepsight.observe.tell_account import tell_in_log
 
 logger = logging.getLogger(__name__)
@@ -26,18 +31,20 @@ UNTOLD_PATHS = frozenset({"/health", "/ready", "/metrics", "/debug/state"})
 class RequestLog:
     """ASGI middleware, the outermost."""
 
-    def __init__(self, app: ASGIApp, logs_requests: bool) -> None:
-        self._app, self._logs_requests = app, logs_requests
+    def __init__(self, app: ASGIApp, logs_requests: bool, counters: Counters) -> None:
+        self._app, self._logs_requests, self._counters = app, logs_requests, counters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = _Record(scope)
+        record, is_told = _Record(scope), path_within(scope) not in UNTOLD_PATHS
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.note_start(message["status"])
+                if is_told:
+                    self._counters.add(RESPONSES[message["status"] // 100])
                 message["headers"] = [*message.get("headers", ()), (_RAW_HEADER, record.request_id.encode())]
             await send(message)
 
@@ -45,7 +52,7 @@ class RequestLog:
         try:
             await self._app(scope, receive, send_named)
         finally:
-            if self._logs_requests and path_within(scope) not in UNTOLD_PATHS:
+            if self._logs_requests and is_told:
                 logger.info("%s", record)
             _request_id.reset(before)
 
