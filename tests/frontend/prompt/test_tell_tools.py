@@ -151,3 +151,12 @@ def test_contents_are_joined_with_nothing_between_them_where_one_is_empty() -> N
     assert join_contents([empty], [part]) == [part]
     assert join_contents([{"type": "image"}], "b") == [{"type": "image"}, part]
     assert join_contents("a", [part, part]) == [{"type": "text", "text": "a\n\nb"}, part]
+
+
+def test_results_of_one_functions_several_calls_may_come_in_any_order(preparer: RequestPreparer) -> None:
+    calls = call("look", "go", "look")
+    for number, each in enumerate(calls["tool_calls"]):
+        each["id"] = f"c{number}"
+    results = [say("tool", text, tool_call_id=f"c{number}") for number, text in ((2, "blue"), (0, "red"), (1, "gone"))]
+    told = turns(preparer, say("user", "Look"), calls, *results)[-1]
+    assert told == "user\nResult of look (call 3):\nblue\n\nResult of look (call 1):\nred\n\nResult of go:\ngone"

@@ -5,6 +5,7 @@ a user's words, as templates such as Gemma 3's let nobody else speak between two
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ def tell_results(messages: Sequence[Message]) -> list[Message]:
     names: dict[str, str] = {}
     holds_result = False
     for index, message in enumerate(messages):
-        names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ())}
+        names |= _name_calls(message.get("tool_calls", ()))
         is_result = message["role"] == "tool"
         if is_result:
             message = {"role": "user", "content": _tell_result(message, names, f"messages[{index}]")}
@@ -88,6 +89,16 @@ def _describe_one(tool: object, field: str) -> Mapping[str, Any]:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise InvalidArgumentError(field, 'must be {"type": "function", "function": {"name", ...}}')
     return {name: function[name] for name in _TOLD if function.get(name) is not None}
+
+
+def _name_calls(calls: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """By their ids.  Of one function's several it is told which: their results may come in any order."""
+    names = [call["function"]["name"] for call in calls]
+    times = Counter(names)
+    return {
+        call["id"]: name if times[name] == 1 else f"{name} (call {number})"
+        for number, (call, name) in enumerate(zip(calls, names, strict=True), start=1)
+    }
 
 
 def _tell_result(message: Message, names: Mapping[str, str], field: str) -> Content:
