@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
@@ -110,9 +111,14 @@ def test_a_histogram_counts_each_time_in_every_bucket_that_it_fits() -> None:
         counters.observe(STAGE["fetch"], seconds)
     found = served(Totals.of_pages([("frontend", counters.numbers())]))
     buckets = {key[1]: value for key, value in found["keepsight_stage_seconds_bucket"].items() if key[0] == "fetch"}
-    assert [buckets[str(bound)] for bound in BOUNDS] == [1, 1, 1, *[2] * (len(BOUNDS) - 3)]
+    assert [buckets[str(bound)] for bound in BOUNDS] == [*[1] * 4, *[2] * (len(BOUNDS) - 4)]
     assert buckets["+Inf"] == found["keepsight_stage_seconds_count"]["fetch",] == 3
     assert found["keepsight_stage_seconds_sum"]["fetch",] == pytest.approx(5000.0021)
+
+
+def test_a_percentile_is_known_within_a_factor_from_a_hit_to_a_long_answer() -> None:
+    assert (BOUNDS[0], BOUNDS[-1]) == (0.0001, 1000.0)
+    assert all(1 < above / below <= 2.5 + 1e-9 for below, above in pairwise(BOUNDS))
 
 
 def test_the_share_of_blocks_in_use_is_that_of_all_engines() -> None:
