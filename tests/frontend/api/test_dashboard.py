@@ -49,6 +49,8 @@ COLD = request(
 )
 WARM = request("warm", [found("encoder", "decode", "encode", tier="disk")], ("load", 1, 2), ("prefill", 5, 5))
 STATE = {
+    "running": 3,
+    "waiting": 0,
     "caches": [
         tier("processor", "host", MIB, 4 * MIB, 4, 3),
         tier("encoder", "device", 2 * MIB, 4 * MIB, 10, 4),
@@ -152,6 +154,12 @@ def test_each_cache_tells_how_full_it_is_how_often_it_is_right_and_what_that_sav
     expect(encoder.get_by_role("meter", name="Device, full")).to_have_attribute("aria-valuenow", "50")
     expect(encoder).not_to_contain_text("Host memory")
     expect(cache(shown, "Prefix cache").locator(".hits")).to_have_text("75 %")
+
+
+def test_how_much_is_under_way_and_waits_is_told(shown: Page, server: Server) -> None:
+    expect(shown.get_by_text("Now:")).to_have_text("Now: 3 answers under way, 0 waiting.")
+    server.state |= {"running": 1, "waiting": 1200}
+    expect(shown.get_by_text("Now:")).to_have_text("Now: 1 answer under way, 1,200 waiting.")
 
 
 def test_it_fills_while_it_is_looked_at_and_is_not_drawn_anew(shown: Page, server: Server) -> None:

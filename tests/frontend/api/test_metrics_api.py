@@ -12,7 +12,7 @@ from keepsight.api_settings import ApiSettings
 from keepsight.frontend.api.app import SEES_NOTHING, create_app
 from keepsight.observe.account import RequestAccount
 from keepsight.observe.account_ring import AccountRing
-from keepsight.observe.catalogue import DECODED, ENCODER, PROCESSOR, RESPONSES
+from keepsight.observe.catalogue import DECODED, ENCODER, PROCESSOR, RESPONSES, slot_of
 from keepsight.observe.counters import Counters
 from keepsight.observe.server_view import ServerView
 from keepsight.requests import TierStatus
@@ -35,6 +35,7 @@ def watched(engine: FakeEngine, tmp_path: Path) -> Watched:
         counters = Counters.open(tmp_path, f"frontend-{rank}")
         counters.add(DECODED, 2)
         counters.add(ENCODER["disk"].hits, 3)
+        counters.set(slot_of("num_requests_waiting"), rank + 1)
         ring = AccountRing.open(tmp_path, f"frontend-{rank}")
         ring.put(RequestAccount(f"request-{rank}", [("hash", 256)], 300).describe())
     return Watched(engine.preparer, engine, view=ServerView.of_server(tmp_path, lambda: {PROCESSOR.entries: 7}))
@@ -64,6 +65,7 @@ def test_the_state_tells_of_caches_work_and_the_last_requests(watched: Watched) 
     state = watched.send("GET", "/debug/state").json()
     [disk] = [each for each in state["caches"] if (each["cache"], each["tier"]) == ("encoder", "disk")]
     assert (disk["hits"], disk["modality"], disk["reason"]) == (6, "image", "the disk is full")
+    assert (state["running"], state["waiting"]) == (0, 3)
     assert {each["reason"] for each in state["caches"] if each is not disk} == {None}
     assert state["media"] == {"fetched": 0, "decoded": 4, "preprocessed": 0, "transferred": 0, "encoded": 0}
     assert [each["id"] for each in state["requests"]] == ["request-1", "request-0"]

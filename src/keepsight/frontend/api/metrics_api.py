@@ -17,13 +17,23 @@ from keepsight.frontend.api.answer import Engine
 from keepsight.frontend.api.read_limit import read_limit
 from keepsight.frontend.http.error_response import json_response
 from keepsight.observe.account import AccountBody
-from keepsight.observe.catalogue import CACHES, DECODED, ENCODED, FETCHED, PREPROCESSED, TRANSFERRED, CacheSlots
+from keepsight.observe.catalogue import (
+    CACHES,
+    DECODED,
+    ENCODED,
+    FETCHED,
+    PREPROCESSED,
+    TRANSFERRED,
+    CacheSlots,
+    slot_of,
+)
 from keepsight.observe.server_view import ServerView
 from keepsight.observe.totals import Totals
 from keepsight.observe.write_prometheus import CONTENT_TYPE, write_prometheus
 from keepsight.requests import TierStatus
 
 DEFAULT_LIMIT, MAX_LIMIT = 50, 1000
+RUNNING, WAITING = slot_of("num_requests_running"), slot_of("num_requests_waiting")
 Tiers = Mapping[int, Sequence[TierStatus]]  # by rank of the engine
 
 
@@ -56,6 +66,9 @@ class MediaWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerState(msgspec.Struct, frozen=True, kw_only=True):
+    # Sequences that have a seat, and that have none.
+    running: int
+    waiting: int
     caches: list[CacheState]
     media: MediaWork
     # Resident bytes of all processes of a kind.
@@ -89,8 +102,11 @@ class MetricsApi:
         limit = read_limit(http, DEFAULT_LIMIT, MAX_LIMIT)
         totals = await run_in_threadpool(self._view.read_totals)
         accounts = await run_in_threadpool(self._view.read_accounts)
+        running, waiting = _whole(totals, RUNNING, WAITING)
         return json_response(
             ServerState(
+                running=running,
+                waiting=waiting,
                 caches=list(_describe_caches(totals, self._engine.list_tiers())),
                 media=_describe_work(totals),
                 memory=dict(totals.memory),

@@ -4,7 +4,7 @@
 import { drawCaches } from "./draw_caches.js";
 import { drawPictures } from "./draw_pictures.js";
 import { drawRequests } from "./draw_requests.js";
-import { at, write } from "./elements.js";
+import { at, count, write } from "./elements.js";
 
 const PERIOD_MS = 1000;
 // Whoever says nothing for so long is as good as gone: what is shown would be taken for what is.
@@ -36,6 +36,7 @@ async function call(path, method = "GET") {
 async function refresh() {
   const state = await (await call(`debug/state?limit=${NUM_REQUESTS}`)).json();
   at("shown").hidden = false;
+  write(at("now"), `Now: ${count(state.running, "answer")} under way, ${state.waiting.toLocaleString("en")} waiting.`);
   drawCaches(at("caches"), state.caches, clear);
   write(at("work"), tellWork(state.media));
   at("no-requests").hidden = state.requests.length > 0;
