@@ -33,6 +33,15 @@ def test_every_metric_that_it_asks_for_is_served() -> None:
     assert asked <= served().keys()
 
 
+def test_of_several_servers_it_shows_those_that_are_chosen_as_one() -> None:
+    [chosen] = DASHBOARD["templating"]["list"]
+    assert set(re.findall(r"keepsight_\w+", chosen["definition"])) <= served().keys()
+    for expression in EXPRESSIONS:
+        series = re.findall(r"keepsight_\w+(\{instance=~\"\$instance\")?", expression)
+        assert all(series), expression
+        assert "sum" in expression, "else each server would be a line of the same name"
+
+
 def test_every_label_that_it_groups_by_is_there() -> None:
     for expression in EXPRESSIONS:
         labels = set[str]().union(*(served()[name] for name in re.findall(r"keepsight_\w+", expression)))

@@ -153,7 +153,8 @@ def many_pictures(draw: Drawer) -> Workload:
 def text_beside_pictures(draw: Drawer) -> Workload:
     """Short questions without pictures, while somebody shows one new picture after the other.
 
-    They come at moments that the server has no part in: asked as soon as it has time, they would not meet its pauses.
+    Each client's come a drawn pause after its last answer: asked as soon as the server has time, they would not meet
+    its pauses.
     """
     # First, as what is timed is drawn while it is asked.
     beside = [once(draw.picture(), draw.words()) for _ in range(draw.options.num_requests)]
