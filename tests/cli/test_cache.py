@@ -22,7 +22,7 @@ CROPS = '{"do_pan_and_scan": true}'
 def trace(tmp_path: Path) -> Path:
     recorder = TraceRecorder(tmp_path / "trace.jsonl")
     for access in zipf(500):
-        recorder.record(access.key, access.num_bytes, access.seconds)
+        recorder.record(access)
     recorder.close()
     return tmp_path / "trace.jsonl"
 

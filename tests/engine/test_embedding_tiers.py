@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,10 +145,12 @@ def test_a_trace_names_each_use_by_its_entry_and_tells_what_encodings_take(tmp_p
     media = tuple(MediaItem(key, TokenSpan(4 * place, 4), Geometry(9, 9)) for place, key in enumerate("ab"))
     request = EngineRequest("r", (1,) * 8, media, SamplingParams())
     tiers.note_uses(request)
+    asked_by = time.time()
     tiers.keeping()(encoding("a"), 0.25, lambda: pytest.fail("nothing keeps it"))
     tiers.note_uses(request)
     tiers.close()
     uses = list(read_trace(path))
+    assert uses[0].time <= uses[1].time <= asked_by <= uses[2].time, "not when it was known what it takes"
     assert [use.key for use in uses] == [name("a"), name("b")] * 2
     assert {(use.num_bytes, use.seconds) for use in uses} == {(4 * EMBEDDINGS.num_bytes, 0.25)}
     assert "media" not in json.dumps([use.key for use in uses])

@@ -13,9 +13,9 @@ from keepsight.tiers.trace import Access, TraceRecorder, read_trace
 def test_what_was_recorded_is_read_again(tmp_path: Path) -> None:
     path, times = tmp_path / "trace", iter([1.5, 2.5, 3.5])
     for keys in (["a", "b"], ["a"]):
-        recorder = TraceRecorder(path, now=lambda: next(times))
+        recorder = TraceRecorder(path)
         for key in keys:
-            recorder.record(key, 10, 0.25)
+            recorder.record(Access(next(times), key, 10, 0.25))
         recorder.close()
     assert list(read_trace(path)) == [
         Access(1.5, "a", 10, 0.25),
@@ -57,7 +57,7 @@ def test_a_file_that_hangs_stops_nobody(tmp_path: Path, monkeypatch: pytest.Monk
 
     recorder._file = Hanging()  # type: ignore[assignment]
     for number in range(100):
-        recorder.record(str(number), 1, 1)
+        recorder.record(Access(0, str(number), 1, 1))
     assert recorder.num_left_out >= 89
     may_write.set()
     recorder.close()
@@ -67,7 +67,7 @@ def test_a_file_that_hangs_stops_nobody(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_could_not_be_written_is_told_once_and_counted_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     recorder = TraceRecorder(Path("/dev/full"))
     for number in range(3):
-        recorder.record(str(number), 1, 1)
+        recorder.record(Access(0, str(number), 1, 1))
     recorder.close()
     told = [each.getMessage() for each in caplog.records]
     assert told == [
@@ -90,7 +90,7 @@ def test_a_line_for_which_a_disk_had_no_room_is_ended_when_it_has(tmp_path: Path
 
     recorder._file = Filling()  # type: ignore[assignment]
     for key in ("a", "b", "c", "d"):
-        recorder.record(key, 1, 1)
+        recorder.record(Access(0, key, 1, 1))
     recorder.close()
     assert [access.key for access in read_trace(tmp_path / "trace")] == ["a", "b", "d"]
     assert recorder.num_left_out == 1

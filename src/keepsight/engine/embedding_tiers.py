@@ -6,10 +6,13 @@ and after `clear` never by what was kept or asked for before it.
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
+
+import msgspec
 
 from keepsight.observe.mean_cost import MeanCost
 from keepsight.requests import EngineRequest, TierStatus
@@ -18,7 +21,7 @@ from keepsight.scheduling.encoder_cache_manager import encoder_key
 from keepsight.scheduling.step_plan import Encoding
 from keepsight.tiers.tier import StoredArray
 from keepsight.tiers.tiered_store import TieredStore
-from keepsight.tiers.trace import TraceRecorder
+from keepsight.tiers.trace import Access, TraceRecorder
 
 logger = logging.getLogger(__name__)
 # Until a picture that is not held could be encoded: it is asked for, decoded, resized and sent, on a busy machine.
@@ -79,8 +82,8 @@ class EmbeddingTiers:
         self._held: set[str] = set()
         self._num_loading = 0
         self._encoding_cost = MeanCost()
-        # Encoder key and bytes of each.
-        self._untold_uses: deque[tuple[str, int]] = deque(maxlen=MAX_UNTOLD_USES)
+        # By encoder key.
+        self._untold_uses: deque[Access] = deque(maxlen=MAX_UNTOLD_USES)
 
     @property
     def has_answers(self) -> bool:
@@ -153,14 +156,13 @@ class EmbeddingTiers:
         """For the trace: its uses cost what encodings have been seen to take."""
         if self._trace is None:
             return
+        now, seconds = time.time(), self._encoding_cost.seconds
         for item in request.media:
             num_bytes = item.span.length * self._embeddings.num_bytes
-            self._untold_uses.append((encoder_key(item, request.adapter), num_bytes))
-        if not self._encoding_cost.seconds:
-            return
-        while self._untold_uses:
-            key, num_bytes = self._untold_uses.popleft()
-            self._trace.record(self._name(key), num_bytes, self._encoding_cost.seconds)
+            self._untold_uses.append(Access(now, encoder_key(item, request.adapter), num_bytes, seconds))
+        while seconds and self._untold_uses:
+            use = self._untold_uses.popleft()
+            self._trace.record(msgspec.structs.replace(use, key=self._name(use.key), seconds=seconds))
 
     def close(self) -> None:
         self._store.close()

@@ -7,8 +7,7 @@ and counted, which is told when all is closed.
 import logging
 import queue
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -49,19 +48,18 @@ def read_trace(path: Path) -> Iterator[Access]:
 class TraceRecorder:
     """Adds to a file, by a thread of its own."""
 
-    def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path) -> None:
         """Raises OSError if it cannot be written."""
         self.num_left_out = 0
-        self._now = now
         # Each line is one write: several engines may add to one file.
         self._file = path.open("ab", buffering=0)
         self._waiting: queue.Queue[Access | None] = queue.Queue(_MAX_WAITING)
         self._thread = threading.Thread(target=self._write_all, name="trace", daemon=True)
         self._thread.start()
 
-    def record(self, key: str, num_bytes: int, seconds: float) -> None:
+    def record(self, access: Access) -> None:
         try:
-            self._waiting.put_nowait(Access(self._now(), key, num_bytes, seconds))
+            self._waiting.put_nowait(access)
         except queue.Full:
             self.num_left_out += 1
 
