@@ -459,3 +459,16 @@ def test_what_is_looked_for_again_after_it_was_taken_back_is_one_query() -> None
     assert drive.scheduler.pages.num_preemptions
     cache = drive.scheduler.media.encoder_cache
     assert (cache.num_queries, cache.num_hits) == (4, 3)
+
+
+@pytest.mark.parametrize(("claimed_from", "found"), [(0, 1), (1, 0)], ids=["a longer prefix", "a shorter prefix"])
+def test_room_that_is_given_back_when_another_prefix_is_found_is_told_at_once(claimed_from: int, found: int) -> None:
+    drive = quiet_drive()
+    drive.add(promising("a", 3, "cat", "dog", 2))
+    drive.deliver("cat")
+    drive.deliver("dog")
+    media, (state,) = drive.scheduler.media, drive.scheduler.lineup.waiting
+    assert media.claim(state, claimed_from) is None
+    media.take_awaited_change()
+    media.claim(state, found)
+    assert media.take_awaited_change()

@@ -224,17 +224,16 @@ class MediaClaims:
 
     def release_computed(self, state: RequestState) -> None:
         """Items that are wholly computed need their embeddings no more."""
-        self._has_awaited_changed |= self._release_before(state, state.next_item)
+        self._release_before(state, state.next_item)
 
-    def _release_before(self, state: RequestState, first_item: int) -> bool:
-        """Whether there were any."""
-        passed = [index for index in state.claimed_items if index < first_item]
-        for index in passed:
+    def _release_before(self, state: RequestState, first_item: int) -> None:
+        for index in [index for index in state.claimed_items if index < first_item]:
             state.claimed_items.remove(index)
             self.encoder_cache.release((state.sequence_id, index))
-        return bool(passed)
+            self._has_awaited_changed = True
 
     def drop(self, state: RequestState) -> None:
+        self._has_awaited_changed |= bool(state.claimed_items)
         state.claimed_items.clear()
         state.num_to_join = 0
         self.encoder_cache.release_all(state.sequence_id)
