@@ -253,13 +253,18 @@ def test_the_rest_of_a_request_is_given_up_when_one_of_it_fails(server: PictureS
 
 def test_fifty_requests_for_one_url_are_one_download(server: PictureServer) -> None:
     gate = Gate()
-    url = server.serve("/a", gate.answer)
-    with intake_with() as intake, ThreadPoolExecutor(50) as threads:
-        asking = [threads.submit(fetch, intake, url) for _ in range(50)]
-        wait_until(lambda: server.num_asked("/a") > 0)
+    url, other = server.serve("/a", gate.answer), server.serve("/other", response(b"other"))
+
+    async def run(intake: MediaIntake) -> None:
+        waiting = [asyncio.create_task(intake.download(parts_of(url), None)) for _ in range(50)]
+        await asyncio.sleep(0)  # each of them asks
+        await intake.download(parts_of(other), None)  # asked for after them, and has come: they all wait by now
         gate.open()
-        assert [each.result(20) for each in asking] == [[b"picture"]] * 50
-    assert server.num_asked("/a") <= 2, "whoever came after the answer asks again, nobody else does"
+        assert await asyncio.gather(*waiting) == [{url: b"picture"}] * 50
+
+    with intake_with() as intake:
+        asyncio.run(run(intake))
+    assert server.num_asked("/a") == 1
 
 
 def test_requests_that_wait_in_an_event_loop_hold_no_threads(server: PictureServer) -> None:
