@@ -143,7 +143,9 @@ class Contestant:
         await self._process.stop()
 
     async def ask(self, task: Task) -> None:
-        settings = RunSettings([task.workload], task.options, task.concurrency, self._arguments.reuse, self._restart)
+        settings = RunSettings(
+            [task.workload], task.options, task.concurrency, reuse_percents=self._arguments.reuse, restart=self._restart
+        )
         run = WorkloadRun(self._server, settings)
         await run.run()
         for label, reason in run.failures.items():

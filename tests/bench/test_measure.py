@@ -1,20 +1,25 @@
 """Against a server that says what it is told to."""
 
 import asyncio
+import statistics
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
 
 import pytest
 
 from keepsight.bench import run_workloads
 from keepsight.bench.address import Address
 from keepsight.bench.ask import Answer, Server, ask
-from keepsight.bench.measure import Measurement, find_words_per_picture, measure
+from keepsight.bench.measure import Crowd, Measurement, draw_gaps, find_words_per_picture, measure
 from keepsight.bench.run_workloads import RunSettings, WorkloadRun
 from keepsight.bench.workloads import Conversation, Workload, WorkloadOptions, draw_workload, once
 from keepsight.errors import InvalidArgumentError, NoAnswerError
 from tests.cli.scripted_server import DONE, USAGE_EVENT, Script, answer, event, scripted_server
 
 OPTIONS = WorkloadOptions(seed=1, num_requests=4, num_warm_up=1, picture_size=(16, 16), num_turns=2)
+ALONE = Crowd()
 OPENING = b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n'
 
 
@@ -28,9 +33,9 @@ def server_of(script: Script) -> Server:
     return Server(Address.parse(script.url), "first", "a key", {"max_tokens": 3})
 
 
-def run(script: Script, workload: Workload, concurrency: int = 1) -> tuple[Measurement, list[Answer]]:
+def run(script: Script, workload: Workload, crowd: Crowd = ALONE) -> tuple[Measurement, list[Answer]]:
     kept: list[Answer] = []
-    return asyncio.run(measure(server_of(script), workload, concurrency, kept.append)), kept
+    return asyncio.run(measure(server_of(script), workload, crowd, kept.append)), kept
 
 
 def test_an_answer_has_the_times_of_its_tokens_and_what_the_server_counted(script: Script) -> None:
@@ -98,9 +103,29 @@ def test_an_address_says_its_host_as_http_wants_it() -> None:
 
 
 def test_what_goes_before_is_asked_and_not_counted(script: Script) -> None:
-    found, kept = run(script, draw_workload("cold", OPTIONS), concurrency=3)
+    found, kept = run(script, draw_workload("cold", OPTIONS), Crowd(3))
     assert found.answers == kept
     assert (len(kept), len(script.bodies)) == (4, 5)
+
+
+def test_new_clients_come_whether_or_not_the_others_have_their_answers(script: Script) -> None:
+    options = replace(OPTIONS, num_warm_up=0)
+    script.together = threading.Barrier(options.num_requests)
+    _, kept = run(script, draw_workload("cold", options), Crowd(new_per_second=100.0))
+    assert [each.error for each in kept] == [None] * options.num_requests
+
+
+def test_texts_beside_pictures_may_come_at_a_rate_too(script: Script) -> None:
+    found, _ = run(script, draw_workload("text-beside-pictures", OPTIONS), Crowd(new_per_second=1000.0))
+    num_pictures = OPTIONS.num_warm_up + OPTIONS.num_requests
+    assert len(script.bodies) == num_pictures + OPTIONS.num_warm_up + len(found.answers), "none is dropped"
+
+
+def test_a_seed_draws_when_clients_come() -> None:
+    gaps, same, others = (list(islice(draw_gaps(5.0, seed), 2000)) for seed in (1, 1, 2))
+    assert gaps == same
+    assert gaps != others
+    assert statistics.fmean(gaps) == pytest.approx(0.2, rel=0.1)
 
 
 def test_every_turn_sends_what_was_said_before_with_the_server_s_answers(script: Script) -> None:

@@ -9,7 +9,7 @@ from keepsight.bench.plot import TYPICAL, check_ending, lay_out, save_plot
 from keepsight.bench.summary import Spread, Summary
 from keepsight.errors import InvalidArgumentError
 
-TIMES = {"cold": Spread(1000, 2000, 1100), "known <again>": Spread(10, 20, 12)}
+TIMES = {"cold": Spread(1000, 2000, 2500, 1100), "known <again>": Spread(10, 20, 30, 12)}
 
 
 def summary(first_token: Spread | None) -> Summary:
@@ -21,7 +21,7 @@ def test_ten_times_as_long_is_one_more_power_of_ten() -> None:
     longer, shorter = (bar.width for bar in bars)
     [tenth] = [
         bar.width
-        for bar in lay_out({**TIMES, "tenth": Spread(100, 100, 100)}).shapes[-2:-1]
+        for bar in lay_out({**TIMES, "tenth": Spread(100, 100, 100, 100)}).shapes[-2:-1]
         if isinstance(bar, Box) and bar.colour == TYPICAL
     ]
     assert tenth == pytest.approx((longer + shorter) / 2)
@@ -32,7 +32,7 @@ def test_an_svg_is_well_formed_whatever_a_workload_is_called() -> None:
     assert "known <again>" in texts
 
 
-@pytest.mark.parametrize("times", [TIMES, {}, {"one": Spread(5, 5, 5)}])
+@pytest.mark.parametrize("times", [TIMES, {}, {"one": Spread(5, 5, 5, 5)}])
 def test_both_formats_are_written(times: dict[str, Spread], tmp_path: Path) -> None:
     summaries = {name: summary(each) for name, each in times.items()} | {"failed": summary(None)}
     for name in ("a.svg", "a.png"):

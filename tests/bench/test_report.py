@@ -47,8 +47,8 @@ def test_a_report_comes_back_from_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        *("", "null", "{}", "[]", '{"format": 0}', '{"format": 1, "facts": {}, "workloads": {"a": {}}}'),
-        *('{"format": 1, "facts": {}, "workloads": []}', '{"format": 1, "facts": {}, "workloads": null}'),
+        *("", "null", "{}", "[]", '{"format": 1}', '{"format": 2, "facts": {}, "workloads": {"a": {}}}'),
+        *('{"format": 2, "facts": {}, "workloads": []}', '{"format": 2, "facts": {}, "workloads": null}'),
     ],
 )
 def test_any_other_file_is_refused_by_name(tmp_path: Path, content: str) -> None:

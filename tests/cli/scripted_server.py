@@ -33,6 +33,8 @@ class Script:
     models: object = field(default_factory=lambda: MODELS)
     status: int = 200
     refusal: bytes = b""
+    # No question is answered before so many were asked.
+    together: threading.Barrier | None = None
     # After its pieces an answer waits for the client to leave.
     is_endless: bool = False
     url: str = ""
@@ -55,6 +57,8 @@ def scripted_server(script: Script) -> Iterator[Script]:
 
         def do_POST(self) -> None:
             script.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            if script.together is not None:
+                script.together.wait(LIMIT_SECONDS)
             if self._begin():
                 pieces = script.answers.pop(0) if len(script.answers) > 1 else script.answers[0]
                 for piece in pieces:

@@ -47,6 +47,29 @@ def test_reports_that_have_nothing_in_common_are_not_compared(
     assert (told.out, told.err) == ("", f"keepsight bench: FILE: {one} and {other} have no workload in common\n")
 
 
+def test_a_server_is_asked_at_a_rate(tmp_path: Path) -> None:
+    report = tmp_path / "a.json"
+    with scripted_server(Script()) as script:
+        typed = ["--base-url", script.url, "--json", str(report), "--workload", "cold", "--request-rate", "50"]
+        assert main(["bench", "serve", *typed, *QUICK]) == 0
+    facts = Report.load(report).facts
+    assert facts["request_rate"] == 50
+    assert "concurrency" not in facts, "nobody set how many"
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        *((["--request-rate", each], "for all at once: --concurrency") for each in ("0", "-1", "inf", "nan", "often")),
+        (["--request-rate", "1", "--concurrency", "2"], "not allowed with"),
+    ],
+)
+def test_a_rate_that_cannot_be_kept_is_refused(typed: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "serve", *typed])
+    assert said in capsys.readouterr().err
+
+
 def test_seeds_differ_unless_they_are_given(tmp_path: Path) -> None:
     def seed_of(name: str, *more: str) -> int:
         path = tmp_path / name

@@ -1,13 +1,15 @@
 """Asks a server a workload: what is to be known first, then, on the clock, by so many clients at a time.
 
-A client asks its next request when it has its answer (a closed loop), or a drawn pause later.  Conversations are sent
+A client asks its next request when it has its answer (a closed loop), or a drawn pause later; or new clients come, as
+they do to a server that many use, whether or not the others have their answers (an open loop).  Conversations are sent
 again whole, with the server's own answers, at every turn.
 """
 
 import asyncio
 import json
+import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 
 from keepsight.bench.ask import Answer, Server, ask
@@ -20,13 +22,23 @@ _PROBE_WORDS = 200
 
 
 @dataclass(frozen=True, slots=True)
+class Crowd:
+    """So many clients, or so many new ones a second: as a Poisson process brings them."""
+
+    concurrency: int = 1
+    # None: those there are ask again and again.
+    new_per_second: float | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     answers: list[Answer]
     seconds: float
 
 
 async def measure(
-    server: Server, workload: Workload, concurrency: int, keep: Keep, restart: Restart | None = None
+    server: Server, workload: Workload, crowd: Crowd, keep: Keep, restart: Restart | None = None
 ) -> Measurement:
     """`keep` sees each timed answer as it ends."""
     await _converse_all(server, iter(workload.before), _insist)
@@ -41,7 +53,11 @@ async def measure(
 
     started, over = time.perf_counter(), asyncio.Event()
     conversations = iter(workload.timed)
-    clients = [asyncio.create_task(_converse_all(server, conversations, note, over)) for _ in range(concurrency)]
+    if crowd.new_per_second is None:
+        asking = [_converse_all(server, conversations, note, over) for _ in range(crowd.concurrency)]
+    else:
+        asking = [_arrive(server, conversations, note, over, draw_gaps(crowd.new_per_second, crowd.seed))]
+    clients = [asyncio.create_task(each) for each in asking]
     try:
         if workload.beside:
             await _converse_all(server, iter(workload.beside), _insist)
@@ -63,17 +79,37 @@ async def _converse_all(
         await asyncio.sleep(conversation.pause_seconds)
         if over is not None and over.is_set():
             return
-        async for answer in _converse(server, conversation):
-            keep(answer)
+        await _converse(server, conversation, keep)
 
 
-async def _converse(server: Server, conversation: Conversation) -> AsyncIterator[Answer]:
+async def _arrive(
+    server: Server, conversations: Iterator[Conversation], keep: Keep, over: asyncio.Event, gaps: Iterator[float]
+) -> None:
+    """Each conversation is a new client's; none waits for another's."""
+    due = time.perf_counter()
+    async with asyncio.TaskGroup() as clients:
+        for conversation, gap in zip(conversations, gaps, strict=False):
+            # By the clock: what this loop itself takes must not make them fewer.
+            due += gap
+            await asyncio.sleep(due - time.perf_counter())
+            if over.is_set():
+                return
+            clients.create_task(_converse(server, conversation, keep))
+
+
+def draw_gaps(new_per_second: float, seed: int) -> Iterator[float]:
+    rng = random.Random(f"{seed} arrivals")
+    while True:
+        yield rng.expovariate(new_per_second)
+
+
+async def _converse(server: Server, conversation: Conversation, keep: Keep) -> None:
     """An error ends the conversation."""
     messages: list[bytes] = []
     for turn in conversation.turns:
         messages.append(b'{"role":"user","content":[%s]}' % b",".join(turn))
         answer = await ask(server, messages)
-        yield answer
+        keep(answer)
         if answer.error is not None:
             return
         messages.append(json.dumps({"role": "assistant", "content": answer.text}).encode())
@@ -92,11 +128,12 @@ async def find_words_per_picture(server: Server, options: WorkloadOptions) -> in
     short, long = draw.words(), draw.words(_PROBE_WORDS)
 
     async def count(*parts: Part) -> int:
-        async for answer in _converse(probe, once(*parts)):
-            _insist(answer)
-            if answer.num_prompt_tokens:
-                return answer.num_prompt_tokens
-        raise NoAnswerError("the server does not say how many tokens a prompt has")
+        answers: list[Answer] = []
+        await _converse(probe, once(*parts), answers.append)
+        _insist(answers[0])
+        if not answers[0].num_prompt_tokens:
+            raise NoAnswerError("the server does not say how many tokens a prompt has")
+        return answers[0].num_prompt_tokens
 
     num_short = await count(short)
     num_of_words = await count(short, long) - num_short

@@ -12,7 +12,7 @@ from typing import Any
 from keepsight.bench.summary import Spread, Summary
 from keepsight.errors import InvalidArgumentError
 
-FORMAT = 1
+FORMAT = 2
 # One server's name for a model is not the other's; each run draws its own, and counts words by the server's tokens.
 MAY_DIFFER = frozenset({"model", "seed", "words_per_picture"})
 Row = Sequence[str]
@@ -68,13 +68,19 @@ def _p95(spread: Spread | None) -> float | None:
     return None if spread is None else spread.p95
 
 
+def _p99(spread: Spread | None) -> float | None:
+    return None if spread is None else spread.p99
+
+
 METRICS = (
     Metric("requests", lambda each: each.num_requests, None, ".0f"),
     Metric("errors", lambda each: each.num_errors, None, ".0f"),
     Metric("first token p50 ms", lambda each: _p50(each.first_token), True),
     Metric("first token p95 ms", lambda each: _p95(each.first_token), True),
+    Metric("first token p99 ms", lambda each: _p99(each.first_token), True),
     Metric("gap p50 ms", lambda each: _p50(each.gap), True, ".2f"),
     Metric("gap p95 ms", lambda each: _p95(each.gap), True, ".2f"),
+    Metric("gap p99 ms", lambda each: _p99(each.gap), True, ".2f"),
     Metric("whole p50 ms", lambda each: _p50(each.whole), True),
     Metric("whole p95 ms", lambda each: _p95(each.whole), True),
     Metric("requests/s", lambda each: each.requests_per_second, False, ".2f"),

@@ -17,6 +17,7 @@ from keepsight.bench.measure import Measurement
 class Spread:
     p50: float
     p95: float
+    p99: float
     mean: float
 
     @classmethod
@@ -24,7 +25,7 @@ class Spread:
         if not seconds:
             return None
         ms = sorted(each * 1e3 for each in seconds)
-        return cls(percentile(ms, 50), percentile(ms, 95), statistics.fmean(ms))
+        return cls(percentile(ms, 50), percentile(ms, 95), percentile(ms, 99), statistics.fmean(ms))
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:

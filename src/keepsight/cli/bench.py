@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,7 +55,16 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         help="what is asked for (default: all, restart only with --restart-command)",
     )
     add("--requests", type=int, default=DEFAULTS.num_requests, help="timed, of each workload (default: %(default)d)")
-    add("--concurrency", type=int, default=1, help="clients, each waiting for its answer (default: %(default)d)")
+    crowd = parser.add_mutually_exclusive_group()
+    crowd.add_argument(
+        "--concurrency", type=int, default=1, help="clients, each waiting for its answer (default: %(default)d)"
+    )
+    crowd.add_argument(
+        "--request-rate",
+        type=_to_rate,
+        metavar="PER_SECOND",
+        help="new clients come so often on average, at random moments, whether or not the others have their answers",
+    )
     add("--max-tokens", type=int, default=16, help="longest answer (default: %(default)d)")
     add("--ignore-eos", action="store_true", help="answers of exactly that length; not every server knows the field")
     add("--warmup", type=int, default=DEFAULTS.num_warm_up, help="untimed requests before (default: %(default)d)")
@@ -151,7 +161,20 @@ def _settings_of(arguments: argparse.Namespace, server: Server) -> RunSettings:
     options = replace(options_of(arguments, seed), num_warm_up=arguments.warmup, num_turns=arguments.turns)
     command = arguments.restart_command
     restart = None if command is None else partial(restart_by_command, command, server)
-    return RunSettings(_names_of(arguments), options, arguments.concurrency, arguments.reuse, restart)
+    names, concurrency, rate = _names_of(arguments), arguments.concurrency, arguments.request_rate
+    return RunSettings(names, options, concurrency, rate, arguments.reuse, restart)
+
+
+def _to_rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not 0 < rate < math.inf:
+        raise argparse.ArgumentTypeError(
+            f"must be a number above 0, not {text!r}; for all at once: --concurrency as large as --requests"
+        )
+    return rate
 
 
 def _names_of(arguments: argparse.Namespace) -> list[str]:
