@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from tqdm import tqdm
 
@@ -44,7 +45,7 @@ class WorkloadRun:
     @property
     def report(self) -> Report:
         server = self._server
-        facts = {"model": server.model, "sampling": dict(server.sampling)}
+        facts: dict[str, Any] = {"model": server.model, "sampling": dict(server.sampling)}
         if self._settings.request_rate is None:
             facts["concurrency"] = self._settings.concurrency
         else:
