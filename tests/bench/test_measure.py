@@ -12,14 +12,13 @@ import pytest
 from keepsight.bench import run_workloads
 from keepsight.bench.address import Address
 from keepsight.bench.ask import Answer, Server, ask
-from keepsight.bench.measure import Crowd, Measurement, draw_gaps, find_words_per_picture, measure
+from keepsight.bench.measure import ALONE, Crowd, Measurement, draw_gaps, find_words_per_picture, measure
 from keepsight.bench.run_workloads import RunSettings, WorkloadRun
 from keepsight.bench.workloads import Conversation, Workload, WorkloadOptions, draw_workload, once
 from keepsight.errors import InvalidArgumentError, NoAnswerError
 from tests.cli.scripted_server import DONE, USAGE_EVENT, Script, answer, event, scripted_server
 
 OPTIONS = WorkloadOptions(seed=1, num_requests=4, num_warm_up=1, picture_size=(16, 16), num_turns=2)
-ALONE = Crowd()
 OPENING = b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n'
 
 

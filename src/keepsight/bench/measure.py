@@ -28,7 +28,17 @@ class Crowd:
     concurrency: int = 1
     # None: those there are ask again and again.
     new_per_second: float | None = None
+    # Draws when they come.
     seed: int = 0
+
+    def to_facts(self) -> dict[str, float]:
+        """What was typed to get it."""
+        if self.new_per_second is None:
+            return {"concurrency": self.concurrency}
+        return {"request_rate": self.new_per_second}
+
+
+ALONE = Crowd()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,11 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from tqdm import tqdm
 
 from keepsight.bench.ask import Answer, Server, ask
-from keepsight.bench.measure import Crowd, Restart, find_words_per_picture, measure
+from keepsight.bench.measure import ALONE, Crowd, Restart, find_words_per_picture, measure
 from keepsight.bench.report import Report
 from keepsight.bench.summary import Summary, summarize
 from keepsight.bench.workloads import AS_LONG_AS_A_PICTURE, Workload, WorkloadOptions, draw_workload
@@ -24,9 +23,7 @@ READY_SECONDS = 600.0
 class RunSettings:
     workloads: Sequence[str]
     options: WorkloadOptions
-    concurrency: int = 1
-    # New clients, come what may; None: those there are ask again and again.
-    request_rate: float | None = None
+    crowd: Crowd = ALONE
     # `zipf` is run once for each.
     reuse_percents: Sequence[int] = (80,)
     restart: Restart | None = None
@@ -45,11 +42,7 @@ class WorkloadRun:
     @property
     def report(self) -> Report:
         server = self._server
-        facts: dict[str, Any] = {"model": server.model, "sampling": dict(server.sampling)}
-        if self._settings.request_rate is None:
-            facts["concurrency"] = self._settings.concurrency
-        else:
-            facts["request_rate"] = self._settings.request_rate
+        facts = {"model": server.model, "sampling": dict(server.sampling), **self._settings.crowd.to_facts()}
         return Report(facts | asdict(self._options), self.summaries)
 
     async def run(self) -> None:
@@ -80,8 +73,7 @@ class WorkloadRun:
             def keep(_: Answer) -> None:
                 bar.update()
 
-            crowd = Crowd(settings.concurrency, settings.request_rate, options.seed)
-            measured = await measure(self._server, drawn, crowd, keep, settings.restart)
+            measured = await measure(self._server, drawn, settings.crowd, keep, settings.restart)
         if not measured.answers:
             raise NoAnswerError("what went on beside was over before the first was asked: more --requests take longer")
         return summarize(measured)

@@ -13,6 +13,7 @@ from random import SystemRandom
 
 from keepsight.bench.address import Address
 from keepsight.bench.ask import Server
+from keepsight.bench.measure import Crowd
 from keepsight.bench.plot import check_ending, save_plot
 from keepsight.bench.report import Report, comparison, differences, table, to_markdown
 from keepsight.bench.run_workloads import RunSettings, WorkloadRun, restart_by_command
@@ -161,8 +162,8 @@ def _settings_of(arguments: argparse.Namespace, server: Server) -> RunSettings:
     options = replace(options_of(arguments, seed), num_warm_up=arguments.warmup, num_turns=arguments.turns)
     command = arguments.restart_command
     restart = None if command is None else partial(restart_by_command, command, server)
-    names, concurrency, rate = _names_of(arguments), arguments.concurrency, arguments.request_rate
-    return RunSettings(names, options, concurrency, rate, arguments.reuse, restart)
+    crowd = Crowd(arguments.concurrency, arguments.request_rate, seed)
+    return RunSettings(_names_of(arguments), options, crowd, arguments.reuse, restart)
 
 
 def _to_rate(text: str) -> float:
