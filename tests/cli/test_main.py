@@ -153,6 +153,9 @@ INTERRUPTED_BY_A_LIBRARY = """
 import os, signal, sys
 from keepsight.cli import main
 
+# Whoever runs tests in the background may have it ignored, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 def import_module(name):
     try:
         os.kill(os.getpid(), signal.SIGINT)
