@@ -80,7 +80,11 @@ def scripted_server(script: Script) -> Iterator[Script]:
         def log_message(self, *_arguments: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    class Server(ThreadingHTTPServer):
+        # Of five, as by default, a crowd's others would be refused.
+        request_queue_size = 128
+
+    with Server(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         script.url = f"http://127.0.0.1:{server.server_port}/v1"
