@@ -13,6 +13,7 @@ FLAGS_OF_PROCESSOR = {
     "": (),
     "_avx2": ("-mavx2", "-mfma"),
     "_avx512": ("-mavx512f", "-mavx512vl", "-mavx512bf16", "-mfma"),
+    "_amx": ("-mavx512f", "-mavx512vl", "-mavx512bf16", "-mfma", "-mamx-tile", "-mamx-bf16"),
 }
 
 

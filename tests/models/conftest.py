@@ -8,21 +8,21 @@ import torch
 from keepsight.models import cpu_library
 from keepsight.models.cpu_products import rounds_rows
 
-CAPABILITIES = ["DEFAULT", "AVX2", "AVX512"]
+# The best last.
+BUILDS = cpu_library.BUILDS[::-1]
 # The others have no instruction for it, wherever they run.
-BUILD_THAT_ROUNDS = "AVX512"
+BUILDS_THAT_ROUND = BUILDS[-2:]
 
 
-@pytest.fixture(params=CAPABILITIES)
+@pytest.fixture(params=BUILDS)
 def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """For this processor and for all lesser ones."""
-    capability = torch.backends.cpu.get_cpu_capability()
-    if capability not in CAPABILITIES[CAPABILITIES.index(request.param) :]:
-        pytest.skip(f"this processor is {capability}")
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: request.param)
+    if request.param not in cpu_library.builds_for_this_processor():
+        pytest.skip(f"this processor is {torch.backends.cpu.get_cpu_capability()}")
+    monkeypatch.setattr(cpu_library, "builds_for_this_processor", lambda: [request.param])
     forget_library()
     if not cpu_library.has_library():
-        pytest.skip("there was no compiler when keepsight was installed, or none for this kind of processor")
+        pytest.skip("it was not compiled when keepsight was installed, or this processor or system does not run it")
     yield
     monkeypatch.undo()
     forget_library()

@@ -14,7 +14,7 @@ from keepsight.models.gemma3.config import LayerConfig, RotaryConfig, TextConfig
 from keepsight.models.gemma3.decoder import Decoder
 from keepsight.models.layers import Linear, Placement
 from keepsight.models.paged_attention import PagedAttention
-from tests.models.conftest import BUILD_THAT_ROUNDS
+from tests.models.conftest import BUILDS_THAT_ROUND
 
 pytestmark = pytest.mark.usefixtures("build", "threads")
 CPU = torch.device("cpu")
@@ -124,7 +124,7 @@ def test_a_token_has_the_same_numbers_in_whatever_company(config: TextConfig) ->
 
 
 @pytest.mark.usefixtures("rounds")
-@pytest.mark.parametrize("build", [BUILD_THAT_ROUNDS], indirect=True)
+@pytest.mark.parametrize("build", BUILDS_THAT_ROUND, indirect=True)
 @of_each_config
 def test_where_products_round_it_has_them_too(config: TextConfig) -> None:
     assert_same_in_whatever_company(make_decoder(config, ROUNDED), torch.bfloat16)

@@ -10,7 +10,7 @@ from torch import Tensor
 from keepsight.models import cpu_kernels
 from keepsight.models.cpu_kernels import Sight, attend_rounded, attend_to_all
 from keepsight.models.cpu_products import rounds_rows
-from tests.models.conftest import BUILD_THAT_ROUNDS
+from tests.models.conftest import BUILDS_THAT_ROUND
 
 pytestmark = pytest.mark.usefixtures("build", "threads")
 
@@ -93,7 +93,7 @@ def test_a_row_has_the_same_numbers_in_whatever_company(window: int, heads: int,
 
 
 @pytest.mark.usefixtures("rounds")
-@pytest.mark.parametrize("build", [BUILD_THAT_ROUNDS], indirect=True)
+@pytest.mark.parametrize("build", BUILDS_THAT_ROUND, indirect=True)
 @pytest.mark.parametrize("window", [5, 200, 1000])
 @pytest.mark.parametrize(("heads", "dim"), [(1, 32), (4, 160), (7, 8)])
 def test_a_row_of_keys_of_bfloat16_has_them_too(window: int, heads: int, dim: int) -> None:
@@ -101,7 +101,7 @@ def test_a_row_of_keys_of_bfloat16_has_them_too(window: int, heads: int, dim: in
 
 
 @pytest.mark.usefixtures("rounds")
-@pytest.mark.parametrize("build", [BUILD_THAT_ROUNDS], indirect=True)
+@pytest.mark.parametrize("build", BUILDS_THAT_ROUND, indirect=True)
 @pytest.mark.parametrize("num_rows", [1, 3, 40])
 @pytest.mark.parametrize("dim", [8, 64, 96])
 def test_attention_to_keys_of_bfloat16_is_that_of_rounded_numbers(num_rows: int, dim: int) -> None:
@@ -128,7 +128,7 @@ def test_rows_may_lie_apart_and_so_may_what_they_are_written_to() -> None:
 
 
 @pytest.mark.usefixtures("rounds")
-@pytest.mark.parametrize("build", [BUILD_THAT_ROUNDS], indirect=True)
+@pytest.mark.parametrize("build", BUILDS_THAT_ROUND, indirect=True)
 @pytest.mark.parametrize("num_keys", [1, 2, 7, 127, 128, 129, 500])
 @pytest.mark.parametrize("dim", [8, 72])
 @pytest.mark.parametrize("length", [0.0, 1.0, 100.0], ids=lambda length: f"of length {length:g}")
@@ -145,7 +145,7 @@ def test_rounded_attention_is_that_of_rounded_numbers(num_keys: int, dim: int, l
 
 
 @pytest.mark.usefixtures("rounds")
-@pytest.mark.parametrize("build", [BUILD_THAT_ROUNDS], indirect=True)
+@pytest.mark.parametrize("build", BUILDS_THAT_ROUND, indirect=True)
 def test_a_row_of_rounded_attention_has_the_same_numbers_in_whatever_company() -> None:
     query, key, value = torch.randn(300, 24), torch.randn(200, 24), torch.randn(200, 24)
     together = torch.empty_like(query)

@@ -21,7 +21,7 @@ COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="compilers here are for other processors")
 @pytest.mark.parametrize("compiler", COMPILERS)
-@pytest.mark.parametrize("processor", ["x86-64", "haswell", "skylake-avx512", "cooperlake"])
+@pytest.mark.parametrize("processor", ["x86-64", "haswell", "skylake-avx512", "cooperlake", "sapphirerapids"])
 def test_the_kernels_compile_for_each_kind_of_processor(compiler: str, processor: str, tmp_path: Path) -> None:
     told = [f"-march={processor}", "-shared", "-fPIC", *SOURCES, "-lm", "-o", str(tmp_path / "kernels.so")]
     subprocess.run([compiler, *told], check=True)
@@ -41,6 +41,6 @@ def test_a_processor_takes_a_lesser_build_where_its_own_was_not_compiled(monkeyp
     monkeypatch.setattr(cpu_library, "find_spec", find)
     forget_library()
     assert cpu_library.has_library()
-    assert looked_for == ["_cpu_kernels_avx512", "_cpu_kernels_avx2", "_cpu_kernels"]
+    assert looked_for == ["_cpu_kernels_amx", "_cpu_kernels_avx512", "_cpu_kernels_avx2", "_cpu_kernels"]
     monkeypatch.undo()
     forget_library()

@@ -11,7 +11,7 @@ from torch import Tensor
 from keepsight.models.cpu_library import number
 from keepsight.models.cpu_products import Panels, takes_panels
 from keepsight.models.layers import ACTIVATIONS, Linear, Placement
-from tests.models.conftest import BUILD_THAT_ROUNDS, CAPABILITIES
+from tests.models.conftest import BUILDS, BUILDS_THAT_ROUND
 
 pytestmark = pytest.mark.usefixtures("build", "threads")
 CPU = torch.device("cpu")
@@ -21,7 +21,10 @@ NUM_ROWS = [0, 1, 2, 5, 6, 7, 11, 12, 13, 25, 60, 145, 290, 700]
 
 of_each_kind = pytest.mark.parametrize(
     ("build", "kind"),
-    [*itertools.product(CAPABILITIES, ["float32", "bfloat16"]), (BUILD_THAT_ROUNDS, "bfloat16 by the same")],
+    [
+        *itertools.product(BUILDS, ["float32", "bfloat16"]),
+        *itertools.product(BUILDS_THAT_ROUND, ["bfloat16 by the same"]),
+    ],
     indirect=True,
 )
 
@@ -90,7 +93,7 @@ def test_what_is_no_number_in_one_row_leaves_the_others_alone(kind: str) -> None
 
 
 @pytest.mark.usefixtures("rounds")
-@pytest.mark.parametrize("build", [BUILD_THAT_ROUNDS], indirect=True)
+@pytest.mark.parametrize("build", BUILDS_THAT_ROUND, indirect=True)
 def test_rows_are_rounded_as_torch_rounds() -> None:
     bits = torch.randint(-(2**31), 2**31, (20_000,))
     special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 3.3895e38, -3.4e38, 1 + 2**-8, 1 + 3 * 2**-8])

@@ -20,6 +20,14 @@ INLINE uint16_t rounded(float number)
     return (number == number ? nearest : bits | 0x400000) >> 16;
 }
 
+/* The same in the upper halves of as many as a vector has lanes. */
+INLINE unsigned_lanes nearest(lanes numbers)
+{
+    const unsigned_lanes bits = (unsigned_lanes)numbers;
+    const whole_lanes is_number = numbers == numbers;
+    return (unsigned_lanes)choose(is_number, (lanes)(bits + 0x7fff + (bits >> 16 & 1)), (lanes)(bits | 0x400000));
+}
+
 INLINE float widened(uint16_t number)
 {
     const uint32_t bits = (uint32_t)number << 16;

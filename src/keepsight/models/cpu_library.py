@@ -6,6 +6,7 @@ Where it could not be compiled there is no library, and all is torch's own.
 import ctypes
 import functools
 import logging
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,11 +14,11 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-_NAMES = ("norm", "angles", "attend", "attend_rounded", "multiply", "take_rows", "decode", "wide_rows")
+_NAMES = ("norm", "angles", "attend", "attend_rounded", "multiply", "take_rows", "decode", "wide_rows", "runs_here")
 # The best first; the last is for any processor.
-_BUILDS = ("_cpu_kernels_avx512", "_cpu_kernels_avx2", "_cpu_kernels")
-# How many are too good for what torch says that the processor can do.
-_TOO_GOOD = {"AVX512": 0, "AVX2": 1}
+BUILDS = ("_cpu_kernels_amx", "_cpu_kernels_avx512", "_cpu_kernels_avx2", "_cpu_kernels")
+# How many are too good for what torch says that the processor can do; of tiles (AMX) it says nothing.
+_TOO_GOOD = {"AVX512": 0, "AVX2": 2}
 
 
 def has_library() -> bool:
@@ -32,7 +33,7 @@ def call(name: str, work: ctypes.Structure) -> None:
 @functools.cache
 def number(name: str) -> int:
     """What the library says of itself, or of its processor."""
-    return ctypes.c_long.in_dll(_found(), f"keepsight_{name}").value
+    return _number(_found(), name)
 
 
 @functools.cache
@@ -42,21 +43,31 @@ def _function(name: str) -> Any:
     return function
 
 
+def builds_for_this_processor() -> Sequence[str]:
+    return BUILDS[_TOO_GOOD.get(torch.backends.cpu.get_cpu_capability(), len(BUILDS) - 1) :]
+
+
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    builds = _BUILDS[_TOO_GOOD.get(torch.backends.cpu.get_cpu_capability(), 2) :]
-    path = next((spec.origin for build in builds if (spec := find_spec(f"keepsight.models.{build}"))), None)
-    if path is None:
+    paths = [spec.origin for build in builds_for_this_processor() if (spec := find_spec(f"keepsight.models.{build}"))]
+    if not paths:
         logger.warning("No kernels for the CPU: there was no compiler when this was installed; torch's are slower")
-        return None
+    return next((library for path in paths if (library := _load(path))), None)
+
+
+def _load(path: str | None) -> ctypes.CDLL | None:
     try:
         library = ctypes.CDLL(path)
         for name in _NAMES:  # one of before may be left
             getattr(library, f"keepsight_{name}")
     except (OSError, AttributeError) as error:
-        logger.warning("The kernels for the CPU do not fit here (%s); torch's are slower", error)
+        logger.warning("The kernels for the CPU in %s do not fit here (%s)", path, error)
         return None
-    return library
+    return library if _number(library, "runs_here") else None
+
+
+def _number(library: ctypes.CDLL, name: str) -> int:
+    return ctypes.c_long.in_dll(library, f"keepsight_{name}").value
 
 
 def _found() -> ctypes.CDLL:

@@ -8,151 +8,40 @@
  * registers while the inputs pass.
  */
 
-#include "cpu_bfloat16.h"
 #include "cpu_products.h"
 
-#if LANES == 16
-#define MOST_ROWS 12 /* of a tile: all registers but those for weights and one for the input at hand */
+#if defined(__AMX_BF16__)
+#include "cpu_product_tiles.h"
 #else
-#define MOST_ROWS 6
+#include "cpu_product_vectors.h"
 #endif
-#define VECTORS MOST_VECTORS
-#define PANEL (VECTORS * LANES)
 
-/* 4-byte words of a row that pass at once: of fewer a tile is more often begun and ended, which takes as long as twenty inputs.
- * Rows lie some words further apart, as the innermost cache has few places for what lies a power of 2 apart. */
-#define WORDS_AT_ONCE 768
-#define WORDS_APART (WORDS_AT_ONCE + 16)
-/* Rows whose inputs, and panels whose results for them, share the next cache; a few rows leave room for all their inputs. */
-#define ROWS_AT_ONCE (20 * MOST_ROWS)
-#define PANELS_AT_ONCE 8
-#define FEW_WORDS (128 * 1024)
-/* So far ahead of its use a weight is asked of memory. */
-#define STEPS_AHEAD 64
+/* A few rows leave room in a core's cache for all their inputs. */
+#define FEW_BYTES (512 * 1024)
 /* Fewer multiplications are done before a second thread has begun. */
 #define PRODUCTS_WORTH_A_TEAM (1 << 20)
-
-typedef enum {
-    FLOAT32,          /* a step is one input */
-    BFLOAT16,         /* two, of a weight that is widened: numbers of float32 by numbers of bfloat16 */
-    BFLOAT16_BY_SAME, /* two, and the rows are rounded, too */
-} arithmetic;
 
 /* For the caller, who lays weights out. */
 const long keepsight_panel = PANEL;
 
-/* Whether rows may be rounded, to be multiplied twice as fast. */
-long keepsight_multiplies_bfloat16;
+/* Whether rows may be rounded, to be multiplied faster; and whether the processor, and the operating system, let all this run. */
+long keepsight_multiplies_bfloat16, keepsight_runs_here = 1;
 
 __attribute__((constructor)) static void ask_processor(void)
 {
 #if defined(__AVX512BF16__)
     keepsight_multiplies_bfloat16 = __builtin_cpu_supports("avx512bf16") != 0;
 #endif
-}
-
-INLINE long inputs_of_step(arithmetic kind)
-{
-    return kind == FLOAT32 ? 1 : 2;
-}
-
-INLINE long words_of_step(arithmetic kind)
-{
-    return kind == BFLOAT16 ? 2 : 1;
-}
-
-/* Blocks of inputs are all as large. */
-INLINE long steps_of_block(long inputs, arithmetic kind)
-{
-    const long steps = parts_of(inputs, inputs_of_step(kind));
-    return parts_of(steps, parts_of(steps, WORDS_AT_ONCE / words_of_step(kind)));
-}
-
-/* Panels ----------------------------------------------------------------------------------------------------------- */
-
-/* `count` inputs of some rows, as tiles read them: [rows, WORDS_APART], of half a pair with a zero behind. */
-INLINE void take_inputs(float *words, const float *hidden, long stride, long rows, long count, const arithmetic kind)
-{
-    for (long row = 0; row < rows; row++, hidden += stride, words += WORDS_APART) {
-        uint16_t *halves = (uint16_t *)words;
-        if (kind == BFLOAT16_BY_SAME)
-            for (long i = 0; i < count; i++)
-                halves[i] = rounded(hidden[i]);
-        else
-            memcpy(words, hidden, count * sizeof *words);
-        if (kind == BFLOAT16_BY_SAME && count % 2)
-            halves[count] = 0;
-        if (kind == BFLOAT16 && count % 2)
-            words[count] = 0.0f;
-    }
-}
-
-/* To [rows, PANEL] of the results: what `steps` inputs add, or if they are the first, what they are. */
-INLINE void multiply_tile(
-    float *out, long stride, const float *words, const lanes *weight, long steps, int is_first, const int rows,
-    const arithmetic kind)
-{
-    lanes sums[MOST_ROWS][VECTORS] = {};
-#pragma GCC unroll 12
-    for (int row = 0; row < rows; row++)
-#pragma GCC unroll 2
-        for (int v = 0; v < VECTORS; v++)
-            __builtin_prefetch(out + row * stride + v * LANES, 1);
-    for (long step = 0; step < steps; step++, weight += VECTORS, words += words_of_step(kind)) {
-        lanes first[VECTORS], second[VECTORS];
-#pragma GCC unroll 2
-        for (int v = 0; v < VECTORS; v++) {
-            __builtin_prefetch(weight + STEPS_AHEAD * VECTORS + v);
-            first[v] = kind == BFLOAT16 ? first_of((whole_lanes)weight[v]) : weight[v];
-            second[v] = second_of((whole_lanes)weight[v]);
-        }
-#pragma GCC unroll 12
-        for (int row = 0; row < rows; row++)
-#pragma GCC unroll 2
-            for (int v = 0; v < VECTORS; v++)
-                if (kind == BFLOAT16_BY_SAME) {
-                    int32_t pair;
-                    memcpy(&pair, words + row * WORDS_APART, sizeof pair);
-                    sums[row][v] = add_pairs(sums[row][v], (whole_lanes){} + pair, (whole_lanes)first[v]);
-                } else
-                    sums[row][v] += words[row * WORDS_APART] * first[v];
-        if (kind == BFLOAT16)
-#pragma GCC unroll 12
-            for (int row = 0; row < rows; row++)
-#pragma GCC unroll 2
-                for (int v = 0; v < VECTORS; v++)
-                    sums[row][v] += words[row * WORDS_APART + 1] * second[v];
-    }
-    if (!is_first)
-#pragma GCC unroll 12
-        for (int row = 0; row < rows; row++)
-#pragma GCC unroll 2
-            for (int v = 0; v < VECTORS; v++)
-                sums[row][v] += vector_at(out + row * stride + v * LANES);
-#pragma GCC unroll 12
-    for (int row = 0; row < rows; row++)
-        memcpy(out + row * stride, sums[row], sizeof sums[row]);
-}
-
-/* What is compiled for each number of rows of a tile, as those are registers. */
-#if MOST_ROWS == 12
-#define FOR_EACH_COUNT(OF) OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7) OF(8) OF(9) OF(10) OF(11) OF(12)
-#else
-#define FOR_EACH_COUNT(OF) OF(1) OF(2) OF(3) OF(4) OF(5) OF(6)
+#if defined(__AMX_BF16__)
+    keepsight_runs_here = keepsight_multiplies_bfloat16 && may_use_tiles();
 #endif
+}
 
-INLINE void multiply_rows(
-    float *out, long stride, const float *words, const lanes *weight, long steps, int is_first, int rows,
-    const arithmetic kind)
+/* Blocks of inputs are all as large, but for the last. */
+INLINE long inputs_of_block(long inputs, arithmetic kind)
 {
-#define OF(count) \
-    case count: \
-        multiply_tile(out, stride, words, weight, steps, is_first, count, kind); \
-        break;
-    switch (rows) {
-        FOR_EACH_COUNT(OF)
-    }
-#undef OF
+    const long at_once = inputs_at_once(kind), steps = parts_of(inputs, at_once);
+    return parts_of(steps, parts_of(steps, most_inputs_of_block(kind) / at_once)) * at_once;
 }
 
 /* x times the share of a normal distribution below it, nearly: x / (1 + exp(-2 * sqrt(2 / pi) * (x + 0.044715 * x^3))). */
@@ -164,97 +53,148 @@ INLINE lanes gelu(lanes x)
     return x * choose(is_negative, small, (lanes){} + 1.0f) / (1.0f + small);
 }
 
-/* What is done to [rows, PANEL] of the results when all inputs have passed. */
-INLINE void finish_tile(const product_work *w, float *out, long stride, const float *bias, const float *times, long rows)
-{
-    for (long row = 0; row < rows; row++)
-        for (long i = 0; i < PANEL; i += LANES) {
-            lanes number = vector_at(out + row * stride + i);
-            if (bias)
-                number += vector_at(bias + i);
-            if (w->then_gelu)
-                number = gelu(number);
-            if (times)
-                number *= vector_at(times + row * stride + i);
-            memcpy(out + row * stride + i, &number, sizeof number);
-        }
-}
-
 /* Some rows by some panels. */
 typedef struct {
     long first_row, rows, first_panel, end_panel;
 } patch;
 
-/* Of a patch, whose words of one block of inputs are given, what that block adds to the results of one panel.  Of the
- * last panel, which may have more places than there are outputs, they pass through `edge`, where what is too many stays. */
-INLINE void multiply_panel(const product_work *w, patch p, long panel, long block, const float *words, const arithmetic kind)
+/* Some rows by one panel: where in `out` the results lie, and how many of the panel's places are outputs. */
+typedef struct {
+    float *out;
+    long rows, outputs, panel;
+} piece;
+
+INLINE piece piece_of(const product_work *w, long first_row, long rows, long panel)
 {
-    const long all_steps = parts_of(w->inputs, inputs_of_step(kind)), steps_at_once = steps_of_block(w->inputs, kind);
-    const long first_step = block * steps_at_once, steps = lesser(all_steps - first_step, steps_at_once);
-    const lanes *weight = (const lanes *)w->weight + (panel * all_steps + first_step) * VECTORS;
-    const long tiles = parts_of(p.rows, MOST_ROWS), outputs = lesser(w->outputs - panel * PANEL, PANEL);
-    const int is_first = !block && !w->is_onto, is_last = first_step + steps == all_steps;
-    for (long index = 0; index < tiles; index++) {
-        const long row = p.rows * index / tiles, rows = p.rows * (index + 1) / tiles - row;
-        float *out = w->out + (p.first_row + row) * w->outputs + panel * PANEL, edge[MOST_ROWS * PANEL];
-        float *place = outputs == PANEL ? out : edge;
-        const long stride = outputs == PANEL ? w->outputs : PANEL;
-        const float *times = w->times ? w->times + (out - w->out) : 0;
-        if (place == edge && !is_first)
-            for (long i = 0; i < rows; i++)
-                memcpy(edge + i * PANEL, out + i * w->outputs, outputs * sizeof *out);
-        multiply_rows(place, stride, words + row * WORDS_APART, weight, steps, is_first, rows, kind);
-        if (is_last && (w->bias || w->then_gelu || times))
-            finish_tile(w, place, stride, w->bias ? w->bias + panel * PANEL : 0, place == out ? times : 0, rows);
-        if (place == edge)
-            for (long i = 0; i < rows * outputs; i++) {
-                const long there = i / outputs * w->outputs + i % outputs;
-                out[there] = edge[i / outputs * PANEL + i % outputs] * (is_last && times ? times[there] : 1.0f);
-            }
+    return (piece){
+        .out = w->out + first_row * w->outputs + panel * PANEL,
+        .rows = rows,
+        .outputs = lesser(w->outputs - panel * PANEL, PANEL),
+        .panel = panel,
+    };
+}
+
+/* What the results are so far: [rows, PANEL]. */
+INLINE void take_sums(const product_work *w, piece p, float *sums)
+{
+    for (long row = 0; row < p.rows; row++)
+        memcpy(sums + row * PANEL, p.out + row * w->outputs, p.outputs * sizeof *sums);
+}
+
+/* When all inputs have passed. */
+INLINE void finish_sums(const product_work *w, piece p, float *sums)
+{
+    const float *bias = w->bias ? w->bias + p.panel * PANEL : 0;
+    if (bias || w->then_gelu)
+        for (long i = 0; i < p.rows * PANEL; i += LANES) {
+            lanes number = vector_at(sums + i);
+            if (bias)
+                number += vector_at(bias + i % PANEL);
+            if (w->then_gelu)
+                number = gelu(number);
+            memcpy(sums + i, &number, sizeof number);
+        }
+    if (w->times)
+        for (long row = 0; row < p.rows; row++)
+            for (long i = 0; i < p.outputs; i++)
+                sums[row * PANEL + i] *= w->times[p.out - w->out + row * w->outputs + i];
+}
+
+INLINE void give_sums(const product_work *w, piece p, const float *sums)
+{
+    for (long row = 0; row < p.rows; row++)
+        if (p.outputs == PANEL)
+            memcpy(p.out + row * w->outputs, sums + row * PANEL, PANEL * sizeof *sums);
+        else
+            memcpy(p.out + row * w->outputs, sums + row * PANEL, p.outputs * sizeof *sums);
+}
+
+/* The first row of those that are multiplied at once. */
+INLINE long first_row(patch p, long index)
+{
+    return p.rows * index / parts_of(p.rows, MOST_ROWS);
+}
+
+/* Of a patch, whose rows are `prepared` for the block of inputs from `first` on, what that adds to one panel's results. */
+INLINE void multiply_panel(
+    const product_work *w, patch p, long panel, long first, const char *prepared, product_room *room, const arithmetic kind)
+{
+    const long inputs = lesser(inputs_of_block(w->inputs, kind), w->inputs - first), step = inputs_of_step(kind);
+    const char *weight = (const char *)w->weight + (panel * parts_of(w->inputs, step) + first / step) * bytes_of_step(kind);
+    const long strips = parts_of(p.rows, MOST_ROWS), at_once = strips > 1 ? lesser(inputs, inputs_per_strip(kind)) : inputs;
+    const int is_first = !first && !w->is_onto, is_last = first + inputs == w->inputs;
+    for (long input = 0; input < inputs; input += at_once)
+        for (long index = 0; index < strips; index++) {
+            const long row = first_row(p, index), rows = first_row(p, index + 1) - row;
+            const char *its = prepared + bytes_of_rows(row, inputs, kind) + bytes_of_rows(rows, input, kind);
+            const piece all = piece_of(w, p.first_row + row, rows, panel);
+            float *sums = room->sums + row * PANEL;
+            if (!input && !is_first)
+                take_sums(w, all, sums);
+            multiply_rows(
+                sums, its, rows, weight + input / step * bytes_of_step(kind), lesser(at_once, inputs - input),
+                is_first && !input, !index, room, kind);
+            if (input + at_once < inputs)
+                continue;
+            if (is_last)
+                finish_sums(w, all, sums);
+            give_sums(w, all, sums);
+        }
+}
+
+INLINE void take_block(const product_work *w, patch p, long first, char *prepared, const arithmetic kind)
+{
+    const long inputs = lesser(inputs_of_block(w->inputs, kind), w->inputs - first);
+    for (long index = 0, row; (row = first_row(p, index)) < p.rows; index++) {
+        const float *hidden = w->hidden + (p.first_row + row) * w->inputs + first;
+        const long rows = first_row(p, index + 1) - row;
+        take_inputs(prepared + bytes_of_rows(row, inputs, kind), hidden, w->inputs, rows, inputs, kind);
     }
 }
 
 INLINE void multiply_patch(const product_work *w, patch p, const arithmetic kind)
 {
-    const long inputs_at_once = steps_of_block(w->inputs, kind) * inputs_of_step(kind);
-    const long blocks = parts_of(w->inputs, inputs_at_once), words_of_block = p.rows * WORDS_APART;
-    const long panels_at_once = blocks * words_of_block <= FEW_WORDS ? 1 : PANELS_AT_ONCE;
-    float *words = room_for(blocks * words_of_block * sizeof *words);
-    for (long block = 0; block < blocks; block++) {
-        const long first = block * inputs_at_once, count = lesser(w->inputs - first, inputs_at_once);
-        const float *hidden = w->hidden + p.first_row * w->inputs + first;
-        take_inputs(words + block * words_of_block, hidden, w->inputs, p.rows, count, kind);
-    }
+    const long inputs = inputs_of_block(w->inputs, kind), blocks = parts_of(w->inputs, inputs);
+    const long bytes = bytes_of_rows(p.rows, inputs, kind), panels = p.end_panel - p.first_panel;
+    const long panels_at_once = blocks * bytes <= FEW_BYTES ? 1 : lesser(panels, PANELS_AT_ONCE);
+    /* Where all panels pass before the next block each takes the place of the one before. */
+    const long step = panels_at_once < panels ? bytes : 0;
+    char *prepared = room_for(step ? blocks * bytes : bytes);
+    product_room room;
+    enter(&room);
     for (long first = p.first_panel; first < p.end_panel; first += panels_at_once)
-        for (long block = 0; block < blocks; block++)
+        for (long block = 0; block < blocks; block++) {
+            if (first == p.first_panel)
+                take_block(w, p, block * inputs, prepared + block * step, kind);
             for (long panel = first; panel < lesser(first + panels_at_once, p.end_panel); panel++)
-                multiply_panel(w, p, panel, block, words + block * words_of_block, kind);
-    free(words);
+                multiply_panel(w, p, panel, block * inputs, prepared + block * step, &room, kind);
+        }
+    leave(&room);
+    free(prepared);
 }
 
-/* Into how many parts rows are cut, where each part has some rows of some panels: what keeps a team busy, and of as good ones the
- * most, as what a part takes of the rows it copies. */
-static long parts_of_rows(long tiles, long panels, long parts)
+/* Into how many parts rows are cut, where each part has some rows of some panels: what keeps a team busy with least to do. */
+INLINE long parts_of_rows(long rows, long panels, long parts, arithmetic kind)
 {
     long best = 1, least = INT64_MAX;
     for (long each = 1; each <= parts; each++) {
-        const long longest = parts_of(tiles, each) * parts_of(panels, parts / each);
-        if (parts % each == 0 && longest <= least)
-            best = each, least = longest;
+        const long cost = cost_of_part(parts_of(rows, each), parts_of(panels, parts / each), kind);
+        if (parts % each == 0 && cost < least)
+            best = each, least = cost;
     }
     return best;
 }
 
 INLINE void multiply_share(const product_work *w, long part, long parts, const arithmetic kind)
 {
-    const long tiles = parts_of(w->rows, MOST_ROWS), panels = parts_of(w->outputs, PANEL);
-    const long of_rows = parts_of_rows(tiles, panels, parts), of_panels = parts / of_rows;
-    const long end_row = lesser(tiles * (part / of_panels + 1) / of_rows * MOST_ROWS, w->rows);
+    const long panels = parts_of(w->outputs, PANEL), of_rows = parts_of_rows(w->rows, panels, parts, kind);
+    const long of_panels = parts / of_rows, end_row = w->rows * (part / of_panels + 1) / of_rows;
     patch p = {
+        .first_row = w->rows * (part / of_panels) / of_rows,
         .first_panel = panels * (part % of_panels) / of_panels,
         .end_panel = panels * (part % of_panels + 1) / of_panels,
     };
-    for (p.first_row = tiles * (part / of_panels) / of_rows * MOST_ROWS; p.first_row < end_row; p.first_row += p.rows) {
+    for (; p.first_row < end_row; p.first_row += p.rows) {
         const long left = end_row - p.first_row;
         p.rows = parts_of(left, parts_of(left, ROWS_AT_ONCE));
         multiply_patch(w, p, kind);

@@ -3,6 +3,18 @@
 #ifndef KEEPSIGHT_CPU_PRODUCTS_H
 #define KEEPSIGHT_CPU_PRODUCTS_H
 
+#include "cpu_bfloat16.h"
+
+/* A weight is laid out in panels of as many outputs as two vectors have lanes. */
+#define VECTORS MOST_VECTORS
+#define PANEL (VECTORS * LANES)
+
+typedef enum {
+    FLOAT32,          /* a step is one input */
+    BFLOAT16,         /* two, of a weight that is widened: numbers of float32 by numbers of bfloat16 */
+    BFLOAT16_BY_SAME, /* two, and the rows are rounded, too */
+} arithmetic;
+
 typedef struct {
     float *out;          /* [rows, outputs] */
     const float *hidden; /* [rows, inputs] */
@@ -16,5 +28,16 @@ typedef struct {
 } product_work;
 
 void keepsight_multiply(const product_work *w);
+
+INLINE long inputs_of_step(arithmetic kind)
+{
+    return kind == FLOAT32 ? 1 : 2;
+}
+
+/* Of a panel. */
+INLINE long bytes_of_step(arithmetic kind)
+{
+    return PANEL * inputs_of_step(kind) * (kind == FLOAT32 ? sizeof(float) : sizeof(uint16_t));
+}
 
 #endif

@@ -1,0 +1,157 @@
+/* Some rows by a panel of a weight with vectors: results stay in registers while the inputs pass.
+ *
+ * Rows are laid out as tiles read them, words of 4 bytes: numbers, or pairs of bfloat16.
+ */
+
+#ifndef KEEPSIGHT_CPU_PRODUCT_VECTORS_H
+#define KEEPSIGHT_CPU_PRODUCT_VECTORS_H
+
+#include "cpu_products.h"
+
+#if LANES == 16
+#define MOST_ROWS 12 /* of a tile: all registers but those for weights and one for the input at hand */
+#else
+#define MOST_ROWS 6
+#endif
+
+/* Words of a row that pass at once: of fewer a tile is more often begun and ended, which takes as long as twenty inputs.
+ * Rows lie some words further apart, as the innermost cache has few places for what lies a power of 2 apart. */
+#define WORDS_AT_ONCE 768
+#define WORDS_APART (WORDS_AT_ONCE + 16)
+/* Rows whose inputs, and panels whose results for them, share the next cache. */
+#define ROWS_AT_ONCE (20 * MOST_ROWS)
+#define PANELS_AT_ONCE 8
+/* So far ahead of its use a weight is asked of memory. */
+#define STEPS_AHEAD 64
+
+typedef struct {
+    float sums[ROWS_AT_ONCE * PANEL] __attribute__((aligned(64)));
+} product_room;
+
+INLINE void enter(product_room *room)
+{
+    (void)room;
+}
+
+INLINE void leave(product_room *room)
+{
+    (void)room;
+}
+
+INLINE long inputs_at_once(arithmetic kind)
+{
+    return inputs_of_step(kind);
+}
+
+INLINE long words_of_step(arithmetic kind)
+{
+    return kind == BFLOAT16 ? 2 : 1;
+}
+
+INLINE long most_inputs_of_block(arithmetic kind)
+{
+    return WORDS_AT_ONCE / words_of_step(kind) * inputs_of_step(kind);
+}
+
+INLINE long inputs_per_strip(arithmetic kind)
+{
+    return most_inputs_of_block(kind);
+}
+
+/* What a part takes: products, and of as many those with more rows, which are copied. */
+INLINE long cost_of_part(long rows, long panels, arithmetic kind)
+{
+    (void)kind;
+    return parts_of(rows, MOST_ROWS) * panels * INT32_MAX + rows;
+}
+
+INLINE long bytes_of_rows(long rows, long inputs, arithmetic kind)
+{
+    (void)kind;
+    return inputs ? rows * WORDS_APART * sizeof(float) : 0;
+}
+
+/* `count` inputs of some rows, as tiles read them: [rows, WORDS_APART], of half a pair with a zero behind. */
+INLINE void take_inputs(void *prepared, const float *hidden, long stride, long rows, long count, const arithmetic kind)
+{
+    float *words = prepared;
+    for (long row = 0; row < rows; row++, hidden += stride, words += WORDS_APART) {
+        uint16_t *halves = (uint16_t *)words;
+        if (kind == BFLOAT16_BY_SAME)
+            for (long i = 0; i < count; i++)
+                halves[i] = rounded(hidden[i]);
+        else
+            memcpy(words, hidden, count * sizeof *words);
+        if (kind == BFLOAT16_BY_SAME && count % 2)
+            halves[count] = 0;
+        if (kind == BFLOAT16 && count % 2)
+            words[count] = 0.0f;
+    }
+}
+
+/* To [rows, PANEL] of the results: what `steps` inputs add, or if they are the first, what they are. */
+INLINE void multiply_tile(
+    float *out, const float *words, const lanes *weight, long steps, int is_first, const int rows,
+    const arithmetic kind)
+{
+    lanes sums[MOST_ROWS][VECTORS] = {};
+    for (long step = 0; step < steps; step++, weight += VECTORS, words += words_of_step(kind)) {
+        lanes first[VECTORS], second[VECTORS];
+#pragma GCC unroll 2
+        for (int v = 0; v < VECTORS; v++) {
+            __builtin_prefetch(weight + STEPS_AHEAD * VECTORS + v);
+            first[v] = kind == BFLOAT16 ? first_of((whole_lanes)weight[v]) : weight[v];
+            second[v] = second_of((whole_lanes)weight[v]);
+        }
+#pragma GCC unroll 12
+        for (int row = 0; row < rows; row++)
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; v++)
+                if (kind == BFLOAT16_BY_SAME) {
+                    int32_t pair;
+                    memcpy(&pair, words + row * WORDS_APART, sizeof pair);
+                    sums[row][v] = add_pairs(sums[row][v], (whole_lanes){} + pair, (whole_lanes)first[v]);
+                } else
+                    sums[row][v] += words[row * WORDS_APART] * first[v];
+        if (kind == BFLOAT16)
+#pragma GCC unroll 12
+            for (int row = 0; row < rows; row++)
+#pragma GCC unroll 2
+                for (int v = 0; v < VECTORS; v++)
+                    sums[row][v] += words[row * WORDS_APART + 1] * second[v];
+    }
+    if (!is_first)
+#pragma GCC unroll 12
+        for (int row = 0; row < rows; row++)
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; v++)
+                sums[row][v] += vector_at(out + row * PANEL + v * LANES);
+#pragma GCC unroll 12
+    for (int row = 0; row < rows; row++)
+        memcpy(out + row * PANEL, sums[row], sizeof sums[row]);
+}
+
+/* What is compiled for each number of rows of a tile, as those are registers. */
+#if MOST_ROWS == 12
+#define FOR_EACH_COUNT(OF) OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7) OF(8) OF(9) OF(10) OF(11) OF(12)
+#else
+#define FOR_EACH_COUNT(OF) OF(1) OF(2) OF(3) OF(4) OF(5) OF(6)
+#endif
+
+INLINE void multiply_rows(
+    float *out, const void *prepared, long rows, const void *weight, long inputs, int is_first, int is_new,
+    product_room *room, const arithmetic kind)
+{
+    (void)is_new, (void)room;
+    const long steps = parts_of(inputs, inputs_of_step(kind));
+#define OF(count) \
+    case count: \
+        multiply_tile(out, prepared, weight, steps, is_first, count, kind); \
+        break;
+    switch (rows) {
+        FOR_EACH_COUNT(OF)
+    }
+#undef OF
+}
+
+#endif
