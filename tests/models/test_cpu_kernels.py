@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from keepsight.models import cpu_kernels
-from keepsight.models.cpu_kernels import Sight, attend_rounded, attend_to_all
+from keepsight.models.cpu_kernels import Sight, attend_to_all
 from keepsight.models.cpu_products import rounds_rows
 from tests.models.conftest import BUILDS_THAT_ROUND
 
@@ -57,8 +57,8 @@ def test_of_scores_however_low_the_highest_counts(lowest: float) -> None:
     query, keys, values = torch.full((1, 8), lowest / 16), torch.ones(3, 8), torch.randn(3, 8)
     keys[0], keys[2] = 2.0, 1.5
     attended = torch.empty(1, 8)
-    for attend in (attend_to_all, *([attend_rounded] if rounds_rows() else [])):
-        attend(query, keys, values, 1.0, attended)
+    for rounds in {False, rounds_rows()}:
+        attend_to_all(query, keys, values, 1.0, attended, rounds=rounds)
         torch.testing.assert_close(attended[0], values[1], rtol=2**-8, atol=0)
 
 
@@ -136,7 +136,7 @@ def test_rounded_attention_is_that_of_rounded_numbers(num_keys: int, dim: int, l
     query, key = (length * F.normalize(torch.randn(num, dim), dim=-1) for num in (45, num_keys))
     together, room = torch.randn(num_keys, 2, dim), torch.zeros(45, 2, dim)
     key, value = together[:, 0].copy_(key), together[:, 1]
-    attend_rounded(query, key, value, 0.25, room[:, 1])
+    attend_to_all(query, key, value, 0.25, room[:, 1], rounds=True)
     # As the kernel scales before it rounds, to make powers of 2 of what is exponentials here.
     scaled = (query * (0.25 / math.log(2))).bfloat16().double() * math.log(2)
     exact = F.scaled_dot_product_attention(scaled, key.bfloat16().double(), value.bfloat16().double(), scale=1.0)
@@ -149,10 +149,10 @@ def test_rounded_attention_is_that_of_rounded_numbers(num_keys: int, dim: int, l
 def test_a_row_of_rounded_attention_has_the_same_numbers_in_whatever_company() -> None:
     query, key, value = torch.randn(300, 24), torch.randn(200, 24), torch.randn(200, 24)
     together = torch.empty_like(query)
-    attend_rounded(query, key, value, 0.25, together)
+    attend_to_all(query, key, value, 0.25, together, rounds=True)
     for some in (slice(0, 1), slice(31, 33), slice(100, 250)):
         fewer = torch.empty_like(query[some])
-        attend_rounded(query[some], key, value, 0.25, fewer)
+        attend_to_all(query[some], key, value, 0.25, fewer, rounds=True)
         assert torch.equal(fewer, together[some])
 
 

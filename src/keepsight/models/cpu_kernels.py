@@ -42,7 +42,7 @@ class AttentionWork(Structure):
 class _WholeSight(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("out", "query", "keys", "values")),
-        *((name, c_long) for name in ("rows", "count", "dim", "out_stride", "query_stride", "key_stride")),
+        *((name, c_long) for name in ("rows", "count", "dim", "out_stride", "query_stride", "key_stride", "is_rounded")),
         ("scale", c_float),
     )
 
@@ -82,18 +82,6 @@ def angles(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
     tensors = (cos, sin, positions, frequencies)
     call("angles", _Angles(*(each.data_ptr() for each in tensors), num_bases, len(positions), half))
     return cos, sin
-
-
-def attend_rounded(query: Tensor, keys: Tensor, values: Tensor, scale: float, out: Tensor) -> None:
-    """Of rows [rows, head_dim] that see all keys [keys, head_dim], which are multiplied as bfloat16.
-
-    Numbers of a row lie together, rows may lie apart; whoever calls has asked `rounds_rows`, too.
-    """
-    assert all(each.stride(1) == 1 for each in (query, keys, values, out))
-    assert keys.stride() == values.stride()
-    tensors, strides = (out, query, keys, values), (each.stride(0) for each in (out, query, keys))
-    addresses = (each.data_ptr() for each in tensors)
-    call("attend_rounded", _WholeSight(*addresses, len(query), *keys.shape, *strides, scale / math.log(2)))
 
 
 class Sight:
@@ -136,10 +124,22 @@ class Sight:
         )
 
 
-def attend_to_all(query: Tensor, keys: Tensor, values: Tensor, scale: float, out: Tensor) -> None:
-    """Of rows [rows, head_dim] that see all keys [keys, head_dim]; rows may lie apart."""
-    sight = _whole_sight(len(query), len(keys))
-    sight.attend(query[:, None], keys[:, None], values[:, None], scale, out[:, None])
+def attend_to_all(
+    query: Tensor, keys: Tensor, values: Tensor, scale: float, out: Tensor, *, rounds: bool = False
+) -> None:
+    """Of rows [rows, head_dim] that see all keys [keys, head_dim]; numbers of a row lie together, rows may lie apart.
+
+    Where it `rounds`, all are multiplied as bfloat16; whoever calls has asked `rounds_rows`, too.
+    """
+    if not rounds and not number("attends_unrounded"):
+        sight = _whole_sight(len(query), len(keys))
+        sight.attend(query[:, None], keys[:, None], values[:, None], scale, out[:, None])
+        return
+    assert all(each.stride(1) == 1 for each in (query, keys, values, out))
+    assert keys.stride() == values.stride()
+    tensors, strides = (out, query, keys, values), (each.stride(0) for each in (out, query, keys))
+    addresses = (each.data_ptr() for each in tensors)
+    call("attend_to_all", _WholeSight(*addresses, len(query), *keys.shape, *strides, rounds, scale / math.log(2)))
 
 
 @functools.lru_cache(maxsize=16)

@@ -12,7 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "cpu_bfloat16.h"
+#include "cpu_products.h"
 
 /* Linux has a process ask for the memory in which it keeps them while others run. */
 #define ASK_FOR_STATE 0x1023
@@ -85,6 +85,182 @@ INLINE void split(unsigned_lanes *parts, lanes number, const int to_nearest)
         number -= (lanes)parts[part];
     }
     parts[PARTS - 1] = (unsigned_lanes)number;
+}
+
+/* So far ahead of its use a weight is asked of memory. */
+#define BYTES_AHEAD 2048
+
+/* Rows ------------------------------------------------------------------------------------------------------------
+ *
+ * They are laid out as tiles are read: [steps of TILE_INPUTS inputs, parts, rows, TILE_INPUTS].
+ */
+
+INLINE long parts_of_rows_of(arithmetic kind)
+{
+    return kind == BFLOAT16_BY_SAME ? 1 : PARTS;
+}
+
+INLINE long bytes_of_rows(long rows, long inputs, arithmetic kind)
+{
+    return rows * parts_of(inputs, TILE_INPUTS) * parts_of_rows_of(kind) * 64;
+}
+
+typedef uint16_t row_of_tile __attribute__((vector_size(64)));
+
+/* The upper halves of two vectors' numbers. */
+INLINE row_of_tile upper_halves(unsigned_lanes first, unsigned_lanes second)
+{
+#define UPPER 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#define UPPER_OF_SECOND 33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63
+#if defined(__clang__)
+    return __builtin_shufflevector((row_of_tile)first, (row_of_tile)second, UPPER, UPPER_OF_SECOND);
+#else
+    return __builtin_shuffle((row_of_tile)first, (row_of_tile)second, (row_of_tile){UPPER, UPPER_OF_SECOND});
+#endif
+}
+
+/* `count` inputs of some rows; missing ones are 0. */
+INLINE void take_inputs(void *prepared, const float *hidden, long stride, long rows, long count, const arithmetic kind)
+{
+    const long bytes_of_part = rows * 64, bytes_of_step = parts_of_rows_of(kind) * bytes_of_part;
+    for (long row = 0; row < rows; row++, hidden += stride)
+        for (long first = 0; first < count; first += TILE_INPUTS) {
+            char *place = (char *)prepared + first / TILE_INPUTS * bytes_of_step + row * 64;
+            float edge[TILE_INPUTS] = {};
+            const float *numbers = hidden + first;
+            if (count - first < TILE_INPUTS)
+                numbers = memcpy(edge, numbers, (count - first) * sizeof *edge);
+            unsigned_lanes one[PARTS], other[PARTS];
+            if (kind == BFLOAT16_BY_SAME) {
+                one[0] = nearest(vector_at(numbers)), other[0] = nearest(vector_at(numbers + LANES));
+            } else {
+                split(one, vector_at(numbers), 1);
+                split(other, vector_at(numbers + LANES), 1);
+            }
+#pragma GCC unroll 3
+            for (int part = 0; part < parts_of_rows_of(kind); part++) {
+                const row_of_tile upper = upper_halves(one[part], other[part]);
+                memcpy(place + part * bytes_of_part, &upper, sizeof upper);
+            }
+        }
+}
+
+/* Two vectors to the same places of PARTS tiles, which lie VECTORS tiles apart. */
+INLINE void split_pair(char *place, lanes first, lanes second)
+{
+    unsigned_lanes of_first[PARTS], of_second[PARTS];
+    split(of_first, first, 0);
+    split(of_second, second, 0);
+#pragma GCC unroll 3
+    for (int part = 0; part < PARTS; part++) {
+        const unsigned_lanes pairs = of_first[part] >> 16 | (of_second[part] & 0xffff0000u);
+        memcpy(place + part * VECTORS * TILE_BYTES, &pairs, sizeof pairs);
+    }
+}
+
+/* Pairs [first, end) of one step's of a weight of float32, of which `inputs` are there, to [PARTS, VECTORS] tiles. */
+INLINE void split_pairs(char *tiles, const float *weight, long inputs, long first, long end)
+{
+    for (long pair = first; pair < end; pair++)
+#pragma GCC unroll 2
+        for (int v = 0; v < VECTORS; v++) {
+            const float *one = weight + 2 * pair * PANEL + v * LANES, *other = one + PANEL;
+            __builtin_prefetch((const char *)one + BYTES_AHEAD);
+            __builtin_prefetch((const char *)other + BYTES_AHEAD);
+            const lanes nothing = {};
+            split_pair(
+                tiles + v * TILE_BYTES + pair * 64, 2 * pair < inputs ? vector_at(one) : nothing,
+                2 * pair + 1 < inputs ? vector_at(other) : nothing);
+        }
+}
+
+/* Products --------------------------------------------------------------------------------------------------------
+ *
+ * Of one or two tiles of rows by a panel: two tiles of others.  Sums are [rows, PANEL].
+ */
+
+INLINE void begin_sums(const float *sums, long second, int is_first, const int tiles)
+{
+    const long bytes = PANEL * sizeof *sums;
+    if (is_first) {
+        CLEAR_TILE(0);
+        CLEAR_TILE(1);
+        CLEAR_TILE(2);
+        CLEAR_TILE(3);
+        return;
+    }
+    LOAD_TILE(0, sums, bytes);
+    LOAD_TILE(1, sums + LANES, bytes);
+    if (tiles == 2) {
+        LOAD_TILE(2, sums + second * PANEL, bytes);
+        LOAD_TILE(3, sums + second * PANEL + LANES, bytes);
+    }
+}
+
+INLINE void end_sums(float *sums, long second, const int tiles)
+{
+    const long bytes = PANEL * sizeof *sums;
+    STORE_TILE(0, sums, bytes);
+    STORE_TILE(1, sums + LANES, bytes);
+    if (tiles == 2) {
+        STORE_TILE(2, sums + second * PANEL, bytes);
+        STORE_TILE(3, sums + second * PANEL + LANES, bytes);
+    }
+}
+
+/* Which parts of rows and others are multiplied; from one to the next only one of both is another. */
+static const struct {
+    int of_rows, of_others;
+} PRODUCTS[] = {{2, 0}, {1, 0}, {1, 1}, {0, 1}, {0, 0}, {0, 2}};
+
+INLINE void load_rows(const char *rows, long second, const int tiles)
+{
+    LOAD_TILE(4, rows, 64);
+    if (tiles == 2)
+        LOAD_TILE(5, rows + second * 64, 64);
+}
+
+INLINE void load_others(const char *others, long bytes_between, long stride)
+{
+    LOAD_TILE(6, others, stride);
+    LOAD_TILE(7, others + bytes_between, stride);
+}
+
+#define NUM_PRODUCTS 6
+
+/* What is computed by vectors while tiles multiply, little by little: the processor looks only so far ahead for what else it
+ * could do.  It is told which of a step's NUM_PRODUCTS has been asked for. */
+typedef void meanwhile(void *job, int product);
+
+INLINE void nothing_meanwhile(void *job, int product)
+{
+    (void)job, (void)product;
+}
+
+/* Of one step's split rows by split others. */
+INLINE void add_split(
+    const char *rows, long num_rows, long second, const char *others, const int tiles, meanwhile *also, void *job)
+{
+#pragma GCC unroll 6
+    for (int i = 0; i < NUM_PRODUCTS; i++) {
+        if (!i || PRODUCTS[i].of_rows != PRODUCTS[i - 1].of_rows)
+            load_rows(rows + PRODUCTS[i].of_rows * num_rows * 64, second, tiles);
+        if (!i || PRODUCTS[i].of_others != PRODUCTS[i - 1].of_others)
+            load_others(others + PRODUCTS[i].of_others * VECTORS * TILE_BYTES, TILE_BYTES, 64);
+        add_products(tiles);
+        also(job, i);
+    }
+}
+
+/* Of one step's rows, split or rounded, by others of bfloat16: [pairs, PANEL]. */
+INLINE void add_whole(const char *rows, long num_rows, long second, const char *others, const int tiles, const arithmetic kind)
+{
+    load_others(others, 64, VECTORS * 64);
+#pragma GCC unroll 3
+    for (int part = 0; part < parts_of_rows_of(kind); part++) {
+        load_rows(rows + part * num_rows * 64, second, tiles);
+        add_products(tiles);
+    }
 }
 
 #endif

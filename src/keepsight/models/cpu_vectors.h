@@ -81,20 +81,45 @@ INLINE void transpose(lanes *vectors)
     }
 }
 
-/* Of what is not above 0, within 2 units of the last place; 0 of what float32 cannot hold, and of minus infinity. */
-INLINE lanes power_of_2(lanes x)
+/* To which a number is added to make it whole: it is the low bits of the sum then. */
+#define TO_WHOLE 12582912.0f
+
+/* 2 to the power of what is not above 0, of which `polynomial` is told how far it is from a whole number; 0 of what float32 cannot
+ * hold, and of minus infinity. */
+INLINE lanes power_by(lanes polynomial(lanes), lanes x)
 {
-    const whole_lanes is_held = x > -126.0f;
-    x = choose(is_held, x, (lanes){});
-    const whole_lanes whole = __builtin_convertvector(x - 0.5f, whole_lanes);
-    const lanes rest = x - __builtin_convertvector(whole, lanes);
+    const lanes whole = x + TO_WHOLE;
+    const lanes power = polynomial(x - (whole - TO_WHOLE));
+    return (lanes)(((whole_lanes)power + ((whole_lanes)whole << 23)) & (x > -126.0f));
+}
+
+INLINE lanes exact_polynomial(lanes rest)
+{
     lanes power = rest * 1.5403530e-4f + 1.3333558e-3f; /* powers of ln 2 over factorials */
     power = power * rest + 9.6181291e-3f;
     power = power * rest + 5.5504109e-2f;
     power = power * rest + 2.4022651e-1f;
     power = power * rest + 6.9314718e-1f;
-    power = power * rest + 1.0f;
-    return (lanes)(((whole_lanes)power + (whole << 23)) & is_held);
+    return power * rest + 1.0f;
+}
+
+/* Within 1 in 13,000. */
+INLINE lanes rough_polynomial(lanes rest)
+{
+    const lanes power = rest * 5.5171662e-2f + 2.4261116e-1f;
+    return (power * rest + 6.9326099e-1f) * rest + 9.9992807e-1f;
+}
+
+/* Within 2 units of the last place. */
+INLINE lanes power_of_2(lanes x)
+{
+    return power_by(exact_polynomial, x);
+}
+
+/* For what is rounded to bfloat16. */
+INLINE lanes rough_power_of_2(lanes x)
+{
+    return power_by(rough_polynomial, x);
 }
 
 /* The highest score before the first: not infinity, whose difference from itself is no number. */

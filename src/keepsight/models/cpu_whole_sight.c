@@ -1,18 +1,11 @@
-/* Attention of rows that all see all keys, as a picture's patches do, by pairs of bfloat16: in half the time of that of
- * float32 in cpu_attention.c, whose way its tiles go.  Here values are paired once for all tiles.  Only where
- * `keepsight_multiplies_bfloat16` says so.
+/* Attention of rows that all see all keys, as a picture's patches do: by pairs of bfloat16 in half the time of that of
+ * float32 in cpu_attention.c, whose way its tiles go, only where `keepsight_multiplies_bfloat16` says so; and where there are
+ * tiles, of both.  Here values are paired, or split, once for all tiles.
  */
 
 #include <math.h>
 
 #include "cpu_bfloat16.h"
-
-/* So many vectors of queries and, at once, keys or numbers of values keep all registers busy. */
-#define VECTORS MOST_VECTORS
-#define AT_ONCE 8
-#define QUERIES (VECTORS * LANES)
-/* Pairs of keys. */
-#define CHUNK 64
 
 typedef struct {
     float *out;                   /* [rows, dim] */
@@ -20,8 +13,25 @@ typedef struct {
     const float *keys, *values;   /* [count, dim] */
     long rows, count, dim;        /* dim: a multiple of AT_ONCE */
     long out_stride, query_stride, key_stride;
+    long is_rounded; /* to bfloat16 */
     float scale;
 } sight_work;
+
+/* Whether what is not rounded is taken, too. */
+#if defined(__AMX_BF16__)
+const long keepsight_attends_unrounded = 1;
+
+#include "cpu_whole_sight_tiles.h"
+
+#else
+const long keepsight_attends_unrounded = 0;
+
+/* So many vectors of queries and, at once, keys or numbers of values keep all registers busy. */
+#define VECTORS MOST_VECTORS
+#define AT_ONCE 8
+#define QUERIES (VECTORS * LANES)
+/* Pairs of keys. */
+#define CHUNK 64
 
 /* What is told, and keys and values as tiles read them. */
 typedef struct {
@@ -128,7 +138,7 @@ static void tiles_part(const void *shared, long part, long parts)
         attend_tile(w, row, lesser(w->told.rows - row, QUERIES));
 }
 
-void keepsight_attend_rounded(const sight_work *told)
+void keepsight_attend_to_all(const sight_work *told)
 {
     rounded_work work = {
         .told = *told,
@@ -140,3 +150,5 @@ void keepsight_attend_rounded(const sight_work *told)
     free(work.keys);
     free(work.values);
 }
+
+#endif

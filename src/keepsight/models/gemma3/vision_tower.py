@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from keepsight.models.cpu_kernels import attend_rounded, attend_to_all, can_attend
+from keepsight.models.cpu_kernels import attend_to_all, can_attend
 from keepsight.models.gemma3.config import VisionConfig
 from keepsight.models.layers import (
     ACTIVATIONS,
@@ -111,8 +111,7 @@ class VisionLayer(nn.Module):
             query, key, value = heads[picture, :, :, head].unbind(1)  # each [patches, head_dim]
             output = attended[picture, :, head]
             for rows in _chunks(patches, ROWS_OF_ATTENTION):
-                attend = attend_rounded if self.rounds else attend_to_all
-                attend(query[rows], key, value, scale, output[rows])
+                attend_to_all(query[rows], key, value, scale, output[rows], rounds=self.rounds)
                 yield
 
     def slots(self) -> Iterator[WeightSlot]:

@@ -1,0 +1,303 @@
+/* The same with tiles (cpu_tiles.h), of float32, too.  Scores are [keys, queries] and outputs [numbers, queries], so that a
+ * lane of a vector is a query, as in cpu_attention.c: keys, and the numbers of values, are rows, queries and weights the others.
+ */
+
+#ifndef KEEPSIGHT_CPU_WHOLE_SIGHT_TILES_H
+#define KEEPSIGHT_CPU_WHOLE_SIGHT_TILES_H
+
+#include "cpu_tiles.h"
+
+/* Keys that are rows, or steps, together; and so many such groups are weighed at once. */
+#define GROUP TILE_INPUTS
+#define GROUPS_AT_ONCE 8
+/* So many tiles of queries pass before the next keys, which come from afar. */
+#define MOST_SIGHTS 16
+/* Numbers of values that are rows together. */
+#define MOST_ROWS (2 * TILE_ROWS)
+
+typedef struct {
+    sight_work told;
+    char *keys;   /* of each group: its keys as rows */
+    char *values; /* of each group: numbers of values as rows, whose inputs are its keys */
+} tiled_work;
+
+/* What a tile of queries has seen so far. */
+typedef struct {
+    lanes *out; /* [dim, VECTORS] */
+    char *query;
+    lanes highest[VECTORS], total[VECTORS];
+    long first_row, rows;
+} sight;
+
+INLINE long bytes_of_others(arithmetic kind)
+{
+    return kind == FLOAT32 ? PARTS * VECTORS * TILE_BYTES : VECTORS * TILE_BYTES;
+}
+
+/* The first of the numbers that are rows together: of all strips about as many. */
+INLINE long first_of_strip(long dim, long strip)
+{
+    return dim * strip / parts_of(dim, MOST_ROWS);
+}
+
+/* Missing keys and values are 0. */
+INLINE void take_group(const tiled_work *w, long group, const arithmetic kind)
+{
+    const sight_work *told = &w->told;
+    const long dim = told->dim, first = group * GROUP, count = lesser(told->count - first, GROUP);
+    float keys[GROUP * dim], values[dim * GROUP];
+    memset(keys, 0, sizeof keys);
+    memset(values, 0, sizeof values);
+    for (long key = 0; key < count; key++) {
+        memcpy(keys + key * dim, told->keys + (first + key) * told->key_stride, dim * sizeof *keys);
+        for (long i = 0; i < dim; i++)
+            values[i * GROUP + key] = told->values[(first + key) * told->key_stride + i];
+    }
+    take_inputs(w->keys + group * bytes_of_rows(GROUP, dim, kind), keys, dim, GROUP, dim, kind);
+    char *place = w->values + group * bytes_of_rows(dim, GROUP, kind);
+    for (long strip = 0; strip < parts_of(dim, MOST_ROWS); strip++) {
+        const long row = first_of_strip(dim, strip), rows = first_of_strip(dim, strip + 1) - row;
+        take_inputs(place + bytes_of_rows(row, GROUP, kind), values + row * GROUP, GROUP, rows, GROUP, kind);
+    }
+}
+
+/* Of all its numbers, in steps. */
+INLINE void take_queries(char *others, const sight_work *told, long first_row, long rows, const arithmetic kind)
+{
+    const long steps = parts_of(told->dim, TILE_INPUTS);
+    float query[steps * TILE_INPUTS * PANEL];
+    memset(query, 0, sizeof query);
+    for (long row = 0; row < rows; row++)
+        for (long i = 0; i < told->dim; i++)
+            query[i * PANEL + row] = told->query[(first_row + row) * told->query_stride + i] * told->scale;
+    if (kind == FLOAT32)
+        for (long step = 0; step < steps; step++)
+            split_pairs(others + step * bytes_of_others(kind), query + step * TILE_INPUTS * PANEL, TILE_INPUTS, 0, TILE_ROWS);
+    else
+        for (long pair = 0; pair < steps * TILE_ROWS; pair++)
+            for (long i = 0; i < PANEL; i++)
+                ((int32_t *)others)[pair * PANEL + i] = pair_of(query[2 * pair * PANEL + i], query[(2 * pair + 1) * PANEL + i]);
+}
+
+INLINE void add_step(
+    const char *rows, long num_rows, long second, const char *others, const int tiles, meanwhile *also, void *job,
+    const arithmetic kind)
+{
+    if (kind == FLOAT32)
+        add_split(rows, num_rows, second, others, tiles, also, job);
+    else {
+        add_whole(rows, num_rows, second, others, tiles, kind);
+        also(job, 0);
+    }
+}
+
+/* To [GROUP, VECTORS]. */
+INLINE void score_group(
+    lanes *scores, const tiled_work *w, long group, const char *query, meanwhile *also, void *job, const arithmetic kind)
+{
+    const long dim = w->told.dim, bytes = bytes_of_rows(GROUP, TILE_INPUTS, kind);
+    const char *keys = w->keys + group * bytes_of_rows(GROUP, dim, kind);
+    begin_sums((float *)scores, TILE_ROWS, 1, 2);
+    for (long step = 0; step < parts_of(dim, TILE_INPUTS); step++)
+        add_step(keys + step * bytes, GROUP, TILE_ROWS, query + step * bytes_of_others(kind), 2, also, job, kind);
+    end_sums((float *)scores, TILE_ROWS, 2);
+}
+
+/* Scores become weights relative to the highest so far: some pairs of keys at once, up to `end`. */
+typedef struct {
+    char *weights;
+    const lanes *scores;
+    lanes highest[VECTORS], total[VECTORS];
+    long pair, at_once, end;
+} weighing;
+
+INLINE void weigh_some(weighing *job, long end, const arithmetic kind)
+{
+    for (; job->pair < lesser(end, job->end); job->pair++)
+#pragma GCC unroll 2
+        for (int v = 0; v < VECTORS; v++) {
+            const long pair = job->pair;
+            const lanes one = job->scores[2 * pair * VECTORS + v] - job->highest[v];
+            const lanes other = job->scores[(2 * pair + 1) * VECTORS + v] - job->highest[v];
+            const lanes first = kind == FLOAT32 ? power_of_2(one) : rough_power_of_2(one);
+            const lanes second = kind == FLOAT32 ? power_of_2(other) : rough_power_of_2(other);
+            job->total[v] += first + second;
+            if (kind == FLOAT32) {
+                char *tiles = job->weights + pair / TILE_ROWS * bytes_of_others(kind);
+                split_pair(tiles + v * TILE_BYTES + pair % TILE_ROWS * 64, first, second);
+            } else {
+                const whole_lanes both = pairs_of(first, second);
+                memcpy(job->weights + (pair * VECTORS + v) * 64, &both, sizeof both);
+            }
+        }
+}
+
+INLINE void weigh_meanwhile(void *job, int product)
+{
+    (void)product;
+    weighing *j = job;
+    weigh_some(j, j->pair + j->at_once, FLOAT32);
+}
+
+INLINE void weigh_roughly_meanwhile(void *job, int product)
+{
+    (void)product;
+    weighing *j = job;
+    weigh_some(j, j->pair + j->at_once, BFLOAT16_BY_SAME);
+}
+
+/* To [dim, VECTORS] of the outputs. */
+INLINE void add_values(lanes *out, const tiled_work *w, long first_group, long groups, const char *weights, const arithmetic kind)
+{
+    const long dim = w->told.dim;
+    long shape = TILE_ROWS;
+    for (long strip = 0; strip < parts_of(dim, MOST_ROWS); strip++) {
+        const long row = first_of_strip(dim, strip), rows = first_of_strip(dim, strip + 1) - row;
+        const long rows_of_tile = rows <= TILE_ROWS ? rows : parts_of(rows, 2), second = rows - rows_of_tile;
+        const char *values = w->values + first_group * bytes_of_rows(dim, GROUP, kind) + bytes_of_rows(row, GROUP, kind);
+        float *sums = (float *)(out + row * VECTORS);
+        if (shape != rows_of_tile)
+            shape_tiles(shape = rows_of_tile);
+#define WITH(tiles) \
+    begin_sums(sums, second, 0, tiles); \
+    for (long group = 0; group < groups; group++) \
+        add_step(values + group * bytes_of_rows(dim, GROUP, kind), rows, second, weights + group * bytes_of_others(kind), tiles, nothing_meanwhile, 0, kind); \
+    end_sums(sums, second, tiles);
+        if (rows <= TILE_ROWS) {
+            WITH(1)
+        } else {
+            WITH(2)
+        }
+#undef WITH
+    }
+    if (shape != TILE_ROWS)
+        shape_tiles(TILE_ROWS);
+}
+
+INLINE void begin_sight(sight *seen, const tiled_work *w, const arithmetic kind)
+{
+    memset(seen->out, 0, w->told.dim * VECTORS * sizeof *seen->out);
+    for (int v = 0; v < VECTORS; v++) {
+        seen->highest[v] = (lanes){} + LOWEST_SCORE;
+        seen->total[v] = (lanes){};
+    }
+    take_queries(seen->query, &w->told, seen->first_row, seen->rows, kind);
+}
+
+#define PLACES (GROUPS_AT_ONCE * GROUP * VECTORS)
+
+/* Of a tile of queries with some groups of keys, while another's are weighed. */
+INLINE void score(
+    lanes *scores, const sight *seen, const tiled_work *w, long first, long groups, weighing *others, const arithmetic kind)
+{
+    meanwhile *also = kind == FLOAT32 ? weigh_meanwhile : weigh_roughly_meanwhile;
+    const long slots = groups * parts_of(w->told.dim, TILE_INPUTS) * (kind == FLOAT32 ? NUM_PRODUCTS : 1);
+    others->at_once = parts_of(others->end - others->pair, slots);
+    for (long group = 0; group < groups; group++)
+        score_group(scores + group * GROUP * VECTORS, w, first + group, seen->query, also, others, kind);
+    weigh_some(others, others->end, kind);
+    for (long key = w->told.count - first * GROUP; key < groups * GROUP; key++)
+        for (int v = 0; v < VECTORS; v++)
+            scores[key * VECTORS + v] = (lanes){} - INFINITY;
+}
+
+/* Some groups of keys: each tile of queries is scored while the one before is weighed. */
+INLINE void see_groups(sight *seen, long sights, const tiled_work *w, long first, long groups, const arithmetic kind)
+{
+    char weights[GROUPS_AT_ONCE * bytes_of_others(kind)] __attribute__((aligned(64)));
+    lanes scores[2][PLACES];
+    weighing job = {};
+    score(scores[0], seen, w, first, groups, &job, kind);
+    for (long i = 0; i < sights; i++) {
+        sight *s = seen + i;
+        raise_highest(s->highest, scores[i % 2], groups * GROUP, s->total, s->out, w->told.dim, VECTORS);
+        job = (weighing){.weights = weights, .scores = scores[i % 2], .end = groups * GROUP / 2};
+        memcpy(job.highest, s->highest, sizeof job.highest);
+        memcpy(job.total, s->total, sizeof job.total);
+        if (i + 1 < sights)
+            score(scores[(i + 1) % 2], s + 1, w, first, groups, &job, kind);
+        else
+            weigh_some(&job, job.end, kind);
+        memcpy(s->total, job.total, sizeof job.total);
+        add_values(s->out, w, first, groups, weights, kind);
+    }
+}
+
+INLINE void end_sight(const sight *seen, const sight_work *told)
+{
+    const float *out = (const float *)seen->out, *total = (const float *)seen->total;
+    for (long row = 0; row < seen->rows; row++)
+        for (long i = 0; i < told->dim; i++)
+            told->out[(seen->first_row + row) * told->out_stride + i] = out[i * PANEL + row] / total[row];
+}
+
+/* Of rows up to `end`. */
+INLINE void attend_sights(const tiled_work *w, sight *seen, long first_row, long end, const arithmetic kind)
+{
+    const long groups = parts_of(w->told.count, GROUP), sights = parts_of(end - first_row, PANEL);
+    for (long i = 0; i < sights; i++) {
+        seen[i].first_row = first_row + i * PANEL;
+        seen[i].rows = lesser(end - seen[i].first_row, PANEL);
+        begin_sight(seen + i, w, kind);
+    }
+    for (long first = 0; first < groups; first += GROUPS_AT_ONCE)
+        see_groups(seen, sights, w, first, lesser(groups - first, GROUPS_AT_ONCE), kind);
+    for (long i = 0; i < sights; i++)
+        end_sight(seen + i, &w->told);
+}
+
+INLINE void attend_rows(const tiled_work *w, long first_row, long end, const arithmetic kind)
+{
+    const long bytes_of_query = parts_of(w->told.dim, TILE_INPUTS) * bytes_of_others(kind);
+    const long bytes_of_out = w->told.dim * VECTORS * sizeof(lanes);
+    char *room = room_for(MOST_SIGHTS * (bytes_of_query + bytes_of_out));
+    sight seen[MOST_SIGHTS];
+    for (long i = 0; i < MOST_SIGHTS; i++) {
+        seen[i].query = room + i * (bytes_of_query + bytes_of_out);
+        seen[i].out = (lanes *)(seen[i].query + bytes_of_query);
+    }
+    shape_tiles(TILE_ROWS);
+    for (; first_row < end; first_row += MOST_SIGHTS * PANEL)
+        attend_sights(w, seen, first_row, lesser(end, first_row + MOST_SIGHTS * PANEL), kind);
+    leave_tiles();
+    free(room);
+}
+
+static void groups_part(const void *shared, long part, long parts)
+{
+    const tiled_work *w = shared;
+    const long groups = parts_of(w->told.count, GROUP);
+    for (long group = groups * part / parts; group < groups * (part + 1) / parts; group++)
+        if (w->told.is_rounded)
+            take_group(w, group, BFLOAT16_BY_SAME);
+        else
+            take_group(w, group, FLOAT32);
+}
+
+static void tiles_part(const void *shared, long part, long parts)
+{
+    const tiled_work *w = shared;
+    const long sights = parts_of(w->told.rows, PANEL);
+    const long first = sights * part / parts * PANEL, end = lesser(sights * (part + 1) / parts * PANEL, w->told.rows);
+    if (w->told.is_rounded)
+        attend_rows(w, first, end, BFLOAT16_BY_SAME);
+    else
+        attend_rows(w, first, end, FLOAT32);
+}
+
+void keepsight_attend_to_all(const sight_work *told)
+{
+    const arithmetic kind = told->is_rounded ? BFLOAT16_BY_SAME : FLOAT32;
+    const long groups = parts_of(told->count, GROUP);
+    tiled_work work = {
+        .told = *told,
+        .keys = room_for(groups * bytes_of_rows(GROUP, told->dim, kind)),
+        .values = room_for(groups * bytes_of_rows(told->dim, GROUP, kind)),
+    };
+    share(groups_part, &work, parts_for(told->count * told->dim));
+    share(tiles_part, &work, parts_for(told->rows * told->count));
+    free(work.keys);
+    free(work.values);
+}
+
+#endif
