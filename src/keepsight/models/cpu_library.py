@@ -14,7 +14,10 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-_NAMES = ("norm", "angles", "attend", "attend_to_all", "multiply", "take_rows", "decode", "wide_rows", "runs_here", "attends_unrounded")
+_NAMES = (
+    *("norm", "angles", "attend", "attend_to_all", "multiply", "take_rows", "decode", "place_team"),
+    *("runs_here", "attends_unrounded", "wide_rows"),
+)
 # The best first; the last is for any processor.
 BUILDS = ("_cpu_kernels_amx", "_cpu_kernels_avx512", "_cpu_kernels_avx2", "_cpu_kernels")
 # How many are too good for what torch says that the processor can do; of tiles (AMX) it says nothing.

@@ -13,7 +13,9 @@
 /* Rows whose inputs share a core's own cache; they are laid out anew for each block of those, so that all panels pass first. */
 #define ROWS_AT_ONCE (10 * MOST_ROWS)
 #define PANELS_AT_ONCE INT64_MAX
+/* Steps of a weight of float32 that rows are multiplied by before the next, and one that is split ahead. */
 #define STEPS_KEPT 4
+#define SLOTS (STEPS_KEPT + 1)
 
 INLINE long most_inputs_of_block(arithmetic kind)
 {
@@ -34,14 +36,22 @@ INLINE long cost_of_part(long rows, long panels, arithmetic kind)
 
 typedef struct {
     float sums[ROWS_AT_ONCE * PANEL] __attribute__((aligned(64)));
-    /* Of a weight of float32 [STEPS_KEPT, PARTS, VECTORS] tiles, else the last step if it is not whole. */
-    char weight[STEPS_KEPT * PARTS * VECTORS * TILE_BYTES] __attribute__((aligned(64)));
+    /* Of a weight of float32 [SLOTS, PARTS, VECTORS] tiles, else the last step if it is not whole. */
+    char weight[SLOTS * PARTS * VECTORS * TILE_BYTES] __attribute__((aligned(64)));
+    long slot;         /* of the first step at hand */
+    const char *ahead; /* the step that lies split already, and in which slot */
+    long slot_ahead;
+    const char *end;   /* of steps that may be split ahead: of a weight whose steps are all whole */
     long rows_of_tile;
 } product_room;
 
-INLINE void enter(product_room *room)
+INLINE void enter(product_room *room, const product_work *w)
 {
-    room->rows_of_tile = 0;
+    const char *weight = w->weight;
+    const long bytes = parts_of(w->outputs, PANEL) * w->inputs * bytes_of_step(w->kind);
+    room->rows_of_tile = room->slot = 0;
+    room->ahead = 0;
+    room->end = w->kind == FLOAT32 && w->inputs % TILE_INPUTS == 0 ? weight + bytes : weight;
 }
 
 INLINE void leave(product_room *room)
@@ -69,46 +79,75 @@ INLINE void split_meanwhile(void *job, int product)
     split_pairs(j->tiles, j->weight, TILE_INPUTS, first, end);
 }
 
-INLINE void multiply_strip(
-    float *out, const char *rows, long num_rows, const char *weight, long inputs, int is_first, int is_new,
-    product_room *room, const int tiles, const arithmetic kind)
+INLINE long next_slot(long slot)
 {
-    const long steps = parts_of(inputs, TILE_INPUTS), bytes_of_rows_of_step = bytes_of_rows(num_rows, TILE_INPUTS, kind);
-    const long bytes_of_weight = TILE_INPUTS / inputs_of_step(kind) * bytes_of_step(kind);
-    /* The second tile may have some of the first one's: twice the same numbers. */
-    const long second = num_rows - room->rows_of_tile;
-    begin_sums(out, second, is_first, tiles);
-    const long bytes_of_tiles = PARTS * VECTORS * TILE_BYTES;
-    if (kind == FLOAT32 && is_new)
-        split_pairs(room->weight, (const float *)weight, inputs, 0, TILE_ROWS);
-    for (long step = 0; step < steps; step++, weight += bytes_of_weight, rows += bytes_of_rows_of_step) {
-        const long left = inputs - step * TILE_INPUTS;
-        if (kind == FLOAT32) {
-            const char *its = room->weight + step % STEPS_KEPT * bytes_of_tiles;
-            char *next = room->weight + (step + 1) % STEPS_KEPT * bytes_of_tiles;
-            const float *next_weight = (const float *)(weight + bytes_of_weight);
-            if (is_new && left >= 2 * TILE_INPUTS)
-                add_split(rows, num_rows, second, its, tiles, split_meanwhile, &(split_job){next, next_weight});
-            else
-                add_split(rows, num_rows, second, its, tiles, nothing_meanwhile, 0);
-            if (is_new && left > TILE_INPUTS && left < 2 * TILE_INPUTS)
-                split_pairs(next, next_weight, left - TILE_INPUTS, 0, TILE_ROWS);
-            continue;
-        }
+    return slot + 1 < SLOTS ? slot + 1 : 0;
+}
+
+/* Of a weight of float32, which is split while the first rows are multiplied by it. */
+INLINE void add_steps_of_split(
+    const char *rows, long num_rows, long second, const char *weight, long inputs, int is_new, product_room *room,
+    const int tiles)
+{
+    const long bytes_of_weight = TILE_INPUTS * bytes_of_step(FLOAT32), bytes_of_slot = PARTS * VECTORS * TILE_BYTES;
+    if (is_new && room->ahead == weight)
+        room->slot = room->slot_ahead;
+    else if (is_new)
+        split_pairs(room->weight + room->slot * bytes_of_slot, (const float *)weight, inputs, 0, TILE_ROWS);
+    long slot = room->slot;
+    for (long left = inputs - TILE_INPUTS; left > -TILE_INPUTS; left -= TILE_INPUTS, slot = next_slot(slot)) {
+        weight += bytes_of_weight;
+        const char *its = room->weight + slot * bytes_of_slot;
+        split_job next = {room->weight + next_slot(slot) * bytes_of_slot, (const float *)weight};
+        if (is_new && (left >= TILE_INPUTS || weight < room->end))
+            add_split(rows, num_rows, second, its, tiles, split_meanwhile, &next);
+        else
+            add_split(rows, num_rows, second, its, tiles, nothing_meanwhile, 0);
+        if (is_new && left > 0 && left < TILE_INPUTS)
+            split_pairs(next.tiles, next.weight, left, 0, TILE_ROWS);
+        rows += bytes_of_rows(num_rows, TILE_INPUTS, FLOAT32);
+    }
+    if (is_new) {
+        room->ahead = weight < room->end ? weight : 0;
+        room->slot_ahead = slot;
+    }
+}
+
+INLINE void add_steps_of_whole(
+    const char *rows, long num_rows, long second, const char *weight, long inputs, int is_new, product_room *room,
+    const int tiles, const arithmetic kind)
+{
+    const long bytes_of_weight = TILE_ROWS * bytes_of_step(kind);
+    for (long input = 0; input < inputs; input += TILE_INPUTS, weight += bytes_of_weight) {
         if (is_new)
             for (long byte = 0; byte < bytes_of_weight; byte += 64)
                 __builtin_prefetch(weight + BYTES_AHEAD + byte);
-        if (left < TILE_INPUTS) {
+        const char *others = weight;
+        if (inputs - input < TILE_INPUTS) {
             memset(room->weight, 0, bytes_of_weight);
-            memcpy(room->weight, weight, parts_of(left, 2) * bytes_of_step(kind));
+            others = memcpy(room->weight, weight, parts_of(inputs - input, 2) * bytes_of_step(kind));
         }
-        add_whole(rows, num_rows, second, left < TILE_INPUTS ? room->weight : weight, tiles, kind);
+        add_whole(rows, num_rows, second, others, tiles, kind);
+        rows += bytes_of_rows(num_rows, TILE_INPUTS, kind);
     }
-    end_sums(out, second, tiles);
+}
+
+INLINE void multiply_strip(
+    float *sums, const char *rows, long num_rows, const char *weight, long inputs, int is_first, int is_new,
+    product_room *room, const int tiles, const arithmetic kind)
+{
+    /* The second tile may have some of the first one's: twice the same numbers. */
+    const long second = num_rows - room->rows_of_tile;
+    begin_sums(sums, second, is_first, tiles);
+    if (kind == FLOAT32)
+        add_steps_of_split(rows, num_rows, second, weight, inputs, is_new, room, tiles);
+    else
+        add_steps_of_whole(rows, num_rows, second, weight, inputs, is_new, room, tiles, kind);
+    end_sums(sums, second, tiles);
 }
 
 INLINE void multiply_rows(
-    float *out, const void *prepared, long rows, const void *weight, long inputs, int is_first, int is_new,
+    float *sums, const void *prepared, long rows, const void *weight, long inputs, int is_first, int is_new,
     product_room *room, const arithmetic kind)
 {
     const long rows_of_tile = rows <= TILE_ROWS ? rows : parts_of(rows, 2);
@@ -116,9 +155,9 @@ INLINE void multiply_rows(
     if (room->rows_of_tile < rows_of_tile || room->rows_of_tile > rows)
         shape_tiles(room->rows_of_tile = rows_of_tile);
     if (rows <= TILE_ROWS)
-        multiply_strip(out, prepared, rows, weight, inputs, is_first, is_new, room, 1, kind);
+        multiply_strip(sums, prepared, rows, weight, inputs, is_first, is_new, room, 1, kind);
     else
-        multiply_strip(out, prepared, rows, weight, inputs, is_first, is_new, room, 2, kind);
+        multiply_strip(sums, prepared, rows, weight, inputs, is_first, is_new, room, 2, kind);
 }
 
 #endif

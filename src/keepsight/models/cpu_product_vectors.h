@@ -28,9 +28,9 @@ typedef struct {
     float sums[ROWS_AT_ONCE * PANEL] __attribute__((aligned(64)));
 } product_room;
 
-INLINE void enter(product_room *room)
+INLINE void enter(product_room *room, const product_work *w)
 {
-    (void)room;
+    (void)room, (void)w;
 }
 
 INLINE void leave(product_room *room)

@@ -161,7 +161,7 @@ INLINE void multiply_patch(const product_work *w, patch p, const arithmetic kind
     const long step = panels_at_once < panels ? bytes : 0;
     char *prepared = room_for(step ? blocks * bytes : bytes);
     product_room room;
-    enter(&room);
+    enter(&room, w);
     for (long first = p.first_panel; first < p.end_panel; first += panels_at_once)
         for (long block = 0; block < blocks; block++) {
             if (first == p.first_panel)

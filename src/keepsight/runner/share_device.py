@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 
 from keepsight.runner.openmp_team import dismiss_team, set_team_size
+from keepsight.runner.place_threads import Places, cores_of_process
 
 # The pause between two steps of a stream of answers is shorter than this.
 LINGER_SECONDS = 0.02
@@ -84,25 +85,36 @@ class CpuShare(DeviceShare):
         self.all, self._max_tokens_alone = num_threads, max_tokens_alone
         self.of_beside = min(max(1, round(num_threads * beside_share)), max(1, num_threads - 1))
         self.of_foreground = max(1, num_threads - self.of_beside)
+        cores = cores_of_process()
+        self._cores = cores if len(cores) == num_threads > 1 else ()
+        self._places = Places(self._cores)
 
     @contextmanager
     def foreground(self, num_tokens: int, *, beside_works: bool) -> Iterator[None]:
         with self._step():
             own = self.of_foreground if beside_works else self.all
-            set_team_size(1 if num_tokens <= self._max_tokens_alone else own)
+            count = 1 if num_tokens <= self._max_tokens_alone else own
+            set_team_size(count)
+            if count > 1 or beside_works:
+                self._places.take(self._cores[:count])
+            else:
+                self._places.leave()
             yield
 
     def beside(self) -> AbstractContextManager[None]:
         return torch.inference_mode()
 
     def before_part(self) -> None:
-        set_team_size(self.of_beside if self._has_foreground else self.all)
+        count = self.of_beside if self._has_foreground else self.all
+        set_team_size(count)
+        self._places.take(self._cores[-count:])
 
     def finish_part(self) -> None:
         pass
 
     def before_rest(self) -> None:
         dismiss_team()
+        self._places.leave()
 
 
 class CudaShare(DeviceShare):

@@ -1,0 +1,58 @@
+/* Which core each thread of a team computes on.  Left to itself an operating system may wake a thread on the core of the one that
+ * waits for it, and leave both there: products of two threads take four times as long as of one then.
+ */
+
+#define _GNU_SOURCE
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
+#include "cpu_team.h"
+
+typedef struct {
+    const int64_t *cores; /* [count]: one for each thread */
+    long count;
+} places_work;
+
+#if defined(__linux__)
+
+static void stay_on(long core)
+{
+    cpu_set_t only;
+    CPU_ZERO(&only);
+    CPU_SET(core, &only);
+    sched_setaffinity(0, sizeof only, &only);
+}
+
+/* What the thread that asks has now, it keeps: place 0 is that of its core, if it is one of all. */
+typedef struct {
+    places_work told;
+    long kept;
+} kept_places;
+
+static void place_part(const void *shared, long part, long parts)
+{
+    const kept_places *w = shared;
+    (void)parts;
+    stay_on(w->told.cores[(part + w->kept) % w->told.count]);
+}
+
+void keepsight_place_team(const places_work *told)
+{
+    kept_places work = {*told, 0};
+    const int core = sched_getcpu();
+    for (long i = 0; i < told->count; i++)
+        if (told->cores[i] == core)
+            work.kept = i;
+    share(place_part, &work, told->count);
+}
+
+#else
+
+void keepsight_place_team(const places_work *told)
+{
+    (void)told;
+}
+
+#endif
