@@ -8,6 +8,7 @@ import re
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -96,6 +97,15 @@ def test_a_second_request_that_is_not_finished_is_cut_off_too(engine: FakeEngine
     request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
     with serving(engine) as port, connected(port, request + request[:-2]) as connection:
         assert read_to_end(connection).count(b"HTTP/1.1 200") == 1
+
+
+def test_a_connection_may_rest_for_longer_than_clients_keep_theirs(engine: FakeEngine) -> None:
+    request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    with serving(engine) as port, connected(port, request) as connection:
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        time.sleep(5.5)  # for which httpx keeps it; so does uvicorn, and then who is first is chance
+        connection.sendall(request)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
 
 
 def test_headers_without_end_are_refused(engine: FakeEngine) -> None:

@@ -29,6 +29,10 @@ MIN_DIRECT_BYTES = 256 * 1024
 BELIEVED_RATIO = 32
 # Requests of one connection that wait for those before them: clients that do so at all send a few.
 MAX_PIPELINED = 32
+# Clients keep an idle connection for 5 seconds to a minute, load balancers for a minute; whoever closes it has to be
+# the one that asks, or a request meets a connection that was closed just now, and is lost.  uvicorn's 5 seconds are
+# httpx's.
+IDLE_SECONDS = 75
 
 
 def make_server(app: ASGIApp, settings: ApiSettings) -> ServerInTurn:
@@ -42,6 +46,7 @@ def make_server(app: ASGIApp, settings: ApiSettings) -> ServerInTurn:
         log_config=None,
         access_log=False,
         server_header=False,
+        timeout_keep_alive=IDLE_SECONDS,
         root_path=settings.root_path,
         ssl_certfile=settings.ssl_certfile,
         ssl_keyfile=settings.ssl_keyfile,
