@@ -93,7 +93,10 @@ def test_who_does_not_finish_asking_is_cut_off(engine: FakeEngine, sent: bytes) 
         assert read_to_end(connection) == b""
 
 
-def test_a_second_request_that_is_not_finished_is_cut_off_too(engine: FakeEngine) -> None:
+def test_a_second_request_that_is_not_finished_is_cut_off_as_if_it_rested(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "IDLE_SECONDS", 1)
     request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
     with serving(engine) as port, connected(port, request + request[:-2]) as connection:
         assert read_to_end(connection).count(b"HTTP/1.1 200") == 1
