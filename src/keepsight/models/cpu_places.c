@@ -1,5 +1,5 @@
-/* Which core each thread of a team computes on.  Left to itself an operating system may wake a thread on the core of the one that
- * waits for it, and leave both there: products of two threads take four times as long as of one then.
+/* Which core each thread of a team computes on.  Left to itself an operating system may wake a thread on the core of the
+ * one that waits for it, and leave both there: products of two threads take longer than of one then.
  */
 
 #define _GNU_SOURCE

@@ -5,7 +5,7 @@
  * computed with its prompt and after what a cache spared.
  *
  * A weight is laid out once in panels of as many outputs as two vectors have lanes; the results of some rows by one panel stay in
- * registers while the inputs pass.
+ * registers, of vectors or tiles, while the inputs pass.
  */
 
 #include "cpu_products.h"
@@ -24,7 +24,8 @@
 /* For the caller, who lays weights out. */
 const long keepsight_panel = PANEL;
 
-/* Whether rows may be rounded, to be multiplied faster; and whether the processor, and the operating system, let all this run. */
+/* Whether rows may be rounded, to be multiplied faster; and whether the processor and the operating system let all this
+ * run. */
 long keepsight_multiplies_bfloat16, keepsight_runs_here = 1;
 
 __attribute__((constructor)) static void ask_processor(void)
@@ -103,10 +104,7 @@ INLINE void finish_sums(const product_work *w, piece p, float *sums)
 INLINE void give_sums(const product_work *w, piece p, const float *sums)
 {
     for (long row = 0; row < p.rows; row++)
-        if (p.outputs == PANEL)
-            memcpy(p.out + row * w->outputs, sums + row * PANEL, PANEL * sizeof *sums);
-        else
-            memcpy(p.out + row * w->outputs, sums + row * PANEL, p.outputs * sizeof *sums);
+        memcpy(p.out + row * w->outputs, sums + row * PANEL, p.outputs * sizeof *sums);
 }
 
 /* The first row of those that are multiplied at once. */

@@ -2,7 +2,7 @@
  * two of them added to a third, 16 times as fast as vectors multiply float32.
  *
  * So products of float32 are made of those: a number is the sum of three of bfloat16, and of nine products of such parts
- * the three least are left out, which together are smaller than what float32 rounds a product by.
+ * the three least are left out, which together are about as large as what float32 rounds a product by.
  */
 
 #ifndef KEEPSIGHT_CPU_TILES_H

@@ -1,5 +1,6 @@
-/* The same with tiles (cpu_tiles.h), of float32, too.  Scores are [keys, queries] and outputs [numbers, queries], so that a
- * lane of a vector is a query, as in cpu_attention.c: keys, and the numbers of values, are rows, queries and weights the others.
+/* The same with tiles (cpu_tiles.h), of float32, too.  Scores are [keys, queries] and outputs [numbers, queries], so that
+ * a lane of a vector is a query, as in cpu_attention.c: keys, and the numbers of values, are rows, queries and weights the
+ * others.
  */
 
 #ifndef KEEPSIGHT_CPU_WHOLE_SIGHT_TILES_H
@@ -146,29 +147,35 @@ INLINE void weigh_roughly_meanwhile(void *job, int product)
     weigh_some(j, j->pair + j->at_once, BFLOAT16_BY_SAME);
 }
 
-/* To [dim, VECTORS] of the outputs. */
-INLINE void add_values(lanes *out, const tiled_work *w, long first_group, long groups, const char *weights, const arithmetic kind)
+/* To some numbers of the outputs: those of one strip, of which `values` has those of the first group. */
+INLINE void add_strip(
+    float *sums, const char *values, long rows, long rows_of_tile, long bytes_of_group, const char *weights, long groups,
+    const int tiles, const arithmetic kind)
 {
-    const long dim = w->told.dim;
+    const long second = rows - rows_of_tile;
+    begin_sums(sums, second, 0, tiles);
+    for (long group = 0; group < groups; group++, values += bytes_of_group, weights += bytes_of_others(kind))
+        add_step(values, rows, second, weights, tiles, nothing_meanwhile, 0, kind);
+    end_sums(sums, second, tiles);
+}
+
+/* To [dim, VECTORS] of the outputs. */
+INLINE void add_values(
+    lanes *out, const tiled_work *w, long first_group, long groups, const char *weights, const arithmetic kind)
+{
+    const long dim = w->told.dim, bytes = bytes_of_rows(dim, GROUP, kind);
     long shape = TILE_ROWS;
     for (long strip = 0; strip < parts_of(dim, MOST_ROWS); strip++) {
         const long row = first_of_strip(dim, strip), rows = first_of_strip(dim, strip + 1) - row;
-        const long rows_of_tile = rows <= TILE_ROWS ? rows : parts_of(rows, 2), second = rows - rows_of_tile;
-        const char *values = w->values + first_group * bytes_of_rows(dim, GROUP, kind) + bytes_of_rows(row, GROUP, kind);
+        const long rows_of_tile = rows <= TILE_ROWS ? rows : parts_of(rows, 2);
+        const char *values = w->values + first_group * bytes + bytes_of_rows(row, GROUP, kind);
         float *sums = (float *)(out + row * VECTORS);
         if (shape != rows_of_tile)
             shape_tiles(shape = rows_of_tile);
-#define WITH(tiles) \
-    begin_sums(sums, second, 0, tiles); \
-    for (long group = 0; group < groups; group++) \
-        add_step(values + group * bytes_of_rows(dim, GROUP, kind), rows, second, weights + group * bytes_of_others(kind), tiles, nothing_meanwhile, 0, kind); \
-    end_sums(sums, second, tiles);
-        if (rows <= TILE_ROWS) {
-            WITH(1)
-        } else {
-            WITH(2)
-        }
-#undef WITH
+        if (rows <= TILE_ROWS)
+            add_strip(sums, values, rows, rows_of_tile, bytes, weights, groups, 1, kind);
+        else
+            add_strip(sums, values, rows, rows_of_tile, bytes, weights, groups, 2, kind);
     }
     if (shape != TILE_ROWS)
         shape_tiles(TILE_ROWS);
