@@ -150,7 +150,7 @@ INLINE void multiply_rows(
     float *sums, const void *prepared, long rows, const void *weight, long inputs, int is_first, int is_new,
     product_room *room, const arithmetic kind)
 {
-    const long rows_of_tile = rows <= TILE_ROWS ? rows : parts_of(rows, 2);
+    const long rows_of_tile = rows_of_each_tile(rows);
     /* Shaping takes as long as some products. */
     if (room->rows_of_tile < rows_of_tile || room->rows_of_tile > rows)
         shape_tiles(room->rows_of_tile = rows_of_tile);

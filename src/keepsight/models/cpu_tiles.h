@@ -57,6 +57,12 @@ typedef struct {
     uint8_t rows[16];
 } tile_shapes;
 
+/* So many rows are one tile's, more are two's. */
+INLINE long rows_of_each_tile(long rows)
+{
+    return rows <= TILE_ROWS ? rows : parts_of(rows, 2);
+}
+
 /* Of sums and rows so many from now on; all tiles are empty then. */
 INLINE void shape_tiles(long rows)
 {
@@ -208,10 +214,12 @@ INLINE void end_sums(float *sums, long second, const int tiles)
     }
 }
 
+#define NUM_PRODUCTS 6
+
 /* Which parts of rows and others are multiplied; from one to the next only one of both is another. */
 static const struct {
     int of_rows, of_others;
-} PRODUCTS[] = {{2, 0}, {1, 0}, {1, 1}, {0, 1}, {0, 0}, {0, 2}};
+} PRODUCTS[NUM_PRODUCTS] = {{2, 0}, {1, 0}, {1, 1}, {0, 1}, {0, 0}, {0, 2}};
 
 INLINE void load_rows(const char *rows, long second, const int tiles)
 {
@@ -225,8 +233,6 @@ INLINE void load_others(const char *others, long bytes_between, long stride)
     LOAD_TILE(6, others, stride);
     LOAD_TILE(7, others + bytes_between, stride);
 }
-
-#define NUM_PRODUCTS 6
 
 /* What is computed by vectors while tiles multiply, little by little: the processor looks only so far ahead for what else it
  * could do.  It is told which of a step's NUM_PRODUCTS has been asked for. */

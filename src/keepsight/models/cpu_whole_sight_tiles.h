@@ -167,7 +167,7 @@ INLINE void add_values(
     long shape = TILE_ROWS;
     for (long strip = 0; strip < parts_of(dim, MOST_ROWS); strip++) {
         const long row = first_of_strip(dim, strip), rows = first_of_strip(dim, strip + 1) - row;
-        const long rows_of_tile = rows <= TILE_ROWS ? rows : parts_of(rows, 2);
+        const long rows_of_tile = rows_of_each_tile(rows);
         const char *values = w->values + first_group * bytes + bytes_of_rows(row, GROUP, kind);
         float *sums = (float *)(out + row * VECTORS);
         if (shape != rows_of_tile)
