@@ -28,10 +28,11 @@ INLINE long inputs_per_strip(arithmetic kind)
     return TILE_INPUTS * (kind == FLOAT32 ? STEPS_KEPT : 16);
 }
 
-/* What a part takes, in what one row takes to be prepared: a panel of float32, split, is as much as six. */
+/* What a part takes, nearly: by so much more than a product of tiles does a row that is laid out, and a panel that is read. */
 INLINE long cost_of_part(long rows, long panels, arithmetic kind)
 {
-    return 10 * parts_of(rows, MOST_ROWS) * panels + rows + (kind == FLOAT32 ? 6 * panels : 0);
+    const long of_row = kind == BFLOAT16_BY_SAME ? 3 : 1;
+    return 5 * parts_of(rows, TILE_ROWS) * panels + of_row * rows + 6 * panels;
 }
 
 typedef struct {
@@ -45,11 +46,24 @@ typedef struct {
     long rows_of_tile;
 } product_room;
 
-INLINE void enter(product_room *room, const product_work *w)
+/* As few tiles as can be, all of one shape, as shaping takes as long as some products. */
+INLINE long rows_of_tile(long rows)
+{
+    return parts_of(rows, parts_of(rows, TILE_ROWS));
+}
+
+INLINE strip strip_of(long rows, long index)
+{
+    const long of_tile = rows_of_tile(rows), first = index * 2 * of_tile, its = lesser(rows - first, 2 * of_tile);
+    return (strip){first, its, parts_of(its, of_tile) * of_tile};
+}
+
+INLINE void enter(product_room *room, const product_work *w, long rows)
 {
     const char *weight = w->weight;
     const long bytes = parts_of(w->outputs, PANEL) * w->inputs * bytes_of_step(w->kind);
-    room->rows_of_tile = room->slot = 0;
+    shape_tiles(room->rows_of_tile = rows_of_tile(rows));
+    room->slot = 0;
     room->ahead = 0;
     room->end = w->kind == FLOAT32 && w->inputs % TILE_INPUTS == 0 ? weight + bytes : weight;
 }
@@ -121,7 +135,7 @@ INLINE void add_steps_of_whole(
     for (long input = 0; input < inputs; input += TILE_INPUTS, weight += bytes_of_weight) {
         if (is_new)
             for (long byte = 0; byte < bytes_of_weight; byte += 64)
-                __builtin_prefetch(weight + BYTES_AHEAD + byte);
+                __builtin_prefetch(weight + BYTES_AHEAD + byte, 0, 2);
         const char *others = weight;
         if (inputs - input < TILE_INPUTS) {
             memset(room->weight, 0, bytes_of_weight);
@@ -136,8 +150,7 @@ INLINE void multiply_strip(
     float *sums, const char *rows, long num_rows, const char *weight, long inputs, int is_first, int is_new,
     product_room *room, const int tiles, const arithmetic kind)
 {
-    /* The second tile may have some of the first one's: twice the same numbers. */
-    const long second = num_rows - room->rows_of_tile;
+    const long second = room->rows_of_tile;
     begin_sums(sums, second, is_first, tiles);
     if (kind == FLOAT32)
         add_steps_of_split(rows, num_rows, second, weight, inputs, is_new, room, tiles);
@@ -150,11 +163,7 @@ INLINE void multiply_rows(
     float *sums, const void *prepared, long rows, const void *weight, long inputs, int is_first, int is_new,
     product_room *room, const arithmetic kind)
 {
-    const long rows_of_tile = rows_of_each_tile(rows);
-    /* Shaping takes as long as some products. */
-    if (room->rows_of_tile < rows_of_tile || room->rows_of_tile > rows)
-        shape_tiles(room->rows_of_tile = rows_of_tile);
-    if (rows <= TILE_ROWS)
+    if (rows == room->rows_of_tile)
         multiply_strip(sums, prepared, rows, weight, inputs, is_first, is_new, room, 1, kind);
     else
         multiply_strip(sums, prepared, rows, weight, inputs, is_first, is_new, room, 2, kind);

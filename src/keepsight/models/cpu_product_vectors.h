@@ -28,14 +28,21 @@ typedef struct {
     float sums[ROWS_AT_ONCE * PANEL] __attribute__((aligned(64)));
 } product_room;
 
-INLINE void enter(product_room *room, const product_work *w)
+INLINE void enter(product_room *room, const product_work *w, long rows)
 {
-    (void)room, (void)w;
+    (void)room, (void)w, (void)rows;
 }
 
 INLINE void leave(product_room *room)
 {
     (void)room;
+}
+
+/* Of all about as many rows. */
+INLINE strip strip_of(long rows, long index)
+{
+    const long strips = parts_of(rows, MOST_ROWS), first = rows * index / strips, end = rows * (index + 1) / strips;
+    return (strip){first, end - first, end - first};
 }
 
 INLINE long inputs_at_once(arithmetic kind)
@@ -72,8 +79,10 @@ INLINE long bytes_of_rows(long rows, long inputs, arithmetic kind)
 }
 
 /* `count` inputs of some rows, as tiles read them: [rows, WORDS_APART], of half a pair with a zero behind. */
-INLINE void take_inputs(void *prepared, const float *hidden, long stride, long rows, long count, const arithmetic kind)
+INLINE void take_inputs(
+    void *prepared, long places, const float *hidden, long stride, long rows, long count, const arithmetic kind)
 {
+    (void)places;
     float *words = prepared;
     for (long row = 0; row < rows; row++, hidden += stride, words += WORDS_APART) {
         uint16_t *halves = (uint16_t *)words;

@@ -75,11 +75,20 @@ INLINE piece piece_of(const product_work *w, long first_row, long rows, long pan
     };
 }
 
+/* Of one row; mostly a whole panel's, which takes no call. */
+INLINE void copy_outputs(float *to, const float *from, long count)
+{
+    if (count == PANEL)
+        memcpy(to, from, PANEL * sizeof *to);
+    else
+        memcpy(to, from, count * sizeof *to);
+}
+
 /* What the results are so far: [rows, PANEL]. */
 INLINE void take_sums(const product_work *w, piece p, float *sums)
 {
     for (long row = 0; row < p.rows; row++)
-        memcpy(sums + row * PANEL, p.out + row * w->outputs, p.outputs * sizeof *sums);
+        copy_outputs(sums + row * PANEL, p.out + row * w->outputs, p.outputs);
 }
 
 /* When all inputs have passed. */
@@ -96,21 +105,18 @@ INLINE void finish_sums(const product_work *w, piece p, float *sums)
             memcpy(sums + i, &number, sizeof number);
         }
     if (w->times)
-        for (long row = 0; row < p.rows; row++)
-            for (long i = 0; i < p.outputs; i++)
-                sums[row * PANEL + i] *= w->times[p.out - w->out + row * w->outputs + i];
+        for (long row = 0; row < p.rows; row++) {
+            float times[PANEL] = {};
+            copy_outputs(times, w->times + (p.out - w->out) + row * w->outputs, p.outputs);
+            for (long i = 0; i < PANEL; i++)
+                sums[row * PANEL + i] *= times[i];
+        }
 }
 
 INLINE void give_sums(const product_work *w, piece p, const float *sums)
 {
     for (long row = 0; row < p.rows; row++)
-        memcpy(p.out + row * w->outputs, sums + row * PANEL, p.outputs * sizeof *sums);
-}
-
-/* The first row of those that are multiplied at once. */
-INLINE long first_row(patch p, long index)
-{
-    return p.rows * index / parts_of(p.rows, MOST_ROWS);
+        copy_outputs(p.out + row * w->outputs, sums + row * PANEL, p.outputs);
 }
 
 /* Of a patch, whose rows are `prepared` for the block of inputs from `first` on, what that adds to one panel's results. */
@@ -123,14 +129,14 @@ INLINE void multiply_panel(
     const int is_first = !first && !w->is_onto, is_last = first + inputs == w->inputs;
     for (long input = 0; input < inputs; input += at_once)
         for (long index = 0; index < strips; index++) {
-            const long row = first_row(p, index), rows = first_row(p, index + 1) - row;
-            const char *its = prepared + bytes_of_rows(row, inputs, kind) + bytes_of_rows(rows, input, kind);
-            const piece all = piece_of(w, p.first_row + row, rows, panel);
-            float *sums = room->sums + row * PANEL;
+            const strip s = strip_of(p.rows, index);
+            const char *its = prepared + bytes_of_rows(s.first, inputs, kind) + bytes_of_rows(s.places, input, kind);
+            const piece all = piece_of(w, p.first_row + s.first, s.rows, panel);
+            float *sums = room->sums + s.first * PANEL;
             if (!input && !is_first)
                 take_sums(w, all, sums);
             multiply_rows(
-                sums, its, rows, weight + input / step * bytes_of_step(kind), lesser(at_once, inputs - input),
+                sums, its, s.places, weight + input / step * bytes_of_step(kind), lesser(at_once, inputs - input),
                 is_first && !input, !index, room, kind);
             if (input + at_once < inputs)
                 continue;
@@ -143,23 +149,24 @@ INLINE void multiply_panel(
 INLINE void take_block(const product_work *w, patch p, long first, char *prepared, const arithmetic kind)
 {
     const long inputs = lesser(inputs_of_block(w->inputs, kind), w->inputs - first);
-    for (long index = 0, row; (row = first_row(p, index)) < p.rows; index++) {
-        const float *hidden = w->hidden + (p.first_row + row) * w->inputs + first;
-        const long rows = first_row(p, index + 1) - row;
-        take_inputs(prepared + bytes_of_rows(row, inputs, kind), hidden, w->inputs, rows, inputs, kind);
+    for (long index = 0; index < parts_of(p.rows, MOST_ROWS); index++) {
+        const strip s = strip_of(p.rows, index);
+        const float *hidden = w->hidden + (p.first_row + s.first) * w->inputs + first;
+        take_inputs(prepared + bytes_of_rows(s.first, inputs, kind), s.places, hidden, w->inputs, s.rows, inputs, kind);
     }
 }
 
 INLINE void multiply_patch(const product_work *w, patch p, const arithmetic kind)
 {
     const long inputs = inputs_of_block(w->inputs, kind), blocks = parts_of(w->inputs, inputs);
-    const long bytes = bytes_of_rows(p.rows, inputs, kind), panels = p.end_panel - p.first_panel;
+    const strip last = strip_of(p.rows, parts_of(p.rows, MOST_ROWS) - 1);
+    const long bytes = bytes_of_rows(last.first + last.places, inputs, kind), panels = p.end_panel - p.first_panel;
     const long panels_at_once = blocks * bytes <= FEW_BYTES ? 1 : lesser(panels, PANELS_AT_ONCE);
     /* Where all panels pass before the next block each takes the place of the one before. */
     const long step = panels_at_once < panels ? bytes : 0;
     char *prepared = room_for(step ? blocks * bytes : bytes);
     product_room room;
-    enter(&room, w);
+    enter(&room, w, p.rows);
     for (long first = p.first_panel; first < p.end_panel; first += panels_at_once)
         for (long block = 0; block < blocks; block++) {
             if (first == p.first_panel)

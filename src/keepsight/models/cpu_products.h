@@ -29,6 +29,11 @@ typedef struct {
 
 void keepsight_multiply(const product_work *w);
 
+/* Some of many rows, which are multiplied at once; they are laid out in as many rows' places or more. */
+typedef struct {
+    long first, rows, places;
+} strip;
+
 INLINE long inputs_of_step(arithmetic kind)
 {
     return kind == FLOAT32 ? 1 : 2;

@@ -57,12 +57,6 @@ typedef struct {
     uint8_t rows[16];
 } tile_shapes;
 
-/* So many rows are one tile's, more are two's. */
-INLINE long rows_of_each_tile(long rows)
-{
-    return rows <= TILE_ROWS ? rows : parts_of(rows, 2);
-}
-
 /* Of sums and rows so many from now on; all tiles are empty then. */
 INLINE void shape_tiles(long rows)
 {
@@ -93,7 +87,7 @@ INLINE void split(unsigned_lanes *parts, lanes number, const int to_nearest)
     parts[PARTS - 1] = (unsigned_lanes)number;
 }
 
-/* So far ahead of its use a weight is asked of memory. */
+/* So far ahead of its use a weight is asked of memory, into a core's second cache: the first has rows and what is split. */
 #define BYTES_AHEAD 2048
 
 /* Rows ------------------------------------------------------------------------------------------------------------
@@ -125,15 +119,16 @@ INLINE row_of_tile upper_halves(unsigned_lanes first, unsigned_lanes second)
 #endif
 }
 
-/* `count` inputs of some rows; missing ones are 0. */
-INLINE void take_inputs(void *prepared, const float *hidden, long stride, long rows, long count, const arithmetic kind)
+/* `count` inputs of some rows; missing ones are 0.  What lies in other rows' places only makes sums that nobody reads. */
+INLINE void take_inputs(
+    void *prepared, long places, const float *hidden, long stride, long rows, long count, const arithmetic kind)
 {
-    const long bytes_of_part = rows * 64, bytes_of_step = parts_of_rows_of(kind) * bytes_of_part;
-    for (long row = 0; row < rows; row++, hidden += stride)
-        for (long first = 0; first < count; first += TILE_INPUTS) {
+    const long bytes_of_part = places * 64, bytes_of_step = parts_of_rows_of(kind) * bytes_of_part;
+    for (long first = 0; first < count; first += TILE_INPUTS)
+        for (long row = 0; row < rows; row++) {
             char *place = (char *)prepared + first / TILE_INPUTS * bytes_of_step + row * 64;
             float edge[TILE_INPUTS] = {};
-            const float *numbers = hidden + first;
+            const float *numbers = hidden + row * stride + first;
             if (count - first < TILE_INPUTS)
                 numbers = memcpy(edge, numbers, (count - first) * sizeof *edge);
             unsigned_lanes one[PARTS], other[PARTS];
@@ -171,8 +166,8 @@ INLINE void split_pairs(char *tiles, const float *weight, long inputs, long firs
 #pragma GCC unroll 2
         for (int v = 0; v < VECTORS; v++) {
             const float *one = weight + 2 * pair * PANEL + v * LANES, *other = one + PANEL;
-            __builtin_prefetch((const char *)one + BYTES_AHEAD);
-            __builtin_prefetch((const char *)other + BYTES_AHEAD);
+            __builtin_prefetch((const char *)one + BYTES_AHEAD, 0, 2);
+            __builtin_prefetch((const char *)other + BYTES_AHEAD, 0, 2);
             const lanes nothing = {};
             split_pair(
                 tiles + v * TILE_BYTES + pair * 64, 2 * pair < inputs ? vector_at(one) : nothing,

@@ -24,7 +24,7 @@ typedef struct {
 
 /* What a tile of queries has seen so far. */
 typedef struct {
-    lanes *out; /* [dim, VECTORS] */
+    lanes *out; /* [places of numbers, VECTORS] */
     char *query;
     lanes highest[VECTORS], total[VECTORS];
     long first_row, rows;
@@ -35,18 +35,19 @@ INLINE long bytes_of_others(arithmetic kind)
     return kind == FLOAT32 ? PARTS * VECTORS * TILE_BYTES : VECTORS * TILE_BYTES;
 }
 
-/* The first of the numbers that are rows together: of all strips about as many. */
-INLINE long first_of_strip(long dim, long strip)
+/* Numbers of values are laid out in whole tiles. */
+INLINE long places_of_numbers(long dim)
 {
-    return dim * strip / parts_of(dim, MOST_ROWS);
+    return parts_of(dim, TILE_ROWS) * TILE_ROWS;
 }
 
 /* Missing keys and values are 0. */
 INLINE void take_group(const tiled_work *w, long group, const arithmetic kind)
 {
     const sight_work *told = &w->told;
-    const long dim = told->dim, first = group * GROUP, count = lesser(told->count - first, GROUP);
-    float keys[GROUP * dim], values[dim * GROUP];
+    const long dim = told->dim, places = places_of_numbers(dim);
+    const long first = group * GROUP, count = lesser(told->count - first, GROUP);
+    float keys[GROUP * dim], values[places * GROUP];
     memset(keys, 0, sizeof keys);
     memset(values, 0, sizeof values);
     for (long key = 0; key < count; key++) {
@@ -54,11 +55,11 @@ INLINE void take_group(const tiled_work *w, long group, const arithmetic kind)
         for (long i = 0; i < dim; i++)
             values[i * GROUP + key] = told->values[(first + key) * told->key_stride + i];
     }
-    take_inputs(w->keys + group * bytes_of_rows(GROUP, dim, kind), keys, dim, GROUP, dim, kind);
-    char *place = w->values + group * bytes_of_rows(dim, GROUP, kind);
-    for (long strip = 0; strip < parts_of(dim, MOST_ROWS); strip++) {
-        const long row = first_of_strip(dim, strip), rows = first_of_strip(dim, strip + 1) - row;
-        take_inputs(place + bytes_of_rows(row, GROUP, kind), values + row * GROUP, GROUP, rows, GROUP, kind);
+    take_inputs(w->keys + group * bytes_of_rows(GROUP, dim, kind), GROUP, keys, dim, GROUP, dim, kind);
+    char *place = w->values + group * bytes_of_rows(places, GROUP, kind);
+    for (long row = 0; row < places; row += MOST_ROWS) {
+        const long its = lesser(places - row, MOST_ROWS);
+        take_inputs(place + bytes_of_rows(row, GROUP, kind), its, values + row * GROUP, GROUP, its, GROUP, kind);
     }
 }
 
@@ -81,13 +82,13 @@ INLINE void take_queries(char *others, const sight_work *told, long first_row, l
 }
 
 INLINE void add_step(
-    const char *rows, long num_rows, long second, const char *others, const int tiles, meanwhile *also, void *job,
+    const char *rows, long num_rows, const char *others, const int tiles, meanwhile *also, void *job,
     const arithmetic kind)
 {
     if (kind == FLOAT32)
-        add_split(rows, num_rows, second, others, tiles, also, job);
+        add_split(rows, num_rows, TILE_ROWS, others, tiles, also, job);
     else {
-        add_whole(rows, num_rows, second, others, tiles, kind);
+        add_whole(rows, num_rows, TILE_ROWS, others, tiles, kind);
         also(job, 0);
     }
 }
@@ -100,7 +101,7 @@ INLINE void score_group(
     const char *keys = w->keys + group * bytes_of_rows(GROUP, dim, kind);
     begin_sums((float *)scores, TILE_ROWS, 1, 2);
     for (long step = 0; step < parts_of(dim, TILE_INPUTS); step++)
-        add_step(keys + step * bytes, GROUP, TILE_ROWS, query + step * bytes_of_others(kind), 2, also, job, kind);
+        add_step(keys + step * bytes, GROUP, query + step * bytes_of_others(kind), 2, also, job, kind);
     end_sums((float *)scores, TILE_ROWS, 2);
 }
 
@@ -147,43 +148,35 @@ INLINE void weigh_roughly_meanwhile(void *job, int product)
     weigh_some(j, j->pair + j->at_once, BFLOAT16_BY_SAME);
 }
 
-/* To some numbers of the outputs: those of one strip, of which `values` has those of the first group. */
+/* To some numbers of the outputs: those of one or two tiles, of which `values` has those of the first group. */
 INLINE void add_strip(
-    float *sums, const char *values, long rows, long rows_of_tile, long bytes_of_group, const char *weights, long groups,
-    const int tiles, const arithmetic kind)
+    float *sums, const char *values, long bytes_of_group, const char *weights, long groups, const int tiles,
+    const arithmetic kind)
 {
-    const long second = rows - rows_of_tile;
-    begin_sums(sums, second, 0, tiles);
+    begin_sums(sums, TILE_ROWS, 0, tiles);
     for (long group = 0; group < groups; group++, values += bytes_of_group, weights += bytes_of_others(kind))
-        add_step(values, rows, second, weights, tiles, nothing_meanwhile, 0, kind);
-    end_sums(sums, second, tiles);
+        add_step(values, tiles * TILE_ROWS, weights, tiles, nothing_meanwhile, 0, kind);
+    end_sums(sums, TILE_ROWS, tiles);
 }
 
-/* To [dim, VECTORS] of the outputs. */
+/* To [places of numbers, VECTORS] of the outputs. */
 INLINE void add_values(
     lanes *out, const tiled_work *w, long first_group, long groups, const char *weights, const arithmetic kind)
 {
-    const long dim = w->told.dim, bytes = bytes_of_rows(dim, GROUP, kind);
-    long shape = TILE_ROWS;
-    for (long strip = 0; strip < parts_of(dim, MOST_ROWS); strip++) {
-        const long row = first_of_strip(dim, strip), rows = first_of_strip(dim, strip + 1) - row;
-        const long rows_of_tile = rows_of_each_tile(rows);
+    const long places = places_of_numbers(w->told.dim), bytes = bytes_of_rows(places, GROUP, kind);
+    for (long row = 0; row < places; row += MOST_ROWS) {
         const char *values = w->values + first_group * bytes + bytes_of_rows(row, GROUP, kind);
         float *sums = (float *)(out + row * VECTORS);
-        if (shape != rows_of_tile)
-            shape_tiles(shape = rows_of_tile);
-        if (rows <= TILE_ROWS)
-            add_strip(sums, values, rows, rows_of_tile, bytes, weights, groups, 1, kind);
+        if (places - row <= TILE_ROWS)
+            add_strip(sums, values, bytes, weights, groups, 1, kind);
         else
-            add_strip(sums, values, rows, rows_of_tile, bytes, weights, groups, 2, kind);
+            add_strip(sums, values, bytes, weights, groups, 2, kind);
     }
-    if (shape != TILE_ROWS)
-        shape_tiles(TILE_ROWS);
 }
 
 INLINE void begin_sight(sight *seen, const tiled_work *w, const arithmetic kind)
 {
-    memset(seen->out, 0, w->told.dim * VECTORS * sizeof *seen->out);
+    memset(seen->out, 0, places_of_numbers(w->told.dim) * VECTORS * sizeof *seen->out);
     for (int v = 0; v < VECTORS; v++) {
         seen->highest[v] = (lanes){} + LOWEST_SCORE;
         seen->total[v] = (lanes){};
@@ -256,7 +249,7 @@ INLINE void attend_sights(const tiled_work *w, sight *seen, long first_row, long
 INLINE void attend_rows(const tiled_work *w, long first_row, long end, const arithmetic kind)
 {
     const long bytes_of_query = parts_of(w->told.dim, TILE_INPUTS) * bytes_of_others(kind);
-    const long bytes_of_out = w->told.dim * VECTORS * sizeof(lanes);
+    const long bytes_of_out = places_of_numbers(w->told.dim) * VECTORS * sizeof(lanes);
     char *room = room_for(MOST_SIGHTS * (bytes_of_query + bytes_of_out));
     sight seen[MOST_SIGHTS];
     for (long i = 0; i < MOST_SIGHTS; i++) {
@@ -299,7 +292,7 @@ void keepsight_attend_to_all(const sight_work *told)
     tiled_work work = {
         .told = *told,
         .keys = room_for(groups * bytes_of_rows(GROUP, told->dim, kind)),
-        .values = room_for(groups * bytes_of_rows(told->dim, GROUP, kind)),
+        .values = room_for(groups * bytes_of_rows(places_of_numbers(told->dim), GROUP, kind)),
     };
     share(groups_part, &work, parts_for(told->count * told->dim));
     share(tiles_part, &work, parts_for(told->rows * told->count));
