@@ -147,8 +147,8 @@ INLINE void add_steps_of_whole(
 }
 
 INLINE void multiply_strip(
-    float *sums, const char *rows, long num_rows, const char *weight, long inputs, int is_first, int is_new,
-    product_room *room, const int tiles, const arithmetic kind)
+    places_of_sums to, const float *sums, const char *rows, long num_rows, const char *weight, long inputs, int is_first,
+    int is_new, product_room *room, const int tiles, const arithmetic kind)
 {
     const long second = room->rows_of_tile;
     begin_sums(sums, second, is_first, tiles);
@@ -156,17 +156,17 @@ INLINE void multiply_strip(
         add_steps_of_split(rows, num_rows, second, weight, inputs, is_new, room, tiles);
     else
         add_steps_of_whole(rows, num_rows, second, weight, inputs, is_new, room, tiles, kind);
-    end_sums(sums, second, tiles);
+    end_sums(to, second, tiles);
 }
 
 INLINE void multiply_rows(
-    float *sums, const void *prepared, long rows, const void *weight, long inputs, int is_first, int is_new,
-    product_room *room, const arithmetic kind)
+    places_of_sums to, const float *sums, const void *prepared, long rows, const void *weight, long inputs, int is_first,
+    int is_new, product_room *room, const arithmetic kind)
 {
     if (rows == room->rows_of_tile)
-        multiply_strip(sums, prepared, rows, weight, inputs, is_first, is_new, room, 1, kind);
+        multiply_strip(to, sums, prepared, rows, weight, inputs, is_first, is_new, room, 1, kind);
     else
-        multiply_strip(sums, prepared, rows, weight, inputs, is_first, is_new, room, 2, kind);
+        multiply_strip(to, sums, prepared, rows, weight, inputs, is_first, is_new, room, 2, kind);
 }
 
 #endif

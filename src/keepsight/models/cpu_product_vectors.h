@@ -98,9 +98,9 @@ INLINE void take_inputs(
     }
 }
 
-/* To [rows, PANEL] of the results: what `steps` inputs add, or if they are the first, what they are. */
+/* What `steps` inputs add to sums [rows, PANEL], or if they are the first, what they are. */
 INLINE void multiply_tile(
-    float *out, const float *words, const lanes *weight, long steps, int is_first, const int rows,
+    places_of_sums to, const float *before, const float *words, const lanes *weight, long steps, int is_first, const int rows,
     const arithmetic kind)
 {
     lanes sums[MOST_ROWS][VECTORS] = {};
@@ -134,10 +134,10 @@ INLINE void multiply_tile(
         for (int row = 0; row < rows; row++)
 #pragma GCC unroll 2
             for (int v = 0; v < VECTORS; v++)
-                sums[row][v] += vector_at(out + row * PANEL + v * LANES);
+                sums[row][v] += vector_at(before + row * PANEL + v * LANES);
 #pragma GCC unroll 12
     for (int row = 0; row < rows; row++)
-        memcpy(out + row * PANEL, sums[row], sizeof sums[row]);
+        memcpy(to.first + row * to.stride, sums[row], sizeof sums[row]);
 }
 
 /* What is compiled for each number of rows of a tile, as those are registers. */
@@ -148,14 +148,14 @@ INLINE void multiply_tile(
 #endif
 
 INLINE void multiply_rows(
-    float *out, const void *prepared, long rows, const void *weight, long inputs, int is_first, int is_new,
-    product_room *room, const arithmetic kind)
+    places_of_sums to, const float *sums, const void *prepared, long rows, const void *weight, long inputs, int is_first,
+    int is_new, product_room *room, const arithmetic kind)
 {
     (void)is_new, (void)room;
     const long steps = parts_of(inputs, inputs_of_step(kind));
 #define OF(count) \
     case count: \
-        multiply_tile(out, prepared, weight, steps, is_first, count, kind); \
+        multiply_tile(to, sums, prepared, weight, steps, is_first, count, kind); \
         break;
     switch (rows) {
         FOR_EACH_COUNT(OF)

@@ -34,6 +34,12 @@ typedef struct {
     long first, rows, places;
 } strip;
 
+/* Where sums of some rows by a panel are written: each row's so far from the one before. */
+typedef struct {
+    float *first;
+    long stride;
+} places_of_sums;
+
 INLINE long inputs_of_step(arithmetic kind)
 {
     return kind == FLOAT32 ? 1 : 2;

@@ -198,14 +198,14 @@ INLINE void begin_sums(const float *sums, long second, int is_first, const int t
     }
 }
 
-INLINE void end_sums(float *sums, long second, const int tiles)
+INLINE void end_sums(places_of_sums to, long second, const int tiles)
 {
-    const long bytes = PANEL * sizeof *sums;
-    STORE_TILE(0, sums, bytes);
-    STORE_TILE(1, sums + LANES, bytes);
+    const long bytes = to.stride * sizeof *to.first;
+    STORE_TILE(0, to.first, bytes);
+    STORE_TILE(1, to.first + LANES, bytes);
     if (tiles == 2) {
-        STORE_TILE(2, sums + second * PANEL, bytes);
-        STORE_TILE(3, sums + second * PANEL + LANES, bytes);
+        STORE_TILE(2, to.first + second * to.stride, bytes);
+        STORE_TILE(3, to.first + second * to.stride + LANES, bytes);
     }
 }
 

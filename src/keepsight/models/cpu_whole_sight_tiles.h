@@ -102,7 +102,7 @@ INLINE void score_group(
     begin_sums((float *)scores, TILE_ROWS, 1, 2);
     for (long step = 0; step < parts_of(dim, TILE_INPUTS); step++)
         add_step(keys + step * bytes, GROUP, query + step * bytes_of_others(kind), 2, also, job, kind);
-    end_sums((float *)scores, TILE_ROWS, 2);
+    end_sums((places_of_sums){(float *)scores, PANEL}, TILE_ROWS, 2);
 }
 
 /* Scores become weights relative to the highest so far: some pairs of keys at once, up to `end`. */
@@ -156,7 +156,7 @@ INLINE void add_strip(
     begin_sums(sums, TILE_ROWS, 0, tiles);
     for (long group = 0; group < groups; group++, values += bytes_of_group, weights += bytes_of_others(kind))
         add_step(values, tiles * TILE_ROWS, weights, tiles, nothing_meanwhile, 0, kind);
-    end_sums(sums, TILE_ROWS, tiles);
+    end_sums((places_of_sums){sums, PANEL}, TILE_ROWS, tiles);
 }
 
 /* To [places of numbers, VECTORS] of the outputs. */
