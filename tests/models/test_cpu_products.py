@@ -16,7 +16,7 @@ from tests.models.conftest import BUILDS, BUILDS_THAT_ROUND
 pytestmark = pytest.mark.usefixtures("build", "threads")
 CPU = torch.device("cpu")
 # [outputs, inputs]: less than a vector, odd ones, several blocks of inputs, panels that share a thread.
-SHAPES = [(1, 1), (7, 33), (513, 5), (40, 801), (384, 256), (96, 1536)]
+SHAPES = [(1, 1), (7, 33), (513, 5), (40, 801), (96, 32), (384, 256), (96, 1536)]
 NUM_ROWS = [0, 1, 2, 5, 6, 7, 11, 12, 13, 25, 60, 145, 290, 700]
 
 of_each_kind = pytest.mark.parametrize(

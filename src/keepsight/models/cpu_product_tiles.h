@@ -13,9 +13,10 @@
 /* Rows whose inputs share a core's own cache; they are laid out anew for each block of those, so that all panels pass first. */
 #define ROWS_AT_ONCE (10 * MOST_ROWS)
 #define PANELS_AT_ONCE INT64_MAX
-/* Steps of a weight of float32 that rows are multiplied by before the next, and one that is split ahead. */
-#define STEPS_KEPT 4
-#define SLOTS (STEPS_KEPT + 1)
+/* Steps of a weight of float32 that rows are multiplied by before the next, and those that are split ahead. */
+#define STEPS_KEPT 2
+#define STEPS_AHEAD 2
+#define SLOTS (STEPS_KEPT + STEPS_AHEAD)
 
 INLINE long most_inputs_of_block(arithmetic kind)
 {
@@ -39,10 +40,10 @@ typedef struct {
     float sums[ROWS_AT_ONCE * PANEL] __attribute__((aligned(64)));
     /* Of a weight of float32 [SLOTS, PARTS, VECTORS] tiles, else the last step if it is not whole. */
     char weight[SLOTS * PARTS * VECTORS * TILE_BYTES] __attribute__((aligned(64)));
-    long slot;         /* of the first step at hand */
-    const char *ahead; /* the step that lies split already, and in which slot */
-    long slot_ahead;
-    const char *end;   /* of steps that may be split ahead: of a weight whose steps are all whole */
+    long slot, used;   /* of the first step at hand; and how many were at hand */
+    const char *next;  /* the step behind those; of as many from it on as are `ready` */
+    long ready;
+    const char *end;   /* of steps that may be split for the next panel: of a weight of whole steps, and of enough */
     long rows_of_tile;
 } product_room;
 
@@ -63,9 +64,10 @@ INLINE void enter(product_room *room, const product_work *w, long rows)
     const char *weight = w->weight;
     const long bytes = parts_of(w->outputs, PANEL) * w->inputs * bytes_of_step(w->kind);
     shape_tiles(room->rows_of_tile = rows_of_tile(rows));
-    room->slot = 0;
-    room->ahead = 0;
-    room->end = w->kind == FLOAT32 && w->inputs % TILE_INPUTS == 0 ? weight + bytes : weight;
+    room->slot = room->used = room->ready = 0;
+    room->next = 0;
+    const int is_in_steps = w->inputs % TILE_INPUTS == 0 && w->inputs >= STEPS_AHEAD * TILE_INPUTS;
+    room->end = w->kind == FLOAT32 && is_in_steps ? weight + bytes : weight;
 }
 
 INLINE void leave(product_room *room)
@@ -93,37 +95,42 @@ INLINE void split_meanwhile(void *job, int product)
     split_pairs(j->tiles, j->weight, TILE_INPUTS, first, end);
 }
 
-INLINE long next_slot(long slot)
+INLINE char *slot_of(product_room *room, long step)
 {
-    return slot + 1 < SLOTS ? slot + 1 : 0;
+    return room->weight + (room->slot + step) % SLOTS * (PARTS * VECTORS * TILE_BYTES);
 }
 
-/* Of a weight of float32, which is split while the first rows are multiplied by it. */
+/* Of a weight of float32, which is split while the first rows are multiplied by it, STEPS_AHEAD steps before its use: what is written
+ * can be read once the products before it are done. */
 INLINE void add_steps_of_split(
     const char *rows, long num_rows, long second, const char *weight, long inputs, int is_new, product_room *room,
     const int tiles)
 {
-    const long bytes_of_weight = TILE_INPUTS * bytes_of_step(FLOAT32), bytes_of_slot = PARTS * VECTORS * TILE_BYTES;
-    if (is_new && room->ahead == weight)
-        room->slot = room->slot_ahead;
-    else if (is_new)
-        split_pairs(room->weight + room->slot * bytes_of_slot, (const float *)weight, inputs, 0, TILE_ROWS);
-    long slot = room->slot;
-    for (long left = inputs - TILE_INPUTS; left > -TILE_INPUTS; left -= TILE_INPUTS, slot = next_slot(slot)) {
-        weight += bytes_of_weight;
-        const char *its = room->weight + slot * bytes_of_slot;
-        split_job next = {room->weight + next_slot(slot) * bytes_of_slot, (const float *)weight};
-        if (is_new && (left >= TILE_INPUTS || weight < room->end))
-            add_split(rows, num_rows, second, its, tiles, split_meanwhile, &next);
+    const long bytes_of_weight = TILE_INPUTS * bytes_of_step(FLOAT32), steps = parts_of(inputs, TILE_INPUTS);
+    if (is_new) {
+        room->ready = room->next == weight ? room->ready : 0;
+        room->slot = (room->slot + room->used) % SLOTS;
+        for (; room->ready < lesser(steps, STEPS_AHEAD); room->ready++) {
+            const float *its = (const float *)(weight + room->ready * bytes_of_weight);
+            split_pairs(slot_of(room, room->ready), its, inputs - room->ready * TILE_INPUTS, 0, TILE_ROWS);
+        }
+    }
+    for (long step = 0; step < steps; step++, rows += bytes_of_rows(num_rows, TILE_INPUTS, FLOAT32)) {
+        const char *its = slot_of(room, step), *next = weight + (step + STEPS_AHEAD) * bytes_of_weight;
+        const long left = inputs - (step + STEPS_AHEAD) * TILE_INPUTS;
+        split_job job = {slot_of(room, step + STEPS_AHEAD), (const float *)next};
+        const int is_ahead = is_new && (left >= TILE_INPUTS || next < room->end);
+        if (is_ahead)
+            add_split(rows, num_rows, second, its, tiles, split_meanwhile, &job);
         else
             add_split(rows, num_rows, second, its, tiles, nothing_meanwhile, 0);
-        if (is_new && left > 0 && left < TILE_INPUTS)
-            split_pairs(next.tiles, next.weight, left, 0, TILE_ROWS);
-        rows += bytes_of_rows(num_rows, TILE_INPUTS, FLOAT32);
+        if (is_new && !is_ahead && left > 0)
+            split_pairs(job.tiles, job.weight, left, 0, TILE_ROWS);
     }
     if (is_new) {
-        room->ahead = weight < room->end ? weight : 0;
-        room->slot_ahead = slot;
+        room->next = weight + steps * bytes_of_weight;
+        room->ready = room->next < room->end ? lesser(STEPS_AHEAD, (room->end - room->next) / bytes_of_weight) : 0;
+        room->used = steps;
     }
 }
 
