@@ -100,7 +100,7 @@ INLINE char *slot_of(product_room *room, long step)
     return room->weight + (room->slot + step) % SLOTS * (PARTS * VECTORS * TILE_BYTES);
 }
 
-/* Of a weight of float32, which is split while the first rows are multiplied by it, STEPS_AHEAD steps before its use: what is written
+/* Of a weight of float32, which is split while the first rows are multiplied by it, some steps before its use: what is written
  * can be read once the products before it are done. */
 INLINE void add_steps_of_split(
     const char *rows, long num_rows, long second, const char *weight, long inputs, int is_new, product_room *room,

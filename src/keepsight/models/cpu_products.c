@@ -4,8 +4,8 @@
  * they are, and however many threads there are.  So a token has the same numbers to the last bit alone and in a batch,
  * computed with its prompt and after what a cache spared.
  *
- * A weight is laid out once in panels of as many outputs as two vectors have lanes; the results of some rows by one panel stay in
- * registers, of vectors or tiles, while the inputs pass.
+ * A weight is laid out once in panels of as many outputs as two vectors have lanes; the results of some rows by one panel
+ * stay in registers, of vectors or tiles, while the inputs pass.
  */
 
 #include "cpu_products.h"
@@ -84,7 +84,7 @@ INLINE void copy_outputs(float *to, const float *from, long count)
         memcpy(to, from, count * sizeof *to);
 }
 
-/* What is added to: [rows, PANEL]. */
+/* What inputs are added to, from the `first` of all on with the bias: [rows, PANEL]. */
 INLINE void take_sums(const product_work *w, piece p, int is_first, float *sums)
 {
     const float *bias = is_first && w->bias ? w->bias + p.panel * PANEL : 0;
@@ -140,7 +140,7 @@ INLINE void multiply_panel(
             if (!input && !begins_anew)
                 take_sums(w, all, is_first, sums);
             const int is_last = input + at_once >= inputs;
-            /* Else by way of the room, which is a tenth of the time. */
+            /* Else results pass through the room, which takes a tenth of the time. */
             const int is_whole = all.outputs == PANEL && s.rows == s.places && !is_finished;
             places_of_sums to = {sums, PANEL};
             if (is_last && is_whole)
