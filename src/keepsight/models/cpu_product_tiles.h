@@ -43,7 +43,7 @@ typedef struct {
     long slot, used;   /* of the first step at hand; and how many were at hand */
     const char *next;  /* the step behind those; of as many from it on as are `ready` */
     long ready;
-    const char *end;   /* of steps that may be split for the next panel: of a weight of whole steps, and of enough */
+    const char *end;   /* of steps that may be split for the next panel: of a weight whose steps are all whole */
     long rows_of_tile;
 } product_room;
 
@@ -66,8 +66,7 @@ INLINE void enter(product_room *room, const product_work *w, long rows)
     shape_tiles(room->rows_of_tile = rows_of_tile(rows));
     room->slot = room->used = room->ready = 0;
     room->next = 0;
-    const int is_in_steps = w->inputs % TILE_INPUTS == 0 && w->inputs >= STEPS_AHEAD * TILE_INPUTS;
-    room->end = w->kind == FLOAT32 && is_in_steps ? weight + bytes : weight;
+    room->end = w->kind == FLOAT32 && w->inputs % TILE_INPUTS == 0 ? weight + bytes : weight;
 }
 
 INLINE void leave(product_room *room)
@@ -100,6 +99,12 @@ INLINE char *slot_of(product_room *room, long step)
     return room->weight + (room->slot + step) % SLOTS * (PARTS * VECTORS * TILE_BYTES);
 }
 
+/* How many inputs the step at `weight` has: of those at hand, of which so many are `left` from it on, or of the next ones. */
+INLINE long inputs_to_split(const product_room *room, const char *weight, long left)
+{
+    return weight < room->end ? TILE_INPUTS : lesser(left, TILE_INPUTS);
+}
+
 /* Of a weight of float32, which is split while the first rows are multiplied by it, some steps before its use: what is written
  * can be read once the products before it are done. */
 INLINE void add_steps_of_split(
@@ -108,24 +113,23 @@ INLINE void add_steps_of_split(
 {
     const long bytes_of_weight = TILE_INPUTS * bytes_of_step(FLOAT32), steps = parts_of(inputs, TILE_INPUTS);
     if (is_new) {
-        room->ready = room->next == weight ? room->ready : 0;
         room->slot = (room->slot + room->used) % SLOTS;
-        for (; room->ready < lesser(steps, STEPS_AHEAD); room->ready++) {
-            const float *its = (const float *)(weight + room->ready * bytes_of_weight);
-            split_pairs(slot_of(room, room->ready), its, inputs - room->ready * TILE_INPUTS, 0, TILE_ROWS);
+        for (long step = room->next == weight ? room->ready : 0; step < STEPS_AHEAD; step++) {
+            const char *its = weight + step * bytes_of_weight;
+            split_pairs(
+                slot_of(room, step), (const float *)its, inputs_to_split(room, its, inputs - step * TILE_INPUTS), 0, TILE_ROWS);
         }
     }
     for (long step = 0; step < steps; step++, rows += bytes_of_rows(num_rows, TILE_INPUTS, FLOAT32)) {
         const char *its = slot_of(room, step), *next = weight + (step + STEPS_AHEAD) * bytes_of_weight;
-        const long left = inputs - (step + STEPS_AHEAD) * TILE_INPUTS;
+        const long some = inputs_to_split(room, next, inputs - (step + STEPS_AHEAD) * TILE_INPUTS);
         split_job job = {slot_of(room, step + STEPS_AHEAD), (const float *)next};
-        const int is_ahead = is_new && (left >= TILE_INPUTS || next < room->end);
-        if (is_ahead)
+        if (is_new && some == TILE_INPUTS)
             add_split(rows, num_rows, second, its, tiles, split_meanwhile, &job);
         else
             add_split(rows, num_rows, second, its, tiles, nothing_meanwhile, 0);
-        if (is_new && !is_ahead && left > 0)
-            split_pairs(job.tiles, job.weight, left, 0, TILE_ROWS);
+        if (is_new && some > 0 && some < TILE_INPUTS)
+            split_pairs(job.tiles, job.weight, some, 0, TILE_ROWS);
     }
     if (is_new) {
         room->next = weight + steps * bytes_of_weight;
