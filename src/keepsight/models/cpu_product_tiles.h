@@ -40,10 +40,9 @@ typedef struct {
     float sums[ROWS_AT_ONCE * PANEL] __attribute__((aligned(64)));
     /* Of a weight of float32 [SLOTS, PARTS, VECTORS] tiles, else the last step if it is not whole. */
     char weight[SLOTS * PARTS * VECTORS * TILE_BYTES] __attribute__((aligned(64)));
-    long slot, used;   /* of the first step at hand; and how many were at hand */
-    const char *next;  /* the step behind those; of as many from it on as are `ready` */
-    long ready;
-    const char *end;   /* of steps that may be split for the next panel: of a weight whose steps are all whole */
+    long slot, used;  /* of the first step at hand; and how many were at hand */
+    const char *next; /* the step behind those: before `end` it lies split, and so do others ahead */
+    const char *end;  /* of steps that may be split for the next panel: of a weight whose steps are all whole */
     long rows_of_tile;
 } product_room;
 
@@ -64,7 +63,7 @@ INLINE void enter(product_room *room, const product_work *w, long rows)
     const char *weight = w->weight;
     const long bytes = parts_of(w->outputs, PANEL) * w->inputs * bytes_of_step(w->kind);
     shape_tiles(room->rows_of_tile = rows_of_tile(rows));
-    room->slot = room->used = room->ready = 0;
+    room->slot = room->used = 0;
     room->next = 0;
     room->end = w->kind == FLOAT32 && w->inputs % TILE_INPUTS == 0 ? weight + bytes : weight;
 }
@@ -114,7 +113,8 @@ INLINE void add_steps_of_split(
     const long bytes_of_weight = TILE_INPUTS * bytes_of_step(FLOAT32), steps = parts_of(inputs, TILE_INPUTS);
     if (is_new) {
         room->slot = (room->slot + room->used) % SLOTS;
-        for (long step = room->next == weight ? room->ready : 0; step < STEPS_AHEAD; step++) {
+        const int is_split = room->next == weight && weight < room->end;
+        for (long step = 0; step < STEPS_AHEAD && !is_split; step++) {
             const char *its = weight + step * bytes_of_weight;
             split_pairs(
                 slot_of(room, step), (const float *)its, inputs_to_split(room, its, inputs - step * TILE_INPUTS), 0, TILE_ROWS);
@@ -133,7 +133,6 @@ INLINE void add_steps_of_split(
     }
     if (is_new) {
         room->next = weight + steps * bytes_of_weight;
-        room->ready = room->next < room->end ? lesser(STEPS_AHEAD, (room->end - room->next) / bytes_of_weight) : 0;
         room->used = steps;
     }
 }
