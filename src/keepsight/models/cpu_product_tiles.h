@@ -1,7 +1,7 @@
 /* Some rows by a panel of a weight with tiles (cpu_tiles.h): one or two tiles of rows by the panel's two.
  *
  * Rows are laid out as their tiles are read: [steps of TILE_INPUTS inputs, parts, rows, TILE_INPUTS].  A weight of
- * bfloat16 is read where it lies; one of float32 is split while the first rows are multiplied by it.
+ * bfloat16 is read where it lies; one of float32 is split while rows are multiplied by what comes before.
  */
 
 #ifndef KEEPSIGHT_CPU_PRODUCT_TILES_H
@@ -13,37 +13,46 @@
 /* Rows whose inputs share a core's own cache; they are laid out anew for each block of those, so that all panels pass first. */
 #define ROWS_AT_ONCE (10 * MOST_ROWS)
 #define PANELS_AT_ONCE INT64_MAX
-/* Steps of a weight of float32 that rows are multiplied by before the next, and those that are split ahead. */
-#define STEPS_KEPT 2
-#define STEPS_AHEAD 2
-#define SLOTS (STEPS_KEPT + STEPS_AHEAD)
+/* A panel is read from memory while so many strips are multiplied by it. */
+#define STRIPS_OF_A_READ 4
+/* Most inputs of a block of float32, whose weights for a panel are split and kept until all rows are multiplied by them; fewer
+ * for few rows, with which they do not leave the innermost cache. */
+#define MOST_INPUTS_SPLIT 640
+#define FEW_STRIPS 2
+#define FEW_INPUTS_SPLIT (2 * TILE_INPUTS)
 
 INLINE long most_inputs_of_block(arithmetic kind)
 {
-    return kind == BFLOAT16_BY_SAME ? 2048 : 768;
+    return kind == BFLOAT16_BY_SAME ? 2048 : MOST_INPUTS_SPLIT;
 }
 
-/* So many inputs' weights stay in the innermost cache until all rows are multiplied by them. */
-INLINE long inputs_per_strip(arithmetic kind)
+/* So many inputs' weights stay in the caches until all rows are multiplied by them. */
+INLINE long inputs_at_hand(long strips, arithmetic kind)
 {
-    return TILE_INPUTS * (kind == FLOAT32 ? STEPS_KEPT : 16);
+    if (kind != FLOAT32)
+        return strips > 1 ? 16 * TILE_INPUTS : INT64_MAX;
+    return strips > FEW_STRIPS ? MOST_INPUTS_SPLIT : FEW_INPUTS_SPLIT;
 }
 
-/* What a part takes, nearly: by so much more than a product of tiles does a row that is laid out, and a panel that is read. */
-INLINE long cost_of_part(long rows, long panels, arithmetic kind)
-{
-    const long of_row = kind == BFLOAT16_BY_SAME ? 3 : 1;
-    return 5 * parts_of(rows, TILE_ROWS) * panels + of_row * rows + 6 * panels;
-}
+#define BYTES_OF_SPLIT (PARTS * VECTORS * TILE_BYTES)
+
+/* A weight's numbers that are split pair by pair, as many for each product that is made meanwhile. */
+typedef struct {
+    char *tiles;
+    stretch weight;
+    uint64_t pairs_of_product, due; /* times ONE_PAIR */
+    long pair;
+} splitting;
+
+#define ONE_PAIR ((uint64_t)1 << 32)
 
 typedef struct {
     float sums[ROWS_AT_ONCE * PANEL] __attribute__((aligned(64)));
-    /* Of a weight of float32 [SLOTS, PARTS, VECTORS] tiles, else the last step if it is not whole. */
-    char weight[SLOTS * PARTS * VECTORS * TILE_BYTES] __attribute__((aligned(64)));
-    long slot, used;  /* of the first step at hand; and how many were at hand */
-    const char *next; /* the step behind those: before `end` it lies split, and so do others ahead */
-    const char *end;  /* of steps that may be split for the next panel: of a weight whose steps are all whole */
-    long rows_of_tile;
+    /* Of float32 two stretches of a weight, split: the one at hand, and the next; else the last step if it is not whole. */
+    char weight[2][MOST_INPUTS_SPLIT / TILE_INPUTS * BYTES_OF_SPLIT] __attribute__((aligned(64)));
+    int at_hand;
+    splitting next;
+    long strips, rows_of_tile;
 } product_room;
 
 /* As few tiles as can be, all of one shape, as shaping takes as long as some products. */
@@ -58,14 +67,12 @@ INLINE strip strip_of(long rows, long index)
     return (strip){first, its, parts_of(its, of_tile) * of_tile};
 }
 
-INLINE void enter(product_room *room, const product_work *w, long rows)
+INLINE void enter(product_room *room, long rows)
 {
-    const char *weight = w->weight;
-    const long bytes = parts_of(w->outputs, PANEL) * w->inputs * bytes_of_step(w->kind);
+    room->strips = parts_of(rows, MOST_ROWS);
     shape_tiles(room->rows_of_tile = rows_of_tile(rows));
-    room->slot = room->used = 0;
-    room->next = 0;
-    room->end = w->kind == FLOAT32 && w->inputs % TILE_INPUTS == 0 ? weight + bytes : weight;
+    room->at_hand = 0;
+    room->next = (splitting){};
 }
 
 INLINE void leave(product_room *room)
@@ -80,60 +87,64 @@ INLINE long inputs_at_once(arithmetic kind)
     return TILE_INPUTS;
 }
 
-/* The next step's weight, and to which tiles. */
-typedef struct {
-    char *tiles;
-    const float *weight;
-} split_job;
+/* Of the step that is at hand. */
+INLINE void split_some(const splitting *s, long first, long end)
+{
+    char *tiles = s->tiles + s->pair / TILE_ROWS * BYTES_OF_SPLIT + s->pair % TILE_ROWS * 64;
+    split_pairs(tiles, (const float *)s->weight.first + s->pair * 2 * PANEL, s->weight.inputs - 2 * s->pair, first, end);
+}
+
+INLINE void split_up_to(splitting *s, long end)
+{
+    for (; s->pair < end; s->pair++)
+        split_some(s, 0, 1);
+}
 
 INLINE void split_meanwhile(void *job, int product)
 {
-    const split_job *j = job;
-    const long first = TILE_ROWS * product / NUM_PRODUCTS, end = TILE_ROWS * (product + 1) / NUM_PRODUCTS;
-    split_pairs(j->tiles, j->weight, TILE_INPUTS, first, end);
+    (void)product;
+    splitting *s = job;
+    s->due += s->pairs_of_product;
+    split_up_to(s, s->due / ONE_PAIR);
 }
 
-INLINE char *slot_of(product_room *room, long step)
+/* While a strip alone is multiplied by a step one step is split: then how many pairs for each product is known beforehand. */
+INLINE void split_step_meanwhile(void *job, int product)
 {
-    return room->weight + (room->slot + step) % SLOTS * (PARTS * VECTORS * TILE_BYTES);
+    splitting *s = job;
+    if (2 * s->pair < s->weight.inputs)
+        split_some(s, product * TILE_ROWS / NUM_PRODUCTS, (product + 1) * TILE_ROWS / NUM_PRODUCTS);
+    if (product == NUM_PRODUCTS - 1)
+        s->pair += TILE_ROWS;
 }
 
-/* How many inputs the step at `weight` has: of those at hand, of which so many are `left` from it on, or of the next ones. */
-INLINE long inputs_to_split(const product_room *room, const char *weight, long left)
+INLINE long places_of_pairs(stretch weight)
 {
-    return weight < room->end ? TILE_INPUTS : lesser(left, TILE_INPUTS);
+    return parts_of(weight.inputs, TILE_INPUTS) * TILE_ROWS;
 }
 
-/* Of a weight of float32, which is split while the first rows are multiplied by it, some steps before its use: what is written
- * can be read once the products before it are done. */
+/* What was split meanwhile is at hand now, if that was `its`; and `next` will be while all strips pass. */
+INLINE void take_stretch(product_room *room, stretch its, stretch next, arithmetic kind)
+{
+    if (kind != FLOAT32)
+        return;
+    splitting *s = &room->next;
+    if (s->weight.first != its.first)
+        *s = (splitting){.tiles = room->weight[room->at_hand], .weight = its};
+    split_up_to(s, places_of_pairs(its));
+    const uint64_t products = room->strips * parts_of(its.inputs, TILE_INPUTS) * NUM_PRODUCTS;
+    room->at_hand = s->tiles == room->weight[1];
+    *s = (splitting){room->weight[!room->at_hand], next, (places_of_pairs(next) * ONE_PAIR + products - 1) / products, 0, 0};
+}
+
+/* Of a weight of float32, of which the next stretch is split meanwhile. */
 INLINE void add_steps_of_split(
-    const char *rows, long num_rows, long second, const char *weight, long inputs, int is_new, product_room *room,
-    const int tiles)
+    const char *rows, long num_rows, long second, long inputs, product_room *room, const int tiles, meanwhile *also)
 {
-    const long bytes_of_weight = TILE_INPUTS * bytes_of_step(FLOAT32), steps = parts_of(inputs, TILE_INPUTS);
-    if (is_new) {
-        room->slot = (room->slot + room->used) % SLOTS;
-        const int is_split = room->next == weight && weight < room->end;
-        for (long step = 0; step < STEPS_AHEAD && !is_split; step++) {
-            const char *its = weight + step * bytes_of_weight;
-            split_pairs(
-                slot_of(room, step), (const float *)its, inputs_to_split(room, its, inputs - step * TILE_INPUTS), 0, TILE_ROWS);
-        }
-    }
-    for (long step = 0; step < steps; step++, rows += bytes_of_rows(num_rows, TILE_INPUTS, FLOAT32)) {
-        const char *its = slot_of(room, step), *next = weight + (step + STEPS_AHEAD) * bytes_of_weight;
-        const long some = inputs_to_split(room, next, inputs - (step + STEPS_AHEAD) * TILE_INPUTS);
-        split_job job = {slot_of(room, step + STEPS_AHEAD), (const float *)next};
-        if (is_new && some == TILE_INPUTS)
-            add_split(rows, num_rows, second, its, tiles, split_meanwhile, &job);
-        else
-            add_split(rows, num_rows, second, its, tiles, nothing_meanwhile, 0);
-        if (is_new && some > 0 && some < TILE_INPUTS)
-            split_pairs(job.tiles, job.weight, some, 0, TILE_ROWS);
-    }
-    if (is_new) {
-        room->next = weight + steps * bytes_of_weight;
-        room->used = steps;
+    const char *others = room->weight[room->at_hand];
+    for (long input = 0; input < inputs; input += TILE_INPUTS, others += BYTES_OF_SPLIT) {
+        add_split(rows, num_rows, second, others, tiles, also, &room->next);
+        rows += bytes_of_rows(num_rows, TILE_INPUTS, FLOAT32);
     }
 }
 
@@ -148,8 +159,8 @@ INLINE void add_steps_of_whole(
                 __builtin_prefetch(weight + BYTES_AHEAD + byte, 0, 2);
         const char *others = weight;
         if (inputs - input < TILE_INPUTS) {
-            memset(room->weight, 0, bytes_of_weight);
-            others = memcpy(room->weight, weight, parts_of(inputs - input, 2) * bytes_of_step(kind));
+            memset(room->weight[0], 0, bytes_of_weight);
+            others = memcpy(room->weight[0], weight, parts_of(inputs - input, 2) * bytes_of_step(kind));
         }
         add_whole(rows, num_rows, second, others, tiles, kind);
         rows += bytes_of_rows(num_rows, TILE_INPUTS, kind);
@@ -157,26 +168,30 @@ INLINE void add_steps_of_whole(
 }
 
 INLINE void multiply_strip(
-    places_of_sums to, const float *sums, const char *rows, long num_rows, const char *weight, long inputs, int is_first,
-    int is_new, product_room *room, const int tiles, const arithmetic kind)
+    places_of_sums to, const float *sums, const char *rows, long num_rows, stretch weight, int is_first, int is_new,
+    product_room *room, const int tiles, const arithmetic kind)
 {
     const long second = room->rows_of_tile;
-    begin_sums(sums, second, is_first, tiles);
-    if (kind == FLOAT32)
-        add_steps_of_split(rows, num_rows, second, weight, inputs, is_new, room, tiles);
+    if (is_first || sums)
+        begin_sums(sums, second, is_first, tiles);
+    if (kind == FLOAT32 && room->strips == 1)
+        add_steps_of_split(rows, num_rows, second, weight.inputs, room, tiles, split_step_meanwhile);
+    else if (kind == FLOAT32)
+        add_steps_of_split(rows, num_rows, second, weight.inputs, room, tiles, split_meanwhile);
     else
-        add_steps_of_whole(rows, num_rows, second, weight, inputs, is_new, room, tiles, kind);
-    end_sums(to, second, tiles);
+        add_steps_of_whole(rows, num_rows, second, weight.first, weight.inputs, is_new, room, tiles, kind);
+    if (to.first)
+        end_sums(to, second, tiles);
 }
 
 INLINE void multiply_rows(
-    places_of_sums to, const float *sums, const void *prepared, long rows, const void *weight, long inputs, int is_first,
-    int is_new, product_room *room, const arithmetic kind)
+    places_of_sums to, const float *sums, const void *prepared, long rows, stretch weight, int is_first, int is_new,
+    product_room *room, const arithmetic kind)
 {
     if (rows == room->rows_of_tile)
-        multiply_strip(to, sums, prepared, rows, weight, inputs, is_first, is_new, room, 1, kind);
+        multiply_strip(to, sums, prepared, rows, weight, is_first, is_new, room, 1, kind);
     else
-        multiply_strip(to, sums, prepared, rows, weight, inputs, is_first, is_new, room, 2, kind);
+        multiply_strip(to, sums, prepared, rows, weight, is_first, is_new, room, 2, kind);
 }
 
 #endif

@@ -21,6 +21,8 @@
 /* Rows whose inputs, and panels whose results for them, share the next cache. */
 #define ROWS_AT_ONCE (20 * MOST_ROWS)
 #define PANELS_AT_ONCE 8
+/* A panel is read from memory while so many strips are multiplied by it. */
+#define STRIPS_OF_A_READ 1
 /* So far ahead of its use a weight is asked of memory. */
 #define STEPS_AHEAD 64
 
@@ -28,9 +30,9 @@ typedef struct {
     float sums[ROWS_AT_ONCE * PANEL] __attribute__((aligned(64)));
 } product_room;
 
-INLINE void enter(product_room *room, const product_work *w, long rows)
+INLINE void enter(product_room *room, long rows)
 {
-    (void)room, (void)w, (void)rows;
+    (void)room, (void)rows;
 }
 
 INLINE void leave(product_room *room)
@@ -60,16 +62,10 @@ INLINE long most_inputs_of_block(arithmetic kind)
     return WORDS_AT_ONCE / words_of_step(kind) * inputs_of_step(kind);
 }
 
-INLINE long inputs_per_strip(arithmetic kind)
+INLINE long inputs_at_hand(long strips, arithmetic kind)
 {
+    (void)strips;
     return most_inputs_of_block(kind);
-}
-
-/* What a part takes: products, and of as many those with more rows, which are copied. */
-INLINE long cost_of_part(long rows, long panels, arithmetic kind)
-{
-    (void)kind;
-    return parts_of(rows, MOST_ROWS) * panels * INT32_MAX + rows;
 }
 
 INLINE long bytes_of_rows(long rows, long inputs, arithmetic kind)
@@ -147,15 +143,20 @@ INLINE void multiply_tile(
 #define FOR_EACH_COUNT(OF) OF(1) OF(2) OF(3) OF(4) OF(5) OF(6)
 #endif
 
+INLINE void take_stretch(product_room *room, stretch its, stretch next, arithmetic kind)
+{
+    (void)room, (void)its, (void)next, (void)kind;
+}
+
 INLINE void multiply_rows(
-    places_of_sums to, const float *sums, const void *prepared, long rows, const void *weight, long inputs, int is_first,
-    int is_new, product_room *room, const arithmetic kind)
+    places_of_sums to, const float *sums, const void *prepared, long rows, stretch weight, int is_first, int is_new,
+    product_room *room, const arithmetic kind)
 {
     (void)is_new, (void)room;
-    const long steps = parts_of(inputs, inputs_of_step(kind));
+    const long steps = parts_of(weight.inputs, inputs_of_step(kind));
 #define OF(count) \
     case count: \
-        multiply_tile(to, sums, prepared, weight, steps, is_first, count, kind); \
+        multiply_tile(to, sums, prepared, weight.first, steps, is_first, count, kind); \
         break;
     switch (rows) {
         FOR_EACH_COUNT(OF)

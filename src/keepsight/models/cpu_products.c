@@ -122,38 +122,74 @@ INLINE void give_sums(const product_work *w, piece p, const float *sums)
         copy_outputs(p.out + row * w->outputs, sums + row * PANEL, p.outputs);
 }
 
-/* Of a patch, whose rows are `prepared` for the block of inputs from `first` on, what that adds to one panel's results. */
-INLINE void multiply_panel(
-    const product_work *w, patch p, long panel, long first, const char *prepared, product_room *room, const arithmetic kind)
+/* In which order a patch's products are made: of some panels one block of inputs after another, and of a panel's block one
+ * stretch after another. */
+typedef struct {
+    long inputs, blocks, panels_at_once, inputs_at_hand;
+} order;
+
+typedef struct {
+    long panel, block, input; /* of the block: the first of the stretch */
+} turn;
+
+INLINE long inputs_left(const product_work *w, order o, turn t)
 {
-    const long inputs = lesser(inputs_of_block(w->inputs, kind), w->inputs - first), step = inputs_of_step(kind);
-    const char *weight = (const char *)w->weight + (panel * parts_of(w->inputs, step) + first / step) * bytes_of_step(kind);
-    const long strips = parts_of(p.rows, MOST_ROWS), at_once = strips > 1 ? lesser(inputs, inputs_per_strip(kind)) : inputs;
-    const int is_first = !first, begins_anew = is_first && !w->is_onto && !w->bias;
-    const int is_finished = first + inputs == w->inputs && (w->then_gelu || w->times);
-    for (long input = 0; input < inputs; input += at_once)
-        for (long index = 0; index < strips; index++) {
-            const strip s = strip_of(p.rows, index);
-            const char *its = prepared + bytes_of_rows(s.first, inputs, kind) + bytes_of_rows(s.places, input, kind);
-            const piece all = piece_of(w, p.first_row + s.first, s.rows, panel);
-            float *sums = room->sums + s.first * PANEL;
-            if (!input && !begins_anew)
-                take_sums(w, all, is_first, sums);
-            const int is_last = input + at_once >= inputs;
-            /* Else results pass through the room, which takes a tenth of the time. */
-            const int is_whole = all.outputs == PANEL && s.rows == s.places && !is_finished;
-            places_of_sums to = {sums, PANEL};
-            if (is_last && is_whole)
-                to = (places_of_sums){all.out, w->outputs};
-            multiply_rows(
-                to, sums, its, s.places, weight + input / step * bytes_of_step(kind), lesser(at_once, inputs - input),
-                begins_anew && !input, !index, room, kind);
-            if (!is_last || is_whole)
-                continue;
-            if (is_finished)
-                finish_sums(w, all, sums);
+    return lesser(o.inputs, w->inputs - t.block * o.inputs) - t.input;
+}
+
+INLINE turn turn_after(const product_work *w, patch p, order o, turn t)
+{
+    const long group = p.first_panel + (t.panel - p.first_panel) / o.panels_at_once * o.panels_at_once;
+    if (inputs_left(w, o, t) > o.inputs_at_hand)
+        return (turn){t.panel, t.block, t.input + o.inputs_at_hand};
+    if (t.panel + 1 < lesser(group + o.panels_at_once, p.end_panel))
+        return (turn){t.panel + 1, t.block, 0};
+    return t.block + 1 < o.blocks ? (turn){group, t.block + 1, 0} : (turn){t.panel + 1, 0, 0};
+}
+
+INLINE stretch stretch_of(const product_work *w, patch p, order o, turn t, const arithmetic kind)
+{
+    const long step = inputs_of_step(kind), first = t.block * o.inputs + t.input;
+    if (t.panel == p.end_panel)
+        return (stretch){};
+    return (stretch){
+        (const char *)w->weight + (t.panel * parts_of(w->inputs, step) + first / step) * bytes_of_step(kind),
+        lesser(inputs_left(w, o, t), o.inputs_at_hand),
+    };
+}
+
+/* What a stretch of a panel adds to the results of a patch, whose rows are `prepared` for its block. */
+INLINE void multiply_turn(
+    const product_work *w, patch p, order o, turn t, stretch weight, const char *prepared, product_room *room,
+    const arithmetic kind)
+{
+    const long inputs = inputs_left(w, o, (turn){t.panel, t.block, 0});
+    const int is_first = !t.block, begins_anew = is_first && !w->is_onto && !w->bias;
+    const int is_last = t.input + weight.inputs == inputs;
+    const int is_finished = is_last && t.block + 1 == o.blocks && (w->then_gelu || w->times);
+    const long strips = parts_of(p.rows, MOST_ROWS);
+    for (long index = 0; index < strips; index++) {
+        const strip s = strip_of(p.rows, index);
+        const char *its = prepared + bytes_of_rows(s.first, inputs, kind) + bytes_of_rows(s.places, t.input, kind);
+        const piece all = piece_of(w, p.first_row + s.first, s.rows, t.panel);
+        float *sums = room->sums + s.first * PANEL;
+        if (!t.input && !begins_anew)
+            take_sums(w, all, is_first, sums);
+        /* Else results pass through the room, which takes a tenth of the time. */
+        const int is_whole = all.outputs == PANEL && s.rows == s.places && !is_finished;
+        places_of_sums to = {sums, PANEL};
+        if (is_last && is_whole)
+            to = (places_of_sums){all.out, w->outputs};
+        /* Those of a single strip stay where they are until all of its inputs have passed. */
+        if (strips == 1 && !is_last)
+            to.first = 0;
+        multiply_rows(
+            to, strips == 1 && t.input ? 0 : sums, its, s.places, weight, begins_anew && !t.input, !index, room, kind);
+        if (is_finished)
+            finish_sums(w, all, sums);
+        if (is_last && !is_whole)
             give_sums(w, all, sums);
-        }
+    }
 }
 
 INLINE void take_block(const product_work *w, patch p, long first, char *prepared, const arithmetic kind)
@@ -169,31 +205,45 @@ INLINE void take_block(const product_work *w, patch p, long first, char *prepare
 INLINE void multiply_patch(const product_work *w, patch p, const arithmetic kind)
 {
     const long inputs = inputs_of_block(w->inputs, kind), blocks = parts_of(w->inputs, inputs);
-    const strip last = strip_of(p.rows, parts_of(p.rows, MOST_ROWS) - 1);
-    const long bytes = bytes_of_rows(last.first + last.places, inputs, kind), panels = p.end_panel - p.first_panel;
-    const long panels_at_once = blocks * bytes <= FEW_BYTES ? 1 : lesser(panels, PANELS_AT_ONCE);
+    const long strips = parts_of(p.rows, MOST_ROWS), panels = p.end_panel - p.first_panel;
+    const strip last = strip_of(p.rows, strips - 1);
+    const long bytes = bytes_of_rows(last.first + last.places, inputs, kind);
+    const order o = {
+        .inputs = inputs,
+        .blocks = blocks,
+        .panels_at_once = blocks * bytes <= FEW_BYTES ? 1 : lesser(panels, PANELS_AT_ONCE),
+        .inputs_at_hand = lesser(inputs, inputs_at_hand(strips, kind)),
+    };
     /* Where all panels pass before the next block each takes the place of the one before. */
-    const long step = panels_at_once < panels ? bytes : 0;
+    const long step = o.panels_at_once < panels ? bytes : 0;
     char *prepared = room_for(step ? blocks * bytes : bytes);
     product_room room;
-    enter(&room, w, p.rows);
-    for (long first = p.first_panel; first < p.end_panel; first += panels_at_once)
-        for (long block = 0; block < blocks; block++) {
-            if (first == p.first_panel)
-                take_block(w, p, block * inputs, prepared + block * step, kind);
-            for (long panel = first; panel < lesser(first + panels_at_once, p.end_panel); panel++)
-                multiply_panel(w, p, panel, block * inputs, prepared + block * step, &room, kind);
-        }
+    enter(&room, p.rows);
+    for (turn t = {p.first_panel, 0, 0}, next; t.panel < p.end_panel; t = next) {
+        const stretch weight = stretch_of(w, p, o, t, kind);
+        next = turn_after(w, p, o, t);
+        if (t.panel == p.first_panel && !t.input)
+            take_block(w, p, t.block * inputs, prepared + t.block * step, kind);
+        take_stretch(&room, weight, stretch_of(w, p, o, next, kind), kind);
+        multiply_turn(w, p, o, t, weight, prepared + t.block * step, &room, kind);
+    }
     leave(&room);
     free(prepared);
 }
 
+/* What a part takes: products, or the weight's way from memory; and of as many those with more rows, which are laid out. */
+INLINE long cost_of_part(long rows, long panels)
+{
+    const long strips = parts_of(rows, MOST_ROWS);
+    return (strips > STRIPS_OF_A_READ ? strips : STRIPS_OF_A_READ) * panels * INT32_MAX + rows;
+}
+
 /* Into how many parts rows are cut, where each part has some rows of some panels: what keeps a team busy with least to do. */
-INLINE long parts_of_rows(long rows, long panels, long parts, arithmetic kind)
+INLINE long parts_of_rows(long rows, long panels, long parts)
 {
     long best = 1, least = INT64_MAX;
     for (long each = 1; each <= parts; each++) {
-        const long cost = cost_of_part(parts_of(rows, each), parts_of(panels, parts / each), kind);
+        const long cost = cost_of_part(parts_of(rows, each), parts_of(panels, parts / each));
         if (parts % each == 0 && cost < least)
             best = each, least = cost;
     }
@@ -202,7 +252,7 @@ INLINE long parts_of_rows(long rows, long panels, long parts, arithmetic kind)
 
 INLINE void multiply_share(const product_work *w, long part, long parts, const arithmetic kind)
 {
-    const long panels = parts_of(w->outputs, PANEL), of_rows = parts_of_rows(w->rows, panels, parts, kind);
+    const long panels = parts_of(w->outputs, PANEL), of_rows = parts_of_rows(w->rows, panels, parts);
     const long of_panels = parts / of_rows, end_row = w->rows * (part / of_panels + 1) / of_rows;
     patch p = {
         .first_row = w->rows * (part / of_panels) / of_rows,

@@ -34,6 +34,12 @@ typedef struct {
     long first, rows, places;
 } strip;
 
+/* Some inputs' weights of a panel, by which all rows are multiplied before the next: those that lie there, if any. */
+typedef struct {
+    const void *first;
+    long inputs;
+} stretch;
+
 /* Where sums of some rows by a panel are written: each row's so far from the one before. */
 typedef struct {
     float *first;
