@@ -233,11 +233,6 @@ INLINE void load_others(const char *others, long bytes_between, long stride)
  * could do.  It is told which of a step's NUM_PRODUCTS has been asked for. */
 typedef void meanwhile(void *job, int product);
 
-INLINE void nothing_meanwhile(void *job, int product)
-{
-    (void)job, (void)product;
-}
-
 /* Of one step's split rows by split others. */
 INLINE void add_split(
     const char *rows, long num_rows, long second, const char *others, const int tiles, meanwhile *also, void *job)

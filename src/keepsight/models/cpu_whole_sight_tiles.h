@@ -41,25 +41,22 @@ INLINE long places_of_numbers(long dim)
     return parts_of(dim, TILE_ROWS) * TILE_ROWS;
 }
 
-/* Missing keys and values are 0. */
+/* Of missing keys values are 0; their scores nobody reads. */
 INLINE void take_group(const tiled_work *w, long group, const arithmetic kind)
 {
     const sight_work *told = &w->told;
-    const long dim = told->dim, places = places_of_numbers(dim);
+    const long dim = told->dim, places = places_of_numbers(dim), stride = told->key_stride;
     const long first = group * GROUP, count = lesser(told->count - first, GROUP);
-    float keys[GROUP * dim], values[places * GROUP];
-    memset(keys, 0, sizeof keys);
-    memset(values, 0, sizeof values);
-    for (long key = 0; key < count; key++) {
-        memcpy(keys + key * dim, told->keys + (first + key) * told->key_stride, dim * sizeof *keys);
-        for (long i = 0; i < dim; i++)
-            values[i * GROUP + key] = told->values[(first + key) * told->key_stride + i];
-    }
-    take_inputs(w->keys + group * bytes_of_rows(GROUP, dim, kind), GROUP, keys, dim, GROUP, dim, kind);
+    take_inputs(w->keys + group * bytes_of_rows(GROUP, dim, kind), GROUP, told->keys + first * stride, stride, count, dim, kind);
+    const float *from = told->values + first * stride;
     char *place = w->values + group * bytes_of_rows(places, GROUP, kind);
     for (long row = 0; row < places; row += MOST_ROWS) {
-        const long its = lesser(places - row, MOST_ROWS);
-        take_inputs(place + bytes_of_rows(row, GROUP, kind), its, values + row * GROUP, GROUP, its, GROUP, kind);
+        const long its = lesser(places - row, MOST_ROWS), numbers = lesser(dim - row, its);
+        float values[MOST_ROWS * GROUP] = {};
+        for (long key = 0; key < count; key++)
+            for (long i = 0; i < numbers; i++)
+                values[i * GROUP + key] = from[key * stride + row + i];
+        take_inputs(place + bytes_of_rows(row, GROUP, kind), its, values, GROUP, its, GROUP, kind);
     }
 }
 
@@ -105,72 +102,76 @@ INLINE void score_group(
     end_sums((places_of_sums){(float *)scores, PANEL}, TILE_ROWS, 2);
 }
 
-/* Scores become weights relative to the highest so far: some pairs of keys at once, up to `end`. */
+/* Scores become weights relative to the highest so far: places of [pairs of keys, VECTORS], some at once, up to `end`. */
 typedef struct {
     char *weights;
     const lanes *scores;
     lanes highest[VECTORS], total[VECTORS];
-    long pair, at_once, end;
+    long place, at_once, end;
 } weighing;
 
 INLINE void weigh_some(weighing *job, long end, const arithmetic kind)
 {
-    for (; job->pair < lesser(end, job->end); job->pair++)
-#pragma GCC unroll 2
-        for (int v = 0; v < VECTORS; v++) {
-            const long pair = job->pair;
-            const lanes one = job->scores[2 * pair * VECTORS + v] - job->highest[v];
-            const lanes other = job->scores[(2 * pair + 1) * VECTORS + v] - job->highest[v];
-            const lanes first = kind == FLOAT32 ? power_of_2(one) : rough_power_of_2(one);
-            const lanes second = kind == FLOAT32 ? power_of_2(other) : rough_power_of_2(other);
-            job->total[v] += first + second;
-            if (kind == FLOAT32) {
-                char *tiles = job->weights + pair / TILE_ROWS * bytes_of_others(kind);
-                split_pair(tiles + v * TILE_BYTES + pair % TILE_ROWS * 64, first, second);
-            } else {
-                const whole_lanes both = pairs_of(first, second);
-                memcpy(job->weights + (pair * VECTORS + v) * 64, &both, sizeof both);
-            }
+    for (; job->place < lesser(end, job->end); job->place++) {
+        const long pair = job->place / VECTORS, v = job->place % VECTORS;
+        const lanes one = job->scores[2 * pair * VECTORS + v] - job->highest[v];
+        const lanes other = job->scores[(2 * pair + 1) * VECTORS + v] - job->highest[v];
+        const lanes first = kind == FLOAT32 ? power_of_2(one) : rough_power_of_2(one);
+        const lanes second = kind == FLOAT32 ? power_of_2(other) : rough_power_of_2(other);
+        job->total[v] += first + second;
+        if (kind == FLOAT32) {
+            char *tiles = job->weights + pair / TILE_ROWS * bytes_of_others(kind);
+            split_pair(tiles + v * TILE_BYTES + pair % TILE_ROWS * 64, first, second);
+        } else {
+            const whole_lanes both = pairs_of(first, second);
+            memcpy(job->weights + job->place * 64, &both, sizeof both);
         }
+    }
 }
 
 INLINE void weigh_meanwhile(void *job, int product)
 {
     (void)product;
     weighing *j = job;
-    weigh_some(j, j->pair + j->at_once, FLOAT32);
+    weigh_some(j, j->place + j->at_once, FLOAT32);
 }
 
 INLINE void weigh_roughly_meanwhile(void *job, int product)
 {
     (void)product;
     weighing *j = job;
-    weigh_some(j, j->pair + j->at_once, BFLOAT16_BY_SAME);
+    weigh_some(j, j->place + j->at_once, BFLOAT16_BY_SAME);
+}
+
+INLINE meanwhile *weighs(const arithmetic kind)
+{
+    return kind == FLOAT32 ? weigh_meanwhile : weigh_roughly_meanwhile;
 }
 
 /* To some numbers of the outputs: those of one or two tiles, of which `values` has those of the first group. */
 INLINE void add_strip(
-    float *sums, const char *values, long bytes_of_group, const char *weights, long groups, const int tiles,
+    float *sums, const char *values, long bytes_of_group, const char *weights, long groups, weighing *others, const int tiles,
     const arithmetic kind)
 {
     begin_sums(sums, TILE_ROWS, 0, tiles);
     for (long group = 0; group < groups; group++, values += bytes_of_group, weights += bytes_of_others(kind))
-        add_step(values, tiles * TILE_ROWS, weights, tiles, nothing_meanwhile, 0, kind);
+        add_step(values, tiles * TILE_ROWS, weights, tiles, weighs(kind), others, kind);
     end_sums((places_of_sums){sums, PANEL}, TILE_ROWS, tiles);
 }
 
 /* To [places of numbers, VECTORS] of the outputs. */
 INLINE void add_values(
-    lanes *out, const tiled_work *w, long first_group, long groups, const char *weights, const arithmetic kind)
+    lanes *out, const tiled_work *w, long first_group, long groups, const char *weights, weighing *others,
+    const arithmetic kind)
 {
     const long places = places_of_numbers(w->told.dim), bytes = bytes_of_rows(places, GROUP, kind);
     for (long row = 0; row < places; row += MOST_ROWS) {
         const char *values = w->values + first_group * bytes + bytes_of_rows(row, GROUP, kind);
         float *sums = (float *)(out + row * VECTORS);
         if (places - row <= TILE_ROWS)
-            add_strip(sums, values, bytes, weights, groups, 1, kind);
+            add_strip(sums, values, bytes, weights, groups, others, 1, kind);
         else
-            add_strip(sums, values, bytes, weights, groups, 2, kind);
+            add_strip(sums, values, bytes, weights, groups, others, 2, kind);
     }
 }
 
@@ -190,37 +191,42 @@ INLINE void begin_sight(sight *seen, const tiled_work *w, const arithmetic kind)
 INLINE void score(
     lanes *scores, const sight *seen, const tiled_work *w, long first, long groups, weighing *others, const arithmetic kind)
 {
-    meanwhile *also = kind == FLOAT32 ? weigh_meanwhile : weigh_roughly_meanwhile;
-    const long slots = groups * parts_of(w->told.dim, TILE_INPUTS) * (kind == FLOAT32 ? NUM_PRODUCTS : 1);
-    others->at_once = parts_of(others->end - others->pair, slots);
     for (long group = 0; group < groups; group++)
-        score_group(scores + group * GROUP * VECTORS, w, first + group, seen->query, also, others, kind);
-    weigh_some(others, others->end, kind);
+        score_group(scores + group * GROUP * VECTORS, w, first + group, seen->query, weighs(kind), others, kind);
     for (long key = w->told.count - first * GROUP; key < groups * GROUP; key++)
         for (int v = 0; v < VECTORS; v++)
             scores[key * VECTORS + v] = (lanes){} - INFINITY;
 }
 
-/* Some groups of keys: each tile of queries is scored while the one before is weighed. */
+/* Of a group and a tile of queries: those beside which another's are weighed.  Rounded ones are weighed beside scores alone. */
+INLINE long products_of_group(long dim, arithmetic kind)
+{
+    const long of_scores = parts_of(dim, TILE_INPUTS), of_values = parts_of(places_of_numbers(dim), MOST_ROWS);
+    return kind == FLOAT32 ? (of_scores + of_values) * NUM_PRODUCTS : of_scores;
+}
+
+/* Some groups of keys: each tile of queries is weighed while the next is scored, and the values of the one before are added. */
 INLINE void see_groups(sight *seen, long sights, const tiled_work *w, long first, long groups, const arithmetic kind)
 {
-    char weights[GROUPS_AT_ONCE * bytes_of_others(kind)] __attribute__((aligned(64)));
+    char weights[2][GROUPS_AT_ONCE * bytes_of_others(kind)] __attribute__((aligned(64)));
     lanes scores[2][PLACES];
     weighing job = {};
     score(scores[0], seen, w, first, groups, &job, kind);
     for (long i = 0; i < sights; i++) {
         sight *s = seen + i;
         raise_highest(s->highest, scores[i % 2], groups * GROUP, s->total, s->out, w->told.dim, VECTORS);
-        job = (weighing){.weights = weights, .scores = scores[i % 2], .end = groups * GROUP / 2};
+        job = (weighing){.weights = weights[i % 2], .scores = scores[i % 2], .end = groups * GROUP / 2 * VECTORS};
+        job.at_once = parts_of(job.end, groups * products_of_group(w->told.dim, kind));
         memcpy(job.highest, s->highest, sizeof job.highest);
         memcpy(job.total, s->total, sizeof job.total);
         if (i + 1 < sights)
             score(scores[(i + 1) % 2], s + 1, w, first, groups, &job, kind);
-        else
-            weigh_some(&job, job.end, kind);
+        if (i)
+            add_values(s[-1].out, w, first, groups, weights[(i - 1) % 2], &job, kind);
+        weigh_some(&job, job.end, kind);
         memcpy(s->total, job.total, sizeof job.total);
-        add_values(s->out, w, first, groups, weights, kind);
     }
+    add_values(seen[sights - 1].out, w, first, groups, weights[(sights - 1) % 2], &job, kind);
 }
 
 INLINE void end_sight(const sight *seen, const sight_work *told)
