@@ -23,6 +23,7 @@ from keepsight.scheduling.step_plan import (
     EndName,
     Fault,
     NewSequence,
+    PageCopy,
     Recall,
     SampledToken,
     SequenceId,
@@ -190,6 +191,7 @@ class FakeRunner:
         for piece in (*plan.beside, *plan.now):
             table = self._sequences[piece.sequence_id].block_ids
             table[piece.first_block :] = piece.new_block_ids
+        self._copy(plan.copy)
         recalled = self._recall(plan.recall)
         work: list[list[Slice] | Encoding] = [list(plan.now)]
         while self._beside and self._is_done():
@@ -202,6 +204,11 @@ class FakeRunner:
             failed_sequences={**failed, **result.failed_sequences},
             recalled=recalled,
         )
+
+    def _copy(self, copies: Iterable[PageCopy]) -> None:
+        size = self._block_size
+        for source, target in copies:
+            self._slots[target * size : (target + 1) * size] = self._slots[source * size : (source + 1) * size]
 
     def _recall(self, recalls: Iterable[Recall]) -> dict[SequenceId, SampledToken]:
         good = [each for each in recalls if each.sequence_id[0] not in self.bad_requests]

@@ -183,6 +183,8 @@ def test_after_a_reset_everything_is_done_and_counted_again(has_tiers: bool) -> 
 def test_what_is_made_for_the_rest_of_a_known_prompt_is_told_when_it_is_made() -> None:
     engine = Engine()
     engine.ask("a", 1, "x", 6, "y", max_tokens=1)
+    # Takes all pages that are free, and the one with what is behind the last full block.
+    engine.ask("crowd", 4 * 60, cache_salt="its own", max_tokens=1)
     engine.inbox.try_put(ResetCaches(prefix=False, encoder=True, processor=False))
     engine.sent.clear()
     engine.inbox.try_put(make_request("b", 1, "x", 6, "y", max_tokens=4))

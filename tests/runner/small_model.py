@@ -75,7 +75,7 @@ class Driver:
         pages = KvCacheConfig(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
         self.runner = ModelRunner(small.model, small.normalizer, pages, self.finished.release, **options)
         self._free = list(range(NUM_BLOCKS))
-        self._pages: dict[SequenceId, list[int]] = {}
+        self.pages: dict[SequenceId, list[int]] = {}
         self.tokens: dict[SequenceId, list[int]] = {}
         self.lengths: dict[SequenceId, int] = {}
 
@@ -88,7 +88,7 @@ class Driver:
         lacking = [key for key in dict.fromkeys(keys) if key not in self.runner.embeddings]
         self.encode([Encoding(key, key, request.media[0].span.length) for key in lacking])
         self.runner.run(StepPlan(new=[NewSequence(sequence_id, request, keys)]))
-        self._pages[sequence_id], self.tokens[sequence_id] = [], []
+        self.pages[sequence_id], self.tokens[sequence_id] = [], []
         self.lengths[sequence_id] = len(request.token_ids)
         return sequence_id
 
@@ -109,7 +109,7 @@ class Driver:
 
     def slice(self, sequence_id: SequenceId, start: int, end: int, *, gap: bool = False) -> Slice:
         """Positions [start, end), with pages for them; `gap`: pages that do not follow each other."""
-        pages = self._pages[sequence_id]
+        pages = self.pages[sequence_id]
         first_block = len(pages)
         while len(pages) * BLOCK_SIZE < end:
             pages.append(self._free.pop(1 if gap else 0))
@@ -127,8 +127,8 @@ class Driver:
 
     def lose_pages(self, sequence_id: SequenceId) -> None:
         """As when it is preempted: its pages become another's."""
-        self._free.extend(self._pages[sequence_id])
-        self._pages[sequence_id] = []
+        self._free.extend(self.pages[sequence_id])
+        self.pages[sequence_id] = []
 
     def compute(self, *slices: Slice, beside: bool = False) -> StepResult:
         if beside:

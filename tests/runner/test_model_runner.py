@@ -17,8 +17,18 @@ from keepsight.requests import EngineRequest
 from keepsight.runner.encoder_output_store import EncoderOutputStore
 from keepsight.runner.model_runner import Job
 from keepsight.runner.share_device import CpuShare
-from keepsight.scheduling.step_plan import Encoding, EndName, Fault, NewSequence, Recall, Slice, StepPlan, StepResult
-from tests.runner.small_model import WAIT_SECONDS, Driver, SmallModel
+from keepsight.scheduling.step_plan import (
+    Encoding,
+    EndName,
+    Fault,
+    NewSequence,
+    PageCopy,
+    Recall,
+    Slice,
+    StepPlan,
+    StepResult,
+)
+from tests.runner.small_model import BLOCK_SIZE, WAIT_SECONDS, Driver, SmallModel
 from tests.runner.test_memory_ahead import needs_kernel
 
 NUM_TOKENS = 64
@@ -105,6 +115,24 @@ def test_a_slice_may_begin_inside_a_picture_whose_first_pages_are_held(driver: D
         driver.decode(sequence_id, num_tokens=7)
         assert driver.tokens[sequence_id] == whole
         driver.end(sequence_id)
+
+
+@pytest.mark.parametrize("num_left", [1, 3, 5, 8])
+def test_pages_that_begin_as_another_s_are_copied_and_both_go_on(
+    driver: Driver, small: SmallModel, num_left: int
+) -> None:
+    request = small.request("r", 1)
+    whole = driver.answer(request, 8)
+    source, target = driver.begin(request), driver.begin(request, choice=1)
+    driver.compute(*driver.prompt_slices(source))
+    held = len(request.token_ids) - num_left
+    piece = driver.slice(target, held, len(request.token_ids))
+    copies = map(PageCopy, driver.pages[source], piece.new_block_ids[: -(-held // BLOCK_SIZE)])
+    driver.runner.run(StepPlan(copy=list(copies)))
+    driver.compute(piece)
+    for sequence_id in (target, source):
+        driver.decode(sequence_id, num_tokens=7)
+        assert driver.tokens[sequence_id] == whole
 
 
 def test_one_that_lost_its_pages_begins_anew_and_goes_on_as_before(driver: Driver, small: SmallModel) -> None:

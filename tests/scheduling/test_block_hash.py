@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.requests import Adapter, EngineRequest
 from keepsight.sampling_params import SamplingParams
-from keepsight.scheduling.block_hash import BlockHasher, ExtraKey, extra_keys
+from keepsight.scheduling.block_hash import BlockHasher, ExtraKey, count_common, extra_keys
 from tests.scheduling.long_run import thorough
 
 PICTURE_TOKEN = 7
@@ -79,7 +79,7 @@ class TestExtraKeys:
         assert extra_keys(of, 0, 16) == (("prompt_embeds", "aaa"), ("cache_salt", "salt"))
         assert extra_keys(of, 16, 16) == (("prompt_embeds", "aaa"), ("prompt_embeds", "bbb"))
         assert extra_keys(of, 32, 16) == (("prompt_embeds", "bbb"),)
-        assert BlockHasher(of, 16).media == {0: ("aaa",), 1: ("aaa", "bbb"), 2: ("bbb",)}
+        assert [BlockHasher(of, 16).name_of(block).media for block in range(3)] == [("aaa",), ("aaa", "bbb"), ("bbb",)]
 
 
 class TestSharing:
@@ -152,12 +152,65 @@ class TestSharing:
         assert not {*hashes(of, 16)} & {*hashes(of, 32)}
 
 
+class TestBeginnings:
+    """Of two first blocks of 16 tokens."""
+
+    def num_common(self, left: EngineRequest, right: EngineRequest) -> int:
+        first, second = (BlockHasher(of, 16).name_of(0) for of in (left, right))
+        assert first.parent == second.parent
+        num_common = count_common(first.content, second.content)
+        assert num_common == count_common(second.content, first.content)
+        return num_common
+
+    @pytest.mark.parametrize(("length", "num_common"), [(16, 16), (48, 16), (10, 10), (1, 1)])
+    def test_one_may_be_shorter(self, length: int, num_common: int) -> None:
+        assert self.num_common(request(32), request(length)) == num_common
+
+    def test_texts_are_alike_up_to_the_first_other_token(self) -> None:
+        left = request(token_ids=(*range(7), *range(9)))
+        assert self.num_common(left, request(token_ids=(*range(7), *range(3, 12)))) == 7
+        assert self.num_common(left, request(token_ids=tuple(range(100, 116)))) == 0
+
+    def test_another_picture_ends_it_where_it_begins(self) -> None:
+        tokens = (PICTURE_TOKEN,) * 32
+        left = request(32, picture("aaa", 5, 4), token_ids=tokens)
+        assert self.num_common(left, request(32, picture("bbb", 5, 4), token_ids=tokens)) == 5
+        assert self.num_common(left, request(32, picture("aaa", 6, 4), token_ids=tokens)) == 5
+        assert self.num_common(left, request(32, token_ids=tokens)) == 5
+
+    def test_behind_the_same_picture_texts_may_be_alike_further(self) -> None:
+        left, right = (request(0, picture("aaa", 2, 9), token_ids=(9,) * 13 + (last,) * 3) for last in (1, 2))
+        assert self.num_common(left, right) == 13
+
+    @pytest.mark.parametrize("other", [None, "", "b"])
+    def test_tenants_share_no_token(self, other: str | None) -> None:
+        assert self.num_common(request(cache_salt="a"), request(cache_salt=other)) == 0
+
+    @pytest.mark.parametrize("other", [None, Adapter("b", "x"), Adapter("a", "y")])
+    def test_adapters_share_no_token(self, other: Adapter | None) -> None:
+        assert self.num_common(request(adapter=Adapter("a", "x")), request(adapter=other)) == 0
+
+    def test_of_a_picture_that_began_before_the_block_nothing_is_shared_with_another(self) -> None:
+        left, right = (request(48, picture(name, 11, 10)) for name in ("aaa", "bbb"))
+        contents = [BlockHasher(of, 16).name_of(1).content for of in (left, right)]
+        assert count_common(*contents) == 0
+
+
 class TestBlockHasher:
     def test_only_full_blocks_have_a_hash(self) -> None:
         hasher = BlockHasher(request(31), 16)
         assert len(hasher.hashes) == 1
         hasher.extend([5])
         assert len(hasher.hashes) == 2
+
+    def test_the_last_block_has_a_name_as_far_as_it_is_known(self) -> None:
+        hasher = BlockHasher(request(20), 16)
+        last = hasher.name_of(1)
+        hasher.extend([5])
+        assert hasher.name_of(1).block_hash != last.block_hash
+        assert hasher.name_of(1).parent == last.parent == hasher.name_of(0).block_hash
+        hasher.extend(range(11))
+        assert hasher.name_of(1).block_hash == hasher.hashes[1]
 
     def test_hashes_are_whole_digests(self) -> None:
         assert {len(block_hash) for block_hash in hashes(request(64))} == {32}
@@ -169,7 +222,7 @@ class TestBlockHasher:
         assert hasher.hashes == hashes(whole)
 
     @thorough(40)
-    @given(st.lists(st.lists(st.integers(0, 2**32 - 1), max_size=9)), st.integers(1, 5))
+    @given(st.lists(st.lists(st.integers(0, 2**32 - 2), max_size=9)), st.integers(1, 5))
     def test_tokens_may_come_in_any_portions(self, portions: list[list[int]], block_size: int) -> None:
         hasher = BlockHasher(request(token_ids=()), block_size)
         for portion in portions:
@@ -241,12 +294,11 @@ def test_two_blocks_have_one_hash_exactly_if_all_that_they_depend_on_is_equal(
 @thorough(200)
 @given(small_requests())
 def test_a_hasher_knows_which_media_lie_in_each_block(of: EngineRequest) -> None:
-    end = max([len(of.token_ids), *(item.span.end for item in of.media)])
-    expected = {
-        start // BLOCK: tuple(str(key[1]) for key in naive_keys(of, start) if key[0] == "mm")
-        for start in range(0, end, BLOCK)
-    }
-    assert BlockHasher(of, BLOCK).media == {block: media for block, media in expected.items() if media}
+    hasher = BlockHasher(of, BLOCK)
+    for block in range(len(hasher.hashes)):
+        assert hasher.name_of(block).media == tuple(
+            str(key[1]) for key in naive_keys(of, block * BLOCK) if key[0] == "mm"
+        )
 
 
 @thorough(300)
@@ -268,3 +320,25 @@ def test_two_prompts_have_one_end_exactly_if_all_that_they_depend_on_is_equal(
     if all(item.span.end <= len(each.token_ids) for each in (left, right) for item in each.media):
         assert (name(left) == name(right)) == (ends[0] == ends[1])
     assert not {*ends} & {*hashes(left, BLOCK), *hashes(right, BLOCK)}
+
+
+@thorough(300)
+@given(alike_requests())
+def test_two_blocks_behind_the_same_have_so_many_tokens_in_common_as_depend_on_the_same(
+    pair: tuple[EngineRequest, EngineRequest],
+) -> None:
+    def depends_on(of: EngineRequest, position: int) -> object:
+        """All of an item counts from its first token in the block on."""
+        reached = [item for item in of.media if item.span.start <= position and item.span.end > start]
+        places = [(item.media_hash, item.span.start) for item in reached]
+        return of.token_ids[position], places, of.cache_salt, of.adapter
+
+    left, right = pair
+    hashers = [BlockHasher(of, BLOCK) for of in pair]
+    for block in range(len(hashers[0].hashes)):
+        first, second = (hasher.name_of(block) for hasher in hashers)
+        if first.parent != second.parent:
+            break
+        start = block * BLOCK
+        same = [depends_on(left, place) == depends_on(right, place) for place in range(start, start + BLOCK)]
+        assert count_common(first.content, second.content) == [*same, False].index(False)

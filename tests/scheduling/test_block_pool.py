@@ -11,9 +11,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from keepsight.scheduling.block_hash import BYTES_PER_TOKEN, BlockName
 from keepsight.scheduling.block_pool import BlockPool
 from keepsight.scheduling.holdings import Holdings
 from tests.scheduling.long_run import thorough
+
+
+def named(block_hash: bytes, media: tuple[str, ...] = ()) -> BlockName:
+    """All follow the same block."""
+    return BlockName(block_hash, b"parent", block_hash.rjust(2 * BYTES_PER_TOKEN), media)
 
 
 def take(pool: BlockPool, num_blocks: int) -> list[int]:
@@ -26,7 +32,7 @@ def idle_pool(*release_order: int) -> BlockPool:
     """All blocks were published under their own number and released in this order."""
     pool = BlockPool(len(release_order))
     for block_id in take(pool, len(release_order)):
-        pool.publish(block_id, b"%d" % block_id)
+        pool.publish(block_id, named(b"%d" % block_id))
     pool.release(release_order)
     return pool
 
@@ -52,23 +58,23 @@ def test_taking_none_always_works() -> None:
 
 def test_to_forget_again_looks_at_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = idle_pool(1, 0)
-    pool.forget_hashes()
+    pool.forget_names()
     monkeypatch.setattr("keepsight.scheduling.block_pool.heapify", pytest.fail)
-    pool.forget_hashes()
+    pool.forget_names()
     assert take(pool, 2) == [0, 1]
 
 
 def test_free_blocks_are_taken_before_those_that_can_be_found() -> None:
     pool = BlockPool(3)
     first, second, third = take(pool, 3)
-    pool.publish(first, b"first")
+    pool.publish(first, named(b"first"))
     pool.release([first, second, third])
     take(pool, 2)
     assert pool.find(b"first") == first
     assert pool.num_evicted == 0
 
 
-def test_the_least_recently_released_is_evicted_and_its_hash_forgotten() -> None:
+def test_the_least_recently_released_is_evicted_and_its_name_forgotten() -> None:
     pool = idle_pool(2, 0, 1)
     assert take(pool, 1) == [2]
     assert [pool.find(name) for name in (b"0", b"1", b"2")] == [0, 1, None]
@@ -101,8 +107,8 @@ def test_a_block_is_free_only_when_its_last_user_leaves() -> None:
 def test_of_two_blocks_with_one_content_the_first_is_found_and_the_other_becomes_free() -> None:
     pool = BlockPool(2)
     first, second = take(pool, 2)
-    pool.publish(second, b"same")
-    pool.publish(first, b"same")
+    pool.publish(second, named(b"same"))
+    pool.publish(first, named(b"same"))
     assert pool.find(b"same") == second
     pool.release([second, first])
     assert take(pool, 1) == [first]
@@ -112,15 +118,15 @@ def test_of_two_blocks_with_one_content_the_first_is_found_and_the_other_becomes
 def test_publishing_again_changes_nothing() -> None:
     pool = BlockPool(1)
     take(pool, 1)
-    pool.publish(0, b"a")
-    pool.publish(0, b"a")
+    pool.publish(0, named(b"a"))
+    pool.publish(0, named(b"a"))
     assert pool.find(b"a") == 0
 
 
-def test_forgotten_hashes_are_not_found_and_those_in_use_stay_in_use() -> None:
+def test_forgotten_names_are_not_found_and_those_in_use_stay_in_use() -> None:
     pool = idle_pool(0, 1)
     pool.use(1)
-    pool.forget_hashes()
+    pool.forget_names()
     assert pool.find(b"0") is pool.find(b"1") is None
     assert (pool.num_free, pool.num_users(1), pool.num_evicted) == (1, 1, 0)
     pool.release([1])
@@ -129,7 +135,7 @@ def test_forgotten_hashes_are_not_found_and_those_in_use_stay_in_use() -> None:
 
 def test_forgotten_blocks_are_taken_in_a_row_again() -> None:
     pool = idle_pool(3, 1, 2, 0)
-    pool.forget_hashes()
+    pool.forget_names()
     assert take(pool, 2) == [0, 1]
 
 
@@ -149,7 +155,7 @@ def test_a_block_is_pinned_no_more_once_its_time_is_over_or_all_was_forgotten() 
     pool.end_pins(10)
     assert take(pool, 1) == [1]
     pool.pin(0, until=20)
-    pool.forget_hashes()
+    pool.forget_names()
     pool.check_invariants()
     assert take(pool, 1) == [0]
 
@@ -173,11 +179,11 @@ def test_media_are_held_while_any_block_in_which_they_lie_can_be_found() -> None
     holdings = Holdings()
     pool = BlockPool(4, holdings)
     first, second, third, text = take(pool, 4)
-    pool.publish(first, b"first", ("cat",))
-    pool.publish(first, b"first", ("cat",))  # again: counted once
-    pool.publish(second, b"second", ("cat", "dog"))
-    pool.publish(third, b"second", ("cat", "dog"))  # its twin can be found, it cannot
-    pool.publish(text, b"text")
+    pool.publish(first, named(b"first", ("cat",)))
+    pool.publish(first, named(b"first", ("cat",)))  # again: counted once
+    pool.publish(second, named(b"second", ("cat", "dog")))
+    pool.publish(third, named(b"second", ("cat", "dog")))  # its twin can be found, it cannot
+    pool.publish(text, named(b"text"))
     holdings.check_invariants(["cat", "cat", "dog"])
     pool.release([first, second, third, text])
     holdings.check_invariants(["cat", "cat", "dog"])
@@ -191,10 +197,10 @@ def test_forgetting_ends_the_holding_of_what_is_in_use_too() -> None:
     holdings = Holdings()
     pool = BlockPool(2, holdings)
     in_use, idle = take(pool, 2)
-    pool.publish(in_use, b"a", ("cat",))
-    pool.publish(idle, b"b", ("dog",))
+    pool.publish(in_use, named(b"a", ("cat",)))
+    pool.publish(idle, named(b"b", ("dog",)))
     pool.release([idle])
-    pool.forget_hashes()
+    pool.forget_names()
     holdings.check_invariants([])
     pool.check_invariants()
 
@@ -246,7 +252,7 @@ class PoolMachine(RuleBasedStateMachine):
     def publish(self, data: st.DataObject, name: bytes) -> None:
         block_id = data.draw(st.sampled_from(self.in_use()))
         name = self.names.get(block_id, name)
-        self.pool.publish(block_id, name)
+        self.pool.publish(block_id, named(name))
         if name not in self.names.values():
             self.names[block_id] = name
 
@@ -275,7 +281,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(is_wanted=st.sampled_from([False, False, False, True]))
     def forget(self, is_wanted: bool) -> None:
         if is_wanted:
-            self.pool.forget_hashes()
+            self.pool.forget_names()
             self.names, self.idle, self.pinned = {}, [], set()
 
     @invariant()

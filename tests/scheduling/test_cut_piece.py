@@ -14,7 +14,7 @@ def test_text_before_a_picture_that_is_not_here_is_computed_if_it_is_worth_a_ste
 ) -> None:
     drive = Drive(make_config(), delivers=False)
     if num_known:
-        drive.run(make_request("first", num_known + 1, max_tokens=1))
+        drive.run(make_request("first", num_known, max_tokens=1))
     drive.add(make_request("a", num_known + num_new, "cat", 3))
     assert [piece.length for piece in drive.step().now] == ([num_new] if is_begun else [])
 

@@ -1,5 +1,6 @@
 """What of a prompt is known: the beginning that need not be computed, the end that its answer begins from."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,9 +17,9 @@ def test_the_same_prompt_has_its_first_token_before_anything_is_computed() -> No
     drive.run(make_request("first", 8, "cat", 5))
     plans = drive.run(make_request("again", 8, "cat", 5, max_tokens=3))
     assert [len(plan.recall) for plan in plans] == [1, 0, 0]
-    # The three tokens of the prompt that fill no block, and the answer's first.
-    assert lengths(plans) == [[], [4], [1]]
-    assert drive.cached["again", 0] == 16
+    # The answer's first: the three tokens of the prompt that fill no block begin one that the first answer filled.
+    assert lengths(plans) == [[], [1], [1]]
+    assert drive.cached["again", 0] == 18
     drive.expect_right_answers()
     drive.expect_nothing_left()
 
@@ -122,11 +123,65 @@ def test_two_pictures_in_another_order_are_another_prompt() -> None:
 @pytest.mark.parametrize("text_before", range(1, 17))
 def test_a_hit_may_end_inside_a_picture_wherever_it_begins(text_before: int) -> None:
     drive = Drive(make_config(block_size=8))
-    drive.run(make_request("first", text_before, "cat", 5))
-    drive.run(make_request("again", text_before, "cat", 1))
-    num_tokens = text_before + 7
-    assert drive.cached["again", 0] == (num_tokens - 1) // 8 * 8
+    drive.add(make_request("first", text_before, "cat", 1, max_tokens=9, ignore_eos=True))
+    while not drive.tokens:
+        drive.step()
+    # What the other has computed of its last block is not yet whole, and goes on.
+    drive.run(make_request("again", text_before, "cat", 5))
+    assert drive.cached["again", 0] == (text_before + 7) // 8 * 8
     drive.expect_right_answers()
+
+
+@pytest.mark.parametrize("text_before", range(8))
+@pytest.mark.parametrize("text_alike", range(4))
+def test_behind_a_picture_a_hit_goes_on_to_the_first_other_word(text_before: int, text_alike: int) -> None:
+    drive = Drive(make_config(block_size=8, num_pictures=1))
+    drive.run(with_text(make_request("first", text_before, "cat", 20), [9] * (text_before + 20)))
+    drive.run(make_request("evicts its embeddings", "dog", 1))
+    words = [9] * (text_before + text_alike) + [8] * 9
+    drive.run(with_text(make_request("again", text_before, "cat", text_alike + 9), words))
+    assert drive.cached["again", 0] == text_before + 6 + text_alike
+    assert drive.runner.encoded == ["cat", "dog"]
+    drive.expect_right_answers()
+
+
+@pytest.mark.parametrize("num_tokens", range(1, 9))
+def test_a_conversation_goes_on_from_the_last_token_that_was_computed(num_tokens: int) -> None:
+    drive = Drive(make_config(block_size=8))
+    drive.run(first := make_request("first", 3, "cat", 4, max_tokens=num_tokens, ignore_eos=True))
+    said = (*first.token_ids, *drive.tokens["first", 0])
+    drive.run(replace(first, request_id="second", token_ids=(*said, 11, 12)))
+    # The answer's last token was drawn and not computed.
+    assert drive.cached["second", 0] == len(said) - 1
+    drive.expect_right_answers()
+
+
+def test_an_aborted_request_leaves_what_was_computed() -> None:
+    drive = Drive(make_config(max_num_batched_tokens=14))
+    drive.add(make_request("first", 23))
+    drive.step()
+    drive.scheduler.abort("first")
+    drive.run(make_request("again", 23))
+    assert drive.cached["again", 0] == 14
+    drive.expect_right_answers()
+
+
+def test_what_another_has_to_the_token_is_not_held_twice() -> None:
+    drive = Drive(make_config())
+    for name in ("first", "again"):
+        drive.run(make_request(name, 9, max_tokens=1))
+        assert drive.scheduler.kv_cache.pool.num_findable == 3
+
+
+def test_a_page_is_copied_before_it_is_given_away_in_the_same_step() -> None:
+    drive = Drive(make_config(num_blocks=4, max_prompt_ends=0))
+    drive.run(with_text(make_request("first", 7, max_tokens=2), [9] * 7))
+    drive.add(with_text(make_request("alike", 8, max_tokens=1), [9] * 7 + [8]))
+    drive.add(with_text(make_request("another", 8, max_tokens=1), [5] * 8))
+    plan = drive.step()
+    [copied] = plan.copy
+    assert [copied.source in piece.new_block_ids for piece in plan.now] == [False, True]
+    drive.expect_all_answered()
 
 
 def test_a_salt_or_another_version_of_an_adapter_shares_nothing() -> None:
@@ -137,7 +192,7 @@ def test_a_salt_or_another_version_of_an_adapter_shares_nothing() -> None:
     drive.run(make_request("v2", 12, "cat", 6, adapter=adapter("2")))
     drive.run(make_request("v2 again", 12, "cat", 6, adapter=adapter("2")))
     assert [drive.cached[name, 0] for name in ("salted", "v1", "v2")] == [0, 0, 0]
-    assert drive.cached["v2 again", 0] == 20
+    assert drive.cached["v2 again", 0] == 23
     # Its embeddings do not depend on an adapter of the language model alone.
     assert drive.runner.encoded == ["cat"]
     drive.run(make_request("sees otherwise", 12, "cat", 6, adapter=adapter("3", changes_encoder=True)))

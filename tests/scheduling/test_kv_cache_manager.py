@@ -17,7 +17,7 @@ from keepsight.engine_config import KvCacheConfig
 from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.requests import EngineRequest
 from keepsight.sampling_params import SamplingParams
-from keepsight.scheduling.block_hash import BlockHasher
+from keepsight.scheduling.block_hash import BYTES_PER_TOKEN, BlockHasher, BlockName
 from keepsight.scheduling.kv_cache_manager import NO_HIT, KvCacheManager, PrefixHit
 from keepsight.scheduling.step_plan import SequenceId
 from tests.scheduling.long_run import thorough
@@ -32,50 +32,66 @@ def manager(num_blocks: int = 8, enable_prefix_caching: bool = True) -> KvCacheM
     )
 
 
-def names(text: str) -> list[bytes]:
-    """The hashes of a sequence, one letter for the tokens of each block: a block is named by all up to it."""
-    return [text[: end + 1].encode() for end in range(len(text))]
+def names(text: str) -> list[BlockName]:
+    """Those of a sequence, one letter for the tokens of each block: a block is named by all up to it."""
+    return [
+        BlockName(text[: end + 1].encode(), text[:end].encode(), b"".join(map(word, tokens(letter))))
+        for end, letter in enumerate(text)
+    ]
+
+
+def hashes(text: str) -> list[bytes]:
+    return [name.block_hash for name in names(text)]
+
+
+def tokens(letter: str) -> str:
+    """Every block begins with the same one; the second is that of its letter's half of the alphabet."""
+    return "." + ("-" if letter < "n" else "+") + letter * (BLOCK - 2)
+
+
+def word(token: str) -> bytes:
+    return ord(token).to_bytes(BYTES_PER_TOKEN, "little")
 
 
 def compute(kv: KvCacheManager, sequence_id: SequenceId, text: str) -> None:
     """Begins, computes and publishes so many full blocks."""
     num_tokens = len(text) * BLOCK
-    hit = kv.find_prefix(names(text), num_tokens + 1)
+    hit = kv.find_prefix(hashes(text), num_tokens + 1)
     assert kv.try_extend(sequence_id, num_tokens, hit) is not None
-    kv.publish(sequence_id, names(text), num_tokens)
+    kv.publish(sequence_id, names(text).__getitem__, num_tokens)
 
 
 class TestFinding:
     def test_nothing_is_found_before_it_is_computed(self) -> None:
         kv = manager()
         kv.try_extend(A, 8)
-        kv.announce(A, names("xy"), 8)
-        assert kv.find_prefix(names("xy"), 9).block_ids == ()
+        kv.announce(A, hashes("xy"), 8)
+        assert kv.find_prefix(hashes("xy"), 9).block_ids == ()
 
     def test_the_longest_common_beginning_is_found_while_in_use_and_after(self) -> None:
         kv = manager()
         compute(kv, A, "xyz")
         hit = PrefixHit((0, 1), 8)
-        assert kv.find_prefix(names("xyw"), 12) == hit
+        assert kv.find_prefix(hashes("xyw"), 12) == hit
         kv.release(A)
-        assert kv.find_prefix(names("xyw"), 12) == hit
+        assert kv.find_prefix(hashes("xyw"), 12) == hit
 
     @pytest.mark.parametrize(("num_tokens", "num_found"), [(1, 0), (4, 0), (5, 4), (8, 4), (9, 8), (100, 12)])
     def test_one_token_is_always_left_to_compute(self, num_tokens: int, num_found: int) -> None:
         kv = manager()
         compute(kv, A, "xyz")
-        assert kv.find_prefix(names("xyz"), num_tokens).num_tokens == num_found
+        assert kv.find_prefix(hashes("xyz"), num_tokens).num_tokens == num_found
 
     def test_what_follows_a_gap_is_not_found(self) -> None:
         kv = manager(num_blocks=3)
         compute(kv, A, "xy")
-        assert kv.find_prefix(names("wy"), 9) == NO_HIT
+        assert kv.find_prefix(hashes("wy"), 9) == NO_HIT
 
     def test_only_full_blocks_can_be_found(self) -> None:
         kv = manager()
         kv.try_extend(A, 7)
-        kv.publish(A, names("x"), 7)
-        assert kv.find_prefix(names("xy"), 9).num_tokens == 4
+        kv.publish(A, names("x").__getitem__, 7)
+        assert kv.find_prefix(hashes("xy"), 9).num_tokens == 4
 
     def test_looking_changes_nothing(self) -> None:
         kv = manager(num_blocks=2)
@@ -83,30 +99,61 @@ class TestFinding:
         kv.release(A)
         compute(kv, B, "y")
         kv.release(B)
-        kv.find_prefix(names("x"), 5)
+        kv.find_prefix(hashes("x"), 5)
         kv.try_extend(C, 4)
-        assert kv.find_prefix(names("x"), 5) == NO_HIT
+        assert kv.find_prefix(hashes("x"), 5) == NO_HIT
 
     def test_without_prefix_caching_nothing_is_ever_found_or_waited_for(self) -> None:
         kv = manager(enable_prefix_caching=False)
         kv.try_extend(A, 8)
-        kv.announce(A, names("xy"), 8)
-        assert kv.find_prefix(names("xy"), 9) == NO_HIT
-        kv.publish(A, names("xy"), 8)
-        assert kv.find_prefix(names("xy"), 9) == NO_HIT
+        kv.announce(A, hashes("xy"), 8)
+        assert kv.find_prefix(hashes("xy"), 9) == NO_HIT
+        kv.publish(A, names("xy").__getitem__, 8)
+        assert kv.find_prefix(hashes("xy"), 9) == NO_HIT
         kv.release(A)
         assert kv.pool.num_free == 8
 
     def test_a_hit_may_end_inside_a_picture_and_never_goes_on_with_another(self) -> None:
-        def hashes(media_hash: str) -> list[bytes]:
+        def hasher(media_hash: str) -> BlockHasher:
             item = MediaItem(media_hash, TokenSpan(5, 8), Geometry(8, 8))
-            return BlockHasher(EngineRequest("r", (7,) * 16, (item,), SamplingParams()), BLOCK).hashes
+            return BlockHasher(EngineRequest("r", (7,) * 16, (item,), SamplingParams()), BLOCK)
 
         kv = manager()
         kv.try_extend(A, 16)
-        kv.publish(A, hashes("first"), 16)
-        assert kv.find_prefix(hashes("first"), 12).num_tokens == 8
-        assert kv.find_prefix(hashes("other"), 16).num_tokens == 4
+        kv.publish(A, hasher("first").name_of, 16)
+        assert kv.find_prefix(hasher("first").hashes, 12).num_tokens == 8
+        assert kv.find_prefix(hasher("other").hashes, 16).num_tokens == 4
+
+    def test_of_the_next_block_what_another_begins_with_is_found_too(self) -> None:
+        kv = manager()
+        compute(kv, A, "xyz")
+        hit = kv.find_prefix(hashes("xyt"), 12)
+        assert kv.reach_further(hit, names("xyt")[2], 12) == PrefixHit((0, 1), 10, alike=2)
+        assert kv.reach_further(NO_HIT, names("a")[0], 4) == PrefixHit((), 1, alike=0)
+        assert kv.reach_further(hit, names("xya")[2], 12) == PrefixHit((0, 1), 9, alike=2)
+        assert kv.reach_further(hit, names("zzz")[2], 12) == hit, "nothing else follows the same"
+
+    def test_of_several_the_one_that_has_most_in_common(self) -> None:
+        kv = manager()
+        for sequence_id, text in ((A, "a"), (B, "z"), (C, "b")):
+            compute(kv, sequence_id, text)
+        assert kv.reach_further(NO_HIT, names("t")[0], 4) == PrefixHit((), 2, alike=1)
+
+    @pytest.mark.parametrize(("num_tokens", "num_found"), [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4)])
+    def test_one_token_is_always_left_of_what_is_alike(self, num_tokens: int, num_found: int) -> None:
+        kv = manager()
+        compute(kv, A, "x")
+        hit = kv.find_prefix(hashes("x"), num_tokens)
+        assert kv.reach_further(hit, names("xx")[len(hit.block_ids)], num_tokens).num_tokens == num_found
+
+    def test_what_is_alike_may_be_given_to_the_one_that_copies_it(self) -> None:
+        kv = manager(num_blocks=2)
+        compute(kv, A, "xy")
+        kv.release(A)
+        hit = kv.reach_further(kv.find_prefix(hashes("xz"), 8), names("xz")[1], 8)
+        assert hit == PrefixHit((0,), 6, alike=1)
+        assert kv.try_extend(B, 8, hit) == (0, 1)
+        assert kv.reach_further(NO_HIT, names("xz")[1], 8) == NO_HIT, "it was evicted"
 
     def test_hits_are_counted_when_the_scheduler_says_so(self) -> None:
         kv = manager()
@@ -119,57 +166,57 @@ class TestWaiting:
     def under_way(self) -> KvCacheManager:
         kv = manager()
         kv.try_extend(A, 8)
-        kv.announce(A, names("xy"), 8)
+        kv.announce(A, hashes("xy"), 8)
         return kv
 
     def test_what_another_sequence_computes_is_waited_for(self) -> None:
         kv = self.under_way()
-        assert kv.find_prefix(names("xz"), 9) == PrefixHit(is_being_computed=True)
-        assert kv.find_prefix(names("zx"), 9) == NO_HIT
+        assert kv.find_prefix(hashes("xz"), 9) == PrefixHit(is_being_computed=True)
+        assert kv.find_prefix(hashes("zx"), 9) == NO_HIT
 
     def test_a_block_that_would_not_be_used_is_not_waited_for(self) -> None:
-        assert not self.under_way().find_prefix(names("x"), 4).is_being_computed
+        assert not self.under_way().find_prefix(hashes("x"), 4).is_being_computed
 
     def test_the_next_block_counts_and_no_later_one(self) -> None:
         kv = manager()
         compute(kv, A, "x")
         kv.try_extend(A, 12)
-        kv.announce(A, names("xyz"), 12)
-        assert kv.find_prefix(names("xy"), 9) == PrefixHit((0,), 4, is_being_computed=True)
-        assert kv.find_prefix(names("xw"), 9) == PrefixHit((0,), 4)
+        kv.announce(A, hashes("xyz"), 12)
+        assert kv.find_prefix(hashes("xy"), 9) == PrefixHit((0,), 4, is_being_computed=True)
+        assert kv.find_prefix(hashes("xw"), 9) == PrefixHit((0,), 4)
 
     def test_once_computed_it_is_found(self) -> None:
         kv = self.under_way()
-        kv.publish(A, names("xy"), 8)
-        assert kv.find_prefix(names("xy"), 9) == PrefixHit((0, 1), 8)
+        kv.publish(A, names("xy").__getitem__, 8)
+        assert kv.find_prefix(hashes("xy"), 9) == PrefixHit((0, 1), 8)
 
     @pytest.mark.parametrize("end", ["withdraw", "release"])
     def test_what_will_not_come_is_not_waited_for(self, end: str) -> None:
         kv = self.under_way()
         getattr(kv, end)(A)
-        assert kv.find_prefix(names("xy"), 9) == NO_HIT
+        assert kv.find_prefix(hashes("xy"), 9) == NO_HIT
 
     def test_two_may_announce_the_same_and_one_may_give_up(self) -> None:
         kv = self.under_way()
         kv.try_extend(B, 8)
-        kv.announce(B, names("xy"), 8)
+        kv.announce(B, hashes("xy"), 8)
         kv.withdraw(A)
-        assert kv.find_prefix(names("xy"), 9).is_being_computed
+        assert kv.find_prefix(hashes("xy"), 9).is_being_computed
         kv.withdraw(B)
-        assert not kv.find_prefix(names("xy"), 9).is_being_computed
+        assert not kv.find_prefix(hashes("xy"), 9).is_being_computed
 
     def test_two_may_compute_the_same_and_the_first_is_found(self) -> None:
         kv = self.under_way()
         kv.try_extend(B, 8)
-        kv.announce(B, names("xy"), 8)
-        kv.publish(B, names("xy"), 8)
-        kv.publish(A, names("xy"), 8)
-        assert kv.find_prefix(names("xy"), 9).block_ids == (2, 3)
+        kv.announce(B, hashes("xy"), 8)
+        kv.publish(B, names("xy").__getitem__, 8)
+        kv.publish(A, names("xy").__getitem__, 8)
+        assert kv.find_prefix(hashes("xy"), 9).block_ids == (2, 3)
         kv.check_invariants()
 
     def test_a_second_slice_under_way_is_a_bug(self) -> None:
         with pytest.raises(AssertionError, match="slice under way"):
-            self.under_way().announce(A, names("xy"), 8)
+            self.under_way().announce(A, hashes("xy"), 8)
 
 
 class TestHolding:
@@ -192,9 +239,9 @@ class TestHolding:
         kv = manager(num_blocks=3)
         compute(kv, A, "xyz")
         kv.release(A)
-        hit = kv.find_prefix(names("xy"), 9)
+        hit = kv.find_prefix(hashes("xy"), 9)
         assert kv.try_extend(B, 9, hit) == (0, 1, 2)
-        assert kv.find_prefix(names("xyz"), 13) == PrefixHit((0, 1), 8)
+        assert kv.find_prefix(hashes("xyz"), 13) == PrefixHit((0, 1), 8)
 
     def test_a_refused_hit_keeps_its_place_in_the_order_of_eviction(self) -> None:
         kv = manager(num_blocks=2)
@@ -202,15 +249,15 @@ class TestHolding:
         kv.release(A)
         compute(kv, B, "y")
         kv.release(B)
-        assert kv.try_extend(C, 12, kv.find_prefix(names("x"), 12)) is None
+        assert kv.try_extend(C, 12, kv.find_prefix(hashes("x"), 12)) is None
         kv.try_extend(C, 4)
-        assert kv.find_prefix(names("x"), 5) == NO_HIT
-        assert kv.find_prefix(names("y"), 5).num_tokens == 4
+        assert kv.find_prefix(hashes("x"), 5) == NO_HIT
+        assert kv.find_prefix(hashes("y"), 5).num_tokens == 4
 
     def test_a_hit_that_others_use_takes_no_room(self) -> None:
         kv = manager(num_blocks=3)
         compute(kv, A, "xy")
-        assert kv.try_extend(B, 12, kv.find_prefix(names("xy"), 9)) == (0, 1, 2)
+        assert kv.try_extend(B, 12, kv.find_prefix(hashes("xy"), 9)) == (0, 1, 2)
         assert kv.usage == 1
         kv.release(A)
         assert kv.pool.num_free == 0
@@ -220,7 +267,7 @@ class TestHolding:
         compute(kv, A, "xyz")
         kv.release(A)
         kv.try_extend(B, 4)
-        assert kv.find_prefix(names("xyz"), 13).num_tokens == 8
+        assert kv.find_prefix(hashes("xyz"), 13).num_tokens == 8
         assert kv.pool.num_evicted == 1
 
     def test_usage_is_what_sequences_hold_not_what_can_be_found(self) -> None:
@@ -249,18 +296,18 @@ class TestForgetting:
         compute(kv, B, "z")
         kv.release(B)
         kv.forget_prefixes()
-        assert kv.find_prefix(names("xy"), 9) == kv.find_prefix(names("z"), 5) == NO_HIT
+        assert kv.find_prefix(hashes("xy"), 9) == kv.find_prefix(hashes("z"), 5) == NO_HIT
         assert (kv.num_blocks_of(A), kv.pool.num_free) == (2, 6)
 
     def test_a_sequence_from_before_shares_nothing_that_it_computes_later(self) -> None:
         kv = manager()
         kv.try_extend(A, 8)
-        kv.announce(A, names("xy"), 8)
+        kv.announce(A, hashes("xy"), 8)
         kv.forget_prefixes()
-        assert kv.find_prefix(names("xy"), 9) == NO_HIT
-        kv.publish(A, names("xy"), 8)
-        kv.announce(A, names("xy"), 8)
-        assert kv.find_prefix(names("xy"), 9) == NO_HIT
+        assert kv.find_prefix(hashes("xy"), 9) == NO_HIT
+        kv.publish(A, names("xy").__getitem__, 8)
+        kv.announce(A, hashes("xy"), 8)
+        assert kv.find_prefix(hashes("xy"), 9) == NO_HIT
         kv.check_invariants()
 
     def test_once_it_begins_again_it_shares_as_others_do(self) -> None:
@@ -269,7 +316,7 @@ class TestForgetting:
         kv.forget_prefixes()
         kv.release(A)
         compute(kv, A, "xy")
-        assert kv.find_prefix(names("xy"), 9).num_tokens == 8
+        assert kv.find_prefix(hashes("xy"), 9).num_tokens == 8
 
 
 @dataclass
@@ -283,13 +330,13 @@ class Running:
     is_of_old: bool = False
     announced: list[bytes] = field(default_factory=list)
 
-    @property
-    def hashes(self) -> list[bytes]:
-        return names(self.text)
+
+def _num_alike(one: str, other: str) -> int:
+    return next((place for place, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1]), len(one))
 
 
-TEXTS = ["aaaaa", "aaabb", "aabbb", "abbbb", "bbbbb", "babab"]
-NAMES = sorted({name for text in TEXTS for name in names(text)})
+TEXTS = ["aaaaa", "aaabb", "aabbz", "abbzz", "bbbbb", "bzbab"]
+HASHES = sorted({block_hash for text in TEXTS for block_hash in hashes(text)})
 
 
 class KvMachine(RuleBasedStateMachine):
@@ -308,14 +355,31 @@ class KvMachine(RuleBasedStateMachine):
     def in_use(self) -> set[int]:
         return {block_id for sequence in self.running.values() for block_id in sequence.block_ids}
 
-    def expected_hit(self, hashes: list[bytes], num_tokens: int) -> PrefixHit:
+    def expected_hit(self, text: str, num_tokens: int) -> PrefixHit:
         found: list[int] = []
-        for name in hashes[: (num_tokens - 1) // BLOCK]:
-            if name not in self.block_of:
-                is_coming = any(name in sequence.announced for sequence in self.running.values())
+        for block_hash in hashes(text)[: (num_tokens - 1) // BLOCK]:
+            if block_hash not in self.block_of:
+                is_coming = any(block_hash in sequence.announced for sequence in self.running.values())
                 return PrefixHit(tuple(found), len(found) * BLOCK, is_coming)
-            found.append(self.block_of[name])
+            found.append(self.block_of[block_hash])
         return PrefixHit(tuple(found), len(found) * BLOCK)
+
+    def expect_reach(self, hit: PrefixHit, text: str, num_tokens: int) -> PrefixHit:
+        """Further by as much as the next block has in common with any that can be found behind the same."""
+        further = self.kv.reach_further(hit, names(text)[len(hit.block_ids)], num_tokens)
+        hits, letter = len(hit.block_ids), text[len(hit.block_ids)]
+        parent = text[:hits].encode()
+        siblings = {
+            block_id: _num_alike(tokens(letter), tokens(chr(block_hash[-1])))
+            for block_hash, block_id in self.block_of.items()
+            if block_hash[:-1] == parent
+        }
+        most = min(max(siblings.values(), default=0), num_tokens - 1 - hit.num_tokens)
+        assert further.num_tokens == hit.num_tokens + most
+        assert (further.alike is None) == (most == 0)
+        if further.alike is not None:
+            assert siblings[further.alike] == max(siblings.values())
+        return further
 
     def expect_taken(self, num_fresh: int, hit: PrefixHit, added: tuple[int, ...] | None) -> bool:
         """The hit leaves the idle ones; then the oldest of those make room, if no others are free."""
@@ -338,7 +402,9 @@ class KvMachine(RuleBasedStateMachine):
 
     @rule(text=st.sampled_from(TEXTS), num_tokens=st.integers(1, 5 * BLOCK), looks=st.sampled_from([True, True, False]))
     def admit(self, text: str, num_tokens: int, looks: bool) -> None:
-        hit = self.kv.find_prefix(names(text), num_tokens) if looks else NO_HIT
+        hit = NO_HIT
+        if looks:
+            hit = self.expect_reach(self.kv.find_prefix(hashes(text), num_tokens), text, num_tokens)
         sequence_id = ("sequence", self.next_id)
         self.next_id += 1
         added = self.kv.try_extend(sequence_id, num_tokens, hit)
@@ -367,10 +433,10 @@ class KvMachine(RuleBasedStateMachine):
         sequence = self.running[sequence_id]
         end = min(sequence.num_computed + length, len(sequence.block_ids) * BLOCK)
         if sequence.end is None and end > sequence.num_computed:
-            self.kv.announce(sequence_id, sequence.hashes, end)
+            self.kv.announce(sequence_id, hashes(sequence.text), end)
             sequence.end = end
             if not sequence.is_of_old:
-                sequence.announced = sequence.hashes[sequence.num_computed // BLOCK : end // BLOCK]
+                sequence.announced = hashes(sequence.text)[sequence.num_computed // BLOCK : end // BLOCK]
 
     @precondition(lambda self: any(sequence.end for sequence in self.running.values()))
     @rule(data=st.data(), is_computed=st.sampled_from([True, True, False]))
@@ -382,10 +448,10 @@ class KvMachine(RuleBasedStateMachine):
         if not is_computed:
             self.kv.withdraw(sequence_id)
             return
-        self.kv.publish(sequence_id, sequence.hashes, end)
+        self.kv.publish(sequence_id, names(sequence.text).__getitem__, end)
         if not sequence.is_of_old:
             for index in range(sequence.num_computed // BLOCK, end // BLOCK):
-                self.block_of.setdefault(sequence.hashes[index], sequence.block_ids[index])
+                self.block_of.setdefault(hashes(sequence.text)[index], sequence.block_ids[index])
         sequence.num_computed = end
 
     @precondition(lambda self: self.running)
@@ -412,7 +478,7 @@ class KvMachine(RuleBasedStateMachine):
         self.kv.check_invariants()
         for text in TEXTS:
             for num_tokens in (len(text) * BLOCK, len(text) * BLOCK + 1):
-                assert self.kv.find_prefix(names(text), num_tokens) == self.expected_hit(names(text), num_tokens)
+                assert self.kv.find_prefix(hashes(text), num_tokens) == self.expected_hit(text, num_tokens)
         assert self.kv.pool.num_free == self.num_blocks - len(self.in_use())
         assert self.kv.pool.num_evicted == self.num_evicted
         for sequence_id, sequence in self.running.items():

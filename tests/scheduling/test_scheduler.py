@@ -25,8 +25,8 @@ def test_the_same_picture_and_prompt_hit_everywhere() -> None:
     drive = Drive(make_config())
     drive.run(make_request("first", 8, "cat", 6))
     drive.run(make_request("again", 8, "cat", 6))
-    # 20 tokens; the last block of 4 holds the one token that must be computed.
-    assert drive.cached["again", 0] == 16
+    # 20 tokens, of which one must be computed: the last block begins as one that is held, and is copied.
+    assert drive.cached["again", 0] == 19
     assert drive.needed == [("first", "cat")]
     assert drive.runner.encoded == ["cat"]
     assert drive.tokens["again", 0] == drive.tokens["first", 0]
@@ -37,8 +37,8 @@ def test_the_same_picture_with_another_prompt_hits_the_encoder_and_the_common_pr
     drive.run(make_request("first", 8, "cat", 6))
     drive.run(make_request("other_end", 8, "cat", 2, max_tokens=3))
     drive.run(with_text(make_request("other_beginning", 8, "cat", 6), [9] * 14))
-    # Up to the picture's last whole block; its remaining two tokens come from the embeddings that are held.
-    assert drive.cached["other_end", 0] == 12
+    # Its words are the first two of the other's, and one must be computed.
+    assert drive.cached["other_end", 0] == 15
     assert drive.cached["other_beginning", 0] == 0
     assert drive.runner.encoded == ["cat"]
     drive.expect_right_answers()
@@ -48,7 +48,8 @@ def test_another_picture_with_the_same_text_shares_nothing_after_it() -> None:
     drive = Drive(make_config())
     drive.run(make_request("first", 9, "cat", 6))
     drive.run(make_request("other", 9, "dog", 6))
-    assert drive.cached["other", 0] == 8
+    # All before it, and nothing more, even in the block in which it begins.
+    assert drive.cached["other", 0] == 9
     assert drive.runner.encoded == ["cat", "dog"]
     drive.expect_right_answers()
 
@@ -212,11 +213,11 @@ def test_no_more_sequences_run_than_allowed() -> None:
 def test_those_of_smaller_priority_number_go_first() -> None:
     drive = Drive(make_config(max_num_seqs=1))
     plans = drive.run(make_request("late", 3, priority=1), make_request("soon", 4), make_request("now", 5, priority=-1))
-    order = [piece.sequence_id[0] for plan in plans for piece in plan.now if piece.start == 0]
-    assert order == ["now", "soon", "late"]
+    order = dict.fromkeys(piece.sequence_id[0] for plan in plans for piece in plan.now)
+    assert list(order) == ["now", "soon", "late"]
 
 
-def test_the_choices_of_a_request_share_the_whole_blocks_of_its_prompt() -> None:
+def test_the_choices_of_a_request_share_its_prompt() -> None:
     drive = Drive(make_config())
     drive.run(make_request("a", 10, "cat", 6, n=3, max_tokens=4))
     assert [drive.cached["a", choice] for choice in range(3)] == [0, 20, 20]
@@ -231,8 +232,8 @@ def test_prompts_whose_pictures_are_encoded_one_after_the_other_are_still_one_pr
     parts = (5, "cat", "dog", "owl", 4)
     drive.run(*(make_request(f"{number}", *parts, n=num_choices, max_tokens=1) for number in range(4 // num_choices)))
     assert drive.runner.encoded == ["cat", "dog", "owl"]
-    # 27 tokens once; by each of the others three of the cat's, one of the dog's, three behind the last whole block.
-    assert drive.runner.num_computed_tokens == 27 + 3 * (3 + 1 + 3)
+    # 27 tokens once; by each of the others three of the cat's, one of the dog's, and the last.
+    assert drive.runner.num_computed_tokens == 27 + 3 * (3 + 1 + 1)
     assert [drive.cached[choice] for choice in sorted(drive.tokens)] == [0, 8, 8, 8]
     drive.expect_right_answers()
     drive.expect_nothing_left()
@@ -354,7 +355,7 @@ def test_who_is_aborted_while_under_way_keeps_its_pages_until_the_work_is_done()
     drive.expect_nothing_left()
     # Its work was not for nothing.
     drive.run(make_request("again", 20, max_tokens=1))
-    assert drive.cached["again", 0] == 16
+    assert drive.cached["again", 0] == 19
 
 
 # Ends ---------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The pages of keys and values: memory only.  Who owns which page is decided elsewhere."""
 
+import itertools
 import math
 import mmap
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,7 @@ from keepsight.models.attention import LayerCache
 from keepsight.models.layers import Placement
 from keepsight.models.model import ModelShape
 from keepsight.runner.memory_ahead import MemoryAhead
+from keepsight.scheduling.step_plan import PageCopy
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
@@ -23,12 +25,20 @@ class KvBlockStore:
             num_bytes = math.prod(slots) * dtype.itemsize
             # There once it is written to; private, as pages that could be shared cost the kernel twice the work.
             memory = [mmap.mmap(-1, num_bytes, flags=_PRIVATE) for _ in range(2 * shape.num_layers)]
-            tensors = [torch.frombuffer(each, dtype=dtype).view(slots) for each in memory]
+            made = [torch.frombuffer(each, dtype=dtype).view(1, *slots) for each in memory]
         else:
-            tensors = [torch.empty(slots, device=place.device, dtype=dtype) for _ in range(2 * shape.num_layers)]
+            made = [torch.empty((2 * shape.num_layers, *slots), device=place.device, dtype=dtype)]
+        # In as many pieces as a page is copied by.
+        self._pages = [each.view(len(each), num_blocks, -1) for each in made]
+        tensors = list(itertools.chain.from_iterable(made))
         self.layers: Sequence[LayerCache] = list(map(LayerCache, tensors[::2], tensors[1::2]))
         # With prefix caching every prompt is written to where none was before, until all blocks are in use.
         self._ahead = MemoryAhead(memory, num_blocks)
+
+    def copy(self, copies: Iterable[PageCopy]) -> None:
+        for source, target in copies:
+            for pages in self._pages:
+                pages[:, target] = pages[:, source]
 
     def note_used(self, block_ids: Iterable[int]) -> None:
         self._ahead.note_used(max(block_ids, default=-1) + 1)

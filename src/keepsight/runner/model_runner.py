@@ -40,6 +40,7 @@ from keepsight.scheduling.step_plan import (
     EndName,
     Fault,
     NewSequence,
+    PageCopy,
     Recall,
     SampledToken,
     SequenceId,
@@ -118,6 +119,7 @@ class ModelRunner:
         for encodings in group_encodings(plan.encode, self._pixels, self.model):
             pixels = [self._pixels.get(each.media_hash) for each in encodings]
             self._beside.begin(self._encode(encodings, pixels, self._keeping() if self._keeping else None))
+        self._copy(plan.copy)
         results = [placed, self._recall(plan.recall), self._begin_beside(plan.beside), self._compute_now(plan.now)]
         return _merge((*results, *self._beside.take_finished()))
 
@@ -147,6 +149,11 @@ class ModelRunner:
         with self._share.handing_over():
             for new in sequences:
                 self.sequences.remember(new)
+
+    def _copy(self, copies: Sequence[PageCopy]) -> None:
+        if copies:
+            with self._share.handing_over():
+                self.blocks.copy(copies)
 
     def _place(self, keys: Sequence[str]) -> StepResult:
         if not keys:

@@ -2,14 +2,14 @@
 
 A block's hash covers its parent's hash (and with it all that comes before), its token ids, which media lie in it *and
 where*, the adapter and the tenant's salt.  Adapter and salt enter the first block only: the chain carries them on.
-Knows nothing of which blocks are held.  Its invariant: what is hashed can be read back in one way only, so equal hashes
-mean equal keys and values.
+Knows nothing of which blocks are held.  Its invariants: what is hashed can be read back in one way only, so equal
+hashes mean equal keys and values; and as far as blocks with the same parent have equal contents, theirs are equal, too.
 """
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from typing import Self
+from typing import NamedTuple, Self
 
 from blake3 import blake3
 
@@ -18,6 +18,38 @@ from keepsight.requests import EngineRequest
 
 ExtraKey = tuple[str | int, ...]
 BYTES_PER_TOKEN = 4
+# Before the token from which on extra keys count stand this, which is no token's id, and their digest.
+MARK = b"\xff" * BYTES_PER_TOKEN
+MARK_WORD = 2 ** (8 * BYTES_PER_TOKEN) - 1
+WORDS_OF_A_MARK = 1 + 32 // BYTES_PER_TOKEN
+
+
+class BlockName(NamedTuple):
+    block_hash: bytes
+    # The hash of the block before it; of the first one something that is the same for all.
+    parent: bytes
+    # Its tokens, each behind what else it depends on and those before it do not.
+    content: bytes
+    # The hashes of the media in it.
+    media: tuple[str, ...] = ()
+
+
+def count_common(content: bytes, other: bytes) -> int:
+    """With how many tokens that depend on the same both begin."""
+    words, others = memoryview(content).cast("I"), memoryview(other).cast("I")
+    limit = min(len(words), len(others))
+    num_common = next((index for index in range(limit) if words[index] != others[index]), limit)
+    return sum(end <= num_common for end in _ends_of_tokens(words))
+
+
+def _ends_of_tokens(words: Sequence[int]) -> Iterator[int]:
+    index = 0
+    while index < len(words):
+        if words[index] == MARK_WORD:
+            index += WORDS_OF_A_MARK
+        else:
+            index += 1
+            yield index
 
 
 def extra_keys(request: EngineRequest, block_start: int, block_size: int) -> tuple[ExtraKey, ...]:
@@ -51,6 +83,20 @@ def _media_by_block(extra_keys: Mapping[int, Iterable[ExtraKey]]) -> dict[int, t
     return {block: media_hashes for block, media_hashes in media.items() if media_hashes}
 
 
+def _first_place(key: ExtraKey) -> int:
+    """Of its block's tokens, the first that depends on it: of a picture that begins there, its own first."""
+    return max(0, int(key[2])) if key[0] == "mm" else 0
+
+
+def _marks(keys: Iterable[ExtraKey]) -> list[tuple[int, bytes]]:
+    """What stands for one block's keys, and before which of its tokens."""
+    by_place: dict[int, bytes] = {}
+    for key in keys:
+        place = _first_place(key)
+        by_place[place] = by_place.get(place, b"") + _encode(key)
+    return [(place, MARK + blake3(encoded).digest()) for place, encoded in sorted(by_place.items())]
+
+
 def _encode(key: ExtraKey) -> bytes:
     """Length-framed, and tagged by kind: no two keys, and no two rows of keys, encode alike."""
     return b"(%d:%b" % (len(key), b"".join(_encode_part(part) for part in key))
@@ -65,18 +111,17 @@ def _encode_part(part: str | int) -> bytes:
 
 
 class BlockHasher:
-    """The hashes of one sequence's full blocks, and the tokens that do not fill one yet."""
+    """The hashes of one sequence's full blocks, and the name of any block when it is asked for."""
 
     def __init__(self, request: EngineRequest, block_size: int) -> None:
         self.hashes: list[bytes] = []
         extra_keys = _extra_keys_by_block(request, block_size)
-        self._extra = {block: b"".join(map(_encode, keys)) for block, keys in extra_keys.items()}
-        # Media hashes by block, where there are any.
-        self.media = _media_by_block(extra_keys)
+        self._marks = {block: _marks(keys) for block, keys in extra_keys.items()}
+        self._media = _media_by_block(extra_keys)
         self._block_size = block_size
-        self._parent = blake3(b"keepsight block of %d tokens" % block_size).digest()
-        self._tail = array("I")
-        assert self._tail.itemsize == BYTES_PER_TOKEN
+        self._root = blake3(b"keepsight block of %d tokens" % block_size).digest()
+        self._tokens = array("I")
+        assert self._tokens.itemsize == BYTES_PER_TOKEN
         self.extend(request.token_ids)
         # Of the whole prompt, the tokens that fill no block included.
         self.prompt_end = self._hash_end()
@@ -84,29 +129,53 @@ class BlockHasher:
     def fork(self) -> Self:
         """For another sequence that begins alike: what is hashed is not hashed again, and each goes on by itself."""
         fork = copy(self)
-        fork.hashes, fork._tail = self.hashes[:], self._tail[:]
+        fork.hashes, fork._tokens = self.hashes[:], self._tokens[:]
         return fork
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Appends tokens that are known from now on."""
-        self._tail.extend(token_ids)
-        if len(self._tail) >= self._block_size:
+        self._tokens.extend(token_ids)
+        if len(self._tokens) >= (len(self.hashes) + 1) * self._block_size:
             self._hash_full_blocks()
 
+    def name_of(self, block: int, num_tokens: int | None = None) -> BlockName:
+        """Of a block, as far as it is known, or of its first tokens alone."""
+        start = block * self._block_size
+        tokens = self._tokens[start : start + (self._block_size if num_tokens is None else num_tokens)]
+        parent, content = self._parent_of(block), self._content(block, tokens.tobytes())
+        if len(tokens) == self._block_size:
+            return BlockName(self.hashes[block], parent, content, self._media.get(block, ()))
+        # Its media are told of with the full blocks before it.
+        return BlockName(blake3(parent + content).digest(), parent, content)
+
+    def _parent_of(self, block: int) -> bytes:
+        return self.hashes[block - 1] if block else self._root
+
     def _hash_end(self) -> bytes:
-        extra = self._extra.get(len(self.hashes), b"")
-        return blake3(
-            b"keepsight end, %d tokens:%b%b%b" % (len(self._tail), self._parent, self._tail.tobytes(), extra)
-        ).digest()
+        block = len(self.hashes)
+        tokens = self._tokens[block * self._block_size :]
+        name = self._parent_of(block), self._content(block, tokens.tobytes())
+        return blake3(b"keepsight end, %d tokens:%b%b" % (len(tokens), *name)).digest()
 
     def _hash_full_blocks(self) -> None:
-        num_blocks = len(self._tail) // self._block_size
-        tokens = self._tail[: num_blocks * self._block_size].tobytes()
-        del self._tail[: num_blocks * self._block_size]
+        first = len(self.hashes)
+        tokens = self._tokens[first * self._block_size :].tobytes()
         bytes_per_block = self._block_size * BYTES_PER_TOKEN
-        extra = self._extra
-        for start in range(0, len(tokens), bytes_per_block):
-            # Digest and tokens have a fixed length, so what follows them is the extra keys.
-            data = self._parent + tokens[start : start + bytes_per_block] + extra.get(len(self.hashes), b"")
-            self._parent = blake3(data).digest()
-            self.hashes.append(self._parent)
+        parent = self._parent_of(first)
+        for start in range(0, len(tokens) - bytes_per_block + 1, bytes_per_block):
+            content = self._content(len(self.hashes), tokens[start : start + bytes_per_block])
+            # The parent's digest has a fixed length, so what follows it is the content.
+            parent = blake3(parent + content).digest()
+            self.hashes.append(parent)
+
+    def _content(self, block: int, tokens: bytes) -> bytes:
+        marks = self._marks.get(block)
+        if marks is None:
+            return tokens
+        parts, end = list[bytes](), 0
+        for place, mark in marks:
+            start, end = end, place * BYTES_PER_TOKEN
+            if end and end >= len(tokens):
+                return b"".join((*parts, tokens[start:]))
+            parts += tokens[start:end], mark
+        return b"".join((*parts, tokens[end:]))

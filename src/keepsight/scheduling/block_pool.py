@@ -1,14 +1,16 @@
-"""Which blocks of the KV store are in use, idle or free, and which of them can be found by their hash.
+"""Which blocks of the KV store are in use, idle or free, and which of them can be found by their name.
 
 A block is *in use* (it has users), *idle* (nobody uses it, but it can be found until it is evicted) or *free* (nothing
-worth finding lies in it).  Knows nothing of sequences or of what a hash means.  Its invariant: a block is in exactly
-one of the three, a hash names at most one block, and `holdings` counts the media of each block that can be found.
+worth finding lies in it).  Knows nothing of sequences or of what a name means.  Its invariant: a block is in exactly
+one of the three, a name is that of at most one block, and `holdings` counts the media of each block that can be found.
 """
 
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import chain
 
+from keepsight.scheduling.block_beginnings import Alike, BlockBeginnings
+from keepsight.scheduling.block_hash import BlockName
 from keepsight.scheduling.eviction_order import EvictionOrder
 from keepsight.scheduling.holdings import Holdings
 
@@ -20,10 +22,10 @@ class BlockPool:
         self.num_evicted = 0
         self._holdings = holdings or Holdings()
         self._num_users = [0] * num_blocks
-        self._hash_of: list[bytes | None] = [None] * num_blocks
+        self._name_of: list[BlockName | None] = [None] * num_blocks
+        # Those that can be found: by their hash, and by what they begin with.
         self._block_of: dict[bytes, int] = {}
-        # Of blocks that can be found, those in which media lie.
-        self._media_of: dict[int, tuple[str, ...]] = {}
+        self._beginnings = BlockBeginnings()
         # A heap: neighbours are taken together, and what lies in a row can be read without copying.
         self._free = list(range(num_blocks))
         self._idle: EvictionOrder[int] = EvictionOrder(num_blocks)
@@ -44,6 +46,10 @@ class BlockPool:
     def find(self, block_hash: bytes) -> int | None:
         return self._block_of.get(block_hash)
 
+    def find_alike(self, name: BlockName) -> Alike | None:
+        """Another that follows the same block and begins with the same tokens, the most that are to be found."""
+        return self._beginnings.find(name)
+
     def num_users(self, block_id: int) -> int:
         return self._num_users[block_id]
 
@@ -52,7 +58,7 @@ class BlockPool:
 
     def use(self, block_id: int) -> None:
         """One more user of a block that was found."""
-        assert self._hash_of[block_id] is not None, f"block {block_id} was evicted since it was found"
+        assert self._name_of[block_id] is not None, f"block {block_id} was evicted since it was found"
         if not self._num_users[block_id]:
             self._idle.remove(block_id)
         self._num_users[block_id] += 1
@@ -71,23 +77,27 @@ class BlockPool:
     def _evict_first(self) -> int:
         block_id = self._idle.first()
         self._idle.forget(block_id)
-        block_hash = self._hash_of[block_id]
-        assert block_hash is not None, block_id
-        del self._block_of[block_hash]
-        self._hash_of[block_id] = None
-        if block_id in self._media_of:
-            self._drop_media(block_id)
+        name = self._name_of[block_id]
+        assert name is not None, block_id
+        del self._block_of[name.block_hash]
+        self._beginnings.remove(name, block_id)
+        self._name_of[block_id] = None
+        for media_hash in name.media:
+            self._holdings.remove(media_hash)
         self.num_evicted += 1
         return block_id
 
-    def publish(self, block_id: int, block_hash: bytes, media_hashes: tuple[str, ...] = ()) -> None:
+    def publish(self, block_id: int, name: BlockName) -> None:
         """Can be found from now on, unless another block with the same content already can."""
         assert self.is_in_use(block_id), block_id
-        assert self._hash_of[block_id] in (None, block_hash), block_id
-        if self._block_of.setdefault(block_hash, block_id) == block_id:
-            self._hash_of[block_id] = block_hash
-            if media_hashes and block_id not in self._media_of:
-                self._keep_media(block_id, media_hashes)
+        assert self._name_of[block_id] in (None, name), block_id
+        if name.block_hash in self._block_of:
+            return
+        self._block_of[name.block_hash] = block_id
+        self._beginnings.add(name, block_id)
+        self._name_of[block_id] = name
+        for media_hash in name.media:
+            self._holdings.add(media_hash)
 
     def release(self, block_ids: Iterable[int]) -> None:
         """One user less of each; those that lost their last are evicted in this order."""
@@ -96,53 +106,48 @@ class BlockPool:
             self._num_users[block_id] -= 1
             if self._num_users[block_id]:
                 continue
-            if self._hash_of[block_id] is None:
+            if self._name_of[block_id] is None:
                 heappush(self._free, block_id)
             else:
                 self._idle.add(block_id)
 
     def pin(self, block_id: int, until: float) -> bool:
         """It goes after all that is not pinned; False: too many are pinned already."""
-        assert self._hash_of[block_id] is not None, block_id
+        assert self._name_of[block_id] is not None, block_id
         return self._idle.pin(block_id, until, size=1)
 
     def end_pins(self, now: float) -> None:
         self._idle.end_pins(now)
 
-    def forget_hashes(self) -> None:
+    def forget_names(self) -> None:
         """Nothing is found any more; what is in use stays in use."""
         if not self._block_of:
             return  # the rest looks at every block, and resets may come faster than that
+        for media_hash in self.held_media():
+            self._holdings.remove(media_hash)
         self._block_of.clear()
-        for block_id in tuple(self._media_of):
-            self._drop_media(block_id)
-        self._hash_of = [None] * self.num_blocks
+        self._beginnings.clear()
+        self._name_of = [None] * self.num_blocks
         self._free += self._idle
         self._idle.clear()
         heapify(self._free)
 
-    def _keep_media(self, block_id: int, media_hashes: tuple[str, ...]) -> None:
-        self._media_of[block_id] = media_hashes
-        for media_hash in media_hashes:
-            self._holdings.add(media_hash)
-
-    def _drop_media(self, block_id: int) -> None:
-        for media_hash in self._media_of.pop(block_id):
-            self._holdings.remove(media_hash)
-
     def held_media(self) -> Iterator[str]:
-        """For recounts: once for each block in which it can be found."""
-        return chain.from_iterable(self._media_of.values())
+        """Once for each block in which it can be found."""
+        return chain.from_iterable(name.media for name in self._name_of if name is not None)
 
     def check_invariants(self) -> None:
         in_use = {block_id for block_id, num_users in enumerate(self._num_users) if num_users}
         assert min(self._num_users) >= 0
         together = sorted([*in_use, *self._idle, *self._free])
         assert together == list(range(self.num_blocks)), "a block is in two places or in none"
-        hashed = {block_id: found for block_id, found in enumerate(self._hash_of) if found is not None}
-        assert {found: block_id for block_id, found in hashed.items()} == self._block_of
-        assert len(hashed) == len(self._block_of)
-        assert hashed.keys() >= set(self._idle)
+        named = {block_id: name for block_id, name in enumerate(self._name_of) if name is not None}
+        assert {name.block_hash: block_id for block_id, name in named.items()} == self._block_of
+        assert len(named) == len(self._block_of) == len(self._beginnings)
+        for block_id, name in named.items():
+            alike = self.find_alike(name)
+            assert alike is not None, block_id
+            assert alike.block_id == block_id, "found by another's beginning, not by its own"
+        assert named.keys() >= set(self._idle)
         self._idle.check_invariants()
-        assert hashed.keys().isdisjoint(self._free)
-        assert self._media_of.keys() <= hashed.keys()
+        assert named.keys().isdisjoint(self._free)

@@ -11,14 +11,15 @@ from keepsight.scheduling.step_plan import EndName
 def find_beginning(state: RequestState, kv_cache: KvCacheManager) -> PrefixHit:
     """One that holds pages goes on where it was; where others got further meanwhile, it lets go of its own."""
     hit = NO_HIT if state.tells_prompt else kv_cache.find_prefix(state.hasher.hashes, state.num_tokens)
-    if not kv_cache.num_blocks_of(state.sequence_id):
-        return hit
-    if hit.num_tokens > state.num_computed:
+    if kv_cache.num_blocks_of(state.sequence_id):
+        if hit.num_tokens <= state.num_computed:
+            is_next = hit.num_tokens + kv_cache.block_size > state.num_computed
+            return PrefixHit((), state.num_computed, is_next and hit.is_being_computed)
         kv_cache.release(state.sequence_id)
         state.begin_again()
+    if state.tells_prompt:
         return hit
-    is_next = hit.num_tokens + kv_cache.block_size > state.num_computed
-    return PrefixHit((), state.num_computed, is_next and hit.is_being_computed)
+    return kv_cache.reach_further(hit, state.hasher.name_of(len(hit.block_ids)), state.num_tokens)
 
 
 def find_end(state: RequestState, hit: PrefixHit, kv_cache: KvCacheManager) -> EndName | None:

@@ -1,15 +1,16 @@
 """Which blocks each sequence holds, and which prefix of a new one is already computed.
 
-Decides by block ids and hashes alone: knows nothing of tensors, and nothing of what a hash is made of.  Its invariant:
+Decides by block ids and names alone: knows nothing of tensors, and nothing of what a name is made of.  Its invariant:
 a block can be found only once its keys and values are computed, and a refused request changes nothing.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from keepsight.engine_config import KvCacheConfig
+from keepsight.scheduling.block_hash import BlockName
 from keepsight.scheduling.block_pool import BlockPool
 from keepsight.scheduling.holdings import Holdings
 from keepsight.scheduling.prompt_ends import PromptEnds
@@ -23,12 +24,11 @@ class PrefixHit(NamedTuple):
     num_tokens: int = 0
     # Whether another sequence is computing the next block right now: cheaper to wait for than to compute again.
     is_being_computed: bool = False
+    # Another block that begins as the next one does: so much of it is to be copied, and counts as found.
+    alike: int | None = None
 
 
 NO_HIT = PrefixHit()
-# Which media lie in a sequence's first, second ... block, where there are any.
-MediaOfBlocks = Mapping[int, tuple[str, ...]]
-NO_MEDIA: MediaOfBlocks = {}
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class KvCacheManager:
     # What can be found ----------------------------------------------------------------------------------------
 
     def find_prefix(self, hashes: Sequence[bytes], num_tokens: int) -> PrefixHit:
-        """The longest computed beginning of a sequence of `num_tokens`; one token is always left to compute."""
+        """The longest computed row of blocks with which a sequence of `num_tokens` begins; one token is always left."""
         assert num_tokens > 0
         block_ids: list[int] = []
         is_being_computed = False
@@ -79,6 +79,13 @@ class KvCacheManager:
                 break
             block_ids.append(block_id)
         return PrefixHit(tuple(block_ids), len(block_ids) * self.block_size, is_being_computed)
+
+    def reach_further(self, hit: PrefixHit, next_name: BlockName, num_tokens: int) -> PrefixHit:
+        """What was found, and with it the tokens of the next block that another has, too; one is always left."""
+        alike = self.pool.find_alike(next_name)
+        if alike is None or hit.num_tokens + 1 == num_tokens:
+            return hit
+        return hit._replace(num_tokens=min(hit.num_tokens + alike.num_tokens, num_tokens - 1), alike=alike.block_id)
 
     def find_end(self, hit: PrefixHit, num_tokens: int, end_hash: bytes) -> EndName | None:
         """What the end of a prompt is kept as, if all of the prompt was hit that can be."""
@@ -98,23 +105,28 @@ class KvCacheManager:
         """A slice up to position `end` is under way: the blocks that it fills can soon be found."""
         table = self._tables[sequence_id]
         assert not table.announced, f"{sequence_id} has a slice under way"
-        table.announced = tuple(hashes[index] for index in self._newly_full(table, hashes, end))
+        table.announced = tuple(hashes[index] for index in self._newly_full(table, end))
         self._announced.update(table.announced)
 
-    def publish(
-        self, sequence_id: SequenceId, hashes: Sequence[bytes], end: int, media: MediaOfBlocks = NO_MEDIA
-    ) -> None:
+    def publish(self, sequence_id: SequenceId, name_of: Callable[[int], BlockName], end: int) -> None:
         """The slice is computed up to `end`: its full blocks can be found from now on."""
         self.withdraw(sequence_id)
         table = self._tables[sequence_id]
-        for index in self._newly_full(table, hashes, end):
-            self.pool.publish(table.block_ids[index], hashes[index], media.get(index, ()))
+        for index in self._newly_full(table, end):
+            self.pool.publish(table.block_ids[index], name_of(index))
             table.num_published = index + 1
 
-    def _newly_full(self, table: _Table, hashes: Sequence[bytes], end: int) -> range:
+    def publish_rest(self, sequence_id: SequenceId, name: BlockName, num_tokens: int) -> None:
+        """Of a sequence that ends: the tokens behind its full blocks, where no other block has them all."""
+        table = self._tables[sequence_id]
+        alike = self.pool.find_alike(name)
+        if table.may_publish and (alike is None or alike.num_tokens < num_tokens):
+            self.pool.publish(table.block_ids[table.num_published], name)
+
+    def _newly_full(self, table: _Table, end: int) -> range:
         """The blocks that what is computed up to `end` fills, and that others may find then."""
         num_full = end // self.block_size if table.may_publish else 0
-        assert num_full <= min(len(hashes), len(table.block_ids)), end
+        assert num_full <= len(table.block_ids), end
         return range(table.num_published, num_full)
 
     def withdraw(self, sequence_id: SequenceId) -> None:
@@ -146,7 +158,7 @@ class KvCacheManager:
 
     def forget_prefixes(self) -> None:
         """Nothing computed so far is found again; sequences keep their blocks, and keep them for themselves."""
-        self.pool.forget_hashes()
+        self.pool.forget_names()
         self.ends.forget()
         self._announced.clear()
         self._has_awaited_changed = True

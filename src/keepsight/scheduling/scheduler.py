@@ -23,7 +23,16 @@ from keepsight.scheduling.page_grants import PageGrants
 from keepsight.scheduling.prompt_pins import PromptPins
 from keepsight.scheduling.request_state import FOR_MEDIA, Begun, ParkedFor, RequestState, Status
 from keepsight.scheduling.step_draft import Piece, StepDraft, room_to_join
-from keepsight.scheduling.step_plan import Computed, Fault, SampledToken, SequenceId, Slice, StepPlan, StepResult
+from keepsight.scheduling.step_plan import (
+    Computed,
+    Fault,
+    PageCopy,
+    SampledToken,
+    SequenceId,
+    Slice,
+    StepPlan,
+    StepResult,
+)
 from keepsight.scheduling.turns import Turns
 
 Outputs = list[TokenOutput | RequestFailed]
@@ -140,6 +149,7 @@ class Scheduler:
             place=self.media.take_placements(),
             encode=self._turns.take_encodings(draft),
             recall=draft.recall,
+            copy=draft.copy,
             beside=draft.beside,
             now=draft.now,
         )
@@ -232,6 +242,8 @@ class Scheduler:
         added = self.pages.try_extend(state, piece.end, hit)
         if added is None:
             return False
+        if hit.alike is not None:
+            draft.copy.append(PageCopy(hit.alike, added[len(hit.block_ids)]))
         self._seat(state, hit)
         self._plan_prompt(state, piece, added, draft)
         return True
@@ -317,8 +329,14 @@ class Scheduler:
             self._finish(state)
 
     def _publish(self, state: RequestState) -> None:
-        self.kv_cache.publish(state.sequence_id, state.hasher.hashes, state.num_computed, state.hasher.media)
+        self.kv_cache.publish(state.sequence_id, state.hasher.name_of, state.num_computed)
         self.media.release_computed(state)
+
+    def _publish_rest(self, state: RequestState) -> None:
+        block, num_tokens = divmod(state.num_computed, self._block_size)
+        if num_tokens and self.kv_cache.num_blocks_of(state.sequence_id):
+            name = state.hasher.name_of(block, num_tokens)
+            self.kv_cache.publish_rest(state.sequence_id, name, num_tokens)
 
     def _fail_sequence(self, sequence_id: SequenceId, fault: Fault, outputs: Outputs) -> None:
         state = self._states.get(sequence_id)
@@ -353,6 +371,7 @@ class Scheduler:
 
     def _bury(self, state: RequestState) -> None:
         del self._states[state.sequence_id]
+        self._publish_rest(state)
         self.kv_cache.release(state.sequence_id)
         self.media.remove(state)
         if state.is_known_to_runner:

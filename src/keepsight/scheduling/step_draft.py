@@ -6,7 +6,7 @@ from typing import NamedTuple
 from keepsight.engine_config import SchedulerConfig
 from keepsight.scheduling.lineup import Lineup
 from keepsight.scheduling.request_state import RequestState
-from keepsight.scheduling.step_plan import EndName, NewSequence, Recall, SequenceId, Slice
+from keepsight.scheduling.step_plan import EndName, NewSequence, PageCopy, Recall, SequenceId, Slice
 
 # Where at least so many prompts wait, and more than half as many as answers stream, all join with so many tokens: who
 # reads along waits for them then.  Beside they would have half of the machine, one after the other.
@@ -56,6 +56,7 @@ class StepDraft:
     # Nothing is computed: of who could be, as many as a step would reach only ask for the media that they lack.
     is_for_encodings: bool
     recall: list[Recall] = field(default_factory=list)
+    copy: list[PageCopy] = field(default_factory=list)
     now: list[Slice] = field(default_factory=list)
     beside: list[Slice] = field(default_factory=list)
     new: list[NewSequence] = field(default_factory=list)

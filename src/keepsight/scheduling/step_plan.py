@@ -56,6 +56,13 @@ class Slice(NamedTuple):
         return self.start + self.length
 
 
+class PageCopy(NamedTuple):
+    """A page that begins as another does: what of it is not alike is computed, and overwritten."""
+
+    source: int
+    target: int
+
+
 class Recall(NamedTuple):
     """A sequence whose first token is drawn from logits that are kept."""
 
@@ -89,6 +96,8 @@ class StepPlan:
     place: Sequence[str] = ()
     encode: Sequence[Encoding] = ()
     recall: Sequence[Recall] = ()
+    # One after the other: what was copied may be given to a sequence of the same step, and be another's target.
+    copy: Sequence[PageCopy] = ()
     beside: Sequence[Slice] = ()
     now: Sequence[Slice] = ()
 
