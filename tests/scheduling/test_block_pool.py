@@ -123,6 +123,21 @@ def test_publishing_again_changes_nothing() -> None:
     assert pool.find(b"a") == 0
 
 
+def test_a_block_that_grows_is_found_by_its_last_name_alone() -> None:
+    holdings = Holdings()
+    pool = BlockPool(2, holdings)
+    block, other = take(pool, 2)
+    pool.publish(block, named(b"some", ("cat",)))
+    pool.publish(block, named(b"more", ("cat", "dog")))
+    assert [pool.find(name) for name in (b"some", b"more")] == [None, block]
+    holdings.check_invariants(["cat", "dog"])
+    pool.publish(other, named(b"all"))
+    pool.publish(block, named(b"all"))
+    assert [pool.find(name) for name in (b"more", b"all")] == [None, other]
+    holdings.check_invariants([])
+    pool.check_invariants()
+
+
 def test_forgotten_names_are_not_found_and_those_in_use_stay_in_use() -> None:
     pool = idle_pool(0, 1)
     pool.use(1)
@@ -251,8 +266,10 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data(), name=st.sampled_from(NAMES))
     def publish(self, data: st.DataObject, name: bytes) -> None:
         block_id = data.draw(st.sampled_from(self.in_use()))
-        name = self.names.get(block_id, name)
         self.pool.publish(block_id, named(name))
+        if self.names.get(block_id) == name:
+            return
+        self.names.pop(block_id, None)
         if name not in self.names.values():
             self.names[block_id] = name
 

@@ -199,7 +199,7 @@ def test_what_is_left_of_a_step_begins_no_prompt_that_could_soon_find_its_beginn
     drive.run(
         make_request("long", 56, cache_salt="another's"), make_request("b", 3, "cat", 5), make_request("c", 3, "cat", 9)
     )
-    assert drive.cached["c", 0] == 12
+    assert drive.cached["c", 0] == 14
     drive.expect_right_answers()
 
 
@@ -220,21 +220,21 @@ def test_those_of_smaller_priority_number_go_first() -> None:
 def test_the_choices_of_a_request_share_its_prompt() -> None:
     drive = Drive(make_config())
     drive.run(make_request("a", 10, "cat", 6, n=3, max_tokens=4))
-    assert [drive.cached["a", choice] for choice in range(3)] == [0, 20, 20]
+    assert [drive.cached["a", choice] for choice in range(3)] == [0, 21, 21]
     assert len({tuple(drive.tokens["a", choice]) for choice in range(3)}) == 3
     drive.expect_right_answers()
 
 
 @pytest.mark.parametrize("num_choices", [1, 4])
 def test_prompts_whose_pictures_are_encoded_one_after_the_other_are_still_one_prefill(num_choices: int) -> None:
-    """A hit ends inside each picture, whose rest everybody computes for itself, and waits with it for the next."""
+    """Everybody waits for the next picture with what was computed up to there."""
     drive = Drive(make_config(max_prompt_ends=0), is_done=cycle([False] * 4 + [True]).__next__)
     parts = (5, "cat", "dog", "owl", 4)
     drive.run(*(make_request(f"{number}", *parts, n=num_choices, max_tokens=1) for number in range(4 // num_choices)))
     assert drive.runner.encoded == ["cat", "dog", "owl"]
-    # 27 tokens once; by each of the others three of the cat's, one of the dog's, and the last.
-    assert drive.runner.num_computed_tokens == 27 + 3 * (3 + 1 + 1)
-    assert [drive.cached[choice] for choice in sorted(drive.tokens)] == [0, 8, 8, 8]
+    # 27 tokens once; by each of the others the last.
+    assert drive.runner.num_computed_tokens == 27 + 3 * 1
+    assert [drive.cached[choice] for choice in sorted(drive.tokens)] == [0, 26, 26, 26]
     drive.expect_right_answers()
     drive.expect_nothing_left()
 
@@ -247,8 +247,10 @@ def test_a_long_prompt_runs_beside_the_streams_and_a_short_one_joins_them() -> N
     drive.add(make_request("long", 20))
     drive.add(make_request("short", 4))
     plan = drive.step()
-    assert [(piece.sequence_id[0], piece.length) for piece in plan.beside] == [("long", 20)]
-    assert [(piece.sequence_id[0], piece.length) for piece in plan.now] == [("stream", 1), ("short", 4)]
+    assert [(piece.sequence_id[0], piece.length) for piece in plan.beside] == [("long", 17)], (
+        "it begins as the stream does"
+    )
+    assert [(piece.sequence_id[0], piece.length) for piece in plan.now] == [("stream", 1), ("short", 1)]
     for _ in range(3):
         plan = drive.step()
         assert [piece.sequence_id[0] for piece in plan.now] == ["stream", "short"]
@@ -307,7 +309,7 @@ def test_a_short_prompt_does_not_wait_for_the_beginning_that_a_long_one_computes
     drive.add(make_request("as short", 7))
     assert [piece.sequence_id[0] for piece in drive.step().now] == ["stream", "short"]
     assert [piece.sequence_id[0] for piece in drive.step().now] == ["stream", "short", "as short"]
-    assert drive.cached["as short", 0] == 4, "of the first that joined"
+    assert drive.cached["as short", 0] == 6, "of the first that joined"
     drive.runner.set_pace(lambda: True)
     drive.expect_all_answered()
 

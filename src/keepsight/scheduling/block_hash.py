@@ -36,10 +36,14 @@ class BlockName(NamedTuple):
 
 def count_common(content: bytes, other: bytes) -> int:
     """With how many tokens that depend on the same both begin."""
-    words, others = memoryview(content).cast("I"), memoryview(other).cast("I")
-    limit = min(len(words), len(others))
-    num_common = next((index for index in range(limit) if words[index] != others[index]), limit)
-    return sum(end <= num_common for end in _ends_of_tokens(words))
+    limit = min(len(content), len(other))
+    difference = int.from_bytes(content[:limit], "little") ^ int.from_bytes(other[:limit], "little")
+    # All bits before the lowest that is set are equal.
+    num_bytes = ((difference & -difference).bit_length() - 1) // 8 if difference else limit
+    num_words = num_bytes // BYTES_PER_TOKEN
+    if MARK not in content[:num_bytes]:
+        return num_words
+    return sum(end <= num_words for end in _ends_of_tokens(memoryview(content).cast("I")))
 
 
 def _ends_of_tokens(words: Sequence[int]) -> Iterator[int]:

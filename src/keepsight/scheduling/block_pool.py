@@ -77,6 +77,11 @@ class BlockPool:
     def _evict_first(self) -> int:
         block_id = self._idle.first()
         self._idle.forget(block_id)
+        self._take_name(block_id)
+        self.num_evicted += 1
+        return block_id
+
+    def _take_name(self, block_id: int) -> None:
         name = self._name_of[block_id]
         assert name is not None, block_id
         del self._block_of[name.block_hash]
@@ -84,13 +89,17 @@ class BlockPool:
         self._name_of[block_id] = None
         for media_hash in name.media:
             self._holdings.remove(media_hash)
-        self.num_evicted += 1
-        return block_id
 
     def publish(self, block_id: int, name: BlockName) -> None:
-        """Can be found from now on, unless another block with the same content already can."""
+        """Can be found from now on, unless another block with the same content already can.
+
+        One that grows is published again, by the name that it has then.
+        """
         assert self.is_in_use(block_id), block_id
-        assert self._name_of[block_id] in (None, name), block_id
+        if self._name_of[block_id] == name:
+            return
+        if self._name_of[block_id] is not None:
+            self._take_name(block_id)
         if name.block_hash in self._block_of:
             return
         self._block_of[name.block_hash] = block_id

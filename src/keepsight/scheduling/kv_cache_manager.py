@@ -117,7 +117,7 @@ class KvCacheManager:
             table.num_published = index + 1
 
     def publish_rest(self, sequence_id: SequenceId, name: BlockName, num_tokens: int) -> None:
-        """Of a sequence that ends: the tokens behind its full blocks, where no other block has them all."""
+        """So many tokens behind its full blocks are computed: others can copy them, where no other block has them."""
         table = self._tables[sequence_id]
         alike = self.pool.find_alike(name)
         if table.may_publish and (alike is None or alike.num_tokens < num_tokens):

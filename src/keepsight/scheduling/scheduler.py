@@ -330,11 +330,12 @@ class Scheduler:
 
     def _publish(self, state: RequestState) -> None:
         self.kv_cache.publish(state.sequence_id, state.hasher.name_of, state.num_computed)
+        self._publish_rest(state)
         self.media.release_computed(state)
 
     def _publish_rest(self, state: RequestState) -> None:
         block, num_tokens = divmod(state.num_computed, self._block_size)
-        if num_tokens and self.kv_cache.num_blocks_of(state.sequence_id):
+        if num_tokens:
             name = state.hasher.name_of(block, num_tokens)
             self.kv_cache.publish_rest(state.sequence_id, name, num_tokens)
 
@@ -371,7 +372,8 @@ class Scheduler:
 
     def _bury(self, state: RequestState) -> None:
         del self._states[state.sequence_id]
-        self._publish_rest(state)
+        if self.kv_cache.num_blocks_of(state.sequence_id):
+            self._publish_rest(state)
         self.kv_cache.release(state.sequence_id)
         self.media.remove(state)
         if state.is_known_to_runner:
