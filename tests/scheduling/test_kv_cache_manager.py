@@ -44,6 +44,12 @@ def hashes(text: str) -> list[bytes]:
     return [name.block_hash for name in names(text)]
 
 
+def name_of_rest(text: str, num_tokens: int) -> BlockName:
+    """Of the first tokens alone of its last block."""
+    block_hash, parent, content, _ = names(text)[-1]
+    return BlockName(b"%b/%d" % (block_hash, num_tokens), parent, content[: num_tokens * BYTES_PER_TOKEN])
+
+
 def tokens(letter: str) -> str:
     """Every block begins with the same one; the second is that of its letter's half of the alphabet."""
     return "." + ("-" if letter < "n" else "+") + letter * (BLOCK - 2)
@@ -145,6 +151,18 @@ class TestFinding:
         compute(kv, A, "x")
         hit = kv.find_prefix(hashes("x"), num_tokens)
         assert kv.reach_further(hit, names("xx")[len(hit.block_ids)], num_tokens).num_tokens == num_found
+
+    def test_the_rest_behind_the_full_blocks_is_found_unless_another_has_it_all(self) -> None:
+        kv = manager()
+        for sequence_id, num_tokens in ((A, 6), (B, 5)):
+            kv.try_extend(sequence_id, 8)
+            kv.publish(sequence_id, names("xy").__getitem__, num_tokens)
+            kv.publish_rest(sequence_id, name_of_rest("xy", num_tokens - 4), num_tokens - 4)
+        assert kv.pool.num_findable == 2
+        assert kv.reach_further(PrefixHit((0,), 4), names("xy")[1], 9) == PrefixHit((0,), 6, alike=1)
+        kv.publish(A, names("xy").__getitem__, 8)
+        assert kv.pool.num_findable == 2, "it has grown, and is found whole"
+        assert kv.find_prefix(hashes("xy"), 9) == PrefixHit((0, 1), 8)
 
     def test_what_is_alike_may_be_given_to_the_one_that_copies_it(self) -> None:
         kv = manager(num_blocks=2)
@@ -332,7 +350,8 @@ class Running:
 
 
 def _num_alike(one: str, other: str) -> int:
-    return next((place for place, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1]), len(one))
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, pair in pairs if pair[0] != pair[1]), min(len(one), len(other)))
 
 
 TEXTS = ["aaaaa", "aaabb", "aabbz", "abbzz", "bbbbb", "bzbab"]
@@ -367,19 +386,25 @@ class KvMachine(RuleBasedStateMachine):
     def expect_reach(self, hit: PrefixHit, text: str, num_tokens: int) -> PrefixHit:
         """Further by as much as the next block has in common with any that can be found behind the same."""
         further = self.kv.reach_further(hit, names(text)[len(hit.block_ids)], num_tokens)
-        hits, letter = len(hit.block_ids), text[len(hit.block_ids)]
-        parent = text[:hits].encode()
-        siblings = {
-            block_id: _num_alike(tokens(letter), tokens(chr(block_hash[-1])))
-            for block_hash, block_id in self.block_of.items()
-            if block_hash[:-1] == parent
-        }
+        siblings = self.num_alike(text[: len(hit.block_ids) + 1])
         most = min(max(siblings.values(), default=0), num_tokens - 1 - hit.num_tokens)
         assert further.num_tokens == hit.num_tokens + most
         assert (further.alike is None) == (most == 0)
         if further.alike is not None:
             assert siblings[further.alike] == max(siblings.values())
         return further
+
+    def num_alike(self, text: str) -> dict[int, int]:
+        """How many tokens of the last block others have that follow the same."""
+        alike: dict[int, int] = {}
+        for block_hash, block_id in self.block_of.items():
+            other, _, num_tokens = block_hash.decode().partition("/")
+            if other[:-1] == text[:-1]:
+                alike[block_id] = _num_alike(tokens(text[-1]), tokens(other[-1])[: int(num_tokens or BLOCK)])
+        return alike
+
+    def take_name(self, block_id: int) -> None:
+        self.block_of = {name: other for name, other in self.block_of.items() if other != block_id}
 
     def expect_taken(self, num_fresh: int, hit: PrefixHit, added: tuple[int, ...] | None) -> bool:
         """The hit leaves the idle ones; then the oldest of those make room, if no others are free."""
@@ -451,8 +476,24 @@ class KvMachine(RuleBasedStateMachine):
         self.kv.publish(sequence_id, names(sequence.text).__getitem__, end)
         if not sequence.is_of_old:
             for index in range(sequence.num_computed // BLOCK, end // BLOCK):
+                self.take_name(sequence.block_ids[index])
                 self.block_of.setdefault(hashes(sequence.text)[index], sequence.block_ids[index])
         sequence.num_computed = end
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def publish_rest(self, data: st.DataObject) -> None:
+        sequence_id = self.some_running(data)
+        sequence = self.running[sequence_id]
+        block, num_tokens = divmod(sequence.num_computed, BLOCK)
+        if not num_tokens:
+            return
+        name = name_of_rest(sequence.text[: block + 1], num_tokens)
+        alike = self.num_alike(sequence.text[: block + 1])
+        self.kv.publish_rest(sequence_id, name, num_tokens)
+        if not sequence.is_of_old and num_tokens > max(alike.values(), default=0):
+            self.take_name(sequence.block_ids[block])
+            self.block_of[name.block_hash] = sequence.block_ids[block]
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
