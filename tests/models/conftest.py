@@ -21,11 +21,13 @@ def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         pytest.skip(f"this processor is {torch.backends.cpu.get_cpu_capability()}")
     monkeypatch.setattr(cpu_library, "builds_for_this_processor", lambda: [request.param])
     forget_library()
-    if not cpu_library.has_library():
-        pytest.skip("it was not compiled when keepsight was installed, or this processor or system does not run it")
-    yield
-    monkeypatch.undo()
-    forget_library()
+    try:
+        if not cpu_library.has_library():
+            pytest.skip("it was not compiled when keepsight was installed, or this processor or system does not run it")
+        yield
+    finally:
+        monkeypatch.undo()
+        forget_library()
 
 
 @pytest.fixture

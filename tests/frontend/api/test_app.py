@@ -21,6 +21,7 @@ from keepsight.frontend.prompt.lift_data_urls import MIN_BYTES, LiftedUrl
 from keepsight.requests import TierStatus
 from tests.drawn import ask, by_url, draw, to_data_url, to_png
 from tests.frontend.api.app_client import HELLO, MODEL, Client, FakeEngine, error_of
+from tests.wait_until import wait_until
 
 
 def test_a_form_and_tools_are_passed_on_or_refused_by_the_name_that_was_used(
@@ -516,19 +517,25 @@ def test_no_body_whatsoever_makes_the_server_fail(client: Client, body: Any) -> 
 
 def test_what_a_request_was_read_from_is_let_go_before_its_answer_is_there(client: Client, engine: FakeEngine) -> None:
     """Others may have bodies as large meanwhile."""
-    held: list[int] = []
+    num_begun = 0
 
-    def count() -> None:
+    def nothing_is_held() -> bool:
         gc.collect()
-        held.append(sum(isinstance(each, LiftedUrl) for each in gc.get_objects()))
+        return not any(isinstance(each, LiftedUrl) for each in gc.get_objects())
 
-    engine.on_begun = count
+    def expect_nothing_held() -> None:
+        nonlocal num_begun
+        # The thread that prepared it may be about to return.
+        wait_until(nothing_is_held)
+        num_begun += 1
+
+    engine.on_begun = expect_nothing_held
     picture = to_data_url(to_png(draw(1).picture) + bytes(MIN_BYTES))
     for stream in (False, True):
         url = {"type": "image_url", "image_url": {"url": picture}}
         response = client.chat(messages=[{"role": "user", "content": [url]}], stream=stream)
         assert response.status_code == 200
-    assert held == [0, 0]
+    assert num_begun == 2
 
 
 def test_who_waits_for_a_grammar_leaves_threads_to_the_others(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
