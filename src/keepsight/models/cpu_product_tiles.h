@@ -13,8 +13,6 @@
 /* Rows whose inputs share a core's own cache; they are laid out anew for each block of those, so that all panels pass first. */
 #define ROWS_AT_ONCE (10 * MOST_ROWS)
 #define PANELS_AT_ONCE INT64_MAX
-/* A panel is read from memory while so many strips are multiplied by it. */
-#define STRIPS_OF_A_READ 4
 /* Most inputs of a block of float32, whose weights for a panel are split and kept until all rows are multiplied by them; fewer
  * for few rows, with which they do not leave the innermost cache. */
 #define MOST_INPUTS_SPLIT 640

@@ -21,8 +21,6 @@
 /* Rows whose inputs, and panels whose results for them, share the next cache. */
 #define ROWS_AT_ONCE (20 * MOST_ROWS)
 #define PANELS_AT_ONCE 8
-/* A panel is read from memory while so many strips are multiplied by it. */
-#define STRIPS_OF_A_READ 1
 /* So far ahead of its use a weight is asked of memory by a single strip. */
 #define STEPS_AHEAD 64
 

@@ -18,6 +18,8 @@
 
 /* A few rows leave room in a core's cache for all their inputs. */
 #define FEW_BYTES (512 * 1024)
+/* A panel is read from memory while so many strips are multiplied by it. */
+#define STRIPS_OF_A_READ 4
 /* Fewer multiplications are done before a second thread has begun. */
 #define PRODUCTS_WORTH_A_TEAM (1 << 20)
 
