@@ -136,7 +136,12 @@ class Scheduler:
         # Pages are only taken back while the running ones are considered and from those that do not run, so a
         # sequence that found a prefix in this step never finds it gone.
         self._continue_running(draft)
+        num_preemptions = self.pages.num_preemptions
         self._start_waiting(draft)
+        # Pages that were taken in vain bring others back into the line: who comes behind those may take theirs now.
+        while draft.computes_nothing and self.pages.num_preemptions > num_preemptions:
+            num_preemptions = self.pages.num_preemptions
+            self._start_waiting(draft)
         ended, self._ended = self._ended, []
         return StepPlan(
             ended=ended,
@@ -148,8 +153,8 @@ class Scheduler:
             new=draft.new,
             place=self.media.take_placements(),
             encode=self._turns.take_encodings(draft),
-            recall=draft.recall,
             copy=draft.copy,
+            recall=draft.recall,
             beside=draft.beside,
             now=draft.now,
         )

@@ -55,8 +55,8 @@ class StepDraft:
     beside_tokens_left: int
     # Nothing is computed: of who could be, as many as a step would reach only ask for the media that they lack.
     is_for_encodings: bool
-    recall: list[Recall] = field(default_factory=list)
     copy: list[PageCopy] = field(default_factory=list)
+    recall: list[Recall] = field(default_factory=list)
     now: list[Slice] = field(default_factory=list)
     beside: list[Slice] = field(default_factory=list)
     new: list[NewSequence] = field(default_factory=list)
@@ -67,6 +67,10 @@ class StepDraft:
 
     def __post_init__(self) -> None:
         self.joining_tokens_left = self.room.num_tokens
+
+    @property
+    def computes_nothing(self) -> bool:
+        return not (self.now or self.beside or self.recall)
 
     def joins(self, length: int) -> bool:
         """Whether a prompt with so much left to compute belongs into `now`."""

@@ -95,9 +95,9 @@ class StepPlan:
     # Encoder keys whose embeddings were loaded and have room from now on; reported as encoded.
     place: Sequence[str] = ()
     encode: Sequence[Encoding] = ()
-    recall: Sequence[Recall] = ()
     # One after the other: what was copied may be given to a sequence of the same step, and be another's target.
     copy: Sequence[PageCopy] = ()
+    recall: Sequence[Recall] = ()
     beside: Sequence[Slice] = ()
     now: Sequence[Slice] = ()
 
