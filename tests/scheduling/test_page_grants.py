@@ -105,3 +105,20 @@ def test_who_lacks_a_page_takes_none_from_whoever_is_computed_beside_but_waits(m
     assert drive.scheduler.pages.num_preemptions == 0
     drive.runner.set_pace(lambda: True)
     drive.expect_all_answered()
+
+
+@pytest.mark.parametrize("num_pictures", [1, 2])
+def test_pages_of_one_who_came_back_into_the_line_are_taken_in_the_same_step(num_pictures: int) -> None:
+    """Or nobody would look again before an encoding ends."""
+    drive = Drive(make_config(num_blocks=16, num_pictures=num_pictures, max_num_seqs=1), is_done=lambda: False)
+    drive.add(make_request("last", 32, "dog", 3, cache_salt="its own", priority=2))
+    for _ in range(4):
+        drive.step()
+    drive.add(make_request("first", 32, "cat", 1, "owl", 1, priority=0))
+    for _ in range(3):
+        drive.step()
+    drive.add(make_request("between", 40, cache_salt="another", priority=1, max_tokens=1))
+    # All pages are with the others, who wait for embeddings; what the last gives back lets the first go on.
+    assert [piece.sequence_id[0] for piece in drive.step().now] == ["between"]
+    drive.runner.set_pace(lambda: True)
+    drive.expect_all_answered()
