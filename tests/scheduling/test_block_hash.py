@@ -222,7 +222,7 @@ class TestBlockHasher:
         assert hasher.hashes == hashes(whole)
 
     @thorough(40)
-    @given(st.lists(st.lists(st.integers(0, 2**32 - 2), max_size=9)), st.integers(1, 5))
+    @given(st.lists(st.lists(st.integers(0, 2**32 - 1), max_size=9)), st.integers(1, 5))
     def test_tokens_may_come_in_any_portions(self, portions: list[list[int]], block_size: int) -> None:
         hasher = BlockHasher(request(token_ids=()), block_size)
         for portion in portions:
@@ -299,6 +299,8 @@ def test_a_hasher_knows_which_media_lie_in_each_block(of: EngineRequest) -> None
         assert hasher.name_of(block).media == tuple(
             str(key[1]) for key in naive_keys(of, block * BLOCK) if key[0] == "mm"
         )
+        # Of a beginning alone the blocks before it tell.
+        assert hasher.name_of(block, BLOCK - 1).media == ()
 
 
 @thorough(300)

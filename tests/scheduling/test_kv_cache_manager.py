@@ -355,7 +355,6 @@ def _num_alike(one: str, other: str) -> int:
 
 
 TEXTS = ["aaaaa", "aaabb", "aabbz", "abbzz", "bbbbb", "bzbab"]
-HASHES = sorted({block_hash for text in TEXTS for block_hash in hashes(text)})
 
 
 class KvMachine(RuleBasedStateMachine):
