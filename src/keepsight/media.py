@@ -4,7 +4,7 @@ Knows nothing of pixels or tensors.  `TokenSpan` is the only place where spans a
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 # What an item is made of: a picture, its embeddings, which a caller computed, or a strip of a prompt's.
 Modality = Literal["image", "image_embeds", "prompt_embeds"]
@@ -46,6 +46,13 @@ class Geometry:
 
     width: int
     height: int
+
+
+class KnownContent(NamedTuple):
+    """What looking at a content has taught: it need not be looked at again."""
+
+    name: str
+    geometry: Geometry
 
 
 @dataclass(frozen=True, slots=True)

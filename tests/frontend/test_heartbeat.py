@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from keepsight.frontend.api.app import create_app
+from keepsight.frontend.api.prepare_answer import MAX_URL_BYTES_ON_LOOP
 from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.identity import identify_picture
 from keepsight.frontend.intake import fetch_media
@@ -21,7 +22,7 @@ from keepsight.frontend.pixels import make_pixels
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prompt import expand_prompt, render_prompt
 from keepsight.requests import EngineRequest, MediaArrived, ToEngine, TokenOutput
-from tests.drawn import ask, by_url, draw
+from tests.drawn import ask, draw, to_data_url, to_png
 from tests.frontend.api.app_client import MODEL
 
 NUM_CLIENTS = 8
@@ -98,11 +99,17 @@ def _holding(heart: Heart, step: str, do: Callable[..., Any]) -> Callable[..., A
     return held
 
 
+def large_picture(seed: int) -> dict[str, Any]:
+    """What is smaller has its name on the loop, sooner than a thread would be awake."""
+    content = to_png(draw(seed).picture) + bytes(MAX_URL_BYTES_ON_LOOP)
+    return {"type": "image_url", "image_url": {"url": to_data_url(content)}}
+
+
 def test_no_step_holds_the_event_loop(preparer: RequestPreparer, heart: Heart) -> None:
     engines = EngineClient(MediaPool(2))
     engines.connect(Engine(engines).send)
     app = create_app(preparer, engines, MODEL)
-    bodies = [{"messages": ask(by_url(draw(seed).picture), "What?"), "max_tokens": 1} for seed in range(NUM_CLIENTS)]
+    bodies = [{"messages": ask(large_picture(seed), "What?"), "max_tokens": 1} for seed in range(NUM_CLIENTS)]
 
     async def run() -> list[int]:
         beating = asyncio.create_task(heart.beat())

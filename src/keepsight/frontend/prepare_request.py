@@ -7,7 +7,7 @@ asks for; whatever can be refused without them is refused before.
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from keepsight.frontend.prepared_request import PreparedRequest, makeable_of
 from keepsight.frontend.prompt.check_grammar import check_structured_outputs
 from keepsight.frontend.prompt.expand_prompt import ExpandedPrompt, ImagePromptFormat, PromptExpander
 from keepsight.frontend.prompt.find_beginnings import Beginning, find_beginnings
-from keepsight.frontend.prompt.read_messages import PicturePart, read_messages, read_uuid
+from keepsight.frontend.prompt.read_messages import Conversation, PicturePart, read_messages, read_uuid
 from keepsight.frontend.prompt.read_token_ids import read_token_ids
 from keepsight.frontend.prompt.render_prompt import ChatTemplate
 from keepsight.frontend.prompt.sampling_defaults import read_sampling_defaults
@@ -142,6 +142,11 @@ class RequestPreparer:
         return self._prepare(
             rendered.text, rendered.pictures, terms, mm_processor_kwargs, "messages", downloaded, kept, add_bos=False
         )
+
+    def recognize(self, conversation: Conversation) -> Conversation | None:
+        """The same, of whose pictures nothing has to be read any more; None where they are not all known."""
+        pictures = self._identifier.recognize(conversation.pictures)
+        return None if pictures is None else replace(conversation, pictures=pictures)
 
     def pictures_to_download(self, messages: object) -> list[PicturePart]:
         if self.image_config is None:

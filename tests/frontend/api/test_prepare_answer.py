@@ -1,21 +1,28 @@
-"""Where a request is prepared: on the event loop only if that is quickly done."""
+"""Where a request is prepared: on the event loop only if that is quickly done, whoever sent it."""
 
 import asyncio
 import gc
 import json
 import threading
 import tracemalloc
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from PIL import Image
 
 from keepsight.config import Config
+from keepsight.errors import KeepsightError
 from keepsight.frontend.api.chat_request import parse_chat_request
-from keepsight.frontend.api.prepare_answer import MAX_BYTES_ON_LOOP, AnswerPreparer
+from keepsight.frontend.api.prepare_answer import (
+    MAX_BYTES_ON_LOOP,
+    MAX_PICTURES_ON_LOOP,
+    MAX_URL_BYTES_ON_LOOP,
+    AnswerPreparer,
+)
 from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED
 from keepsight.frontend.prepare_request import RequestPreparer
-from tests.drawn import ask, by_url
+from tests.drawn import ask, by_url, to_data_url, to_png
 
 # Smaller than what may be on the loop; others of its kind are files.
 PICTURE = by_url(Image.new("RGB", (8, 8)))
@@ -31,8 +38,13 @@ PICTURE = by_url(Image.new("RGB", (8, 8)))
     ],
 )
 def test_little_text_takes_no_thread(fields: dict[str, Any], is_on_loop: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert prepare_in_turn([fields], monkeypatch) == [is_on_loop]
+
+
+def prepare_in_turn(requests: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[bool]:
+    """Which of them were prepared on the loop."""
     threads: list[threading.Thread] = []
-    preparer = RequestPreparer.from_config(Config())
+    preparer = RequestPreparer.from_config(Config(**options))
     prepare_chat = preparer.prepare_chat
 
     def note_thread(*args: Any) -> Any:
@@ -40,10 +52,51 @@ def test_little_text_takes_no_thread(fields: dict[str, Any], is_on_loop: bool, m
         return prepare_chat(*args)
 
     monkeypatch.setattr(preparer, "prepare_chat", note_thread)
-    body = json.dumps(fields).encode()
     answers = AnswerPreparer(preparer, "demo")
-    asyncio.run(answers.chat(parse_chat_request(body), None, NOTHING_DOWNLOADED, len(body)))
-    assert [thread is threading.current_thread() for thread in threads] == [is_on_loop]
+    for fields in requests:
+        body = json.dumps(fields).encode()
+        with suppress(KeepsightError):
+            asyncio.run(answers.chat(parse_chat_request(body), None, NOTHING_DOWNLOADED, len(body)))
+    return [thread is threading.current_thread() for thread in threads]
+
+
+def test_a_picture_that_was_looked_at_before_takes_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = {"messages": ask(by_url(Image.new("RGB", (9, 8))), "What?")}
+    requests = [{"messages": ask(PICTURE, question)} for question in ("What?", "Which colour?")]
+    assert prepare_in_turn([*requests, other, *requests, other], monkeypatch) == [False, True, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": ask(*[PICTURE] * (MAX_PICTURES_ON_LOOP + 1), "What?")},
+        {"messages": ask(PICTURE, by_url(Image.new("RGB", (9, 8))), "What?")},
+        {"messages": ask(PICTURE, "What? " * (MAX_BYTES_ON_LOOP // 5))},
+        {"messages": ask(PICTURE, "What?"), "guided_regex": "[ab]+"},
+        {"messages": ask(PICTURE | {"uuid": "its"}, "What?")},
+    ],
+)
+def test_a_known_picture_takes_a_thread_beside_what_does(
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert prepare_in_turn([{"messages": ask(PICTURE, "What?")}, fields], monkeypatch) == [False, False]
+
+
+def test_a_large_picture_takes_a_thread_though_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = to_png(Image.effect_noise((8, 8), 64)) + bytes(MAX_URL_BYTES_ON_LOOP)
+    large = {"messages": ask({"type": "image_url", "image_url": {"url": to_data_url(content)}}, "What?")}
+    assert prepare_in_turn([large, large], monkeypatch) == [False, False]
+
+
+@pytest.mark.parametrize("url", ["data:image/png;base64,????", "data:image/png;base64", "data:,%"])
+def test_what_is_no_picture_is_known_of_none(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = {"messages": ask({"type": "image_url", "image_url": {"url": url}}, "What?")}
+    assert prepare_in_turn([broken, broken], monkeypatch) == [False, False]
+
+
+def test_a_picture_whose_exif_names_it_is_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = {"messages": ask(PICTURE, "What?")}
+    assert prepare_in_turn([request, request], monkeypatch, trust_exif_image_id=True) == [False, False]
 
 
 def test_a_grammar_is_tried_where_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

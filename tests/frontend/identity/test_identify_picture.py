@@ -23,7 +23,7 @@ from keepsight.frontend.identity.identify_picture import NamedPicture, PictureId
 from keepsight.frontend.intake.open_picture import PictureSource
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
-from keepsight.frontend.prompt.read_messages import PicturePart
+from keepsight.frontend.prompt.read_messages import PicturePart, read_messages
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.sampling_params import SamplingParams
 from tests.drawn import ask, by_object, by_url, draw, to_data_url, to_png
@@ -76,6 +76,41 @@ def test_content_that_proved_to_be_a_known_picture_goes_by_its_name() -> None:
         learn(identify(identifier, source))
     assert {whole(identify(identifier, source)) for source in sources} == {first[0]}
     assert whole(identify(identifier, draw(2).picture)) not in first
+
+
+# Recognized pictures ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overrides", [None, CROPPED])
+def test_a_recognized_picture_is_what_it_is_when_it_is_looked_at_anew(
+    preparer: RequestPreparer, overrides: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Turned by its metadata, so that its header says another size than its frame.
+    turned = Image.Exif()
+    turned[ExifTags.Base.Orientation] = 6
+    content = encode(draw(41).picture.resize((640, 300)), "JPEG", exif=turned)
+    conversation = read_messages(ask(by_url_of(content), "What?"))
+    sent = preparer.prepare_chat(conversation, PARAMS, overrides, "a salt")
+
+    def refuse(*_: object) -> object:
+        raise AssertionError("read")
+
+    monkeypatch.setattr(identify_picture, "read_geometry", refuse)
+    recognized = preparer.recognize(conversation)
+    assert recognized is not None
+    again = preparer.prepare_chat(recognized, PARAMS, overrides, "a salt")
+    assert again.engine_request.media == sent.engine_request.media
+    assert again.engine_request.token_ids == sent.engine_request.token_ids
+    assert make_all(again) == make_all(sent)
+    other_tenant = preparer.prepare_chat(recognized, PARAMS, overrides, "another")
+    assert not {*hashes_of(other_tenant)} & {*hashes_of(sent)}
+
+
+def test_what_was_refused_is_never_recognized(preparer: RequestPreparer) -> None:
+    conversation = read_messages(ask(by_url_of(b"no picture"), "What?"))
+    with pytest.raises(UnreadablePictureError):
+        preparer.prepare_chat(conversation, PARAMS)
+    assert preparer.recognize(conversation) is None
 
 
 COLOURS = [(255, 0, 0), (0, 0, 255)]

@@ -1,6 +1,7 @@
 """From a parsed body to the answer that the engine can be asked for: prepares its prompts; or tells their tokens.
 
-Prompts are prepared off the event loop, but for so little that waking a thread would take longer.
+Prompts are prepared off the event loop, but for so little that waking a thread would take longer: a short text, and
+pictures of which nothing has to be read.
 """
 
 import asyncio
@@ -28,10 +29,14 @@ from keepsight.frontend.api.tokenize_request import (
 from keepsight.frontend.intake.media_intake import Downloaded
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.frontend.prompt.lift_data_urls import length_of
+from keepsight.frontend.prompt.read_messages import Conversation
 from keepsight.sampling_params import SamplingParams
 
 # Their text is tokens in less than a millisecond.
 MAX_BYTES_ON_LOOP = 2048
+# These are bytes in memory, and have a name, in a tenth of that.
+MAX_PICTURES_ON_LOOP, MAX_URL_BYTES_ON_LOOP = 4, 2**18
 # An answer of some megabytes.
 MAX_TOLD_OF_PROMPTS = 2**16
 # The same.
@@ -56,9 +61,9 @@ class AnswerPreparer:
         self, asked: ChatRequest, cache_salt: str | None, downloaded: Downloaded, num_bytes: int
     ) -> ChatAnswer:
         """`num_bytes`: what the request was read from."""
-        prepare = partial(self._prepare_chat, asked, cache_salt, downloaded)
-        is_little = num_bytes <= MAX_BYTES_ON_LOOP and not _looks_at_more(asked)
-        prepared = prepare() if is_little else await self._on_thread(asked, prepare)
+        little = self.preparer.recognize(asked.messages) if _may_be_little(asked, num_bytes) else None
+        prepare = partial(self._prepare_chat, asked, little or asked.messages, cache_salt, downloaded)
+        prepared = prepare() if little else await self._on_thread(asked, prepare)
         with prepared.free_names_if_refused():
             _check_told_prompts(asked, [prepared])
         return ChatAnswer(asked.without_words(), [prepared], self.preparer.tokenizer, self.model_name)
@@ -69,10 +74,12 @@ class AnswerPreparer:
         async with self._threads_of_forms:
             return await run_in_threadpool(prepare)
 
-    def _prepare_chat(self, asked: ChatRequest, cache_salt: str | None, downloaded: Downloaded) -> PreparedRequest:
+    def _prepare_chat(
+        self, asked: ChatRequest, conversation: Conversation, cache_salt: str | None, downloaded: Downloaded
+    ) -> PreparedRequest:
         params = asked.to_sampling_params(self.preparer.sampling_defaults)
         terms = (cache_salt, asked.priority or 0, asked.shown_tools)
-        prepared = self.preparer.prepare_chat(asked.messages, params, self._overrides_of(asked), *terms, downloaded)
+        prepared = self.preparer.prepare_chat(conversation, params, self._overrides_of(asked), *terms, downloaded)
         return dataclasses.replace(prepared, cache_key=asked.prompt_cache_key)
 
     async def completion(self, asked: CompletionRequest, cache_salt: str | None) -> CompletionAnswer:
@@ -155,6 +162,13 @@ def _check_told_prompts(asked: GenerationFields, prompts: Sequence[PreparedReque
         )
 
 
-def _looks_at_more(asked: ChatRequest) -> bool:
-    """Than at the request's own text: at pictures, which may be files, or at a grammar, which has to be compiled."""
-    return asked.wants_form or any(part.source is not None for part in asked.messages.pictures)
+def _may_be_little(asked: ChatRequest, num_bytes: int) -> bool:
+    """Unless its pictures have to be read.  A grammar has to be compiled."""
+    urls = [part.source for part in asked.messages.pictures if isinstance(part.source, str)]
+    num_url_bytes = sum(map(length_of, urls))
+    return (
+        not asked.wants_form
+        and num_bytes - num_url_bytes <= MAX_BYTES_ON_LOOP
+        and num_url_bytes <= MAX_URL_BYTES_ON_LOOP
+        and len(urls) <= MAX_PICTURES_ON_LOOP
+    )

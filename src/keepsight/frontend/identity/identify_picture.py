@@ -5,9 +5,9 @@ trusted.  Nobody proves what it is given to, so invariant: a given name is no co
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from keepsight.errors import MediaConflictError, UnknownMediaError
+from keepsight.errors import MediaConflictError, UnknownMediaError, UnreadablePictureError
 from keepsight.frontend.identity.common_geometries import CommonGeometries
 from keepsight.frontend.identity.exif_image_id import read_image_id
 from keepsight.frontend.identity.hash_media import (
@@ -19,14 +19,15 @@ from keepsight.frontend.identity.hash_media import (
 )
 from keepsight.frontend.identity.known_media import KnownMedia
 from keepsight.frontend.identity.pan_and_scan import count_crops, plan_crops
-from keepsight.frontend.intake.fetch_media import fetch_media, freeze
+from keepsight.frontend.intake.fetch_media import fetch_media, freeze, scheme_of
 from keepsight.frontend.intake.open_picture import PictureSource
+from keepsight.frontend.intake.read_data_url import read_data_url
 from keepsight.frontend.intake.read_embeds import Embeds, read_embeds
 from keepsight.frontend.intake.read_header import read_geometry
 from keepsight.frontend.pixels.make_pixels import PictureJob
 from keepsight.frontend.prompt.read_messages import PicturePart
 from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.media import DEFAULT_MAX_PIXELS, CropBox, Geometry, Modality
+from keepsight.media import DEFAULT_MAX_PIXELS, CropBox, Geometry, KnownContent, Modality
 from keepsight.requests import Pixels
 
 
@@ -45,6 +46,8 @@ class Picture:
     modality: Modality = "image"
     # Nobody had named one by its uuid before: should this fail, nobody has.
     is_first_of_its_name: bool = False
+    # Its content's, where that was looked at before.
+    content_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +104,22 @@ class PictureIdentifier:
         self._trusts_exif_image_id, self._embeds_shape = trusts_exif_image_id, embeds_shape
         self._known = KnownMedia(common=common)
 
+    def recognize(self, parts: Sequence[PicturePart]) -> tuple[PicturePart, ...] | None:
+        """The same with their bytes and what is known of these, so that no header has to be read, which takes as long
+        as who made it likes.  None where one was not looked at before.
+        """
+        recognized = []
+        for part in parts:
+            if (known := self._recognize(part)) is None:
+                return None
+            recognized.append(known)
+        return tuple(recognized)
+
     def look_at(self, part: PicturePart, config: ImageProcessorConfig, cache_salt: str | None) -> Picture:
         if part.modality == "image_embeds":
             return self._look_at_embeds(part, Geometry(config.width, config.height), cache_salt)
+        if part.known is not None:
+            return _as_known(part, part.known, config)
         field, uuid, source, is_first = part.field, part.uuid, None, False
         given_name = None if uuid is None else hash_client_uuid(uuid, cache_salt, self._algorithm)
         if given_name is not None and part.source is None:
@@ -174,9 +190,29 @@ class PictureIdentifier:
             names: Iterable[str] = hasher.hash_parts(picture.given_name, picture.geometry, crops)
         else:
             assert picture.source is not None
-            content = hash_content(picture.source, self._algorithm)
+            content = picture.content_name or self._name_content(picture.source, picture.geometry)
             names = map(self._known.canonical_name, hasher.hash_parts(content, picture.geometry, crops))
         return dict(zip(names, crops, strict=True))
+
+    def _name_content(self, source: PictureSource | Embeds, geometry: Geometry) -> str:
+        name = hash_content(source, self._algorithm)
+        if isinstance(source, bytes):
+            self._known.learn_content(name, geometry)
+        return name
+
+    def _recognize(self, part: PicturePart) -> PicturePart | None:
+        if part.source is None:
+            return part
+        # Whatever has another name, or may have, is not known by its content.
+        is_named_so = part.uuid is None and part.modality == "image" and not self._trusts_exif_image_id
+        if not is_named_so or not isinstance(part.source, str) or scheme_of(part.source) != "data":
+            return None
+        try:
+            content = read_data_url(part.source, part.field)
+        except UnreadablePictureError:
+            return None
+        known = self._known.recall_content(hash_content(content, self._algorithm))
+        return None if known is None else replace(part, source=content, known=known)
 
     def _name_given_by_exif(self, source: PictureSource, field: str) -> str | None:
         image_id = read_image_id(source, field) if self._trusts_exif_image_id else None
@@ -198,6 +234,12 @@ class PictureIdentifier:
                 f"of {known.width} x {known.height}; another picture needs another uuid",
             )
         return known is geometry
+
+
+def _as_known(part: PicturePart, known: KnownContent, config: ImageProcessorConfig) -> Picture:
+    assert isinstance(part.source, bytes), part
+    num_crops = count_crops(known.geometry, config)
+    return Picture(part.source, part.field, known.geometry, num_crops, content_name=known.name)
 
 
 def forget_name(picture: Picture, known: KnownMedia) -> None:

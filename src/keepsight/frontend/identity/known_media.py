@@ -1,4 +1,4 @@
-"""What earlier requests taught about media: which of two names mean the same pixels, and how large a uuid's picture is.
+"""What earlier requests taught about media: which of two names mean the same pixels, and how large pictures are.
 
 Knows neither pictures nor pixels, only digests of them.  All of it may be forgotten at any moment (the least recently
 used goes first): it is then learned again.  Invariant: a name that others stand behind stands behind none itself.
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from keepsight.frontend.identity.common_geometries import CommonGeometries
-from keepsight.media import Geometry
+from keepsight.media import Geometry, KnownContent
 
-# Of each kind: some 20 MB of names in all.
+# Of each kind: some 30 MB of names in all.
 MAX_ENTRIES = 32_768
 
 V = TypeVar("V")
@@ -49,7 +49,9 @@ class KnownMedia:
         # Two steps, so that there are neither chains nor circles: media hash -> pixel hash -> the name they all go by.
         self._pixel_hashes = _Table[str](max_entries)
         self._first_names = _Table[str](max_entries)
+        # Of what was given a name, and of contents that were looked at.
         self._geometries = _Table[Geometry](max_entries)
+        self._looked_at = _Table[Geometry](max_entries)
         # Whether anything that was made under a name is still there, as far as is known.
         self.is_held: Callable[[str], bool] = lambda _media_hash: True
 
@@ -75,6 +77,15 @@ class KnownMedia:
             if first_name != media_hash and not self.is_held(first_name):
                 # Or they would be made once more, under a name that has nothing.
                 self._first_names.entries[pixel_hash] = media_hash
+
+    def recall_content(self, name: str) -> KnownContent | None:
+        with self._lock:
+            geometry = self._looked_at.get(name)
+            return None if geometry is None else KnownContent(name, geometry)
+
+    def learn_content(self, name: str, geometry: Geometry) -> None:
+        with self._lock:
+            self._looked_at.get_or_put(name, geometry)
 
     def geometry_of(self, given_name: str) -> Geometry | None:
         with self._lock:
@@ -102,7 +113,7 @@ class KnownMedia:
 
     def check_invariants(self) -> None:
         with self._lock:
-            for table in (self._pixel_hashes, self._first_names, self._geometries):
+            for table in (self._pixel_hashes, self._first_names, self._geometries, self._looked_at):
                 assert len(table.entries) <= self._max_entries
             for pixel_hash, first_name in self._first_names.entries.items():
                 # Its own pixel hash may have been forgotten, but is never another.

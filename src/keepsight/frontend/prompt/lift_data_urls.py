@@ -38,6 +38,11 @@ class LiftedUrl(str):
         return lifted
 
 
+def length_of(url: str) -> int:
+    """As it was sent."""
+    return len(url) + (len(url.content) if isinstance(url, LiftedUrl) else 0)
+
+
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 

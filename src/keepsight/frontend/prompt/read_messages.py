@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.prompt.read_tool_calls import read_tool_calls
-from keepsight.media import Modality
+from keepsight.media import KnownContent, Modality
 
 TemplateMessage = dict[str, Any]
 # What a prompt ends with: the beginning of an answer, the last message, or the last text of that, to be gone on with.
@@ -58,6 +58,8 @@ class PicturePart:
     pin_seconds: float = 0.0  # for which it shall be kept at least, as far as it can be
     # "image_embeds": its source is no picture but the embeddings of one, as a base64 text or an object.
     modality: Modality = "image"
+    # Of its source, which is bytes then.
+    known: KnownContent | None = None
 
 
 class Breakpoint(NamedTuple):
