@@ -1,5 +1,6 @@
 """What is found, what is waited for, what is held: one by one, then against a model that keeps plain lists."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -44,10 +45,17 @@ def hashes(text: str) -> list[bytes]:
     return [name.block_hash for name in names(text)]
 
 
-def name_of_rest(text: str, num_tokens: int) -> BlockName:
-    """Of the first tokens alone of its last block."""
-    block_hash, parent, content, _ = names(text)[-1]
-    return BlockName(b"%b/%d" % (block_hash, num_tokens), parent, content[: num_tokens * BYTES_PER_TOKEN])
+def name_of(text: str) -> Callable[[int, int], BlockName]:
+    """That of a block, or of its first tokens alone."""
+
+    def name(block: int, num_tokens: int) -> BlockName:
+        whole = names(text)[block]
+        if num_tokens == BLOCK:
+            return whole
+        content = whole.content[: num_tokens * BYTES_PER_TOKEN]
+        return BlockName(b"%b/%d" % (whole.block_hash, num_tokens), whole.parent, content)
+
+    return name
 
 
 def tokens(letter: str) -> str:
@@ -64,7 +72,7 @@ def compute(kv: KvCacheManager, sequence_id: SequenceId, text: str) -> None:
     num_tokens = len(text) * BLOCK
     hit = kv.find_prefix(hashes(text), num_tokens + 1)
     assert kv.try_extend(sequence_id, num_tokens, hit) is not None
-    kv.publish(sequence_id, names(text).__getitem__, num_tokens)
+    kv.publish(sequence_id, name_of(text), num_tokens)
 
 
 class TestFinding:
@@ -96,7 +104,7 @@ class TestFinding:
     def test_only_full_blocks_can_be_found(self) -> None:
         kv = manager()
         kv.try_extend(A, 7)
-        kv.publish(A, names("x").__getitem__, 7)
+        kv.publish(A, name_of("xy"), 7)
         assert kv.find_prefix(hashes("xy"), 9).num_tokens == 4
 
     def test_looking_changes_nothing(self) -> None:
@@ -114,7 +122,7 @@ class TestFinding:
         kv.try_extend(A, 8)
         kv.announce(A, hashes("xy"), 8)
         assert kv.find_prefix(hashes("xy"), 9) == NO_HIT
-        kv.publish(A, names("xy").__getitem__, 8)
+        kv.publish(A, name_of("xy"), 8)
         assert kv.find_prefix(hashes("xy"), 9) == NO_HIT
         kv.release(A)
         assert kv.pool.num_free == 8
@@ -156,11 +164,10 @@ class TestFinding:
         kv = manager()
         for sequence_id, num_tokens in ((A, 6), (B, 5)):
             kv.try_extend(sequence_id, 8)
-            kv.publish(sequence_id, names("xy").__getitem__, num_tokens)
-            kv.publish_rest(sequence_id, name_of_rest("xy", num_tokens - 4), num_tokens - 4)
+            kv.publish(sequence_id, name_of("xy"), num_tokens)
         assert kv.pool.num_findable == 2
         assert kv.reach_further(PrefixHit((0,), 4), names("xy")[1], 9) == PrefixHit((0,), 6, alike=1)
-        kv.publish(A, names("xy").__getitem__, 8)
+        kv.publish(A, name_of("xy"), 8)
         assert kv.pool.num_findable == 2, "it has grown, and is found whole"
         assert kv.find_prefix(hashes("xy"), 9) == PrefixHit((0, 1), 8)
 
@@ -205,7 +212,7 @@ class TestWaiting:
 
     def test_once_computed_it_is_found(self) -> None:
         kv = self.under_way()
-        kv.publish(A, names("xy").__getitem__, 8)
+        kv.publish(A, name_of("xy"), 8)
         assert kv.find_prefix(hashes("xy"), 9) == PrefixHit((0, 1), 8)
 
     @pytest.mark.parametrize("end", ["withdraw", "release"])
@@ -227,8 +234,8 @@ class TestWaiting:
         kv = self.under_way()
         kv.try_extend(B, 8)
         kv.announce(B, hashes("xy"), 8)
-        kv.publish(B, names("xy").__getitem__, 8)
-        kv.publish(A, names("xy").__getitem__, 8)
+        kv.publish(B, name_of("xy"), 8)
+        kv.publish(A, name_of("xy"), 8)
         assert kv.find_prefix(hashes("xy"), 9).block_ids == (2, 3)
         kv.check_invariants()
 
@@ -323,7 +330,7 @@ class TestForgetting:
         kv.announce(A, hashes("xy"), 8)
         kv.forget_prefixes()
         assert kv.find_prefix(hashes("xy"), 9) == NO_HIT
-        kv.publish(A, names("xy").__getitem__, 8)
+        kv.publish(A, name_of("xy"), 8)
         kv.announce(A, hashes("xy"), 8)
         assert kv.find_prefix(hashes("xy"), 9) == NO_HIT
         kv.check_invariants()
@@ -472,27 +479,30 @@ class KvMachine(RuleBasedStateMachine):
         if not is_computed:
             self.kv.withdraw(sequence_id)
             return
-        self.kv.publish(sequence_id, names(sequence.text).__getitem__, end)
+        self.kv.publish(sequence_id, name_of(sequence.text), end)
         if not sequence.is_of_old:
             for index in range(sequence.num_computed // BLOCK, end // BLOCK):
                 self.take_name(sequence.block_ids[index])
                 self.block_of.setdefault(hashes(sequence.text)[index], sequence.block_ids[index])
         sequence.num_computed = end
+        self.expect_copyable(sequence)
 
-    @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def publish_rest(self, data: st.DataObject) -> None:
-        sequence_id = self.some_running(data)
-        sequence = self.running[sequence_id]
+    def expect_copyable(self, sequence: Running) -> None:
         block, num_tokens = divmod(sequence.num_computed, BLOCK)
-        if not num_tokens:
+        if sequence.is_of_old or not num_tokens:
             return
-        name = name_of_rest(sequence.text[: block + 1], num_tokens)
-        alike = self.num_alike(sequence.text[: block + 1])
-        self.kv.publish_rest(sequence_id, name, num_tokens)
-        if not sequence.is_of_old and num_tokens > max(alike.values(), default=0):
+        if num_tokens > max(self.num_alike(sequence.text[: block + 1]).values(), default=0):
             self.take_name(sequence.block_ids[block])
-            self.block_of[name.block_hash] = sequence.block_ids[block]
+            self.block_of[name_of(sequence.text)(block, num_tokens).block_hash] = sequence.block_ids[block]
+
+    @precondition(lambda self: any(not sequence.end for sequence in self.running.values()))
+    @rule(data=st.data())
+    def publish_again(self, data: st.DataObject) -> None:
+        """As before its pages go back: what others had as much of may have gone meanwhile."""
+        sequence_id = data.draw(st.sampled_from(sorted(key for key, value in self.running.items() if not value.end)))
+        sequence = self.running[sequence_id]
+        self.kv.publish(sequence_id, name_of(sequence.text), sequence.num_computed)
+        self.expect_copyable(sequence)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())

@@ -122,3 +122,18 @@ def test_pages_of_one_who_came_back_into_the_line_are_taken_in_the_same_step(num
     assert [piece.sequence_id[0] for piece in drive.step().now] == ["between"]
     drive.runner.set_pace(lambda: True)
     drive.expect_all_answered()
+
+
+def test_an_answer_whose_pages_nobody_takes_goes_on_at_its_last_token() -> None:
+    drive = Drive(make_config())
+    drive.add(make_request("a", 9, max_tokens=12, ignore_eos=True))
+    for _ in range(6):
+        drive.step()
+    [state] = drive.scheduler.lineup.running
+    num_computed = state.num_computed
+    assert num_computed % 4, "its last page is not full"
+    drive.scheduler.pages.preempt(state)
+    [piece] = drive.step().now
+    assert (piece.start, piece.length) == (num_computed, 1)
+    drive.run()
+    drive.expect_right_answers()

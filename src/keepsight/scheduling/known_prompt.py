@@ -1,4 +1,4 @@
-"""What of a sequence's prompt is known before it has a seat: its beginning, and the end that its answer begins from.
+"""What of a sequence is known before it has a seat: its beginning, and the end that its answer begins from.
 
 Nothing is, of whose caller wants to be told how likely each token of the prompt was.
 """
@@ -27,6 +27,13 @@ def find_end(state: RequestState, hit: PrefixHit, kv_cache: KvCacheManager) -> E
     if state.num_computed or state.num_sampled or state.tells_prompt:
         return None
     return kv_cache.find_end(hit, state.num_tokens, state.hasher.prompt_end)
+
+
+def give_back(state: RequestState, kv_cache: KvCacheManager) -> None:
+    """Its pages: until they are taken, all that was computed in them is found again."""
+    if kv_cache.num_blocks_of(state.sequence_id):
+        kv_cache.publish(state.sequence_id, state.hasher.name_of, state.num_computed)
+    kv_cache.release(state.sequence_id)
 
 
 def note_hit(state: RequestState, hit: PrefixHit, kv_cache: KvCacheManager) -> None:

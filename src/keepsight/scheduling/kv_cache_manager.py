@@ -108,19 +108,24 @@ class KvCacheManager:
         table.announced = tuple(hashes[index] for index in self._newly_full(table, end))
         self._announced.update(table.announced)
 
-    def publish(self, sequence_id: SequenceId, name_of: Callable[[int], BlockName], end: int) -> None:
-        """The slice is computed up to `end`: its full blocks can be found from now on."""
+    def publish(self, sequence_id: SequenceId, name_of: Callable[[int, int], BlockName], end: int) -> None:
+        """It is computed up to `end`: from now on its full blocks can be found, and what is behind them be copied.
+
+        `name_of` is told which block, and how many tokens of it.
+        """
         self.withdraw(sequence_id)
         table = self._tables[sequence_id]
         for index in self._newly_full(table, end):
-            self.pool.publish(table.block_ids[index], name_of(index))
+            self.pool.publish(table.block_ids[index], name_of(index, self.block_size))
             table.num_published = index + 1
+        num_behind = end % self.block_size
+        if num_behind and table.may_publish:
+            self._publish_behind(table, name_of(table.num_published, num_behind), num_behind)
 
-    def publish_rest(self, sequence_id: SequenceId, name: BlockName, num_tokens: int) -> None:
-        """So many tokens behind its full blocks are computed: others can copy them, where no other block has them."""
-        table = self._tables[sequence_id]
+    def _publish_behind(self, table: _Table, name: BlockName, num_tokens: int) -> None:
+        """Unless another block has as much."""
         alike = self.pool.find_alike(name)
-        if table.may_publish and (alike is None or alike.num_tokens < num_tokens):
+        if alike is None or alike.num_tokens < num_tokens:
             self.pool.publish(table.block_ids[table.num_published], name)
 
     def _newly_full(self, table: _Table, end: int) -> range:

@@ -6,6 +6,7 @@ steps or of their budgets.
 
 import itertools
 
+from keepsight.scheduling.known_prompt import give_back
 from keepsight.scheduling.kv_cache_manager import KvCacheManager, PrefixHit
 from keepsight.scheduling.lineup import Lineup, last_of
 from keepsight.scheduling.media_claims import MediaClaims
@@ -34,7 +35,7 @@ class PageGrants:
 
     def preempt(self, state: RequestState) -> None:
         """Its pages and embeddings go back; what of them nobody takes it finds again."""
-        self._kv_cache.release(state.sequence_id)
+        give_back(state, self._kv_cache)
         self._media.drop(state)
         state.begin_again()
         self.num_preemptions += 1
@@ -47,7 +48,7 @@ class PageGrants:
             self.preempt(victim)
         elif (victim := self._last_holder_short_of_media()) is not None:
             # It stays parked and keeps its embeddings: what it waits for needs no pages.
-            self._kv_cache.release(victim.sequence_id)
+            give_back(victim, self._kv_cache)
             victim.give_way()
             self.num_preemptions += 1
         return victim is not None

@@ -15,7 +15,7 @@ from keepsight.scheduling.embedding_loads import Load
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
 from keepsight.scheduling.holdings import Holdings
 from keepsight.scheduling.kept_beside import KeptBeside
-from keepsight.scheduling.known_prompt import find_beginning, find_end, note_hit
+from keepsight.scheduling.known_prompt import find_beginning, find_end, give_back, note_hit
 from keepsight.scheduling.kv_cache_manager import KvCacheManager, PrefixHit
 from keepsight.scheduling.lineup import Lineup
 from keepsight.scheduling.media_claims import MediaClaims
@@ -335,14 +335,7 @@ class Scheduler:
 
     def _publish(self, state: RequestState) -> None:
         self.kv_cache.publish(state.sequence_id, state.hasher.name_of, state.num_computed)
-        self._publish_rest(state)
         self.media.release_computed(state)
-
-    def _publish_rest(self, state: RequestState) -> None:
-        block, num_tokens = divmod(state.num_computed, self._block_size)
-        if num_tokens:
-            name = state.hasher.name_of(block, num_tokens)
-            self.kv_cache.publish_rest(state.sequence_id, name, num_tokens)
 
     def _fail_sequence(self, sequence_id: SequenceId, fault: Fault, outputs: Outputs) -> None:
         state = self._states.get(sequence_id)
@@ -377,9 +370,7 @@ class Scheduler:
 
     def _bury(self, state: RequestState) -> None:
         del self._states[state.sequence_id]
-        if self.kv_cache.num_blocks_of(state.sequence_id):
-            self._publish_rest(state)
-        self.kv_cache.release(state.sequence_id)
+        give_back(state, self.kv_cache)
         self.media.remove(state)
         if state.is_known_to_runner:
             self._ended.append(state.sequence_id)
