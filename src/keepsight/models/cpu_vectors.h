@@ -90,7 +90,9 @@ INLINE lanes power_by(lanes polynomial(lanes), lanes x)
 {
     const lanes whole = x + TO_WHOLE;
     const lanes power = polynomial(x - (whole - TO_WHOLE));
-    return (lanes)(((whole_lanes)power + ((whole_lanes)whole << 23)) & (x > -126.0f));
+    /* Where that is no power it may wrap around: it is masked. */
+    const unsigned_lanes scaled = (unsigned_lanes)power + ((unsigned_lanes)whole << 23);
+    return (lanes)(scaled & (unsigned_lanes)(x > -126.0f));
 }
 
 INLINE lanes exact_polynomial(lanes rest)
