@@ -31,9 +31,10 @@ MAX_BYTES_TOGETHER = 512 * 2**20
 
 
 def use_kernels_of_any_length() -> None:
-    """Of the whole process, on a GPU: without the attention of cuDNN, which torch prefers on an H100.
+    """Of the whole process, on a GPU: without the attention of cuDNN, which torch prefers on some.
 
-    It is planned anew for each number of keys, for tens of milliseconds, and with every token there is one more.
+    It is planned anew for each number of keys, which its users say takes tens of milliseconds, and with every token there
+    is one more.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 
