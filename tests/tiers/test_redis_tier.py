@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from keepsight.errors import InvalidArgumentError, TierError
+from keepsight.tiers.entry_key import is_entry_key
 from keepsight.tiers.redis_tier import RedisTier
-from keepsight.tiers.resp import parse_address
+from keepsight.tiers.resp import Reply, RespConnection, parse_address
 from keepsight.tiers.tier import StoredArray
 from tests.tiers.arrays import array_of, assert_equal, key_of
 from tests.tiers.redis_servers import REAL, FakeServer, real_server
@@ -270,6 +271,106 @@ def test_a_real_server_s_budget_is_held_by_all_together() -> None:
         assert sum(tier.stats().num_evictions for tier in tiers) >= 30
         for tier in tiers:
             tier.close()
+
+
+def put_ten(url: str, max_bytes: int | None) -> None:
+    tier = RedisTier(url, max_bytes)
+    assert all(tier.put(key_of(number), array_of(number)) for number in range(10))
+    tier.close()
+
+
+def run(url: str, *command: bytes) -> Reply:
+    connection = RespConnection(parse_address(url), PATIENCE_SECONDS)
+    try:
+        return connection.run(command)
+    finally:
+        connection.close()
+
+
+def names_of_accounts(url: str) -> list[bytes]:
+    match run(url, b"KEYS", b"*"):
+        case list(names):
+            return [name for name in names if isinstance(name, bytes) and not is_entry_key(name.decode()[-64:])]
+        case other:
+            raise AssertionError(other)
+
+
+@needs_redis
+def test_a_budget_holds_again_whatever_of_its_accounts_the_server_let_go() -> None:
+    with real_server() as (url, _):
+        put_ten(url, 40_000)
+        tier = RedisTier(url, 40_000)
+        for number, name in enumerate(names_of_accounts(url), start=10):
+            run(url, b"DEL", name)
+            assert tier.put(key_of(number), array_of(number, 20_000))
+            tier.check_invariants()
+        # Others than had to make room are there still.
+        assert len(tier.list_sizes()) == 7
+        tier.close()
+
+
+@needs_redis
+def test_what_the_server_let_go_is_in_nobody_s_way() -> None:
+    with real_server() as (url, _):
+        put_ten(url, 40_000)
+        tier = RedisTier(url, 40_000)
+        for number in range(0, 10, 2):
+            run(url, b"DEL", b"keepsight:{embeddings}:" + key_of(number).encode())
+        for number in range(10, 30):
+            assert tier.put(key_of(number), array_of(number))
+            tier.check_invariants()
+        assert set(tier.list_sizes()) == {key_of(number) for number in range(18, 30)}
+        # Of the odd ones and the first of the new ones.
+        assert tier.stats().num_evictions == 5 + 8
+        tier.close()
+
+
+@needs_redis
+def test_what_was_put_before_there_was_a_budget_counts_too() -> None:
+    with real_server() as (url, _):
+        put_ten(url, None)
+        tier = RedisTier(url, 20_000)
+        assert tier.put(key_of(10), array_of(10))
+        tier.check_invariants()
+        assert len(tier.list_sizes()) == 6
+        tier.close()
+
+
+@needs_redis
+def test_accounts_that_are_lost_while_they_are_made_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with real_server() as (url, _):
+        put_ten(url, None)
+        tier = RedisTier(url, 20_000)
+        list_keys, is_lost = tier._keys, False
+
+        def lose_accounts(connection: RespConnection) -> Iterator[str]:
+            nonlocal is_lost
+            for number, key in enumerate(list_keys(connection)):
+                if number == 5 and not is_lost:
+                    is_lost = True
+                    run(url, b"DEL", *names_of_accounts(url))
+                yield key
+
+        monkeypatch.setattr(tier, "_keys", lose_accounts)
+        assert not tier.put(key_of(10), array_of(10))
+        assert tier.put(key_of(10), array_of(10))
+        tier.check_invariants()
+        tier.close()
+
+
+@needs_redis
+def test_one_write_lets_a_thousand_go_at_most_and_takes_its_place_when_there_is_room() -> None:
+    with real_server() as (url, _):
+        roomy = RedisTier(url, 10**9)
+        for number in range(1100):
+            assert roomy.put(key_of(number), array_of(number, 2))
+        tier = RedisTier(url, 10_000)
+        assert not tier.put(key_of(1100), array_of(1100, 5000))
+        assert set(tier.list_sizes()) == {key_of(number) for number in range(1000, 1100)}
+        assert tier.put(key_of(1100), array_of(1100, 5000))
+        tier.check_invariants()
+        roomy.close()
+        tier.close()
 
 
 @needs_redis

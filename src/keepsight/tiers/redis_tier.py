@@ -2,10 +2,12 @@
 
 One connection reads and one writes, so that a hit never waits behind what is written.  A value carries its own
 checksum: whatever the server gives, it is what was put, or a miss.  With a budget of its own, sizes and order are
-accounted for in the server, in one transaction with each write; invariant: then the values under our prefix never
-exceed it, whoever writes and whoever is killed.  Without one, the server's own `maxmemory` is the budget.
+accounted for in the server, in one transaction with each write; invariant: after one that was taken the values under
+our prefix do not exceed it, whoever writes, whoever is killed and whatever the server let go, these accounts too.
+Without one, the server's own `maxmemory` is the budget.
 """
 
+import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,46 +21,57 @@ from keepsight.tiers.tier import StoredArray, TierStats
 
 # How a server begins that gives what it has, and takes nothing: full, a replica, one whose own disk is full, one alone.
 _TAKES_NOTHING = ("OOM", "READONLY", "MISCONF", "NOREPLICAS")
-_FORGET = """
-local function forget(key)
-  local size = redis.call('HGET', KEYS[2], key)
-  if size then
-    redis.call('HDEL', KEYS[2], key)
-    redis.call('ZREM', KEYS[1], key)
-    redis.call('DECRBY', KEYS[3], size)
+# Evictions of one script, so that no other client waits long for it, whatever the budget was before.
+_MAX_EVICTIONS = 1000
+# All accounts are one sorted set, which a server that is short of memory lets go whole or not at all.  In it are
+#   <key>:<size>  by its turn, from 1 on: a counter, as no clock of any machine counts
+#   total         the sum of these sizes, below zero
+#   counted       0, once nothing lies under our prefix that is not in here
+# An entry that the server let go by itself is in here until its turn comes.
+_ACCOUNTS = """
+local accounts, prefix, key = KEYS[1], ARGV[1], ARGV[2]
+local size = redis.call('STRLEN', prefix .. key)
+local entry = key .. ':' .. size
+local function count_as_newest()
+  local newest = redis.call('ZREVRANGE', accounts, 0, 0, 'WITHSCORES')[2] or 0
+  if redis.call('ZADD', accounts, newest + 1, entry) == 1 then
+    redis.call('ZINCRBY', accounts, -size, 'total')
+  end
+end
+local function forget(which)
+  if redis.call('ZREM', accounts, which) == 1 then
+    redis.call('ZINCRBY', accounts, which:match('%d+$'), 'total')
   end
 end
 """
-# The order is that of a counter: no clock of any machine counts.
-_RESERVE = (
-    _FORGET
-    + """
-local size, budget, num_evicted = tonumber(ARGV[2]), tonumber(ARGV[3]), 0
-forget(ARGV[1])
-while tonumber(redis.call('GET', KEYS[3]) or '0') + size > budget do
-  local oldest = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
-  if not oldest then redis.call('SET', KEYS[3], 0) break end
-  redis.call('DEL', ARGV[4] .. oldest)
-  forget(oldest)
-  num_evicted = num_evicted + 1
+_COUNT = _ACCOUNTS + "if size > 0 then count_as_newest() end return 0"
+_DROP = _ACCOUNTS + "forget(entry) redis.call('UNLINK', prefix .. key) return 0"
+# What was just stored goes again where it cannot be accounted for, or there is no room in time.
+_ADMIT = (
+    _ACCOUNTS
+    + f"""
+if not redis.call('ZSCORE', accounts, 'counted') then
+  redis.call('UNLINK', prefix .. key)
+  return false
 end
-redis.call('HSET', KEYS[2], ARGV[1], size)
-redis.call('ZADD', KEYS[1], redis.call('INCR', KEYS[4]), ARGV[1])
-redis.call('INCRBY', KEYS[3], size)
-return num_evicted
+count_as_newest()
+local num_evicted = 0
+for _ = 1, {_MAX_EVICTIONS} do
+  if -redis.call('ZSCORE', accounts, 'total') <= tonumber(ARGV[3]) then return {{1, num_evicted}} end
+  local oldest = redis.call('ZRANGEBYSCORE', accounts, 1, '+inf', 'LIMIT', 0, 1)[1]
+  forget(oldest)
+  num_evicted = num_evicted + redis.call('UNLINK', prefix .. oldest:match('^%x+'))
+end
+forget(entry)
+redis.call('UNLINK', prefix .. key)
+return {{0, num_evicted}}
 """
 )
-_TOUCH = (
-    _FORGET
-    + """
-if redis.call('EXISTS', ARGV[2] .. ARGV[1]) == 0 then forget(ARGV[1])
-elseif redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then
-  redis.call('ZADD', KEYS[1], redis.call('INCR', KEYS[4]), ARGV[1])
-end
+# Unless the accounts were lost while they were made.
+_END_COUNTING = """
+if redis.call('ZREM', KEYS[1], ARGV[2]) == 1 then redis.call('ZADD', KEYS[1], 0, 'counted') end
 return 0
 """
-)
-_DROP = _FORGET + "redis.call('DEL', ARGV[2] .. ARGV[1]) forget(ARGV[1]) return 0"
 
 
 class RedisTier:
@@ -75,6 +88,7 @@ class RedisTier:
         """Raises InvalidArgumentError if the address is none; a server that is not there raises later."""
         self._address, self._max_bytes, self._timeout = parse_address(url), max_bytes, timeout
         self._prefix = prefix.encode()
+        self._accounts = self._prefix + b":accounts"
         self._reader = _Line(lambda: RespConnection(self._address, self._timeout))
         self._writer = _Line(lambda: RespConnection(self._address, self._timeout))
         self._num_evictions = self._num_damaged = 0
@@ -90,7 +104,7 @@ class RedisTier:
     def get(self, key: str) -> StoredArray | None:
         commands: list[list[Part]] = [[b"GET", self._prefix + key.encode()]]
         if self._max_bytes is not None:
-            commands.append(self._script(_TOUCH, key.encode(), self._prefix))
+            commands.append(self._script(_COUNT, key.encode()))
         try:
             with self._reader.held() as connection:
                 return connection.exchange(commands, lambda: self._read(connection, key, len(commands) - 1))
@@ -117,31 +131,45 @@ class RedisTier:
             return False
         try:
             with self._writer.held() as connection:
-                self._put(connection, key, (pack_header(key, array), array.payload), num_bytes)
+                is_kept = self._put(connection, key, (pack_header(key, array), array.payload))
         except RefusedError as error:
             if not str(error).startswith(_TAKES_NOTHING):
                 raise
             self._fullness.tell(error)
             return False
-        self._fullness.end()
-        return True
+        if is_kept:
+            self._fullness.end()
+        return is_kept
 
-    def _put(self, connection: RespConnection, key: str, value: tuple[bytes, memoryview], num_bytes: int) -> None:
+    def _put(self, connection: RespConnection, key: str, value: tuple[bytes, memoryview]) -> bool:
         store: list[Part] = [b"SET", self._prefix + key.encode(), value]
         if self._max_bytes is None:
             connection.run(store)
-            return
-        sizes = (str(num_bytes).encode(), str(self._max_bytes).encode())
-        reserve = self._script(_RESERVE, key.encode(), *sizes, self._prefix)
-        replies = connection.exchange(
-            [[b"MULTI"], reserve, store, [b"EXEC"]], lambda: [connection.read_reply() for _ in range(4)]
-        )
-        match replies[3]:
-            case [int(num_evicted), "OK"]:
-                self._num_evictions += num_evicted
-            case _:
-                connection.close()
-                raise TierError("the transaction was not carried out")
+            return True
+        admit = self._script(_ADMIT, key.encode(), str(self._max_bytes).encode())
+        for _ in range(2):
+            replies = connection.exchange(
+                [[b"MULTI"], store, admit, [b"EXEC"]], lambda: [connection.read_reply() for _ in range(4)]
+            )
+            match replies[3]:
+                case ["OK", [int(is_kept), int(num_evicted)]]:
+                    self._num_evictions += num_evicted
+                    return is_kept == 1
+                case ["OK", None]:
+                    self._count(connection)
+                case _:
+                    connection.close()
+                    raise TierError("the transaction was not carried out")
+        # The accounts were lost once more meanwhile.
+        return False
+
+    def _count(self, connection: RespConnection) -> None:
+        """All that lies there, by several servers at once if need be: each is counted once."""
+        token = secrets.token_hex(16).encode()
+        connection.run([b"ZADD", self._accounts, b"0", token])
+        for key in self._keys(connection):
+            connection.run(self._script(_COUNT, key.encode()))
+        connection.run(self._script(_END_COUNTING, token))
 
     def list_sizes(self) -> dict[str, int]:
         """Bytes of all servers' entries under this prefix."""
@@ -160,14 +188,14 @@ class RedisTier:
             if self._max_bytes is None:
                 connection.run([b"DEL", self._prefix + key.encode()])
             else:
-                connection.run(self._script(_DROP, key.encode(), self._prefix))
+                connection.run(self._script(_DROP, key.encode()))
 
     def clear(self) -> None:
         """Of all servers' entries under this prefix."""
         with self._writer.held() as connection:
             for key in self._keys(connection):
                 connection.run([b"DEL", self._prefix + key.encode()])
-            connection.run([b"DEL", *self._accounts()])
+            connection.run([b"DEL", self._accounts])
 
     def stats(self) -> TierStats:
         return TierStats(0, self._max_bytes, 0, self._num_evictions, self._num_damaged)
@@ -180,7 +208,7 @@ class RedisTier:
         sizes = self.list_sizes()
         if self._max_bytes is not None:
             with self._writer.held() as connection:
-                total = _int(connection.run([b"GET", self._accounts()[2]]) or 0)
+                total = -_int(connection.run([b"ZSCORE", self._accounts, b"total"]) or 0)
             assert sum(sizes.values()) <= total <= self._max_bytes, (sizes, total)
 
     def _keys(self, connection: RespConnection) -> Iterator[str]:
@@ -198,11 +226,7 @@ class RedisTier:
                 return
 
     def _script(self, script: str, *arguments: bytes) -> list[Part]:
-        accounts = self._accounts()
-        return [b"EVAL", script.encode(), str(len(accounts)).encode(), *accounts, *arguments]
-
-    def _accounts(self) -> list[bytes]:
-        return [self._prefix + name for name in (b":order", b":sizes", b":total", b":turn")]
+        return [b"EVAL", script.encode(), b"1", self._accounts, self._prefix, *arguments]
 
 
 class _Line:
