@@ -4,10 +4,12 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from keepsight.engine.embedding_tiers import MAX_UNTOLD_USES, Embeddings, EmbeddingTiers
 from keepsight.media import Geometry, MediaItem, TokenSpan
@@ -18,8 +20,10 @@ from keepsight.scheduling.step_plan import Encoding
 from keepsight.tiers.entry_key import entry_key
 from keepsight.tiers.host_tier import HostTier
 from keepsight.tiers.tier import StoredArray
+from keepsight.tiers.tier_guard import GuardLimits
 from keepsight.tiers.tiered_store import TieredStore
 from keepsight.tiers.trace import TraceRecorder, read_trace
+from tests.tiers.any_order import check_any_order
 from tests.tiers.fake_tier import FakeTier
 
 SOON = 20
@@ -50,7 +54,9 @@ class Bench:
         dropped: deque[str] = deque()
         self.far = FakeTier()
         host = HostTier(2 * array_of(0).num_bytes, "lru", on_drop=dropped.append)
-        self.store, self.woken = TieredStore(host, [self.far]), threading.Semaphore(0)
+        limits = GuardLimits(first_pause=0, longest_pause=0)
+        self.store = TieredStore(host, [self.far], on_drop=dropped.append, limits=limits)
+        self.woken = threading.Semaphore(0)
         self.tiers = EmbeddingTiers(self.store, name, EMBEDDINGS, self.woken.release, dropped=dropped)
 
     def keep(self, *keys: str) -> None:
@@ -128,6 +134,80 @@ def test_media_are_held_as_long_as_a_tier_is_known_to_hold_them(bench: Bench) ->
     assert bench.tiers.take_changes() == (["media of c"], ["media of b"])
     bench.tiers.clear()
     assert bench.tiers.take_changes() == ([], ["media of a", "media of c"])
+
+
+def fail(far: FakeTier) -> None:
+    far.error = OSError("the disk is full")
+
+
+def take_none(far: FakeTier) -> None:
+    far.put = lambda *_: False  # type: ignore[method-assign]
+
+
+def know_none(far: FakeTier) -> None:
+    """As a Redis server, whatever it holds."""
+    far.has = lambda key: False  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("spoil", [fail, take_none, know_none])
+def test_media_that_waited_for_a_tier_in_vain_are_held_no_more(bench: Bench, spoil: Callable[[FakeTier], None]) -> None:
+    bench.far.may_write.clear()
+    bench.keep("a", "b", "c")
+    assert bench.tiers.take_changes() == (["media of a", "media of b", "media of c"], [])
+    spoil(bench.far)
+    bench.far.may_write.set()
+    assert bench.store.wait_written(SOON)
+    assert bench.tiers.take_changes() == ([], ["media of a"])
+
+
+def test_whatever_becomes_of_what_is_kept_what_is_said_to_be_held_is_found() -> None:
+    check_any_order(_Calls, 40, 20)
+
+
+class _Calls(RuleBasedStateMachine):
+    """Nothing is written but when it settles, and then maybe in vain."""
+
+    keys = "abcde"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bench = Bench()
+        self.bench.far.may_write.clear()
+        self.held = set[str]()
+
+    @rule(keys=st.lists(st.sampled_from(keys), min_size=1))
+    def keep(self, keys: list[str]) -> None:
+        self.bench.keep(*keys)
+
+    @rule(key=st.sampled_from(keys))
+    def find(self, key: str) -> None:
+        self.bench.find(key)
+
+    @rule()
+    def clear(self) -> None:
+        self.bench.tiers.clear()
+
+    @invariant()
+    def take_changes(self) -> None:
+        kept, dropped = self.bench.tiers.take_changes()
+        assert self.held.isdisjoint(kept)
+        self.held |= set(kept)
+        assert self.held.issuperset(dropped)
+        self.held -= set(dropped)
+
+    @rule(fails=st.booleans())
+    def settle(self, fails: bool) -> None:
+        self.bench.far.error = OSError("gone") if fails else None
+        self.bench.far.may_write.set()
+        assert self.bench.store.wait_written(SOON)
+        self.bench.far.may_write.clear()
+        self.take_changes()
+        assert self.held <= {f"media of {key}" for key in self.keys if self.bench.store.find(name(key))}
+        self.bench.tiers.check_invariants()
+
+    def teardown(self) -> None:
+        self.bench.far.may_write.set()
+        self.bench.tiers.close()
 
 
 def test_a_far_tier_has_as_long_as_making_all_that_is_loading_anew_would_take(bench: Bench) -> None:

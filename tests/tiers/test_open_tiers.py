@@ -6,6 +6,8 @@ import pytest
 
 from keepsight.errors import InvalidArgumentError
 from keepsight.tiers.open_tiers import DEFAULT_DISK_BYTES, DiskPlace, RemotePlace, open_tiers, parse_disk_place
+from tests.tiers.arrays import array_of, key_of
+from tests.wait_until import PATIENCE_SECONDS
 
 
 @pytest.mark.parametrize(
@@ -51,6 +53,17 @@ def test_each_tier_is_optional(tmp_path: Path) -> None:
         assert store is not None
         assert list(store.stats()) == ["host"] * bool(host_bytes) + ["disk"] * bool(disk) + ["remote"] * bool(remote)
         store.close()
+
+
+def test_what_a_tier_has_no_room_for_is_told_like_what_it_let_go(tmp_path: Path) -> None:
+    told = list[str]()
+    store = open_tiers(4000, DiskPlace(tmp_path, 64), on_drop=told.append)
+    assert store is not None
+    for number in range(2):
+        store.store(key_of(number), array_of(number))
+        assert store.wait_written(PATIENCE_SECONDS)
+    assert told == [key_of(0), key_of(0), key_of(1)]
+    store.close()
 
 
 def test_an_address_that_is_none_is_refused_at_once() -> None:

@@ -12,7 +12,7 @@ from keepsight.errors import TierError
 from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.host_tier import HostTier
 from keepsight.tiers.redis_tier import RedisTier
-from keepsight.tiers.tier import StoredArray, Tier
+from keepsight.tiers.tier import OnDrop, StoredArray, Tier, ignore_drop
 from keepsight.tiers.tier_guard import GuardLimits
 from keepsight.tiers.tiered_store import TieredStore
 from tests.tiers.arrays import array_of, assert_equal, key_of
@@ -28,9 +28,11 @@ Make = Callable[..., TieredStore]
 def make() -> Iterator[Make]:
     made: list[TieredStore] = []
 
-    def make(*others: Tier, host: HostTier | None = None, max_waiting_bytes: int = 10**6) -> TieredStore:
+    def make(
+        *others: Tier, host: HostTier | None = None, max_waiting_bytes: int = 10**6, on_drop: OnDrop = ignore_drop
+    ) -> TieredStore:
         limits = GuardLimits(first_pause=0.001, longest_pause=0.01)
-        made.append(TieredStore(host, others, max_waiting_bytes=max_waiting_bytes, limits=limits))
+        made.append(TieredStore(host, others, max_waiting_bytes=max_waiting_bytes, on_drop=on_drop, limits=limits))
         return made[-1]
 
     yield make
@@ -140,10 +142,10 @@ def test_what_waits_to_be_written_is_found_already(make: Make) -> None:
     tier.may_write.set()
 
 
-def test_what_waits_is_limited_the_oldest_is_left_out_and_counted(make: Make) -> None:
-    tier = FakeTier()
+def test_what_waits_is_limited_the_oldest_is_left_out_counted_and_told(make: Make) -> None:
+    tier, told = FakeTier(), list[str]()
     tier.may_write.clear()
-    store = make(tier, max_waiting_bytes=10_000)
+    store = make(tier, max_waiting_bytes=10_000, on_drop=told.append)
     for number in range(20):
         store.store(key_of(number), array_of(number))
         store.check_invariants()
@@ -152,17 +154,19 @@ def test_what_waits_is_limited_the_oldest_is_left_out_and_counted(make: Make) ->
     assert store.wait_written(20)
     assert set(tier.entries) >= {key_of(number) for number in (17, 18, 19)}
     assert len(tier.entries) + store.num_left_out["disk"] == 21
+    assert sorted(told) == sorted({key_of(number) for number in range(20)} - tier.entries.keys())
     assert key_of(99) not in tier.entries
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), ZeroDivisionError("our own fault"), None])
-def test_what_a_tier_did_not_take_is_counted(make: Make, error: Exception | None, tmp_path: Path) -> None:
-    tier = FakeTier()
+def test_what_a_tier_did_not_take_is_counted_and_told(make: Make, error: Exception | None, tmp_path: Path) -> None:
+    tier, told = FakeTier(), list[str]()
     tier.error = error
-    store = make(tier if error else DiskTier(tmp_path, 1000), FakeTier("remote"))
+    store = make(tier if error else DiskTier(tmp_path, 1000), FakeTier("remote"), on_drop=told.append)
     store.store(key_of(1), array_of(1))
     assert store.wait_written(20)
     assert store.num_left_out == {"disk": 1, "remote": 0}
+    assert told == [key_of(1)]
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), TierError("nonsense"), ZeroDivisionError("our own fault")])

@@ -216,3 +216,8 @@ class EmbeddingTiers:
             )
             for name, stats in self._store.stats().items()
         )
+
+    def check_invariants(self) -> None:
+        with self._lock:
+            assert self._held <= self._media.keys()
+        self._store.check_invariants()

@@ -68,7 +68,7 @@ def open_tiers(
     if not others and host_bytes <= 0:
         return None
     host = HostTier(host_bytes, policy, on_drop=on_drop, move=move_in_host) if host_bytes > 0 else None
-    return TieredStore(host, others)
+    return TieredStore(host, others, on_drop=on_drop)
 
 
 def _parse_size(text: str, field: str) -> int:

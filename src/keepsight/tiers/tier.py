@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-# Called with the key of what is not held any more, on any thread; must neither wait nor call back.
+# Called with the key of what a tier is not known to hold any more, on any thread; must neither wait nor call back.
 OnDrop = Callable[[str], object]
 
 

@@ -2,7 +2,7 @@
 
 Knows neither other tiers nor deadlines.  What is still to be written is found already.  Invariant: every read is
 answered once; what waits to be written has at most `max_waiting_bytes`, the oldest being left out.  What is not
-written is counted, for whatever reason, unless all is cleared.
+written is counted, for whatever reason, and what waited and is not found any more is told, unless all is cleared.
 """
 
 import logging
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from keepsight.tiers.tier import StoredArray, Tier
+from keepsight.tiers.tier import OnDrop, StoredArray, Tier
 from keepsight.tiers.tier_guard import TierGuard
 
 logger = logging.getLogger(__name__)
@@ -31,10 +31,10 @@ class Read:
 
 
 class TierWorker:
-    def __init__(self, tier: Tier, guard: TierGuard, max_waiting_bytes: int) -> None:
+    def __init__(self, tier: Tier, guard: TierGuard, max_waiting_bytes: int, on_drop: OnDrop) -> None:
         self.tier, self.guard = tier, guard
         self.num_left_out = 0
-        self._max_waiting_bytes = max_waiting_bytes
+        self._max_waiting_bytes, self._on_drop = max_waiting_bytes, on_drop
         self._changed = threading.Condition()
         self._reads: deque[Read] = deque()
         # The oldest first.
@@ -75,8 +75,10 @@ class TierWorker:
             self._writes[key] = array
             self._num_waiting_bytes += array.num_bytes
             while self._num_waiting_bytes > self._max_waiting_bytes:
-                self._num_waiting_bytes -= self._writes.popitem(last=False)[1].num_bytes
+                oldest, left_out = self._writes.popitem(last=False)
+                self._num_waiting_bytes -= left_out.num_bytes
                 self.num_left_out += 1
+                self._tell_unless_held(oldest)
             self._changed.notify_all()
 
     def clear(self) -> None:
@@ -135,8 +137,10 @@ class TierWorker:
                 if may:
                     is_done = self._write()
             with self._changed:
-                self.num_left_out += self._writing is not None and not is_done
-                self._writing = None
+                written, self._writing = self._writing, None
+                if written is not None:
+                    self.num_left_out += not is_done
+                    self._tell_unless_held(written[0])
                 if self._is_clearing and not is_done:
                     # Until then nothing of it is found; what it holds must not come back with it.
                     self._must_clear = True
@@ -161,6 +165,11 @@ class TierWorker:
         self.tier.clear()
         return True
 
+    def _tell_unless_held(self, key: str) -> None:
+        """Of what waits no more.  Some tiers never know: then it is told of though it was written."""
+        if not self.tier.has(key):
+            self._on_drop(key)
+
     @contextmanager
     def _safely(self, fault: str) -> Iterator[None]:
         """Nothing that a tier does may end its thread."""
@@ -170,11 +179,13 @@ class TierWorker:
             logger.exception("the %s tier: %s", self.tier.name, fault)
 
     def _waiting(self, key: str) -> StoredArray | None:
-        # What is under way when everything is to be cleared will be cleared, too.
-        writing = None if self._must_clear else self._writing
-        if writing is not None and writing[0] == key:
-            return writing[1]
-        return self._writes.get(key)
+        # Under the lock, as it moves from one place to the other.
+        with self._changed:
+            # What is under way when everything is to be cleared will be cleared, too.
+            writing = None if self._must_clear else self._writing
+            if writing is not None and writing[0] == key:
+                return writing[1]
+            return self._writes.get(key)
 
     @property
     def _is_to_be_cleared(self) -> bool:

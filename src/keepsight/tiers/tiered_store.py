@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from keepsight.tiers.host_tier import HostTier
-from keepsight.tiers.tier import StoredArray, Tier, TierStats
+from keepsight.tiers.tier import OnDrop, StoredArray, Tier, TierStats, ignore_drop
 from keepsight.tiers.tier_guard import GuardLimits, TierGuard, TierHealth
 from keepsight.tiers.tier_worker import Read, TierWorker
 
@@ -45,14 +45,17 @@ class TieredStore:
         others: Sequence[Tier],
         *,
         max_waiting_bytes: int = _MAX_WAITING_BYTES,
+        on_drop: OnDrop = ignore_drop,
         limits: GuardLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """The nearest of the others first."""
+        """The nearest of the others first.  `on_drop` hears of what waited to be written, and is not known to be."""
         # Loads, by the tier that gave it.
         self.hits = Counter[str]()
         self._host, self._clock = host, clock
-        self._workers = [TierWorker(tier, TierGuard(tier.name, clock, limits), max_waiting_bytes) for tier in others]
+        self._workers = [
+            TierWorker(tier, TierGuard(tier.name, clock, limits), max_waiting_bytes, on_drop) for tier in others
+        ]
         self._changed = threading.Condition()
         self._loadings: dict[str, _Loading] = {}
         # Over what clears all tiers, and what fills nearer ones from farther ones: nothing comes back by it.
