@@ -1,5 +1,6 @@
 """What every tier keeps to, and every policy in it."""
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -76,11 +77,17 @@ def test_neither_what_is_found_nor_what_is_absent_counts_as_damaged(tier: Tier) 
     assert tier.stats().num_damaged == 0
 
 
-def test_what_is_larger_than_the_tier_is_refused_and_disturbs_nobody(tier: Tier) -> None:
+def test_what_is_larger_than_the_tier_is_refused_told_once_and_disturbs_nobody(
+    tier: Tier, caplog: pytest.LogCaptureFixture
+) -> None:
     tier.put(key_of(0), array_of(0))
     if tier.stats().max_bytes is None:
         pytest.skip("the budget is the server's own")
-    assert not tier.put(key_of(1), array_of(1, MAX_BYTES + 2))
+    for number in (1, 2):
+        assert not tier.put(key_of(number), array_of(number, 2 * MAX_BYTES))
+    [told] = caplog.messages
+    assert int(re.findall(r"\d+", told)[0]) >= 2 * MAX_BYTES
+    assert f"exceeds the {MAX_BYTES} of" in told
     assert_equal(tier.get(key_of(0)), array_of(0))
 
 

@@ -61,7 +61,7 @@ class DiskTier:
         self._directory, self._max_bytes, self._now_ns = directory, max_bytes, now_ns
         self._entries, self._aside = directory / "entries", directory / "aside"
         self._known, self._pins = KnownFiles(POLICIES[policy](max_bytes), on_drop), PinFolder(directory)
-        self._fullness = Fullness(directory)
+        self._fullness = Fullness(directory, max_bytes)
         self._ledger = Ledger(directory / "ledger")
         self._num_evictions = self._num_damaged = 0
 
@@ -155,7 +155,7 @@ class DiskTier:
     def _put(self, key: str, array: StoredArray) -> bool:
         self.open()
         num_bytes = HEADER_BYTES + array.num_bytes
-        if _occupied(num_bytes) > self._max_bytes:
+        if self._fullness.turns_away(_occupied(num_bytes)):
             return False
         header = pack_header(_checked(key), array)
         with self._changing():

@@ -1,4 +1,4 @@
-"""A tier that takes nothing more is told of once, until it keeps something again.  What it has can still be read."""
+"""What a tier does not keep for want of room is told of once, not for each entry.  What it has can still be read."""
 
 import logging
 
@@ -6,10 +6,26 @@ logger = logging.getLogger(__name__)
 
 
 class Fullness:
-    def __init__(self, place: object) -> None:
-        self._place, self._is_told = place, False
+    def __init__(self, place: object, max_bytes: int | None) -> None:
+        self._place, self._max_bytes = place, max_bytes
+        self._is_told = self._has_turned_away = False
+
+    def turns_away(self, num_bytes: int) -> bool:
+        """True of what is larger than the whole tier."""
+        if self._max_bytes is None or num_bytes <= self._max_bytes:
+            return False
+        if not self._has_turned_away:
+            self._has_turned_away = True
+            logger.warning(
+                "an entry of %d bytes exceeds the %d of %s: such entries are not kept there",
+                num_bytes,
+                self._max_bytes,
+                self._place,
+            )
+        return True
 
     def tell(self, why: object) -> None:
+        """It takes nothing more, until it keeps something again."""
         if not self._is_told:
             self._is_told = True
             logger.error("%s takes nothing more: %s", self._place, why)

@@ -6,6 +6,7 @@ Invariant: the bytes are those of what is held, and never more than `max_bytes`.
 import threading
 from collections.abc import Callable
 
+from keepsight.tiers.fullness import Fullness
 from keepsight.tiers.policies import POLICIES
 from keepsight.tiers.tier import OnDrop, StoredArray, TierStats, ignore_drop
 
@@ -23,6 +24,7 @@ class HostTier:
     ) -> None:
         """`on_drop` hears of what had to make room; `move` puts an array where it is better kept."""
         self._max_bytes, self._policy_name, self._on_drop, self._move = max_bytes, policy, on_drop, move
+        self._fullness = Fullness("host memory", max_bytes)
         self._lock = threading.Lock()
         self._policy = POLICIES[policy](max_bytes)
         self._entries: dict[str, StoredArray] = {}
@@ -42,7 +44,9 @@ class HostTier:
             return array
 
     def put(self, key: str, array: StoredArray) -> bool:
-        if self._move is not None and not self.has(key) and array.num_bytes <= self._max_bytes:
+        if self._fullness.turns_away(array.num_bytes):
+            return False
+        if self._move is not None and not self.has(key):
             array = self._move(array)
         # Freed after the lock, which the engine's loop waits for: to unlock their pages takes a while.
         evicted: list[StoredArray] = []
@@ -50,8 +54,6 @@ class HostTier:
             if key in self._entries:
                 self._policy.use(key)
                 return True
-            if array.num_bytes > self._max_bytes:
-                return False
             while self._num_bytes + array.num_bytes > self._max_bytes:
                 victim = self._policy.evict()
                 evicted.append(self._entries.pop(victim))

@@ -92,7 +92,7 @@ class RedisTier:
         self._reader = _Line(lambda: RespConnection(self._address, self._timeout))
         self._writer = _Line(lambda: RespConnection(self._address, self._timeout))
         self._num_evictions = self._num_damaged = 0
-        self._fullness = Fullness("the Redis server")
+        self._fullness = Fullness("the Redis server", max_bytes)
 
     def open(self) -> None:
         with self._writer.held() as connection:
@@ -126,8 +126,7 @@ class RedisTier:
         return array
 
     def put(self, key: str, array: StoredArray) -> bool:
-        num_bytes = HEADER_BYTES + array.num_bytes
-        if self._max_bytes is not None and num_bytes > self._max_bytes:
+        if self._fullness.turns_away(HEADER_BYTES + array.num_bytes):
             return False
         try:
             with self._writer.held() as connection:

@@ -71,7 +71,7 @@ class Tier(Protocol):
         """Counts as a use."""
 
     def put(self, key: str, array: StoredArray) -> bool:
-        """Whether it is held now; False if it is larger than the tier."""
+        """Whether it is held now; False if it is larger than the tier, or finds no room there."""
 
     def drop(self, key: str) -> None: ...
 
