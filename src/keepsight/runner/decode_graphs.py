@@ -99,7 +99,7 @@ def record_decoding(
 def _make_recorder() -> Record:
     """By CUDA graphs, which share their memory: one runs at a time."""
     pool = torch.cuda.graph_pool_handle()
-    # The same for all: what products use besides (by torch's source 32 MiB of an H100) is kept for each stream, for good.
+    # The same for all: what products use besides (by torch's source 32 MiB of an H100) is each stream's, for good.
     trying = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     # A kernel goes before others by the stream that it was recorded on, wherever it is replayed.
     recording = torch.cuda.Stream(priority=PRIORITY_OF_ANSWERS)  # type: ignore[no-untyped-call]
