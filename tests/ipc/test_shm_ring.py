@@ -197,6 +197,28 @@ def test_a_reader_that_was_overtaken_reads_nothing_and_leaves_the_count_of_other
     assert all(shm_ring._count_of(ring._descriptor, entry.place) == 0 for entry in ring._entries)
 
 
+def test_a_reader_that_counts_itself_too_late_writes_into_no_other_picture(
+    ring: RingWriter, reader: RingReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(ring, 0)
+    place, real = put(ring, 1), shm_ring._count_of
+
+    def overtaken(*arguments: Any) -> int | None:
+        """It has looked, and has not written yet."""
+        monkeypatch.undo()
+        count = real(*arguments)
+        ring.clear()
+        for seed in range(2, 20):
+            ring.put(str(seed), picture(seed, 70))
+        return count
+
+    monkeypatch.setattr(shm_ring, "_count_of", overtaken)
+    assert reader.read(place) is None
+    held = {seed: ring.read(str(seed)) for seed in range(2, 20)}
+    assert all(pixels is None or np.array_equal(pixels, picture(seed, 70)) for seed, pixels in held.items())
+    assert fill(ring, 100, 200) == 200
+
+
 def test_a_count_that_is_held_up_is_waited_for_but_not_for_ever(
     ring: RingWriter, folder: Path, reader: RingReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

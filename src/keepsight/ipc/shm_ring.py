@@ -84,7 +84,8 @@ class RingWriter:
         self._reader = RingReader(directory)
         self._lock = threading.Lock()
         self.num_evictions = 0
-        # The oldest first; those that were dropped keep their place until it is overwritten.
+        # The oldest first; what was dropped keeps its place until that is taken back under the lock of its count, or a
+        # reader who is about to count itself there would write into what came next.
         self._entries: deque[_Entry] = deque()
         self._index: dict[str, _Entry] = {}
         self._next_start, self._next_id = _FIRST, 1
@@ -143,16 +144,15 @@ class RingWriter:
             return CacheSize(held, self.num_bytes, len(self._index), self.num_evictions)
 
     def drop(self, media_hash: str) -> None:
+        """Whoever is reading it finds out afterwards."""
         with self._lock:
             if entry := self._index.pop(media_hash, None):
                 self._invalidate(entry)
 
     def clear(self) -> None:
-        """Whoever is reading finds out afterwards."""
         with self._lock:
-            for entry in self._entries:
+            for entry in self._index.values():
                 self._invalidate(entry)
-            self._entries.clear()
             self._index.clear()
 
     def close(self) -> None:
