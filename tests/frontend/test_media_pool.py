@@ -18,6 +18,7 @@ from keepsight.frontend.pixels.make_pixels import Made, MakePixels, PictureJob
 from keepsight.frontend.pixels.pixel_cache import LocalCache, PixelCache, StoreCache
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.image_processor_config import ImageProcessorConfig
+from keepsight.ipc import shared_store
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.shared_store import SharedStore
 from keepsight.media import Geometry, MediaItem, TokenSpan
@@ -26,6 +27,7 @@ from keepsight.observe.catalogue import DECODED, PREPROCESSED, PROCESSOR
 from keepsight.observe.counters import Counters
 from keepsight.requests import Pixels
 from keepsight.testing import pixels_like
+from tests.ipc.killed import stopped_process
 from tests.made_up_request import MadeUpRequest
 from tests.scheduling.drive import make_request
 from tests.wait_until import wait_until
@@ -201,6 +203,28 @@ def test_what_four_frontends_with_one_store_want_at_once_is_made_by_one_of_them(
             assert asker.await_heard(1) == [name]
         assert studio.made == [(name,)]
         assert sum(pool.num_decoded for pool in pools) == 1
+
+
+MAKER = """
+from keepsight.ipc import shared_store
+with shared_store.SharedStore(folder, 1 << 20).making(sys.argv[2:]):
+    print("stopped", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_frontend_that_was_stopped_while_it_made_pictures_holds_up_no_other_nor_its_end(
+    studio: Studio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_store, "_PATIENCE_SECONDS", 0.02)
+    studio.door.set()
+    *names, another = [f"{number:064x}" for number in range(4)]
+    with RunDirectory.create() as directory, stopped_process(MAKER, directory.path, *names, another):
+        pool = MediaPool(1, StoreCache(SharedStore(directory.path, 1 << 20)))
+        asker = Asker(pool, studio, "first").ask(*names)
+        assert asker.await_heard(3) == names
+        Asker(pool, studio, "second").ask(another)
+        pool.close()
 
 
 def test_parts_of_a_picture_that_push_one_another_out_of_a_small_store_are_sent_themselves(studio: Studio) -> None:

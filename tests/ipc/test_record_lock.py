@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from keepsight.ipc.record_lock import lock, opened, try_lock
+from keepsight.ipc.record_lock import opened, try_lock
 from tests.ipc.killed import kill, stopped_process
 
 
@@ -34,7 +34,7 @@ def test_many_share_and_none_is_alone_meanwhile(two: tuple[int, int]) -> None:
 
 
 def test_one_that_was_not_held_is_not_let_go(two: tuple[int, int]) -> None:
-    with lock(two[0], 5):
+    with try_lock(two[0], 5):
         with try_lock(two[1], 5) as is_held:
             assert not is_held
         with try_lock(two[1], 5) as is_held:
@@ -42,7 +42,7 @@ def test_one_that_was_not_held_is_not_let_go(two: tuple[int, int]) -> None:
 
 
 def test_patience_ends(two: tuple[int, int]) -> None:
-    with lock(two[0], 5), try_lock(two[1], 5, patience=0.01) as is_held:
+    with try_lock(two[0], 5), try_lock(two[1], 5, patience=0.01) as is_held:
         assert not is_held
 
 
@@ -50,11 +50,11 @@ def test_who_waits_gets_it_when_it_is_let_go(two: tuple[int, int]) -> None:
     order: list[str] = []
 
     def wait() -> None:
-        with lock(two[1], 5):
-            order.append("second")
+        with try_lock(two[1], 5, patience=20) as is_held:
+            order.append("second" if is_held else "in vain")
 
     thread = threading.Thread(target=wait)
-    with lock(two[0], 5):
+    with try_lock(two[0], 5):
         thread.start()
         order.append("first")
     thread.join(20)
@@ -62,7 +62,7 @@ def test_who_waits_gets_it_when_it_is_let_go(two: tuple[int, int]) -> None:
 
 
 def test_an_error_lets_it_go(two: tuple[int, int]) -> None:
-    with pytest.raises(ZeroDivisionError), lock(two[0], 5):
+    with pytest.raises(ZeroDivisionError), try_lock(two[0], 5):
         _ = 1 / 0
     with try_lock(two[1], 5) as is_held:
         assert is_held
@@ -72,7 +72,7 @@ def test_a_killed_process_lets_go(tmp_path: Path) -> None:
     program = """
 from keepsight.ipc import record_lock
 stop_in(record_lock, "_set")
-with record_lock.opened(folder / "file", 0o102) as descriptor, record_lock.lock(descriptor, 5):
+with record_lock.opened(folder / "file", 0o102) as descriptor, record_lock.try_lock(descriptor, 5):
     pass
 """
     with stopped_process(program, tmp_path) as process, opened(tmp_path / "file", os.O_RDWR) as descriptor:
@@ -85,7 +85,7 @@ with record_lock.opened(folder / "file", 0o102) as descriptor, record_lock.lock(
 
 def test_what_is_let_go_is_free_though_a_forked_child_has_the_file_open(two: tuple[int, int]) -> None:
     read_end, write_end = os.pipe()
-    with lock(two[0], 5):
+    with try_lock(two[0], 5):
         child = os.fork()
         if not child:
             os.close(write_end)

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 
 # l_type, l_whence, l_start, l_len, l_pid of a struct flock.
 _FLOCK = struct.Struct("hhqqixxxx")
-_PAUSE_SECONDS = 0.0005
+# Most are held for microseconds.  To look as often for seconds would take a part of a core from whoever holds it.
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0005, 0.008
 
 
 @contextmanager
@@ -26,18 +27,8 @@ def try_lock(
         yield is_held
     finally:
         if is_held:
-            _set(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, descriptor, start, length)
-
-
-@contextmanager
-def lock(descriptor: int, start: int) -> Iterator[None]:
-    """Waits for as long as it takes."""
-    _set(fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, descriptor, start, 1)
-    try:
-        yield
-    finally:
-        # Said, not left to closing: a forked child may have the file open too.
-        _set(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, descriptor, start, 1)
+            # Said, not left to closing: a forked child may have the file open too.
+            _set(fcntl.F_UNLCK, descriptor, start, length)
 
 
 @contextmanager
@@ -50,16 +41,17 @@ def opened(path: str | os.PathLike[str], flags: int) -> Iterator[int]:
 
 
 def _try_until(deadline: float, descriptor: int, start: int, length: int, is_shared: bool) -> bool:
-    kind = fcntl.F_RDLCK if is_shared else fcntl.F_WRLCK
+    kind, pause = fcntl.F_RDLCK if is_shared else fcntl.F_WRLCK, _FIRST_PAUSE_SECONDS
     while True:
         try:
-            _set(fcntl.F_OFD_SETLK, kind, descriptor, start, length)
+            _set(kind, descriptor, start, length)
             return True
         except (BlockingIOError, PermissionError):
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
-def _set(command: int, kind: int, descriptor: int, start: int, length: int) -> None:
-    fcntl.fcntl(descriptor, command, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
+def _set(kind: int, descriptor: int, start: int, length: int) -> None:
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))

@@ -25,7 +25,7 @@ import numpy as np
 from keepsight.ipc.ledger import Ledger
 from keepsight.ipc.marked_files import MarkedFiles
 from keepsight.ipc.pinned_files import PinnedFiles
-from keepsight.ipc.record_lock import lock, opened
+from keepsight.ipc.record_lock import opened, try_lock
 from keepsight.ipc.unnamed_file import give_name, open_unnamed
 from keepsight.lru_cache import PINNABLE_PART, CacheSize
 from keepsight.pixels import HeldPixels
@@ -37,6 +37,8 @@ _MEDIA_HASH = re.compile(r"[0-9a-f]{32,128}")
 _HEADER = struct.Struct("<8s3I44x")  # magic, shape; the pixels begin aligned
 _MAGIC = b"KSPIXEL1"
 _PAGE = mmap.PAGESIZE
+# The largest pictures take 6 s to make: whoever takes longer was stopped, most likely.
+_PATIENCE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,14 +185,18 @@ class SharedStore:
 
     @contextmanager
     def making(self, media_hashes: Collection[str]) -> Iterator[None]:
-        """Only one, in all processes, makes an item at a time: wait here, and look whether it is there by then."""
+        """Only one, in all processes, makes an item at a time: wait here, and look whether it is there by then.
+
+        Better made twice than not at all: where no claim can be made, or who has it was stopped, this goes on without.
+        """
         # A byte for each name, in a file that stays empty; always in one order, so that none waits for another.
         places = sorted({int(media_hash[:15], 16) for media_hash in media_hashes if _MEDIA_HASH.fullmatch(media_hash)})
         with ExitStack() as held:
-            with suppress(OSError):  # no file can be made or opened: better made twice than not at all
+            with suppress(OSError):
                 claims = held.enter_context(opened(self._claims, os.O_RDWR | os.O_CREAT))
                 for place in places:
-                    held.enter_context(lock(claims, place))
+                    if not held.enter_context(try_lock(claims, place, patience=_PATIENCE_SECONDS)):
+                        break
             yield
 
     def close(self) -> None:
