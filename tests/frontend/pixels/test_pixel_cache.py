@@ -242,6 +242,50 @@ def test_twenty_threads_at_once_get_what_they_ask_for(sides: Sides) -> None:
     assert sides.arrives(1, sides.put(1))
 
 
+@pytest.fixture(params=BY_USE)
+def two_frontends(request: pytest.FixtureRequest) -> Iterator[tuple[PixelCache, PixelCache]]:
+    with RunDirectory.create() as directory:
+        config = Config(mm_processor_cache_gb=MAX_BYTES / (1 << 30))
+        one, two = (open_pixel_cache(request.param, config, directory.path) for _ in range(2))
+        yield one, two
+        one.close()
+        two.close()
+
+
+@pytest.mark.parametrize(
+    "is_found",
+    [
+        lambda cache: cache.get_and_update(name_of(1)) is not None,
+        lambda cache: cache.read(name_of(1)) is not None,
+        lambda cache: cache.look(name_of(1)) is not None,
+        lambda cache: cache.is_held(name_of(1)),
+        lambda cache: cache.newest(1) != [],
+        lambda cache: cache.size().num_entries == 1,
+    ],
+)
+def test_what_one_frontend_clears_is_found_by_none(
+    two_frontends: tuple[PixelCache, PixelCache], is_found: Callable[[PixelCache], bool]
+) -> None:
+    one, two = two_frontends
+    for clearing, other in ((one, two), (two, one), (one, two)):
+        other.put(name_of(1), picture(1))
+        assert other.pin(name_of(1), 60)
+        assert is_found(other)
+        clearing.clear()
+        assert not is_found(other)
+        other.check_invariants()
+
+
+def test_what_comes_after_a_frontend_cleared_or_closed_its_cache_stays(
+    two_frontends: tuple[PixelCache, PixelCache],
+) -> None:
+    one, two = two_frontends
+    one.clear()
+    two.put(name_of(1), picture(1))
+    one.close()
+    assert two.is_held(name_of(1))
+
+
 @pytest.mark.parametrize(("mode", "call"), [("shm", "posix_fallocate"), ("shared", "mkdir")])
 def test_without_room_in_shared_memory_the_frontend_keeps_its_own_and_says_so(
     mode: PixelMode, call: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -6,10 +6,12 @@ pixels that were put, or is recognised there as stale.
 """
 
 import logging
+import mmap
+import secrets
 import threading
 import time
-from collections.abc import Collection
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
@@ -19,6 +21,7 @@ from keepsight.ipc.pixel_mode import PixelMode, cache_bytes
 from keepsight.ipc.shared_store import SharedStore
 from keepsight.ipc.shm_ring import RingWriter
 from keepsight.lru_cache import PINNABLE_PART, CacheSize, LruCache
+from keepsight.observe.shared_page import open_shared_page
 from keepsight.pixels import HeldPixels, as_kept, held_bytes, shape_of
 from keepsight.requests import CarriedPixels, Pixels, RingPlace, StoredPixels
 
@@ -26,6 +29,7 @@ logger = logging.getLogger(__name__)
 Files = TypeVar("Files", bound=RingWriter | SharedStore)
 
 MIB = 1 << 20
+_MARK_BYTES = 8
 
 
 class PixelCache:
@@ -84,7 +88,7 @@ class PixelCache:
         pass
 
     def clear(self) -> None:
-        pass
+        """In all frontends of the server: what any of them keeps now is found by none from here on."""
 
     def close(self) -> None:
         pass
@@ -104,7 +108,16 @@ def open_pixel_cache(mode: PixelMode, config: Config, folder: Path | None = None
         except OSError as error:
             # The engine takes pixels themselves in any mode.
             logger.warning("processor cache: processor_only instead of %s, which cannot be made: %s", mode, error)
-    return LocalCache(cache_bytes(config))
+    return LocalCache(cache_bytes(config), _open_reset_mark(folder))
+
+
+def _open_reset_mark(folder: Path | None) -> mmap.mmap | bytearray:
+    if folder is not None:
+        try:
+            return open_shared_page(folder / "reset", _MARK_BYTES)
+        except OSError as error:
+            logger.warning("a reset will reach the pixels of the frontend alone that is asked for it: %s", error)
+    return bytearray(_MARK_BYTES)
 
 
 def _open_in_shared_memory(mode: PixelMode, config: Config, folder: Path) -> PixelCache:
@@ -115,30 +128,32 @@ def _open_in_shared_memory(mode: PixelMode, config: Config, folder: Path) -> Pix
 
 
 class LocalCache(PixelCache):
-    """Of `processor_only`: in this process."""
+    """Of `processor_only`: in this process, until any frontend clears its own."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, max_bytes: int, reset_mark: mmap.mmap | bytearray | None = None) -> None:
+        """`reset_mark`: memory that all frontends share, where whoever clears leaves another mark."""
+        self._reset_mark = reset_mark or bytearray(_MARK_BYTES)
+        self._lock, self._mark = threading.Lock(), bytes(self._reset_mark)
         self._cache = LruCache[str, Pixels](max_bytes, held_bytes)
         self._max_pinned_bytes = int(max_bytes * PINNABLE_PART)
         # Until when.
         self._pins: dict[str, float] = {}
 
     def size(self) -> CacheSize:
-        with self._lock:
+        with self._heeding_resets():
             return self._cache.size()
 
     def touch(self, media_hash: str) -> None:
-        with self._lock:
+        with self._heeding_resets():
             self._cache.touch(media_hash)
 
     def get_and_update(self, media_hash: str) -> Pixels | None:
-        with self._lock:
+        with self._heeding_resets():
             return self._cache.get_and_update(media_hash)
 
     def put(self, media_hash: str, pixels: Pixels) -> Pixels:
         kept = as_kept(pixels)
-        with self._lock, suppress(EverythingPinnedError):
+        with self._heeding_resets(), suppress(EverythingPinnedError):
             self._end_pins()
             self._cache.put_if_fits(media_hash, kept)
         return kept
@@ -147,22 +162,22 @@ class LocalCache(PixelCache):
         return self.get_and_update(media_hash)
 
     def is_held(self, media_hash: str) -> bool:
-        with self._lock:
+        with self._heeding_resets():
             return self._cache.is_cached(media_hash)
 
     def look(self, media_hash: str) -> Pixels | None:
-        with self._lock:
+        with self._heeding_resets():
             return self._cache.look(media_hash)
 
     def newest(self, limit: int) -> list[HeldPixels]:
-        with self._lock:
+        with self._heeding_resets():
             self._end_pins()
             return [
                 HeldPixels(each, self._cache.bytes_of(each), each in self._pins) for each in self._cache.newest(limit)
             ]
 
     def pin(self, media_hash: str, seconds: float) -> bool:
-        with self._lock:
+        with self._heeding_resets():
             self._end_pins()
             if not self._cache.is_cached(media_hash):
                 return False
@@ -174,27 +189,42 @@ class LocalCache(PixelCache):
             return True
 
     def unpin(self, media_hash: str) -> None:
-        with self._lock:
+        with self._heeding_resets():
             self._unpin(media_hash)
 
     def drop(self, media_hash: str) -> None:
-        with self._lock:
+        with self._heeding_resets():
             self._unpin(media_hash)
             self._cache.drop(media_hash)
 
     def clear(self) -> None:
-        with self._lock:
-            for media_hash in list(self._pins):
-                self._unpin(media_hash)
-            self._cache.clear()
+        # Drawn, not counted up: two at once must not leave the same one.
+        self._reset_mark[:] = secrets.token_bytes(_MARK_BYTES)
+        with self._heeding_resets():
+            pass
 
     def close(self) -> None:
-        self.clear()
+        with self._lock:
+            self._forget_all()
 
     def check_invariants(self) -> None:
         with self._lock:
             self._cache.check_invariants()
             assert all(self._cache.is_cached(each) for each in self._pins)
+
+    @contextmanager
+    def _heeding_resets(self) -> Iterator[None]:
+        """Under the lock, and with nothing here from before the last reset of any frontend."""
+        with self._lock:
+            if (mark := bytes(self._reset_mark)) != self._mark:
+                self._mark = mark
+                self._forget_all()
+            yield
+
+    def _forget_all(self) -> None:
+        for media_hash in list(self._pins):
+            self._unpin(media_hash)
+        self._cache.clear()
 
     def _end_pins(self) -> None:
         now = time.monotonic()
