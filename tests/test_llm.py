@@ -24,6 +24,7 @@ from keepsight.config import Config
 from keepsight.engine import start_engine
 from keepsight.errors import InvalidArgumentError, RequestFailedError, UnreadablePictureError, UnsupportedFieldError
 from keepsight.frontend.pixels import preprocess_image
+from keepsight.ipc.run_directory import PREFIX, RIGHTS
 from keepsight.observe.metric_values import Counter
 from keepsight.outputs import RequestOutput
 from keepsight.scheduling.step_plan import StepPlan, StepResult
@@ -763,6 +764,16 @@ def test_a_script_that_downloaded_a_picture_ends_in_silence(drawn: Drawn) -> Non
             [sys.executable, "-c", SCRIPT, url], check=False, capture_output=True, text=True, timeout=100
         )
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_what_a_killed_server_left_behind_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    left = tmp_path / f"{PREFIX}killed"
+    left.mkdir()
+    left.chmod(RIGHTS)
+    (left / "pixels").touch()
+    with LLM(device="cpu"):
+        assert not left.exists()
 
 
 def test_one_that_cannot_be_started_leaves_neither_threads_nor_files(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,7 @@ def test_a_living_server_s_is_left_alone_and_a_killed_one_s_removed(
     tmp_path: Path, owner: tuple[subprocess.Popen[str], Path]
 ) -> None:
     process, path = owner
-    clean_dead([tmp_path])
+    clean_dead(tmp_path)
     assert (path / "socket").exists()
     process.send_signal(signal.SIGKILL)
     process.wait(20)
@@ -139,7 +139,7 @@ def test_a_forked_child_neither_removes_it_nor_lets_it_go(tmp_path: Path) -> Non
         directory.close()
         os._exit(0)
     os.waitpid(child, 0)
-    clean_dead([tmp_path])
+    clean_dead(tmp_path)
     assert directory.path.exists()
     directory.close()
 
@@ -149,7 +149,7 @@ def test_what_only_looks_like_one_is_left_alone(tmp_path: Path) -> None:
     kept.mkdir()
     (tmp_path / f"{PREFIX}link").symlink_to(kept)
     (tmp_path / f"{PREFIX}file").write_text("x")
-    clean_dead([tmp_path])
+    clean_dead(tmp_path)
     assert len(list(tmp_path.iterdir())) == 3
 
 
@@ -163,7 +163,7 @@ def test_a_folder_of_such_a_name_that_no_server_made_keeps_its_files(tmp_path: P
 
 def test_one_that_was_not_marked_yet_when_its_server_was_killed_is_removed(tmp_path: Path) -> None:
     (tmp_path / f"{PREFIX}new").mkdir()
-    clean_dead([tmp_path])
+    clean_dead(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -190,7 +190,7 @@ def test_where_there_are_no_locks_the_temporary_folder_is_taken_and_nothing_stay
 def test_another_user_s_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / f"{PREFIX}theirs").mkdir()
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    clean_dead([tmp_path])
+    clean_dead(tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -220,7 +220,7 @@ def test_one_that_is_removed_before_it_is_locked_is_made_anew(tmp_path: Path, mo
         if not disturbed:
             disturbed.append(path)
             monkeypatch.setattr(run_directory, "_try_lock", real)
-            clean_dead([tmp_path])
+            clean_dead(tmp_path)
         return real(path)
 
     monkeypatch.setattr(run_directory, "_try_lock", try_lock)

@@ -12,7 +12,7 @@ from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixels.pixel_cache import open_pixel_cache
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.ipc.pixel_mode import cache_bytes, choose_mode
-from keepsight.ipc.run_directory import RunDirectory
+from keepsight.ipc.run_directory import RunDirectory, clean_dead
 from keepsight.observe.catalogue import FETCHED
 from keepsight.observe.counters import Counters
 from keepsight.runner.openmp_team import set_team_size
@@ -20,6 +20,8 @@ from keepsight.runner.openmp_team import set_team_size
 
 def start_engine(config: Config, preparer: RequestPreparer) -> InProcessEngine:
     """What prompts may be prepared is limited to what the engine has room for."""
+    # Before the model, which may need that memory.
+    clean_dead()
     engine = load_engine(config, preparer.max_model_len, preparer.image_config, preparer.tokenizer.eos_token_ids)
     preparer.max_model_len = engine.max_model_len
     with ExitStack() as undoing:  # if this fails: threads and files would stay, and more with each try

@@ -12,7 +12,6 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
@@ -44,9 +43,8 @@ class RunDirectory:
     @classmethod
     def create(cls, shared_memory: Path = SHARED_MEMORY, *, holds_sockets: bool = False) -> Self:
         """Raises ServerStartError if there is no place for it."""
-        places = (shared_memory, *_temporary())
-        clean_dead(places)
-        for place in places:
+        clean_dead(shared_memory)
+        for place in _list_places(shared_memory):
             try:
                 if holds_sockets:
                     _refuse_if_long(place)
@@ -95,9 +93,9 @@ class RunDirectory:
         self.close()
 
 
-def clean_dead(parents: Iterable[Path]) -> None:
+def clean_dead(shared_memory: Path = SHARED_MEMORY) -> None:
     """Removes this user's folders of which no process is left."""
-    for path in [path for parent in parents for path in parent.glob(f"{PREFIX}*")]:
+    for path in [path for place in _list_places(shared_memory) for path in place.glob(f"{PREFIX}*")]:
         with suppress(OSError):
             if (lock := _try_lock(path)) is not None:
                 _remove(path, lock)
@@ -113,12 +111,12 @@ def _remove(path: Path, lock: int) -> None:
             path.rmdir()  # a server that was killed before it could mark it
 
 
-def _temporary() -> tuple[Path, ...]:
-    """The folder for temporary files; none where all is read-only, as in many a container."""
+def _list_places(shared_memory: Path) -> tuple[Path, ...]:
+    """Where it may lie, the best first."""
     try:
-        return (Path(tempfile.gettempdir()),)
-    except OSError:
-        return ()
+        return shared_memory, Path(tempfile.gettempdir())
+    except OSError:  # all else is read-only, as in many a container
+        return (shared_memory,)
 
 
 def _refuse_if_full(folder: Path) -> None:
