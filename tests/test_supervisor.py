@@ -206,14 +206,17 @@ def test_frontends_learn_where_the_engine_is_and_the_server_is_announced_when_al
     stage.wait_for_log("mine is served on")
 
 
-def test_a_lost_engine_is_replaced_and_the_frontends_are_told(stage: Stage) -> None:
+def test_a_lost_engine_is_replaced_its_socket_removed_and_the_frontends_are_told(stage: Stage) -> None:
     engine, frontend = stage.start_serving()
+    left = Path(engine.start["endpoint"].removeprefix("ipc://"))
+    left.touch()
     engine.kill()
     lost = frontend.hear()
     assert lost["type"] == "EngineLost"
     assert lost["reason"] == f"the engine was lost: engine-1 (pid {engine.pid}) was killed by SIGKILL"
     successor = stage.next()
     assert successor.start["endpoint"] == f"ipc://{stage.path}/engine-2"
+    assert not left.exists()
     successor.do("ready")
     assert frontend.hear() == {"type": "EngineReady", "endpoint": successor.start["endpoint"], "rank": 0}
     stage.wait_for_log(rf"engine-1 \(pid {engine.pid}\) was killed by SIGKILL; another is started")

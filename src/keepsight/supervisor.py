@@ -225,7 +225,10 @@ class Supervisor:
 
     def _endpoint_of(self, engine: _Child) -> str:
         """A new one for each: nobody can mistake an engine for the one before."""
-        return f"ipc://{self._settings.run_directory / engine.name}"
+        return f"ipc://{self._socket_of(engine)}"
+
+    def _socket_of(self, engine: _Child) -> Path:
+        return self._settings.run_directory / engine.name
 
     # Watching -------------------------------------------------------------------------------------------------
 
@@ -371,6 +374,8 @@ class Supervisor:
         self._children.remove(child)
         self._stop_hearing(child)
         child.control.close()
+        if child.kind == "engine":  # one that was killed left it
+            self._socket_of(child).unlink(missing_ok=True)
 
     def _stop_hearing(self, child: _Child) -> None:
         if child.control.connection.fileno() in self._selector.get_map():
