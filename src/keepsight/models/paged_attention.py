@@ -33,8 +33,8 @@ MAX_BYTES_TOGETHER = 512 * 2**20
 def use_kernels_of_any_length() -> None:
     """Of the whole process, on a GPU: without the attention of cuDNN, which torch prefers on some.
 
-    It is planned anew for each number of keys (in tens of milliseconds, its users say), and with every token there is one
-    more.
+    It is planned anew for each number of keys (in tens of milliseconds, its users say), and with every token there is
+    one more.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 
