@@ -392,6 +392,13 @@ def test_what_waits_for_an_engine_that_dies_goes_to_the_other_at_once_with_its_p
     client.check_invariants()
 
 
+def test_a_reset_that_no_engine_hears_of_is_not_said_to_be_one() -> None:
+    client = EngineClient(MediaPool(1))
+    with pytest.raises(EngineLostError, match="reset again"):
+        client.reset_caches(encoder=True)
+    client.close()
+
+
 def test_a_reset_is_for_all_engines(client: EngineClient) -> None:
     engines = connect_two(client)
     client.reset_caches(prefix=True)

@@ -194,10 +194,13 @@ class EngineClient:
             self._note_end(caller, choice)
 
     def reset_caches(self, *, prefix: bool = False, encoder: bool = False, processor: bool = False) -> None:
-        """For requests that come after it."""
+        """For requests that come after it.  Raises EngineLostError where there is no engine that could hear of it."""
         if processor:
             self._media_pool.reset_cache()
         with self._lock:
+            if not self._engines:
+                # The next begins with empty caches, but for what outlives it.
+                raise EngineLostError("no engine is ready to be told: reset again once one is")
             for engine in self._engines.values():
                 engine.send(ResetCaches(prefix, encoder, processor))
                 if prefix:
