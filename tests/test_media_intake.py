@@ -87,6 +87,13 @@ def giant_jpeg() -> bytes:
     return encode(random_picture("RGB", (16, 16), 1), "JPEG").replace(sides[0], sides[1], 1)
 
 
+def _with_segments(segment: bytes) -> bytes:
+    """A mebibyte of them."""
+    whole = encode(random_picture("RGB", (16, 16), 1), "JPEG")
+    return whole[:2] + segment * (2**20 // len(segment)) + whole[2:]
+
+
+PACKED_MEBIBYTE = zlib.compress(bytes(2**20), 9)
 PACKED_ZEROS = zlib.compress(bytes(200_000_000), 9)
 BOMBS: dict[str, tuple[bytes, type[PictureError]]] = {
     "giant": (png_of(2**31 - 1, 2**31 - 1), PictureTooLargeError),
@@ -98,6 +105,12 @@ BOMBS: dict[str, tuple[bytes, type[PictureError]]] = {
     "animated": (endless_gif(), UnsupportedPictureError),
     "truncated": (to_png(draw(1).picture)[:300], UnreadablePictureError),
     "a page": (b"<html>not found</html>", UnreadablePictureError),
+    "EXIF again and again": (_with_segments(b"\xff\xe1\0\x12Exif\0\0" + bytes(10)), UnreadablePictureError),
+    "empty segments": (_with_segments(b"\xff\xef\0\2"), UnreadablePictureError),
+    "fill bytes": (_with_segments(b"\xff"), UnreadablePictureError),
+    "empty chunks": (png_of(4, 4, *[(b"abCd", b"")] * 2**16), UnreadablePictureError),
+    "profiles that pack out": (png_of(4, 4, *[(b"iCCP", b"a\0\0" + PACKED_MEBIBYTE)] * 1000), UnreadablePictureError),
+    "a comment without end": (b"P6 #" + b"a" * 2**20 + b"\n4 4 255\n" + bytes(48), UnreadablePictureError),
 }
 
 

@@ -18,7 +18,7 @@ def read_image_id(source: PictureSource, field: str) -> uuid.UUID | None:
         exif = (
             Image.Image.getexif(source)
             if isinstance(source, Image.Image)
-            else exif_of(open_picture(source, field), source)
+            else exif_of(open_picture(source, field), source, field)
         )
         return _parse(exif.get(ExifTags.Base.ImageID))
 

@@ -24,6 +24,7 @@ from PIL import (
 )
 
 from keepsight.errors import KeepsightError, PictureTooLargeError, UnreadablePictureError
+from keepsight.frontend.intake.check_header import CountedFile, check_exif, check_header
 from keepsight.frontend.intake.picture_array import PictureArray
 from keepsight.frontend.intake.png_chunks import with_metadata_first
 
@@ -33,16 +34,36 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "AVIF", "BMP", "TIFF", "JPEG2000", "PPM
 
 
 def open_picture(data: bytes, field: str) -> ImageFile.ImageFile:
-    """`Image.open` without its guard against large pictures, which warns the wrong party; `max_pixels` is ours."""
+    """`Image.open` without its guard against large pictures, which warns the wrong party; `max_pixels` is ours.
+
+    The header may cost no more than `check_header` says, so the picture cannot be decoded: that takes more reads.
+    """
+    format_ = _format_of(data, field)
+    check_header(data, format_, field)
+    image = _parse(CountedFile(data, format_, field), format_)
+    check_exif(image, field)
+    return image
+
+
+def open_to_decode(data: bytes) -> ImageFile.ImageFile:
+    """What `open_picture` has opened before."""
+    return _parse(io.BytesIO(data), _format_of(data, "image"))
+
+
+def _format_of(data: bytes, field: str) -> str:
     if not data:
         raise UnreadablePictureError(field, "the picture has 0 bytes")
     for name in FORMATS:
-        factory, accept = Image.OPEN[name]
+        _, accept = Image.OPEN[name]
         if accept is not None and accept(data[:16]) is True:
-            image = factory(io.BytesIO(data), "")
-            assert isinstance(image, ImageFile.ImageFile), name
-            return image
+            return name
     raise UnreadablePictureError(field, f"{len(data)} bytes that are none of {', '.join(FORMATS)}")
+
+
+def _parse(file: io.BytesIO, format_: str) -> ImageFile.ImageFile:
+    image = Image.OPEN[format_][0](file, "")
+    assert isinstance(image, ImageFile.ImageFile), format_
+    return image
 
 
 @contextmanager
@@ -59,19 +80,19 @@ def refusing_damage(field: str, num_bytes: int | None) -> Iterator[None]:
         raise UnreadablePictureError(field, f"the picture{size} is damaged or truncated: {error}") from error
 
 
-def orientation_of(image: ImageFile.ImageFile, data: bytes) -> int:
+def orientation_of(image: ImageFile.ImageFile, data: bytes, field: str = "image") -> int:
     """1 (upright) to 8; the odd values, from 5 on, exchange width and height."""
-    value = exif_of(image, data).get(ExifTags.Base.Orientation, 1)
+    value = exif_of(image, data, field).get(ExifTags.Base.Orientation, 1)
     # Whatever kind of number it was written as.
     return int(value) if value in range(1, 9) else 1
 
 
-def exif_of(image: ImageFile.ImageFile, data: bytes) -> Image.Exif:
+def exif_of(image: ImageFile.ImageFile, data: bytes, field: str) -> Image.Exif:
     # Not image.getexif(): that of a PNG decodes the picture, in case metadata follows the pixels.
-    return Image.Image.getexif(_holder_of_metadata(image, data))
+    return Image.Image.getexif(_holder_of_metadata(image, data, field))
 
 
-def _holder_of_metadata(image: ImageFile.ImageFile, data: bytes) -> Image.Image:
+def _holder_of_metadata(image: ImageFile.ImageFile, data: bytes, field: str) -> Image.Image:
     """The picture itself, or for a PNG whose metadata follows its pixels a stand-in that has it all in its header."""
     reordered = with_metadata_first(data) if image.format == "PNG" else None
-    return image if reordered is None else Image.OPEN["PNG"][0](io.BytesIO(reordered), "")
+    return image if reordered is None else open_picture(reordered, field)

@@ -10,7 +10,7 @@ PLAIN_CHUNKS = frozenset(b"IHDR IDAT IEND bKGD cHRM eXIf gAMA iCCP iTXt pHYs sBI
 def with_metadata_first(data: bytes) -> bytes | None:
     """The PNG with no pixels and its late metadata moved before them; None if none is late."""
     kept, has_pixels, has_late_metadata = [data[:8]], False, False
-    for kind, chunk in _chunks(data):
+    for kind, chunk in chunks_of(data):
         if kind == b"IDAT":
             has_pixels = True
         elif kind in (b"IHDR", b"PLTE") or (kind in (b"eXIf", b"tEXt", b"zTXt", b"iTXt") and chunk.stop <= len(data)):
@@ -25,7 +25,7 @@ def is_plain_png(data: bytes) -> bool:
     depth, colour, _, _, interlacing = data[24:29]
     if depth != 8 or colour not in (0, 2, 6) or interlacing != 0:
         return False
-    for kind, chunk in _chunks(data):
+    for kind, chunk in chunks_of(data):
         if kind not in PLAIN_CHUNKS or chunk.stop > len(data):
             return False
         if kind == b"IEND":
@@ -33,7 +33,7 @@ def is_plain_png(data: bytes) -> bool:
     return False
 
 
-def _chunks(data: bytes) -> Iterator[tuple[bytes, slice]]:
+def chunks_of(data: bytes) -> Iterator[tuple[bytes, slice]]:
     """The kind and the place of each; the last may end behind the data."""
     position = 8
     while position + 12 <= len(data):

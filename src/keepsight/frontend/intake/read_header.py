@@ -54,11 +54,11 @@ def _parse_header(data: bytes, field: str, max_pixels: int) -> tuple[Geometry, s
         raise UnsupportedPictureError(
             field, f"a {image.format} of more than 1 frame ({len(data)} bytes); send the frame that is meant"
         )
-    return _upright_geometry(image, data), image.mode
+    return _upright_geometry(image, data, field), image.mode
 
 
-def _upright_geometry(image: ImageFile.ImageFile, data: bytes) -> Geometry:
+def _upright_geometry(image: ImageFile.ImageFile, data: bytes, field: str) -> Geometry:
     width, height = image.size
     if isinstance(image, TiffImagePlugin.TiffImageFile) and ExifTags.Base.Orientation in image.tag_v2:
         return Geometry(width, height)  # Pillow turns these by itself, and reports the size that they will have
-    return Geometry(height, width) if orientation_of(image, data) >= 5 else Geometry(width, height)
+    return Geometry(height, width) if orientation_of(image, data, field) >= 5 else Geometry(width, height)

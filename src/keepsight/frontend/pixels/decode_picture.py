@@ -30,7 +30,7 @@ import numpy.typing as npt
 from PIL import Image, ImageFile
 
 from keepsight.errors import UnreadablePictureError
-from keepsight.frontend.intake.open_picture import PictureSource, open_picture, orientation_of, refusing_damage
+from keepsight.frontend.intake.open_picture import PictureSource, open_to_decode, orientation_of, refusing_damage
 from keepsight.frontend.intake.picture_array import view_as_rgb
 from keepsight.frontend.intake.png_chunks import is_plain_png
 from keepsight.frontend.intake.read_header import read_geometry
@@ -72,7 +72,7 @@ def decode_picture(source: PictureSource, field: str = "image", max_pixels: int 
 
 
 def _decode(data: bytes) -> Pixels:
-    image = open_picture(data, "image")
+    image = open_to_decode(data)
     pixels = _try_fast_jpeg(data, image)
     if pixels is None:
         pixels = _try_fast_png(data, image)
