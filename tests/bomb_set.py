@@ -112,6 +112,7 @@ def bodies() -> Iterator[Case]:
     yield Case("101 MiB body", lambda: b" " * (101 * MIB), ((413, None), (413, "body_too_large")))
     yield Case("eight of these", lambda: b" " * (101 * MIB), ((413, None), (413, "body_too_large")), count=8)
     yield Case("a million brackets", lambda: b"[" * 1_000_000, bad)
+    yield Case("33 million lists", lambda: b'{"messages":[' + b"[]," * 33_000_000 + b"1]}", bad)
     small = to_data_url(to_png(draw(1).picture.resize((8, 8))))
     yield Case("a thousand pictures", lambda: chat(*[small] * 1000), ((400, "too_many_pictures"),))
 

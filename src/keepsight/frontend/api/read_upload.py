@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from keepsight.errors import InvalidArgumentError, UnsupportedBodyError, UnsupportedFieldError
+from keepsight.frontend.http.decode_body import check_num_values
 from keepsight.frontend.intake.media_handles import DEFAULT_TTL_SECONDS
 
 _BASE64 = "data:application/octet-stream;base64,"
@@ -72,6 +73,7 @@ def _read_json(body: bytes) -> tuple[str, str, dict[str, Any]]:
 
 
 def _decode(body: bytes) -> dict[str, Any]:
+    check_num_values(body)
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -15,6 +15,11 @@ Buffer = bytes | bytearray | memoryview
 # Of a field that clients know and this server does not implement.
 Refused = Annotated[Any, msgspec.Meta(description="Not supported: only what asks for nothing is accepted.")]
 MAX_SHOWN_CHARACTERS = 80
+# Each value needs a comma or a bracket, and becomes an object of 50 bytes or more before its place can be looked at.
+# Those within texts count too, so there is room for those of any prompt; token ids are cheap, and may be many.
+MOST_OF_EACH = {b",": 2**23, b"[": 2**18, b"{": 2**18}
+# What is looked at at a time: it stays in the processor's cache.
+PIECE_BYTES = 2**16
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.?(?P<at>.*)`)?", re.DOTALL)
 _MISSING_FIELD = re.compile(r"Object missing required field `(?P<name>.*?)`(?: - at `\$\.?(?P<at>.*)`)?", re.DOTALL)
 AT_PATH = re.compile(r"(?P<message>.*) - at `\$\.?(?P<path>.*)`", re.DOTALL)
@@ -27,6 +32,7 @@ class BodyDecoder(Generic[Body]):
         self._structs: dict[str, type[msgspec.Struct]] = {"": body_type, **(nested or {})}
 
     def decode(self, body: Buffer) -> Body:
+        check_num_values(body)
         try:
             return self._decoder.decode(body)
         except msgspec.ValidationError as error:
@@ -58,6 +64,19 @@ class BodyDecoder(Generic[Body]):
         meant = propose_field(name, known)
         hint = f"; did you mean {meant!r}?" if meant else ""
         raise UnsupportedFieldError(_join(parent, name), f"is no field that this server knows{hint}")
+
+
+def check_num_values(body: Buffer) -> None:
+    """Before any is made."""
+    for mark, most in MOST_OF_EACH.items():
+        if len(body) > most and _count(body, mark) > most:
+            raise InvalidArgumentError(
+                "body", f"has more than {most} of {mark.decode()!r}, in texts or outside: too many values to be read"
+            )
+
+
+def _count(body: Buffer, mark: bytes) -> int:
+    return sum(bytes(body[at : at + PIECE_BYTES]).count(mark) for at in range(0, len(body), PIECE_BYTES))
 
 
 def check_refused(request: msgspec.Struct, neutral_values: Mapping[str, tuple[Any, ...]], parent: str = "") -> None:

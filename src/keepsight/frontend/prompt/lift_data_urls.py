@@ -13,11 +13,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from keepsight.errors import InvalidArgumentError
-from keepsight.frontend.http.decode_body import BodyDecoder, Buffer
+from keepsight.frontend.http.decode_body import PIECE_BYTES, BodyDecoder, Buffer
 
 MIN_BYTES = 4096
-# What is looked at at a time: it stays in the processor's cache.
-PIECE_BYTES = 2**16
 MAX_HEAD_BYTES = 128
 # More than any prompt has pictures.  What stands behind them is left: each, however short, costs two pieces.
 MAX_STRINGS = 1024

@@ -1,0 +1,59 @@
+import json
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.api.chat_request import parse_chat_request
+from keepsight.frontend.api.completion_request import MAX_CHOICES, parse_completion_request
+from keepsight.frontend.api.read_upload import read_upload
+from keepsight.frontend.api.tokenize_request import parse_tokenize_request
+from keepsight.frontend.http.decode_body import MOST_OF_EACH, BodyDecoder, Buffer
+
+SEPARATED = {b",": b"1,", b"[": b"[],", b"{": b"{},"}
+
+
+def chat(value: bytes) -> bytes:
+    return b'{"messages":[{"role":"user","content":[{"type":"text","text":"a","x":%s}]}]}' % value
+
+
+@pytest.mark.parametrize("mark", MOST_OF_EACH)
+@pytest.mark.parametrize("parse", [parse_chat_request, parse_tokenize_request, parse_completion_request])
+def test_a_body_of_too_many_values_is_refused_before_any_is_made(
+    mark: bytes, parse: Callable[[Buffer], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MOST_OF_EACH, mark, 1000)
+    with pytest.raises(InvalidArgumentError, match=r"body: has more than 1000 of .*too many values"):
+        parse(memoryview(chat(b"[" + SEPARATED[mark] * 1001 + b"1]")))
+
+
+def test_nor_are_too_many_made_of_an_upload() -> None:
+    with pytest.raises(InvalidArgumentError, match="too many values"):
+        read_upload("application/json", b'{"url":[' + b"[]," * 2**18 + b"1]}", {})
+
+
+def test_lists_within_lists_count_though_no_comma_is_between_them() -> None:
+    deep = b"[" * 500 + b"]" * 500
+    with pytest.raises(InvalidArgumentError, match="too many values"):
+        parse_chat_request(chat(b"[" + b",".join([deep] * 600) + b"]"))
+
+
+def test_as_many_values_as_may_be_are_decoded() -> None:
+    class Numbers(msgspec.Struct):
+        numbers: list[int]
+
+    decoder = BodyDecoder(Numbers)
+    assert len(decoder.decode(b'{"numbers":[' + b"1," * 2**20 + b"1]}").numbers) == 2**20 + 1
+
+
+def test_a_batch_of_long_prompts_of_token_ids_passes() -> None:
+    ids = [262_143] * 8000
+    request = parse_completion_request(json.dumps({"prompt": [ids] * MAX_CHOICES, "max_tokens": 1}).encode())
+    assert list(request.prompts.values()) == [ids] * MAX_CHOICES
+
+
+def test_a_long_text_passes_whatever_it_is_full_of() -> None:
+    table = "1.5, -2.25, [3], {4}\n" * 200_000
+    body = json.dumps({"messages": [{"role": "user", "content": table}]}).encode()
+    assert parse_chat_request(body).messages.messages
