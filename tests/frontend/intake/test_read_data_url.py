@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from keepsight.errors import MediaTooLargeError, UnreadablePictureError
 from keepsight.frontend.intake import read_data_url as module
 from keepsight.frontend.intake.read_data_url import read_data_url
+from keepsight.frontend.prompt.lift_data_urls import LiftedUrl
 
 DECODERS = [base64.b64decode, pybase64.b64decode]
 
@@ -47,3 +48,17 @@ def test_both_decoders_take_and_refuse_the_same(text: str) -> None:
             except UnreadablePictureError as error:
                 results.append(type(error).__name__.encode())
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("space", ["\n", "\r\n", " ", "\t"])
+def test_content_in_several_lines_is_told_so(space: str) -> None:
+    for encoded in (f"AAAA{space}AAAA", f"AAAA{space}" + "A" * (4 - len(space)), f"AAAA{space}AAA==="):
+        urls = [f"data:;base64,{encoded}", LiftedUrl.of(memoryview(f"data:;base64,{encoded}".encode()))]
+        for url in urls:
+            with pytest.raises(UnreadablePictureError, match="holds a line break or a space: send it in one line"):
+                read_data_url(url, "url")
+
+
+def test_only_what_is_no_base64_is_searched_for_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(module, "_has_space")
+    assert read_data_url("data:;base64,AAAA", "url") == bytes(3)

@@ -28,15 +28,19 @@ def read_data_url(url: str, field: str, max_bytes: int | None = None) -> bytes:
 
 def decode_base64(text: str | memoryview, field: str, max_bytes: int | None, what: str) -> bytes:
     _check_size(len(text) // 4 * 3 - 2, field, max_bytes)
-    # Python's own takes any padding behind whole groups, the other none.
-    if len(text) % 4 or text[-3:] in ("===", b"==="):
-        raise UnreadablePictureError(
-            field, f"{what} is not base64: it does not end with a whole group of four characters"
-        )
     try:
+        # Python's own takes any padding behind whole groups, the other none.
+        if len(text) % 4 or text[-3:] in ("===", b"==="):
+            raise ValueError("it does not end with a whole group of four characters")
         return b64decode(text, validate=True)
     except ValueError as error:  # binascii.Error
-        raise UnreadablePictureError(field, f"{what} is not base64: {error}") from error
+        fault = "it holds a line break or a space: send it in one line" if _has_space(text) else error
+        raise UnreadablePictureError(field, f"{what} is not base64: {fault}") from error
+
+
+def _has_space(text: str | memoryview) -> bool:
+    content = text if isinstance(text, str) else str(text, "latin-1")
+    return any(each in content for each in " \n\r\t")
 
 
 def _check_size(least: int, field: str, max_bytes: int | None) -> None:
