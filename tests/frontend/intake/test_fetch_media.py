@@ -1,13 +1,14 @@
 import base64
 from urllib.parse import quote
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
 from keepsight.errors import InvalidArgumentError, UnreadablePictureError, UnsupportedFieldError
-from keepsight.frontend.intake.fetch_media import fetch_media
+from keepsight.frontend.intake.fetch_media import fetch_media, freeze
 
 FIELD = "messages[0].content[0].image_url.url"
 
@@ -26,6 +27,24 @@ def test_bytes_and_pictures_of_this_process_are_taken_as_they_are() -> None:
     for content in (b"abc", bytearray(b"abc"), memoryview(b"abc")):
         assert fetch_media(content, FIELD) == b"abc"
         assert type(fetch_media(content, FIELD)) is bytes
+
+
+@pytest.mark.parametrize("transparency", [np.uint8(3), (np.int64(1), 2, 3), [1, 2, 3], 0.5, "3", np.arange(3)])
+def test_a_transparency_that_has_no_name_is_refused_by_its_field(transparency: object) -> None:
+    picture = Image.new("P", (2, 2))
+    picture.info["transparency"] = transparency
+    with pytest.raises(InvalidArgumentError, match=r"has the transparency .* must be an integer") as caught:
+        freeze(picture, FIELD)
+    assert caught.value.field == FIELD
+
+
+@pytest.mark.parametrize("transparency", [None, 3, (1, 2, 3), b"\0\1"])
+def test_whatever_pillow_itself_reads_as_a_transparency_is_kept(transparency: object) -> None:
+    picture = Image.new("P", (2, 2))
+    picture.info["transparency"] = transparency
+    frozen = freeze(picture, FIELD)
+    assert isinstance(frozen, Image.Image)
+    assert frozen.info["transparency"] == transparency
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,18 @@ def freeze(source: PictureSource, field: str) -> PictureSource:
         return source
     # Its content may still lie in the file that it was opened from.
     with refusing_damage(field, None):
-        return source.copy()
+        copy = source.copy()
+    _check_transparency(copy.info.get("transparency"), field)
+    return copy
+
+
+def _check_transparency(value: object, field: str) -> None:
+    """It is a part of the picture's name, and numpy's numbers have none; nor does Pillow take them for a palette's."""
+    values = value if isinstance(value, tuple) else (value,)
+    if value is not None and not isinstance(value, bytes) and not all(isinstance(each, int) for each in values):
+        raise InvalidArgumentError(
+            field, f"has the transparency {value!r:.80}: it must be an integer, a tuple of integers or bytes"
+        )
 
 
 def scheme_of(url: str) -> str | None:
