@@ -62,6 +62,7 @@ def test_an_unknown_option_is_refused_with_what_may_have_been_meant(name: str, h
         ("limit_mm_per_prompt", {"picture": 8}, "must be of image, video, audio, not of 'picture'"),
         ("limit_mm_per_prompt", {"image": -1}, "of image must be an integer of at least 0, not -1"),
         ("max_image_pixels", 0, "an integer of at least 1, not 0"),
+        ("max_image_pixels", 178_956_971, "at most 178956970, not 178956971"),
         ("max_image_pixels", None, "an integer of at least 1, not None"),
         ("max_media_bytes", 0, "an integer of at least 1, not 0"),
         ("max_request_media_bytes", 1.5, "an integer of at least 1, not 1.5"),

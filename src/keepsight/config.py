@@ -19,7 +19,7 @@ from typing import Any, Self
 from keepsight import demo
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.image_processor_config import OPERATOR_OPTIONS, RESAMPLES, check_options
-from keepsight.media import DEFAULT_MAX_PIXELS
+from keepsight.media import DEFAULT_MAX_PIXELS, MAX_PIXELS
 
 logger = logging.getLogger(__name__)
 
@@ -268,6 +268,8 @@ def _check_value(name: str, value: object) -> None:
     elif name in LEAST_INTEGERS:
         if type(value) is not int or value < LEAST_INTEGERS[name]:
             raise InvalidArgumentError(name, f"must be an integer of at least {LEAST_INTEGERS[name]}, not {value!r}")
+        if name == "max_image_pixels" and value > MAX_PIXELS:
+            raise InvalidArgumentError(name, f"must be at most {MAX_PIXELS}, not {value}: no decoder takes more")
     elif name in NUMBERS:
         holds, described = NUMBERS[name]
         if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):

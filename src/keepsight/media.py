@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple
 Modality = Literal["image", "image_embeds", "prompt_embeds"]
 # Of one picture, where nobody says otherwise.
 DEFAULT_MAX_PIXELS = 64_000_000
+# Of one picture, whatever anybody says: Pillow's decoders of WebP, TIFF and GIF refuse more by themselves.
+MAX_PIXELS = 178_956_970
 # A strip is as long as a picture, so that whatever has room for one has room for it; of models that read text only:
 TOKENS_PER_STRIP = 64
 

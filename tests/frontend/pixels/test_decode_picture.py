@@ -12,11 +12,12 @@ import pytest
 from PIL import Image, ImageFile, PngImagePlugin
 
 from keepsight.errors import PictureError, PictureTooLargeError, UnreadablePictureError, UnsupportedPictureError
+from keepsight.frontend.intake import read_header
 from keepsight.frontend.intake.open_picture import PictureSource, open_picture
 from keepsight.frontend.intake.read_header import read_geometry
 from keepsight.frontend.pixels import decode_picture as decoder
 from keepsight.frontend.pixels.decode_picture import decode_picture
-from keepsight.media import Geometry
+from keepsight.media import MAX_PIXELS, Geometry
 from keepsight.requests import Pixels
 from tests.frontend.reference_processor import skip_where_the_reference_is_older
 from tests.frontend.sample_pictures import (
@@ -235,6 +236,28 @@ def test_the_warnings_and_errors_of_pillow_about_bombs_do_not_leak(side: int) ->
     assert isinstance(refusal_of(png(chunk(b"IHDR", claimed), chunk(b"IDAT", b""))), PictureTooLargeError)
     gif = b"GIF89a" + struct.pack("<HHBBB", side, side, 0, 0, 0) + b"," + struct.pack("<HHHHBB", 0, 0, 1, 1, 0, 2)
     assert isinstance(refusal_of(gif), PictureTooLargeError)
+
+
+@pytest.mark.parametrize("side", [4000, 14_000, 2**24])
+def test_a_webp_that_is_too_large_is_never_opened(side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(read_header, "open_picture")
+    canvas = b"VP8X" + struct.pack("<II", 10, 0) + (side - 1).to_bytes(3, "little") * 2
+    refusal = refusal_of(b"RIFF" + struct.pack("<I", 4 + len(canvas)) + b"WEBP" + canvas)
+    assert isinstance(refusal, PictureTooLargeError)
+    assert f"{side} x {side} pixels are {side * side}, at most 10000000" in str(refusal)
+
+
+def test_no_limit_is_named_but_ours() -> None:
+    # Its one frame is larger than itself.
+    gif = b"GIF89a" + struct.pack("<HHBBB", 9, 9, 0, 0, 0) + b"," + struct.pack("<HHHHBB", 0, 0, 60_000, 60_000, 0, 2)
+    refusal = refusal_of(gif)
+    assert isinstance(refusal, PictureTooLargeError)
+    assert "more than the 10000000 pixels" in str(refusal)
+
+
+def test_the_most_that_can_be_allowed_is_what_pillow_takes() -> None:
+    assert Image.MAX_IMAGE_PIXELS is not None
+    assert MAX_PIXELS == 2 * Image.MAX_IMAGE_PIXELS
 
 
 def test_a_jpeg_cut_anywhere_is_refused_or_is_what_the_reference_makes_of_it() -> None:

@@ -5,7 +5,7 @@ a preview or a depth map behind them, of which the first is taken), pixels deepe
 """
 
 import numpy as np
-from PIL import ExifTags, Image, ImageFile, TiffImagePlugin
+from PIL import ExifTags, Image, ImageFile, TiffImagePlugin, WebPImagePlugin
 
 from keepsight.errors import PictureTooLargeError, UnreadablePictureError, UnsupportedPictureError
 from keepsight.frontend.intake.open_picture import PictureSource, open_picture, orientation_of, refusing_damage
@@ -46,7 +46,13 @@ def _check_size(geometry: Geometry, field: str, max_pixels: int) -> None:
 
 def _parse_header(data: bytes, field: str, max_pixels: int) -> tuple[Geometry, str]:
     """And the mode of the file, before the conversion to RGB."""
-    image = open_picture(data, field)
+    if data[8:12] == b"WEBP" and (announced := WebPImagePlugin._get_size(data[:30])) is not None:
+        # Opening one makes room for all of it.
+        _check_size(Geometry(*announced), field, max_pixels)
+    try:
+        image = open_picture(data, field)
+    except Image.DecompressionBombError as error:  # its limit is not below ours
+        raise PictureTooLargeError(field, f"more than the {max_pixels} pixels that are allowed") from error
     # Before anything else is asked of the picture: looking for a second frame may prepare room for the first.
     _check_size(Geometry(*image.size), field, max_pixels)
     # An MPO is a photograph that carries another; every viewer shows the first.
