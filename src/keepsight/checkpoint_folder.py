@@ -1,9 +1,15 @@
-"""Whether a checkpoint's folder is there and can be looked into: the first that is asked of it, by whoever reads it."""
+"""What is asked first of a checkpoint's folder: whether it is one, is there, and can be looked into."""
 
 import os
 from pathlib import Path
 
 from keepsight.errors import CheckpointError, MissingCheckpointError
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Whether it looks like one."""
+    # As a text: no path at all is not the folder that one happens to be in.  And os.path never raises.
+    return os.path.isfile(f"{path}/config.json")  # noqa: PTH113
 
 
 def check_is_folder(directory: Path) -> None:

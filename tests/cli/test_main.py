@@ -10,13 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from keepsight import __version__
+from keepsight import __version__, demo
 from keepsight.cli import main as main_module
 from keepsight.cli.main import COMMANDS, main
 from keepsight.errors import InvalidArgumentError
 
 # Asking for it fails, as in a folder of another user's.
 UNSEEN = "/" + "long" * 100
+DEMO = str(demo.checkpoint_path())
 
 
 def exit_status(arguments: Sequence[str]) -> int | str | None:
@@ -104,6 +105,10 @@ def test_a_command_line_that_makes_no_sense_is_told_in_one_line_and_exits_with_2
             ["serve", "--port", "0", "google/gemma-3-4b-it"],
             "keepsight serve: google/gemma-3-4b-it: no such folder; if that is its name on the Hugging Face Hub: hf ",
         ),
+        (
+            ["cache", "pin", "x.png", "--encoder-disk-cache", DEMO],
+            f"keepsight cache: --encoder-disk-cache: {DEMO} looks like a model",
+        ),
         (["generate", "Hi", "--model", "no/such"], "keepsight generate: no/such: no such folder"),
         (
             ["generate", "Hi", "--generation-config", "vllm"],
@@ -123,6 +128,27 @@ def test_a_mistake_is_one_line_on_standard_error_and_exit_status_2(
     assert captured.out == ""
     [told] = captured.err.splitlines()
     assert told.startswith(line)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["--api-key", "k"],
+        ["--served-model-name", "a", "b"],
+        ["--allowed-origins", "*"],
+        ["--allowed-media-domains", "a.example.org"],
+        ["--allowed-media-networks"],
+    ],
+)
+def test_a_model_that_a_flag_took_for_its_last_value_is_told_before_the_demo_is_served(
+    values: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    no_port = ["--port", "70000"]
+    assert main(["serve", *no_port, *values, DEMO]) == 2
+    [told] = capsys.readouterr().err.splitlines()
+    assert told == f"keepsight serve: {values[0]}: its last value, {DEMO}, looks like the model: name that first"
+    assert main(["serve", DEMO, *no_port, "--api-key", DEMO]) == 2
+    assert "--port: " in capsys.readouterr().err, "whoever names a model may call a key whatever they like"
 
 
 @pytest.mark.parametrize(

@@ -39,5 +39,5 @@ def test_a_server_says_so_when_it_starts(monkeypatch: pytest.MonkeyPatch, caplog
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")
     monkeypatch.setattr(serve, "config_from", refuse)
     with pytest.raises(EnoughError):
-        serve.run(argparse.Namespace())
+        serve.run(argparse.Namespace(model=None))
     assert "VLLM_CPU_KVCACHE_SPACE (here: --kv-cache-memory-bytes)" in caplog.text

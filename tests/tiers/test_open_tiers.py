@@ -35,6 +35,13 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         parse_disk_place(text)
 
 
+@pytest.mark.parametrize("size", ["", ":1G"])
+def test_a_model_s_folder_is_refused_as_nobody_means_to_fill_it(size: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    with pytest.raises(InvalidArgumentError, match=r"encoder-disk-cache: .* looks like a model"):
+        parse_disk_place(f"{tmp_path}{size}")
+
+
 @pytest.mark.parametrize("text", ["", ":1G", "~/x", "~nobody.of.this.name/x"])
 def test_without_a_home_a_folder_has_to_be_named(text: str, without_home: None) -> None:
     with pytest.raises(InvalidArgumentError, match=r"encoder-disk-cache: .* name one by its whole path"):

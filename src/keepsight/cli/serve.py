@@ -9,6 +9,7 @@ import os
 import resource
 import socket
 
+from keepsight.checkpoint_folder import is_checkpoint
 from keepsight.cli.api_arguments import add_api_arguments, api_settings_from
 from keepsight.cli.check_least import check_least
 from keepsight.cli.model_arguments import add_model_arguments, config_from
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     warn_of_vllm_variables(os.environ)
+    _check_model_is_no_value(arguments)
     config = config_from(arguments)
     api = api_settings_from(arguments)
     _check_is_text(arguments)
@@ -84,6 +86,16 @@ def run(arguments: argparse.Namespace) -> int:
             api=api,
         )
         return Supervisor(settings, listener, signals).run()
+
+
+def _check_model_is_no_value(arguments: argparse.Namespace) -> None:
+    """A flag that takes several values takes a model behind them, too, and the demo would be served in its place."""
+    if arguments.model is not None:
+        return
+    for name, said in vars(arguments).items():
+        if isinstance(said, list) and said and is_checkpoint(said[-1]):
+            told = f"its last value, {said[-1]}, looks like the model: name that first"
+            raise InvalidArgumentError(f"--{name.replace('_', '-')}", told)
 
 
 def _check_is_text(arguments: argparse.Namespace) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from keepsight.checkpoint_folder import is_checkpoint
 from keepsight.errors import InvalidArgumentError
 from keepsight.tiers.cache_home import cache_home
 from keepsight.tiers.disk_tier import DiskTier
@@ -47,6 +48,8 @@ def parse_disk_place(text: str, field: str = "--encoder-disk-cache") -> DiskPlac
         directory = Path(path).expanduser().absolute() if path else default_disk_directory()
     except RuntimeError as error:  # the user has no home
         raise InvalidArgumentError(field, f"{text!r} is no folder, name one by its whole path: {error}") from error
+    if is_checkpoint(directory):
+        raise InvalidArgumentError(field, f"{directory} looks like a model, not like a cache: it holds a config.json")
     return DiskPlace(directory, _parse_size(size, field) if colon else DEFAULT_DISK_BYTES)
 
 
