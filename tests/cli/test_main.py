@@ -53,6 +53,8 @@ def test_every_command_explains_its_options_without_torch(name: str) -> None:
         ([], "the following arguments are required: COMMAND"),
         (["sreve"], "invalid choice: 'sreve'"),
         (["serve", "--prot", "5"], "unrecognized arguments: --prot"),
+        (["serve", "--port", "70000", "--enable-mm"], "unrecognized arguments: --enable-mm"),
+        (["cache", "inspect", "--rem", "redis://a"], "unrecognized arguments: --rem redis://a"),
         (["serve", "--port", "many"], "invalid int value: 'many'"),
         (["serve", "--dtype", "int4"], "invalid choice: 'int4'"),
         (["serve", "--block-size", "24"], "invalid choice: 24 (choose from 8, 16, 32, 64, 128)"),
