@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from keepsight.api_settings import ApiSettings
-from keepsight.cli import serve
+from keepsight.cli import api_arguments, serve
 from keepsight.cli.api_arguments import api_settings_from
 from keepsight.errors import InvalidArgumentError
 
@@ -83,6 +83,22 @@ def test_a_variable_that_holds_no_key_is_refused(variable: str, value: str, monk
 
 
 @pytest.mark.parametrize(
+    ("said", "endpoint"),
+    [
+        ("http://collector:4318", "http://collector:4318/v1/traces"),
+        ("https://collector/", "https://collector/v1/traces"),
+        ("http://collector:4318?tenant=a", "http://collector:4318/v1/traces?tenant=a"),
+        ("http://collector:4318/otlp", "http://collector:4318/otlp"),
+    ],
+)
+def test_a_collector_without_a_path_is_sent_spans_where_collectors_take_them(
+    said: str, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_arguments, "find_spec", lambda _name: "is installed")
+    assert read("--otlp-traces-endpoint", said).otlp_traces_endpoint == endpoint
+
+
+@pytest.mark.parametrize(
     ("flags", "named"),
     [
         ("--cache-isolation api-key", "--cache-isolation"),
@@ -101,6 +117,8 @@ def test_a_variable_that_holds_no_key_is_refused(variable: str, value: str, monk
         ("--allowed-origins https://a.example/", "--allowed-origins"),
         ("--ssl-keyfile k.pem", "--ssl-keyfile"),
         ("--otlp-traces-endpoint collector:4318", "--otlp-traces-endpoint"),
+        ("--otlp-traces-endpoint http://", "--otlp-traces-endpoint"),
+        ("--otlp-traces-endpoint http://[::1", "--otlp-traces-endpoint"),
         ("--ssl-certfile missing.pem", "--ssl-certfile"),
         (f"--ssl-certfile {__file__}", "--ssl-certfile"),
     ],

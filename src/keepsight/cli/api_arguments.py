@@ -7,6 +7,7 @@ import re
 import ssl
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from keepsight.api_settings import ApiSettings
 from keepsight.cli.check_least import check_least
@@ -63,7 +64,8 @@ def _add_http(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--otlp-traces-endpoint",
         metavar="URL",
-        help="where each request is told as OpenTelemetry spans, by OTLP over HTTP; needs the extra 'otel'",
+        help="where each request is told as OpenTelemetry spans, by OTLP over HTTP (without a path: /v1/traces); needs "
+        "the extra 'otel'",
     )
     group.add_argument("--ssl-certfile", metavar="FILE", help="certificates, in PEM: speak HTTPS")
     group.add_argument("--ssl-keyfile", metavar="FILE", help="their private key, if it is not with them")
@@ -133,7 +135,7 @@ def api_settings_from(arguments: argparse.Namespace) -> ApiSettings:
         allowed_origins=tuple(arguments.allowed_origins),
         root_path=arguments.root_path.rstrip("/"),
         dashboard_thumbnails=arguments.dashboard_thumbnails,
-        otlp_traces_endpoint=_check_traces(arguments.otlp_traces_endpoint),
+        otlp_traces_endpoint=_read_traces_endpoint(arguments.otlp_traces_endpoint),
         ssl_certfile=_absolute(arguments.ssl_certfile),
         ssl_keyfile=_absolute(arguments.ssl_keyfile),
         ssl_keyfile_password=arguments.ssl_keyfile_password,
@@ -211,10 +213,15 @@ def _check_certificate(settings: ApiSettings) -> None:
         raise InvalidArgumentError("--ssl-certfile", f"cannot be read: {error}") from error
 
 
-def _check_traces(endpoint: str | None) -> str | None:
+def _read_traces_endpoint(endpoint: str | None) -> str | None:
+    """As OpenTelemetry's own variable is: a collector alone takes traces at its usual path."""
     if endpoint is None:
         return None
-    if not re.match(r"https?://", endpoint):
+    try:
+        url = urlsplit(endpoint)
+    except ValueError:
+        url = urlsplit("")
+    if url.scheme not in ("http", "https") or not url.netloc:
         raise InvalidArgumentError("--otlp-traces-endpoint", f"must be an http or https URL, not {endpoint!r}")
     try:
         is_there = find_spec("opentelemetry.exporter.otlp.proto.http") and find_spec("opentelemetry.sdk")
@@ -222,4 +229,4 @@ def _check_traces(endpoint: str | None) -> str | None:
         is_there = None
     if not is_there:
         raise InvalidArgumentError("--otlp-traces-endpoint", "needs OpenTelemetry: pip install 'keepsight[otel]'")
-    return endpoint
+    return endpoint if url.path.strip("/") else url._replace(path="/v1/traces").geturl()
