@@ -179,6 +179,7 @@ def test_a_run_has_a_summary_of_each_workload_and_share_of_reuse(script: Script)
     assert report.summaries["cold"].cached_share == 0.8
     assert script.models == "restarted"
     assert report.facts["seed"] == 1
+    assert "reuse_percent" not in report.facts, "the names of its summaries tell it"
 
 
 def test_a_workload_that_cannot_be_measured_is_named_and_the_others_are_measured(script: Script) -> None:

@@ -43,7 +43,10 @@ class WorkloadRun:
     def report(self) -> Report:
         server = self._server
         facts = {"model": server.model, "sampling": dict(server.sampling), **self._settings.crowd.to_facts()}
-        return Report(facts | asdict(self._options), self.summaries)
+        options = asdict(self._options)
+        # Each `zipf` has its own, and is called by it.
+        del options["reuse_percent"]
+        return Report(facts | options, self.summaries)
 
     async def run(self) -> None:
         """One that fails keeps no other from being measured."""
