@@ -52,11 +52,13 @@ NO_PROCESSOR = ImageProcessorConfig()
 
 @dataclass(frozen=True, slots=True)
 class _Terms:
-    """What a caller asks of the engine, whatever the prompt."""
+    """What a caller asks, whatever the prompt."""
 
     sampling_params: SamplingParams
     cache_salt: str | None
     priority: int
+    # None: the prompt is to be answered, and has to fit into the context.  Else its tokens are told, up to so many.
+    max_told: int | None = None
 
     def __post_init__(self) -> None:
         salt, priority = self.cache_salt, self.priority
@@ -132,9 +134,13 @@ class RequestPreparer:
         priority: int = 0,
         tools: Sequence[Mapping[str, Any]] = (),
         downloaded: Downloaded = NOTHING_DOWNLOADED,
+        max_told: int | None = None,
     ) -> PreparedRequest:
-        """`downloaded`: what came of `pictures_to_download`; it is waited for otherwise."""
-        terms = _Terms(params, cache_salt, priority)
+        """`downloaded`: what came of `pictures_to_download`; it is waited for otherwise.
+
+        With `max_told` it is prepared to have its tokens told, and may have so many, whatever the context holds.
+        """
+        terms = _Terms(params, cache_salt, priority, max_told)
         conversation = read_messages(messages)
         rendered = self.template.render(conversation, tools=tools)
         # Not rendered before the prompt is known to fit.
@@ -200,9 +206,9 @@ class RequestPreparer:
             if token_id in self._image_token_ids:
                 token = self.tokenizer.token(token_id)
                 raise ReservedTokenError(field, f"must not hold {token_id}, {token}: its picture cannot be sent along")
-        prompt = ExpandedPrompt(tuple(token_ids), ())
-        self._check_fits(prompt, field)
-        request = self._finish(prompt, (), _Terms(params, cache_salt, priority))
+        prompt, terms = ExpandedPrompt(tuple(token_ids), ()), _Terms(params, cache_salt, priority)
+        self._check_fits(prompt, field, terms)
+        request = self._finish(prompt, (), terms)
         return PreparedRequest(request, account=_open_account(request, began, began))
 
     def prepare_embeds(
@@ -229,7 +235,7 @@ class RequestPreparer:
         ends = list(itertools.accumulate(lengths))
         spans = tuple(TokenSpan(end - length, length) for end, length in zip(ends, lengths, strict=True))
         token_ids = (PLACEHOLDER,) * ends[-1]
-        self._check_fits(ExpandedPrompt(token_ids, ()), field)
+        self._check_fits(ExpandedPrompt(token_ids, ()), field, terms)
         named = self._identifier.name(strips, self.image_config or NO_PROCESSOR, terms.cache_salt)
         request = self._finish(ExpandedPrompt(token_ids, spans), named, terms)
         return PreparedRequest(request, named, account=_open_account(request, began, began))
@@ -272,12 +278,12 @@ class RequestPreparer:
         add_bos: bool,
     ) -> tuple[EngineRequest, Sequence[NamedPicture]]:
         num_crops = [picture.num_crops for picture in pictures]
-        self._check_pictures_fit(len(pictures) + sum(num_crops), field)
-        if self.tokenizer.is_far_too_long(text, self.max_model_len):
-            raise self._too_long(field, f"has {len(text)} characters, far more than fit")
+        self._check_pictures_fit(len(pictures) + sum(num_crops), field, terms)
+        if self.tokenizer.is_far_too_long(text, self._longest(terms)):
+            raise self._too_long(field, f"has {len(text)} characters, far more than fit", terms)
         expanded = self.expander.expand(text, num_crops, add_bos, field)
         # Refused before any content is hashed.
-        self._check_fits(expanded, field)
+        self._check_fits(expanded, field, terms)
         named = self._identifier.name(pictures, config, terms.cache_salt)
         pins = [PromptPin(self.expander.count_tokens_of(each.text, expanded, num_crops), each.seconds) for each in kept]
         return self._finish(expanded, named, terms, pins), named
@@ -295,26 +301,32 @@ class RequestPreparer:
             return NO_PROCESSOR
         return self.image_config.with_overrides(**overrides) if overrides else self.image_config
 
-    def _check_pictures_fit(self, num_pictures: int, field: str) -> None:
+    def _longest(self, terms: _Terms) -> int:
+        """Prompt, in tokens: an answer has at least one."""
+        return self.max_model_len - 1 if terms.max_told is None else terms.max_told
+
+    def _check_pictures_fit(self, num_pictures: int, field: str, terms: _Terms) -> None:
         """Before any of their crops and tokens are laid out."""
         num_image_tokens = num_pictures * self._tokens_per_image
-        if num_image_tokens >= self.max_model_len:
-            raise self._too_long(field, f"has {num_image_tokens} tokens of {num_pictures} pictures alone")
+        if num_image_tokens > self._longest(terms):
+            raise self._too_long(field, f"has {num_image_tokens} tokens of {num_pictures} pictures alone", terms)
 
-    def _check_fits(self, expanded: ExpandedPrompt, field: str) -> None:
+    def _check_fits(self, expanded: ExpandedPrompt, field: str, terms: _Terms) -> None:
         if not expanded.token_ids:
             raise InvalidArgumentError(field, "is empty")
         num_tokens = len(expanded.token_ids)
-        if num_tokens >= self.max_model_len:
+        if num_tokens > self._longest(terms):
             num_image_tokens = sum(span.length for span in expanded.spans)
             of_pictures = f"{num_image_tokens} of them of {len(expanded.spans)} pictures"
-            raise self._too_long(field, f"has {num_tokens} tokens, {of_pictures}")
+            raise self._too_long(field, f"has {num_tokens} tokens, {of_pictures}", terms)
         largest = max(expanded.token_ids)
         if largest >= self._vocab_size:
             token = self.tokenizer.token(largest)
             raise ReservedTokenError(field, f"the text holds {token}, which is no token of this model")
 
-    def _too_long(self, field: str, what: str) -> PromptTooLongError:
+    def _too_long(self, field: str, what: str, terms: _Terms) -> InvalidArgumentError:
+        if terms.max_told is not None:
+            return InvalidArgumentError(field, f"{what}; at most {terms.max_told} are told in one answer")
         # OpenAI's words and vLLM's for the limit: by them LiteLLM knows that a longer context is what would help.
         limit = f"this model's maximum context length is {self.max_model_len} tokens, at least one of them the answer's"
         return PromptTooLongError(field, f"{what}; {limit}")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.api import app as app_module
+from keepsight.frontend.api import prepare_answer
 from keepsight.frontend.api.app import create_app
 from keepsight.frontend.api.completion_request import CompletionRequest, parse_completion_request
 from keepsight.frontend.api.tokenize_request import TokenizeRequest
@@ -277,6 +278,21 @@ def test_the_tokens_of_a_conversation_are_those_that_the_engine_gets(client: Cli
     client.chat(messages=messages)
     assert body["tokens"] == list(engine.requests[0].token_ids)
     assert body["image_tokens"] == 16
+
+
+def test_a_conversation_longer_than_the_context_is_counted_so_that_it_can_be_cut(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = ask(by_url(draw(7).picture), "circle " * 20_000)
+    assert error_of(client.chat(messages=messages)) == (400, "messages", "context_length_exceeded")
+    body = client.send("POST", "/tokenize", json={"messages": messages}).json()
+    assert body["count"] == len(body["tokens"]) > 20_000 > body["max_model_len"]
+    # Not without end.
+    for most in (body["count"] - 1, 15):
+        monkeypatch.setattr(prepare_answer, "MAX_TOLD_TOKEN_IDS", most)
+        refused = client.send("POST", "/tokenize", json={"messages": messages})
+        assert error_of(refused) == (400, "messages", "invalid_argument")
+        assert f"at most {most} are told" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ class AnswerPreparer:
         else:
             terms = (cache_salt, 0, asked.shown_tools)
             prepared = self.preparer.prepare_chat(
-                asked.messages, SamplingParams(), self._overrides_of(asked), *terms, downloaded
+                asked.messages, SamplingParams(), self._overrides_of(asked), *terms, downloaded, MAX_TOLD_TOKEN_IDS
             )
             token_ids = prepared.engine_request.token_ids
             num_image_tokens = prepared.engine_request.num_image_tokens
