@@ -31,6 +31,8 @@ MAX_PROBED_CHARACTERS = 2**16
 # OpenAI's two of a message's content.
 ContentForm = Literal["text", "parts"]
 CONTENT_FORMS: tuple[ContentForm, ...] = ("text", "parts")
+# OpenAI's.  Others are those that a template names.
+ROLES = ("system", "developer", "user", "assistant", "tool")
 _PROBE = "What does this template show?"
 # Behind a text that is to be gone on with.  A template that trims takes its last character away.
 _GOES_ON = "(and here the answer goes on) "
@@ -51,8 +53,11 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = dict(special_tokens)
         self._template = None if source is None else _compile(source, path)
+        parsed = _parse(source or "")
+        # Roles are among them.
+        self._texts = _find_texts(parsed)
         # Of what there is about tools: the names that the template knows.
-        self._tool_words = set() if source is None else _find_tool_words(_parse(source))
+        self._tool_words = _find_tool_words(parsed, self._texts)
         self._content_form = self._find_content_form()
         self._drops_system_parts = self._find_whether_it_drops_system_parts()
 
@@ -71,6 +76,8 @@ class ChatTemplate:
     ) -> RenderedPrompt:
         conversation = read_messages(messages)
         # Before anything is told: faults name a message by its place in what the caller sent.
+        for index, message in enumerate(conversation.messages):
+            self._check_role(message["role"], f"messages[{index}].role")
         written = _write_contents(conversation.messages, self._content_form)
         written = _write_contents(self._tell_tools(written, tools), self._content_form)
         tools = tools if "tools" in self._tool_words else ()
@@ -107,6 +114,13 @@ class ChatTemplate:
         except Exception as error:  # a template can raise whatever Python can
             raise ChatTemplateError("messages", f"the chat template refused them: {_describe(error)}") from error
 
+    def _check_role(self, role: str, field: str) -> None:
+        """Many templates would write whatever it is into the prompt."""
+        if role in ROLES or role in self._texts:
+            return
+        hint = "; results of calls are of the role tool now" if role == "function" else ""
+        raise InvalidArgumentError(field, f"must be one of {', '.join(ROLES)}, not {role[:40]!r}{hint}")
+
     def _tell_tools(self, messages: list[TemplateMessage], tools: Sequence[Mapping[str, Any]]) -> list[TemplateMessage]:
         """Most templates would leave out what they do not know, and say nothing."""
         if "tool" not in self._tool_words:
@@ -142,7 +156,7 @@ class ChatTemplate:
 
     def _name_roles(self, messages: list[TemplateMessage]) -> list[TemplateMessage]:
         """`developer` is what newer clients call `system`; few templates have heard of it."""
-        if self.source is None or "developer" in self.source:
+        if "developer" in self._texts:
             return messages
         return [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
 
@@ -248,9 +262,13 @@ def _parse(source: str) -> jinja2.nodes.Template:
     return _make_environment().parse(source)
 
 
-def _find_tool_words(template: jinja2.nodes.Template) -> set[str]:
+def _find_texts(template: jinja2.nodes.Template) -> set[str]:
+    """That it compares with, looks up or may write."""
+    return {each.value for each in template.find_all(jinja2.nodes.Const) if isinstance(each.value, str)}
+
+
+def _find_tool_words(template: jinja2.nodes.Template, texts: set[str]) -> set[str]:
     """`tools`, a variable; `tool`, a role: as a text; `tool_calls`, a field of messages: as a text or behind a dot."""
-    texts = {each.value for each in template.find_all(jinja2.nodes.Const) if isinstance(each.value, str)}
     fields = {each.attr for each in template.find_all(jinja2.nodes.Getattr)}
     variables = jinja2.meta.find_undeclared_variables(template)
     return ({"tools"} & variables) | ({"tool"} & texts) | ({"tool_calls"} & (texts | fields))
