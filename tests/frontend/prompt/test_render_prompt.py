@@ -226,6 +226,14 @@ def test_a_template_that_shows_the_first_part_of_a_systems_message_is_given_one(
     assert render(every, [system]) == "<Be brief.><Be kind.>"
 
 
+@pytest.mark.parametrize("role", ["system", "developer"])
+@pytest.mark.parametrize("content", [[PICTURE], [text_part("Be brief."), PICTURE]])
+def test_a_picture_is_refused_in_a_system_s_message_whose_template_would_leave_it_out(role: str, content: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    with pytest.raises(UnsupportedFieldError, match=r"^messages\[0\]\.content: .* no place for pictures in a system"):
+        demo_template().render([{"role": role, "content": content}, user(text_part("Hi"))], tools=tools)
+
+
 def test_empty_fields_of_an_earlier_answer_are_accepted_and_a_name_reaches_the_template() -> None:
     answer: dict[str, Any] = {
         "role": "assistant",

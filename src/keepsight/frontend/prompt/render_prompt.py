@@ -78,6 +78,9 @@ class ChatTemplate:
         # Before anything is told: faults name a message by its place in what the caller sent.
         for index, message in enumerate(conversation.messages):
             self._check_role(message["role"], f"messages[{index}].role")
+            if self._drops_system_parts and _is_of_system(message) and _holds_picture(message["content"]):
+                what = "this model's chat template has no place for pictures in a system message"
+                raise UnsupportedFieldError(f"messages[{index}].content", what)
         written = _write_contents(conversation.messages, self._content_form)
         written = _write_contents(self._tell_tools(written, tools), self._content_form)
         tools = tools if "tools" in self._tool_words else ()
@@ -195,16 +198,23 @@ def _as_text(content: str | list[Mapping[str, Any]], field: str) -> str:
     """Parts in lines of their own, as in vLLM."""
     if isinstance(content, str):
         return content
-    if any(part["type"] != "text" for part in content):
+    if _holds_picture(content):
         raise UnsupportedFieldError(f"{field}.content", "this model's chat template has no place for pictures")
     return "\n".join(part["text"] for part in content)
 
 
+def _is_of_system(message: TemplateMessage) -> bool:
+    return message["role"] in ("system", "developer")
+
+
+def _holds_picture(content: str | list[Mapping[str, Any]]) -> bool:
+    return not isinstance(content, str) and any(part["type"] != "text" for part in content)
+
+
 def _with_one_part(message: TemplateMessage) -> TemplateMessage:
-    """A system's texts; a picture among them is left to be refused, as the template has no place for it."""
+    """A system's texts."""
     content = message["content"]
-    is_systems = message["role"] in ("system", "developer") and isinstance(content, list) and len(content) > 1
-    if not is_systems or any(part["type"] != "text" for part in content):
+    if not _is_of_system(message) or isinstance(content, str) or len(content) < 2:
         return message
     return {**message, "content": _as_parts(_as_text(content, "messages"), "messages")}
 
