@@ -261,6 +261,28 @@ def test_whoever_called_and_whatever_was_called_may_have_said_nothing(nothing: A
                 render(source, [{"role": role, "content": nothing}])
 
 
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}, {"content": []}])
+def test_a_refusal_in_place_of_an_earlier_answer_s_content_is_what_was_said(content: dict[str, Any]) -> None:
+    message = {"role": "assistant", "refusal": "I would rather not.", **content}
+    assert read_messages([message]).messages == [{"role": "assistant", "content": "I would rather not."}]
+
+
+@pytest.mark.parametrize(
+    ("message", "fault"),
+    [
+        (
+            {"role": "assistant", "content": "Yes.", "refusal": "No."},
+            "refusal: must not be given together with content",
+        ),
+        ({"role": "assistant", "content": None, "refusal": 0}, "refusal: must be a string, not 0"),
+        ({"role": "user", "content": None, "refusal": "No."}, "refusal: is not supported"),
+    ],
+)
+def test_a_refusal_that_is_not_all_that_an_assistant_said_is_refused(message: Any, fault: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=fault):
+        read_messages([message])
+
+
 def test_a_refusal_among_an_earlier_answers_parts_is_a_text_of_it() -> None:
     kept = {"mode": "explicit"}
     parts = [text_part("No: "), {"type": "refusal", "refusal": "I would rather not.", "prompt_cache_breakpoint": kept}]

@@ -118,6 +118,7 @@ CONTENT_PART: Json = {
 _OF_ANSWERS: dict[str, Json] = {
     **{name: {"enum": [None, "", []]} for name in EMPTY_IN_ANSWERS},
     "tool_calls": {"type": ["array", "null"], "description": "Of an assistant: what it called."},
+    "refusal": {"type": ["string", "null"], "description": "Of an assistant: read in place of its content."},
     "parsed": {"description": "Of an assistant: its content, as OpenAI's own client has parsed it."},
 }
 # What `read_messages` reads.
@@ -133,7 +134,7 @@ _MESSAGE = _object(
             {"type": "array", "items": {"$ref": REFERENCE.format(name="ContentPart")}},
             {"type": "null"},
         ],
-        "description": "Null, empty or left out only beside tool_calls, and of a tool's result.",
+        "description": "Null, empty or left out only beside tool_calls or a refusal, and of a tool's result.",
     },
     **_OF_ANSWERS,
 )

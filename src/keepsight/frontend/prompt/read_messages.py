@@ -31,7 +31,7 @@ EMPTY_IN_ANSWERS = (
 # lm-eval says of each message that it is a text, whatever it holds.
 MESSAGE_TYPES = ("text", None)
 # Beside those of every message.  `parsed` is OpenAI's own client's, of an answer's content, which stands beside it.
-_FIELDS_OF = {"assistant": ("parsed", "tool_calls"), "tool": ("tool_call_id",)}
+_FIELDS_OF = {"assistant": ("parsed", "refusal", "tool_calls"), "tool": ("tool_call_id",)}
 # The other content parts are pictures.
 TEXT_PARTS = ("text", "refusal")
 MAX_UUID_LENGTH = 256
@@ -134,11 +134,17 @@ def _read_message(message: object, field: str, pictures: list[PicturePart]) -> T
     read: TemplateMessage = {"role": role}
     if calls := message.get("tool_calls"):
         read["tool_calls"] = read_tool_calls(calls, f"{field}.tool_calls")
-    content = message.get("content")
+    content, content_field = message.get("content"), f"{field}.content"
+    if (refusal := message.get("refusal")) not in (None, ""):
+        # In place of an answer; like the part of that name it is what was said.
+        content_field = f"{field}.refusal"
+        if content:
+            raise InvalidArgumentError(content_field, "must not be given together with content")
+        content = _check_is_text(refusal, content_field)
     # Who called may have said nothing, and a tool has not always something to tell.
     may_be_silent = bool(calls) or role == "tool"
     is_silent = may_be_silent and (content is None or (isinstance(content, list | tuple) and not content))
-    read["content"] = "" if is_silent else _read_content(content, f"{field}.content", pictures)
+    read["content"] = "" if is_silent else _read_content(content, content_field, pictures)
     for name in ("name", "tool_call_id"):
         if (text := message.get(name)) is not None:
             read[name] = _check_is_text(text, f"{field}.{name}")
