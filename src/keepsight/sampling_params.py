@@ -77,22 +77,24 @@ _RANGES = {
     "n": _Range(f"an integer from 1 to {MAX_CHOICES}", 1, MAX_CHOICES, is_integer=True),
     "temperature": _Range("a number of at least 0", 0),
     "top_p": _Range("a number above 0 and at most 1", 0, 1, excludes_low=True),
-    "top_k": _Range("an integer of at least 1, or 0 or -1 to consider all tokens", -1, MAX_COUNT, is_integer=True),
+    "top_k": _Range(
+        f"an integer from 1 to {MAX_COUNT}, or 0 or -1 to consider all tokens", -1, MAX_COUNT, is_integer=True
+    ),
     "min_p": _Range("a number from 0 to 1", 0, 1),
     "presence_penalty": _Range("a number from -2 to 2", -2, 2),
     "frequency_penalty": _Range("a number from -2 to 2", -2, 2),
     "repetition_penalty": _Range("a number above 0", 0, excludes_low=True),
-    "min_tokens": _Range("an integer of at least 0", 0, MAX_COUNT, is_integer=True),
+    "min_tokens": _Range(f"an integer from 0 to {MAX_COUNT}", 0, MAX_COUNT, is_integer=True),
 }
 _NUM_LOGPROBS = _Range(f"an integer from 0 to {MAX_LOGPROBS}, or None", 0, MAX_LOGPROBS, is_integer=True)
 _OPTIONAL_RANGES = {
     "seed": _Range("a 64-bit integer or None", -(2**63), 2**63 - 1, is_integer=True),
-    "max_tokens": _Range("an integer of at least 1, or None", 1, MAX_COUNT, is_integer=True),
+    "max_tokens": _Range("an integer of at least 1, or None", 1, is_integer=True),
     "logprobs": _NUM_LOGPROBS,
     "prompt_logprobs": _NUM_LOGPROBS,
 }
 _SWITCHES = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output")
-_TOKEN_ID = _Range("a token id: an integer of at least 0", 0, MAX_COUNT, is_integer=True)
+_TOKEN_ID = _Range(f"a token id: an integer from 0 to {MAX_COUNT}", 0, MAX_COUNT, is_integer=True)
 _BIAS = _Range("a number from -100 to 100", -100, 100)
 
 
@@ -165,8 +167,11 @@ class SamplingParams:
             self._set("top_k", 0)
         if self.seed == -1:  # as vLLM: "no seed"
             self._set("seed", None)
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            _refuse("min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}")
+        if self.max_tokens is not None:
+            # "No limit" is written as the largest number that a client has.
+            self._set("max_tokens", min(self.max_tokens, MAX_COUNT))
+            if self.min_tokens > self.max_tokens:
+                _refuse("min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}")
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

@@ -100,6 +100,8 @@ def test_null_is_the_default_everywhere() -> None:
 def test_both_names_of_max_tokens_work_and_must_not_contradict() -> None:
     assert parse(max_tokens=5).to_sampling_params().max_tokens == 5
     assert parse(max_tokens=5, max_completion_tokens=5).to_sampling_params().max_tokens == 5
+    for name in ("max_tokens", "max_completion_tokens"):
+        assert parse(**{name: 2**63 - 1}).to_sampling_params().max_tokens == 2**31 - 1
     with pytest.raises(InvalidArgumentError, match="is 5, but max_completion_tokens, its new name, is 6"):
         parse(max_tokens=5, max_completion_tokens=6).to_sampling_params()
 
