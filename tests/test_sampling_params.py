@@ -123,6 +123,7 @@ def test_who_asks_for_too_much_is_told_how_much_there_may_be(fields: dict[str, A
         ("logit_bias[5]", [{5: 100.1}, {5: math.nan}, {5: True}, {5: None}]),
         ("logit_bias['x']", [{"x": 1.0}]),
         ("logit_bias[-1]", [{-1: 1.0}]),
+        ("logit_bias['05']", [{"5": 100, "05": -100}, {5: 100, "05": 100}]),
     ],
 )
 def test_a_bad_value_is_refused_with_field_value_and_range(name: str, values: list[Any]) -> None:

@@ -274,11 +274,18 @@ def _to_logit_bias(bias: object) -> dict[int, float] | None:
     _check_number("logit_bias", len(bias))
     if _are_all(int, bias, _TOKEN_ID) and _are_all(float, bias.values(), _BIAS):
         return dict(bias)
-    return {_to_biased_id(key): _BIAS.accept(f"logit_bias[{key!r}]", value) for key, value in bias.items()} or None
+    read: dict[int, float] = {}
+    for key, value in bias.items():
+        field = f"logit_bias[{key!r}]"
+        token_id = _to_biased_id(key, field)
+        if token_id in read:
+            raise InvalidArgumentError(field, f"must be a token without a bias, and {token_id} has one already")
+        read[token_id] = _BIAS.accept(field, value)
+    return read or None
 
 
-def _to_biased_id(key: object) -> int:
+def _to_biased_id(key: object, field: str) -> int:
     """JSON has only strings for keys, so "12" is 12."""
     is_digits = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10
-    token_id: int = _TOKEN_ID.accept(f"logit_bias[{key!r}]", int(str(key)) if is_digits else key)
+    token_id: int = _TOKEN_ID.accept(field, int(str(key)) if is_digits else key)
     return token_id
