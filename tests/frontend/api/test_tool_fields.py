@@ -125,6 +125,13 @@ def test_an_agent_may_bring_its_hundred_tools() -> None:
     assert "args_99: %json" in grammar_of(tools=tools)
 
 
+def test_no_answer_goes_on_behind_a_call_and_who_asks_for_that_is_told_of_the_tools() -> None:
+    asked = {"tools": [tool("look")], "ignore_eos": True}
+    with pytest.raises(InvalidArgumentError, match=r"^ignore_eos: cannot go with tools"):
+        parse(**asked).to_sampling_params()
+    assert parse(**asked, tool_choice="none").to_sampling_params().ignore_eos
+
+
 def test_arguments_that_have_to_be_written_have_little_white_space() -> None:
     bound = '"whitespace_pattern": " ?"'
     assert bound in grammar_of(tools=[tool("look")], tool_choice="required")

@@ -119,6 +119,8 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
         form, terms = super().read_form(), self.read_call_terms()
         if not terms.names:
             return form
+        if self.ignore_eos:
+            raise InvalidArgumentError("ignore_eos", "cannot go with tools: a call that is complete has ended")
         return guide_calls(self.tools or (), terms, form, "" if form is None else super().name_as_asked(form.path))
 
     @property
