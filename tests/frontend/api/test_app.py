@@ -263,6 +263,10 @@ def test_the_model_s_length_is_that_of_the_engines_that_there_are_now(
     assert [card["max_model_len"] for card in asyncio.run(ask_both())] == [512, 512]
 
 
+def test_a_model_with_an_empty_name_is_left_out(client: Client) -> None:
+    assert client.chat(messages=ask("Hello"), model="").json()["model"] == MODEL
+
+
 # Refusals -----------------------------------------------------------------------------------------------------
 
 NO_COMMA = ask({"type": "image_url", "image_url": {"url": "data:image/png;base64"}})

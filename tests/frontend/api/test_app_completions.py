@@ -216,10 +216,21 @@ def test_prompts_that_are_asked_again_as_their_engine_died_are_counted_and_kept_
     assert [each.status for each in read_accounts([ring.content()])] == ["length", "length"]
 
 
+@pytest.mark.parametrize("prompt", ["", ["", "Hello"]])
+def test_an_empty_text_is_what_its_tokenizer_makes_of_it(client: Client, engine: FakeEngine, prompt: Any) -> None:
+    assert complete(client, prompt, logprobs=1, echo=True).status_code == 200
+    assert engine.requests[0].token_ids == (client.preparer.tokenizer.bos_token_id,)
+
+
+def test_an_empty_text_of_no_token_is_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client.preparer.expander, "_bos_prefix", ())
+    response = client.send("POST", "/v1/completions", json={"prompt": ["Hello", ""]})
+    assert error_of(response) == (400, "prompt[1]", "invalid_argument")
+
+
 @pytest.mark.parametrize(
     ("fields", "field", "code"),
     [
-        ({"prompt": ""}, "prompt", "invalid_argument"),
         ({"prompt": []}, "prompt", "invalid_argument"),
         ({"prompt": [[]]}, "prompt[0]", "invalid_argument"),
         ({"prompt": ["a", 1]}, "prompt[1]", "invalid_argument"),

@@ -263,7 +263,7 @@ class Api:
                 yield body
 
     def _check_model(self, name: str | None) -> None:
-        if name is not None and name not in self._model_names:
+        if name and name not in self._model_names:
             served = ", ".join(map(repr, self._model_names))
             raise ModelNotFoundError("model", f"{name!r} is not served here; what is: {served}")
 

@@ -83,8 +83,6 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkn
         for field, prompt in self.prompts.items():
             if not isinstance(prompt, str) and not (isinstance(prompt, list) and _are_token_ids(prompt)):
                 raise InvalidArgumentError(field, "must be a text or a list of token ids, or a list of such")
-            if not prompt:
-                raise InvalidArgumentError(field, "is empty")
 
     def _check_embedded_prompts(self) -> None:
         if self.echo:

@@ -143,7 +143,7 @@ _SOME_TEXT: Json = {"type": "string", "minLength": 1}
 _TOKEN_IDS = _list_of({"type": "integer"})
 PROMPT: Json = {
     "description": "One or several, each as a text or as token ids.",
-    "anyOf": [_SOME_TEXT, _TOKEN_IDS, _list_of(_SOME_TEXT), _list_of(_TOKEN_IDS)],
+    "anyOf": [{"type": "string"}, _TOKEN_IDS, _list_of({"type": "string"}), _list_of(_TOKEN_IDS)],
 }
 PROMPT_EMBEDS: Json = {
     "description": "In place of a prompt, one or several: the base64 (or a data: URL) of a .npy file or a .safetensors "
