@@ -803,6 +803,7 @@ def test_one_that_cannot_be_started_leaves_neither_threads_nor_files(monkeypatch
         ({"max_num_batched_tokens": 15}, r"max_num_batched_tokens: is 15, but must be at least 16 \+ 0 = 16"),
         ({"max_model_len": 65, "num_gpu_blocks_override": 4}, "max_model_len: is 65, but the 4 pages of 16"),
         ({"mm_processor_kwargs": {"do_resize": False}}, "mm_processor_kwargs.do_resize: cannot be changed"),
+        ({"mm_processor_kwargs": {"resample": 77}}, "mm_processor_kwargs.resample: must be one of"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused_by_name(options: dict[str, Any], message: str) -> None:

@@ -5,7 +5,8 @@ Knows no pixels and no torch.  A value of this class is checked when it is made:
 
 import dataclasses
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -42,11 +43,20 @@ OPERATOR_OPTIONS = REQUEST_OPTIONS | {"image_mean", "image_std", "rescale_factor
 
 
 def check_options(options: Mapping[str, object], allowed: Collection[str]) -> None:
-    """Their names; what they say is checked where they are used."""
+    """Their names; what they say is checked where they are used, and told by `options_named`."""
     for name in options:
         if name not in allowed:
             known = ", ".join(sorted(allowed))
             raise InvalidArgumentError(f"mm_processor_kwargs.{name}", f"cannot be changed; these can: {known}")
+
+
+@contextmanager
+def options_named() -> Iterator[None]:
+    """A fault of one is told as the caller wrote it."""
+    try:
+        yield
+    except InvalidArgumentError as error:
+        raise type(error)(f"mm_processor_kwargs.{error.field}", error.message) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keepsight.errors import CheckpointConfigError, InvalidArgumentError
-from keepsight.image_processor_config import ImageProcessorConfig
+from keepsight.image_processor_config import ImageProcessorConfig, options_named
 from keepsight.json_fields import JsonFields
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,8 @@ class ModelLimits:
 
 def load_image_config(directory: Path, backend: str, overrides: dict[str, object]) -> ImageProcessorConfig:
     """Of a model with a vision tower.  Two files say how large its pictures are, and they must agree."""
-    config = ImageProcessorConfig.from_checkpoint(directory, backend=backend, **overrides)
+    with options_named():
+        config = ImageProcessorConfig.from_checkpoint(directory, backend=backend, **overrides)
     if config is None:
         raise CheckpointConfigError(
             directory / "preprocessor_config.json", "is missing, though config.json has a vision tower"

@@ -406,9 +406,9 @@ def test_a_salt_or_priority_of_the_wrong_kind_or_length_is_refused(
     [
         ({"do_resize": False}, "mm_processor_kwargs.do_resize"),
         ({"size": 5}, "mm_processor_kwargs.size"),
-        ({"do_pan_and_scan": "yes"}, "do_pan_and_scan"),
-        ({"pan_and_scan_max_num_crops": 0}, "pan_and_scan_max_num_crops"),
-        ({"pan_and_scan_min_ratio_to_activate": -1}, "pan_and_scan_min_ratio_to_activate"),
+        ({"do_pan_and_scan": "yes"}, "mm_processor_kwargs.do_pan_and_scan"),
+        ({"pan_and_scan_max_num_crops": 0}, "mm_processor_kwargs.pan_and_scan_max_num_crops"),
+        ({"pan_and_scan_min_ratio_to_activate": -1}, "mm_processor_kwargs.pan_and_scan_min_ratio_to_activate"),
         ({5: 5}, "mm_processor_kwargs.5"),
         ([], "mm_processor_kwargs"),
     ],

@@ -35,7 +35,7 @@ from keepsight.frontend.prompt.read_token_ids import read_token_ids
 from keepsight.frontend.prompt.render_prompt import ChatTemplate
 from keepsight.frontend.prompt.sampling_defaults import read_sampling_defaults
 from keepsight.frontend.prompt.tokenizer import Tokenizer
-from keepsight.image_processor_config import REQUEST_OPTIONS, ImageProcessorConfig, check_options
+from keepsight.image_processor_config import REQUEST_OPTIONS, ImageProcessorConfig, check_options, options_named
 from keepsight.media import TOKENS_PER_STRIP, MediaItem, TokenSpan
 from keepsight.model_limits import ModelLimits, load_image_config
 from keepsight.observe.account import RequestAccount
@@ -299,7 +299,8 @@ class RequestPreparer:
             if parts:
                 raise PictureCountError(field, f"holds {len(parts)} pictures, but this model reads text only")
             return NO_PROCESSOR
-        return self.image_config.with_overrides(**overrides) if overrides else self.image_config
+        with options_named():
+            return self.image_config.with_overrides(**overrides) if overrides else self.image_config
 
     def _longest(self, terms: _Terms) -> int:
         """Prompt, in tokens: an answer has at least one."""

@@ -117,7 +117,7 @@ def test_a_server_may_trust_its_callers_with_the_processor(client: Client, engin
     assert default.media[0].media_hash != nearest.media[0].media_hash
     assert len(few.media) < len(many.media)
     refused = client.chat(messages=messages, mm_processor_kwargs={"resample": 77})
-    assert error_of(refused) == (400, "resample", "invalid_argument")
+    assert error_of(refused) == (400, "mm_processor_kwargs.resample", "invalid_argument")
     counted = client.send("POST", "/tokenize", json={"messages": messages, "mm_processor_kwargs": options[1]})
     assert counted.json()["count"] == len(many.token_ids)
 
