@@ -3,7 +3,7 @@
 import io
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -179,9 +179,9 @@ def test_of_a_text_that_is_far_too_long_only_the_beginning_is_encoded(
 ) -> None:
     encode, lengths = preparer.tokenizer.encode, list[int]()
 
-    def note(text: str) -> tuple[int, ...]:
+    def note(text: str, **options: Any) -> tuple[int, ...]:
         lengths.append(len(text))
-        return encode(text)
+        return encode(text, **options)
 
     monkeypatch.setattr(preparer.tokenizer, "encode", note)
     text = "one picture " * 100_000
@@ -396,6 +396,19 @@ def test_a_salt_or_priority_of_the_wrong_kind_or_length_is_refused(
     with pytest.raises(InvalidArgumentError) as caught:
         preparer.prepare_tokens([30], PARAMS, **terms)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("text", ["\ud800", "\ud800" + "a" * 2**17])
+def test_half_a_surrogate_pair_is_told_of_where_it_stands(preparer: RequestPreparer, text: str) -> None:
+    ways: dict[str, Callable[[], object]] = {
+        "messages": lambda: preparer.prepare_chat(ask(text), PARAMS),
+        "prompt": lambda: preparer.prepare_text(text, (), PARAMS),
+        "bad_words": lambda: preparer.prepare_chat(ask("Hello"), SamplingParams(bad_words=[text[: 2**15]])),
+    }
+    for field, prepare in ways.items():
+        with pytest.raises(InvalidArgumentError, match="cannot be encoded as UTF-8") as caught:
+            prepare()
+        assert caught.value.field == field
 
 
 # What may be changed ------------------------------------------------------------------------------------------

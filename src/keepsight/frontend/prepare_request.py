@@ -279,7 +279,7 @@ class RequestPreparer:
     ) -> tuple[EngineRequest, Sequence[NamedPicture]]:
         num_crops = [picture.num_crops for picture in pictures]
         self._check_pictures_fit(len(pictures) + sum(num_crops), field, terms)
-        if self.tokenizer.is_far_too_long(text, self._longest(terms)):
+        if self.tokenizer.is_far_too_long(text, self._longest(terms), field):
             raise self._too_long(field, f"has {len(text)} characters, far more than fit", terms)
         expanded = self.expander.expand(text, num_crops, add_bos, field)
         # Refused before any content is hashed.
@@ -377,7 +377,7 @@ class RequestPreparer:
         for word in params.bad_words:
             bare = word.lstrip(" ")
             behind_space = word if bare[:1].isspace() else f" {bare}"
-            yield from {self.tokenizer.encode(each) for each in (word, behind_space)}
+            yield from {self.tokenizer.encode(each, field="bad_words") for each in (word, behind_space)}
 
 
 def _open_account(request: EngineRequest, began: float, fetched: float) -> RequestAccount:

@@ -145,9 +145,9 @@ def test_the_cache_of_texts_keeps_to_its_bytes_and_forgets_the_oldest(monkeypatc
 def note_encoded(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> list[str]:
     encode, encoded = tokenizer.encode, list[str]()
 
-    def note_and_encode(text: str) -> tuple[int, ...]:
+    def note_and_encode(text: str, **options: Any) -> tuple[int, ...]:
         encoded.append(text)
-        return encode(text)
+        return encode(text, **options)
 
     monkeypatch.setattr(tokenizer, "encode", note_and_encode)
     return encoded

@@ -131,7 +131,7 @@ class PromptExpander:
             known = self._cache.get_and_update(piece)
         if known is not None:
             return known[1]
-        token_ids = self._tokenizer.encode(piece)
+        token_ids = self._tokenizer.encode(piece, field=field)
         self._check_holds_no_image(token_ids, field)
         with self._cache_lock:
             self._cache.put_if_fits(piece, (piece, token_ids))

@@ -60,12 +60,15 @@ class Tokenizer:
         bos = _adds_bos(directory / "tokenizer.json", backend, special_tokens)
         return cls(backend, special_tokens, eos_token_ids, bos)
 
-    def encode(self, text: str, add_bos: bool = False) -> tuple[int, ...]:
-        """Special tokens written out in `text` become their ids, as they do in transformers."""
+    def encode(self, text: str, add_bos: bool = False, field: str = "prompt") -> tuple[int, ...]:
+        """Special tokens written out in `text` become their ids, as they do in transformers.
+
+        `field` is named in errors.
+        """
         try:
             encoding = self._encode_alone(text) if len(text) < _LONG_TEXT else self._encode_beside(text)
         except TypeError as error:  # what the tokenizers library makes of half a surrogate pair
-            raise InvalidArgumentError("prompt", "the text cannot be encoded as UTF-8") from error
+            raise InvalidArgumentError(field, "the text cannot be encoded as UTF-8") from error
         return (*self._bos_prefix, *encoding.ids) if add_bos else tuple(encoding.ids)
 
     def _encode_alone(self, text: str) -> tokenizers.Encoding:
@@ -77,7 +80,7 @@ class Tokenizer:
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=False)
         return encoding
 
-    def is_far_too_long(self, text: str, max_tokens: int) -> bool:
+    def is_far_too_long(self, text: str, max_tokens: int, field: str = "prompt") -> bool:
         """Found without encoding all of it, which takes a hundred times its bytes.
 
         Where a piece is cut off, a few tokens stand for one: so twice as many have to be found.
@@ -85,7 +88,7 @@ class Tokenizer:
         if len(text) <= MANY_CHARACTERS * max_tokens:
             return False
         pieces = (text[begin : begin + PIECE_CHARACTERS] for begin in range(0, len(text), PIECE_CHARACTERS))
-        counts = itertools.accumulate(len(self.encode(piece)) for piece in pieces)
+        counts = itertools.accumulate(len(self.encode(piece, field=field)) for piece in pieces)
         return any(num_tokens > 2 * max_tokens for num_tokens in counts)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
