@@ -8,6 +8,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,9 +150,9 @@ class RequestPreparer:
             rendered.text, rendered.pictures, terms, mm_processor_kwargs, "messages", downloaded, kept, add_bos=False
         )
 
-    def recognize(self, conversation: Conversation) -> Conversation | None:
+    def recognize(self, conversation: Conversation, cache_salt: str | None) -> Conversation | None:
         """The same, of whose pictures nothing has to be read any more; None where they are not all known."""
-        pictures = self._identifier.recognize(conversation.pictures)
+        pictures = self._identifier.recognize(conversation.pictures, cache_salt)
         return None if pictures is None else replace(conversation, pictures=pictures)
 
     def pictures_to_download(self, messages: object) -> list[PicturePart]:
@@ -281,11 +282,14 @@ class RequestPreparer:
         self._check_pictures_fit(len(pictures) + sum(num_crops), field, terms)
         if self.tokenizer.is_far_too_long(text, self._longest(terms), field):
             raise self._too_long(field, f"has {len(text)} characters, far more than fit", terms)
-        expanded = self.expander.expand(text, num_crops, add_bos, field)
+        expanded = self.expander.expand(text, num_crops, add_bos, field, terms.cache_salt)
         # Refused before any content is hashed.
         self._check_fits(expanded, field, terms)
         named = self._identifier.name(pictures, config, terms.cache_salt)
-        pins = [PromptPin(self.expander.count_tokens_of(each.text, expanded, num_crops), each.seconds) for each in kept]
+        count = partial(
+            self.expander.count_tokens_of, expanded=expanded, num_crops=num_crops, cache_salt=terms.cache_salt
+        )
+        pins = [PromptPin(count(each.text), each.seconds) for each in kept]
         return self._finish(expanded, named, terms, pins), named
 
     def _image_config_for(

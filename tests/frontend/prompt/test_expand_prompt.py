@@ -123,6 +123,15 @@ def test_known_text_is_not_encoded_again_when_a_conversation_grows(monkeypatch: 
     assert encoded == ["\n<start_of_turn>user\nsure?", "\n<start_of_turn>model\n"]
 
 
+def test_a_text_is_known_to_those_alone_who_share_a_salt(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer.from_checkpoint(DEMO)
+    expander = PromptExpander(tokenizer, None)
+    encoded = note_encoded(monkeypatch, tokenizer)
+    expanded = {expander.expand("a cat", cache_salt=salt) for salt in ("one", None, "another", "one", "another", None)}
+    assert len(expanded) == 1
+    assert encoded == ["a cat"] * 3
+
+
 def test_the_cache_of_texts_keeps_to_its_bytes_and_forgets_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = Tokenizer.from_checkpoint(DEMO)
     expander = PromptExpander(tokenizer, None, text_cache_max_bytes=1500)

@@ -61,7 +61,7 @@ class AnswerPreparer:
         self, asked: ChatRequest, cache_salt: str | None, downloaded: Downloaded, num_bytes: int
     ) -> ChatAnswer:
         """`num_bytes`: what the request was read from."""
-        little = self.preparer.recognize(asked.messages) if _may_be_little(asked, num_bytes) else None
+        little = self.preparer.recognize(asked.messages, cache_salt) if _may_be_little(asked, num_bytes) else None
         prepare = partial(self._prepare_chat, asked, little or asked.messages, cache_salt, downloaded)
         prepared = prepare() if little else await self._on_thread(asked, prepare)
         with prepared.free_names_if_refused():

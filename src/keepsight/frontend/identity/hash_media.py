@@ -67,6 +67,11 @@ def hash_content(source: PictureSource | Embeds, algorithm: str) -> str:
     )
 
 
+def hash_tenant_s_content(content: str, cache_salt: str | None, algorithm: str) -> str:
+    """What a tenant has shown is known to nobody else by the time that it takes."""
+    return hash_values(algorithm, content=content, cache_salt=cache_salt)
+
+
 def hash_client_uuid(uuid: str, cache_salt: str | None, algorithm: str) -> str:
     """In place of the content, because a caller says so.  No content and no other tenant's uuid is named so."""
     return hash_values(algorithm, client_uuid=uuid, cache_salt=cache_salt)

@@ -16,6 +16,7 @@ from keepsight.frontend.identity.hash_media import (
     hash_content,
     hash_embeds_uuid,
     hash_exif_image_id,
+    hash_tenant_s_content,
 )
 from keepsight.frontend.identity.known_media import KnownMedia
 from keepsight.frontend.identity.pan_and_scan import count_crops, plan_crops
@@ -104,13 +105,13 @@ class PictureIdentifier:
         self._trusts_exif_image_id, self._embeds_shape = trusts_exif_image_id, embeds_shape
         self._known = KnownMedia(common=common)
 
-    def recognize(self, parts: Sequence[PicturePart]) -> tuple[PicturePart, ...] | None:
+    def recognize(self, parts: Sequence[PicturePart], cache_salt: str | None) -> tuple[PicturePart, ...] | None:
         """The same with their bytes and what is known of these, so that no header has to be read, which takes as long
         as who made it likes.  None where one was not looked at before.
         """
         recognized = []
         for part in parts:
-            if (known := self._recognize(part)) is None:
+            if (known := self._recognize(part, cache_salt)) is None:
                 return None
             recognized.append(known)
         return tuple(recognized)
@@ -163,11 +164,10 @@ class PictureIdentifier:
             for each in {picture.modality for picture in pictures}
         }
         named = [(picture, hashers[picture.modality]) for picture in pictures]
+        parts = [self._name_parts(picture, config, hasher, cache_salt) for picture, hasher in named]
         return tuple(
-            NamedPicture(
-                picture, self._name_parts(picture, config, hasher), config, hasher, self._known, self._max_pixels
-            )
-            for picture, hasher in named
+            NamedPicture(picture, names, config, hasher, self._known, self._max_pixels)
+            for (picture, hasher), names in zip(named, parts, strict=True)
         )
 
     def _look_at_embeds(self, part: PicturePart, geometry: Geometry, cache_salt: str | None) -> Picture:
@@ -183,24 +183,24 @@ class PictureIdentifier:
         return Picture(source, part.field, geometry, 0, part.uuid, given_name, part.modality, is_first)
 
     def _name_parts(
-        self, picture: Picture, config: ImageProcessorConfig, hasher: MediaHasher
+        self, picture: Picture, config: ImageProcessorConfig, hasher: MediaHasher, cache_salt: str | None
     ) -> dict[str, CropBox | None]:
         crops = (None, *plan_crops(picture.geometry, config)) if picture.num_crops else (None,)
         if picture.given_name is not None:
             names: Iterable[str] = hasher.hash_parts(picture.given_name, picture.geometry, crops)
         else:
             assert picture.source is not None
-            content = picture.content_name or self._name_content(picture.source, picture.geometry)
+            content = picture.content_name or self._name_content(picture.source, picture.geometry, cache_salt)
             names = map(self._known.canonical_name, hasher.hash_parts(content, picture.geometry, crops))
         return dict(zip(names, crops, strict=True))
 
-    def _name_content(self, source: PictureSource | Embeds, geometry: Geometry) -> str:
+    def _name_content(self, source: PictureSource | Embeds, geometry: Geometry, cache_salt: str | None) -> str:
         name = hash_content(source, self._algorithm)
         if isinstance(source, bytes):
-            self._known.learn_content(name, geometry)
+            self._known.learn_content(hash_tenant_s_content(name, cache_salt, self._algorithm), geometry)
         return name
 
-    def _recognize(self, part: PicturePart) -> PicturePart | None:
+    def _recognize(self, part: PicturePart, cache_salt: str | None) -> PicturePart | None:
         if part.source is None:
             return part
         # Whatever has another name, or may have, is not known by its content.
@@ -211,8 +211,9 @@ class PictureIdentifier:
             content = read_data_url(part.source, part.field)
         except UnreadablePictureError:
             return None
-        known = self._known.recall_content(hash_content(content, self._algorithm))
-        return None if known is None else replace(part, source=content, known=known)
+        name = hash_content(content, self._algorithm)
+        geometry = self._known.recall_content(hash_tenant_s_content(name, cache_salt, self._algorithm))
+        return None if geometry is None else replace(part, source=content, known=KnownContent(name, geometry))
 
     def _name_given_by_exif(self, source: PictureSource, field: str) -> str | None:
         image_id = read_image_id(source, field) if self._trusts_exif_image_id else None

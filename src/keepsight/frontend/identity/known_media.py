@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from keepsight.frontend.identity.common_geometries import CommonGeometries
-from keepsight.media import Geometry, KnownContent
+from keepsight.media import Geometry
 
 # Of each kind: some 30 MB of names in all.
 MAX_ENTRIES = 32_768
@@ -78,10 +78,9 @@ class KnownMedia:
                 # Or they would be made once more, under a name that has nothing.
                 self._first_names.entries[pixel_hash] = media_hash
 
-    def recall_content(self, name: str) -> KnownContent | None:
+    def recall_content(self, name: str) -> Geometry | None:
         with self._lock:
-            geometry = self._looked_at.get(name)
-            return None if geometry is None else KnownContent(name, geometry)
+            return self._looked_at.get(name)
 
     def learn_content(self, name: str, geometry: Geometry) -> None:
         with self._lock:

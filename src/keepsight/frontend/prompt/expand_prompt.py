@@ -22,7 +22,9 @@ from keepsight.media import TokenSpan
 
 DEFAULT_TOKENS_PER_IMAGE = 256  # transformers' own, for checkpoints that name no number
 TEXT_CACHE_MAX_BYTES = 32 * 2**20
-_Encoded = tuple[str, tuple[int, ...]]
+# Of a tenant, by its salt: what is known is encoded so much sooner that anybody could tell.
+_Text = tuple[str | None, str]
+_Encoded = tuple[_Text, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +71,8 @@ class PromptExpander:
     ) -> None:
         self._tokenizer = tokenizer
         self._format = image_format
-        # By text; each lies beside its tokens, to be counted.
-        self._cache = LruCache[str, _Encoded](text_cache_max_bytes, _count_bytes)
+        # Each lies beside its tokens, to be counted.
+        self._cache = LruCache[_Text, _Encoded](text_cache_max_bytes, _count_bytes)
         self._cache_lock = threading.Lock()  # LLM may be called from several threads
         self._boundary_ids = self._find_boundaries()
         # No boundary is a part of another, so their order in the pattern does not matter.
@@ -79,7 +81,12 @@ class PromptExpander:
         self._bos_prefix = tokenizer.encode("", add_bos=True)
 
     def expand(
-        self, text: str, num_crops: Sequence[int] = (), add_bos: bool = False, field: str = "messages"
+        self,
+        text: str,
+        num_crops: Sequence[int] = (),
+        add_bos: bool = False,
+        field: str = "messages",
+        cache_salt: str | None = None,
     ) -> ExpandedPrompt:
         """`num_crops` has one number for each picture, 0 where it is not cropped; `field` is named in errors."""
         around = self._split_at_markers(text, len(num_crops), field)
@@ -88,13 +95,15 @@ class PromptExpander:
         for index, piece in enumerate(_write_out_pictures(around, num_crops)):
             if index > 0:
                 spans.append(self._append_image(token_ids))
-            token_ids.extend(self._encode(piece, field))
+            token_ids.extend(self._encode(piece, field, cache_salt))
         return ExpandedPrompt(tuple(token_ids), tuple(spans))
 
-    def count_tokens_of(self, beginning: str, expanded: ExpandedPrompt, num_crops: Sequence[int]) -> int:
+    def count_tokens_of(
+        self, beginning: str, expanded: ExpandedPrompt, num_crops: Sequence[int], cache_salt: str | None = None
+    ) -> int:
         """How many of its first tokens its text's `beginning` becomes, which may end otherwise than that goes on."""
         num_pictures = beginning.count(self._format.start_token) if self._format else 0
-        own = self.expand(beginning, num_crops[:num_pictures]).token_ids
+        own = self.expand(beginning, num_crops[:num_pictures], cache_salt=cache_salt).token_ids
         shared = takewhile(lambda pair: pair[0] == pair[1], zip(own, expanded.token_ids, strict=False))
         return sum(1 for _ in shared)
 
@@ -118,20 +127,20 @@ class PromptExpander:
         token_ids.append(self._format.end_token_id)
         return span
 
-    def _encode(self, text: str, field: str) -> Iterator[int]:
+    def _encode(self, text: str, field: str, cache_salt: str | None) -> Iterator[int]:
         pieces = [text] if self._boundary is None else self._boundary.split(text)
         for index, piece in enumerate(pieces):
             if index % 2:  # re.split() puts what it split at into every second place
                 yield self._boundary_ids[piece]
             elif piece:
-                yield from self._encode_piece(piece, field)
+                yield from self._encode_piece((cache_salt, piece), field)
 
-    def _encode_piece(self, piece: str, field: str) -> tuple[int, ...]:
+    def _encode_piece(self, piece: _Text, field: str) -> tuple[int, ...]:
         with self._cache_lock:
             known = self._cache.get_and_update(piece)
         if known is not None:
             return known[1]
-        token_ids = self._tokenizer.encode(piece, field=field)
+        token_ids = self._tokenizer.encode(piece[1], field=field)
         self._check_holds_no_image(token_ids, field)
         with self._cache_lock:
             self._cache.put_if_fits(piece, (piece, token_ids))
@@ -210,4 +219,4 @@ def _find_tokens_per_image(path: Path, config: dict[str, Any]) -> int:
 def _count_bytes(encoded: _Encoded) -> int:
     """With the integers themselves (28 bytes each) and about 250 bytes of the cache's own."""
     text, token_ids = encoded
-    return sys.getsizeof(text) + sys.getsizeof(token_ids) + 28 * len(token_ids) + 250
+    return sum(map(sys.getsizeof, text)) + sys.getsizeof(token_ids) + 28 * len(token_ids) + 250
