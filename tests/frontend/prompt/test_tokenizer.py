@@ -148,6 +148,7 @@ def test_a_token_that_eats_white_space_is_no_boundary(tmp_path: Path) -> None:
         written["added_tokens"].append({"id": 910, "content": "x<end_of", **extra})
 
     _edit(tmp_path / "tokenizer.json", eat)
+    _edit(tmp_path / "tokenizer_config.json", lambda config: config.pop("added_tokens_decoder"))
     tokenizer = Tokenizer.from_checkpoint(tmp_path)
     assert not tokenizer.is_boundary("<eos>")
     assert not tokenizer.is_boundary("<end_of_turn>")
@@ -175,8 +176,6 @@ def _edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 def test_a_token_that_only_the_configuration_knows_is_read_as_by_transformers(
     tmp_path: Path, checkpoint: Path, told: dict[str, Any]
 ) -> None:
-    from transformers import AutoTokenizer
-
     shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
 
     def forget(written: dict[str, Any]) -> None:
@@ -193,13 +192,47 @@ def test_a_token_that_only_the_configuration_knows_is_read_as_by_transformers(
 
     _edit(tmp_path / "tokenizer.json", forget)
     _edit(tmp_path / "tokenizer_config.json", tell)
+    expect_as_by_transformers(tmp_path, f"a{END}\n<new>  b<eos>")
+
+
+def expect_as_by_transformers(folder: Path, text: str) -> None:
+    from transformers import AutoTokenizer
+
     from_pretrained: Any = AutoTokenizer.from_pretrained
-    ours, judge = Tokenizer.from_checkpoint(tmp_path), from_pretrained(tmp_path)
-    text = f"a{END}\n<new>  b<eos>"
+    ours, judge = Tokenizer.from_checkpoint(folder), from_pretrained(folder)
     assert list(ours.encode(text)) == judge.encode(text, add_special_tokens=False)
     assert ours.vocab_size == len(judge)
     for skip in (True, False):
         assert ours.decode(ours.encode(text), skip) == judge.decode(ours.encode(text), skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"added_tokens_decoder": {"910": {"content": "<tool>", "special": True, "normalized": False}}},
+        {"added_tokens_decoder": {"910": {"content": "<tool>", "lstrip": True, "rstrip": True, "normalized": False}}},
+        {"extra_special_tokens": {"tool_token": "<tool>"}},
+        {"added_tokens_decoder": {}, "additional_special_tokens": ["<tool>"]},
+    ],
+)
+def test_of_a_token_that_both_files_know_the_configuration_says_what_it_is(
+    tmp_path: Path, told: dict[str, Any]
+) -> None:
+    shutil.copytree(DEMO, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
+    plain = {"special": False, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
+
+    def tell(config: dict[str, Any]) -> None:
+        described = config.pop("added_tokens_decoder")
+        config |= told
+        if "added_tokens_decoder" in told:
+            config["added_tokens_decoder"] = described | told["added_tokens_decoder"]
+
+    _edit(
+        tmp_path / "tokenizer.json",
+        lambda written: written["added_tokens"].append({"id": 910, "content": "<tool>", **plain}),
+    )
+    _edit(tmp_path / "tokenizer_config.json", tell)
+    expect_as_by_transformers(tmp_path, "foo<tool>bar <tool> baz")
 
 
 @pytest.mark.parametrize("added", ["$A", "<bos> $A", "<bos> $A <eos>"])

@@ -178,20 +178,24 @@ def _read_special_tokens(directory: Path, config: dict[str, Any]) -> dict[str, s
 
 
 def _add_tokens(path: Path, backend: tokenizers.Tokenizer, config: dict[str, Any], named: Iterable[str]) -> None:
-    """Those that only `config` knows, as transformers does: what is named is special, what is new has the next id."""
+    """Those of which `config` says more, or something else, as transformers does: what is named is special.
+
+    What is new has the next id.
+    """
     special = dict.fromkeys(filter(None, [*named, *map(_get_token_text, _list_extra_tokens(config))]))
     try:
         described = config.get("added_tokens_decoder") or {}
         tokens = [tokenizers.AddedToken(**described[place]) for place in sorted(described, key=int)]
     except (LookupError, TypeError, ValueError) as error:
         raise CheckpointConfigError(path, f"added_tokens_decoder: cannot be read: {error}") from error
+    known = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    as_known = set(map(repr, known.values()))
+    tokens += [known.get(text) or tokenizers.AddedToken(text) for text in special]
     for token in tokens:
         token.special = token.special or token.content in special
-    tokens += [tokenizers.AddedToken(text, special=True) for text in special]
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    # The first of each.
-    new = {token.content: token for token in reversed(tokens) if token.content not in known}
-    backend.add_tokens(list(reversed(new.values())))
+    # The first of each, which may differ by its flags alone.
+    first = {token.content: token for token in reversed(tokens)}
+    backend.add_tokens([token for token in reversed(first.values()) if repr(token) not in as_known])
 
 
 def _list_extra_tokens(config: dict[str, Any]) -> list[object]:
