@@ -6,7 +6,7 @@ from keepsight.json_fields import check_is_count, read_optional_json_object
 
 
 def read_end_ids(directory: Path) -> frozenset[int] | None:
-    """As transformers' generate(): generation_config.json, else the model's config; None where neither says it."""
+    """By generation_config.json, else by the model's config, also where the first does not say it; or None."""
     config_path, generation_path = directory / "config.json", directory / "generation_config.json"
     config = read_optional_json_object(config_path)
     text_config = config.get("text_config")

@@ -303,14 +303,17 @@ class UnreadableTensorsError(CheckpointError):
     """A safetensors file is truncated or is none."""
 
 
+MAX_TOLD_TENSORS = 16
+
+
 class TensorMismatchError(CheckpointError):
-    """The checkpoint's tensors are not the model's tensors; carries the three complete lists."""
+    """The checkpoint's tensors are not the model's tensors; carries the three complete lists, and tells their first."""
 
     def __init__(
         self, path: Path | str, missing: Sequence[str], surplus: Sequence[str], misshapen: Sequence[str]
     ) -> None:
         parts = [
-            f"{len(names)} {kind}: {', '.join(names)}"
+            f"{len(names)} {kind}: {', '.join(names[:MAX_TOLD_TENSORS])}{', ...' if names[MAX_TOLD_TENSORS:] else ''}"
             for kind, names in (("missing", missing), ("surplus", surplus), ("of the wrong shape", misshapen))
             if names
         ]

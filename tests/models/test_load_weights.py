@@ -165,6 +165,12 @@ def test_missing_surplus_and_misshapen_tensors_are_all_listed(rewrite: Callable[
     assert "mm_soft_emb_norm.weight (is [5, 2], must be [" in str(caught.value)
 
 
+def test_of_many_tensors_the_first_are_told() -> None:
+    told = str(TensorMismatchError("folder", [f"layers.{each}" for each in range(999)], [], []))
+    assert "999 missing: layers.0, layers.1" in told
+    assert len(told) < 500
+
+
 def test_one_tensor_stored_under_two_names_is_refused(rewrite: Callable[..., Path]) -> None:
     def double(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return {**tensors, "model.language_model.norm.weight": tensors["language_model.model.norm.weight"].clone()}

@@ -25,6 +25,15 @@ def test_the_checkpoints_own_numbers_are_taken_by_default_and_no_others(tmp_path
     assert read_sampling_defaults(checkpoint_path(), "auto") == {}
 
 
+def test_what_is_left_out_and_would_change_an_answer_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    neutral = {"num_beams": 1, "typical_p": 1.0, "min_length": 0, "suppress_tokens": []}
+    assert read_sampling_defaults(write(tmp_path, GEMMA | neutral), "none") == {}
+    read_sampling_defaults(write(tmp_path, GEMMA | neutral), "auto")
+    assert "left out" not in caplog.text
+    read_sampling_defaults(write(tmp_path, {"no_repeat_ngram_size": 2, "forced_eos_token_id": 1}), "auto")
+    assert "no_repeat_ngram_size is not" in caplog.text.replace("forced_eos_token_id, ", "")
+
+
 def test_none_takes_nothing_and_a_path_takes_anothers(tmp_path: Path) -> None:
     write(tmp_path, {"temperature": 0.5})
     assert read_sampling_defaults(tmp_path, "none") == {}

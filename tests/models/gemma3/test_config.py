@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transformers import Gemma3TextConfig
 
+from keepsight.demo import checkpoint_path
 from keepsight.models.gemma3.config import Gemma3Config
 
 LINEAR = {"rope_type": "linear", "factor": 8.0}
@@ -49,6 +50,16 @@ def test_scaling_by_its_older_name_counts_though_transformers_misses_it(tmp_path
     assert [layer.rotary.scaling_factor for layer in layers] == [1.0] * 5 + [8.0]
     reference: Any = Gemma3TextConfig(**copy.deepcopy(scaling)).rope_parameters
     assert reference["full_attention"]["rope_type"] == "default"
+
+
+def test_one_that_reads_pictures_is_read_whole_under_the_other_s_name(tmp_path: Path) -> None:
+    values = json.loads((checkpoint_path() / "config.json").read_text())
+    read = []
+    for architectures in (["Gemma3ForConditionalGeneration"], ["Gemma3ForCausalLM"]):
+        (tmp_path / "config.json").write_text(json.dumps(values | {"architectures": architectures}))
+        read.append(Gemma3Config.from_checkpoint(tmp_path))
+    assert read[0] == read[1]
+    assert read[1].vision is not None
 
 
 @pytest.mark.parametrize("said", [{}, {"sliding_window_pattern": 3}, {"_sliding_window_pattern": 3}], ids=str)

@@ -1,7 +1,7 @@
 """How a checkpoint wants to be sampled where a request does not say: its generation_config.json, as vLLM reads it.
 
-Only numbers that shape the distribution are taken, and a longest answer.  `do_sample` is not looked at: a temperature
-of 0 has to be asked for.
+Only numbers that shape the distribution are taken, and a longest answer; what else would change an answer is told.
+`do_sample` is not looked at: a temperature of 0 has to be asked for.
 """
 
 import logging
@@ -24,6 +24,21 @@ _NAMES = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
+# By which transformers' answers would be others, unless they say one of these.
+_LEFT_OUT = (
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "min_length",
+    "min_new_tokens",
+    "no_repeat_ngram_size",
+    "num_beams",
+    "sequence_bias",
+    "suppress_tokens",
+    "typical_p",
+)
+_NEUTRAL: tuple[object, ...] = (None, 0, 1, [], {})
 
 
 def read_sampling_defaults(directory: Path, generation_config: str | Path) -> Mapping[str, Any]:
@@ -36,6 +51,8 @@ def read_sampling_defaults(directory: Path, generation_config: str | Path) -> Ma
         SamplingParams(**defaults)
     except InvalidArgumentError as error:
         raise CheckpointConfigError(path, str(error)) from error
+    if left_out := [name for name in _LEFT_OUT if values.get(name) not in _NEUTRAL]:
+        logger.warning("%s: %s is not supported, and left out", path, ", ".join(left_out))
     if defaults:
         logger.info(
             "where a request does not say, %s: %s says so (generation_config=%s)", defaults, path, generation_config

@@ -213,7 +213,7 @@ def _get_token_text(value: object) -> str | None:
 def _read_eos_token_ids(
     directory: Path, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]
 ) -> frozenset[int]:
-    """What the configuration says, as in transformers' generate(), else the tokenizer's `<eos>`."""
+    """What the configuration says, else the tokenizer's `<eos>`."""
     configured, eos_token = read_end_ids(directory), special_tokens.get("eos_token", "")
     eos_token_id = backend.token_to_id(eos_token)
     if configured is None:

@@ -85,7 +85,8 @@ class Gemma3Config:
         fields = JsonFields.read(directory / "config.json")
         if "quantization_config" in fields:
             raise fields.refuse("quantization_config", "quantized weights are not supported, only whole ones")
-        if "Gemma3ForCausalLM" in fields.strings("architectures"):
+        # Some that read pictures are saved under the other's name, too.
+        if "Gemma3ForCausalLM" in fields.strings("architectures") and "text_config" not in fields:
             return cls(text=_read_text(fields, fields), vision=None, tokens_per_image=0)
         vision = _read_vision(fields.section("vision_config"))
         return cls(
