@@ -191,10 +191,10 @@ class Meter:
     def note_arrived(self, request: EngineRequest) -> None:
         pass
 
-    def note_pixels(self, media_hash: str) -> None:
+    def note_pixels(self, media_hash: str, *, were_kept: bool) -> None:
         pass
 
-    def note_looked_for(self, media_hash: str, *, is_found: bool) -> None:
+    def note_found_pixels(self) -> None:
         pass
 
     def note_step(self, plan: StepPlan, result: StepResult, seconds: float) -> list[RequestBegun]:

@@ -292,6 +292,27 @@ def test_pixels_that_the_engine_kept_are_hits_of_the_processor_cache() -> None:
     assert engine.counted(PROCESSOR.queries, PROCESSOR.hits, PROCESSOR.entries) == [1, 1, 2]
 
 
+@pytest.mark.parametrize("who_found_them_leaves", [False, True])
+def test_pixels_that_the_engine_found_once_are_no_hit_when_they_are_made_anew(who_found_them_leaves: bool) -> None:
+    engine = Engine(KeptPixels(1 << 20))
+    engine.ask("a", 3, "x", 4)
+    engine.inbox.try_put(ResetCaches(prefix=True, encoder=True, processor=False))
+    engine.inbox.try_put(make_request("b", 3, "x", 4))
+    engine.loop.step()
+    if who_found_them_leaves:
+        engine.inbox.try_put(AbortRequest("b"))
+    engine.step_until_answered()
+    assert engine.counted(PROCESSOR.hits) == [1]
+    engine.inbox.try_put(ResetCaches(prefix=True, encoder=True, processor=True))
+    # As its client does who knows that nothing is held: the engine need not look.
+    engine.inbox.try_put(make_request("c", 3, "x", 4, coming_media=("x",)))
+    engine.inbox.try_put(MediaArrived("x", pixels_like("x")))
+    engine.step_until_answered()
+    stories = [each for each in engine.sent if isinstance(each, RequestBegun)]
+    were_kept = {story.request_id: [each.were_kept for each in story.media] for story in stories}
+    assert were_kept == {"a": [False], "c": [False]} | ({} if who_found_them_leaves else {"b": [True]})
+
+
 def test_hits_that_the_engine_checked_are_counted() -> None:
     engine = Engine(KeptPixels(1 << 20, verify_hits=1), num_pictures=1)
     engine.ask("a", 3, "x", 4)

@@ -63,6 +63,8 @@ class EngineLoop:
         self._scheduler, self._runner, self._inbox, self._send_on = scheduler, runner, inbox, send
         self._source, self._tiers, self._meter = source, tiers, meter
         self._unanswered = Unanswered()
+        # Media whose pixels the source had, and that have not come back by the inbox yet.
+        self._found: set[str] = set()
         self._is_idle = True
         # Somebody listens who was not told yet what is held.
         self._has_new_listener = False
@@ -128,12 +130,13 @@ class EngineLoop:
 
     def _take_pixels(self, message: MediaArrived) -> None:
         # Also what nobody wants any more: where it lies can be reused, and it may be kept for others.
-        pixels = self._source.receive(message)
+        pixels, were_kept = self._source.receive(message), message.media_hash in self._found
+        self._found.discard(message.media_hash)
         if pixels is None:
             self._scheduler.media.pixels.lose(message.media_hash)
         elif self._scheduler.media_arrived(message.media_hash):
             self._runner.hold_pixels(message.media_hash, pixels)
-            self._meter.note_pixels(message.media_hash)
+            self._meter.note_pixels(message.media_hash, were_kept=were_kept)
 
     def _load_embeddings(self) -> None:
         """Asks tiers for what is wanted.  What lies in host memory, or nowhere, is known before the step is planned."""
@@ -169,8 +172,9 @@ class EngineLoop:
         found = {each: self._source.find(each, may_hold_back=can_be_made(each)) for each in needed.media_hashes}
         for media_hash, pixels in found.items():
             if pixels is not None:
+                self._found.add(media_hash)
                 self._inbox.try_put(MediaArrived(media_hash, pixels))
-            self._meter.note_looked_for(media_hash, is_found=pixels is not None)
+                self._meter.note_found_pixels()
         return replace(needed, media_hashes=tuple(each for each, pixels in found.items() if pixels is None))
 
     def _update(self, plan: StepPlan, result: StepResult, seconds: float) -> Sequence[FromEngine]:

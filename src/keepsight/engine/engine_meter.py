@@ -82,17 +82,15 @@ class EngineMeter:
         self._arrivals.put(request.request_id, self._clock())
         self._has_somebody_come = True
 
-    def note_pixels(self, media_hash: str) -> None:
+    def note_pixels(self, media_hash: str, *, were_kept: bool) -> None:
         """The runner has them now."""
         self._counters.add(TRANSFERRED)
-        self._pixels.put(media_hash, (self._clock(), self._pixels.get(media_hash, (0.0, False))[1]))
+        self._pixels.put(media_hash, (self._clock(), were_kept))
 
-    def note_looked_for(self, media_hash: str, *, is_found: bool) -> None:
+    def note_found_pixels(self) -> None:
         """Whoever is asked for what was not found counts that."""
-        if is_found:
-            self._counters.add(PROCESSOR.queries)
-            self._counters.add(PROCESSOR.hits)
-        self._pixels.put(media_hash, (0.0, is_found))
+        self._counters.add(PROCESSOR.queries)
+        self._counters.add(PROCESSOR.hits)
 
     def note_load(self, load: Load) -> None:
         self._load_begins.put(load.encoder_key, self._clock())
