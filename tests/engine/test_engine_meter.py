@@ -406,3 +406,16 @@ def test_of_several_choices_the_first_one_s_beginning_is_told() -> None:
     story = Engine().ask("a", 3, "x", 4, n=3, temperature=1.0)
     assert story is not None
     assert [each.found_in for each in story.media] == [None]
+
+
+@pytest.mark.parametrize("caches_prefixes", [False, True])
+def test_a_request_of_several_choices_is_counted_as_one_that_has_a_single_choice(caches_prefixes: bool) -> None:
+    slots = (DEVICE.queries, DEVICE.hits, PREFIX.queries, PREFIX.hits, ENCODED)
+    counted = []
+    for num_choices in (1, 3):
+        # With one seat a choice has ended before the next begins.
+        engine = Engine(caches_prefixes=caches_prefixes, max_num_seqs=1)
+        for request_id, num_tokens in (("a", 3), ("b", 3), ("c", 5)):
+            engine.ask(request_id, num_tokens, "x", 4, n=num_choices, temperature=1.0, max_tokens=1)
+        counted.append(engine.counted(*slots))
+    assert counted[0] == counted[1]

@@ -41,5 +41,5 @@ def note_hit(state: RequestState, hit: PrefixHit, kv_cache: KvCacheManager) -> N
     if state.num_computed or state.num_sampled or state.num_preemptions:
         return
     state.num_cached_tokens = hit.num_tokens
-    if not state.tells_prompt:
+    if state.is_first_choice and not state.tells_prompt:
         kv_cache.count(hit, state.num_tokens)

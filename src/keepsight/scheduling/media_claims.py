@@ -141,7 +141,7 @@ class MediaClaims:
             return None
         origin: Origin = "device"
         user, key = (state.sequence_id, index), state.encoder_keys[index]
-        if not self.encoder_cache.try_use(user, key, is_again=index in state.origins):
+        if not self.encoder_cache.try_use(user, key, is_again=_is_again(state, index)):
             match self.loads.ask(state, index):
                 case LoadState.LOADING:
                     lacks: ParkedFor | None = ParkedFor.TIERS
@@ -181,7 +181,7 @@ class MediaClaims:
         if self._room_is_short.keeps_out(state):
             return False
         user, key, item = (state.sequence_id, index), state.encoder_keys[index], state.media[index]
-        is_again = index in state.origins
+        is_again = _is_again(state, index)
         while not self.encoder_cache.try_begin(user, key, item.span.length, item.media_hash, is_again=is_again):
             if not self._take_from_later(state):
                 self._room_is_short.begin(state)
@@ -305,3 +305,8 @@ class MediaClaims:
         self.pixels.check_invariants(live, self._live.keys() | {each.media_hash for each in self._encodings.values()})
         self.encoder_cache.check_invariants()
         self.loads.check_invariants()
+
+
+def _is_again(state: RequestState, index: int) -> bool:
+    """Whether its request has looked for the item before, and that was counted."""
+    return index in state.origins or not state.is_first_choice

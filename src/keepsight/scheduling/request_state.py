@@ -109,15 +109,20 @@ class RequestState:
         return self.num_sampled > 0 and self.num_computed == self.num_tokens - 1
 
     @property
+    def is_first_choice(self) -> bool:
+        """What the request itself is told of and counted by: the others find what this one made."""
+        return self.sequence_id[1] == 0
+
+    @property
     def tells_prompt(self) -> bool:
         """Its caller wants to know how likely each token of the prompt was: no cache knows that."""
-        is_first = self.sequence_id[1] == 0 and not self.num_sampled
+        is_first = self.is_first_choice and not self.num_sampled
         return is_first and self.request.sampling_params.prompt_logprobs is not None
 
     def take_begun(self) -> Begun | None:
         """With its first token; again when more was made or loaded for it since: after a recall, or a preemption."""
         is_first = self.num_sampled == 1
-        if self.sequence_id[1] or not (is_first or self.num_told_origins < len(self.origins)):
+        if not self.is_first_choice or not (is_first or self.num_told_origins < len(self.origins)):
             return None
         untold = list(self.origins.values())[self.num_told_origins :]
         self.num_told_origins = len(self.origins)

@@ -325,7 +325,7 @@ class Scheduler:
 
     def _append(self, state: RequestState, token: SampledToken, outputs: Outputs) -> None:
         output = state.append(token)
-        if state.num_sampled == 1 and state.sequence_id[1] == 0:
+        if state.num_sampled == 1 and state.is_first_choice:
             self.pins.begin(state)
         if (begun := state.take_begun()) is not None:
             self._begun.append(begun)
