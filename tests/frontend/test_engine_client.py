@@ -4,7 +4,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
@@ -21,6 +21,8 @@ from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.requests import (
     AbortRequest,
     EngineRequest,
+    FinishReason,
+    FromEngine,
     MediaArrived,
     MediaDropped,
     MediaHeld,
@@ -140,7 +142,8 @@ def test_a_request_that_cannot_be_written_is_its_caller_s_to_hear_of_and_then_fo
 
     client.connect(refuse)
     with pytest.raises(WireError, match="surrogate"):
-        ask(prepared("0"))
+        ask(asked := prepared("0"))
+    assert asked.account.end_reason == "error"
     assert not client.leave("0")
     client.check_invariants()
 
@@ -337,6 +340,44 @@ def test_a_caller_that_leaves_ends_the_request_everywhere(client: EngineClient, 
     assert client.leave("1")
     assert engine.told[-1] == AbortRequest("1")
     assert not client.leave("1")
+
+
+def asked_for_two() -> Prepared:
+    request = prepared("1").engine_request
+    return Prepared(replace(request, sampling_params=SamplingParams(max_tokens=4, n=2)))
+
+
+def choice(number: int, finish_reason: FinishReason | None = None) -> TokenOutput:
+    return TokenOutput("1", number, 7, finish_reason=finish_reason)
+
+
+@pytest.mark.parametrize(
+    ("heard", "reason"),
+    [
+        ([choice(0), choice(1)], "abort"),
+        ([choice(0, "stop"), choice(1)], "abort"),
+        ([choice(0, "stop"), choice(1, "length")], "length"),
+        ([choice(0, "length"), choice(1, "stop")], "stop"),
+        ([choice(0, "stop"), RequestFailed("1", "broken")], "error"),
+    ],
+)
+def test_a_request_of_two_choices_ends_as_the_last_of_them_or_as_its_client_leaves(
+    client: EngineClient, ask: Ask, heard: list[FromEngine], reason: str
+) -> None:
+    client.connect(Engine().send)
+    ask(asked := asked_for_two())
+    for output in heard:
+        client.receive([output])
+    client.leave("1")
+    assert asked.account.end_reason == reason
+
+
+def test_a_choice_that_its_reader_stops_does_not_end_the_other(client: EngineClient, ask: Ask) -> None:
+    client.connect(Engine().send)
+    ask(asked := asked_for_two())
+    client.stop_choice("1", 0)
+    client.leave("1")
+    assert asked.account.end_reason == "abort"
 
 
 # Several engines --------------------------------------------------------------------------------------------------

@@ -60,8 +60,6 @@ class _Caller:
     ) -> None:
         self.prepared, self.on_outputs, self.event_loop = prepared, on_outputs, event_loop
         self.request_id, self.account = prepared.engine_request.request_id, prepared.account
-        # How it ends, as far as is known: those who end it otherwise have left.
-        self.reason_of_end = "abort"
         self.unfinished = set(range(prepared.engine_request.sampling_params.n))
         # Who is asked; None: there is none.
         self.engine: _Engine | None = None
@@ -179,19 +177,14 @@ class EngineClient:
 
     def leave(self, request_id: str) -> bool:
         """Nothing more of this request is wanted.  False once it has ended: there was nothing to leave."""
-        caller = self._take_out(request_id)
-        if caller is None:
-            return False
-        _try_send(caller, AbortRequest(request_id))
-        return True
+        return self._leave(request_id, "abort")
 
     def stop_choice(self, request_id: str, choice: int) -> None:
         """No more tokens of this choice are needed; nothing happens if it has ended."""
         caller = self._callers.get(request_id)
         if caller is not None and choice in caller.unfinished:
-            caller.reason_of_end = "stop"
             _try_send(caller, AbortRequest(request_id, choice))
-            self._note_end(caller, choice)
+            self._note_end(caller, choice, "stop")
 
     def reset_caches(self, *, prefix: bool = False, encoder: bool = False, processor: bool = False) -> None:
         """For requests that come after it.  Raises EngineLostError where there is no engine that could hear of it."""
@@ -242,7 +235,7 @@ class EngineClient:
             try:
                 coming = self._send_request(caller)
             except Exception:
-                self._take_out(caller.request_id)
+                self._take_out(caller.request_id, "error")
                 raise
         self._make_media(caller, coming)
 
@@ -294,9 +287,9 @@ class EngineClient:
             self._observe(caller, outputs, now)
             for output in outputs:
                 if isinstance(output, Exception):
-                    self._note_end(caller, *caller.unfinished)
+                    self._take_out(caller.request_id, "error")
                 elif output.finish_reason is not None:
-                    self._note_end(caller, output.choice)
+                    self._note_end(caller, output.choice, output.finish_reason)
             caller.on_outputs(outputs)
 
     def _observe(self, caller: _Caller, outputs: Outputs, now: float) -> None:
@@ -305,18 +298,22 @@ class EngineClient:
         if isinstance(first, TokenOutput):
             num_tokens = len(outputs) - isinstance(last, Exception)
             self._observer.note_tokens(caller.account, num_tokens, first.num_cached_tokens, now)
-        if isinstance(last, Exception):
-            caller.reason_of_end = "error"
-        elif last.finish_reason is not None:
-            caller.reason_of_end = last.finish_reason
 
-    def _note_end(self, caller: _Caller, *choices: int) -> None:
-        caller.unfinished.difference_update(choices)
+    def _note_end(self, caller: _Caller, choice: int, reason: str) -> None:
+        """The request ends as the last of its choices."""
+        caller.unfinished.discard(choice)
         if not caller.unfinished:
-            self._take_out(caller.request_id)
+            self._take_out(caller.request_id, reason)
 
-    def _take_out(self, request_id: str, reason: str | None = None) -> _Caller | None:
-        """`reason`: how it ends, if that is not known by what it heard."""
+    def _leave(self, request_id: str, reason: str) -> bool:
+        caller = self._take_out(request_id, reason)
+        if caller is None:
+            return False
+        _try_send(caller, AbortRequest(request_id))
+        return True
+
+    def _take_out(self, request_id: str, reason: str) -> _Caller | None:
+        """`reason`: how it ends."""
         with self._lock:
             caller = self._callers.pop(request_id, None)
             if caller is None:
@@ -324,7 +321,7 @@ class EngineClient:
             if caller.engine is not None:
                 caller.engine.note_ended(request_id)
         self._media_pool.forget(request_id)
-        self._observer.note_end(caller.account, reason or caller.reason_of_end)
+        self._observer.note_end(caller.account, reason)
         return caller
 
     # Media ----------------------------------------------------------------------------------------------------
@@ -348,9 +345,8 @@ class EngineClient:
 
     def _fail_media(self, caller: _Caller, error: Exception) -> None:
         """Its media cannot be made: the engine would wait for it for ever."""
-        caller.reason_of_end = "error"
         caller.prepared.forget_names()
-        if self.leave(caller.request_id):
+        if self._leave(caller.request_id, "error"):
             self._deliver([(caller, [error])])
 
 
