@@ -25,7 +25,7 @@ from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.observe.account import RequestAccount
 from keepsight.observe.catalogue import DECODED, PREPROCESSED, PROCESSOR
 from keepsight.observe.counters import Counters
-from keepsight.requests import Pixels
+from keepsight.requests import MediaStory, Pixels, RequestBegun
 from keepsight.testing import pixels_like
 from tests.ipc.killed import stopped_process
 from tests.made_up_request import MadeUpRequest
@@ -131,6 +131,13 @@ class Asker:
             assert self._news.wait_for(lambda: len(self.heard) >= count, SOON), self.heard
         return sorted(self.heard, key=str)
 
+    def answered_by(self, *media_hashes: str) -> list[str]:
+        """What its account says, once an engine has encoded these."""
+        account, stories = self.prepared.account, [MediaStory(None, 2.0, 3.0)] * len(media_hashes)
+        account.media = [(each, 1) for each in media_hashes]
+        account.note_begun(RequestBegun(self.prepared.request_id, 1.0, 2.0, 4.0, tuple(stories)))
+        return [answered_by for answered_by, _ in account.answers()]
+
 
 @pytest.fixture
 def studio() -> Iterator[Studio]:
@@ -203,6 +210,9 @@ def test_what_four_frontends_with_one_store_want_at_once_is_made_by_one_of_them(
             assert asker.await_heard(1) == [name]
         assert studio.made == [(name,)]
         assert sum(pool.num_decoded for pool in pools) == 1
+        told = [asker.answered_by(name) for asker in askers]
+        assert sorted(told) == [["nobody"], ["processor"], ["processor"], ["processor"]]
+        assert [each == ["nobody"] for each in told] == [pool.num_decoded == 1 for pool in pools]
 
 
 MAKER = """
@@ -247,6 +257,17 @@ def test_only_what_is_not_yet_in_the_making_is_begun(ask: Ask, studio: Studio) -
     assert first.await_heard(2) == ["a", "a/1"]
     assert second.await_heard(2) == ["a/1", "a/2"]
     assert studio.made == [("a", "a/1"), ("a/2",)]
+
+
+def test_who_joins_a_making_is_told_that_the_pixels_were_found_and_its_maker_that_they_were_not(
+    ask: Ask, studio: Studio
+) -> None:
+    first, second = ask("first", "a", "a/1"), ask("second", "a/1", "a/2")
+    studio.door.set()
+    first.await_heard(2)
+    second.await_heard(2)
+    assert first.answered_by("a", "a/1") == ["nobody", "nobody"]
+    assert second.answered_by("a/1", "a/2") == ["processor", "nobody"]
 
 
 def test_a_failure_reaches_everyone_who_waits_once_and_in_their_own_words(ask: Ask, studio: Studio) -> None:

@@ -191,7 +191,7 @@ class MediaPool:
         except Exception as error:
             self._fail(job, error)
         else:
-            self._deliver(carried, made)
+            self._deliver(job, carried, made)
 
     def _carry_out(self, job: _Job) -> tuple[dict[str, CarriedPixels], dict[str, Pixels]]:
         """What can be sent, and the pixels of those that had to be made for it."""
@@ -271,12 +271,16 @@ class MediaPool:
         for media_hash, waiter in failed.values():
             _call(waiter.fail, waiter.prepared.as_own(error, media_hash))
 
-    def _deliver(self, carried: Mapping[str, CarriedPixels], made: Mapping[str, Pixels]) -> None:
+    def _deliver(self, job: _Job, carried: Mapping[str, CarriedPixels], made: Mapping[str, Pixels]) -> None:
         """Held already when nobody waits any more, so that nobody can come between and begin it anew."""
         with self._lock:
             waiters = {media_hash: self._waiters.pop(media_hash, {}) for media_hash in carried}
         for media_hash, pixels in carried.items():
             for waiter in waiters[media_hash].values():
+                account = waiter.prepared.account
+                # By another frontend just now, or for another request that had begun it.
+                if media_hash not in made or account is not job.prepared.account:
+                    account.note_found_pixels(media_hash)
                 in_hand = made.get(media_hash, pixels) if waiter.inline else pixels
                 _call(waiter.deliver, media_hash, in_hand)
 
