@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from keepsight.frontend.intake.read_embeds import Embeds
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixels.make_pixels import Made, MakePixels, PictureJob
 from keepsight.frontend.pixels.pixel_cache import LocalCache, PixelCache, StoreCache
@@ -22,7 +23,7 @@ from keepsight.ipc import shared_store
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.shared_store import SharedStore
 from keepsight.media import Geometry, MediaItem, TokenSpan
-from keepsight.observe.account import RequestAccount
+from keepsight.observe.account import WORK, RequestAccount
 from keepsight.observe.catalogue import DECODED, PREPROCESSED, PROCESSOR
 from keepsight.observe.counters import Counters
 from keepsight.requests import MediaStory, Pixels, RequestBegun
@@ -691,17 +692,32 @@ def test_what_is_looked_for_found_and_driven_out_is_counted(studio: Studio) -> N
     assert [counters.numbers()[slot] for slot in (PROCESSOR.entries, PROCESSOR.num_bytes)] == [2, 2 * BYTES]
 
 
+@dataclass
+class MadeByJob(MadeUpRequest):
+    source: bytes | Embeds = b""
+
+    def pixels_of(self, media_hashes: Collection[str], make: MakePixels = PictureJob.run) -> dict[str, Pixels]:
+        return make(PictureJob(self.source, "picture", dict.fromkeys(media_hashes), ImageProcessorConfig())).pixels
+
+
+def test_embeddings_in_place_of_a_picture_are_not_told_or_counted_as_decoded_or_resized() -> None:
+    asked, arrived = MadeByJob(make_request("r", "a"), Embeds(np.zeros((6, 8), np.float32))), threading.Event()
+    pool = MediaPool(1, counters=(counters := Counters()))
+    pool.make(cast(PreparedRequest, asked), ["a"], lambda *_: arrived.set(), break_down)
+    assert arrived.wait(SOON)
+    # What it takes to make a picture is not known by it.
+    pool.note_spared(1)
+    pool.close()
+    assert (asked.account.spans, asked.account.describe().work) == ([], dict.fromkeys(WORK, 0))
+    assert [counters.numbers()[slot] for slot in (DECODED, PREPROCESSED, PROCESSOR.saved_seconds)] == [0, 0, 0]
+
+
 @pytest.mark.parametrize("told", [(0.0, 0.0), (-1.0, 0.0), (1e9, 0.0), (0.0, float("nan"))])
 def test_what_a_worker_says_of_its_times_is_believed_only_within_what_passed(told: tuple[float, float]) -> None:
-    @dataclass
-    class Prepared(MadeUpRequest):
-        def pixels_of(self, media_hashes: Collection[str], make: MakePixels = PictureJob.run) -> dict[str, Pixels]:
-            return make(PictureJob(b"", "picture", dict.fromkeys(media_hashes), ImageProcessorConfig())).pixels
-
     def make(job: PictureJob) -> Made:
         return Made({media_hash: pixels_like(media_hash) for media_hash in job.parts}, told)
 
-    asked, arrived = Prepared(make_request("r", "a")), threading.Event()
+    asked, arrived = MadeByJob(make_request("r", "a")), threading.Event()
     pool, began = MediaPool(1, make_pixels=make), time.monotonic()
     pool.make(cast(PreparedRequest, asked), ["a"], lambda *_: arrived.set(), break_down)
     assert arrived.wait(SOON)

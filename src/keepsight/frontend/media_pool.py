@@ -212,6 +212,8 @@ class MediaPool:
         began = time.monotonic()
         made = self._make_pixels(picture)
         ended = time.monotonic()
+        if not any(map(show_a_picture, made.pixels.values())):  # nothing is decoded or resized for embeddings
+            return made
         decoding, resizing = made.seconds
         if not (decoding >= 0 <= resizing and decoding + resizing <= ended - began):  # no worker is believed
             decoding, resizing = ended - began, 0.0
