@@ -18,6 +18,8 @@ from keepsight.frontend.api.app import create_app
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prompt import check_grammar
 from keepsight.frontend.prompt.lift_data_urls import MIN_BYTES, LiftedUrl
+from keepsight.observe.catalogue import RESPONSES
+from keepsight.observe.counters import Counters
 from keepsight.requests import TierStatus
 from tests.drawn import ask, by_url, draw, to_data_url, to_png
 from tests.frontend.api.app_client import HELLO, MODEL, Client, FakeEngine, error_of
@@ -419,12 +421,13 @@ def test_a_stream_that_is_refused_late_tells_why_in_its_last_event(client: Clien
 
 @pytest.mark.parametrize("has_begun", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_is_not_answered_to_the_end(
+def test_a_client_that_leaves_is_not_answered_to_the_end_nor_counted_as_answered_if_it_was_not(
     client: Client, engine: FakeEngine, stream: bool, has_begun: bool
 ) -> None:
     engine.is_endless = True
     engine.is_ready = None if has_begun else asyncio.Event()
     sent: list[Any] = []
+    counters = Counters()
     body = json.dumps({"messages": HELLO, "stream": stream}).encode()
 
     async def call_and_leave() -> None:
@@ -442,7 +445,8 @@ def test_a_client_that_leaves_is_not_answered_to_the_end(
             await asyncio.sleep(0.01)  # so that it leaves while something is being sent, as clients mostly do
 
         scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
-        running = asyncio.ensure_future(create_app(client.preparer, engine, MODEL)(scope, receive, send))
+        app = create_app(client.preparer, engine, MODEL, counters=counters)
+        running = asyncio.ensure_future(app(scope, receive, send))
         while not engine.requests:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
@@ -454,6 +458,8 @@ def test_a_client_that_leaves_is_not_answered_to_the_end(
         assert engine.num_abandoned == 1  # here, for the end of the loop would cancel whatever still runs
 
     asyncio.run(call_and_leave())
+    counted = {digit: counters.numbers()[slot] for digit, slot in RESPONSES.items()}
+    assert counted == {2: int(stream and has_begun), 3: 0, 4: 0, 5: 0}
 
 
 # Anything at all ----------------------------------------------------------------------------------------------

@@ -31,8 +31,8 @@ from keepsight.frontend.api.media_api import MediaApi, PixelPin
 from keepsight.frontend.api.metrics_api import MetricsApi
 from keepsight.frontend.api.openapi import describe_api
 from keepsight.frontend.api.prepare_answer import AnswerPreparer
+from keepsight.frontend.api.request_log import CLIENT_CLOSED_REQUEST, RequestLog
 from keepsight.frontend.api.request_log import HEADER as REQUEST_ID_HEADER
-from keepsight.frontend.api.request_log import RequestLog
 from keepsight.frontend.api.serve_page import page_routes
 from keepsight.frontend.api.tokenize_request import parse_detokenize_request, parse_tokenize_request
 from keepsight.frontend.http.error_response import (
@@ -61,7 +61,6 @@ logger = logging.getLogger(__name__)
 MAX_LARGEST_BODIES = 16
 # Every token id of a completion is looked at: for seconds, of the largest.
 MAX_COMPLETION_ON_LOOP = 2**18
-CLIENT_CLOSED_REQUEST = 499  # nginx's number, for nobody but our own log
 DEFAULT_SETTINGS = ApiSettings()
 SEES_NOTHING = ServerView()
 KEEPS_NOTHING = PixelCache()

@@ -21,6 +21,7 @@ from keepsight.observe.tell_account import tell_in_log
 
 logger = logging.getLogger(__name__)
 HEADER = "x-request-id"
+CLIENT_CLOSED_REQUEST = 499  # nginx's number, for nobody but this log: there is no answer to count
 _RAW_HEADER = HEADER.encode()
 _SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
@@ -43,7 +44,7 @@ class RequestLog:
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.note_start(message["status"])
-                if is_told:
+                if is_told and message["status"] != CLIENT_CLOSED_REQUEST:
                     self._counters.add(RESPONSES[message["status"] // 100])
                 message["headers"] = [*message.get("headers", ()), (_RAW_HEADER, record.request_id.encode())]
             await send(message)
