@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from keepsight.requests import Pixels, Shape
+from keepsight.requests import CarriedPixels, Pixels, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ def carried_embeddings(pixels: Pixels) -> npt.NDArray[np.float32]:
     return pixels.view(np.float32)[..., 0]
 
 
-def show_a_picture(pixels: Pixels) -> bool:
+def show_a_picture(pixels: CarriedPixels) -> bool:
     return shape_of(pixels)[2] == 3
 
 
-def shape_of(pixels: Pixels) -> Shape:
+def shape_of(pixels: CarriedPixels) -> Shape:
     height, width, depth = pixels.shape
     return height, width, depth
 

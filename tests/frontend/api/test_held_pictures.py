@@ -73,9 +73,10 @@ def test_a_picture_is_shown_small(admin: Admin, cache: LocalCache) -> None:
     assert error_of(admin.send("GET", f"/{name_of(2)}"))[0] == 404
 
 
-def test_embeddings_are_no_picture_to_be_shown(admin: Admin, cache: LocalCache) -> None:
+def test_embeddings_are_no_picture_to_be_listed_or_shown(admin: Admin, cache: LocalCache) -> None:
     cache.put(name_of(1), carry_embeddings(np.zeros((4, 6), np.float32)))
-    assert [each for each, _ in admin.listed()] == [name_of(1)]
+    cache.put(name_of(2), WIDE)
+    assert [each for each, _ in admin.listed()] == [name_of(2)]
     assert error_of(admin.send("GET", f"/{name_of(1)}"))[0] == 404
 
 

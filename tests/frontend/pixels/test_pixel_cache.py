@@ -15,6 +15,7 @@ from keepsight.engine.pixel_source import PixelSource, open_pixel_source
 from keepsight.frontend.pixels.pixel_cache import PixelCache, open_pixel_cache
 from keepsight.ipc.pixel_mode import PixelMode
 from keepsight.ipc.run_directory import RunDirectory
+from keepsight.pixels import carry_embeddings
 from keepsight.requests import CarriedPixels, MediaArrived, Pixels, RingPlace
 from tests.names import name_of
 
@@ -413,6 +414,15 @@ def test_what_is_held_can_be_listed_and_looked_at_the_newest_first(sides: Sides)
     assert np.array_equal(seen, picture(1))
     assert sides.cache.newest(1)[0].media_hash == name_of(3)
     assert sides.cache.look(name_of(4)) is None
+
+
+@of(*MODES)
+def test_a_picture_that_is_held_is_told_from_embeddings(sides: Sides) -> None:
+    sides.put(1)
+    sides.cache.put(name_of(2), carry_embeddings(np.zeros((4, 6), np.float32)))
+    assert sides.cache.shows_a_picture(name_of(1)) == (sides.mode in KEEPING)
+    assert not sides.cache.shows_a_picture(name_of(2))
+    assert not sides.cache.shows_a_picture(name_of(3))
 
 
 @of(*BY_USE)

@@ -44,7 +44,7 @@ class HeldPictures:
         ]
 
     async def list_newest(self, _http: Request) -> Response:
-        return json_response(HeldList(await run_in_threadpool(self._cache.newest, MAX_LISTED)))
+        return json_response(await run_in_threadpool(self._list))
 
     async def show(self, http: Request) -> Response:
         """Small, and as the model is shown it: resized to what the tower takes."""
@@ -65,6 +65,11 @@ class HeldPictures:
         """Whoever had it pinned."""
         await run_in_threadpool(self._cache.unpin, http.path_params["media_hash"])
         return json_response({"is_pinned": False})
+
+    def _list(self) -> HeldList:
+        """Without the embeddings among them, which callers computed and nobody can be shown."""
+        newest = self._cache.newest(MAX_LISTED)
+        return HeldList([each for each in newest if self._cache.shows_a_picture(each.media_hash)])
 
     def _draw(self, media_hash: str) -> bytes | None:
         pixels = self._cache.look(media_hash)

@@ -243,7 +243,7 @@ def _picture_operations() -> Sequence[tuple[str, str, Json]]:
     named = {"parameters": [_in_path("media_hash")]}
     pinned = _json_content({"type": "object", "properties": {"is_pinned": {"type": "boolean"}}})
     return (
-        _get("/debug/pictures", "What the processor cache holds, the last used first.", _refer(HeldList)),
+        _get("/debug/pictures", "The pictures that the processor cache holds, the last used first.", _refer(HeldList)),
         (one, "get", named | _answer_with("One of them, small.", {"image/jpeg": {"schema": BINARY}}, 404)),
         (f"{one}/pin", "post", named | _answer_with("Keeps it for an hour.", pinned, 409)),
         (f"{one}/pin", "delete", named | _answer_with("Lets it go.", pinned)),

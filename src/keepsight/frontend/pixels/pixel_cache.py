@@ -22,7 +22,7 @@ from keepsight.ipc.shared_store import SharedStore
 from keepsight.ipc.shm_ring import RingWriter
 from keepsight.lru_cache import PINNABLE_PART, CacheSize, LruCache
 from keepsight.observe.shared_page import open_shared_page
-from keepsight.pixels import HeldPixels, as_kept, held_bytes, shape_of
+from keepsight.pixels import HeldPixels, as_kept, held_bytes, shape_of, show_a_picture
 from keepsight.requests import CarriedPixels, Pixels, RingPlace, StoredPixels
 
 logger = logging.getLogger(__name__)
@@ -69,6 +69,11 @@ class PixelCache:
     def look(self, media_hash: str) -> Pixels | None:
         """As `read`, but counts as no use."""
         return None
+
+    def shows_a_picture(self, media_hash: str) -> bool:
+        """It is held, and no embeddings; counts as no use."""
+        pixels = self.look(media_hash)
+        return pixels is not None and show_a_picture(pixels)
 
     def newest(self, limit: int) -> list[HeldPixels]:
         return []
@@ -288,6 +293,11 @@ class RingCache(_CacheInFiles[RingWriter]):
 
     def look(self, media_hash: str) -> Pixels | None:
         return self._files.read(media_hash)
+
+    def shows_a_picture(self, media_hash: str) -> bool:
+        # To look would be to copy it.
+        place = self._files.find(media_hash)
+        return place is not None and show_a_picture(place)
 
 
 class StoreCache(_CacheInFiles[SharedStore]):
