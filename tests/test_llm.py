@@ -736,6 +736,35 @@ def test_closing_ends_its_threads_and_later_calls_say_so() -> None:
         llm.generate("Hello")
 
 
+FORKING = """
+import os, sys
+from keepsight import LLM, SamplingParams
+from keepsight.errors import KeepsightError
+one = SamplingParams(max_tokens=1)
+llm = LLM(device="cpu")
+llm.generate("Hello", one)
+if (child := os.fork()) == 0:
+    for call in (lambda: llm.generate(["Hello", "Hi"], one), lambda: llm.chat([], one), llm.reset_mm_cache):
+        try:
+            call()
+        except KeepsightError as error:
+            print(error)
+    llm.close()
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert llm.generate("Hello", one)
+advice = "make one in each process, or start them by spawn"
+print(f"this LLM belongs to process {os.getpid()}, and this is {child}: {advice}")
+"""
+
+
+def test_a_forked_process_is_told_that_it_has_no_engine_and_leaves_its_parent_s_alone() -> None:
+    ended = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert len(ended.stdout.splitlines()) == 4
+    assert len(set(ended.stdout.splitlines())) == 1
+
+
 def test_one_that_is_forgotten_is_closed() -> None:
     before = set(threading.enumerate())
     llm = LLM(device="cpu")

@@ -5,6 +5,7 @@ request that was given up (`RequestFailedError`).  All others stay inside, or en
 checkpoint that cannot be served (`CheckpointError`: it names the file).  `assert` is for our own bugs, never for these.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -240,6 +241,14 @@ class ServerOverloadedError(AnsweredError):
 
     status = 503
     code = "server_overloaded"
+
+
+class OtherProcessError(KeepsightError):
+    """An `LLM` was asked in a process that was forked from the one that made it."""
+
+    def __init__(self, process: int) -> None:
+        told = "make one in each process, or start them by spawn"
+        super().__init__(f"this LLM belongs to process {process}, and this is {os.getpid()}: {told}")
 
 
 class WireError(KeepsightError):

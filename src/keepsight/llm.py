@@ -1,5 +1,6 @@
 """Keepsight without a server: `LLM(...)`, with the shapes that vLLM's users know."""
 
+import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
@@ -12,7 +13,7 @@ from typing import Any, Self
 from keepsight.config import Config
 from keepsight.engine.in_process_engine import InProcessEngine
 from keepsight.engine.start_engine import start_engine
-from keepsight.errors import UnsupportedFieldError
+from keepsight.errors import OtherProcessError, UnsupportedFieldError
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt.public_tokenizer import PublicTokenizer
@@ -48,9 +49,16 @@ class LLM:
         self.config = config
         self._seeds = None if seed is None else Random(seed)
         self.preparer = RequestPreparer.from_config(self.config)
-        self.engine = start_engine(self.config, self.preparer)
+        self._engine, self._process = start_engine(self.config, self.preparer), os.getpid()
         # The engine's threads hold nothing of this object, so that forgetting it frees them and the model.
-        self._close = weakref.finalize(self, _close, self.preparer, self.engine)
+        self._close = weakref.finalize(self, _close, self.preparer, self._engine, self._process)
+
+    @property
+    def engine(self) -> InProcessEngine:
+        """A forked process has none of its threads: whoever asked it there would wait for ever."""
+        if os.getpid() != self._process:
+            raise OtherProcessError(self._process)
+        return self._engine
 
     def close(self) -> None:
         """Ends the engine and frees its memory.  Calls that still run on other threads fail."""
@@ -164,8 +172,9 @@ class LLM:
         self, requests: Iterable[PreparedRequest], num_requests: int, use_tqdm: bool | MakeBar
     ) -> list[RequestOutput]:
         """Each is computed from when it is prepared, beside the preparing of those after it."""
+        engine = self.engine  # before a bar is shown
         bar = open_bar(use_tqdm, num_requests)
-        with bar or nullcontext(), closing(RunningRequests(self.engine, self.preparer.tokenizer, bar)) as running:
+        with bar or nullcontext(), closing(RunningRequests(engine, self.preparer.tokenizer, bar)) as running:
             for request in requests:
                 running.submit(request)
                 running.read_what_came()
@@ -178,6 +187,8 @@ def _refuse_others(**asked: object) -> None:
             raise UnsupportedFieldError(name, "is not supported")
 
 
-def _close(preparer: RequestPreparer, engine: InProcessEngine) -> None:
+def _close(preparer: RequestPreparer, engine: InProcessEngine, process: int) -> None:
+    if os.getpid() != process:  # forked: what is to be ended is its parent's
+        return
     preparer.close()
     engine.close()
