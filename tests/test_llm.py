@@ -721,8 +721,27 @@ def test_a_picture_that_ends_too_early_is_refused_as_if_it_were_looked_at_first(
     cut = to_png(drawn.picture)[:-2000]
     with pytest.raises(UnreadablePictureError) as caught:
         llm.chat([ask("Hello!"), ask({"type": "image_pil", "image_pil": cut}, "What is this?")], GREEDY)
-    assert caught.value.field == "messages[0].content[0].image_pil"
+    assert caught.value.field == "messages[1][0].content[0].image_pil"
     assert not llm.engine._callers
+
+
+def test_a_mistake_in_one_of_several_is_told_by_its_place_and_in_what_all_share_by_its_name(llm: LLM) -> None:
+    def field_of(call: Callable[..., object], *given: object, **named: object) -> str:
+        with pytest.raises(InvalidArgumentError) as caught:
+            call(*given, use_tqdm=False, **named)
+        return caught.value.field
+
+    bad: dict[str, Any] = {"prompt": "<start_of_image>", "multi_modal_data": {"image": [b"no picture"]}}
+    assert field_of(llm.generate, ["a", "b", bad]) == "prompts[2].multi_modal_data.image[0]"
+    assert field_of(llm.generate, [bad]) == "multi_modal_data.image[0]"
+    assert field_of(llm.generate, ["a", 5.0]) == "prompts[1]"
+    good, nobody = ask("Hello!"), [{"role": None, "content": "Hello!"}]
+    assert field_of(llm.chat, [good, nobody]) == "messages[1][0].role"
+    assert field_of(llm.chat, nobody) == "messages[0].role"
+    assert field_of(llm.chat, [good, good], mm_processor_kwargs={"a": 1}) == "mm_processor_kwargs.a"
+    assert field_of(llm.chat, [good, good], tools=[{}]) == "tools[0]"
+    unknown = SamplingParams(allowed_token_ids=[2**20])
+    assert field_of(llm.chat, [good, good], [GREEDY, unknown]) == "messages[1].allowed_token_ids[0]"
 
 
 def test_closing_ends_its_threads_and_later_calls_say_so() -> None:
@@ -847,11 +866,11 @@ def test_an_option_that_cannot_be_is_refused_by_name(options: dict[str, Any], me
         ({}, "prompt: must be a string"),
         ({"prompt": 5}, "prompt: must be a string, not 5"),
         (5, "prompts: must be"),
-        ([5.0], "prompts: must be"),
+        ([5.0], r"prompts\[0\]: must be"),
         ([2, "30"], "prompt_token_ids: '30' is no token"),
-        (["a", 30], "prompts: must be"),
+        (["a", 30], r"prompts\[1\]: must be"),
         ([[2, -1]], "prompt_token_ids: -1 is no token"),
-        ([[]], "prompts: must be"),
+        ([[]], r"prompts\[0\]: must be"),
         (None, "prompts: must be"),
         ({"prompt_token_ids": [5, -1]}, "prompt_token_ids: -1 is no token"),
         ({"prompt_token_ids": [5, 960]}, "prompt_token_ids: 960 is no token"),

@@ -31,6 +31,8 @@ class InvalidArgumentError(AnsweredError):
         super().__init__(f"{field}: {message}")
         self.field = field
         self.message = message
+        # Which of several prompts it is about, where `LLM` was given them.
+        self.item: int | None = None
 
 
 class UnsupportedFieldError(InvalidArgumentError):

@@ -2,7 +2,7 @@
 
 import os
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -19,6 +19,7 @@ from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt.public_tokenizer import PublicTokenizer
 from keepsight.frontend.prompt.read_messages import choose_end, read_messages
 from keepsight.observe.metric_values import Metric, list_metrics
+from keepsight.offline.listed_items import ListedItems
 from keepsight.offline.read_prompts import are_conversations, list_prompts, prepare_prompt, zip_with_terms
 from keepsight.offline.running_requests import MakeBar, RunningRequests, open_bar
 from keepsight.outputs import RequestOutput
@@ -103,8 +104,8 @@ class LLM:
         _refuse_others(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
         listed = list_prompts(prompts)
         asked = self._with_terms(listed, sampling_params, priority)
-        requests = (prepare_prompt(self.preparer, *each) for each in asked)
-        return self._run_all(requests, len(listed), use_tqdm)
+        preparing = (partial(prepare_prompt, self.preparer, *each) for each in asked)
+        return self._run_all(preparing, ListedItems("prompts", len(listed)), use_tqdm)
 
     def chat(
         self,
@@ -137,10 +138,14 @@ class LLM:
         )
         conversations: Sequence[Any] = messages if are_conversations(messages) else [messages]
         end = choose_end(add_generation_prompt, continue_final_message)
-        prepare = partial(self.preparer.prepare_chat, mm_processor_kwargs=mm_processor_kwargs, tools=tools or ())
+
+        def prepare(conversation: object, params: SamplingParams, place: int) -> PreparedRequest:
+            read = read_messages(conversation, end)
+            return self.preparer.prepare_chat(read, params, mm_processor_kwargs, priority=place, tools=tools or ())
+
         asked = self._with_terms(conversations, sampling_params, priority)
-        requests = (prepare(read_messages(each, end), params, priority=place) for each, params, place in asked)
-        return self._run_all(requests, len(conversations), use_tqdm)
+        items = ListedItems("messages", len(conversations), shared=("mm_processor_kwargs", "tools"))
+        return self._run_all((partial(prepare, *each) for each in asked), items, use_tqdm)
 
     def get_metrics(self) -> list[Metric]:
         """What was counted since this was made, and what is held now."""
@@ -169,14 +174,14 @@ class LLM:
         return replace(params, seed=self._seeds.getrandbits(63))
 
     def _run_all(
-        self, requests: Iterable[PreparedRequest], num_requests: int, use_tqdm: bool | MakeBar
+        self, preparing: Iterable[Callable[[], PreparedRequest]], items: ListedItems, use_tqdm: bool | MakeBar
     ) -> list[RequestOutput]:
         """Each is computed from when it is prepared, beside the preparing of those after it."""
         engine = self.engine  # before a bar is shown
-        bar = open_bar(use_tqdm, num_requests)
-        with bar or nullcontext(), closing(RunningRequests(engine, self.preparer.tokenizer, bar)) as running:
-            for request in requests:
-                running.submit(request)
+        bar = open_bar(use_tqdm, items.number)
+        with bar or nullcontext(), closing(RunningRequests(engine, self.preparer.tokenizer, items, bar)) as running:
+            for prepare in preparing:
+                running.submit(prepare)
                 running.read_what_came()
             return running.finish()
 

@@ -162,6 +162,21 @@ def test_warmed_pictures_are_kept_and_can_be_pinned_by_the_same_flags(
     assert capsys.readouterr().out == "4 embeddings unpinned\n"
 
 
+@pytest.mark.parametrize("kept_bytes", [20, 900])
+def test_a_picture_that_cannot_be_warmed_is_told_by_its_file(
+    kept_bytes: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures = [tmp_path / f"{name}.png" for name in ("a", "cut", "b")]
+    for picture in pictures:
+        draw(3).picture.save(picture)
+    # In its header, which is read before a model is loaded, or behind it.
+    pictures[1].write_bytes(pictures[1].read_bytes()[:kept_bytes])
+    options = ["--encoder-disk-cache", str(tmp_path / "kept"), "--device", "cpu"]
+    assert main(["cache", "warm", *map(str, pictures), *options]) == 2
+    [told] = capsys.readouterr().err.splitlines()
+    assert told.startswith(f"keepsight cache: {pictures[1]}: the picture ({kept_bytes} bytes) is damaged or truncated")
+
+
 @pytest.mark.parametrize("flag", ["--encoder-disk-cache", "--encoder-remote-cache"])
 def test_a_place_that_keeps_nothing_is_refused_before_a_model_is_loaded(
     flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -67,7 +67,7 @@ def test_a_seed_repeats_what_temperature_scatters(capsys: pytest.CaptureFixture[
     [
         (["--image", "nothing.png"], "keepsight generate: --image: cannot read nothing.png: No such file"),
         (["--image", "."], "keepsight generate: --image: cannot read .: Is a directory"),
-        (["--image", __file__], "keepsight generate: messages[0].content[0].image_pil: "),
+        (["--image", __file__, "--model", "no/such"], f"keepsight generate: {__file__}: "),
         (["--max-tokens", "0"], "keepsight generate: max_tokens: must be an integer of at least 1"),
         (["--temperature", "-1"], "keepsight generate: temperature: must be a number of at least 0"),
         (["--device", "cuda", "--max-model-len", "9999999"], "keepsight generate: max_model_len: 9999999 exceeds"),

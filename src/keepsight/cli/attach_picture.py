@@ -11,8 +11,8 @@ from typing import Any
 
 from PIL import Image
 
+from keepsight.cli.read_picture import look_at_header
 from keepsight.errors import InvalidArgumentError
-from keepsight.frontend.intake.open_picture import open_picture, refusing_damage
 
 URL_STARTS = ("http://", "https://", "data:")
 
@@ -49,9 +49,5 @@ def _read_as_data_url(name: str) -> str:
     except (OSError, RuntimeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InvalidArgumentError("/image", f"cannot read {name}: {reason}") from error
-    return f"data:{_kind_of(content, name)};base64,{base64.b64encode(content).decode()}"
-
-
-def _kind_of(content: bytes, name: str) -> str:
-    with refusing_damage(name, len(content)):
-        return Image.MIME[open_picture(content, name).format or ""]
+    media_type = Image.MIME[look_at_header(content, name).format or ""]
+    return f"data:{media_type};base64,{base64.b64encode(content).decode()}"

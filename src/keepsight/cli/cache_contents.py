@@ -151,8 +151,20 @@ def _warm(arguments: argparse.Namespace) -> int:
     with LLM.from_config(config) as llm:
         shown = [{"type": "image_pil", "image_pil": each} for each in pictures.values()]
         asked = [[{"role": "user", "content": [each]}] for each in shown]
-        llm.chat(asked, SamplingParams(temperature=0, max_tokens=1))
+        with _naming_picture(list(pictures)):
+            llm.chat(asked, SamplingParams(temperature=0, max_tokens=1))
     return _tell_what_is_kept(arguments, name_entries(config, pictures))
+
+
+@contextmanager
+def _naming_picture(names: Sequence[str]) -> Iterator[None]:
+    """Each conversation has one picture: what only decoding finds is told by its file as well."""
+    try:
+        yield
+    except InvalidArgumentError as error:
+        if error.item is None:
+            raise
+        raise type(error)(names[error.item], error.message) from error
 
 
 def _tell_what_is_kept(arguments: argparse.Namespace, keys: Mapping[str, Sequence[str]]) -> int:

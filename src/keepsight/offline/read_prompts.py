@@ -28,11 +28,12 @@ def list_prompts(prompts: str | Mapping[str, Any] | Sequence[Any]) -> list[Promp
     """As vLLM: a list of integers is one prompt."""
     if isinstance(prompts, str | Mapping) or _are_token_ids(prompts):
         return [prompts]
-    if not isinstance(prompts, Sequence) or not all(
-        isinstance(each, str | Mapping) or _are_token_ids(each) for each in prompts
-    ):
-        kinds = "a text, token ids, a mapping such as {'prompt': ...}"
+    kinds = "a text, token ids, a mapping such as {'prompt': ...}"
+    if not isinstance(prompts, Sequence):
         raise InvalidArgumentError("prompts", f"must be {kinds}, or a list of these")
+    for index, each in enumerate(prompts):
+        if not isinstance(each, str | Mapping) and not _are_token_ids(each):
+            raise InvalidArgumentError(f"prompts[{index}]", f"must be {kinds}")
     return list(prompts)
 
 

@@ -12,6 +12,7 @@ from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
 from keepsight.frontend.engine_client import Outputs
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt.tokenizer import Tokenizer
+from keepsight.offline.listed_items import ListedItems
 from keepsight.outputs import CompletionOutput, Logprob, RequestOutput
 from keepsight.requests import TokenLogprobs, TokenOutput
 
@@ -22,8 +23,8 @@ MakeBar = Callable[..., tqdm]
 class _Answer:
     """One request's, as it grows."""
 
-    def __init__(self, prepared: PreparedRequest, tokenizer: Tokenizer) -> None:
-        self.request, self._text, self._tokenizer = prepared.engine_request, prepared.text, tokenizer
+    def __init__(self, index: int, prepared: PreparedRequest, tokenizer: Tokenizer) -> None:
+        self.index, self.request, self._text, self._tokenizer = index, prepared.engine_request, prepared.text, tokenizer
         self._assembler = AnswerAssembler(tokenizer, self.request.sampling_params)
         self._pieces: list[list[AnswerPiece]] = [[] for _ in range(self.request.sampling_params.n)]
         # Of the choice that found least: the others find what that one has just computed.
@@ -70,14 +71,17 @@ class _Answer:
 class RunningRequests:
     """The requests of one call.  Closing it abandons those that have not ended."""
 
-    def __init__(self, engine: InProcessEngine, tokenizer: Tokenizer, bar: tqdm | None) -> None:
-        self._engine, self._tokenizer, self._bar = engine, tokenizer, bar
+    def __init__(self, engine: InProcessEngine, tokenizer: Tokenizer, items: ListedItems, bar: tqdm | None) -> None:
+        self._engine, self._tokenizer, self._items, self._bar = engine, tokenizer, items, bar
         self._answers: list[_Answer] = []
         self._unfinished: dict[str, _Answer] = {}
         self._arrived: SimpleQueue[tuple[_Answer, Outputs]] = SimpleQueue()
 
-    def submit(self, prepared: PreparedRequest) -> None:
-        answer = _Answer(prepared, self._tokenizer)
+    def submit(self, prepare: Callable[[], PreparedRequest]) -> None:
+        index = len(self._answers)
+        with self._items.naming(index):
+            prepared = prepare()
+        answer = _Answer(index, prepared, self._tokenizer)
         self._answers.append(answer)
         # First: whoever interrupts this wants it abandoned, too.
         self._unfinished[answer.request.request_id] = answer
@@ -106,7 +110,8 @@ class RunningRequests:
             return
         for output in outputs:
             if isinstance(output, Exception):
-                raise output
+                with self._items.naming(answer.index):
+                    raise output
             piece = answer.push(output)
             if piece is not None and piece.finish_reason is not None:
                 # Does nothing but where a stop string ended it: the engine knows of none.

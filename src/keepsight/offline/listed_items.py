@@ -1,0 +1,31 @@
+"""Which of several prompts or conversations a mistake is in: its field is told as the caller would write it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from keepsight.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, slots=True)
+class ListedItems:
+    argument: str  # that they were given as
+    number: int
+    # The arguments beside it that hold for all of them.
+    shared: tuple[str, ...] = ()
+
+    @contextmanager
+    def naming(self, index: int) -> Iterator[None]:
+        try:
+            yield
+        except InvalidArgumentError as error:
+            named = type(error)(self._place(index, error.field), error.message)
+            named.item = index
+            raise named from error
+
+    def _place(self, index: int, field: str) -> str:
+        """`messages[0].role` of the second conversation is `messages[1][0].role`."""
+        if self.number == 1 or field.startswith(self.shared):
+            return field
+        own = field.removeprefix(self.argument) if field.startswith(self.argument) else f".{field}"
+        return f"{self.argument}[{index}]{own}"
