@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from keepsight.cli.openai_server import OpenAIServer, Usage
+from keepsight.cli.main import main
+from keepsight.cli.openai_server import OpenAIServer, Usage, choose_api_key
 from keepsight.errors import InvalidArgumentError, NoAnswerError
 from tests.cli.scripted_server import DONE, Script, answer, event, scripted_server
 
@@ -129,7 +130,24 @@ def test_what_is_no_address_is_refused(url: str) -> None:
         OpenAIServer(url)
 
 
-@pytest.mark.parametrize("key", ["a\nb", "schlüssel ☃"])
-def test_a_key_that_no_header_can_carry_is_a_failure_not_a_crash(script: Script, key: str) -> None:
-    with pytest.raises(NoAnswerError):
-        OpenAIServer(script.url, key).first_model()
+@pytest.mark.parametrize("command", [["chat"], ["bench", "serve", "--workload", "cold"]])
+@pytest.mark.parametrize("key", ["sk-secret\nb", "sk-secret \u2603"])
+def test_a_key_that_no_header_can_carry_is_refused_by_its_name_and_never_shown(
+    command: list[str], key: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--api-key", key]) == 2
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    assert main(command) == 2
+    told = capsys.readouterr().err.splitlines()
+    reason = "must be printable ASCII, or no header can carry it"
+    assert told == [f"keepsight {command[0]}: {name}: {reason}" for name in ("--api-key", "OPENAI_API_KEY")]
+
+
+def test_a_key_goes_without_the_end_of_its_line_and_the_flag_goes_before_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", " sk-secret\n")
+    assert choose_api_key(None) == "sk-secret"
+    assert choose_api_key("open sesame\r\n") == "open sesame"
+    monkeypatch.setenv("OPENAI_API_KEY", "\n")
+    assert choose_api_key(None) is None

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +21,7 @@ from keepsight.cli.add_command import add_command
 from keepsight.cli.bench_arguments import DEFAULTS, LEAST, add_shape, options_of, to_percent
 from keepsight.cli.bench_within import add_offline_arguments, add_parts_arguments, run_offline, run_parts
 from keepsight.cli.check_least import check_least
-from keepsight.cli.openai_server import OpenAIServer
+from keepsight.cli.openai_server import OpenAIServer, choose_api_key
 from keepsight.cli.strip_controls import strip_controls
 from keepsight.errors import InvalidArgumentError
 
@@ -149,7 +148,7 @@ def _check_writable(flag: str, path: Path) -> None:
 
 def _server_of(arguments: argparse.Namespace) -> Server:
     address = Address.parse(arguments.base_url)
-    key = arguments.api_key or os.environ.get("OPENAI_API_KEY")
+    key = choose_api_key(arguments.api_key)
     model = arguments.model or OpenAIServer(arguments.base_url, key).first_model()
     sampling = {"temperature": 0, "max_tokens": arguments.max_tokens}
     if arguments.ignore_eos:

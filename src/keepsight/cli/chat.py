@@ -9,7 +9,6 @@ nothing came leaves no trace.
 import argparse
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from keepsight.cli.attach_picture import attach_pictures
-from keepsight.cli.openai_server import OpenAIServer, Usage
+from keepsight.cli.openai_server import OpenAIServer, Usage, choose_api_key
 from keepsight.cli.strip_controls import strip_controls
 from keepsight.errors import InvalidArgumentError, KeepsightError, NoAnswerError
 
@@ -51,7 +50,7 @@ def _to_finite(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    server = OpenAIServer(arguments.url, arguments.api_key or os.environ.get("OPENAI_API_KEY"))
+    server = OpenAIServer(arguments.url, choose_api_key(arguments.api_key))
     options = {"temperature": arguments.temperature, "max_tokens": arguments.max_tokens}
     chat = Chat(
         server,

@@ -5,6 +5,7 @@ talks to any server should start at once and need nothing.  Whatever goes wrong 
 """
 
 import json
+import os
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -13,11 +14,22 @@ from typing import Any
 
 from keepsight import __version__
 from keepsight.bench.address import Address
-from keepsight.errors import NoAnswerError
+from keepsight.errors import InvalidArgumentError, NoAnswerError
 
+KEY_VARIABLE = "OPENAI_API_KEY"
 CONNECT_SECONDS = 10.0
 # What JSON raises that is none, or nested without end.
 UNREADABLE = (ValueError, RecursionError)
+
+
+def choose_api_key(given: str | None) -> str | None:
+    """`given` is what `--api-key` says; without it, what the environment does.  Errors never show it."""
+    name = "--api-key" if given else KEY_VARIABLE
+    # Around it: the end of the line that a file or a command gave it with.
+    key = (given or os.environ.get(KEY_VARIABLE, "")).strip()
+    if not (key.isascii() and key.isprintable()):
+        raise InvalidArgumentError(name, "must be printable ASCII, or no header can carry it")
+    return key or None
 
 
 @dataclass(frozen=True)
@@ -127,7 +139,7 @@ def _read_refusal(response: HTTPResponse) -> str:
     if message is None:
         message = body[:200].decode(errors="replace").strip() or response.reason
     if response.status == 401:
-        message += " (--api-key, or OPENAI_API_KEY in the environment)"
+        message += f" (--api-key, or {KEY_VARIABLE} in the environment)"
     return f"{response.status}: {message}"
 
 
