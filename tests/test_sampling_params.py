@@ -39,6 +39,13 @@ def test_the_defaults_are_those_of_vllm() -> None:
     }
 
 
+def test_fields_are_given_by_name_as_the_order_of_vllm_s_is_another() -> None:
+    of_any_form: Any = SamplingParams
+    with pytest.raises(TypeError, match="takes its fields by name, such as temperature=0"):
+        of_any_form(1, 0.5)
+    assert copy.copy(SamplingParams(n=2)) == SamplingParams(n=2)
+
+
 def test_values_of_every_accepted_form_are_normalised() -> None:
     token_ids: list[Any] = [np.int64(3)]
     bias: dict[Any, float] = {"12": 1, 7: -100}

@@ -98,7 +98,7 @@ _TOKEN_ID = _Range(f"a token id: an integer from 0 to {MAX_COUNT}", 0, MAX_COUNT
 _BIAS = _Range("a number from -100 to 100", -100, 100)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     n: int = 1
     temperature: float = 1.0
@@ -123,8 +123,10 @@ class SamplingParams:
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
 
-    def __new__(cls, *_args: object, **named: object) -> "SamplingParams":
-        """Refuses unknown names before the generated `__init__` would, with a better message than its TypeError."""
+    def __new__(cls, *unnamed: object, **named: object) -> "SamplingParams":
+        """Refuses what the generated `__init__` would, with a better message than its TypeError."""
+        if unnamed:  # in another order than vLLM's they would mean something else
+            raise TypeError("SamplingParams takes its fields by name, such as temperature=0")
         for name in named:
             _check_is_known(name)
         return object.__new__(cls)
