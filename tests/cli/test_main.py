@@ -14,6 +14,7 @@ from keepsight import __version__, demo
 from keepsight.cli import main as main_module
 from keepsight.cli.main import COMMANDS, main
 from keepsight.errors import InvalidArgumentError
+from tests.drawn import draw
 
 # Asking for it fails, as in a folder of another user's.
 UNSEEN = "/" + "long" * 100
@@ -198,6 +199,38 @@ sys.exit(main.main(["chat"]))
 
 def test_a_library_that_takes_ctrl_c_for_its_own_failure_is_not_asked() -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED_BY_A_LIBRARY], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+INTERRUPTED_BY_TORCH = """
+import os, signal, sys
+from keepsight.cli.main import main
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+class Interrupting:
+    @staticmethod
+    def find_spec(name, *_):
+        if name == "torch":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                sum(range(1000))
+            except BaseException:
+                raise ImportError("torch would have crashed")
+
+sys.meta_path.insert(0, Interrupting)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments", ["generate Hi", "cache warm x.png", "cache unpin x.png", "bench offline", "bench parts"]
+)
+def test_no_command_goes_on_after_ctrl_c_while_torch_is_imported(arguments: str, tmp_path: Path) -> None:
+    draw(1).picture.save(tmp_path / "x.png")
+    command = [sys.executable, "-c", INTERRUPTED_BY_TORCH, *arguments.split()]
+    home = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=home)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 

@@ -10,6 +10,7 @@ from keepsight.bench.report import to_markdown
 from keepsight.bench.workloads import WORKLOADS
 from keepsight.cli.bench_arguments import DEFAULTS, LEAST, add_picture_size, add_shape, options_of, to_percent
 from keepsight.cli.check_least import check_least
+from keepsight.cli.end_on_ctrl_c import ending_on_ctrl_c
 from keepsight.cli.model_arguments import add_model_arguments, config_from
 from keepsight.config import CHOICES, Config
 
@@ -37,9 +38,10 @@ def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_offline(arguments: argparse.Namespace) -> int:
-    from keepsight.bench.offline import measure_offline
-    from keepsight.llm import LLM
-    from keepsight.sampling_params import SamplingParams
+    with ending_on_ctrl_c():
+        from keepsight.bench.offline import measure_offline
+        from keepsight.llm import LLM
+        from keepsight.sampling_params import SamplingParams
 
     check_least(arguments, LEAST)
     options = replace(options_of(arguments, arguments.seed), reuse_percent=arguments.reuse)
@@ -59,7 +61,8 @@ def add_parts_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_parts(arguments: argparse.Namespace) -> int:
     check_least(arguments, LEAST)
-    from keepsight.bench.parts import measure_parts
+    with ending_on_ctrl_c():
+        from keepsight.bench.parts import measure_parts
 
     config = Config.from_options(model=arguments.model, device=arguments.device, dtype=arguments.dtype)
     costs = measure_parts(config, arguments.picture_size, arguments.runs)

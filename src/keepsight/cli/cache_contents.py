@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from keepsight.cli.add_command import Commands, add_command
+from keepsight.cli.end_on_ctrl_c import ending_on_ctrl_c
 from keepsight.cli.model_arguments import add_model_arguments, config_from
 from keepsight.cli.read_picture import read_picture
 from keepsight.errors import InvalidArgumentError, TierError
@@ -144,9 +145,10 @@ def _warm(arguments: argparse.Namespace) -> int:
         with place as far_tier:
             far_tier.open()
 
-    from keepsight.cli.name_entries import name_entries
-    from keepsight.llm import LLM  # after everything that can be refused without torch
-    from keepsight.sampling_params import SamplingParams
+    with ending_on_ctrl_c():
+        from keepsight.cli.name_entries import name_entries
+        from keepsight.llm import LLM  # after everything that can be refused without torch
+        from keepsight.sampling_params import SamplingParams
 
     with LLM.from_config(config) as llm:
         shown = [{"type": "image_pil", "image_pil": each} for each in pictures.values()]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from keepsight.cli.add_command import Commands, add_command
 from keepsight.cli.cache_contents import MIB, add_server_flags, faults_told, holds_any, opened_folder
+from keepsight.cli.end_on_ctrl_c import ending_on_ctrl_c
 from keepsight.cli.model_arguments import config_from
 from keepsight.cli.read_picture import read_picture
 from keepsight.errors import InvalidArgumentError
@@ -97,6 +98,7 @@ def _find_keys(arguments: argparse.Namespace) -> dict[str, Sequence[str]]:
         return keys
     config = config_from(arguments)
 
-    from keepsight.cli.name_entries import name_entries  # brings torch, which keys do not need
+    with ending_on_ctrl_c():
+        from keepsight.cli.name_entries import name_entries  # brings torch, which keys do not need
 
     return {**keys, **name_entries(config, pictures)}

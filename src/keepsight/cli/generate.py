@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from keepsight.cli.end_on_ctrl_c import ending_on_ctrl_c
 from keepsight.cli.model_arguments import add_model_arguments, config_from
 from keepsight.cli.read_picture import read_picture
 from keepsight.cli.strip_controls import strip_controls
@@ -26,8 +27,9 @@ def run(arguments: argparse.Namespace) -> int:
     ]
     content.append({"type": "text", "text": arguments.prompt})
 
-    from keepsight.llm import LLM  # after everything that can be refused without torch
-    from keepsight.sampling_params import SamplingParams
+    with ending_on_ctrl_c():
+        from keepsight.llm import LLM  # after everything that can be refused without torch
+        from keepsight.sampling_params import SamplingParams
 
     params = SamplingParams(temperature=arguments.temperature, max_tokens=arguments.max_tokens, seed=arguments.seed)
     with LLM.from_config(config) as llm:

@@ -4,7 +4,6 @@ import argparse
 import errno
 import io
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,6 +12,7 @@ from typing import Any
 
 from keepsight import __version__
 from keepsight.cli.add_command import add_command
+from keepsight.cli.end_on_ctrl_c import INTERRUPTED, ending_on_ctrl_c
 from keepsight.cli.one_line_parser import OneLineParser
 from keepsight.cli.strip_controls import strip_controls
 from keepsight.errors import KeepsightError
@@ -28,8 +28,6 @@ COMMANDS = {
 }
 # What is printed or kept finds no room: the machine's fault, not ours.
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# As shells count what ends by Ctrl-C.
-INTERRUPTED = 128 + signal.SIGINT
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,15 +75,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _load(command: str) -> Any:
-    """Ctrl-C ends the process meanwhile: nothing is to be undone, and numpy would take it for a broken installation."""
-    module_name = f"keepsight.cli.{command.replace('-', '_')}"
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # as where it is to be ignored
-        return import_module(module_name)
-    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
-    try:
-        return import_module(module_name)
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    with ending_on_ctrl_c():
+        return import_module(f"keepsight.cli.{command.replace('-', '_')}")
 
 
 def _fill_standard_streams() -> None:
