@@ -217,6 +217,14 @@ def test_ctrl_c_stops_the_answer_but_not_the_chat(script: Script) -> None:
     assert chat.returncode == 0
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_standard_stream_that_is_closed_has_no_lines_and_shows_none(closed: str, script: Script) -> None:
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "keepsight", "chat", "--url", script.url]
+    done = subprocess.run(command, input="" if "<" in closed else "Hello\n", capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "Hello!\n" if closed == "2>&-" else "")
+    assert "Traceback" not in done.stderr
+
+
 def test_lines_that_are_no_text_are_told_of_in_one_line(script: Script) -> None:
     with run_chat(script.url) as chat:
         out, err = chat.communicate(b"caf\xe9\n", timeout=20)

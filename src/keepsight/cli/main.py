@@ -37,9 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         parsed = _parse(arguments)
         status = int(_load(parsed.command).run(parsed))
-        if sys.stdout is not None:
-            # Here, and not when the interpreter ends, which would complain.
-            sys.stdout.flush()
+        # Here, and not when the interpreter ends, which would complain.
+        sys.stdout.flush()
         return status
     except KeepsightError as error:
         print(f"keepsight {arguments[0]}: {strip_controls(str(error))}", file=sys.stderr)
@@ -87,6 +86,9 @@ def _fill_standard_streams() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest that is free
             os.set_inheritable(descriptor, True)
+    for name, descriptor, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(descriptor, mode))
 
 
 def _let_all_be_written() -> None:
