@@ -233,6 +233,23 @@ def test_lines_that_are_no_text_are_told_of_in_one_line(script: Script) -> None:
     assert b"Traceback" not in err
 
 
+def test_where_python_takes_any_bytes_a_question_has_to_be_text_and_a_file_s_name_need_not(
+    script: Script, tmp_path: Path
+) -> None:
+    picture = bytes(tmp_path) + b"/caf\xe9.png"
+    draw(1).picture.save(picture)
+    with run_chat(script.url, encoding="utf-8:surrogateescape") as chat:
+        out, err = chat.communicate(b"caf\xe9\n/image %b\nHello\n" % picture, timeout=20)
+    assert (chat.returncode, out, len(script.bodies)) == (1, b"Hello!\n", 1)
+    assert b"\nerror: standard input: is not UTF-8\n1 with the next message\n" in err
+
+
+def test_what_is_told_to_the_model_before_has_to_be_text_too(terminal: Terminal, script: Script) -> None:
+    assert terminal.type("Hello", options=("--system", "caf\udce9")) == 2
+    assert terminal.err == "keepsight chat: --system: is not UTF-8\n"
+    assert script.bodies == []
+
+
 @pytest.mark.parametrize(("encoding", "said"), [("ascii", "caf\u00e9"), ("utf-8", "half of a pair: \ud83d")])
 def test_what_standard_output_cannot_hold_ends_no_conversation(script: Script, encoding: str, said: str) -> None:
     # As JSON's escapes: whatever a server sends is text then.

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from keepsight.cli.attach_picture import attach_pictures
+from keepsight.cli.check_is_text import check_arguments_are_text, check_is_text
 from keepsight.cli.openai_server import OpenAIServer, Usage, choose_api_key
 from keepsight.cli.strip_controls import strip_controls
 from keepsight.errors import InvalidArgumentError, KeepsightError, NoAnswerError
@@ -50,6 +51,7 @@ def _to_finite(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    check_arguments_are_text(arguments)
     server = OpenAIServer(arguments.url, choose_api_key(arguments.api_key))
     options = {"temperature": arguments.temperature, "max_tokens": arguments.max_tokens}
     chat = Chat(
@@ -125,6 +127,8 @@ class Chat:
                 raise InvalidArgumentError(command, "is no command; /help names them")
             self._commands[command](rest.strip())
         elif line:
+            # Unlike a file's name.
+            check_is_text(line, "standard input")
             self._ask(line)
 
     def _ask(self, text: str) -> None:

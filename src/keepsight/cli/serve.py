@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import errno
-import json
 import logging
 import os
 import resource
@@ -11,6 +10,7 @@ import socket
 
 from keepsight.checkpoint_folder import is_checkpoint
 from keepsight.cli.api_arguments import add_api_arguments, api_settings_from
+from keepsight.cli.check_is_text import check_arguments_are_text
 from keepsight.cli.check_least import check_least
 from keepsight.cli.model_arguments import add_model_arguments, config_from
 from keepsight.cli.vllm_variables import warn_of_vllm_variables
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check_model_is_no_value(arguments)
     config = config_from(arguments)
     api = api_settings_from(arguments)
-    _check_is_text(arguments)
+    check_arguments_are_text(arguments)
     check_least(arguments, {"api_server_count": 1, "data_parallel_size": 1, "shutdown_timeout": 0})
     _allow_many_open_files()
     # Before the model: a port that is taken should be told at once.
@@ -96,15 +96,6 @@ def _check_model_is_no_value(arguments: argparse.Namespace) -> None:
         if isinstance(said, list) and said and is_checkpoint(said[-1]):
             told = f"its last value, {said[-1]}, looks like the model: name that first"
             raise InvalidArgumentError(f"--{name.replace('_', '-')}", told)
-
-
-def _check_is_text(arguments: argparse.Namespace) -> None:
-    """What is not UTF-8 comes as halves of surrogate pairs, and no process could be told of it."""
-    for name, said in vars(arguments).items():
-        try:
-            json.dumps(said, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise InvalidArgumentError(f"--{name.replace('_', '-')}", "is not UTF-8") from None
 
 
 def _allow_many_open_files() -> None:

@@ -1,0 +1,18 @@
+"""What was typed has to be UTF-8: what is not comes as halves of surrogate pairs, and nobody could be told of it."""
+
+import argparse
+import json
+
+from keepsight.errors import InvalidArgumentError
+
+
+def check_is_text(said: object, name: str) -> None:
+    try:
+        json.dumps(said, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise InvalidArgumentError(name, "is not UTF-8") from None
+
+
+def check_arguments_are_text(arguments: argparse.Namespace) -> None:
+    for name, said in vars(arguments).items():
+        check_is_text(said, f"--{name.replace('_', '-')}")
