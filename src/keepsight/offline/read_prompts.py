@@ -26,7 +26,7 @@ PROMPT_FIELDS = frozenset(
 
 def list_prompts(prompts: str | Mapping[str, Any] | Sequence[Any]) -> list[Prompt]:
     """As vLLM: a list of integers is one prompt."""
-    if isinstance(prompts, str | Mapping) or _are_token_ids(prompts):
+    if isinstance(prompts, str | Mapping) or (_are_token_ids(prompts) and prompts):
         return [prompts]
     kinds = "a text, token ids, a mapping such as {'prompt': ...}"
     if not isinstance(prompts, Sequence):
@@ -39,7 +39,7 @@ def list_prompts(prompts: str | Mapping[str, Any] | Sequence[Any]) -> list[Promp
 
 def _are_token_ids(prompt: object) -> TypeGuard[list[int]]:
     """Each is looked at by who reads them."""
-    return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], numbers.Integral)
+    return isinstance(prompt, list | tuple) and (not prompt or isinstance(prompt[0], numbers.Integral))
 
 
 def are_conversations(messages: object) -> bool:

@@ -6,6 +6,7 @@ Its texts and ids are those that transformers' own would give; but tools that th
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.prompt.read_messages import choose_end, read_messages
 from keepsight.frontend.prompt.render_prompt import ChatTemplate
 from keepsight.frontend.prompt.tokenizer import Tokenizer
@@ -21,7 +22,9 @@ class PublicTokenizer:
         return self._tokenizer.vocab_size
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens))
+        if not isinstance(text, str):
+            raise InvalidArgumentError("text", f"must be a text, not {type(text).__name__}")
+        return list(self._tokenizer.encode(text, add_special_tokens, "text"))
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens)
