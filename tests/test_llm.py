@@ -318,6 +318,15 @@ def test_prompts_of_every_kind_are_answered_in_their_order_each_by_its_own_param
     assert [len(output.outputs[0].token_ids) <= 2 for output in chatted] == [False, True]
 
 
+def test_what_was_answered_may_be_changed_in_its_fields_and_has_no_others(llm: LLM) -> None:
+    [output] = llm.generate("Hello", SamplingParams(max_tokens=1, logprobs=1))
+    output.outputs[0].text = output.outputs[0].text.strip()
+    output.prompt = None
+    for each in (output, output.outputs[0]):
+        with pytest.raises(AttributeError, match="no attribute 'metrics'"):
+            each.metrics = 1  # type: ignore[union-attr]
+
+
 def test_no_prompts_have_no_answers(llm: LLM) -> None:
     assert llm.generate([]) == []
 

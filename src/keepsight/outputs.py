@@ -1,16 +1,19 @@
-"""What `LLM` returns: the shapes that vLLM's users know, lists where they expect to add and compare lists."""
+"""What `LLM` returns: the shapes that vLLM's users know, lists where they expect to add and compare lists.
+
+Each is its caller's own, to be changed like those of vLLM.
+"""
 
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Logprob:
     logprob: float
     rank: int
     decoded_token: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CompletionOutput:
     index: int
     text: str
@@ -26,7 +29,7 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestOutput:
     request_id: str
     prompt: str | None
