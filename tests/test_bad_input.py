@@ -228,7 +228,7 @@ def test_a_picture_that_cannot_be_served_is_one_error_however_it_was_sent(llm: L
         ("https://[::1]/a.png", MediaRefusedError, "::1 is not on the public internet"),
         ("http://169.254.169.254/latest/meta-data/", MediaRefusedError, "not on the public internet"),
         ("http://user:password@8.8.8.8/a.png", MediaRefusedError, "user name or password"),
-        ("file:///etc/hostname", MediaRefusedError, "--allowed-local-media-path"),
+        ("file:///etc/hostname", MediaRefusedError, "allowed_local_media_path"),
         ("ftp://example.org/a.png", UnsupportedFieldError, "ftp: URLs are not supported"),
     ],
 )

@@ -760,8 +760,9 @@ def test_closing_ends_its_threads_and_later_calls_say_so() -> None:
         assert set(threading.enumerate()) - before
     assert not set(threading.enumerate()) - before
     llm.close()
-    with pytest.raises(RequestFailedError, match="the engine was closed"):
-        llm.generate("Hello")
+    for call in (partial(llm.generate, "Hello"), llm.reset_prefix_cache):
+        with pytest.raises(RequestFailedError, match="the engine was closed"):
+            call()
 
 
 FORKING = """

@@ -145,8 +145,10 @@ def test_a_bad_value_is_refused_with_field_value_and_range(name: str, values: li
 def test_an_unknown_name_is_refused_with_the_nearest_known_one() -> None:
     with pytest.raises(UnsupportedFieldError, match="did you mean 'temperature'"):
         SamplingParams(temprature=1)  # type: ignore[call-arg]
-    with pytest.raises(UnsupportedFieldError, match="best_of: is not supported"):
-        SamplingParams(best_of=2)  # type: ignore[call-arg]
+    of_any_name: Any = SamplingParams
+    for name in ("best_of", "logprob_token_ids", "repetition_detection", "thinking_token_budget"):
+        with pytest.raises(UnsupportedFieldError, match=f"{name}: is not supported"):
+            of_any_name(**{name: 2})
     with pytest.raises(UnsupportedFieldError, match="known are n, temperature"):
         SamplingParams(zzzzzzz=1)  # type: ignore[call-arg]
 

@@ -36,9 +36,12 @@ _NOT_IMPLEMENTED = frozenset(
         "flat_logprobs",
         "guided_decoding",
         "logits_processors",
+        "logprob_token_ids",
         "output_kind",
+        "repetition_detection",
         "skip_reading_prefix_cache",
         "spaces_between_special_tokens",
+        "thinking_token_budget",
         "truncate_prompt_tokens",
     }
 )

@@ -483,7 +483,18 @@ def test_the_context_is_the_checkpoint_s_or_a_shorter_one(tmp_path: Path) -> Non
 
 
 def test_a_folder_that_is_none_is_called_so(tmp_path: Path) -> None:
-    for path in (tmp_path / "nothing", checkpoint_path() / "config.json"):
-        with pytest.raises(CheckpointError, match="no such folder") as caught:
+    for path, reason in (
+        (tmp_path / "nothing", "no such folder"),
+        (checkpoint_path() / "config.json", "is a file, not a checkpoint's folder"),
+    ):
+        with pytest.raises(CheckpointError, match=reason) as caught:
             RequestPreparer.from_config(Config(model=path))
         assert caught.value.path == path
+
+
+def test_a_folder_that_is_no_checkpoint_is_named_also_where_one_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match=f"{tmp_path}/config.json: is missing, so its folder is no checkpoint"):
+        RequestPreparer.from_config(Config(model="."))

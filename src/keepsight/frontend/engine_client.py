@@ -191,6 +191,8 @@ class EngineClient:
         if processor:
             self._media_pool.reset_cache()
         with self._lock:
+            if self._reason_of_end is not None:
+                raise EngineLostError(self._reason_of_end)
             if not self._engines:
                 # The next begins with empty caches, but for what outlives it.
                 raise EngineLostError("no engine is ready to be told: reset again once one is")

@@ -55,7 +55,7 @@ def test_no_way_leads_out_of_the_folder_and_none_tells_what_is_there(folder: Pat
 
 
 def test_without_a_folder_no_file_is_read(folder: Path) -> None:
-    with pytest.raises(MediaRefusedError, match="--allowed-local-media-path"):
+    with pytest.raises(MediaRefusedError, match="allowed_local_media_path"):
         LocalFiles(None, 100).read(f"file://{folder}/a.png", "url")
 
 

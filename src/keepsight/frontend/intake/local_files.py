@@ -19,8 +19,7 @@ class LocalFiles:
 
     def read(self, url: str, field: str) -> bytes:
         if self._folder is None:
-            message = "file: URLs are not allowed here: the server names no folder (--allowed-local-media-path)"
-            raise MediaRefusedError(field, message)
+            raise MediaRefusedError(field, "file: URLs are not allowed here: allowed_local_media_path names no folder")
         try:
             path = self._find(_path_of(url, field), self._folder, field)
             with os.fdopen(os.open(path, _FLAGS), "rb") as file:
