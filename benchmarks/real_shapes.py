@@ -67,7 +67,7 @@ class Answers:
         prompt, params = (0,) * CONTEXT, SamplingParams(temperature=0, max_tokens=None)
         ids = [(str(number), 0) for number in range(MANY)]
         self._runner.run(
-            StepPlan(new=[NewSequence(each, EngineRequest(each[0], prompt, (), params), ()) for each in ids])
+            StepPlan(new=[NewSequence(each, EngineRequest(each[0], prompt, (), params), 0, ()) for each in ids])
         )
         # Nobody computes the positions before; what memory holds by itself may be no numbers.
         for layer in self._runner.blocks.layers:

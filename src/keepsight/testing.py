@@ -104,6 +104,7 @@ def _next_token(held: Sequence[int], request: EngineRequest, choice: int) -> int
 @dataclass(slots=True)
 class _Sequence:
     request: EngineRequest
+    choice: int
     encoder_keys: dict[TokenSpan, str]
     token_ids: list[int]
     block_ids: list[int] = field(default_factory=list)
@@ -237,7 +238,7 @@ class FakeRunner:
         assert new.sequence_id not in self._sequences
         spans = [item.span for item in request.media]
         keys = dict(zip(spans, new.encoder_keys, strict=True))
-        self._sequences[new.sequence_id] = _Sequence(request, keys, list(request.token_ids))
+        self._sequences[new.sequence_id] = _Sequence(request, new.choice, keys, list(request.token_ids))
 
     def _carry_out(self, work: Iterable[list[Slice] | Encoding]) -> StepResult:
         computed, failed_sequences = list[Computed](), dict[SequenceId, Fault]()
@@ -313,7 +314,7 @@ class FakeRunner:
 
     def _sample(self, sequence_id: SequenceId, values: Sequence[int]) -> SampledToken:
         sequence = self._sequences[sequence_id]
-        sequence.token_ids.append(_next_token(values, sequence.request, sequence_id[1]))
+        sequence.token_ids.append(_next_token(values, sequence.request, sequence.choice))
         return SampledToken(sequence.token_ids[-1])
 
     def _slot(self, sequence: _Sequence, position: int) -> int:

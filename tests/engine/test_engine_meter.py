@@ -109,6 +109,23 @@ def test_a_new_picture_is_told_to_have_been_made_and_counted_once() -> None:
     assert engine.counted(TRANSFERRED, ENCODED, DEVICE.queries, DEVICE.hits) == [1, 1, 1, 0]
 
 
+def test_who_was_aborted_and_comes_again_under_its_id_is_not_told_when_the_first_began() -> None:
+    engine = Engine(max_prompt_tokens_beside_streams=4)
+    engine.runner.set_pace(lambda: False)
+    engine.inbox.try_put(make_request("stream", 3, max_tokens=40, ignore_eos=True))
+    engine.loop.step()
+    engine.inbox.try_put(make_request("a", 20))
+    engine.loop.step()
+    assert engine.runner.plans[-1].beside
+    engine.inbox.try_put(AbortRequest("a"))
+    engine.inbox.try_put(AbortRequest("stream"))
+    engine.loop.step()
+    engine.runner.set_pace(lambda: True)
+    story = engine.ask("a", 3)
+    assert story is not None
+    assert story.arrived < story.began < story.answered
+
+
 def test_the_same_prompt_again_is_answered_by_the_prefix_cache() -> None:
     engine = Engine()
     engine.ask("a", 3, "x", 4)

@@ -87,7 +87,7 @@ class Driver:
             self.runner.hold_pixels(key, self.small.pixels(int(key)))
         lacking = [key for key in dict.fromkeys(keys) if key not in self.runner.embeddings]
         self.encode([Encoding(key, key, request.media[0].span.length) for key in lacking])
-        self.runner.run(StepPlan(new=[NewSequence(sequence_id, request, keys)]))
+        self.runner.run(StepPlan(new=[NewSequence(sequence_id, request, choice, keys)]))
         self.pages[sequence_id], self.tokens[sequence_id] = [], []
         self.lengths[sequence_id] = len(request.token_ids)
         return sequence_id

@@ -487,7 +487,7 @@ def test_a_request_id_may_come_again_after_its_sequence_ended(one: Driver, one_s
         request = one_small.request("r", number)
         sequence_id = one.begin(request)
         one.compute(*one.prompt_slices(sequence_id))
-        plan = StepPlan(ended=[sequence_id], new=[NewSequence(sequence_id, request, ("0",) * number)])
+        plan = StepPlan(ended=[sequence_id], new=[NewSequence(sequence_id, request, 0, ("0",) * number)])
         one.runner.run(plan)
         one.lose_pages(sequence_id)
         one.tokens[sequence_id] = []

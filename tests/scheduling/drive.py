@@ -97,6 +97,7 @@ class Drive:
     # What a frontend believes the engine to hold something of, by its hints.
     believed: set[str] = field(default_factory=set)
     requests: dict[str, EngineRequest] = field(default_factory=dict)
+    aborted: set[tuple[str, int]] = field(default_factory=set)
     # What outlives the device's memory, by encoder key; and what of it was asked for, answered at once if it `loads`.
     tier: dict[str, StoredArray] = field(default_factory=dict)
     loads: bool = True
@@ -120,9 +121,29 @@ class Drive:
     def add(self, request: EngineRequest) -> RequestFailed | None:
         refusal = self.scheduler.add(request)
         if refusal is None:
+            self._set_aside(request.request_id)
             self.requests[request.request_id] = request
             self.promised += [(request.request_id, media_hash) for media_hash in request.coming_media]
         return refusal
+
+    def abort(self, request_id: str, only: int | None = None) -> None:
+        self.scheduler.abort(request_id, only)
+        num_choices = self.requests[request_id].sampling_params.n
+        self.aborted |= {(request_id, each) for each in range(num_choices) if only in (None, each)}
+
+    def _set_aside(self, request_id: str) -> None:
+        """What is known of the one that had the id before, under a name that nobody is ever given."""
+        if request_id not in self.requests:
+            return
+        before = f"{request_id}, before {len(self.requests)}"
+        self.requests[before] = replace(self.requests.pop(request_id), request_id=before)
+        for choice in range(self.requests[before].sampling_params.n):
+            for told in (self.tokens, self.finished, self.cached):
+                _rename(told, (request_id, choice), (before, choice))
+        _rename(self.failed, request_id, before)
+        self.aborted = {(before if name == request_id else name, choice) for name, choice in self.aborted}
+        for asked in (self.needed, self.promised):
+            asked[:] = [(before if name == request_id else name, media_hash) for name, media_hash in asked]
 
     def is_live(self, request_id: str) -> bool:
         return request_id in self.scheduler._choices
@@ -286,6 +307,11 @@ class Drive:
         assert self.runner.num_loaded == 0
         assert len(self.runner.ends) == len(self.scheduler.kv_cache.ends)
         assert self.scheduler.kv_cache.pool.num_free == self.config.kv_cache.num_blocks
+
+
+def _rename(values: dict[Any, Any], name: object, new_name: object) -> None:
+    if name in values:
+        values[new_name] = values.pop(name)
 
 
 def beside_drive(max_joining: int = 4) -> Drive:

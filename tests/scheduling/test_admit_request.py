@@ -1,5 +1,7 @@
 """What the choices of one request have in common, and what each has for itself."""
 
+from itertools import count
+
 from keepsight.scheduling.admit_request import make_states
 from keepsight.scheduling.request_state import RequestState
 from keepsight.scheduling.step_plan import SampledToken
@@ -7,7 +9,7 @@ from tests.scheduling.drive import END_IDS, make_config, make_request
 
 
 def states_of(*parts: int | str, n: int) -> list[RequestState]:
-    return make_states(make_request("a", *parts, n=n), 0, make_config(block_size=4), END_IDS)
+    return make_states(make_request("a", *parts, n=n), count(), make_config(block_size=4), END_IDS)
 
 
 def test_a_prompt_is_hashed_once_however_many_choices_it_has() -> None:

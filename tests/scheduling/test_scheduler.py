@@ -360,6 +360,40 @@ def test_who_is_aborted_while_under_way_keeps_its_pages_until_the_work_is_done()
     assert drive.cached["again", 0] == 19
 
 
+@pytest.mark.parametrize("is_other", [False, True])
+def test_who_is_aborted_while_under_way_may_come_again_under_its_id_at_once(is_other: bool) -> None:
+    drive = beside_drive()
+    drive.add(make_request("long", 20, n=2))
+    assert [piece.sequence_id[0] for piece in drive.step().beside] == ["long"]
+    drive.abort("long")
+    assert drive.add(make_request("long", "cat", 14) if is_other else make_request("long", 20, n=2)) is None
+    drive.step()
+    assert not drive.tokens.keys() & {("long", 0), ("long", 1)}
+    drive.runner.set_pace(lambda: True)
+    drive.expect_all_answered()
+    assert ("long", 0) in drive.finished
+
+
+def test_who_comes_again_under_its_id_does_not_fail_by_what_the_first_counted_on() -> None:
+    drive = beside_drive()
+    drive.runner.bad_media = {"cat"}
+    drive.runner.set_pace(iter([True, *[False] * 9]).__next__)  # the dog's encoding
+    drive.add(make_request("long", "dog", 20, "cat"))
+    while not drive.step().beside:
+        pass
+    assert drive.runner.encoded == ["dog"]
+    drive.add(make_request("other", "cat", 3))
+    drive.abort("long")
+    drive.add(make_request("long", 30))
+    drive.runner.set_pace(iter([True, False]).__next__)  # the cat's, and not yet the slice
+    drive.step()
+    drive.runner.set_pace(lambda: True)
+    drive.run()
+    assert drive.failed.keys() == {"other"}
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
+
+
 # Ends ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """Whatever arrives, leaves, fails or runs short: every answer is the one that is given without caches."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -43,7 +44,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start(self, config: Any, seed: int, pace: float) -> None:
         chance = random.Random(seed)
         self.drive = Drive(config, is_done=lambda: chance.random() < pace, delivers=False, loads=False)
-        self.aborted: set[tuple[str, int]] = set()
         self.num_requests = 0
         self.kept: set[str] = set()
         self.now = 0.0
@@ -141,9 +141,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), only=st.sampled_from([None, 0, 1]))
     def abort(self, data: st.DataObject, only: int | None) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.drive.requests)))
-        self.drive.scheduler.abort(request_id, only)
-        num_choices = self.drive.requests[request_id].sampling_params.n
-        self.aborted |= {(request_id, each) for each in range(num_choices) if only in (None, each)}
+        self.drive.abort(request_id, only)
+
+    @precondition(lambda self: self.drive.requests)
+    @rule(data=st.data())
+    def abort_and_ask_again_under_the_same_id(self, data: st.DataObject) -> None:
+        """For the same or for something else; if there are such, of those of whom a slice is under way."""
+        under_way = {request_id for request_id, _ in self.drive.scheduler._beside}
+        request_id = data.draw(st.sampled_from(sorted(under_way or self.drive.requests)))
+        wish = self.drive.requests[data.draw(st.sampled_from(sorted(self.drive.requests)))]
+        self.drive.abort(request_id)
+        self._add(replace(wish, request_id=request_id))
 
     @rule(seconds=st.floats(0, 1000))
     def wait(self, seconds: float) -> None:
@@ -185,7 +193,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             for choice in range(request.sampling_params.n):
                 ends = [
                     (request_id, choice) in drive.finished,
-                    request_id in drive.failed or (request_id, choice) in self.aborted,
+                    request_id in drive.failed or (request_id, choice) in drive.aborted,
                 ]
                 assert any(ends), f"{request_id}/{choice} was never answered"
         self.expect_hints_that_are_exact()

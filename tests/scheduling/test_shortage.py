@@ -1,5 +1,7 @@
 """Whom a shortage keeps out, and until when."""
 
+from itertools import count
+
 from keepsight.scheduling.admit_request import make_states
 from keepsight.scheduling.request_state import RequestState
 from keepsight.scheduling.shortage import Shortage
@@ -7,7 +9,7 @@ from tests.scheduling.drive import make_config, make_request
 
 
 def state_at(arrival: int) -> RequestState:
-    [state] = make_states(make_request(str(arrival), 1), arrival, make_config(), frozenset())
+    [state] = make_states(make_request(str(arrival), 1), count(arrival), make_config(), frozenset())
     return state
 
 

@@ -80,6 +80,8 @@ class EngineMeter:
 
     def note_arrived(self, request: EngineRequest) -> None:
         self._arrivals.put(request.request_id, self._clock())
+        # Of one that was aborted and has come again.
+        self._begins.pop(request.request_id, None)
         self._has_somebody_come = True
 
     def note_pixels(self, media_hash: str, *, were_kept: bool) -> None:

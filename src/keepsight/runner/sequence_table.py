@@ -54,7 +54,7 @@ class SequenceTable:
                 params,
                 request.known_token_ids,
                 self._end_ids,
-                new.sequence_id[1],
+                new.choice,
                 self._device,
                 guide,
                 RunBan(request.banned_runs),

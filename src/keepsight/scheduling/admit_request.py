@@ -1,5 +1,6 @@
 """From a request that arrives to the sequences that the scheduler keeps, or to why it can never run."""
 
+from collections.abc import Iterator
 from itertools import accumulate
 
 from keepsight.engine_config import EngineConfig, SchedulerConfig
@@ -26,9 +27,9 @@ def why_never(request: EngineRequest, config: SchedulerConfig) -> str | None:
 
 
 def make_states(
-    request: EngineRequest, arrival: int, config: EngineConfig, end_ids: frozenset[int]
+    request: EngineRequest, numbers: Iterator[int], config: EngineConfig, end_ids: frozenset[int]
 ) -> list[RequestState]:
-    """One for each choice."""
+    """One for each choice; `numbers` that were not given to any other."""
     params, num_tokens = request.sampling_params, len(request.token_ids)
     max_length = config.scheduler.max_model_len
     if params.max_tokens is not None:
@@ -39,8 +40,9 @@ def make_states(
     return [
         RequestState(
             request=request,
-            sequence_id=(request.request_id, choice),
-            order=(request.priority, arrival, choice),
+            choice=choice,
+            sequence_id=(request.request_id, number),
+            order=(request.priority, number),
             max_length=max_length,
             end_ids=params.ids_that_end(end_ids),
             hasher=hasher.fork(),
@@ -48,7 +50,7 @@ def make_states(
             pictures=pictures,
             num_tokens=num_tokens,
         )
-        for choice in range(params.n)
+        for choice, number in zip(range(params.n), numbers, strict=False)
     ]
 
 

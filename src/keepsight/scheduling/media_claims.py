@@ -247,12 +247,12 @@ class MediaClaims:
         self.encoder_cache.finish(encoder_key)
 
     def fail(self, encoder_key: str) -> set[str]:
-        """Ids of the requests that counted on it."""
+        """Ids of the requests that count on it: not of who has left, whose id may have come again."""
         self._end_encoding(encoder_key)
-        users = self.encoder_cache.fail(encoder_key)
-        for sequence_id, index in users:
-            self._states[sequence_id].claimed_items.remove(index)
-        return {request_id for (request_id, _), _ in users}
+        users = [(self._states[sequence_id], index) for sequence_id, index in self.encoder_cache.fail(encoder_key)]
+        for state, index in users:
+            state.claimed_items.remove(index)
+        return {state.request.request_id for state, _ in users if state.status is not Status.FINISHED}
 
     def leave_out(self, encoder_key: str) -> None:
         """The runner did not begin it, as nobody wanted it; somebody may by now."""

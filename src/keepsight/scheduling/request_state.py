@@ -60,7 +60,7 @@ class Begun(NamedTuple):
 
 
 # The order in which everything is granted, and the reverse of the order in which it is taken back.
-Order = tuple[int, int, int]  # priority, arrival, choice
+Order = tuple[int, int]  # priority, number of the sequence
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +68,7 @@ class RequestState:
     """One choice of one request."""
 
     request: EngineRequest
+    choice: int
     sequence_id: SequenceId
     order: Order
     max_length: int
@@ -111,7 +112,7 @@ class RequestState:
     @property
     def is_first_choice(self) -> bool:
         """What the request itself is told of and counted by: the others find what this one made."""
-        return self.sequence_id[1] == 0
+        return self.choice == 0
 
     @property
     def tells_prompt(self) -> bool:
@@ -162,7 +163,8 @@ class RequestState:
         self.num_tokens += 1
         self.num_sampled += 1
         reason = self._why_finished(token_id)
-        return TokenOutput(*self.sequence_id, token_id, logprobs, reason, self.num_cached_tokens, prompt_logprobs)
+        request_id, num_cached = self.request.request_id, self.num_cached_tokens
+        return TokenOutput(request_id, self.choice, token_id, logprobs, reason, num_cached, prompt_logprobs)
 
     def _why_finished(self, token_id: int) -> FinishReason | None:
         if token_id in self.end_ids:

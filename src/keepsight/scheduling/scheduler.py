@@ -61,19 +61,19 @@ class Scheduler:
         self._choices: dict[str, list[RequestState]] = {}  # live ones of each request
         self._ended: list[SequenceId] = []
         self._begun: list[Begun] = []
-        self._arrivals = itertools.count()
+        self._numbers = itertools.count()
 
     # What comes in --------------------------------------------------------------------------------------------
 
     def add(self, request: EngineRequest) -> RequestFailed | None:
-        """The refusal of a request that could never run, or whose id is taken."""
+        """The refusal of a request that could never run, or whose id is taken by one that lives."""
         request_id = request.request_id
         refusal = why_never(request, self.config)
-        if request_id in self._choices or any(each[0] == request_id for each in self._beside):
+        if request_id in self._choices:
             refusal = f"a request with the id {request_id!r} is running"
         if refusal is not None:
             return RequestFailed(request_id, refusal, is_refusal=True)
-        states = make_states(request, next(self._arrivals), self._engine_config, self._end_ids)
+        states = make_states(request, self._numbers, self._engine_config, self._end_ids)
         self._choices[request_id] = states
         for state in states:
             self._states[state.sequence_id] = state
@@ -86,7 +86,7 @@ class Scheduler:
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """Forgets a request or one of its choices, at any moment; unknown ones have ended already."""
         for state in tuple(self._choices.get(request_id, ())):
-            if choice in (None, state.sequence_id[1]):
+            if choice in (None, state.choice):
                 self._finish(state)
 
     def media_arrived(self, media_hash: str) -> bool:
@@ -383,6 +383,10 @@ class Scheduler:
         live = [state for state in self._states.values() if state.status is not Status.FINISHED]
         assert len(live) == len(self.lineup) == sum(map(len, self._choices.values()))
         assert self._beside == {state.sequence_id for state in self._states.values() if state.is_under_way}
+        for request_id, choices in self._choices.items():
+            assert choices, request_id
+            assert all(self._states[each.sequence_id] is each for each in choices), request_id
+            assert all(each.request.request_id == request_id for each in choices), request_id
         for state in self._states.values():
             num_positions = self.kv_cache.num_blocks_of(state.sequence_id) * self._block_size
             assert state.num_computed <= num_positions, state.sequence_id

@@ -113,7 +113,7 @@ class StepDraft:
         """To the runner, if it does not know it yet."""
         if not state.is_known_to_runner:
             state.is_known_to_runner = True
-            self.new.append(NewSequence(state.sequence_id, state.request, state.encoder_keys))
+            self.new.append(NewSequence(state.sequence_id, state.request, state.choice, state.encoder_keys))
 
     def add_recall(self, sequence_id: SequenceId, kept_as: EndName) -> None:
         self.recall.append(Recall(sequence_id, kept_as))

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from keepsight.media import Modality
 from keepsight.requests import EngineRequest, TokenLogprobs
 
-# Request id and choice: each of a request's `n` choices is a sequence of its own.
+# Request id, and a number that no other sequence ever has: each of a request's `n` choices is a sequence of its own,
+# and an aborted request may come again under its id while a slice of its former sequence is still under way.
 SequenceId = tuple[str, int]
 
 
@@ -30,6 +31,7 @@ class NewSequence:
 
     sequence_id: SequenceId
     request: EngineRequest
+    choice: int
     # For each media item of the request: the name of its embeddings.
     encoder_keys: tuple[str, ...]
 
