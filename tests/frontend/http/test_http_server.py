@@ -362,6 +362,19 @@ def test_https_is_spoken_with_a_certificate(engine: FakeEngine) -> None:
             assert client.get(f"https://127.0.0.1:{port}/ready").json() == {"status": "ok"}
 
 
+def test_a_server_that_ends_does_not_wait_for_the_goodbye_of_a_client_that_rests() -> None:
+    context = ssl._create_unverified_context()
+    with socket.socket() as connection:
+        with running(tell_body, ApiSettings(ssl_certfile=str(PEM))) as port:
+            connection.settimeout(PATIENCE)
+            connection.connect(("127.0.0.1", port))
+            client = context.wrap_socket(connection)
+            client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert client.recv(65536).startswith(b"HTTP/1.1 200")
+        # By now it has ended, within less time than asyncio's own patience.
+        client.close()
+
+
 def test_a_large_body_comes_whole_through_https() -> None:
     body = random.Random(0).randbytes(2_000_000)
     with running(tell_body, ApiSettings(ssl_certfile=str(PEM))) as port:

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
 # The date that answers are given is as old.
 TICK_SECONDS = 1.0
+# A client that rests does not answer when it is told that its connection ends; asyncio would wait for 30 seconds.
+GOODBYE_SECONDS = 1.0
 
 
 class ServerInTurn(uvicorn.Server):
@@ -106,7 +108,10 @@ class Acceptor:
         handshake.add_done_callback(self._handshakes.discard)
 
     async def _hand_over(self, connection: socket.socket) -> None:
+        patience = None if self._tls is None else GOODBYE_SECONDS
         try:
-            await self._event_loop.connect_accepted_socket(self._make_protocol, connection, ssl=self._tls)
+            await self._event_loop.connect_accepted_socket(
+                self._make_protocol, connection, ssl=self._tls, ssl_shutdown_timeout=patience
+            )
         except OSError as error:  # of TLS too
             logger.info("a connection did not come about: %s", error)
