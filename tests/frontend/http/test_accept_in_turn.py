@@ -7,6 +7,8 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import uvicorn
@@ -14,6 +16,7 @@ import uvicorn
 from keepsight.frontend.http import accept_in_turn
 from keepsight.frontend.http.accept_in_turn import Acceptor, ServerInTurn
 
+PEM = Path(__file__).parents[1] / "pictures_test.pem"
 SOON = 20  # seconds, for what takes milliseconds
 
 
@@ -105,6 +108,44 @@ def test_who_can_open_nothing_more_for_a_moment_accepts_after_it(
         return heard
 
     assert asyncio.run(run()) == "me"
+
+
+async def started(listener: socket.socket, **options: Any) -> ServerInTurn:
+    server = ServerInTurn(uvicorn.Config(lambda *_: None, lifespan="off", log_config=None, **options))
+    server.config.load()
+    server.lifespan = server.config.lifespan_class(server.config)
+    await server.startup([listener])
+    return server
+
+
+def accept_one_more(server: ServerInTurn, client: socket.socket, listener: socket.socket) -> None:
+    client.settimeout(SOON)
+    client.connect(listener.getsockname())
+    [acceptor] = server._acceptors
+    while not acceptor._handshakes:
+        acceptor._accept_one()
+
+
+def test_a_connection_that_is_accepted_just_before_the_end_is_told_of_it(listener: socket.socket) -> None:
+    async def run() -> None:
+        server = await started(listener)
+        with socket.socket() as client:
+            accept_one_more(server, client, listener)
+            await asyncio.wait_for(server.shutdown(), SOON)
+            assert client.recv(1) == b""
+
+    asyncio.run(run())
+
+
+def test_a_handshake_that_takes_long_is_cut_off_at_the_end(listener: socket.socket) -> None:
+    async def run() -> None:
+        server = await started(listener, ssl_certfile=PEM)
+        with socket.socket() as client:
+            accept_one_more(server, client, listener)
+            await asyncio.wait_for(server.shutdown(), SOON)
+            assert client.recv(1) == b""
+
+    asyncio.run(run())
 
 
 def test_a_server_that_is_told_to_end_does_not_sleep_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,8 @@ RETRY_SECONDS = 1.0
 TICK_SECONDS = 1.0
 # A client that rests does not answer when it is told that its connection ends; asyncio would wait for 30 seconds.
 GOODBYE_SECONDS = 1.0
+# For connections that are accepted and not yet handed over when the server ends: TLS is agreed upon within it, or not.
+HAND_OVER_SECONDS = 0.1
 
 
 class ServerInTurn(uvicorn.Server):
@@ -67,6 +69,8 @@ class ServerInTurn(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for acceptor in self._acceptors:
             acceptor.close()
+        # First: each connection that uvicorn knows is told to end, once.
+        await asyncio.gather(*(acceptor.finish() for acceptor in self._acceptors))
         await super().shutdown(sockets)
 
 
@@ -88,6 +92,15 @@ class Acceptor:
         self._event_loop.remove_reader(self._listener)
         if self._retry is not None:
             self._retry.cancel()
+
+    async def finish(self) -> None:
+        """Once it is closed: what was accepted is handed over or, where that takes long, cut off."""
+        if not self._handshakes:
+            return
+        _, late = await asyncio.wait(self._handshakes, timeout=HAND_OVER_SECONDS)
+        for handshake in late:
+            handshake.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
 
     def _listen(self) -> None:
         self._event_loop.add_reader(self._listener, self._accept_one)
