@@ -234,6 +234,28 @@ def test_a_link_can_be_closed_while_it_waits_for_an_engine_that_is_not_there(tmp
     link.close()
 
 
+def test_where_threads_are_short_it_tries_again(
+    link: EngineLink,
+    client: Client,
+    start_engine: StartEngine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, failures = threading.Thread.start, [1, 2]
+
+    def start_later(thread: threading.Thread) -> None:
+        if failures:
+            failures.pop()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    start_engine("engine-1")
+    monkeypatch.setattr(threading.Thread, "start", start_later)
+    link.engine_is_ready(f"ipc://{tmp_path}/engine-1")
+    assert client.next() == "connected"
+    assert not failures
+
+
 def test_where_descriptors_are_short_it_tries_again(
     link: EngineLink,
     client: Client,

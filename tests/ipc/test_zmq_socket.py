@@ -3,6 +3,7 @@
 import errno
 import gc
 import select
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -89,3 +90,18 @@ def test_where_no_socket_can_be_made_nothing_is_left_open(monkeypatch: pytest.Mo
             ZmqSocket[list[Frame]]("connects", "test", max_outbox_bytes=1000, max_unsent=9, max_unread=9)
     gc.collect()
     assert set(Path("/proc/self/fd").iterdir()) <= before
+
+
+def test_where_no_thread_can_be_started_it_says_so_and_can_still_be_closed(
+    peer: "zmq.Socket[bytes]", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = set(Path("/proc/self/fd").iterdir())
+    unstarted = ZmqSocket[list[Frame]]("connects", "test", max_outbox_bytes=1000, max_unsent=9, max_unread=9)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(OSError, match="can't start new thread"):
+        unstarted.start(f"ipc://{tmp_path}/peer", lambda: None, lambda *_: None)
+    assert set(Path("/proc/self/fd").iterdir()) <= before
+    unstarted.close()

@@ -91,7 +91,7 @@ class EngineLink:
                     return
                 self._channel = channel
             channel.connect(CONNECT_SECONDS)
-        except (HandshakeError, OSError) as error:  # the latter where there are no more descriptors, for now
+        except (HandshakeError, OSError) as error:  # the latter: no more descriptors or threads, for now
             logger.warning("no connection to the engine: %s", error)
             with self._changed:
                 self._has_failed = True

@@ -5,6 +5,7 @@ takes longer than sending; what cannot be sent at once waits in the outbox for t
 for a reader.  Invariant: messages leave in the order in which they were given.
 """
 
+import errno
 import select
 import threading
 import weakref
@@ -82,13 +83,18 @@ class ZmqSocket(Generic[T]):
             if self.outbox.is_closed:
                 end("the connection was closed", True)
                 return
+            thread = threading.Thread(target=self._run, args=(turn, end), name=self._name, daemon=True)
             try:
                 self._prepare(endpoint)
+                thread.start()
+            except RuntimeError as error:  # no more threads, for now
+                self._free()
+                raise OSError(errno.EAGAIN, str(error)) from error
             except OSError:
                 self._free()
                 raise
-            self._thread = threading.Thread(target=self._run, args=(turn, end), name=self._name, daemon=True)
-            self._thread.start()
+            # Not before: nobody can wait for the end of one that was never started.
+            self._thread = thread
 
     def _prepare(self, endpoint: str) -> None:
         with _as_os_error():
