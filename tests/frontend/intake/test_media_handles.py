@@ -5,7 +5,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -150,6 +150,31 @@ def test_uses_are_counted_and_one_of_a_handle_that_has_gone_is_none(handles: Med
     assert (counted.num_uses, counted.num_spared) == (3, 2)
     handles.delete("a", kept.id)
     handles.note_use(kept.id, was_spared=True)
+
+
+@pytest.mark.parametrize(
+    ("looked_up", "look"),
+    [
+        ("FROM contents", lambda handles, media_id: handles.read("a", media_id)),
+        ("number", lambda handles, media_id: handles.page("a", 5, media_id)),
+    ],
+)
+def test_a_handle_that_another_frontend_deletes_as_it_is_looked_up_is_unknown(
+    handles: MediaHandles, clock: Clock, tmp_path: Path, looked_up: str, look: Callable[[MediaHandles, str], object]
+) -> None:
+    other = MediaHandles(tmp_path, MediaQuota(100, 5), clock)
+    doomed = [handles.add("a", b"x", SIZE).id]
+
+    def delete_before(statement: str) -> None:
+        if doomed and looked_up in statement:
+            other.delete("a", doomed.pop())
+
+    handles._database.set_trace_callback(delete_before)
+    with pytest.raises(UnknownHandleError):
+        look(handles, doomed[0])
+    handles._database.set_trace_callback(None)
+    assert not doomed
+    other.close()
 
 
 def test_the_file_shrinks_when_handles_go(tmp_path: Path) -> None:

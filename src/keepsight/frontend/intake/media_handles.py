@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from keepsight.errors import MediaQuotaError, MediaStoreError, UnknownHandleError
 from keepsight.media import Geometry
@@ -110,8 +111,7 @@ class MediaHandles:
 
     def read(self, tenant: str, media_id: str, field: str = "id") -> bytes:
         with self._reading():
-            self._find(tenant, media_id, field)
-            [(content,)] = self._database.execute("SELECT content FROM contents WHERE id = ?", (media_id,))
+            (content,) = self._find_row("(SELECT content FROM contents WHERE id = media.id)", tenant, media_id, field)
         assert isinstance(content, bytes)
         return content
 
@@ -123,8 +123,7 @@ class MediaHandles:
         with self._reading():
             start = -1 if is_ascending else sys.maxsize
             if after is not None:
-                self._find(tenant, after, "after")
-                [(start,)] = self._database.execute("SELECT number FROM media WHERE id = ?", (after,))
+                (start,) = self._find_row("number", tenant, after, "after")
             rows = self._database.execute(
                 f"SELECT {_COLUMNS} FROM media WHERE tenant = ? AND expires > ? AND number {beyond} ? "
                 f"ORDER BY number {order} LIMIT ?",
@@ -253,11 +252,15 @@ class MediaHandles:
             raise MediaQuotaError("media", f"{count} handles are kept for you already, the most there may be")
 
     def _find(self, tenant: str, media_id: str, field: str) -> MediaHandle:
+        return MediaHandle(*self._find_row(_COLUMNS, tenant, media_id, field))
+
+    def _find_row(self, columns: str, tenant: str, media_id: str, field: str) -> tuple[Any, ...]:
+        """By one statement: between two another frontend may delete it."""
         if _ID.fullmatch(media_id):
             rows = self._database.execute(
-                f"SELECT {_COLUMNS} FROM media WHERE id = ? AND tenant = ? AND expires > ?",
+                f"SELECT {columns} FROM media WHERE id = ? AND tenant = ? AND expires > ?",
                 (media_id, tenant, self._clock()),
             )
             for row in rows.fetchall():
-                return MediaHandle(*row)
+                return tuple(row)
         raise UnknownHandleError(field, f"there is no media of the id {media_id[:64]!r} here, or none any more")
