@@ -155,7 +155,7 @@ def test_a_picture_that_two_requests_wait_for_is_made_and_encoded_once() -> None
     async def story(made: Bench) -> None:
         made.studio.may_make.clear()
         running = [asyncio.ensure_future(made.answer(name, 5, "cat", 3)) for name in "ab"]
-        await until(lambda: bool(made.pool._waiters.get("cat")) and len(made.engine._callers) == 2)
+        await until(lambda: made.pool._waiters.has_any("cat") and len(made.engine._callers) == 2)
         made.studio.may_make.set()
         assert [await answer for answer in running] == [made.alone("a"), made.alone("b")]
         assert (made.studio.made, made.runner.encoded) == (["cat"], ["cat"])

@@ -339,6 +339,26 @@ def test_what_was_cancelled_can_be_asked_for_again(ask: Ask, studio: Studio) -> 
     assert studio.made == [("a",), ("b",)]
 
 
+def test_who_leaves_looks_at_no_picture_that_others_wait_for(pool: MediaPool, studio: Studio, ask: Ask) -> None:
+    looked_at: list[str] = []
+
+    class Noted(str):
+        def __hash__(self) -> int:
+            looked_at.append(str(self))
+            return super().__hash__()
+
+    ask("running", "a")
+    studio.await_begun()
+    for number in range(9):
+        ask(f"{number}", Noted("b"), Noted(f"c{number}"))
+    looked_at.clear()
+    pool.forget("text")
+    assert looked_at == []
+    pool.forget("4")
+    assert set(looked_at) == {"b", "c4"}
+    pool.check_invariants()
+
+
 def test_a_request_that_was_cancelled_is_let_go(pool: MediaPool, studio: Studio, ask: Ask) -> None:
     ask("running", "a")
     studio.await_begun()

@@ -8,7 +8,7 @@ import logging
 import random
 import threading
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from functools import partial
 import numpy as np
 
 from keepsight.errors import UnknownMediaError
+from keepsight.frontend.media_waiters import MediaWaiters
 from keepsight.frontend.pixels.make_pixels import Made, MakePixels, PictureJob
 from keepsight.frontend.pixels.pixel_cache import PixelCache
 from keepsight.frontend.prepared_request import PreparedRequest
@@ -44,7 +45,7 @@ class _Job:
     """One picture; the request that asked first lends its bytes, whoever is still waiting."""
 
     prepared: PreparedRequest
-    media_hashes: Collection[str]
+    media_hashes: list[str]
     # What is held is not good enough: it is made again to be compared, or cannot be read.
     is_anew: bool
 
@@ -62,9 +63,9 @@ class MediaPool:
         """So many of the hits, 0 to 1, are made again and compared."""
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="media", initializer=on_thread_start)
         self._lock = threading.Lock()
-        self._queue: deque[_Job] = deque()
-        # By media hash, then by request.
-        self._waiters: dict[str, dict[str, _Waiter]] = {}
+        # By media hash; the one that was asked for first is the first.
+        self._queue: OrderedDict[str, _Job] = OrderedDict()
+        self._waiters = MediaWaiters[_Waiter]()
         self._cache = cache or PixelCache()
         self._make_pixels, self._verify_hits = make_pixels, verify_hits
         # Work really done.
@@ -137,9 +138,11 @@ class MediaPool:
 
     def check_invariants(self) -> None:
         with self._lock:
-            for job in self._queue:
-                assert job.media_hashes
-                assert all(self._waiters[media_hash] for media_hash in job.media_hashes)
+            self._waiters.check_invariants()
+            for media_hash, job in self._queue.items():
+                assert media_hash in job.media_hashes
+                assert self._waiters.has_any(media_hash)
+                assert all(self._queue[each] is job for each in job.media_hashes)
         self._cache.check_invariants()
 
     def _find_held(self, media_hashes: Collection[str], *, inline: bool) -> dict[str, CarriedPixels]:
@@ -157,11 +160,12 @@ class MediaPool:
         if (unknown := prepared.find_unknown(new)) is not None:
             return unknown
         for media_hash in missing:
-            self._waiters.setdefault(media_hash, {})[prepared.engine_request.request_id] = waiter
+            self._waiters.add(media_hash, prepared.engine_request.request_id, waiter)
         groups = prepared.group_by_picture(new)
         # All of them before a thread is asked for, which may fail: whoever has a waiter lies here, and can be dropped.
         for group in groups:
-            self._queue.append(_Job(prepared, group, is_anew=waiter.inline or any(each in checked for each in group)))
+            job = _Job(prepared, list(group), is_anew=waiter.inline or any(each in checked for each in group))
+            self._queue.update(dict.fromkeys(group, job))
         for _ in groups:
             # Not the job itself: one that is cancelled must not lie in the executor, with all its bytes.
             self._threads.submit(self._run_next)
@@ -171,20 +175,18 @@ class MediaPool:
         return self._verify_hits > 0 and random.random() < self._verify_hits
 
     def _drop_waiter(self, request_id: str) -> None:
-        for waiters in self._waiters.values():
-            waiters.pop(request_id, None)
-        for job in self._queue:
-            unwanted = [media_hash for media_hash in job.media_hashes if not self._waiters[media_hash]]
-            job.media_hashes = [media_hash for media_hash in job.media_hashes if media_hash not in unwanted]
-            for media_hash in unwanted:
-                del self._waiters[media_hash]
-        self._queue = deque(job for job in self._queue if job.media_hashes)
+        for media_hash in self._waiters.leave(request_id):
+            if (job := self._queue.pop(media_hash, None)) is not None:
+                job.media_hashes.remove(media_hash)
+                self._waiters.take(media_hash)
 
     def _run_next(self) -> None:
         with self._lock:
             if not self._queue:
                 return
-            job = self._queue.popleft()
+            job = next(iter(self._queue.values()))
+            for media_hash in job.media_hashes:
+                del self._queue[media_hash]
         try:
             with self._cache.making(job.media_hashes):
                 carried, made = self._carry_out(job)
@@ -266,7 +268,7 @@ class MediaPool:
         failed: dict[str, tuple[str, _Waiter]] = {}
         with self._lock:
             for media_hash in job.media_hashes:
-                for request_id, waiter in self._waiters.pop(media_hash, {}).items():
+                for request_id, waiter in self._waiters.take(media_hash).items():
                     failed.setdefault(request_id, (media_hash, waiter))
             for request_id in failed:
                 self._drop_waiter(request_id)
@@ -276,7 +278,7 @@ class MediaPool:
     def _deliver(self, job: _Job, carried: Mapping[str, CarriedPixels], made: Mapping[str, Pixels]) -> None:
         """Held already when nobody waits any more, so that nobody can come between and begin it anew."""
         with self._lock:
-            waiters = {media_hash: self._waiters.pop(media_hash, {}) for media_hash in carried}
+            waiters = {media_hash: self._waiters.take(media_hash) for media_hash in carried}
         for media_hash, pixels in carried.items():
             for waiter in waiters[media_hash].values():
                 account = waiter.prepared.account

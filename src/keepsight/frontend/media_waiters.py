@@ -1,0 +1,55 @@
+"""Who waits for which pixels, found from both sides: whoever leaves touches only what it waits for.
+
+Knows nothing of how they are made.  Invariant: a request is under a hash exactly while that hash is under the request.
+A hash stays, perhaps with nobody who waits for it any more, until it is taken.
+"""
+
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class MediaWaiters(Generic[T]):
+    def __init__(self) -> None:
+        # By media hash, then by request.
+        self._waiters: dict[str, dict[str, T]] = {}
+        # By request.
+        self._hashes: dict[str, set[str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def __contains__(self, media_hash: str) -> bool:
+        return media_hash in self._waiters
+
+    def has_any(self, media_hash: str) -> bool:
+        return bool(self._waiters.get(media_hash))
+
+    def add(self, media_hash: str, request_id: str, waiter: T) -> None:
+        self._waiters.setdefault(media_hash, {})[request_id] = waiter
+        self._hashes.setdefault(request_id, set()).add(media_hash)
+
+    def leave(self, request_id: str) -> list[str]:
+        """The hashes that nobody waits for any more."""
+        left = self._hashes.pop(request_id, set())
+        for media_hash in left:
+            del self._waiters[media_hash][request_id]
+        return [media_hash for media_hash in left if not self._waiters[media_hash]]
+
+    def take(self, media_hash: str) -> dict[str, T]:
+        """By request; they wait for it no more."""
+        taken = self._waiters.pop(media_hash, {})
+        for request_id in taken:
+            self._hashes[request_id].remove(media_hash)
+            if not self._hashes[request_id]:
+                del self._hashes[request_id]
+        return taken
+
+    def clear(self) -> None:
+        self._waiters.clear()
+        self._hashes.clear()
+
+    def check_invariants(self) -> None:
+        by_hash = {(each, request_id) for each, waiters in self._waiters.items() for request_id in waiters}
+        assert by_hash == {(each, request_id) for request_id, hashes in self._hashes.items() for each in hashes}
+        assert all(self._hashes.values())
