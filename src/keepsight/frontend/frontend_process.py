@@ -90,8 +90,8 @@ class FrontendProcess:
         told = (self._view, self._counters)
         app = create_app(self._preparer, self._client, model_name, api, handles, self._cache, *told)
         self._server = make_server(app, api)
-        # Asked to end before there was anything to end.
-        self._server.should_exit = self._is_draining
+        if self._is_draining:  # asked to end before there was anything to end; never unasked, as it may be meanwhile
+            self._server.should_exit = True
         if self._preparer.image_config is not None:
             # Neither shall the first picture wait for them, nor the first answers share the cores with their start.
             self._workers.wait_until_started()
