@@ -60,6 +60,8 @@ LEAST_INTEGERS = {
     "max_request_media_bytes": 1,
     "media_url_cache_bytes": 0,
 }
+# Of these, and why.
+MOST_INTEGERS = {"max_image_pixels": (MAX_PIXELS, "no decoder takes more")}
 # What holds of it, and how to say so.
 NUMBERS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "gpu_memory_utilization": (lambda part: 0 < part <= 1, "above 0 and at most 1"),
@@ -268,8 +270,9 @@ def _check_value(name: str, value: object) -> None:
     elif name in LEAST_INTEGERS:
         if type(value) is not int or value < LEAST_INTEGERS[name]:
             raise InvalidArgumentError(name, f"must be an integer of at least {LEAST_INTEGERS[name]}, not {value!r}")
-        if name == "max_image_pixels" and value > MAX_PIXELS:
-            raise InvalidArgumentError(name, f"must be at most {MAX_PIXELS}, not {value}: no decoder takes more")
+        most, why = MOST_INTEGERS.get(name, (math.inf, ""))
+        if value > most:
+            raise InvalidArgumentError(name, f"must be at most {most}, not {value}: {why}")
     elif name in NUMBERS:
         holds, described = NUMBERS[name]
         if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):

@@ -3,6 +3,7 @@
 import argparse
 import json
 
+from keepsight.cli.one_line_parser import flag_of
 from keepsight.errors import InvalidArgumentError
 
 
@@ -15,4 +16,4 @@ def check_is_text(said: object, name: str) -> None:
 
 def check_arguments_are_text(arguments: argparse.Namespace) -> None:
     for name, said in vars(arguments).items():
-        check_is_text(said, f"--{name.replace('_', '-')}")
+        check_is_text(said, flag_of(name))

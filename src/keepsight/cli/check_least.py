@@ -4,6 +4,7 @@ import argparse
 import math
 from collections.abc import Mapping
 
+from keepsight.cli.one_line_parser import flag_of
 from keepsight.errors import InvalidArgumentError
 
 
@@ -12,4 +13,4 @@ def check_least(arguments: argparse.Namespace, least: Mapping[str, int]) -> None
     for name, lowest in least.items():
         value = getattr(arguments, name, lowest)
         if not lowest <= value < math.inf:
-            raise InvalidArgumentError(f"--{name.replace('_', '-')}", f"must be at least {lowest}, not {value}")
+            raise InvalidArgumentError(flag_of(name), f"must be at least {lowest}, not {value}")

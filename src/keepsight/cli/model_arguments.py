@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from keepsight.cli.one_line_parser import flag_of
 from keepsight.config import CHOICES, LEAST_INTEGERS, NUMBERS, SWITCHES, Config
 from keepsight.errors import InvalidArgumentError
 
@@ -144,7 +145,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
                 said = f"{said} (default: {json.dumps(default) if isinstance(default, dict) else default})"
             options = {"default": default, **_how_it_is_read(name), **_MORE.get(name, {})}
             # argparse would read a percent sign as a format.
-            group.add_argument(f"--{name.replace('_', '-')}", help=said.replace("%", "%%"), **options)
+            group.add_argument(flag_of(name), help=said.replace("%", "%%"), **options)
 
 
 def _how_it_is_read(name: str) -> dict[str, Any]:

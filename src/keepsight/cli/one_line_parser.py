@@ -7,6 +7,11 @@ import argparse
 from typing import Any, NoReturn
 
 
+def flag_of(name: str) -> str:
+    """What is typed for an argument that has this name once it is parsed."""
+    return f"--{name.replace('_', '-')}"
+
+
 class OneLineParser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)

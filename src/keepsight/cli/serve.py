@@ -13,6 +13,7 @@ from keepsight.cli.api_arguments import add_api_arguments, api_settings_from
 from keepsight.cli.check_is_text import check_arguments_are_text
 from keepsight.cli.check_least import check_least
 from keepsight.cli.model_arguments import add_model_arguments, config_from
+from keepsight.cli.one_line_parser import flag_of
 from keepsight.cli.vllm_variables import warn_of_vllm_variables
 from keepsight.config import Config
 from keepsight.errors import InvalidArgumentError, ServerStartError
@@ -95,7 +96,7 @@ def _check_model_is_no_value(arguments: argparse.Namespace) -> None:
     for name, said in vars(arguments).items():
         if isinstance(said, list) and said and is_checkpoint(said[-1]):
             told = f"its last value, {said[-1]}, looks like the model: name that first"
-            raise InvalidArgumentError(f"--{name.replace('_', '-')}", told)
+            raise InvalidArgumentError(flag_of(name), told)
 
 
 def _allow_many_open_files() -> None:

@@ -67,7 +67,7 @@ def hash_content(source: PictureSource | Embeds, algorithm: str) -> str:
     )
 
 
-def hash_tenant_s_content(content: str, cache_salt: str | None, algorithm: str) -> str:
+def hash_shown_content(content: str, cache_salt: str | None, algorithm: str) -> str:
     """What a tenant has shown is known to nobody else by the time that it takes."""
     return hash_values(algorithm, content=content, cache_salt=cache_salt)
 

@@ -16,7 +16,7 @@ from keepsight.frontend.identity.hash_media import (
     hash_content,
     hash_embeds_uuid,
     hash_exif_image_id,
-    hash_tenant_s_content,
+    hash_shown_content,
 )
 from keepsight.frontend.identity.known_media import KnownMedia
 from keepsight.frontend.identity.pan_and_scan import count_crops, plan_crops
@@ -197,7 +197,7 @@ class PictureIdentifier:
     def _name_content(self, source: PictureSource | Embeds, geometry: Geometry, cache_salt: str | None) -> str:
         name = hash_content(source, self._algorithm)
         if isinstance(source, bytes):
-            self._known.learn_content(hash_tenant_s_content(name, cache_salt, self._algorithm), geometry)
+            self._known.learn_content(hash_shown_content(name, cache_salt, self._algorithm), geometry)
         return name
 
     def _recognize(self, part: PicturePart, cache_salt: str | None) -> PicturePart | None:
@@ -212,7 +212,7 @@ class PictureIdentifier:
         except UnreadablePictureError:
             return None
         name = hash_content(content, self._algorithm)
-        geometry = self._known.recall_content(hash_tenant_s_content(name, cache_salt, self._algorithm))
+        geometry = self._known.recall_content(hash_shown_content(name, cache_salt, self._algorithm))
         return None if geometry is None else replace(part, source=content, known=KnownContent(name, geometry))
 
     def _name_given_by_exif(self, source: PictureSource, field: str) -> str | None:
