@@ -148,6 +148,8 @@ class Contestant:
         settings = RunSettings([task.workload], task.options, crowd, reuse, self._restart)
         run = WorkloadRun(self._server, settings)
         await run.run()
+        if run.why_words_are_guessed is not None:
+            say(f"    {self.name}: words_per_picture is a guess: {run.why_words_are_guessed}")
         for label, reason in run.failures.items():
             say(f"    {self.name}: {task.prefix}{label} failed: {reason}")
         for label, summary in run.summaries.items():

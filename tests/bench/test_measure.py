@@ -152,11 +152,12 @@ def test_preparation_that_fails_ends_it(script: Script) -> None:
         run(script, draw_workload("cold", OPTIONS))
 
 
-def test_the_server_tells_how_many_words_are_a_picture(script: Script) -> None:
-    def saying(num_tokens: int) -> list[bytes]:
-        return [event("a"), USAGE_EVENT.replace(b'"prompt_tokens": 20', b'"prompt_tokens": %d' % num_tokens), DONE]
+def counting(num_tokens: int) -> list[bytes]:
+    return [event("a"), USAGE_EVENT.replace(b'"prompt_tokens": 20', b'"prompt_tokens": %d' % num_tokens), DONE]
 
-    script.answers = [saying(30), saying(330), saying(288)]
+
+def test_the_server_tells_how_many_words_are_a_picture(script: Script) -> None:
+    script.answers = [counting(30), counting(330), counting(288)]
     assert asyncio.run(find_words_per_picture(server_of(script), OPTIONS)) == 172
 
 
@@ -203,13 +204,20 @@ def test_a_workload_in_which_nothing_was_timed_is_none_that_was_measured(
 
 
 @pytest.mark.parametrize(
-    ("usage", "said"), [([], "how many tokens"), ([USAGE_EVENT], "no more tokens of a prompt with more words")]
+    ("answers", "said"),
+    [
+        ([[event("a"), DONE]], "how many tokens"),
+        ([counting(20)], "no more tokens of a prompt with more words"),
+        ([counting(30), counting(330), [b'data: {"error": "text only"}\n\n', DONE], counting(30)], "text only"),
+    ],
 )
-def test_only_workloads_as_long_as_a_picture_need_the_server_s_counts(
-    script: Script, usage: list[bytes], said: str
+def test_texts_are_as_long_as_most_pictures_where_the_server_does_not_tell(
+    script: Script, answers: list[list[bytes]], said: str
 ) -> None:
-    script.answers = [[event("a"), *usage, DONE]]
-    run = WorkloadRun(server_of(script), RunSettings(["text-only", "cold"], OPTIONS))
+    script.answers = answers
+    run = WorkloadRun(server_of(script), RunSettings(["text-only", "same-text-new-prompt"], OPTIONS))
     asyncio.run(run.run())
-    assert said in run.failures["text-only"]
-    assert list(run.summaries) == ["cold"]
+    assert run.why_words_are_guessed is not None
+    assert said in run.why_words_are_guessed
+    assert list(run.summaries) == ["text-only", "same-text-new-prompt"]
+    assert [len(part["text"].split()) for part in script.messages[0]["content"]] == [256, 20]

@@ -100,6 +100,12 @@ def test_a_workload_that_fails_is_named_and_the_rest_is_reported(
     assert list(json.loads((tmp_path / "r.json").read_text())["workloads"]) == ["cold"]
 
 
+def test_it_is_told_that_texts_may_not_be_as_long_as_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
+    with scripted_server(Script(answers=[[event("Hi"), DONE]])) as script:
+        assert main(["bench", "serve", "--base-url", script.url, "--workload", "text-only", *QUICK]) == 0
+    assert "words_per_picture is a guess: the server does not say how many tokens" in capsys.readouterr().out
+
+
 def test_a_terminal_obeys_nothing_that_a_measured_server_says(capsys: pytest.CaptureFixture[str]) -> None:
     refused = [b'data: {"error": "\\u001b[2Jred"}\n\n', DONE]
     script = Script(answers=[refused], models={"data": [{"id": "\x1b[2Jfirst"}]})

@@ -132,7 +132,7 @@ def _insist(answer: Answer) -> None:
 
 
 async def find_words_per_picture(server: Server, options: WorkloadOptions) -> int:
-    """How many words take as many tokens of a prompt as one picture does."""
+    """How many words take as many tokens of a prompt as one picture does.  NoAnswerError: the server does not tell."""
     probe = replace(server, sampling={**server.sampling, "max_tokens": 1})
     draw = Drawer("words per picture", options)
     short, long = draw.words(), draw.words(_PROBE_WORDS)

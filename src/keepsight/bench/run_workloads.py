@@ -36,8 +36,9 @@ class WorkloadRun:
         self.summaries: dict[str, Summary] = {}
         # Why the others could not be measured.
         self.failures: dict[str, str] = {}
+        # Why texts may not be as long as a picture.
+        self.why_words_are_guessed: str | None = None
         self._server, self._settings, self._options = server, settings, settings.options
-        self._knows_words_per_picture = False
 
     @property
     def report(self) -> Report:
@@ -50,11 +51,20 @@ class WorkloadRun:
 
     async def run(self) -> None:
         """One that fails keeps no other from being measured."""
+        if not AS_LONG_AS_A_PICTURE.isdisjoint(self._settings.workloads):
+            await self._count_words_per_picture()
         for label, workload, reuse_percent in self._list_runs():
             try:
                 self.summaries[label] = await self._measure(workload, reuse_percent)
             except KeepsightError as error:
                 self.failures[label] = str(error)
+
+    async def _count_words_per_picture(self) -> None:
+        try:
+            words = await find_words_per_picture(self._server, self._options)
+            self._options = replace(self._options, words_per_picture=words)
+        except NoAnswerError as error:
+            self.why_words_are_guessed = str(error)
 
     def _list_runs(self) -> Iterator[tuple[str, str, int]]:
         """What to call each, its workload, and its share of reuse."""
@@ -65,9 +75,6 @@ class WorkloadRun:
                 yield workload, workload, self._options.reuse_percent
 
     async def _measure(self, workload: str, reuse_percent: int) -> Summary:
-        if workload in AS_LONG_AS_A_PICTURE and not self._knows_words_per_picture:
-            words = await find_words_per_picture(self._server, self._options)
-            self._options, self._knows_words_per_picture = replace(self._options, words_per_picture=words), True
         options, settings = replace(self._options, reuse_percent=reuse_percent), self._settings
         drawn = await asyncio.wrap_future(_draw_beside(workload, options))
         # A bar on a terminal, nothing elsewhere.

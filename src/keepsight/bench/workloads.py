@@ -50,7 +50,7 @@ class WorkloadOptions:
     zipf_exponent: float = 1.0
     # Of the pictures shown, how many come from the pool.
     reuse_percent: int = 80
-    # The words that take as many tokens as a picture.
+    # The words that take as many tokens as a picture, where the server does not tell another number.
     words_per_picture: int = 256
 
 
@@ -183,7 +183,7 @@ WORKLOADS: dict[str, Callable[[Drawer], Workload]] = {
     "text-beside-pictures": text_beside_pictures,
     "restart": restart,
 }
-# These are as long as a prompt with a picture, which only the server can tell.
+# These are as long as a prompt with a picture, by the server's own count.
 AS_LONG_AS_A_PICTURE = frozenset({"text-only", "same-text-new-prompt"})
 
 

@@ -103,6 +103,8 @@ def _tell(run: WorkloadRun) -> None:
         if summary.num_errors:
             said.append(f"{name}: {summary.num_errors} failed; the first: {summary.first_error}")
     said += [f"{name}: could not be measured: {reason}" for name, reason in run.failures.items()]
+    if run.why_words_are_guessed is not None:
+        said.append(f"words_per_picture is a guess: {run.why_words_are_guessed}")
     print(strip_controls("\n".join(said)))
 
 
