@@ -29,8 +29,9 @@ def test_the_same_seed_draws_the_same_and_another_seed_something_else(name: str)
 
 
 def test_workloads_do_not_meet_each_other_s_pictures() -> None:
-    drawn = {name: {url for side in draw(name) for url in pictures(side)} for name in WORKLOADS}
-    assert len(set().union(*drawn.values())) == sum(map(len, drawn.values()))
+    several = [*((name, OPTIONS) for name in WORKLOADS), ("zipf", replace(OPTIONS, reuse_percent=50))]
+    drawn = [{url for side in draw(name, options) for url in pictures(side)} for name, options in several]
+    assert len(set().union(*drawn)) == sum(map(len, drawn))
 
 
 def test_cold_pictures_are_all_new() -> None:

@@ -57,6 +57,13 @@ def test_a_server_is_asked_at_a_rate(tmp_path: Path) -> None:
     assert "concurrency" not in facts, "nobody set how many"
 
 
+def test_what_is_named_twice_is_measured_once() -> None:
+    with scripted_server(Script()) as script:
+        typed = ["--base-url", script.url, "--workload", "zipf", "zipf", "--reuse", "50", "50", "--pool", "1"]
+        assert main(["bench", "serve", *typed, *QUICK]) == 0
+    assert len(script.bodies) == 1 + 2, "its pool and its requests"
+
+
 @pytest.mark.parametrize(
     ("typed", "said"),
     [

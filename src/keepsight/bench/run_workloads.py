@@ -13,7 +13,7 @@ from keepsight.bench.ask import Answer, Server, ask
 from keepsight.bench.measure import ALONE, Crowd, Restart, find_words_per_picture, measure
 from keepsight.bench.report import Report
 from keepsight.bench.summary import Summary, summarize
-from keepsight.bench.workloads import AS_LONG_AS_A_PICTURE, Workload, WorkloadOptions, draw_workload
+from keepsight.bench.workloads import AS_LONG_AS_A_PICTURE, Workload, WorkloadOptions, draw_workload, label_of
 from keepsight.errors import InvalidArgumentError, KeepsightError, NoAnswerError
 
 READY_SECONDS = 600.0
@@ -53,9 +53,10 @@ class WorkloadRun:
         """One that fails keeps no other from being measured."""
         if not AS_LONG_AS_A_PICTURE.isdisjoint(self._settings.workloads):
             await self._count_words_per_picture()
-        for label, workload, reuse_percent in self._list_runs():
+        for workload, options in self._list_runs():
+            label = label_of(workload, options)
             try:
-                self.summaries[label] = await self._measure(workload, reuse_percent)
+                self.summaries[label] = await self._measure(workload, options)
             except KeepsightError as error:
                 self.failures[label] = str(error)
 
@@ -66,16 +67,13 @@ class WorkloadRun:
         except NoAnswerError as error:
             self.why_words_are_guessed = str(error)
 
-    def _list_runs(self) -> Iterator[tuple[str, str, int]]:
-        """What to call each, its workload, and its share of reuse."""
+    def _list_runs(self) -> Iterator[tuple[str, WorkloadOptions]]:
         for workload in self._settings.workloads:
-            if workload == "zipf":
-                yield from ((f"zipf-{percent}", workload, percent) for percent in self._settings.reuse_percents)
-            else:
-                yield workload, workload, self._options.reuse_percent
+            percents = self._settings.reuse_percents if workload == "zipf" else [self._options.reuse_percent]
+            yield from ((workload, replace(self._options, reuse_percent=percent)) for percent in percents)
 
-    async def _measure(self, workload: str, reuse_percent: int) -> Summary:
-        options, settings = replace(self._options, reuse_percent=reuse_percent), self._settings
+    async def _measure(self, workload: str, options: WorkloadOptions) -> Summary:
+        settings = self._settings
         drawn = await asyncio.wrap_future(_draw_beside(workload, options))
         # A bar on a terminal, nothing elsewhere.
         with tqdm(desc=workload, total=options.num_requests, disable=None, leave=False, unit="request") as bar:

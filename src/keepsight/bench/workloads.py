@@ -1,6 +1,6 @@
 """What clients ask for, workload by workload: each the measure of one thing that a server may do twice, or not.
 
-Everything is drawn before a clock runs, and from the seed and the workload's name alone: no workload meets another's
+Everything is drawn before a clock runs, and from the seed and the workload's label alone: no workload meets another's
 pictures or words.  Contents are JSON already, as nothing should be encoded beside what is measured.
 """
 
@@ -55,9 +55,9 @@ class WorkloadOptions:
 
 
 class Drawer:
-    def __init__(self, name: str, options: WorkloadOptions) -> None:
+    def __init__(self, label: str, options: WorkloadOptions) -> None:
         self.options = options
-        self.rng = random.Random(f"{options.seed} {name}")
+        self.rng = random.Random(f"{options.seed} {label}")
 
     def picture(self) -> Part:
         jpeg = photograph(self.rng.getrandbits(63), *self.options.picture_size)
@@ -187,5 +187,10 @@ WORKLOADS: dict[str, Callable[[Drawer], Workload]] = {
 AS_LONG_AS_A_PICTURE = frozenset({"text-only", "same-text-new-prompt"})
 
 
+def label_of(name: str, options: WorkloadOptions) -> str:
+    """`zipf` is another workload with each share of reuse."""
+    return f"zipf-{options.reuse_percent}" if name == "zipf" else name
+
+
 def draw_workload(name: str, options: WorkloadOptions) -> Workload:
-    return WORKLOADS[name](Drawer(name, options))
+    return WORKLOADS[name](Drawer(label_of(name, options), options))

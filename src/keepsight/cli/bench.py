@@ -164,7 +164,7 @@ def _settings_of(arguments: argparse.Namespace, server: Server) -> RunSettings:
     command = arguments.restart_command
     restart = None if command is None else partial(restart_by_command, command, server)
     crowd = Crowd(arguments.concurrency, arguments.request_rate, seed)
-    return RunSettings(_names_of(arguments), options, crowd, arguments.reuse, restart)
+    return RunSettings(_names_of(arguments), options, crowd, list(dict.fromkeys(arguments.reuse)), restart)
 
 
 def _to_rate(text: str) -> float:
