@@ -20,6 +20,7 @@ from tests.cli.scripted_server import DONE, USAGE_EVENT, Script, answer, event, 
 
 OPTIONS = WorkloadOptions(seed=1, num_requests=4, num_warm_up=1, picture_size=(16, 16), num_turns=2)
 OPENING = b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n'
+END = b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n'
 
 
 @pytest.fixture
@@ -50,11 +51,21 @@ def test_an_answer_has_the_times_of_its_tokens_and_what_the_server_counted(scrip
     assert (body["model"], body["max_tokens"], body["stream"]) == ("first", 3, True)
 
 
-def test_an_end_in_an_event_of_its_own_is_no_token(script: Script) -> None:
-    end = b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n'
-    script.answers = [[OPENING, *map(event, ("Hel", "l", "o")), end, USAGE_EVENT, DONE]]
+@pytest.mark.parametrize(
+    ("events", "num_tokens"),
+    [
+        ([*map(event, ("Hel", "l", "o")), END, USAGE_EVENT], 3),
+        ([*map(event, ("Hel", "l", "o")), END], 3),
+        ([*map(event, ("Hel", "lo")), END, USAGE_EVENT], 3),
+        ([END], 1),
+    ],
+)
+def test_an_end_in_an_event_of_its_own_is_a_token_only_if_it_is_counted_or_nothing_else_is_one(
+    script: Script, events: list[bytes], num_tokens: int
+) -> None:
+    script.answers = [[OPENING, *events, DONE]]
     heard = asyncio.run(ask(server_of(script), []))
-    assert (heard.text, heard.num_tokens, len(heard.token_times)) == ("Hello", 3, 3)
+    assert (heard.num_tokens, len(heard.token_times)) == (num_tokens, num_tokens)
 
 
 @pytest.mark.parametrize(

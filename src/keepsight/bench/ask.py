@@ -88,6 +88,7 @@ def _understand(events: Sequence[tuple[float, Any]], seconds: float) -> Answer:
 
 def _read(events: Sequence[tuple[float, dict[str, Any]]], seconds: float) -> Answer:
     times: list[float] = []
+    end_times: list[float] = []
     texts: list[str] = []
     usage: Mapping[str, Any] = {}
     for when, event in events:
@@ -96,16 +97,18 @@ def _read(events: Sequence[tuple[float, dict[str, Any]]], seconds: float) -> Ans
         usage = event.get("usage") or usage
         for choice in event["choices"]:
             texts.append(choice["delta"].get("content") or "")
-            if _is_token(choice):
+            if _is_bare_end(choice):
+                end_times.append(when)
+            elif _is_token(choice):
                 times.append(when)
-    if not times:
+    if not (times or end_times):
         raise NoAnswerError("an answer without a token")
     details = usage.get("prompt_tokens_details") or {}
-    num_tokens = _count(usage.get("completion_tokens", len(times)))
+    num_tokens = _count(usage.get("completion_tokens", len(times) or 1))
     return Answer(
         seconds,
-        # Some servers tell the end in an event of its own, right behind the last token: no gap lies before it.
-        times[: max(1, num_tokens)],
+        # A bare end is a token only if the server counts one more: most tell it right behind the last.
+        (times + end_times)[: max(1, num_tokens)],
         "".join(texts),
         num_tokens,
         _count(usage.get("prompt_tokens", 0)),
@@ -119,7 +122,11 @@ def _count(said: object) -> int:
     return said
 
 
+def _is_bare_end(choice: Mapping[str, Any]) -> bool:
+    return choice.get("finish_reason") is not None and not choice["delta"].get("content")
+
+
 def _is_token(choice: Mapping[str, Any]) -> bool:
     """Not the opening, which some servers send before they have anything; a token may well have no text."""
     delta = choice["delta"]
-    return bool(delta.get("content")) or choice.get("finish_reason") is not None or "role" not in delta
+    return bool(delta.get("content")) or "role" not in delta
