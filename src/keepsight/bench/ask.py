@@ -16,6 +16,8 @@ from keepsight.bench.http_connection import Response, connecting
 from keepsight.errors import NoAnswerError
 
 LIMIT_SECONDS = 1800.0
+# Of an answer, and of what some models think before it: no standard names that.
+_TEXTS = ("content", "reasoning_content", "reasoning")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +125,13 @@ def _count(said: object) -> int:
 
 
 def _is_bare_end(choice: Mapping[str, Any]) -> bool:
-    return choice.get("finish_reason") is not None and not choice["delta"].get("content")
+    return choice.get("finish_reason") is not None and not _has_text(choice["delta"])
 
 
 def _is_token(choice: Mapping[str, Any]) -> bool:
     """Not the opening, which some servers send before they have anything; a token may well have no text."""
-    delta = choice["delta"]
-    return bool(delta.get("content")) or "role" not in delta
+    return _has_text(choice["delta"]) or "role" not in choice["delta"]
+
+
+def _has_text(delta: Mapping[str, Any]) -> bool:
+    return any(delta.get(name) for name in _TEXTS)
