@@ -78,7 +78,6 @@ def test_what_is_said_or_thought_is_a_token_though_its_event_names_the_role_too(
 @pytest.mark.parametrize(
     ("pieces", "said"),
     [
-        ([event("Hi")], "ended before"),
         ([event("Hi"), b'data: {"error": {"message": "out of luck"}}\n\n', DONE], "out of luck"),
         ([b"data: nonsense\n\n", DONE], "Expecting value"),
         ([b"data: %b\n\n" % (b"[" * 100_000), DONE], "recursion"),
@@ -96,6 +95,23 @@ def test_an_answer_that_breaks_off_is_an_error(script: Script, pieces: list[byte
     heard = asyncio.run(ask(server_of(script), []))
     assert heard.error is not None
     assert said in heard.error
+
+
+@pytest.mark.parametrize(
+    ("headers", "piece"),
+    [
+        ({"Transfer-Encoding": "chunked"}, b"%x\r\n%b\r\n" % (len(event("Hi")), event("Hi"))),
+        ({"Transfer-Encoding": "chunked"}, b"fff\r\n" + event("Hi")),
+        ({"Content-Length": "1000"}, event("Hi")),
+        ({}, event("Hi")),
+    ],
+)
+def test_a_server_that_dies_amid_an_answer_is_told_in_the_same_words_however_it_sends_it(
+    script: Script, headers: dict[str, str], piece: bytes
+) -> None:
+    script.headers, script.answers = headers, [[piece]]
+    heard = asyncio.run(ask(server_of(script), []))
+    assert heard.error == "the connection ended before the answer did"
 
 
 def test_a_refusal_is_an_error_that_says_what_was_said(script: Script) -> None:

@@ -30,6 +30,7 @@ class Script:
     """What the next questions are answered with; the last one again and again."""
 
     answers: list[list[bytes]] = field(default_factory=lambda: [answer("Hello", "!")])
+    headers: dict[str, str] = field(default_factory=dict)
     models: object = field(default_factory=lambda: MODELS)
     status: int = 200
     refusal: bytes = b""
@@ -68,6 +69,8 @@ def scripted_server(script: Script) -> Iterator[Script]:
 
         def _begin(self, body: bytes = b"") -> bool:
             self.send_response(script.status)
+            for name, value in script.headers.items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(script.refusal if script.status != 200 else body)
             return script.status == 200

@@ -65,7 +65,9 @@ async def ask(server: Server, messages: Sequence[bytes]) -> Answer:
             events = await _note_events(response)
             seconds = time.perf_counter() - started
             return _understand([(when - started, json.loads(data)) for when, data in events], seconds)
-    except (OSError, EOFError, ValueError, LookupError, RecursionError, NoAnswerError) as error:
+    except EOFError:
+        return Answer(time.perf_counter() - started, error="the connection ended before the answer did")
+    except (OSError, ValueError, LookupError, RecursionError, NoAnswerError) as error:
         return Answer(time.perf_counter() - started, error=str(error) or type(error).__name__)
 
 
@@ -78,7 +80,7 @@ async def _note_events(response: Response) -> list[tuple[float, bytes]]:
             if data == DONE:
                 return events
             events.append((now, data))
-    raise NoAnswerError("the connection ended before the answer did")
+    raise EOFError
 
 
 def _understand(events: Sequence[tuple[float, Any]], seconds: float) -> Answer:

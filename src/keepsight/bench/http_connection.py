@@ -22,14 +22,21 @@ class Response:
     _reader: asyncio.StreamReader
 
     async def pieces(self) -> AsyncIterator[bytes]:
+        """EOFError: the connection ended before them."""
         if "chunked" in self.headers.get("transfer-encoding", ""):
-            while size := int((await self._reader.readline()).partition(b";")[0], 16):
+            while size := await self._read_chunk_size():
                 yield (await self._reader.readexactly(size + 2))[:-2]
         elif length := self.headers.get("content-length"):
             yield await self._reader.readexactly(int(length))
         else:
             while piece := await self._reader.read(_PIECE_BYTES):
                 yield piece
+
+    async def _read_chunk_size(self) -> int:
+        line = await self._reader.readline()
+        if not line.endswith(b"\n"):
+            raise EOFError
+        return int(line.partition(b";")[0], 16)
 
     async def read(self) -> bytes:
         return b"".join([piece async for piece in self.pieces()])
