@@ -68,6 +68,12 @@ def test_an_end_in_an_event_of_its_own_is_a_token_only_if_it_is_counted_or_nothi
     assert (heard.num_tokens, len(heard.token_times)) == (num_tokens, num_tokens)
 
 
+def test_an_answer_that_tells_its_end_is_whole_without_more(script: Script) -> None:
+    script.answers = [[event("Hello"), END]]
+    heard = asyncio.run(ask(server_of(script), []))
+    assert (heard.error, heard.text) == (None, "Hello")
+
+
 @pytest.mark.parametrize("name", ["content", "reasoning_content", "reasoning"])
 def test_what_is_said_or_thought_is_a_token_though_its_event_names_the_role_too(script: Script, name: str) -> None:
     said = b'data: {"choices": [{"delta": {"role": "assistant", "%b": "t"}}]}\n\n' % name.encode()

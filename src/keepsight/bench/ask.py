@@ -62,35 +62,36 @@ async def ask(server: Server, messages: Sequence[bytes]) -> Answer:
             if response.status != 200:
                 refusal = (await response.read())[:300].decode(errors="replace")
                 raise NoAnswerError(f"{response.status}: {refusal}")
-            events = await _note_events(response)
+            events, is_done = await _note_events(response)
             seconds = time.perf_counter() - started
-            return _understand([(when - started, json.loads(data)) for when, data in events], seconds)
+            return _understand([(when - started, json.loads(data)) for when, data in events], seconds, is_done)
     except EOFError:
         return Answer(time.perf_counter() - started, error="the connection ended before the answer did")
     except (OSError, ValueError, LookupError, RecursionError, NoAnswerError) as error:
         return Answer(time.perf_counter() - started, error=str(error) or type(error).__name__)
 
 
-async def _note_events(response: Response) -> list[tuple[float, bytes]]:
+async def _note_events(response: Response) -> tuple[list[tuple[float, bytes]], bool]:
+    """And whether they ended with the one that is to be the last."""
     reader = EventReader()
     events: list[tuple[float, bytes]] = []
     async for piece in response.pieces():
         now = time.perf_counter()
         for data in reader.feed(piece):
             if data == DONE:
-                return events
+                return events, True
             events.append((now, data))
-    raise EOFError
+    return events, False
 
 
-def _understand(events: Sequence[tuple[float, Any]], seconds: float) -> Answer:
+def _understand(events: Sequence[tuple[float, Any]], seconds: float, is_done: bool) -> Answer:
     try:
-        return _read(events, seconds)
+        return _read(events, seconds, is_done)
     except (AttributeError, LookupError, TypeError) as error:
         raise NoAnswerError(f"an event that is not as OpenAI's are: {error}") from error
 
 
-def _read(events: Sequence[tuple[float, dict[str, Any]]], seconds: float) -> Answer:
+def _read(events: Sequence[tuple[float, dict[str, Any]]], seconds: float, is_done: bool) -> Answer:
     times: list[float] = []
     end_times: list[float] = []
     texts: list[str] = []
@@ -100,11 +101,15 @@ def _read(events: Sequence[tuple[float, dict[str, Any]]], seconds: float) -> Ans
             raise NoAnswerError(str(error))
         usage = event.get("usage") or usage
         for choice in event["choices"]:
+            # Not every server says [DONE] besides.
+            is_done = is_done or choice.get("finish_reason") is not None
             texts.append(choice["delta"].get("content") or "")
             if _is_bare_end(choice):
                 end_times.append(when)
             elif _is_token(choice):
                 times.append(when)
+    if not is_done:
+        raise EOFError
     if not (times or end_times):
         raise NoAnswerError("an answer without a token")
     details = usage.get("prompt_tokens_details") or {}
