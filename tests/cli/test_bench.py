@@ -68,7 +68,7 @@ def test_what_is_named_twice_is_measured_once() -> None:
     ("typed", "said"),
     [
         *((["--request-rate", each], "for all at once: --concurrency") for each in ("0", "-1", "inf", "nan", "often")),
-        (["--request-rate", "1", "--concurrency", "2"], "not allowed with"),
+        *((["--request-rate", "1", "--concurrency", each], "not allowed with") for each in ("1", "2")),
     ],
 )
 def test_a_rate_that_cannot_be_kept_is_refused(typed: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

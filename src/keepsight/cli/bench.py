@@ -57,7 +57,11 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add("--requests", type=int, default=DEFAULTS.num_requests, help="timed, of each workload (default: %(default)d)")
     crowd = parser.add_mutually_exclusive_group()
     crowd.add_argument(
-        "--concurrency", type=int, default=1, help="clients, each waiting for its answer (default: %(default)d)"
+        "--concurrency",
+        type=int,
+        # A text: argparse would not notice that a number that is the default was typed beside the other flag.
+        default="1",
+        help="clients, each waiting for its answer (default: %(default)s)",
     )
     crowd.add_argument(
         "--request-rate",
