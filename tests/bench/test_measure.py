@@ -243,6 +243,15 @@ def test_a_workload_in_which_nothing_was_timed_is_none_that_was_measured(
     assert not run.summaries
 
 
+@pytest.mark.parametrize("crowd", [ALONE, Crowd(new_per_second=0.03)])
+def test_nobody_waits_for_a_client_who_comes_when_all_is_over(script: Script, crowd: Crowd) -> None:
+    words = b'{"type":"text","text":"?"}'
+    too_late = Workload((), [Conversation(((words,),), pause_seconds=30)], beside=[once(words)])
+    found, kept = run(script, too_late, crowd)
+    assert not kept
+    assert found.seconds < 15
+
+
 @pytest.mark.parametrize(
     ("answers", "said"),
     [

@@ -51,7 +51,8 @@ async def measure(
     server: Server, workload: Workload, crowd: Crowd, keep: Keep, restart: Restart | None = None
 ) -> Measurement:
     """`keep` sees each timed answer as it ends."""
-    await _converse_all(server, iter(workload.before), _insist)
+    over = asyncio.Event()
+    await _converse_all(server, iter(workload.before), _insist, over)
     if workload.restarts_before_timed:
         assert restart is not None
         await restart()
@@ -61,8 +62,7 @@ async def measure(
         answers.append(answer)
         keep(answer)
 
-    started, over = time.perf_counter(), asyncio.Event()
-    conversations = iter(workload.timed)
+    started, conversations = time.perf_counter(), iter(workload.timed)
     if crowd.new_per_second is None:
         asking = [_converse_all(server, conversations, note, over) for _ in range(crowd.concurrency)]
     else:
@@ -70,7 +70,7 @@ async def measure(
     clients = [asyncio.create_task(each) for each in asking]
     try:
         if workload.beside:
-            await _converse_all(server, iter(workload.beside), _insist)
+            await _converse_all(server, iter(workload.beside), _insist, over)
             over.set()
         # Those under way are waited for: the slowest must not be the ones that do not count.
         await asyncio.gather(*clients)
@@ -81,13 +81,10 @@ async def measure(
         await asyncio.gather(*clients, return_exceptions=True)
 
 
-async def _converse_all(
-    server: Server, conversations: Iterator[Conversation], keep: Keep, over: asyncio.Event | None = None
-) -> None:
+async def _converse_all(server: Server, conversations: Iterator[Conversation], keep: Keep, over: asyncio.Event) -> None:
     """Until there are no more, or no more are to be begun."""
     for conversation in conversations:
-        await asyncio.sleep(conversation.pause_seconds)
-        if over is not None and over.is_set():
+        if await _is_over_within(conversation.pause_seconds, over):
             return
         await _converse(server, conversation, keep)
 
@@ -101,10 +98,18 @@ async def _arrive(
         for conversation, gap in zip(conversations, gaps, strict=False):
             # By the clock: what this loop itself takes must not make them fewer.
             due += gap
-            await asyncio.sleep(due - time.perf_counter())
-            if over.is_set():
+            if await _is_over_within(due - time.perf_counter(), over):
                 return
             clients.create_task(_converse(server, conversation, keep))
+
+
+async def _is_over_within(seconds: float, over: asyncio.Event) -> bool:
+    """So long a pause, unless it is over before."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await over.wait()
+    except TimeoutError:
+        return False
 
 
 def draw_gaps(new_per_second: float, seed: int) -> Iterator[float]:
