@@ -76,7 +76,7 @@ class WorkloadRun:
         settings = self._settings
         drawn = await asyncio.wrap_future(_draw_beside(workload, options))
         # A bar on a terminal, nothing elsewhere.
-        with tqdm(desc=workload, total=options.num_requests, disable=None, leave=False, unit="request") as bar:
+        with tqdm(desc=workload, total=drawn.num_timed, disable=None, leave=False, unit="request") as bar:
 
             def keep(_: Answer) -> None:
                 bar.update()

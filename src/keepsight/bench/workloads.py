@@ -37,6 +37,11 @@ class Workload:
     beside: Sequence[Conversation] = ()
     restarts_before_timed: bool = False
 
+    @property
+    def num_timed(self) -> int | None:
+        """Requests; None: as many as there is time for."""
+        return sum(len(each.turns) for each in self.timed) if isinstance(self.timed, Sequence) else None
+
 
 @dataclass(frozen=True, slots=True)
 class WorkloadOptions:
