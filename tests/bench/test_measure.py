@@ -136,6 +136,20 @@ def test_what_is_no_address_is_refused(url: str) -> None:
         Address.parse(url)
 
 
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://me:secret@a/v1", "has credentials, which"),
+        ("http://a/v1?key=secret", "has a query, which"),
+        ("http://a/v1#secret", "has a fragment, which"),
+    ],
+)
+def test_what_an_address_would_not_pass_on_is_refused_by_name_and_not_shown(url: str, said: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"--base-url: {said}") as caught:
+        Address.parse(url)
+    assert "secret" not in str(caught.value)
+
+
 def test_an_address_says_its_host_as_http_wants_it() -> None:
     assert Address.parse("http://[::1]:8000/v1/").named == "[::1]:8000"
     assert Address.parse("https://a.example/v1").named == "a.example:443"
