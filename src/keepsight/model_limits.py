@@ -40,15 +40,18 @@ class ModelLimits:
         return cls(max_model_len or longest, vocab_size, text.integer("hidden_size", DEFAULT_HIDDEN_SIZE))
 
 
-def load_image_config(directory: Path, backend: str, overrides: dict[str, object]) -> ImageProcessorConfig:
-    """Of a model with a vision tower.  Two files say how large its pictures are, and they must agree."""
+def load_image_config(directory: Path, backend: str, overrides: dict[str, object]) -> ImageProcessorConfig | None:
+    """None for a model that reads text only.  Two files say how large pictures are, and they must agree."""
+    fields = JsonFields.read(directory / "config.json")
+    if "vision_config" not in fields:
+        return None
     with options_named():
         config = ImageProcessorConfig.from_checkpoint(directory, backend=backend, **overrides)
     if config is None:
         raise CheckpointConfigError(
             directory / "preprocessor_config.json", "is missing, though config.json has a vision tower"
         )
-    vision = JsonFields.read(directory / "config.json").section("vision_config")
+    vision = fields.section("vision_config")
     if "image_size" in vision:
         side = vision.integer("image_size")
         if (config.width, config.height) != (side, side):

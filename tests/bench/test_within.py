@@ -1,6 +1,9 @@
+from pathlib import Path
+
 import pytest
 
 from keepsight.cli.main import main
+from tests.random_checkpoint import make_text_only_checkpoint
 
 
 def test_a_batch_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,3 +29,19 @@ def test_mistakes_are_told_before_anything_is_loaded(command: str, capsys: pytes
     flag = {"offline": "--requests", "parts": "--runs"}[command]
     assert main(["bench", command, flag, "0"]) == 2
     assert f"{flag}: must be at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["offline", "parts"])
+def test_a_folder_that_is_no_checkpoint_is_called_so(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", command, "--model", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.endswith("config.json: is missing, so its folder is no checkpoint\n")
+
+
+def test_a_model_that_reads_text_only_has_no_picture_s_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_text_only_checkpoint(tmp_path)
+    assert main(["bench", "parts", "--model", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"keepsight bench: {tmp_path}: reads text only, so there is no picture's way to measure\n"
+    )

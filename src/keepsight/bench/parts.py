@@ -10,7 +10,9 @@ import torch
 
 from keepsight.bench.draw import photograph
 from keepsight.bench.model_work import ModelWork, median_seconds
+from keepsight.checkpoint_folder import check_is_folder
 from keepsight.config import Config
+from keepsight.errors import CheckpointError
 from keepsight.frontend.identity.hash_media import MediaHasher, hash_content
 from keepsight.frontend.intake.read_header import read_geometry
 from keepsight.frontend.pixels.decode_picture import decode_picture
@@ -45,7 +47,10 @@ class PartCost:
 
 @torch.inference_mode()
 def measure_parts(config: Config, picture_size: tuple[int, int], runs: int) -> list[PartCost]:
+    check_is_folder(config.directory)
     image_config = load_image_config(config.directory, config.image_backend, {})
+    if image_config is None:
+        raise CheckpointError(config.directory, "reads text only, so there is no picture's way to measure")
     jpeg = photograph(0, *picture_size)
     parts = [*_frontend_parts(jpeg, image_config), *_model_parts(config, jpeg, image_config)]
     return [_measure(part, runs) for part in parts]

@@ -19,7 +19,6 @@ from keepsight.engine.resolve_config import ModelSize, resolve_config
 from keepsight.engine_config import EngineConfig
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.json_fields import read_json_object
 from keepsight.media import TOKENS_PER_STRIP
 from keepsight.model_limits import ModelLimits, load_image_config
 from keepsight.models.layers import name_of
@@ -116,9 +115,7 @@ def load_engine_alone(config: Config, part: MachinePart = WHOLE_MACHINE) -> Load
     directory = config.directory
     check_is_folder(directory)
     limits = ModelLimits.from_checkpoint(directory, config.max_model_len)
-    image_config = None
-    if read_json_object(directory / "config.json").get("vision_config") is not None:
-        image_config = load_image_config(directory, config.image_backend, config.mm_processor_kwargs)
+    image_config = load_image_config(directory, config.image_backend, config.mm_processor_kwargs)
     end_ids = read_end_ids(directory)
     if end_ids is None:
         end_ids = Tokenizer.from_checkpoint(directory).eos_token_ids

@@ -107,9 +107,7 @@ class RequestPreparer:
         check_is_folder(directory)
         tokenizer = Tokenizer.from_checkpoint(directory)
         image_format = ImagePromptFormat.from_checkpoint(directory, tokenizer)
-        image_config = None
-        if image_format is not None:
-            image_config = load_image_config(directory, config.image_backend, config.mm_processor_kwargs)
+        image_config = load_image_config(directory, config.image_backend, config.mm_processor_kwargs)
         reads_pictures = image_format is not None
         template = ChatTemplate.from_checkpoint(directory, tokenizer.special_tokens, reads_pictures=reads_pictures)
         limits = ModelLimits.from_checkpoint(directory, config.max_model_len)
