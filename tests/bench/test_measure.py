@@ -107,7 +107,7 @@ def test_an_answer_that_breaks_off_is_an_error(script: Script, pieces: list[byte
     ("headers", "piece"),
     [
         ({"Transfer-Encoding": "chunked"}, b"%x\r\n%b\r\n" % (len(event("Hi")), event("Hi"))),
-        ({"Transfer-Encoding": "chunked"}, b"fff\r\n" + event("Hi")),
+        ({"Transfer-Encoding": "Chunked"}, b"fff\r\n" + event("Hi")),
         ({"Content-Length": "1000"}, event("Hi")),
         ({}, event("Hi")),
     ],

@@ -23,7 +23,7 @@ class Response:
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """EOFError: the connection ended before them."""
-        if "chunked" in self.headers.get("transfer-encoding", ""):
+        if "chunked" in self.headers.get("transfer-encoding", "").lower():
             while size := await self._read_chunk_size():
                 yield (await self._reader.readexactly(size + 2))[:-2]
         elif length := self.headers.get("content-length"):
