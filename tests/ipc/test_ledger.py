@@ -1,12 +1,13 @@
-"""A number that all who share a folder change in turn, and that is made true again after whoever was killed."""
+"""Numbers that all who share a folder change in turn, and that are made true again after whoever was killed."""
 
 import errno
 import os
+import struct
 from pathlib import Path
 
 import pytest
 
-from keepsight.ipc.ledger import Ledger
+from keepsight.ipc.ledger import Held, Ledger
 
 
 def opened(folder: Path) -> Ledger:
@@ -16,17 +17,21 @@ def opened(folder: Path) -> Ledger:
 
 
 def count(ledger: Ledger, num_bytes: int) -> None:
-    ledger.num_bytes = num_bytes
+    ledger.held = Held(num_bytes, 1)
 
 
 def test_a_new_one_is_counted_first_and_all_see_what_one_changed(tmp_path: Path) -> None:
     one, other = opened(tmp_path), opened(tmp_path)
     with one.changing(lambda: count(one, 7)):
-        one.num_bytes += 3
-    assert one.known_bytes == other.num_bytes == 10
+        one.add_file(3)
+    assert one.known == other.held == Held(num_bytes=10, num_files=2)
     with other.changing(pytest.fail):
-        other.num_bytes -= 11
-    assert one.num_bytes == 0
+        other.remove_file(4)
+    assert one.held == Held(num_bytes=6, num_files=1)
+    with other.changing(pytest.fail):
+        other.remove_file(7)
+        other.remove_file(7)
+    assert one.held == Held(0, 0), "whatever is removed"
 
 
 def test_as_long_as_counting_fails_it_is_tried_again(tmp_path: Path) -> None:
@@ -35,7 +40,7 @@ def test_as_long_as_counting_fails_it_is_tried_again(tmp_path: Path) -> None:
         with pytest.raises(ZeroDivisionError), ledger.changing(lambda: 1 // 0):
             pytest.fail("nothing may be changed")
     with ledger.changing(lambda: count(ledger, 5)):
-        assert ledger.num_bytes == 5
+        assert ledger.held.num_bytes == 5
 
 
 def test_a_change_that_fails_keeps_what_it_had_noted(tmp_path: Path) -> None:
@@ -43,13 +48,13 @@ def test_a_change_that_fails_keeps_what_it_had_noted(tmp_path: Path) -> None:
 
     def change_and_fail() -> None:
         with ledger.changing(lambda: count(ledger, 5)):
-            ledger.num_bytes += 1
+            ledger.add_file(1)
             raise KeyError
 
     with pytest.raises(KeyError):
         change_and_fail()
     with ledger.changing(pytest.fail):
-        assert ledger.num_bytes == 6
+        assert ledger.held.num_bytes == 6
 
 
 def test_one_that_somebody_emptied_is_counted_anew(tmp_path: Path) -> None:
@@ -58,7 +63,14 @@ def test_one_that_somebody_emptied_is_counted_anew(tmp_path: Path) -> None:
         pass
     (tmp_path / "ledger").write_bytes(b"")
     with ledger.changing(lambda: count(ledger, 7)):
-        assert ledger.num_bytes == 7
+        assert ledger.held.num_bytes == 7
+
+
+def test_one_of_the_version_that_knew_only_bytes_is_counted_anew(tmp_path: Path) -> None:
+    (tmp_path / "ledger").write_bytes(struct.pack("<QB", 5, True))
+    ledger = opened(tmp_path)
+    with ledger.changing(lambda: count(ledger, 7)):
+        assert ledger.held == Held(7, 1)
 
 
 def test_one_that_the_disk_has_no_room_for_is_opened_once_it_has(
@@ -76,7 +88,7 @@ def test_one_that_the_disk_has_no_room_for_is_opened_once_it_has(
         assert not ledger.is_open
     ledger.open()
     with ledger.changing(lambda: count(ledger, 5)):
-        assert ledger.num_bytes == 5
+        assert ledger.held.num_bytes == 5
 
 
 def test_one_that_is_closed_is_an_error_until_it_is_opened(tmp_path: Path) -> None:
@@ -86,4 +98,4 @@ def test_one_that_is_closed_is_an_error_until_it_is_opened(tmp_path: Path) -> No
         pytest.fail("nothing may be changed")
     ledger.open()
     with ledger.changing(lambda: count(ledger, 5)):
-        assert ledger.num_bytes == 5
+        assert ledger.held.num_bytes == 5

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from keepsight.ipc import ledger
+from keepsight.ipc.ledger import Held
 from keepsight.ipc.record_lock import opened, try_lock
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.shared_store import SharedStore
@@ -510,7 +511,8 @@ class StoresAgainstAList(RuleBasedStateMachine):
     @rule(who=WHO, is_counted=st.booleans())
     def one_dies_in_the_middle(self, who: int, is_counted: bool) -> None:
         """And had written a wrong number, or not yet the right one."""
-        self.stores[who]._ledger.num_bytes += PAGE * is_counted
+        ledger = self.stores[who]._ledger
+        ledger.held = Held(ledger.held.num_bytes + PAGE * is_counted, 0)
         self.stores[who].close()
         self.stores[who] = self.open()
 

@@ -102,6 +102,17 @@ def test_a_server_whose_entries_another_has_replaced_meanwhile_takes_new_ones(ti
     other.close()
 
 
+def test_each_tells_what_all_hold_as_of_its_own_last_change(tier: DiskTier) -> None:
+    other = reopened(tier)
+    put(tier, *range(3))
+    put(other, 3)
+    assert (other.stats().num_entries, other.stats().num_bytes) == (4, 4 * PAGE)
+    other.clear()
+    put(tier, 4)
+    assert (tier.stats().num_entries, tier.stats().num_bytes) == (1, PAGE)
+    other.close()
+
+
 def test_many_threads_of_two_servers_at_once(tier: DiskTier) -> None:
     tiers = (tier, reopened(tier))
     faults: list[BaseException] = []

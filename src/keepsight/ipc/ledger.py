@@ -1,4 +1,4 @@
-"""How many bytes a folder's files have, for all processes that share it: a number in a file, changed under its lock.
+"""How many files a folder has and their bytes, for all processes that share it: in a file, changed under its lock.
 
 Knows none of these files.  Invariant: the lock dies with its holder, and who comes after one that was killed while it
 changed something counts anew before anything else.
@@ -11,24 +11,32 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from keepsight.ipc.record_lock import try_lock
 
-# Bytes of all files, and whether that is settled: not while somebody changes it, nor in a file of zeros.
-_CONTENT = struct.Struct("<QB")
+# Bytes of all files, whether that is settled, and how many files they are.
+_CONTENT = struct.Struct("<QBQ")
+# Not while somebody changes it, nor in a file of zeros, nor where 1 tells of a version that knew only the bytes.
+_SETTLED = 2
 # It is locked for milliseconds: whoever holds it longer was stopped.
 _PATIENCE_SECONDS = 2.0
 
 
+class Held(NamedTuple):
+    num_bytes: int
+    num_files: int
+
+
 class Ledger:
-    """`num_bytes` is true while it is being changed, `known_bytes` was when this process had changed it last."""
+    """`held` is true while it is being changed, `known` was when this process had changed it last."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         # Over the descriptor: threads of one process would share its lock.
         self._lock = threading.Lock()
         self._descriptor = -1
-        self.known_bytes = 0
+        self.known = Held(0, 0)
 
     @property
     def is_open(self) -> bool:
@@ -57,39 +65,45 @@ class Ledger:
 
     @contextmanager
     def changing(self, count_anew: Callable[[], object]) -> Iterator[None]:
-        """`count_anew` sets `num_bytes`, if a dead one left something undone.  Raises OSError if it cannot be had."""
+        """`count_anew` sets `held`, if a dead one left something undone.  Raises OSError if it cannot be had."""
         with self._lock:
             if self._descriptor < 0:
                 raise OSError(errno.EBADF, f"{self._path} is closed")
             with try_lock(self._descriptor, 0, patience=_PATIENCE_SECONDS) as is_held:
                 if not is_held:
                     raise TimeoutError(errno.ETIMEDOUT, f"another process holds {self._path}")
-                num_bytes, was_settled = self._read()
-                self._write(num_bytes, is_settled=False)
+                held, was_settled = self._read()
+                self._write(held, is_settled=False)
                 if not was_settled:
                     count_anew()
                 try:
                     yield
                 finally:
-                    self.known_bytes = self.num_bytes
-                    self._write(self.known_bytes, is_settled=True)
+                    self.known = self.held
+                    self._write(self.known, is_settled=True)
 
     @property
-    def num_bytes(self) -> int:
+    def held(self) -> Held:
         return self._read()[0]
 
-    @num_bytes.setter
-    def num_bytes(self, num_bytes: int) -> None:
-        self._write(max(0, num_bytes), is_settled=False)
+    @held.setter
+    def held(self, held: Held) -> None:
+        self._write(held, is_settled=False)
 
-    def _read(self) -> tuple[int, bool]:
+    def add_file(self, num_bytes: int) -> None:
+        self.held = Held(self.held.num_bytes + num_bytes, self.held.num_files + 1)
+
+    def remove_file(self, num_bytes: int) -> None:
+        self.held = Held(max(0, self.held.num_bytes - num_bytes), max(0, self.held.num_files - 1))
+
+    def _read(self) -> tuple[Held, bool]:
         content = os.pread(self._descriptor, _CONTENT.size, 0)
         # Somebody may have emptied it.
-        num_bytes, is_settled = _CONTENT.unpack(content.ljust(_CONTENT.size, b"\0"))
-        return num_bytes, bool(is_settled)
+        num_bytes, mark, num_files = _CONTENT.unpack(content.ljust(_CONTENT.size, b"\0"))
+        return Held(num_bytes, num_files), mark == _SETTLED
 
-    def _write(self, num_bytes: int, *, is_settled: bool) -> None:
-        os.pwrite(self._descriptor, _CONTENT.pack(num_bytes, is_settled), 0)
+    def _write(self, held: Held, *, is_settled: bool) -> None:
+        os.pwrite(self._descriptor, _CONTENT.pack(held.num_bytes, _SETTLED * is_settled, held.num_files), 0)
 
     def _close(self) -> None:
         if self._descriptor >= 0:

@@ -1,9 +1,9 @@
 """Pixels that all processes of one server share: a file for each in shared memory, the least recently used going first.
 
 Knows neither who makes them nor who asks.  A file has its name only once it is whole, is never changed, and is read
-where it lies: whoever looks at it keeps it, though it was evicted.  The ledger tells the number of bytes of all files;
-whoever adds or removes one does so under its lock.  Invariant: these bytes, as the file system counts them, never
-exceed `max_bytes`.
+where it lies: whoever looks at it keeps it, though it was evicted.  The ledger tells how many files there are and their
+bytes; whoever adds or removes one does so under its lock.  Invariant: these bytes, as the file system counts them,
+never exceed `max_bytes`.
 """
 
 import logging
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from keepsight.ipc.ledger import Ledger
+from keepsight.ipc.ledger import Held, Ledger
 from keepsight.ipc.marked_files import MarkedFiles
 from keepsight.ipc.pinned_files import PinnedFiles
 from keepsight.ipc.record_lock import opened, try_lock
@@ -108,12 +108,12 @@ class SharedStore:
 
     @property
     def num_bytes(self) -> int:
-        return self._ledger.num_bytes
+        return self._ledger.held.num_bytes
 
     def size(self) -> CacheSize:
         """Evictions are those of this process."""
-        files = self._count()
-        return CacheSize(sum(file.num_bytes for file in files), self._max_bytes, len(files), self.num_evictions)
+        held = _add_up(self._count())
+        return CacheSize(held.num_bytes, self._max_bytes, held.num_files, self.num_evictions)
 
     # Coming and going -----------------------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class SharedStore:
                 return
             for file in self._count():
                 self._remove(file.path)
-            self._ledger.num_bytes = 0
+            self._ledger.held = Held(0, 0)
 
     @contextmanager
     def making(self, media_hashes: Collection[str]) -> Iterator[None]:
@@ -205,8 +205,8 @@ class SharedStore:
     def check_invariants(self) -> None:
         with self._changing() as is_held:
             assert is_held
-            num_bytes = self.num_bytes
-            assert sum(file.num_bytes for file in self._count()) == num_bytes <= self._max_bytes
+            assert _add_up(self._count()) == self._ledger.held
+            assert self.num_bytes <= self._max_bytes
 
     # Under the ledger's lock ----------------------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ class SharedStore:
                 yield True
 
     def _count_anew(self) -> None:
-        self._ledger.num_bytes = sum(file.num_bytes for file in self._count())
+        self._ledger.held = _add_up(self._count())
 
     def _add(self, media_hash: str, pixels: Pixels, num_bytes: int) -> bool:
         while self.num_bytes + num_bytes > self._max_bytes:
@@ -235,7 +235,7 @@ class SharedStore:
             give_name(descriptor, self._directory / media_hash)
             # Who marked it while the one before was going.
             self._first.remove(media_hash)
-            self._ledger.num_bytes += os.fstat(descriptor).st_blocks * 512
+            self._ledger.add_file(os.fstat(descriptor).st_blocks * 512)
         except FileExistsError:
             self.touch(media_hash)
         finally:
@@ -252,7 +252,7 @@ class SharedStore:
             files, pinned = self._count(), self._count_pinned()
             unpinned = (file for file in files if file.path.name not in pinned)
             self._oldest = deque(sorted(unpinned, key=lambda file: file.last_use))
-            self._ledger.num_bytes = sum(file.num_bytes for file in files)
+            self._ledger.held = _add_up(files)
             if not self._oldest:
                 return False
         file = self._oldest.popleft()
@@ -286,7 +286,7 @@ class SharedStore:
         with suppress(FileNotFoundError):
             num_bytes = path.stat().st_blocks * 512
             path.unlink()
-            self._ledger.num_bytes -= num_bytes
+            self._ledger.remove_file(num_bytes)
         self._pins.remove(path.name)
         self._first.remove(path.name)
 
@@ -304,6 +304,10 @@ class SharedStore:
         if message not in self._warned:
             self._warned.add(message)
             logger.warning(f"{message}: such items are served, but not kept", *arguments)
+
+
+def _add_up(files: Collection[_File]) -> Held:
+    return Held(sum(file.num_bytes for file in files), len(files))
 
 
 def _stamp(target: Path | int) -> None:

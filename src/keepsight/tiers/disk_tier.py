@@ -1,9 +1,10 @@
 """Embeddings in files, one for each, named by their keys: they survive restarts, and several servers may share them.
 
 A file is written aside and gets its name when it is whole; it is never changed.  It is not synced: what a power
-failure tears fails its checksum, is a miss, and is removed.  The ledger tells the bytes of all files, those being
-written too; whoever adds or removes one does so under its lock.  Invariant: these bytes never exceed `max_bytes`,
-whoever is killed wherever, and nobody but their owner can read them; what is pinned is never what goes for others.
+failure tears fails its checksum, is a miss, and is removed.  The ledger tells how many files there are and their
+bytes, those being written too; whoever adds or removes one does so under its lock.  Invariant: these bytes never exceed
+`max_bytes`, whoever is killed wherever, and nobody but their owner can read them; what is pinned is never what goes for
+others.
 """
 
 import errno
@@ -19,7 +20,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from keepsight.errors import TierError
-from keepsight.ipc.ledger import Ledger
+from keepsight.ipc.ledger import Held, Ledger
 from keepsight.ipc.record_lock import opened
 from keepsight.tiers.entry_format import HEADER_BYTES, DamagedEntryError, pack_header, read_entry, read_seconds
 from keepsight.tiers.entry_key import is_entry_key
@@ -187,8 +188,8 @@ class DiskTier:
             self._count()
 
     def stats(self) -> TierStats:
-        counts = (self._num_evictions, self._num_damaged)
-        return TierStats(self._ledger.known_bytes, self._max_bytes, len(self._known), *counts)
+        num_bytes, num_files = self._ledger.known
+        return TierStats(num_bytes, self._max_bytes, num_files, self._num_evictions, self._num_damaged)
 
     def close(self) -> None:
         self._ledger.close()
@@ -196,10 +197,10 @@ class DiskTier:
     def check_invariants(self) -> None:
         self.open()
         with self._changing():
-            num_bytes = self._ledger.num_bytes
-            assert num_bytes <= self._max_bytes, (num_bytes, self._max_bytes)
-            files = [*self._files(self._entries), *self._files(self._aside)]
-            assert sum(_occupied(path.stat().st_size) for path in files) == num_bytes
+            held = self._ledger.held
+            assert held.num_bytes <= self._max_bytes, (held, self._max_bytes)
+            sizes = [path.stat().st_size for path in (*self._files(self._entries), *self._files(self._aside))]
+            assert Held(sum(map(_occupied, sizes)), len(sizes)) == held
         self._known.check_invariants()
 
     # The folder -----------------------------------------------------------------------------------------------
@@ -249,7 +250,7 @@ class DiskTier:
 
     def _knows_all(self) -> bool:
         """As far as the sum tells."""
-        return self._ledger.num_bytes == self._known.num_bytes
+        return self._ledger.held == Held(self._known.num_bytes, len(self._known))
 
     def _evict(self, goal: int) -> None:
         """As far as pins let it, until so many bytes are free."""
@@ -259,7 +260,7 @@ class DiskTier:
             self._num_evictions += 1
 
     def _has_room(self, num_bytes: int) -> bool:
-        return self._ledger.num_bytes + num_bytes <= self._max_bytes
+        return self._ledger.held.num_bytes + num_bytes <= self._max_bytes
 
     def _blame_pins(self, num_bytes: int) -> None:
         """Raises TierError if it is not they that take it."""
@@ -280,7 +281,7 @@ class DiskTier:
             os.close(descriptor)
             path.unlink()
             raise
-        self._ledger.num_bytes += _occupied(num_bytes)
+        self._ledger.add_file(_occupied(num_bytes))
         return path, descriptor
 
     def _give_name(self, key: str, aside: Path, array: StoredArray) -> None:
@@ -307,7 +308,7 @@ class DiskTier:
         with suppress(FileNotFoundError, IsADirectoryError):
             num_bytes = path.lstat().st_size
             path.unlink()
-            self._ledger.num_bytes -= _occupied(num_bytes)
+            self._ledger.remove_file(_occupied(num_bytes))
 
     def _count(self) -> None:
         """All anew: what others added, used and removed, and what was being written by those who were killed."""
@@ -319,11 +320,11 @@ class DiskTier:
                 about = path.lstat()
                 found.append((about.st_mtime_ns, path.name, _occupied(about.st_size)))
         self._learn_all(sorted(found))
-        being_written = 0
+        sizes = [num_bytes for _, _, num_bytes in found]
         for path in self._files(self._aside):
             with suppress(FileNotFoundError):
-                being_written += _occupied(path.lstat().st_size)
-        self._ledger.num_bytes = being_written + sum(num_bytes for _, _, num_bytes in found)
+                sizes.append(_occupied(path.lstat().st_size))
+        self._ledger.held = Held(sum(sizes), len(sizes))
 
     def _learn_all(self, found: list[tuple[int, str, int]]) -> None:
         for key in self._known.sizes.keys() - {key for _, key, _ in found}:
