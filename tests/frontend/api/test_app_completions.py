@@ -7,14 +7,16 @@ import threading
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+from starlette.requests import ClientDisconnect
 
 from keepsight.api_settings import ApiSettings
+from keepsight.errors import RequestFailedError
 from keepsight.frontend.api import app as app_module
 from keepsight.frontend.api import prepare_answer
 from keepsight.frontend.api.app import create_app
@@ -27,6 +29,7 @@ from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.observe.account_ring import AccountRing, read_accounts
 from keepsight.observe.catalogue import BOUNDS
 from keepsight.observe.request_observer import ENDS, FIRST_TOKEN, PROMPT_TOKENS, WHOLE, RequestObserver
+from keepsight.observe.server_view import ServerView
 from keepsight.requests import EngineRequest, ToEngine, TokenLogprob, TokenOutput
 from tests.drawn import ask, by_url, draw
 from tests.frontend.api.app_client import MODEL, Client, FakeEngine, complete, error_of, events_of
@@ -436,6 +439,21 @@ def test_the_log_has_a_line_for_each_request_that_cannot_be_forged(
     client.settings = ApiSettings(log_requests=False)
     client.chat()
     assert len(caplog.records) == len(lines)
+
+
+@pytest.mark.parametrize("error", [RuntimeError(), RequestFailedError("no"), ClientDisconnect()])
+def test_nothing_in_a_path_reaches_the_log_as_it_is_when_its_request_fails(
+    client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail() -> NoReturn:
+        raise error
+
+    app = create_app(client.preparer, client.engine, MODEL, view=ServerView(read_accounts=fail))
+    monkeypatch.setattr(client, "make_app", lambda: app)
+    with caplog.at_level(logging.INFO, "keepsight.frontend.api.app"):
+        client.send("GET", "/debug/requests/%1b[2J%c2%85%e2%80%a8")
+    [line] = [record.getMessage() for record in caplog.records if record.name == "keepsight.frontend.api.app"]
+    assert line.startswith("GET /debug/requests/%1B%5B2J%C2%85%E2%80%A8")
 
 
 def test_a_prompt_of_very_many_tokens_keeps_no_other_request_waiting(

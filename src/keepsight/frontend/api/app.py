@@ -31,7 +31,7 @@ from keepsight.frontend.api.media_api import MediaApi, PixelPin
 from keepsight.frontend.api.metrics_api import MetricsApi
 from keepsight.frontend.api.openapi import describe_api
 from keepsight.frontend.api.prepare_answer import AnswerPreparer
-from keepsight.frontend.api.request_log import CLIENT_CLOSED_REQUEST, RequestLog
+from keepsight.frontend.api.request_log import CLIENT_CLOSED_REQUEST, RequestLog, tell_asked
 from keepsight.frontend.api.request_log import HEADER as REQUEST_ID_HEADER
 from keepsight.frontend.api.serve_page import page_routes
 from keepsight.frontend.api.tokenize_request import parse_detokenize_request, parse_tokenize_request
@@ -331,7 +331,7 @@ def _middleware(settings: ApiSettings) -> list[Middleware]:
 
 
 async def _note_client_left(http: Request, _error: Exception) -> Response:
-    logger.info("%s %s: the client left", http.method, http.url.path)
+    logger.info("%s: the client left", tell_asked(http.scope))
     return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
@@ -342,7 +342,7 @@ async def _refuse(_http: Request, error: Exception) -> Response:
 
 async def _answer_failed_request(http: Request, error: Exception) -> Response:
     assert isinstance(error, RequestFailedError)
-    logger.log(logging.INFO if error.is_refusal else logging.ERROR, "%s %s: %s", http.method, http.url.path, error)
+    logger.log(logging.INFO if error.is_refusal else logging.ERROR, "%s: %s", tell_asked(http.scope), error)
     return error_response(error)
 
 
@@ -359,5 +359,5 @@ async def _refuse_http(http: Request, error: Exception) -> Response:
 
 
 async def _fail(http: Request, _error: Exception) -> Response:
-    logger.error("%s %s failed", http.method, http.url.path)  # uvicorn logs the traceback
+    logger.error("%s failed", tell_asked(http.scope))  # uvicorn logs the traceback
     return json_response(SERVER_FAILED, 500)

@@ -29,6 +29,11 @@ _request_id: ContextVar[str] = ContextVar("request_id", default="")
 UNTOLD_PATHS = frozenset({"/health", "/ready", "/metrics", "/debug/state"})
 
 
+def tell_asked(scope: Scope) -> str:
+    """For the log: a path may hold line breaks and what terminals obey, and must not look like lines of the log."""
+    return f"{scope['method']} {quote(scope['path'])}"
+
+
 class RequestLog:
     """ASGI middleware, the outermost."""
 
@@ -71,8 +76,7 @@ class _Record:
     def __init__(self, scope: Scope) -> None:
         asked = next((value for name, value in scope["headers"] if name == _RAW_HEADER), b"").decode("latin-1")
         self.request_id = asked if _SANE_ID.fullmatch(asked) else os.urandom(16).hex()
-        # What is asked may hold line breaks, and must not look like lines of the log.
-        self._asked = f"{scope['method']} {quote(scope['path'])}"
+        self._asked = tell_asked(scope)
         self._state: dict[str, Any] = scope.setdefault("state", {})
         self._begin = time.monotonic()
         self._state |= {"request_id": self.request_id, "began": self._begin}
