@@ -261,6 +261,16 @@ def test_a_picture_is_pinned_and_a_cache_cleared_by_the_keyboard_alone(shown: Pa
     assert shown.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 
+def test_a_pin_that_another_set_or_that_has_ended_is_seen_soon_though_no_number_changes(
+    shown: Page, server: Server
+) -> None:
+    second = shown.get_by_role("button", name=f"Pin picture {name_of(2)[:8]}")
+    expect(second).to_have_attribute("aria-pressed", "true")
+    server.pins = set()
+    shown.evaluate("Date.now = ((now) => () => now() + 10_000)(Date.now)")
+    expect(second).to_have_attribute("aria-pressed", "false")
+
+
 def test_a_picture_that_could_not_be_had_is_looked_for_again(shown: Page, server: Server) -> None:
     shown.route(f"**/debug/pictures/{name_of(3)}", lambda route: route.fulfill(status=404, json={}), times=1)
     seen = shown.get_by_role("img", name=f"Picture {name_of(3)[:8]}")

@@ -10,8 +10,10 @@ const PERIOD_MS = 1000;
 // Whoever says nothing for so long is as good as gone: what is shown would be taken for what is.
 const PATIENCE_MS = 10_000;
 const NUM_REQUESTS = 20;
+// Pins come and go while no number changes.
+const LISTED_MS = 10_000;
 let timer = null;
-let seenPictures = null; // how the processor cache was when its pictures were listed; false: they are not shown
+let seenPictures = null; // how the processor cache was when its pictures were listed, and when; false: they are not shown
 
 // ---- the server
 
@@ -42,20 +44,21 @@ async function refresh() {
   at("no-requests").hidden = state.requests.length > 0;
   at("legend").hidden = !state.requests.length;
   drawRequests(at("requests"), state.requests);
-  await refreshPictures(JSON.stringify(state.caches.filter((each) => each.cache === "processor")));
+  const processor = state.caches.filter((each) => each.cache === "processor");
+  await refreshPictures(JSON.stringify([processor, Math.floor(Date.now() / LISTED_MS)]));
 }
 
 function tellWork({ fetched, decoded, preprocessed, encoded }) {
   return `Work done on pictures so far: ${fetched} fetched, ${decoded} decoded, ${preprocessed} resized, ${encoded} encoded.`;
 }
 
-// Only when something has changed: the server reads a folder for it.
-async function refreshPictures(processor) {
-  if (seenPictures === false || seenPictures === processor) return;
+// Not each time: the server reads a folder for it.
+async function refreshPictures(seen) {
+  if (seenPictures === false || seenPictures === seen) return;
   try {
     const { data } = await (await call("debug/pictures")).json();
     drawPictures(data, { look, pin });
-    seenPictures = processor;
+    seenPictures = seen;
   } catch (failure) {
     if (failure.status !== 404) throw failure;
     seenPictures = false; // without --dashboard-thumbnails there is no such thing
