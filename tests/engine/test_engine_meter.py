@@ -362,6 +362,14 @@ def test_what_is_held_when_an_answer_ends_is_counted_before_it_is_heard() -> Non
     assert engine.counted(BLOCKS, PREFIX.budget_bytes) == [64, 6400]
 
 
+def test_without_a_prefix_cache_none_is_asked_or_has_room() -> None:
+    engine = Engine(caches_prefixes=False)
+    for request_id in "ab":
+        engine.ask(request_id, 9)
+    assert engine.counted(PREFIX.queries, PREFIX.hits, PREFIX.entries, PREFIX.budget_bytes) == [0, 0, 0, 0]
+    assert engine.counted(BLOCKS) == [64]
+
+
 def test_an_answer_that_ends_as_another_request_comes_is_counted_before_it_is_heard() -> None:
     engine = Engine()
     engine.meter._clock = lambda: 1.0

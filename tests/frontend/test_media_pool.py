@@ -13,10 +13,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from keepsight.config import Config
 from keepsight.frontend.intake.read_embeds import Embeds
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixels.make_pixels import Made, MakePixels, PictureJob
-from keepsight.frontend.pixels.pixel_cache import LocalCache, PixelCache, StoreCache
+from keepsight.frontend.pixels.pixel_cache import LocalCache, PixelCache, StoreCache, open_pixel_cache
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.ipc import shared_store
@@ -710,6 +711,17 @@ def test_what_is_looked_for_found_and_driven_out_is_counted(studio: Studio) -> N
     slots = (PROCESSOR.queries, PROCESSOR.hits, PROCESSOR.evictions, DECODED, PREPROCESSED)
     assert [counters.numbers()[slot] for slot in slots] == [4, 1, 1, 3, 3]
     assert [counters.numbers()[slot] for slot in (PROCESSOR.entries, PROCESSOR.num_bytes)] == [2, 2 * BYTES]
+
+
+def test_where_nobody_keeps_pixels_none_are_looked_for(studio: Studio) -> None:
+    studio.door.set()
+    counters = Counters()
+    pool = MediaPool(1, open_pixel_cache("none", Config()), counters=counters)
+    try:
+        Asker(pool, studio, "r").ask("a").await_heard(1)
+    finally:
+        pool.close()
+    assert [counters.numbers()[slot] for slot in (PROCESSOR.queries, PROCESSOR.budget_bytes, DECODED)] == [0, 0, 1]
 
 
 @dataclass

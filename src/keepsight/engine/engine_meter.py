@@ -186,8 +186,8 @@ class EngineMeter:
         counters.follow(PREFIX.hits, kv.num_hit_tokens)
         counters.follow(RECALLED, kv.ends.num_found)
         counters.follow(PREFIX.evictions, kv.pool.num_evicted)
-        found = kv.pool.num_findable
-        counters.set_all(PREFIX.sizes(found * per_block, kv.pool.num_blocks * per_block, found))
+        found, findable = kv.pool.num_findable, kv.pool.num_blocks if kv.is_caching else 0
+        counters.set_all(PREFIX.sizes(found * per_block, findable * per_block, found))
         counters.add(PREFIX.saved_seconds, (kv.num_hit_tokens - self._num_hit_tokens) * self._prompt_token.seconds)
         self._num_hit_tokens = kv.num_hit_tokens
 

@@ -94,7 +94,8 @@ class MediaPool:
             self._cache.touch(item.media_hash)
         with self._lock:
             held = self._find_held(media_hashes, inline=inline)
-            self._counters.add(PROCESSOR.queries, len(set(media_hashes)))
+            if self._cache.is_any:
+                self._counters.add(PROCESSOR.queries, len(set(media_hashes)))
             checked = {each for each in held if self._is_checked() and prepared.find_unknown([each]) is None}
             missing = [each for each in media_hashes if each not in held or each in checked]
             self._note_hits(len(held) - len(checked))

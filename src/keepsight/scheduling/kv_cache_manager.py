@@ -47,7 +47,7 @@ class KvCacheManager:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self.block_size = config.block_size
-        self._is_caching = config.enable_prefix_caching
+        self.is_caching = config.enable_prefix_caching
         self.ends = PromptEnds(config.max_prompt_ends)
         # Read by whoever counts, changed here alone.
         self.pool = BlockPool(config.num_blocks, holdings)
@@ -98,8 +98,9 @@ class KvCacheManager:
 
     def count(self, hit: PrefixHit, num_tokens: int) -> None:
         """For the statistics: a sequence of `num_tokens` was admitted with this hit."""
-        self.num_queried_tokens += num_tokens
-        self.num_hit_tokens += hit.num_tokens
+        if self.is_caching:
+            self.num_queried_tokens += num_tokens
+            self.num_hit_tokens += hit.num_tokens
 
     def announce(self, sequence_id: SequenceId, hashes: Sequence[bytes], end: int) -> None:
         """A slice up to position `end` is under way: the blocks that it fills can soon be found."""
@@ -202,7 +203,7 @@ class KvCacheManager:
         fresh = self.pool.try_take(num_fresh)
         assert fresh is not None
         block_ids = [*hit.block_ids, *fresh]
-        self._tables[sequence_id] = _Table(self._is_caching, block_ids, num_published=len(hit.block_ids))
+        self._tables[sequence_id] = _Table(self.is_caching, block_ids, num_published=len(hit.block_ids))
         return tuple(block_ids)
 
     def _num_blocks(self, num_tokens: int) -> int:

@@ -156,6 +156,12 @@ def test_each_cache_tells_how_full_it_is_how_often_it_is_right_and_what_that_sav
     expect(cache(shown, "Prefix cache").locator(".hits")).to_have_text("75 %")
 
 
+def test_a_cache_that_is_switched_off_has_no_card(shown: Page, server: Server) -> None:
+    server.state["caches"][-1] = tier("prefix", "device", 0, 0, 0, 0)
+    expect(cache(shown, "Prefix cache")).to_have_count(0)
+    expect(cache(shown, "Encoder cache")).to_be_visible()
+
+
 def test_how_much_is_under_way_and_waits_is_told(shown: Page, server: Server) -> None:
     expect(shown.get_by_text("Now:")).to_have_text("Now: 3 answers under way, 0 waiting.")
     server.state |= {"running": 1, "waiting": 1200}

@@ -10,9 +10,10 @@ const CACHES = {
 const TIERS = { device: "Device", host: "Host memory", disk: "Disk", remote: "Redis" };
 
 export function drawCaches(parent, tiers, clear) {
-  const items = Object.entries(CACHES).map(([name, told]) => ({
+  const all = Object.entries(CACHES).map(([name, told]) => ({
     name, ...told, tiers: tiers.filter((tier) => tier.cache === name && isThere(tier)),
   }));
+  const items = all.filter((item) => item.tiers.length); // others are switched off
   keep(parent, items, (item) => item.name, (item) => createCache(item, clear), updateCache);
 }
 

@@ -33,10 +33,12 @@ _MARK_BYTES = 8
 
 
 class PixelCache:
-    """Shared by threads.  This one keeps nothing: of `none`, and of `lru`, where the engine does."""
+    """Shared by threads.  This one keeps nothing: of `lru`, where the engine does."""
 
     # Whether all processes of the server have this one, together.
     is_common: ClassVar[bool] = False
+    # Whether anybody keeps pixels: the engine may.
+    is_any: ClassVar[bool] = True
 
     def size(self) -> CacheSize | None:
         """None: nothing is kept here."""
@@ -102,9 +104,17 @@ class PixelCache:
         pass
 
 
+class NoPixelCache(PixelCache):
+    """Of `none`."""
+
+    is_any = False
+
+
 def open_pixel_cache(mode: PixelMode, config: Config, folder: Path | None = None) -> PixelCache:
     """`folder`: the run directory, without which nothing is shared."""
-    if mode in ("none", "lru"):
+    if mode == "none":
+        return NoPixelCache()
+    if mode == "lru":
         return PixelCache()
     if mode in ("shm", "shared"):
         assert folder is not None, mode
