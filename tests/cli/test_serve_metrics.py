@@ -1,5 +1,6 @@
 """A real `keepsight serve`: the second request about a picture does nothing again, and says so."""
 
+import socket
 from typing import Any
 
 import httpx
@@ -16,10 +17,19 @@ def url(server_port: int) -> str:
     return f"http://127.0.0.1:{server_port}"
 
 
-def work_done(url: str) -> dict[str, float]:
+def read_counted(url: str, name: str, **labels: str) -> float:
     families = text_string_to_metric_families(httpx.get(f"{url}/metrics").text)
-    samples = {sample.name: sample.value for family in families for sample in family.samples}
-    return {work: samples[f"keepsight_media_{work}_total"] for work in WORK}
+    [value] = (
+        sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == f"keepsight_{name}" and labels.items() <= sample.labels.items()
+    )
+    return value
+
+
+def work_done(url: str) -> dict[str, float]:
+    return {work: read_counted(url, f"media_{work}_total") for work in WORK}
 
 
 def account_of(url: str, messages: Any) -> dict[str, Any]:
@@ -28,6 +38,14 @@ def account_of(url: str, messages: Any) -> dict[str, Any]:
     [account] = response.json()["keepsight"]["accounts"]
     assert isinstance(account, dict)
     return account
+
+
+def test_what_is_not_even_a_request_is_counted_among_the_refused(server_port: int, url: str) -> None:
+    before = read_counted(url, "http_responses_total", status="4xx")
+    with socket.create_connection(("127.0.0.1", server_port)) as connection:
+        connection.sendall(b"hello\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 400")
+    assert read_counted(url, "http_responses_total", status="4xx") == before + 1
 
 
 def test_a_known_picture_is_neither_decoded_nor_encoded_again_until_the_caches_are_reset(url: str) -> None:

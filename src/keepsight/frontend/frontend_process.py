@@ -39,7 +39,7 @@ from keepsight.ipc.control import (
 )
 from keepsight.ipc.handshake import Welcome
 from keepsight.observe.account_ring import AccountRing
-from keepsight.observe.catalogue import FETCHED, RESTARTED
+from keepsight.observe.catalogue import FETCHED, RESPONSES, RESTARTED
 from keepsight.observe.counters import Counters
 from keepsight.observe.request_observer import RequestObserver
 from keepsight.observe.server_view import ServerView
@@ -89,7 +89,7 @@ class FrontendProcess:
         model_name, api, handles = self._start.model_name, self._start.api, self._open_handles()
         told = (self._view, self._counters)
         app = create_app(self._preparer, self._client, model_name, api, handles, self._cache, *told)
-        self._server = make_server(app, api)
+        self._server = make_server(app, api, partial(self._counters.add, RESPONSES[4]))
         if self._is_draining:  # asked to end before there was anything to end; never unasked, as it may be meanwhile
             self._server.should_exit = True
         if self._preparer.image_config is not None:

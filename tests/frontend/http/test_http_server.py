@@ -1,6 +1,7 @@
 """The server over real sockets, with an engine that says what it is told to."""
 
 import hashlib
+import itertools
 import json
 import logging
 import random
@@ -9,8 +10,9 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +45,8 @@ def serving(engine: FakeEngine, **settings: Any) -> Iterator[int]:
 
 
 @contextmanager
-def running(app: ASGIApp, api: ApiSettings) -> Iterator[int]:
-    server = make_server(app, api)
+def running(app: ASGIApp, api: ApiSettings, on_refused: Callable[[], object] = bool) -> Iterator[int]:
+    server = make_server(app, api, on_refused)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -293,12 +295,14 @@ def test_who_would_rather_speak_another_protocol_is_answered_in_this_one(size: i
         assert [hashlib.sha256(each).hexdigest().encode() in told for each in (body, b"last")] == [True, True]
 
 
-def test_what_is_no_request_is_refused_as_a_request_would_be(engine: FakeEngine) -> None:
+def test_what_is_no_request_is_refused_as_a_request_would_be_and_counted() -> None:
     for sent in (b"hello\r\n\r\n", b"CONNECT x:1 HTTP/1.1\r\n\r\n", VERSION[:-2] + b"Content-Length: -1\r\n\r\n"):
-        with serving(engine) as port, connected(port, sent) as connection:
+        refused = itertools.count()
+        with running(tell_body, ApiSettings(), partial(next, refused)) as port, connected(port, sent) as connection:
             head, _, body = read_to_end(connection).partition(b"\r\n\r\n")
         assert head.split()[1] == b"400"
         assert json.loads(body)["error"]["type"] == "invalid_request_error"
+        assert next(refused) == 1
 
 
 @pytest.mark.parametrize("behind", [b"", VERSION])

@@ -7,6 +7,7 @@ request then ends as that of any client that leaves.  (What a body may take is t
 import asyncio
 import logging
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -35,9 +36,11 @@ MAX_PIPELINED = 32
 IDLE_SECONDS = 75
 
 
-def make_server(app: ASGIApp, settings: ApiSettings) -> ServerInTurn:
+def make_server(app: ASGIApp, settings: ApiSettings, on_refused: Callable[[], object] = bool) -> ServerInTurn:
+    """`on_refused` hears of each 4xx that the app does not know of."""
     base = _PastHttptools if hasattr(AutoHTTPProtocol, "on_body") else _Impatient
-    protocol = type("Protocol", (base, AutoHTTPProtocol), {"patience_seconds": settings.slow_client_seconds})
+    terms = {"patience_seconds": settings.slow_client_seconds, "on_refused": staticmethod(on_refused)}
+    protocol = type("Protocol", (base, AutoHTTPProtocol), terms)
     config = uvicorn.Config(
         app,
         http=protocol,
@@ -80,6 +83,7 @@ class _Impatient(asyncio.Protocol):
     """Before one of uvicorn's protocols, h11's or httptools': sees what comes, and when nobody reads."""
 
     patience_seconds: ClassVar[float]
+    on_refused: Callable[[], object]
     # Whether it is seen what of all that comes is of a body.
     tells_bodies: ClassVar[bool] = False
     # Of uvicorn's protocol.
@@ -121,6 +125,7 @@ class _Impatient(asyncio.Protocol):
         """What is not even a request.  Once: what follows of it is nothing either."""
         if self.transport.is_closing():
             return
+        self.on_refused()
         detail = ErrorDetail(message=message, type="invalid_request_error")
         body = msgspec.json.encode(ErrorResponse(error=detail))
         headers = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d" % len(body)
