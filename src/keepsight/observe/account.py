@@ -100,6 +100,8 @@ class RequestAccount:
     asked_at: float | None = None
     num_cached_tokens: int = 0
     num_tokens: int = 0
+    # False: the one that is drawn to tell of the prompt is none of an answer.
+    wants_answer: bool = True
     first_token_at: float = 0.0
     last_token_at: float = 0.0
     ended: float = 0.0
@@ -183,7 +185,7 @@ class RequestAccount:
 
     def note_end(self, reason: str) -> None:
         self.end_reason, self.ended = reason, time.monotonic()
-        if self.num_tokens > 1:
+        if self.num_answer_tokens > 1:
             self.spans.append(Span("generate", self.first_token_at, self.last_token_at))
 
     def begin_again(self) -> None:
@@ -195,6 +197,10 @@ class RequestAccount:
 
     # Read -----------------------------------------------------------------------------------------------------
 
+    @property
+    def num_answer_tokens(self) -> int:
+        return self.num_tokens if self.wants_answer else 0
+
     def describe(self) -> AccountBody:
         spans, stages = sorted(self.spans, key=lambda span: span.began), self._stages_by_item()
         return AccountBody(
@@ -204,7 +210,7 @@ class RequestAccount:
             ms=_ms((self.ended or time.monotonic()) - self.began),
             prompt_tokens=self.num_prompt_tokens,
             cached_tokens=self.num_cached_tokens,
-            completion_tokens=self.num_tokens,
+            completion_tokens=self.num_answer_tokens,
             work=dict(self._work),
             num_media=len(self.media),
             media=[self._describe_item(index, stages[index]) for index in range(len(self.media))],

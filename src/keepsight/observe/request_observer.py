@@ -31,7 +31,8 @@ class RequestObserver:
 
     def note_tokens(self, account: RequestAccount, count: int, num_cached: int, now: float) -> None:
         gap = account.note_tokens(count, num_cached, now)
-        self.counters.add(ANSWER_TOKENS, count)
+        if account.wants_answer:
+            self.counters.add(ANSWER_TOKENS, count)
         if gap is not None:
             self.counters.observe(NEXT_TOKEN, gap)
         elif not account.had_tokens:

@@ -5,9 +5,9 @@ import json
 import logging
 import threading
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import httpx
 import pytest
@@ -28,7 +28,7 @@ from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.observe.account_ring import AccountRing, read_accounts
 from keepsight.observe.catalogue import BOUNDS
-from keepsight.observe.request_observer import ENDS, FIRST_TOKEN, PROMPT_TOKENS, WHOLE, RequestObserver
+from keepsight.observe.request_observer import ANSWER_TOKENS, ENDS, FIRST_TOKEN, PROMPT_TOKENS, WHOLE, RequestObserver
 from keepsight.observe.server_view import ServerView
 from keepsight.requests import EngineRequest, ToEngine, TokenLogprob, TokenOutput
 from tests.drawn import ask, by_url, draw
@@ -201,22 +201,27 @@ class DyingEngine:
 
 def test_prompts_that_are_asked_again_as_their_engine_died_are_counted_and_kept_once(client: Client) -> None:
     observer = RequestObserver(ring=(ring := AccountRing()))
-    own = EngineClient(MediaPool(1), observer)
-    engine = DyingEngine(own)
-    app = create_app(client.preparer, own, MODEL)
-
-    async def send() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as sender:
-            return await sender.post("/v1/completions", json={"model": MODEL, "prompt": ["a", "b"], "max_tokens": 1})
-
-    response = asyncio.run(send())
-    own.close()
+    with closing(EngineClient(MediaPool(1), observer)) as own:
+        engine = DyingEngine(own)
+        response = complete(Client(client.preparer, cast(FakeEngine, own)), ["a", "b"], max_tokens=1)
     assert (response.status_code, len(engine.asked)) == (200, 4)
     numbers = observer.counters.numbers()
     assert [numbers[ENDS[each]] for each in ("length", "error", "abort")] == [2, 0, 0]
     assert numbers[PROMPT_TOKENS] == response.json()["usage"]["prompt_tokens"]
     assert [sum(numbers[slot : slot + len(BOUNDS) + 1]) for slot in (FIRST_TOKEN, WHOLE)] == [2, 2]
     assert [each.status for each in read_accounts([ring.content()])] == ["length", "length"]
+
+
+def test_the_token_that_is_drawn_to_tell_of_a_prompt_alone_is_counted_as_none_of_an_answer(client: Client) -> None:
+    observer = RequestObserver()
+    with closing(EngineClient(MediaPool(1), observer)) as own:
+        DyingEngine(own)
+        asking = Client(client.preparer, cast(FakeEngine, own))
+        told = complete(asking, "a", echo=True, max_tokens=0, keepsight={"account": True}).json()
+    [account] = told["keepsight"]["accounts"]
+    assert account["completion_tokens"] == told["usage"]["completion_tokens"] == 0
+    numbers = observer.counters.numbers()
+    assert (numbers[ENDS["length"]], numbers[ANSWER_TOKENS]) == (1, 0)
 
 
 @pytest.mark.parametrize("prompt", ["", ["", "Hello"]])

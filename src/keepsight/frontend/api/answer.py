@@ -76,6 +76,8 @@ class Answer(ABC):
         self._asked, self._prompts, self._tokenizer, self._model_name = asked, prompts, tokenizer, model_name
         self._id, self._created = f"{self.ID_PREFIX}-{os.urandom(16).hex()}", int(time.time())
         self._num_choices = prompts[0].engine_request.sampling_params.n
+        for account in self.accounts:
+            account.wants_answer = asked.wants_answer
         self._forget_usage()
 
     def _forget_usage(self) -> None:
