@@ -207,6 +207,19 @@ def test_a_request_opens_to_its_stages_and_what_was_skipped_is_drawn_as_skipped(
     expect(stage(cold, "encode").locator("i")).to_be_visible()
 
 
+def test_what_is_marked_in_an_open_request_stays_marked_though_another_takes_longer(
+    shown: Page, server: Server
+) -> None:
+    lines(shown).nth(1).locator("summary").click()
+    lines(shown).nth(1).locator(".opened p").evaluate("(told) => getSelection().selectAllChildren(told)")
+    slow = request("slow", [], ("prefill", 0, 800))
+    server.state["requests"] = [slow, *server.state["requests"]]
+    look_again(shown)
+    expect(lines(shown)).to_have_count(3)
+    assert "cold" in shown.evaluate("getSelection().toString()")
+    assert "left: 1.25%" in (lines(shown).nth(2).locator(".strip i").nth(1).get_attribute("style") or "")
+
+
 def test_requests_of_one_name_are_each_there_and_what_is_open_stays_open(shown: Page, server: Server) -> None:
     lines(shown).nth(1).locator("summary").click()
     server.state["requests"] = [COLD, COLD, *server.state["requests"]]

@@ -1,7 +1,7 @@
 // Recent requests: each a line whose strip can be compared with the others', and opened a waterfall of its stages up to
 // the first token.  A stage that nobody had to do is drawn as skipped.
 
-import { count, keep, make, seconds, write } from "./elements.js";
+import { count, fill, keep, make, seconds, write } from "./elements.js";
 
 const STAGES = ["fetch", "identify", "decode", "resize", "transfer", "wait", "load", "encode", "prefill"];
 // How they are coloured.
@@ -41,15 +41,12 @@ function createRequest() {
 }
 
 function updateRequest(item, request, longest) {
-  const drawn = JSON.stringify([request, longest]);
-  if (item.drawn === drawn) return;
-  item.drawn = drawn;
   write(item.querySelector(".when"), new Date(request.began_at * 1000).toLocaleTimeString("en-GB"));
   write(item.querySelector(".what"), [tellMedia(request), ENDS[request.status]].filter(Boolean).join(" · "));
   item.querySelector(".what").classList.toggle("failed", request.status === "error");
   write(item.querySelector(".took"), seconds((request.completion_tokens ? firstToken(request) : request.ms) / 1000));
-  item.querySelector(".strip").replaceChildren(...bars(request.stages, longest));
-  item.querySelector(".opened").replaceChildren(...open(request));
+  fill(item.querySelector(".strip"), [request.stages, longest], ([stages, until]) => bars(stages, until));
+  fill(item.querySelector(".opened"), request, open);
 }
 
 // Of very many pictures the server has kept only what became of the first.

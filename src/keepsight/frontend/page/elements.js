@@ -16,6 +16,14 @@ export function write(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+// Of one whose children are often the same: what is marked in them stays marked.
+export function fill(element, shown, draw) {
+  const drawn = JSON.stringify(shown);
+  if (element.drawn === drawn) return;
+  element.drawn = drawn;
+  element.replaceChildren(...draw(shown));
+}
+
 // One child for each item, by its name and in their order; only what is new is made, only what is gone is removed.
 export function keep(parent, items, nameOf, create, update) {
   const known = new Map([...parent.children].map((child) => [child.dataset.name, child]));
