@@ -273,6 +273,20 @@ def test_at_a_terminal_it_asks_for_lines_until_ctrl_d(script: Script) -> None:
     assert chat.returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "is_dim"), [("TERM", "xterm", True), ("TERM", "dumb", False), ("NO_COLOR", "1", False)]
+)
+def test_notes_are_dim_at_a_terminal_that_knows_how_unless_its_user_wants_none_of_it(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, is_dim: bool
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    terminal.type("/help")
+    assert ("\x1b[2m/image" in terminal.err) == is_dim
+
+
 def test_a_real_server_answers_rightly_and_finds_the_picture_again(
     server_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

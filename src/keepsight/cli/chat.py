@@ -9,6 +9,7 @@ nothing came leaves no trace.
 import argparse
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -215,4 +216,9 @@ def _ask_for_line() -> str:
 
 def _note(text: str) -> None:
     text = strip_controls(text)
-    print(f"\x1b[2m{text}\x1b[0m" if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
+    print(f"\x1b[2m{text}\x1b[0m" if _may_be_dim() else text, file=sys.stderr, flush=True)
+
+
+def _may_be_dim() -> bool:
+    """Where it is read by somebody who has not said otherwise, on what knows how (an editor's window does not)."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
