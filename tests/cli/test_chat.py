@@ -54,6 +54,14 @@ def test_answers_go_to_standard_output_and_what_they_took_to_standard_error(term
     assert terminal.err.count("[first token ") == 2
 
 
+def test_an_answer_that_was_cut_says_so(terminal: Terminal, script: Script) -> None:
+    cut = b'data: {"choices": [{"delta": {"content": "!"}, "finish_reason": "length"}]}\n\n'
+    script.answers = [[event("Hello"), cut, DONE], answer("Hello")]
+    assert terminal.type("Hello", "Hello") == 0
+    assert terminal.out == "Hello!\nHello\n"
+    assert terminal.err.count("cut at the limit of tokens") == 1
+
+
 def test_the_whole_conversation_goes_with_every_message(terminal: Terminal, script: Script) -> None:
     script.answers = [answer("Hello", "!"), answer("Fine.")]
     terminal.type("Hello", "How are you?", options=("--system", "Be kind."))

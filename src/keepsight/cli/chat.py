@@ -20,7 +20,7 @@ from typing import Any
 
 from keepsight.cli.attach_picture import attach_pictures
 from keepsight.cli.check_is_text import check_arguments_are_text, check_is_text
-from keepsight.cli.openai_server import OpenAIServer, Usage, choose_api_key
+from keepsight.cli.openai_server import Cut, OpenAIServer, Usage, choose_api_key
 from keepsight.cli.strip_controls import strip_controls
 from keepsight.errors import InvalidArgumentError, KeepsightError, NoAnswerError
 
@@ -71,6 +71,7 @@ class Answer:
 
     text: str = ""
     usage: Usage | None = None
+    is_cut: bool = False
     is_stopped: bool = False
     started: float = field(default_factory=time.monotonic)
     first_seconds: float | None = None
@@ -87,6 +88,8 @@ class Answer:
             told.append(f"{self.usage.num_tokens} tokens")
         if self.usage and self.usage.num_cached_tokens is not None:
             told.append(f"{self.usage.num_cached_tokens} of {self.usage.num_prompt_tokens} prompt tokens cached")
+        if self.is_cut:
+            told.append("cut at the limit of tokens")
         if self.is_stopped:
             told.append("stopped")
         return f"[{', '.join(told)}]"
@@ -152,6 +155,8 @@ class Chat:
             for piece in pieces:
                 if isinstance(piece, Usage):
                     answer.usage = piece
+                elif isinstance(piece, Cut):
+                    answer.is_cut = True
                 elif piece:
                     answer.take(piece)
                     print(strip_controls(piece), end="", flush=True)

@@ -46,6 +46,10 @@ class Usage:
         return cls(usage.get("completion_tokens"), usage.get("prompt_tokens"), details.get("cached_tokens"))
 
 
+class Cut:
+    """The answer ends here for want of tokens, not because all was said."""
+
+
 class OpenAIServer:
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self.url = url.rstrip("/")
@@ -63,8 +67,11 @@ class OpenAIServer:
                     f"{self.url} has no model, or is no OpenAI server; name one with --model"
                 ) from error
 
-    def answer(self, request: Mapping[str, Any]) -> Generator[str | Usage, None, None]:
-        """The text as it comes, and what it took, if the server says.  Whoever closes the iterator ends the answer."""
+    def answer(self, request: Mapping[str, Any]) -> Generator[str | Cut | Usage, None, None]:
+        """The text as it comes, whether it was cut, and what it took, if the server says.
+
+        Whoever closes the iterator ends the answer.
+        """
         body = {**request, "stream": True, "stream_options": {"include_usage": True}}
         with self._asking("POST", "/chat/completions", json.dumps(body).encode()) as response:
             for event in _read_events(response):
@@ -105,14 +112,16 @@ def _read_events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
     raise NoAnswerError("the connection ended before the answer did")
 
 
-def _understand(event: Mapping[str, Any]) -> list[str | Usage]:
-    pieces: list[str | Usage] = []
+def _understand(event: Mapping[str, Any]) -> list[str | Cut | Usage]:
+    pieces: list[str | Cut | Usage] = []
     try:
         if choices := event.get("choices"):
             text = choices[0].get("delta", {}).get("content") or ""
             if not isinstance(text, str):
                 raise TypeError(f"{text!r} is no text")
             pieces.append(text)
+            if choices[0].get("finish_reason") == "length":
+                pieces.append(Cut())
         if usage := event.get("usage"):
             pieces.append(Usage.of(usage))
     except (AttributeError, LookupError, TypeError) as error:

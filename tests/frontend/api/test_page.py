@@ -285,6 +285,16 @@ def test_an_answer_that_breaks_off_says_so_and_stays(page: Page) -> None:
     expect(answer(page)).to_contain_text("Once")
 
 
+@pytest.mark.parametrize("max_tokens", [1, 100])
+def test_an_answer_that_was_cut_says_so(page: Page, max_tokens: int) -> None:
+    page.unroute("**/completions")
+    likeliest = {"temperature": 0, "max_tokens": max_tokens}
+    page.route("**/completions", lambda route: route.continue_(post_data=body_of(route.request) | likeliest))
+    send(page, "Hello")
+    expect(answer(page)).to_contain_text("prompt tokens cached" + " · cut at the limit of tokens" * (max_tokens == 1))
+    assert ("cut" in (answer(page).text_content() or "")) == (max_tokens == 1)
+
+
 def test_a_refusal_without_words_is_told_by_its_number(page: Page) -> None:
     page.route("**/chat/completions", lambda route: route.fulfill(status=502, body="<html>Bad gateway"))
     send(page, "Hello")

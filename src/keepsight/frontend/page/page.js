@@ -85,6 +85,7 @@ async function listen(question, place, timing) {
   const response = await call("chat/completions", { method: "POST", body: JSON.stringify(body), signal });
   for await (const event of events(response)) {
     timing.usage = event.usage ?? timing.usage;
+    timing.isCut ||= event.choices[0]?.finish_reason === "length";
     const piece = event.choices[0]?.delta.content;
     if (piece) {
       timing.first ??= performance.now();
@@ -94,12 +95,13 @@ async function listen(question, place, timing) {
   }
 }
 
-function describe({ started, first, last, usage, isBroken }) {
+function describe({ started, first, last, usage, isCut, isBroken }) {
   const told = first ? [`first token ${Math.round(first - started)} ms`] : [];
   if (usage?.completion_tokens > 1 && last > first)
     told.push(`${Math.round((usage.completion_tokens - 1) / ((last - first) / 1000))} tokens/s`);
   if (usage)
     told.push(`${usage.prompt_tokens_details?.cached_tokens ?? 0} of ${usage.prompt_tokens} prompt tokens cached`);
+  if (isCut) told.push("cut at the limit of tokens");
   if (isBroken) told.push("not finished");
   return told.join(" · ");
 }
