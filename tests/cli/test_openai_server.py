@@ -44,6 +44,10 @@ def test_what_unicode_takes_for_the_end_of_a_line_does_not_end_an_event(script: 
         [b": a comment\n\n", b"event: message\n", b'data:{"choices":[{"delta":{"content":"Hi"}}]}\r\n\r\n', DONE],
         [b'data: {"choices": [{"delta": {"content": "Hi"}}], "usage": null}\n\n', b'data: {"choices": []}\n\n', DONE],
         [event("Hi"), DONE, b"data: nonsense\n\n"],
+        [
+            b'data: {"choices": [{"delta": {"content": "Hi"}, "finish_reason": "stop"}]}\n\n',
+            b'data: {"choices": null}\n\n',
+        ],
     ],
 )
 def test_other_servers_ways_of_writing_a_stream_are_read(script: Script, events: list[bytes]) -> None:

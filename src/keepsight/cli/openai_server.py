@@ -98,6 +98,7 @@ class OpenAIServer:
 
 def _read_events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
     """The JSON of each event.  Lines end at line feeds alone: texts may hold Unicode's other line separators."""
+    is_whole = False
     for line in response:
         kind, _, data = line.partition(b":")
         data = data.strip()
@@ -109,7 +110,10 @@ def _read_events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
         if "error" in event:
             raise NoAnswerError(_message_of(event) or "the server broke the answer off")
         yield event
-    raise NoAnswerError("the connection ended before the answer did")
+        # Not every server says [DONE] besides.
+        is_whole = is_whole or any(choice.get("finish_reason") for choice in (event.get("choices") or [])[:1])
+    if not is_whole:
+        raise NoAnswerError("the connection ended before the answer did")
 
 
 def _understand(event: Mapping[str, Any]) -> list[str | Cut | Usage]:
