@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -78,6 +79,18 @@ def test_files_are_read_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> No
     (model / "b.safetensors").write_bytes(b"c")
     digest(model)
     assert read == ["b.safetensors"]
+
+
+def test_files_of_an_image_are_read_each_time_as_those_of_the_next_image_look_alike(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stat(path: Path) -> SimpleNamespace:
+        return SimpleNamespace(st_ino=1, st_size=10_000, st_mtime_ns=7 * 10**9, st_ctime_ns=7 * 10**9)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    before = digest(model)
+    (model / "b.safetensors").write_bytes(b"c" * 10_000)
+    assert digest(model) != before
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"x": 1}'])

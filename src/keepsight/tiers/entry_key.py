@@ -44,11 +44,12 @@ def _digest_folder(directory: Path, remembered: Path | None) -> str:
     if not any(path.suffix == ".safetensors" for path in paths):
         raise CheckpointError(directory, "no safetensors files")
     known = {} if remembered is None else _recall(remembered)
-    found = {_identity(path): (path, known.get(_identity(path))) for path in paths}
-    digests = {identity: digest or _digest_file(path) for identity, (path, digest) in found.items()}
-    if remembered is not None and any(digest is None for _, digest in found.values()):
-        _remember(remembered, {**known, **digests})
-    named = [[path.name, digests[identity]] for identity, (path, _) in found.items()]
+    identities = {path: identity for path in paths if (identity := _identity(path)) is not None}
+    digests = {path: known.get(identities.get(path, "")) or _digest_file(path) for path in paths}
+    told = {identity: digests[path] for path, identity in identities.items()}
+    if remembered is not None and not told.items() <= known.items():
+        _remember(remembered, {**known, **told})
+    named = [[path.name, digest] for path, digest in digests.items()]
     return blake3(json.dumps(named).encode()).hexdigest()
 
 
@@ -56,9 +57,14 @@ def _digest_file(path: Path) -> str:
     return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
 
 
-def _identity(path: Path) -> str:
-    """The time of its last change of any kind cannot be set by anybody, unlike that of its content."""
+def _identity(path: Path) -> str | None:
+    """By the time of its last change of any kind, which nobody can set where the kernel stamps it.
+
+    None where it is of whole seconds, as in images of file systems: then the next image may have the same.
+    """
     about = path.stat()
+    if about.st_ctime_ns % 1_000_000_000 == 0:
+        return None
     return f"{path.resolve()}|{about.st_ino}|{about.st_size}|{about.st_mtime_ns}|{about.st_ctime_ns}"
 
 
