@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from keepsight.errors import MediaQuotaError, MediaStoreError, UnknownHandleError
 from keepsight.frontend.intake import media_handles
 from keepsight.frontend.intake.media_handles import MediaHandles, MediaQuota
+from keepsight.ipc.run_directory import RunDirectory
 from keepsight.media import Geometry
 
 SIZE = Geometry(4, 3)
@@ -183,6 +184,37 @@ def test_the_file_shrinks_when_handles_go(tmp_path: Path) -> None:
     handles.delete("a", kept.id)
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 1 << 19
     handles.close()
+
+
+def test_all_that_has_expired_goes_within_little_room(tmp_path: Path, clock: Clock) -> None:
+    handles = MediaHandles(tmp_path, MediaQuota(1 << 24, 20), clock)
+    for _ in range(10):
+        handles.add("a", bytes(1 << 20), SIZE, 60)
+    clock.now += 60
+    sizes = []
+
+    def look() -> None:
+        sizes.append(sum(file.stat().st_size for file in tmp_path.iterdir()))
+
+    handles._database.set_progress_handler(look, 1)
+    assert handles.mark("a", "hash", 10)
+    assert sizes[-1] < 1 << 20
+    assert max(sizes) < 12 << 20
+    handles.close()
+
+
+def test_an_upload_leaves_room_for_the_largest_to_go_again(
+    handles: MediaHandles, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handles.add("a", bytes(60), SIZE, 10)
+    monkeypatch.setattr(RunDirectory, "num_free_bytes", (1 << 20) + 65)
+    with pytest.raises(MediaStoreError, match="no room for 6 bytes"):
+        handles.add("b", bytes(6), SIZE)
+    handles.add("b", bytes(5), SIZE)
+    clock.now += 10
+    handles.add("b", bytes(32), SIZE)
+    with pytest.raises(MediaStoreError):
+        handles.add("b", bytes(33), SIZE)
 
 
 def test_frontends_that_add_at_once_stay_within_the_quota_together(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from keepsight.errors import MediaQuotaError, MediaStoreError, UnknownHandleError
+from keepsight.ipc.run_directory import RunDirectory
 from keepsight.media import Geometry
 
 ID_PREFIX = "media_"
@@ -26,6 +27,8 @@ _ID = re.compile(rf"{ID_PREFIX}[0-9a-f]{{32}}")
 DEFAULT_TTL_SECONDS = 3600.0
 # For another frontend that is just writing.
 _PATIENCE_SECONDS = 10.0
+# That uploads leave free, for what is written of their handles.
+_SPARE_BYTES = 2**20
 # The file shrinks when handles go, and need not outlive the machine; nor may there be another folder to write to.
 _PRAGMAS = ("page_size = 32768", "auto_vacuum = FULL", "synchronous = OFF", "foreign_keys = ON", "temp_store = MEMORY")
 # Bytes lie apart: what is counted would be written with them each time.
@@ -94,6 +97,7 @@ class MediaHandles:
 
     def __init__(self, folder: Path, quota: MediaQuota, clock: Callable[[], float] = time.time) -> None:
         self._quota, self._clock = quota, clock
+        self._run_directory = RunDirectory(folder)
         self._lock = threading.Lock()
         self._database = sqlite3.connect(
             folder / "media.sqlite", timeout=_PATIENCE_SECONDS, isolation_level=None, check_same_thread=False
@@ -148,6 +152,7 @@ class MediaHandles:
         media_id, digest = ID_PREFIX + secrets.token_hex(16), hashlib.sha256(content).hexdigest()
         with self._writing() as now:
             self._check_quota(tenant, len(content))
+            self._check_room(len(content))
             self._database.execute(
                 "INSERT INTO media (id, tenant, sha256, num_bytes, width, height, created, expires) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -229,16 +234,28 @@ class MediaHandles:
     def _writing(self) -> Iterator[float]:
         """Yields the time.  All of it or nothing, and no other frontend in between; what has expired is gone."""
         with self._reading():
+            now = self._clock()
+            self._remove_expired(now)
             self._database.execute("BEGIN IMMEDIATE")
             try:
-                now = self._clock()
-                for table in ("media", "marks"):
-                    self._database.execute(f"DELETE FROM {table} WHERE expires <= ?", (now,))
                 yield now
                 self._database.execute("COMMIT")
             finally:
                 if self._database.in_transaction:
                     self._database.execute("ROLLBACK")
+
+    def _remove_expired(self, now: float) -> None:
+        """Each in a transaction of its own: the journal of one takes as much room as all that goes in it."""
+        for table in ("media", "marks"):
+            rows = self._database.execute(f"SELECT rowid FROM {table} WHERE expires <= ?", (now,)).fetchall()
+            for (row,) in rows:  # another frontend may have prolonged it since, or given its number away
+                self._database.execute(f"DELETE FROM {table} WHERE rowid = ? AND expires <= ?", (row, now))
+
+    def _check_room(self, num_bytes: int) -> None:
+        """What comes must leave so much that the largest can go again."""
+        [(largest,)] = self._database.execute("SELECT coalesce(max(num_bytes), 0) FROM media")
+        if self._run_directory.num_free_bytes < num_bytes + max(num_bytes, largest) + _SPARE_BYTES:
+            raise MediaStoreError("media", f"no room for {num_bytes} bytes more")
 
     def _check_quota(self, tenant: str, num_bytes: int) -> None:
         [(count, num_held_bytes)] = self._database.execute(
