@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
@@ -15,7 +16,7 @@ from PIL import Image
 
 from keepsight.api_settings import ApiSettings
 from keepsight.config import Config
-from keepsight.errors import EngineLostError, MediaStoreError
+from keepsight.errors import EngineLostError, MediaStoreError, UnknownHandleError
 from keepsight.frontend.api import prepare_answer
 from keepsight.frontend.api.app import create_app
 from keepsight.frontend.intake.media_handles import MediaHandles, MediaQuota
@@ -366,18 +367,19 @@ def test_a_breakpoint_keeps_a_handle_for_its_time(server: Server) -> None:
     assert list(server.engine.pins.values()) == [12 * 3600]
 
 
+@pytest.mark.parametrize("error", [MediaStoreError("media", "is full"), UnknownHandleError("id", "deleted meanwhile")])
+def test_a_breakpoint_of_a_handle_that_cannot_be_pinned_is_answered(
+    server: Server, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = by_handle(server.upload()["id"])
+    monkeypatch.setattr(server.handles, "pin", mock.Mock(side_effect=error))
+    assert server.chat(marked(handle)).status_code == 200
+
+
 def test_what_is_refused_once_it_is_prepared_leaves_a_new_uuid_free(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handle = by_handle(server.upload()["id"])
     small, large = ({**by_url(Image.new("RGB", (size, size))), "uuid": "free"} for size in (8, 16))
-
-    def fail(*_: object, **__: object) -> None:
-        raise MediaStoreError("media", "cannot be kept or read now")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(server.handles, "pin", fail)
-        assert server.chat(small, marked(handle)).status_code == 507
     with monkeypatch.context() as patched:
         patched.setattr(prepare_answer, "MAX_TOLD_OF_PROMPTS", 1)
         assert error_of(server.chat(small, prompt_logprobs=1))[:2] == (400, "prompt_logprobs")

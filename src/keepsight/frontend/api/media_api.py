@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from keepsight.errors import InvalidArgumentError, MediaStoreError, PictureError
+from keepsight.errors import InvalidArgumentError, MediaStoreError, PictureError, UnknownHandleError
 from keepsight.frontend.api.answer import Engine
 from keepsight.frontend.api.read_limit import read_limit
 from keepsight.frontend.api.read_upload import Upload, UploadOptions, read_options, read_upload
@@ -237,10 +237,11 @@ class MediaApi:
 
     def _note_uses(self, tenant: str, parts: Sequence[PicturePart], prepared: PreparedRequest) -> None:
         for part in parts:
-            if part.pin_seconds:
-                self._handles.pin(tenant, _id_of(part), part.pin_seconds, part.field)
             was_spared = all(map(self._is_spared, prepared.hashes_at(part.field)))
-            with suppress(MediaStoreError):  # a count is not worth a request
+            # Neither a pin nor a count is worth a request; the handle may have gone since it was read.
+            with suppress(MediaStoreError, UnknownHandleError):
+                if part.pin_seconds:
+                    self._handles.pin(tenant, _id_of(part), part.pin_seconds)
                 self._handles.note_use(_id_of(part), was_spared=was_spared)
 
     def _pin_pixels(self, tenant: str, pins: Sequence[PixelPin], prepared: PreparedRequest) -> None:

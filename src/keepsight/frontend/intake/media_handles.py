@@ -166,16 +166,16 @@ class MediaHandles:
             self._find(tenant, media_id, "id")
             self._database.execute("DELETE FROM media WHERE id = ?", (media_id,))
 
-    def pin(self, tenant: str, media_id: str, ttl_seconds: float, field: str = "id") -> MediaHandle:
+    def pin(self, tenant: str, media_id: str, ttl_seconds: float) -> MediaHandle:
         """It stays for at least so long from now."""
         with self._writing() as now:
-            self._find(tenant, media_id, field)
+            self._find(tenant, media_id, "id")
             self._database.execute(
                 "UPDATE media SET pinned_until = max(coalesce(pinned_until, 0), :until), "
                 "expires = max(expires, :until) WHERE id = :id",
                 {"until": now + ttl_seconds, "id": media_id},
             )
-            return self._find(tenant, media_id, field)
+            return self._find(tenant, media_id, "id")
 
     def note_use(self, media_id: str, *, was_spared: bool) -> None:
         """By a request; whether nothing had to be made for it.  Nothing happens once the handle has gone."""
