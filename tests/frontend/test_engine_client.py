@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from keepsight.errors import EngineLostError, InvalidArgumentError, PictureError, WireError
-from keepsight.frontend.engine_client import EngineClient, Outputs
+from keepsight.frontend.engine_client import SAME_CAUSE_SECONDS, EngineClient, Outputs
 from keepsight.frontend.media_hints import MAX_PROMISES
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepared_request import PreparedRequest
@@ -116,9 +115,22 @@ def pool() -> Iterator[MediaPool]:
     pool.close()
 
 
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @pytest.fixture
-def client(pool: MediaPool) -> EngineClient:
-    return EngineClient(pool)
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def client(pool: MediaPool, clock: Clock) -> EngineClient:
+    return EngineClient(pool, clock=clock)
 
 
 @pytest.fixture
@@ -295,11 +307,14 @@ def test_each_who_lost_the_engine_has_an_error_of_their_own(client: EngineClient
     assert first is not second
 
 
-def test_a_request_that_two_engines_died_of_is_not_given_to_a_third(client: EngineClient, ask: Ask) -> None:
+def test_a_request_that_two_engines_died_of_is_not_given_to_a_third(
+    client: EngineClient, clock: Clock, ask: Ask
+) -> None:
     caller = ask(prepared("1"))
     for _ in range(2):
         client.connect(Engine().send)
         client.disconnect("it was killed")
+        clock.now += 1.5
     assert isinstance(caller.answer()[0], EngineLostError)
     third = Engine()
     client.connect(third.send)
@@ -433,6 +448,19 @@ def test_what_waits_for_an_engine_that_dies_goes_to_the_other_at_once_with_its_p
     client.check_invariants()
 
 
+def test_who_asks_two_engines_that_died_at_once_is_answered_by_the_next(
+    client: EngineClient, clock: Clock, ask: Ask
+) -> None:
+    connect_two(client)
+    caller = ask(prepared("1"))
+    for rank in range(2):
+        client.disconnect("out of memory", rank)
+        clock.now += 0.5
+    client.connect(Engine().send)
+    client.receive([last("1")])
+    assert caller.answer() == [last("1")]
+
+
 def test_a_reset_that_no_engine_hears_of_is_not_said_to_be_one() -> None:
     client = EngineClient(MediaPool(1))
     with pytest.raises(EngineLostError, match="reset again"):
@@ -452,13 +480,14 @@ class ManyEngines(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = MediaPool(1)
-        self.client = EngineClient(self.pool)
+        self.clock = Clock()
+        self.client = EngineClient(self.pool, clock=self.clock)
         self.engines: dict[int, Engine] = {}
         self.callers: dict[str, Caller] = {}
         self.has_left: set[str] = set()
-        # Who has begun, and who was with how many engines that ended.
+        # Who has begun, and when the first engine ended that one was with.
         self.begun: set[str] = set()
-        self.num_lost: Counter[str] = Counter()
+        self.first_losses: dict[str, float] = {}
         # Who died, and how much it had been asked by then.
         self.graves: list[tuple[Engine, int]] = []
 
@@ -481,14 +510,15 @@ class ManyEngines(RuleBasedStateMachine):
             self.client.connect(self.engines[rank].send, rank)
 
     @precondition(lambda self: self.engines)
-    @rule(data=st.data())
-    def die(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), seconds=st.sampled_from([0.0, 0.6, 3.0]))
+    def die(self, data: st.DataObject, seconds: float) -> None:
+        self.clock.now += seconds
         rank = data.draw(st.sampled_from(sorted(self.engines)))
         engine, others = self.engines.pop(rank), set(self.running())
         theirs = self.asked_of(engine)
-        self.num_lost.update(list(theirs))
         self.client.disconnect("killed", rank)
-        ended = {each for each in theirs if each in self.begun or self.num_lost[each] >= 2}
+        waited = {each: self.clock.now - self.first_losses.setdefault(each, self.clock.now) for each in theirs}
+        ended = {each for each in theirs if each in self.begun or waited[each] > SAME_CAUSE_SECONDS}
         assert others - set(self.running()) == ended
         self.graves.append((engine, len(engine.of(EngineRequest))))
 

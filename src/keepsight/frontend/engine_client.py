@@ -38,8 +38,9 @@ from keepsight.requests import (
     TokenOutput,
 )
 
-# A request that was with so many engines when they ended is not given to another.
-MAX_LOST_ENGINES = 2
+# Engines that end within this time end of one thing, such as a want of memory.  A request that was with one that ended
+# later, too, may be the cause: it is not given to another.
+SAME_CAUSE_SECONDS = 1.0
 # What a caller hears: tokens as they come; an exception is the last.
 Outputs = list[TokenOutput | Exception]
 OnOutputs = Callable[[Outputs], None]
@@ -64,12 +65,18 @@ class _Caller:
         # Who is asked; None: there is none.
         self.engine: _Engine | None = None
         self.has_begun = False
-        self.num_lost_engines = 0
+        # When the first engine ended that it was with.
+        self.first_loss = float("inf")
 
 
 class EngineClient:
-    def __init__(self, media_pool: MediaPool, observer: RequestObserver | None = None) -> None:
-        self._media_pool, self._observer = media_pool, observer or RequestObserver()
+    def __init__(
+        self,
+        media_pool: MediaPool,
+        observer: RequestObserver | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._media_pool, self._observer, self._clock = media_pool, observer or RequestObserver(), clock
         # Over which engines there are, and who asks which; never held while others are called back.
         self._lock = threading.RLock()
         self._callers: dict[str, _Caller] = {}
@@ -102,14 +109,15 @@ class EngineClient:
 
     def disconnect(self, reason: str, rank: int = 0) -> None:
         """The engine is gone, and nothing more is received from it.  Who has heard nothing yet is given to another."""
+        now = self._clock()
         with self._lock:
             engine = self._engines.pop(rank, None)
             theirs = [caller for caller in self._callers.values() if caller.engine is engine is not None]
             for caller in theirs:
                 caller.engine = None
-                caller.num_lost_engines += 1
+                caller.first_loss = min(caller.first_loss, now)
                 self._media_pool.forget(caller.request_id)
-            lost = [caller for caller in theirs if caller.has_begun or caller.num_lost_engines >= MAX_LOST_ENGINES]
+            lost = [caller for caller in theirs if caller.has_begun or now - caller.first_loss > SAME_CAUSE_SECONDS]
             for caller in lost:
                 self._take_out(caller.request_id, "error")
             others = [caller for caller in theirs if caller.request_id in self._callers]
