@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from keepsight.errors import InvalidArgumentError, TierError
+from keepsight.tiers import redis_tier
 from keepsight.tiers.entry_key import is_entry_key
 from keepsight.tiers.redis_tier import RedisTier
 from keepsight.tiers.resp import Reply, RespConnection, parse_address
@@ -348,20 +349,41 @@ def test_accounts_that_are_lost_while_they_are_made_are_made_again(monkeypatch: 
     with real_server() as (url, _):
         put_ten(url, None)
         tier = RedisTier(url, 20_000)
-        list_keys, is_lost = tier._keys, False
+        list_pages, is_lost = tier._pages, False
 
-        def lose_accounts(connection: RespConnection) -> Iterator[str]:
+        def lose_accounts(connection: RespConnection) -> Iterator[list[str]]:
             nonlocal is_lost
-            for number, key in enumerate(list_keys(connection)):
-                if number == 5 and not is_lost:
+            for keys in list_pages(connection):
+                yield keys[:5]
+                if not is_lost:
                     is_lost = True
                     run(url, b"DEL", *names_of_accounts(url))
-                yield key
+                yield keys[5:]
 
-        monkeypatch.setattr(tier, "_keys", lose_accounts)
+        monkeypatch.setattr(tier, "_pages", lose_accounts)
         assert not tier.put(key_of(10), array_of(10))
         assert tier.put(key_of(10), array_of(10))
         tier.check_invariants()
+        tier.close()
+
+
+@needs_redis
+def test_many_entries_are_counted_by_several_writes_also_when_the_connection_breaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(redis_tier, "_COUNTING_SECONDS", 0)
+    with real_server() as (url, _):
+        before = RedisTier(url)
+        for number in range(2500):
+            assert before.put(key_of(number), array_of(number, 2))
+        tier = RedisTier(url, 10**7)
+        assert not tier.put(key_of(2500), array_of(2500))
+        tier._writer.close()
+        are_kept = [tier.put(key_of(number), array_of(number)) for number in range(2500, 2510)]
+        assert are_kept[:2] == [False, False]
+        assert are_kept[-2:] == [True, True]
+        tier.check_invariants()
+        before.close()
         tier.close()
 
 
@@ -377,6 +399,24 @@ def test_one_write_lets_a_thousand_go_at_most_and_takes_its_place_when_there_is_
         assert tier.put(key_of(1100), array_of(1100, 5000))
         tier.check_invariants()
         roomy.close()
+        tier.close()
+
+
+@needs_redis
+@pytest.mark.parametrize("max_bytes", [None, 20_000])
+def test_what_is_of_another_type_is_removed(max_bytes: int | None) -> None:
+    with real_server() as (url, _):
+        tier = RedisTier(url, max_bytes)
+        for number in range(2):
+            run(url, b"LPUSH", b"keepsight:{embeddings}:" + key_of(number).encode(), b"x")
+        run(url, b"SET", b"keepsight:{embeddings}::accounts", b"x")
+        assert tier.put(key_of(0), array_of(0))
+        assert_equal(tier.get(key_of(0)), array_of(0))
+        assert tier.list_sizes().keys() == {key_of(0), key_of(1)}
+        assert tier.get(key_of(1)) is None
+        assert tier.list_sizes().keys() == {key_of(0)}
+        assert tier.stats().num_damaged == 1
+        tier.check_invariants()
         tier.close()
 
 

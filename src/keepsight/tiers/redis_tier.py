@@ -9,6 +9,7 @@ Without one, the server's own `maxmemory` is the budget.
 
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -16,21 +17,25 @@ from keepsight.errors import TierError
 from keepsight.tiers.entry_format import HEADER_BYTES, DamagedEntryError, pack_header, read_entry
 from keepsight.tiers.entry_key import is_entry_key
 from keepsight.tiers.fullness import Fullness
-from keepsight.tiers.resp import Part, RefusedError, Reply, RespConnection, parse_address
+from keepsight.tiers.resp import Part, RefusedError, Reply, RespConnection, WrongTypeError, parse_address
 from keepsight.tiers.tier import StoredArray, TierStats
 
 # How a server begins that gives what it has, and takes nothing: full, a replica, one whose own disk is full, one alone.
 _TAKES_NOTHING = ("OOM", "READONLY", "MISCONF", "NOREPLICAS")
 # Evictions of one script, so that no other client waits long for it, whatever the budget was before.
 _MAX_EVICTIONS = 1000
+# That one write spends on counting what lies there.
+_COUNTING_SECONDS = 0.2
 # All accounts are one sorted set, which a server that is short of memory lets go whole or not at all.  In it are
 #   <key>:<size>  by its turn, from 1 on: a counter, as no clock of any machine counts
 #   total         the sum of these sizes, below zero
 #   counted       0, once nothing lies under our prefix that is not in here
-# An entry that the server let go by itself is in here until its turn comes.
+# An entry that the server let go by itself is in here until its turn comes.  Of another type nothing is ours: neither
+# these accounts nor an entry, which then has no size.
 _ACCOUNTS = """
 local accounts, prefix, key = KEYS[1], ARGV[1], ARGV[2]
-local size = redis.call('STRLEN', prefix .. key)
+if redis.call('TYPE', accounts).ok ~= 'zset' then redis.call('UNLINK', accounts) end
+local size = tonumber(redis.pcall('STRLEN', prefix .. key)) or 0
 local entry = key .. ':' .. size
 local function count_as_newest()
   local newest = redis.call('ZREVRANGE', accounts, 0, 0, 'WITHSCORES')[2] or 0
@@ -92,6 +97,8 @@ class RedisTier:
         self._reader = _Line(lambda: RespConnection(self._address, self._timeout))
         self._writer = _Line(lambda: RespConnection(self._address, self._timeout))
         self._num_evictions = self._num_damaged = 0
+        # One under way: by which connection, and what is left of it.
+        self._counting: tuple[RespConnection, Iterator[None]] | None = None
         self._fullness = Fullness("the Redis server", max_bytes)
 
     def open(self) -> None:
@@ -114,7 +121,10 @@ class RedisTier:
             return None
 
     def _read(self, connection: RespConnection, key: str, num_more: int) -> StoredArray | None:
-        size = connection.read_size()
+        try:
+            size = connection.read_size()
+        except WrongTypeError as error:
+            raise DamagedEntryError("of another type") from error
         array = None
         if size is not None:
             array = read_entry(key, size, connection.read_into)
@@ -147,34 +157,52 @@ class RedisTier:
             return True
         admit = self._script(_ADMIT, key.encode(), str(self._max_bytes).encode())
         for _ in range(2):
-            replies = connection.exchange(
-                [[b"MULTI"], store, admit, [b"EXEC"]], lambda: [connection.read_reply() for _ in range(4)]
-            )
+            replies = connection.run_all([[b"MULTI"], store, admit, [b"EXEC"]])
             match replies[3]:
                 case ["OK", [int(is_kept), int(num_evicted)]]:
                     self._num_evictions += num_evicted
                     return is_kept == 1
                 case ["OK", None]:
-                    self._count(connection)
+                    if not self._count_some(connection):
+                        return False
                 case _:
                     connection.close()
                     raise TierError("the transaction was not carried out")
         # The accounts were lost once more meanwhile.
         return False
 
-    def _count(self, connection: RespConnection) -> None:
+    def _count_some(self, connection: RespConnection) -> bool:
+        """False while there is more: the next write goes on, as one that took long would set the tier aside."""
+        # Where a server is in its names means nothing to another one, such as itself after a restart.
+        if self._counting is None or self._counting[0] is not connection:
+            self._counting = connection, self._count_by_page(connection)
+        end = time.monotonic() + _COUNTING_SECONDS
+        for _ in self._counting[1]:
+            if time.monotonic() >= end:
+                return False
+        self._counting = None
+        return True
+
+    def _count_by_page(self, connection: RespConnection) -> Iterator[None]:
         """All that lies there, by several servers at once if need be: each is counted once."""
         token = secrets.token_hex(16).encode()
         connection.run([b"ZADD", self._accounts, b"0", token])
-        for key in self._keys(connection):
-            connection.run(self._script(_COUNT, key.encode()))
+        for keys in self._pages(connection):
+            connection.run_all([self._script(_COUNT, key.encode()) for key in keys])
+            yield
         connection.run(self._script(_END_COUNTING, token))
 
     def list_sizes(self) -> dict[str, int]:
         """Bytes of all servers' entries under this prefix."""
         with self._writer.held() as connection:
-            keys = list(self._keys(connection))
-            return {key: _int(connection.run([b"STRLEN", self._prefix + key.encode()])) for key in keys}
+            keys = [key for keys in self._pages(connection) for key in keys]
+            return {key: self._size_of(connection, key) for key in keys}
+
+    def _size_of(self, connection: RespConnection, key: str) -> int:
+        try:
+            return _int(connection.run([b"STRLEN", self._prefix + key.encode()]))
+        except WrongTypeError:
+            return 0
 
     def verify(self, key: str) -> bool:
         """False: it was not as it had been put there, and is removed."""
@@ -192,8 +220,8 @@ class RedisTier:
     def clear(self) -> None:
         """Of all servers' entries under this prefix."""
         with self._writer.held() as connection:
-            for key in self._keys(connection):
-                connection.run([b"DEL", self._prefix + key.encode()])
+            for keys in self._pages(connection):
+                connection.run_all([[b"DEL", self._prefix + key.encode()] for key in keys])
             connection.run([b"DEL", self._accounts])
 
     def stats(self) -> TierStats:
@@ -210,15 +238,15 @@ class RedisTier:
                 total = -_int(connection.run([b"ZSCORE", self._accounts, b"total"]) or 0)
             assert sum(sizes.values()) <= total <= self._max_bytes, (sizes, total)
 
-    def _keys(self, connection: RespConnection) -> Iterator[str]:
-        """Of all entries.  What others keep under names that begin alike is none, nor are the accounts."""
+    def _pages(self, connection: RespConnection) -> Iterator[list[str]]:
+        """The keys of all entries.  What others keep under names that begin alike is none, nor are the accounts."""
         cursor = b"0"
         pattern = self._prefix.replace(b"[", rb"\[") + b"*"
         while True:
             match connection.run([b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"1000"]):
                 case [bytes(cursor), list(names)]:
                     found = (name.removeprefix(self._prefix) for name in names if isinstance(name, bytes))
-                    yield from filter(is_entry_key, (name.decode("ascii", "replace") for name in found))
+                    yield list(filter(is_entry_key, (name.decode("ascii", "replace") for name in found)))
                 case other:
                     raise TierError(f"SCAN: {other!r}")
             if cursor == b"0":

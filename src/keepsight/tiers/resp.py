@@ -36,6 +36,10 @@ class RefusedError(TierError):
     """The server's own: it understood, and did not do it."""
 
 
+class WrongTypeError(RefusedError):
+    """What lies there is not of the type that the command is for."""
+
+
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
     host: str
@@ -110,6 +114,9 @@ class RespConnection:
     def run(self, command: Sequence[Part]) -> Reply:
         return self.exchange([command], self.read_reply)
 
+    def run_all(self, commands: Sequence[Sequence[Part]]) -> list[Reply]:
+        return self.exchange(commands, lambda: [self.read_reply() for _ in commands])
+
     def exchange(self, commands: Sequence[Sequence[Part]], read: Callable[[], T]) -> T:
         """Sends all at once, then reads, all within the timeout."""
         self._deadline = time.monotonic() + self._timeout
@@ -179,7 +186,8 @@ class RespConnection:
             self._receive()
         line, self._buffer = self._buffer[:end], self._buffer[end + 2 :]
         if line[:1] == b"-":
-            raise RefusedError(line[1:].decode("utf-8", "replace"))
+            refusal = WrongTypeError if line.startswith(b"-WRONGTYPE") else RefusedError
+            raise refusal(line[1:].decode("utf-8", "replace"))
         if line[:1] not in (b"+", b":", b"$", b"*"):
             raise TierError("not the Redis protocol")
         return line[:1], line[1:]
