@@ -105,6 +105,13 @@ def test_a_key_has_an_engine_of_its_own_in_every_frontend() -> None:
     assert any(chosen(key, (0, 1, 2), salt="other") != place for key, place in places.items())
 
 
+def test_where_nobody_has_anything_to_do_each_picture_and_each_text_has_an_engine_in_every_frontend() -> None:
+    for requests in ([request(f"{number}") for number in range(200)], [request(first=first) for first in range(200)]):
+        chosen = [choose_engine(each, [EngineView(rank) for rank in range(3)]).rank for each in requests]
+        assert all(count > 40 for count in Counter(chosen).values())
+        assert chosen == [choose_engine(each, [EngineView(rank) for rank in (2, 0, 1)]).rank for each in requests]
+
+
 def test_a_key_comes_after_what_is_held_and_before_what_is_in_flight() -> None:
     engines = [EngineView(rank) for rank in range(2)]
     own = choose_engine(request(), engines, "k")

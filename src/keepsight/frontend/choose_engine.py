@@ -94,12 +94,19 @@ def choose_engine(request: EngineRequest, engines: Collection[Engine], cache_key
         affinity = _affinity(cache_key, request.cache_salt, engine.rank) if cache_key else b""
         return engine.count_held_media_tokens(request), affinity, -work_ahead
 
-    return max((engine for engine in engines if engine.num_tokens_in_flight <= limit), key=merit)
+    merits = {engine: merit(engine) for engine in engines if engine.num_tokens_in_flight <= limit}
+    most = max(merits.values())
+    best = [engine for engine, its in merits.items() if its == most]
+    if len(best) == 1:
+        return best[0]
+    # Were it always the first, the caches of the others would stay empty where requests do not overlap.
+    beginning = request.media[0].media_hash if request.media else repr(request.token_ids[:SHORTEST_PREFIX])
+    return max(best, key=lambda engine: _affinity(beginning, request.cache_salt, engine.rank))
 
 
-def _affinity(cache_key: str, cache_salt: str | None, rank: int) -> bytes:
-    """The same in every frontend, and nothing to be kept: where an engine is missing, only its own keys move."""
-    return hashlib.sha256(repr((cache_key, cache_salt, rank)).encode()).digest()
+def _affinity(name: str, cache_salt: str | None, rank: int) -> bytes:
+    """The same in every frontend, and nothing to be kept: where an engine is missing, only its own names move."""
+    return hashlib.sha256(repr((name, cache_salt, rank)).encode()).digest()
 
 
 def count_tokens(request: EngineRequest) -> int:
