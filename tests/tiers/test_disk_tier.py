@@ -242,6 +242,8 @@ def test_stray_folders_are_passed_over(tier: DiskTier) -> None:
     put(tier, *range(2, 20))
     assert len(held(tier)) == 1 + MAX_BYTES // PAGE
     assert tier.get(key_of(0)) is None
+    assert tier.stats().num_damaged == 0
+    assert not tier.put(key_of(0), array_of(0))
     assert_equal(tier.get(key_of(19)), array_of(19))
     tier.drop(key_of(0))
     tier.clear()

@@ -161,7 +161,7 @@ class DiskTier:
         header = pack_header(_checked(key), array)
         with self._changing():
             if (self._entries / key).exists():
-                return True
+                return (self._entries / key).is_file()
             if not self._make_room(_occupied(num_bytes)):
                 return False
             aside, descriptor = self._reserve(num_bytes)
@@ -364,6 +364,8 @@ def _open(path: str) -> int:
 
 def _read(key: str, descriptor: int) -> StoredArray:
     about = os.fstat(descriptor)
+    if stat.S_ISDIR(about.st_mode):
+        raise FileNotFoundError(f"{key} is a stray folder")
     if not stat.S_ISREG(about.st_mode):
         raise DamagedEntryError("not a file")
     return read_entry(key, about.st_size, lambda target: os.readv(descriptor, [target[:_PIECE]]))
