@@ -1,9 +1,15 @@
-"""What is asked first of a checkpoint's folder: whether it is one, is there, and can be looked into."""
+"""What is asked first of a checkpoint's folder: whether it is one, can be looked into, and is what it was."""
 
 import os
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from keepsight.errors import CheckpointError, MissingCheckpointError
+
+# By name: its size, and the time of its content's last change.  Not its inode, which network file systems make up anew.
+Files = Mapping[str, tuple[int, int]]
+_SUFFIXES = (".safetensors", ".json", ".jinja")
 
 
 def is_checkpoint(path: str | Path) -> bool:
@@ -26,3 +32,21 @@ def check_is_folder(directory: Path) -> None:
     if not is_checkpoint(directory):
         # In full: a file in `.` would be told without any folder.
         raise CheckpointError(directory.absolute() / "config.json", "is missing, so its folder is no checkpoint")
+
+
+def list_files(directory: Path) -> Files:
+    """Of those that are read; without what cannot be looked at, as whoever reads it will say."""
+    found = {}
+    with suppress(OSError):
+        for path in directory.iterdir():
+            if path.suffix in _SUFFIXES and path.is_file():
+                about = path.stat()
+                found[path.name] = (about.st_size, about.st_mtime_ns)
+    return found
+
+
+def check_is_unchanged(directory: Path, before: Files) -> None:
+    """Raises CheckpointError: the processes of one server must never be of two models."""
+    check_is_folder(directory)
+    for name, _ in sorted(before.items() ^ list_files(directory).items()):
+        raise CheckpointError(directory / name, "was changed since the server started: start the server anew")

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from keepsight.api_settings import ApiSettings
+from keepsight.checkpoint_folder import Files
 from keepsight.errors import ServerStartError
 from keepsight.ipc.control import (
     Drain,
@@ -65,6 +66,8 @@ class ServerSettings:
     # Of `Config`.
     options: dict[str, Any]
     model_name: str
+    # The checkpoint's, before anybody reads them.
+    files: Files
     run_directory: Path
     pixel_mode: PixelMode
     num_frontends: int = 1
@@ -186,6 +189,7 @@ class Supervisor:
                 pixel_mode=self._settings.pixel_mode,
                 engine_id=engine.name,
                 endpoint=self._endpoint_of(engine),
+                files=self._settings.files,
                 rank=rank,
                 num_engines=self._settings.num_engines,
             ),
@@ -201,6 +205,7 @@ class Supervisor:
                 pixel_mode=self._settings.pixel_mode,
                 frontend_id=frontend.name,
                 model_name=self._settings.model_name,
+                files=self._settings.files,
                 listener_fd=self._listener.fileno(),
                 api=self._settings.api,
                 rank=rank,

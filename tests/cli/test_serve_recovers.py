@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import httpx2
 import openai
 import pytest
 
+from keepsight.demo import checkpoint_path
 from keepsight.observe.process_memory import with_descendants
 from tests.drawn import Drawn, ask, by_url, draw
 from tests.official_client import answer, complete, connect
@@ -114,6 +116,17 @@ def test_a_killed_supervisor_leaves_no_process_and_the_next_start_no_file(
     assert run_directory_of(server.supervisor.pid).exists()
     with server.client() as client:
         assert complete(client, ask("Hello"), max_tokens=1).usage.completion_tokens == 1
+
+
+@pytest.mark.parametrize("kind", ["engine", "frontend"])
+def test_a_server_whose_model_was_replaced_starts_nothing_of_the_other(tmp_path: Path, kind: str) -> None:
+    model, log = shutil.copytree(checkpoint_path(), tmp_path / "model"), tmp_path / "log"
+    with serving(log, str(model)) as (process, port):
+        shutil.copyfile(model / "model.safetensors", model / "new")
+        (model / "new").rename(model / "model.safetensors")
+        Server(process, port, log).kill(kind)
+        assert process.wait(END_SECONDS) == 1
+    assert log.read_text().count("model.safetensors: was changed since the server started") == 3
 
 
 def test_a_signal_to_end_lets_a_running_answer_finish(server: Server) -> None:

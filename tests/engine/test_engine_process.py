@@ -51,7 +51,7 @@ class Engine:
         self.config, inbox = make_config(num_blocks=5000), Inbox()
         self.runner = Runner(self.config.kv_cache.num_blocks, self.config.kv_cache.block_size)
         self.endpoint = f"ipc://{path}/engine-1"
-        start = StartEngine({}, str(path), "none", "engine-1", self.endpoint)
+        start = StartEngine({}, str(path), "none", "engine-1", self.endpoint, {})
         loaded = LoadedEngine(Scheduler(self.config, END_IDS), self.runner, inbox, 200, False, 1024, computes_on_cores)
         self.process = EngineProcess(start, loaded)
         self.status: int | None = None

@@ -8,7 +8,7 @@ import os
 import resource
 import socket
 
-from keepsight.checkpoint_folder import is_checkpoint
+from keepsight.checkpoint_folder import is_checkpoint, list_files
 from keepsight.cli.api_arguments import add_api_arguments, api_settings_from
 from keepsight.cli.check_is_text import check_arguments_are_text
 from keepsight.cli.check_least import check_least
@@ -74,6 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         settings = ServerSettings(
             options=_options_of(config),
             model_name=arguments.served_model_name[0] if arguments.served_model_name else config.model_name,
+            files=list_files(config.directory),
             run_directory=directory.path,
             pixel_mode=choose_mode(
                 config,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import sleep
 
+from keepsight.checkpoint_folder import check_is_unchanged
 from keepsight.config import Config
 from keepsight.engine.engine_loop import EngineLoop
 from keepsight.engine.engine_meter import EngineMeter
@@ -96,6 +97,7 @@ def main(control: ProcessEnd) -> int:
     start = control.receive()
     assert isinstance(start, StartEngine)
     config, part = Config.from_options(**start.options), MachinePart(start.rank, start.num_engines)
+    check_is_unchanged(config.directory, start.files)
     engine = load_engine_alone(config, part)
     process = EngineProcess(start, engine)
     # All that was loaded stays: looking through it for garbage would stop every stream for some 60 ms.

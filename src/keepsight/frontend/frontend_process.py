@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from keepsight.checkpoint_folder import check_is_unchanged
 from keepsight.config import Config
 from keepsight.count_cores import count_cores, share_of
 from keepsight.frontend.api.app import create_app
@@ -53,6 +54,7 @@ logger = logging.getLogger(__name__)
 class FrontendProcess:
     def __init__(self, start: StartFrontend) -> None:
         self._start, config = start, Config.from_options(**start.options)
+        check_is_unchanged(config.directory, start.files)
         self._run_directory, name = Path(start.run_directory), f"frontend-{start.rank}"
         self._preparer = RequestPreparer.from_config(config, CommonGeometries.open(self._run_directory))
         self._preparer.request_prefix = f"{start.frontend_id}-"

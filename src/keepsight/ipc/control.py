@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from keepsight.api_settings import ApiSettings
+from keepsight.checkpoint_folder import Files
 from keepsight.errors import KeepsightError
 from keepsight.ipc.pixel_mode import PixelMode
 
@@ -46,6 +47,8 @@ class StartEngine(msgspec.Struct, frozen=True, tag=True):
     engine_id: str
     # Where frontends will find it.
     endpoint: str
+    # The checkpoint's, as they were when the server started.
+    files: Files
     # Which of how many that do the same work and share the machine.
     rank: int = 0
     num_engines: int = 1
@@ -57,6 +60,8 @@ class StartFrontend(msgspec.Struct, frozen=True, tag=True):
     pixel_mode: PixelMode
     frontend_id: str
     model_name: str
+    # As above.
+    files: Files
     # The socket to accept on.
     listener_fd: int
     # Which of how many, and how many engines they ask.
