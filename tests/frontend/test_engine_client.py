@@ -1,5 +1,6 @@
 """Engines come and go; whoever asks gets one answer, and pixels are made when somebody needs them and not before."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -355,6 +356,28 @@ def test_a_caller_that_leaves_ends_the_request_everywhere(client: EngineClient, 
     assert client.leave("1")
     assert engine.told[-1] == AbortRequest("1")
     assert not client.leave("1")
+
+
+def test_who_takes_what_has_piled_up_lets_others_have_their_turn_between(client: EngineClient) -> None:
+    """As of a stream whose client had stopped reading and then left: all of it would be written to nobody first."""
+    client.connect(Engine().send)
+
+    async def take_late() -> list[str]:
+        tokens = client.generate(cast(PreparedRequest, prepared("1")))
+        reading = asyncio.create_task(anext(tokens))
+        await asyncio.sleep(0)
+        for _ in range(4):
+            client.receive([TokenOutput("1", 0, 7)])
+        await reading
+        turns: list[str] = []
+        asyncio.get_running_loop().call_soon(turns.append, "another's")
+        for _ in range(3):
+            await anext(tokens)
+            turns.append("taken")
+        await tokens.aclose()
+        return turns
+
+    assert "another's" in asyncio.run(take_late())[:-1]
 
 
 def asked_for_two() -> Prepared:

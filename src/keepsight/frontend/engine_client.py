@@ -168,6 +168,9 @@ class EngineClient:
         self._admit(caller)
         try:
             while caller.unfinished or not arrived.empty():
+                if not arrived.empty():
+                    # Behind, as where the client had not read: `get` alone would give nobody else a turn until the end.
+                    await asyncio.sleep(0)
                 for output in await arrived.get():
                     if isinstance(output, Exception):
                         raise output
