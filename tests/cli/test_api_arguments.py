@@ -121,6 +121,8 @@ def test_a_collector_without_a_path_is_sent_spans_where_collectors_take_them(
         ("--otlp-traces-endpoint http://[::1", "--otlp-traces-endpoint"),
         ("--ssl-certfile missing.pem", "--ssl-certfile"),
         (f"--ssl-certfile {__file__}", "--ssl-certfile"),
+        (f"--ssl-certfile {PEM} --ssl-keyfile missing.pem", "--ssl-keyfile"),
+        (f"--ssl-certfile {PEM} --ssl-keyfile {__file__}", "--ssl-certfile"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(flags: str, named: str) -> None:

@@ -200,17 +200,23 @@ def _check(settings: ApiSettings) -> None:
 
 def _check_certificate(settings: ApiSettings) -> None:
     """Before a model is loaded."""
-    if settings.ssl_certfile is None:
-        if settings.ssl_keyfile is not None:
+    certfile, keyfile = settings.ssl_certfile, settings.ssl_keyfile
+    if certfile is None:
+        if keyfile is not None:
             raise InvalidArgumentError("--ssl-keyfile", "needs --ssl-certfile")
         return
-    password = settings.ssl_keyfile_password
+    for flag, file in (("--ssl-certfile", certfile), ("--ssl-keyfile", keyfile or certfile)):
+        try:
+            Path(file).read_bytes()
+        except OSError as error:
+            raise InvalidArgumentError(flag, f"cannot be read: {error}") from error
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         # Never asked for at the terminal: nobody may be there.
-        context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile, password or "")
-    except OSError as error:  # ssl.SSLError is one
-        raise InvalidArgumentError("--ssl-certfile", f"cannot be read: {error}") from error
+        context.load_cert_chain(certfile, keyfile, settings.ssl_keyfile_password or "")
+    except ssl.SSLError as error:  # which does not tell of which file
+        told = f"has no certificate whose private key is in {keyfile or certfile}, or the key has another password"
+        raise InvalidArgumentError("--ssl-certfile", f"{told}: {error}") from error
 
 
 def _read_traces_endpoint(endpoint: str | None) -> str | None:
