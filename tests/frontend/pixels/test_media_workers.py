@@ -1,6 +1,7 @@
 """What workers make is what would be made here; and whatever happens to them, each job has one answer."""
 
 import asyncio
+import errno
 import os
 import random
 import signal
@@ -429,6 +430,20 @@ def test_when_none_can_be_started_nobody_waits_for_ever(start: Start, monkeypatc
     monkeypatch.setattr(media_workers, "PROGRAM", "keepsight.frontend.no_such_worker")
     with pytest.raises(MediaWorkersLostError, match="cannot be started"):
         start(1).make(job_of(picture()))
+
+
+def test_when_the_system_has_nothing_left_for_a_worker_it_is_worth_trying_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    workers = start(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socketpair", fail)
+        with pytest.raises(MediaWorkersLostError, match=r"cannot be started: .*Too many open files"):
+            workers.make(job_of(picture()))
+    workers.make(job_of(picture()))
 
 
 class Chaos:

@@ -140,9 +140,12 @@ class MediaWorkers:
 
     def _fork_worker(self) -> "_Worker":
         for _ in range(MAX_STARTS):
-            with self._lock:
-                template = self._live_template()
-                connection = template.fork_worker()
+            try:
+                with self._lock:
+                    template = self._live_template()
+                    connection = template.fork_worker()
+            except OSError as error:  # no descriptors are left, or no memory
+                raise MediaWorkersLostError(f"media workers cannot be started: {error}") from error
             worker = _Worker.try_meet(connection)
             if worker is not None:
                 return worker
