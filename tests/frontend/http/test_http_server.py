@@ -27,7 +27,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.api.app import create_app
 from keepsight.frontend.http import http_server
-from keepsight.frontend.http.http_server import MAX_HEADER_BYTES, MAX_PIPELINED, make_server
+from keepsight.frontend.http.http_server import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED, make_server
 from keepsight.frontend.http.read_body import reading_body
 from keepsight.frontend.http.waiting_room import WaitingRoom
 from tests.frontend.api.app_client import MODEL, FakeEngine
@@ -131,6 +131,18 @@ def test_a_client_that_does_not_read_is_cut_off_and_its_request_ends(engine: Fak
     engine.on_abandoned = has_ended.set
     with serving(engine) as port, connected(port, ask("/v1/chat/completions", ENDLESS)):
         assert has_ended.wait(PATIENCE)
+
+
+def test_a_client_that_reads_all_the_time_is_not_cut_off_however_slowly_it_reads() -> None:
+    async def tell_much(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * 8_000_000})
+
+    with running(tell_much, ApiSettings(slow_client_seconds=0.5)) as port, connected(port, LAST) as connection:
+        for _ in range(20):
+            time.sleep(0.1)
+            assert connection.recv(4096)
+        assert len(read_to_end(connection)) > 7_900_000
 
 
 @pytest.mark.parametrize("asks_for_more", [False, True])
@@ -247,7 +259,15 @@ def test_headers_behind_a_body_or_in_it_have_an_end_too(engine: FakeEngine, endl
         assert read_to_end(connection)[:13] in (b"HTTP/1.1 431 ", b"")  # the reset may outrun the answer
 
 
-@pytest.mark.parametrize("header", [b"X: " + b"a" * 2000 + b"\r\n", b"X: a\r\n"])
+@pytest.mark.parametrize("is_one_too_many", [False, True])
+def test_headers_that_are_too_many_are_refused(engine: FakeEngine, is_one_too_many: bool) -> None:
+    headers = LAST[:-2] + b"a:\r\n" * (MAX_HEADERS - 2 + is_one_too_many) + b"\r\n"
+    with serving(engine, slow_client_seconds=PATIENCE) as port, connected(port, headers) as connection:
+        statuses = re.findall(rb"HTTP/1.1 (\d+)", read_to_end(connection))
+    assert statuses == [b"431" if is_one_too_many else b"200"]
+
+
+@pytest.mark.parametrize("header", [b"X: " + b"a" * 2000 + b"\r\n", b"X: " + b"a" * 300 + b"\r\n"])
 @pytest.mark.parametrize("is_too_long", [False, True])
 def test_headers_that_end_with_what_makes_them_too_long_are_refused(
     engine: FakeEngine, header: bytes, is_too_long: bool

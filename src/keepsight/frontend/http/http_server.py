@@ -5,8 +5,10 @@ request then ends as that of any client that leaves.  (What a body may take is t
 """
 
 import asyncio
+import fcntl
 import logging
 import sys
+import termios
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
@@ -20,10 +22,14 @@ from keepsight.api_settings import ApiSettings
 from keepsight.frontend.http.accept_in_turn import ServerInTurn
 from keepsight.frontend.http.direct_reader import Connection, DirectReader
 from keepsight.frontend.http.error_response import ErrorDetail, ErrorResponse
-from keepsight.frontend.http.read_body import COLLECT_BODY, Body
+from keepsight.frontend.http.read_body import COLLECT_BODY, MIN_BYTES_PER_SECOND, Body
 
 logger = logging.getLogger(__name__)
 MAX_HEADER_BYTES = 64 * 1024
+# Each costs some hundred bytes and a microsecond or two, however short it is.  Clients send ten, proxies add some.
+MAX_HEADERS = 256
+TOO_LONG = f"the headers exceed {MAX_HEADER_BYTES} bytes"
+TOO_MANY = f"there are more than {MAX_HEADERS} headers"
 # A body whose rest is as large is read directly, once so much of it has come that its length can be believed: whoever
 # stalls holds no more than that many times what was sent.
 MIN_DIRECT_BYTES = 256 * 1024
@@ -59,22 +65,27 @@ def make_server(app: ASGIApp, settings: ApiSettings, on_refused: Callable[[], ob
 
 
 class _Deadline:
-    """At most one is running; it cuts a connection off unless it is stopped."""
+    """At most one is running; it cuts a connection off unless it is stopped, or what is left grew less meanwhile."""
 
-    def __init__(self, seconds: float, fault: str) -> None:
-        self._seconds, self._fault = seconds, fault
+    def __init__(self, seconds: float, fault: str, count_left: Callable[[], int] = int) -> None:
+        self._seconds, self._fault, self._count_left = seconds, fault, count_left
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, transport: asyncio.Transport) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._cut_off, transport)
+            args = transport, self._count_left()
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._end, *args)
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _cut_off(self, transport: asyncio.Transport) -> None:
+    def _end(self, transport: asyncio.Transport, num_left: int) -> None:
+        self._timer = None
+        if num_left - self._count_left() >= MIN_BYTES_PER_SECOND * self._seconds:
+            self.start(transport)
+            return
         logger.info("a client %s in %g s: its connection is closed", self._fault, self._seconds)
         transport.abort()
 
@@ -95,7 +106,7 @@ class _Impatient(asyncio.Protocol):
         # Of what is no body, since the last that was, or the end of a request.
         self._num_header_bytes = 0
         self._to_ask = _Deadline(self.patience_seconds, "sent no whole request")
-        self._to_read = _Deadline(self.patience_seconds, "did not read its answer")
+        self._to_read = _Deadline(self.patience_seconds, "did not read its answer", partial(_count_unread, transport))
         self._to_ask.start(transport)
 
     def data_received(self, data: bytes) -> None:
@@ -113,10 +124,10 @@ class _Impatient(asyncio.Protocol):
         if not self.tells_bodies and cycle is not None and (cycle.more_body or not cycle.response_complete):
             self._num_header_bytes = 0
         if self._num_header_bytes > MAX_HEADER_BYTES:
-            self._refuse_headers()
+            self._refuse_headers(TOO_LONG)
 
-    def _refuse_headers(self) -> None:
-        self._refuse(b"431 Request Header Fields Too Large", f"the headers exceed {MAX_HEADER_BYTES} bytes")
+    def _refuse_headers(self, message: str) -> None:
+        self._refuse(b"431 Request Header Fields Too Large", message)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(b"400 Bad Request", msg)
@@ -186,14 +197,18 @@ class _PastHttptools(_Impatient, Connection):
         super().on_message_begin()  # type: ignore[misc]
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._has_headers:
-            super().on_header(name, value)  # type: ignore[misc]
+        if self._has_headers:
+            return
+        if len(self.headers) == MAX_HEADERS:
+            self._refuse_headers(TOO_MANY)
+            raise OverflowError  # which ends the parsing
+        super().on_header(name, value)  # type: ignore[misc]
 
     def on_headers_complete(self) -> None:
         self._has_headers = True
         # Those that came at once with what follows them are counted by nobody else.
         if _length_of_head(self.url, self.headers) > MAX_HEADER_BYTES:
-            self._refuse_headers()
+            self._refuse_headers(TOO_LONG)
             raise OverflowError  # which ends the parsing
         super().on_headers_complete()  # type: ignore[misc]
         if self.parser.should_upgrade():
@@ -298,6 +313,13 @@ def _without_chunks(app: ASGIApp, cycle: Any) -> ASGIApp:
         await app(scope, receive, send_plain)
 
     return run
+
+
+def _count_unread(transport: asyncio.Transport) -> int:
+    """Bytes.  The system takes more only once much of what it has, which may be megabytes, was read."""
+    connection = transport.get_extra_info("socket")
+    num_taken = int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    return transport.get_write_buffer_size() + num_taken
 
 
 def _length_of_head(url: bytes, headers: list[tuple[bytes, bytes]]) -> int:
