@@ -37,27 +37,27 @@ def operate(guard: TierGuard, clock: Clock, seconds: float = 0.0, error: Excepti
     return may
 
 
+def expect_pause(guard: TierGuard, clock: Clock, seconds: float) -> None:
+    clock.now += seconds - 0.01
+    assert not guard.is_usable
+    clock.now += 0.01
+    assert guard.is_usable
+
+
 @pytest.mark.parametrize("error", [OSError(28, "full"), TierError("nonsense"), TimeoutError("slow")])
 def test_a_failure_sets_it_aside_ends_there_and_is_told(guard: TierGuard, clock: Clock, error: Exception) -> None:
-    assert guard.health().is_used
+    assert guard.why_unused() is None
     assert operate(guard, clock, error=error)
-    health = guard.health()
-    assert not health.is_used
-    assert health.reason is not None
-    assert type(error).__name__ in health.reason
+    assert type(error).__name__ in (guard.why_unused() or "")
     assert not operate(guard, clock)
 
 
 def test_it_comes_back_by_itself_and_each_pause_is_twice_as_long(guard: TierGuard, clock: Clock) -> None:
     for pause in (1, 2, 4, 8, 8):
         assert operate(guard, clock, error=OSError())
-        assert guard.health().seconds_to_trial == pause
-        clock.now += pause - 0.01
-        assert not guard.is_usable
-        clock.now += 0.01
-        assert guard.is_usable
+        expect_pause(guard, clock, pause)
     assert operate(guard, clock)
-    assert guard.health().is_used
+    assert guard.why_unused() is None
 
 
 def test_long_good_service_makes_earlier_faults_forgotten(guard: TierGuard, clock: Clock) -> None:
@@ -66,7 +66,7 @@ def test_long_good_service_makes_earlier_faults_forgotten(guard: TierGuard, cloc
     for _ in range(100):
         assert operate(guard, clock)
     operate(guard, clock, error=OSError())
-    assert guard.health().seconds_to_trial == 1
+    expect_pause(guard, clock, 1)
 
 
 @pytest.mark.parametrize("error", [None, OSError("the same")])
@@ -77,8 +77,7 @@ def test_what_was_begun_before_it_was_set_aside_neither_ends_that_nor_prolongs_i
         operate(guard, clock, error=OSError())
         if error is not None:
             raise error
-    assert not guard.is_usable
-    assert guard.health().seconds_to_trial == 1
+    expect_pause(guard, clock, 1)
 
 
 def test_on_trial_only_the_trial_decides(guard: TierGuard, clock: Clock) -> None:
@@ -88,9 +87,8 @@ def test_on_trial_only_the_trial_decides(guard: TierGuard, clock: Clock) -> None
         trial = guard.watch()
         assert trial.__enter__()
     assert not guard.is_usable
-    assert guard.health().seconds_to_trial == 0
     trial.__exit__(None, None, None)
-    assert guard.health().is_used
+    assert guard.why_unused() is None
 
 
 def test_on_trial_one_operation_at_a_time(guard: TierGuard, clock: Clock) -> None:
@@ -105,18 +103,17 @@ def test_on_trial_one_operation_at_a_time(guard: TierGuard, clock: Clock) -> Non
 def test_slow_now_and_then_is_no_fault_but_one_in_ten_is(guard: TierGuard, clock: Clock) -> None:
     for number in range(200):
         assert operate(guard, clock, 0.6 if number % 32 == 31 else 0.01)
-    assert guard.health().is_used
+    assert guard.why_unused() is None
     for number in range(64):
         operate(guard, clock, 0.6 if number % 10 == 0 else 0.01)
-    assert not guard.health().is_used
-    assert "slow" in (guard.health().reason or "")
+    assert "slow" in (guard.why_unused() or "")
 
 
 def test_an_operation_that_does_not_return_sets_it_aside_until_it_does(guard: TierGuard, clock: Clock) -> None:
     with guard.watch():
         clock.now += 11
         assert not guard.is_usable
-        assert guard.health().reason == "an operation does not return"
+        assert guard.why_unused() == "an operation does not return"
         assert not operate(guard, clock)
     assert guard.is_usable
 
@@ -151,6 +148,4 @@ class _Events(RuleBasedStateMachine):
     @invariant()
     def holds(self) -> None:
         self.guard.check_invariants()
-        health = self.guard.health()
-        assert health.seconds_to_trial <= LIMITS.longest_pause
-        assert health.is_used or health.reason
+        assert self.guard.is_usable or self.guard.why_unused()

@@ -178,8 +178,8 @@ def test_a_tier_that_fails_is_passed_over_and_comes_back(make: Make, error: Exce
     asker = Asker(store)
     assert_equal(asker.load(1), array_of(1))
     assert_equal(asker.load(2), array_of(2))
-    assert not store.health()[0].is_used
-    assert store.health()[1].is_used
+    assert store.why_unused()["disk"] is not None
+    assert store.why_unused()["remote"] is None
     near.error = None
     near.entries = {key_of(100): array_of(100)}
     came_back = threading.Event()
@@ -188,15 +188,15 @@ def test_a_tier_that_fails_is_passed_over_and_comes_back(make: Make, error: Exce
             came_back.set()
             break
     assert came_back.is_set()
-    assert store.health()[0].is_used
+    assert store.why_unused()["disk"] is None
 
 
 def test_a_tier_that_cannot_be_used_is_set_aside_before_anybody_asks(make: Make, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    store = make(DiskTier(tmp_path / "file" / "folder", 10**6), DiskTier(tmp_path / "kept", 10**6))
-    wait_until(lambda: (tmp_path / "kept" / "entries").is_dir() and not store.health()[0].is_used)
-    assert [health.is_used for health in store.health()] == [False, True]
-    assert "NotADirectoryError" in str(store.health()[0].reason)
+    store = make(DiskTier(tmp_path / "file" / "folder", 10**6), FakeTier("remote"))
+    wait_until(lambda: store.why_unused()["disk"] is not None)
+    assert "NotADirectoryError" in str(store.why_unused()["disk"])
+    assert store.why_unused()["remote"] is None
 
 
 def test_a_tier_that_hangs_stops_neither_callers_nor_other_keys_found_nearer(make: Make) -> None:
@@ -296,7 +296,7 @@ def test_a_real_redis_serves_a_second_store_and_may_be_killed_at_any_moment(make
             assert array is None or array == expected
         process.wait(20)
         assert asker.load(1) is None
-        assert not asker.store.health()[0].is_used
+        assert asker.store.why_unused()["remote"] is not None
 
 
 def test_stats_are_of_every_tier(make: Make, tmp_path: Path) -> None:

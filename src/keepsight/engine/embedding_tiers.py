@@ -200,12 +200,11 @@ class EmbeddingTiers:
 
     def status(self) -> tuple[TierStatus, ...]:
         """Of each tier, the nearest first."""
-        health = {each.name: each for each in self._store.health()}
-        hits, left_out = dict(self._store.hits), self._store.num_left_out
+        reasons, hits, left_out = self._store.why_unused(), dict(self._store.hits), self._store.num_left_out
         return tuple(
             TierStatus(
                 name=name,
-                reason=None if (its := health.get(name)) is None or its.is_used else its.reason or "set aside",
+                reason=reasons.get(name),
                 num_bytes=stats.num_bytes,
                 max_bytes=stats.max_bytes,
                 num_entries=stats.num_entries,

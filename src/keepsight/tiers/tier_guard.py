@@ -34,15 +34,6 @@ class GuardLimits:
     longest_pause: float = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class TierHealth:
-    name: str
-    is_used: bool
-    # Of why it was set aside last.
-    reason: str | None
-    seconds_to_trial: float
-
-
 class TierGuard:
     def __init__(self, name: str, clock: Callable[[], float], limits: GuardLimits | None = None) -> None:
         self._name, self._clock, self._limits = name, clock, limits or GuardLimits()
@@ -55,6 +46,7 @@ class TierGuard:
         self._set_aside_until: float | None = None
         # The operation under way by which it is tried again.
         self._trial: int | None = None
+        # Of why it was set aside last.
         self._reason: str | None = None
 
     @property
@@ -79,12 +71,11 @@ class TierGuard:
             raise
         self._end(token, failure)
 
-    def health(self) -> TierHealth:
+    def why_unused(self) -> str | None:
         with self._lock:
-            is_used = self._set_aside_until is None and not self._is_stuck()
-            left = 0.0 if self._set_aside_until is None else max(0.0, self._set_aside_until - self._clock())
-            reason = "an operation does not return" if self._is_stuck() else self._reason
-            return TierHealth(self._name, is_used, None if is_used else reason, left)
+            if self._is_stuck():
+                return "an operation does not return"
+            return None if self._set_aside_until is None else self._reason
 
     def _may_begin(self) -> bool:
         if self._set_aside_until is None:

@@ -15,7 +15,7 @@ from itertools import count
 
 from keepsight.tiers.host_tier import HostTier
 from keepsight.tiers.tier import OnDrop, StoredArray, Tier, TierStats, ignore_drop
-from keepsight.tiers.tier_guard import GuardLimits, TierGuard, TierHealth
+from keepsight.tiers.tier_guard import GuardLimits, TierGuard
 from keepsight.tiers.tier_worker import Read, TierWorker
 
 # With the key, and the tier that had it.
@@ -112,8 +112,9 @@ class TieredStore:
         for loading in list(self._loadings.values()):
             self._finish(loading)
 
-    def health(self) -> tuple[TierHealth, ...]:
-        return tuple(worker.guard.health() for worker in self._workers)
+    def why_unused(self) -> dict[str, str | None]:
+        """By tier; host memory is always used."""
+        return {worker.tier.name: worker.guard.why_unused() for worker in self._workers}
 
     def stats(self) -> dict[str, TierStats]:
         tiers: list[Tier] = [] if self._host is None else [self._host]
