@@ -19,6 +19,7 @@ from keepsight.errors import (
     UnsupportedFieldError,
 )
 from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prompt.read_messages import read_messages
 from keepsight.outputs import RequestOutput
 from keepsight.runner import model_runner
 from keepsight.runner.encode_media import encode_media
@@ -206,17 +207,18 @@ def test_what_cannot_be_taken_is_refused_at_its_field(
 
 def test_nothing_is_downloaded_where_they_stand(preparer: RequestPreparer) -> None:
     for source in ("http", "https://example.org/a.npy", "media://media_1", "file:///etc/hostname"):
-        messages = ask(by_embeds(source), "What?")
-        assert preparer.pictures_to_download(messages) == []
-        assert preparer.intake.find_handles(preparer.template.render(messages).pictures) == []
+        conversation = read_messages(ask(by_embeds(source), "What?"))
+        assert preparer.pictures_to_download(conversation) == []
+        assert preparer.intake.find_handles(conversation.pictures) == []
 
 
 def test_they_are_taken_only_where_it_was_said_and_count_as_pictures(embeds: list[Values]) -> None:
     part = by_embeds(to_npy(embeds[0]))
     preparer = RequestPreparer.from_config(Config())
+    conversation = read_messages(ask(part, "What?"))
     for refuse in (preparer.pictures_to_download, lambda messages: preparer.prepare_chat(messages, GREEDY)):
         with pytest.raises(UnsupportedFieldError, match="--enable-mm-embeds") as caught:
-            refuse(ask(part, "What?"))
+            refuse(conversation)
         assert caught.value.field == AT
     preparer = RequestPreparer.from_config(Config(enable_mm_embeds=True, limit_mm_per_prompt={"image": 1}))
     with pytest.raises(TooManyPicturesError):

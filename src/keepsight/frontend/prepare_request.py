@@ -141,11 +141,11 @@ class RequestPreparer:
         """
         terms = _Terms(params, cache_salt, priority, max_told)
         conversation = read_messages(messages)
-        rendered = self.template.render(conversation, tools=tools)
+        text = self.template.render(conversation, tools=tools)
         # Not rendered before the prompt is known to fit.
         kept = find_beginnings(self.template, conversation, tools)
         return self._prepare(
-            rendered.text, rendered.pictures, terms, mm_processor_kwargs, "messages", downloaded, kept, add_bos=False
+            text, conversation.pictures, terms, mm_processor_kwargs, "messages", downloaded, kept, add_bos=False
         )
 
     def recognize(self, conversation: Conversation, cache_salt: str | None) -> Conversation | None:
@@ -153,10 +153,10 @@ class RequestPreparer:
         pictures = self._identifier.recognize(conversation.pictures, cache_salt)
         return None if pictures is None else replace(conversation, pictures=pictures)
 
-    def pictures_to_download(self, messages: object) -> list[PicturePart]:
+    def pictures_to_download(self, conversation: Conversation) -> list[PicturePart]:
         if self.image_config is None:
             return []  # and whatever there is will be refused
-        return self.intake.find_remote(read_messages(messages).pictures)
+        return self.intake.find_remote(conversation.pictures)
 
     def name_picture(
         self, part: PicturePart, cache_salt: str | None, downloaded: Downloaded = NOTHING_DOWNLOADED

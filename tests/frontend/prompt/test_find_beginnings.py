@@ -108,7 +108,7 @@ def test_a_template_that_refuses_silent_turns_fails_no_request() -> None:
     )
     template = ChatTemplate(source, NO_TOKENS)
     conversation = read_messages([user(text("One.", "30m")), user(text("Two."))])
-    assert template.render(conversation).text == "One.Two."
+    assert template.render(conversation) == "One.Two."
     with pytest.raises(ChatTemplateError, match="say something"):
         template.render(conversation.emptied_after(conversation.breakpoints[0]))
     assert list(find_beginnings(template, conversation, ())) == []

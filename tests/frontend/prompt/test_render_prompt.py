@@ -41,7 +41,7 @@ def demo_template() -> ChatTemplate:
 
 def render(source: str, messages: Any = None, **options: Any) -> str:
     messages = [{"role": "user", "content": "hi"}] if messages is None else messages
-    return ChatTemplate(source, NO_TOKENS).render(messages, **options).text
+    return ChatTemplate(source, NO_TOKENS).render(messages, **options)
 
 
 CONTENTS = st.one_of(
@@ -63,7 +63,7 @@ def test_the_text_is_that_of_transformers() -> None:
     def check(messages: list[dict[str, Any]], generate: bool) -> None:
         expected = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
         conversation = read_messages(messages, choose_end(generate, None))
-        assert template.render(conversation).text == expected
+        assert template.render(conversation) == expected
 
     check()
 
@@ -77,7 +77,7 @@ def test_the_last_message_may_be_gone_on_with_as_by_transformers() -> None:
         role = "user" if messages[-1]["role"] in ("assistant", "system") else "assistant"
         messages = [*messages, {"role": role, "content": [text_part("An "), text_part(last)]}]
         expected = processor.apply_chat_template(copy.deepcopy(messages), tokenize=False, continue_final_message=True)
-        assert template.render(read_messages(messages, choose_end(False, True))).text == expected
+        assert template.render(read_messages(messages, choose_end(False, True))) == expected
 
     check()
 
@@ -85,7 +85,7 @@ def test_the_last_message_may_be_gone_on_with_as_by_transformers() -> None:
 def test_a_text_that_stands_there_twice_is_gone_on_with_at_its_end() -> None:
     messages = [{"role": "user", "content": "Yes"}, {"role": "assistant", "content": "Yes"}]
     source = "{% for each in messages %}<{{ each.content | trim }}>{% endfor %}Yes"
-    assert ChatTemplate(source, NO_TOKENS).render(read_messages(messages, "text")).text == "<Yes><Yes"
+    assert ChatTemplate(source, NO_TOKENS).render(read_messages(messages, "text")) == "<Yes><Yes"
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,12 @@ def test_pictures_are_kept_in_their_order_with_their_places() -> None:
             {"type": "image", "image": second}, {"type": "image", "url": "u"}, {"type": "image_url", "image_url": "v"}
         ),
     ]
-    rendered = demo_template().render(messages)
+    conversation = read_messages(messages)
+    text = demo_template().render(conversation)
     marker = "<start_of_image>"
-    assert f"user\na{marker}b{marker}<end_of_turn>" in rendered.text
-    assert rendered.text.count(marker) == 5
-    assert [(picture.source, picture.field) for picture in rendered.pictures] == [
+    assert f"user\na{marker}b{marker}<end_of_turn>" in text
+    assert text.count(marker) == 5
+    assert [(picture.source, picture.field) for picture in conversation.pictures] == [
         (URL, "messages[0].content[1].image_url.url"),
         (first, "messages[0].content[3].image_pil"),
         (second, "messages[2].content[0].image"),
@@ -220,8 +221,8 @@ def test_a_template_that_shows_the_first_part_of_a_systems_message_is_given_one(
     system = {"role": role, "content": [text_part("Be brief."), text_part("Be kind.")]}
     joined = {"role": role, "content": [text_part("Be brief.\nBe kind.")]}
     asked = user(text_part("Hi"), text_part(" there"))
-    assert demo_template().render([system, asked]).text == demo_template().render([joined, asked]).text
-    assert "Be brief.\nBe kind.\n\nHithere<end_of_turn>" in demo_template().render([system, asked]).text
+    assert demo_template().render([system, asked]) == demo_template().render([joined, asked])
+    assert "Be brief.\nBe kind.\n\nHithere<end_of_turn>" in demo_template().render([system, asked])
     every = "{% for each in messages %}{% for part in each.content %}<{{ part.text }}>{% endfor %}{% endfor %}"
     assert render(every, [system]) == "<Be brief.><Be kind.>"
 
@@ -447,7 +448,7 @@ def test_a_call_is_not_gone_on_with_whole_or_cut_off(said: str | None) -> None:
         with pytest.raises(InvalidArgumentError, match=r"leave out the last message's tool_calls") as caught:
             ChatTemplate(source, NO_TOKENS).render(read_messages([message], "text"))
         assert caught.value.field == "continue_final_message"
-        assert ChatTemplate(source, NO_TOKENS).render(read_messages([message], "message")).text
+        assert ChatTemplate(source, NO_TOKENS).render(read_messages([message], "message"))
 
 
 @pytest.mark.parametrize("arguments", ['{"at": "the s', '{"at": }', "[1]", "", " "])

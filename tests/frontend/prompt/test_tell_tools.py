@@ -38,7 +38,7 @@ def result(name: str, content: Any) -> dict[str, Any]:
 
 
 def render(preparer: RequestPreparer, *messages: Any, **options: Any) -> str:
-    return preparer.template.render(list(messages), **options).text
+    return preparer.template.render(list(messages), **options)
 
 
 def turns(preparer: RequestPreparer, *messages: Any, **options: Any) -> list[str]:

@@ -24,7 +24,7 @@ def find_beginnings(
 ) -> Iterator[Beginning]:
     for each in conversation.breakpoints:
         try:
-            text = template.render(conversation.emptied_after(each), tools=tools).text
+            text = template.render(conversation.emptied_after(each), tools=tools)
         except ChatTemplateError:
             continue  # the whole conversation was not refused, and a wish shall not be what fails it
         yield Beginning(text, each.seconds)

@@ -40,5 +40,5 @@ class PublicTokenizer:
     ) -> Any:
         """The ids, or else the text, with one marker for each picture, as `LLM.generate` takes it."""
         messages = read_messages(conversation, choose_end(add_generation_prompt, continue_final_message))
-        text = self._template.render(messages, tools=tools or ()).text
+        text = self._template.render(messages, tools=tools or ())
         return self.encode(text, add_special_tokens=False) if tokenize else text

@@ -74,7 +74,7 @@ class Breakpoint(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Conversation:
     messages: list[TemplateMessage]
-    pictures: tuple[PicturePart, ...]
+    pictures: tuple[PicturePart, ...]  # in the order of their markers
     breakpoints: tuple[Breakpoint, ...] = ()
     end: PromptEnd = "answer"
 

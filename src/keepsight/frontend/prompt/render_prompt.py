@@ -6,7 +6,6 @@ grows without end is cut off.  Pictures stay what they are here: a marker in the
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -21,7 +20,7 @@ import jinja2.sandbox
 import jinja2.utils
 
 from keepsight.errors import ChatTemplateError, CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
-from keepsight.frontend.prompt.read_messages import PicturePart, TemplateMessage, read_messages
+from keepsight.frontend.prompt.read_messages import TemplateMessage, read_messages
 from keepsight.frontend.prompt.read_tool_calls import show_tool_calls
 from keepsight.frontend.prompt.tell_tools import tell_calls, tell_results, tell_tools
 from keepsight.json_fields import read_json_object, read_optional_json_object
@@ -36,12 +35,6 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 _PROBE = "What does this template show?"
 # Behind a text that is to be gone on with.  A template that trims takes its last character away.
 _GOES_ON = "(and here the answer goes on) "
-
-
-@dataclass(frozen=True, slots=True)
-class RenderedPrompt:
-    text: str
-    pictures: tuple[PicturePart, ...]  # in the order of their markers
 
 
 class ChatTemplate:
@@ -73,7 +66,7 @@ class ChatTemplate:
         messages: object,
         max_characters: int = MAX_RENDERED_CHARACTERS,
         tools: Sequence[Mapping[str, Any]] = (),
-    ) -> RenderedPrompt:
+    ) -> str:
         conversation = read_messages(messages)
         # Before anything is told: faults name a message by its place in what the caller sent.
         for index, message in enumerate(conversation.messages):
@@ -88,10 +81,8 @@ class ChatTemplate:
             written = [_with_one_part(each) for each in written]
         if conversation.end == "text":
             marked = self._render_text(_mark_end(written), tools, False, max_characters + len(_GOES_ON))
-            text = _cut_at_mark(marked)
-        else:
-            text = self._render_text(written, tools, conversation.end == "answer", max_characters)
-        return RenderedPrompt(text, conversation.pictures)
+            return _cut_at_mark(marked)
+        return self._render_text(written, tools, conversation.end == "answer", max_characters)
 
     def _render_text(
         self,
