@@ -22,7 +22,7 @@ import jinja2.utils
 from keepsight.errors import ChatTemplateError, CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.prompt.read_messages import TemplateMessage, read_messages
 from keepsight.frontend.prompt.read_tool_calls import show_tool_calls
-from keepsight.frontend.prompt.tell_tools import tell_calls, tell_results, tell_tools
+from keepsight.frontend.prompt.tell_tools import as_parts, tell_calls, tell_results, tell_tools
 from keepsight.json_fields import read_json_object, read_optional_json_object
 
 MAX_RENDERED_CHARACTERS = 64 * 2**20
@@ -181,8 +181,9 @@ def _write_contents(messages: list[TemplateMessage], form: ContentForm | None) -
     """In the one form that a template shows; None: as the caller wrote them."""
     if form is None:
         return messages
-    write = _as_text if form == "text" else _as_parts
-    return [{**each, "content": write(each["content"], f"messages[{at}]")} for at, each in enumerate(messages)]
+    if form == "parts":
+        return [{**each, "content": as_parts(each["content"])} for each in messages]
+    return [{**each, "content": _as_text(each["content"], f"messages[{at}]")} for at, each in enumerate(messages)]
 
 
 def _as_text(content: str | list[Mapping[str, Any]], field: str) -> str:
@@ -207,11 +208,7 @@ def _with_one_part(message: TemplateMessage) -> TemplateMessage:
     content = message["content"]
     if not _is_of_system(message) or isinstance(content, str) or len(content) < 2:
         return message
-    return {**message, "content": _as_parts(_as_text(content, "messages"), "messages")}
-
-
-def _as_parts(content: str | list[Mapping[str, Any]], _field: str) -> list[Mapping[str, Any]]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return {**message, "content": as_parts(_as_text(content, "messages"))}
 
 
 def _find_source(directory: Path, *, reads_pictures: bool) -> tuple[str | None, Path]:

@@ -64,15 +64,15 @@ def join_contents(first: Content, second: Content, between: str = "\n\n") -> Con
         return first or second
     if isinstance(first, str) and isinstance(second, str):
         return f"{first}{between}{second}"
-    *before, last = _as_parts(first)
-    following, *behind = _as_parts(second)
+    *before, last = as_parts(first)
+    following, *behind = as_parts(second)
     if last["type"] == following["type"] == "text":
         text = between.join(filter(None, (last["text"], following["text"])))
         return [*before, {**last, "text": text}, *behind]
     return [*before, last, following, *behind]
 
 
-def _as_parts(content: Content) -> list[Mapping[str, Any]]:
+def as_parts(content: Content) -> list[Mapping[str, Any]]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
