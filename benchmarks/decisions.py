@@ -70,7 +70,7 @@ def answer(scheduler: Scheduler, requests: Sequence[EngineRequest]) -> int:
 
 def step(scheduler: Scheduler) -> None:
     plan = scheduler.schedule()
-    for needed in scheduler.take_media_needed():
+    for needed in scheduler.media.pixels.take_needed():
         for each in needed.media_hashes:
             scheduler.media_arrived(each)
     outputs = scheduler.update(compute(plan))

@@ -212,8 +212,8 @@ class Engine:
 
     def step(self) -> None:
         plan = self.scheduler.schedule()
-        self.needed += [each for needed in self.scheduler.take_media_needed() for each in needed.media_hashes]
-        self.loading += [load.encoder_key for load in self.scheduler.take_loads()]
+        self.needed += [each for needed in self.scheduler.media.pixels.take_needed() for each in needed.media_hashes]
+        self.loading += [load.encoder_key for load in self.scheduler.media.loads.take_wanted()]
         result = self.runner.run(plan)
         for output in self.scheduler.update(result):
             assert not isinstance(output, RequestFailed), output.message

@@ -122,7 +122,7 @@ class Parts:
         self.story.append("schedule")
         return _next(self.plans, StepPlan())
 
-    def take_media_needed(self) -> list[MediaNeeded]:
+    def take_needed(self) -> list[MediaNeeded]:
         needed, self.needed = self.needed, []
         return needed
 

@@ -159,7 +159,7 @@ class Drive:
         self._ask_frontend()
         for media_hash in media_hashes:
             self.scheduler.media.pixels.lose(media_hash)
-        asked = self.scheduler.take_media_needed()
+        asked = self.scheduler.media.pixels.take_needed()
         for needed in asked:
             assert needed.inline
             assert self.is_live(needed.request_id)
@@ -189,11 +189,11 @@ class Drive:
     def _expect_rest(self) -> None:
         """The engine's loop sleeps now until it hears something: a plan that is not empty would wait as long."""
         assert self.scheduler.schedule().is_empty
-        assert not self.scheduler.take_media_needed()
-        assert not self.scheduler.take_loads()
+        assert not self.scheduler.media.pixels.take_needed()
+        assert not self.scheduler.media.loads.take_wanted()
 
     def _ask_tiers(self) -> None:
-        self.loading += [load.encoder_key for load in self.scheduler.take_loads()]
+        self.loading += [load.encoder_key for load in self.scheduler.media.loads.take_wanted()]
 
     def _load(self) -> None:
         self._ask_tiers()
@@ -208,7 +208,7 @@ class Drive:
 
     def _ask_frontend(self) -> list[tuple[str, str]]:
         asked: list[tuple[str, str]] = []
-        for needed in self.scheduler.take_media_needed():
+        for needed in self.scheduler.media.pixels.take_needed():
             assert not needed.inline
             asked += [(needed.request_id, media_hash) for media_hash in needed.media_hashes]
         self.needed += asked

@@ -42,7 +42,7 @@ def test_a_load_is_asked_for_once_and_before_the_request_has_its_turn() -> None:
     drive.step()
     for name in "ab":
         drive.add(make_request(name, 3, "cat"))
-    assert [load.encoder_key for load in drive.scheduler.take_loads()] == ["cat"]
+    assert [load.encoder_key for load in drive.scheduler.media.loads.take_wanted()] == ["cat"]
     drive.end_load("cat")
     drive.expect_all_answered()
     assert drive.runner.encoded == []
@@ -53,12 +53,12 @@ def test_of_many_that_are_wanted_a_few_are_asked_for_at_a_time_and_each_once() -
     names = [f"p{number}" for number in range(2 * MAX_AT_ONCE + 6)]
     for name in names:
         drive.add(make_request(name, 3, name))
-    taken = [load.encoder_key for load in drive.scheduler.take_loads()]
+    taken = [load.encoder_key for load in drive.scheduler.media.loads.take_wanted()]
     # Not asked for yet, given up, and wanted again.
     drive.scheduler.abort(names[-1], 0)
     drive.add(make_request("again", 3, names[-1]))
     assert len(taken) == MAX_AT_ONCE
-    while loads := drive.scheduler.take_loads():
+    while loads := drive.scheduler.media.loads.take_wanted():
         assert len(loads) <= MAX_AT_ONCE
         taken += [load.encoder_key for load in loads]
     assert sorted(taken) == sorted(names)
@@ -117,7 +117,7 @@ def test_pixels_are_asked_for_once_it_is_known_what_of_the_picture_lacks_them() 
     assert drive.needed == [("a", "cat")]
     # While it waits for the pixels of another.
     for part in ("+top", "+right", "+left"):
-        assert drive.scheduler.take_media_needed() == []
+        assert drive.scheduler.media.pixels.take_needed() == []
         drive.end_load(part)
         drive.step()
     assert drive.needed == [("a", each) for each in ("cat", "dog", "+left", "+top")]
@@ -132,11 +132,11 @@ def test_the_parts_of_a_picture_are_asked_for_together_however_few_loads_there_a
     parts = [f"{kind}{number}" for number in range(MAX_AT_ONCE // 5 + 1) for kind in ("whole", "+a", "+b", "+c", "+d")]
     drive.add(make_request("a", 3, *parts))
     asked: list[list[str]] = []
-    while loads := drive.scheduler.take_loads():
+    while loads := drive.scheduler.media.loads.take_wanted():
         for load in loads:
             drive.end_load(load.encoder_key)
         drive.scheduler.schedule()
-        asked += [list(needed.media_hashes) for needed in drive.scheduler.take_media_needed()]
+        asked += [list(needed.media_hashes) for needed in drive.scheduler.media.pixels.take_needed()]
     assert asked == [parts[:15], parts[15:]]
 
 

@@ -151,7 +151,7 @@ class EngineLoop:
                 self._meter.note_loaded(key, tier, array.seconds)
 
     def _ask_tiers(self, tiers: EmbeddingTiers) -> None:
-        for load in self._scheduler.take_loads():
+        for load in self._scheduler.media.loads.take_wanted():
             self._meter.note_load(load)
             tiers.load(load)
 
@@ -162,7 +162,7 @@ class EngineLoop:
         if self._tiers is not None:
             # Evicted since they were asked for, or never before; answered before the next step is planned.
             self._ask_tiers(self._tiers)
-        missing = [self._find_pixels(needed) for needed in self._scheduler.take_media_needed()]
+        missing = [self._find_pixels(needed) for needed in self._scheduler.media.pixels.take_needed()]
         self._send([needed for needed in missing if needed.media_hashes])
         return plan
 

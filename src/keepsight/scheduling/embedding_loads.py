@@ -104,7 +104,7 @@ class EmbeddingLoads:
             self._unneeded.append(key)
 
     def take_wanted(self) -> list[Load]:
-        """The first of them: there are more only if some are returned."""
+        """What tiers are to be asked for, the first of it: there is more only if some are returned."""
         wanted = [load for key, load in self._wanted.items() if self._states.get(key) is LoadState.LOADING]
         self._wanted = {load.encoder_key: load for load in wanted[MAX_AT_ONCE:]}
         return wanted[:MAX_AT_ONCE]

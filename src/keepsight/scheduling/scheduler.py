@@ -8,10 +8,9 @@ step's tokens those that run take theirs before those that wait: a prompt that h
 import itertools
 
 from keepsight.engine_config import EngineConfig, SchedulerConfig
-from keepsight.requests import EngineRequest, MediaNeeded, RequestFailed, TokenOutput
+from keepsight.requests import EngineRequest, RequestFailed, TokenOutput
 from keepsight.scheduling.admit_request import make_states, why_never
 from keepsight.scheduling.cut_piece import cut_piece
-from keepsight.scheduling.embedding_loads import Load
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
 from keepsight.scheduling.holdings import Holdings
 from keepsight.scheduling.kept_beside import KeptBeside
@@ -118,13 +117,6 @@ class Scheduler:
     @property
     def has_requests(self) -> bool:
         return bool(self._choices)
-
-    def take_loads(self) -> list[Load]:
-        """Embeddings that tiers are to be asked for."""
-        return self.media.loads.take_wanted()
-
-    def take_media_needed(self) -> list[MediaNeeded]:
-        return self.media.pixels.take_needed()
 
     def take_begun(self) -> list[Begun]:
         """Requests whose first choice has its first token now, or has had more made for it since; each time once."""
