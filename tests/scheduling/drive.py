@@ -8,7 +8,7 @@ from keepsight.engine_config import EncoderCacheConfig, EngineConfig, KvCacheCon
 from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.requests import Adapter, EngineRequest, MediaHeld, MediaNeeded, RequestFailed, TokenOutput
 from keepsight.sampling_params import SamplingParams
-from keepsight.scheduling.block_hash import BlockHasher, extra_keys
+from keepsight.scheduling.block_hash import BlockHasher, extra_keys_by_block
 from keepsight.scheduling.encoder_cache_manager import encoder_key
 from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import Encoding, StepPlan
@@ -279,15 +279,13 @@ class Drive:
             if self.config.encoder_cache.is_shared:
                 keys = {item.media_hash: encoder_key(item, request.adapter) for item in request.media}
                 found |= {media_hash for media_hash, key in keys.items() if encoder_cache.can_find(key)}
+            by_block = extra_keys_by_block(request, self.config.kv_cache.block_size)
             for choice in range(request.sampling_params.n):
                 hasher = BlockHasher(request, self.config.kv_cache.block_size)
                 hasher.extend(self.tokens.get((request.request_id, choice), ()))
                 for index, block_hash in enumerate(hasher.hashes):
                     if pool.find(block_hash) is not None:
-                        keys_of_block = extra_keys(
-                            request, index * self.config.kv_cache.block_size, self.config.kv_cache.block_size
-                        )
-                        found |= {str(key[1]) for key in keys_of_block if key[0] == "mm"}
+                        found |= {str(key[1]) for key in by_block.get(index, ()) if key[0] == "mm"}
         return found
 
     def expect_all_answered(self) -> None:

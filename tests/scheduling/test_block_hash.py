@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.requests import Adapter, EngineRequest
 from keepsight.sampling_params import SamplingParams
-from keepsight.scheduling.block_hash import BlockHasher, ExtraKey, count_common, extra_keys
+from keepsight.scheduling.block_hash import BlockHasher, ExtraKey, count_common, extra_keys_by_block
 from tests.scheduling.long_run import thorough
 
 PICTURE_TOKEN = 7
@@ -57,28 +57,28 @@ def num_shared_blocks(left: EngineRequest, right: EngineRequest) -> int:
 class TestExtraKeys:
     def test_a_picture_that_crosses_a_block_s_edge_is_in_both_at_its_distance_from_their_starts(self) -> None:
         of = request(48, picture("aaa", 11, 10))
-        assert extra_keys(of, 0, 16) == (("mm", "aaa", 11),)
-        assert extra_keys(of, 16, 16) == (("mm", "aaa", -5),)
-        assert extra_keys(of, 32, 16) == ()
+        assert extra_keys_by_block(of, 16) == {0: [("mm", "aaa", 11)], 1: [("mm", "aaa", -5)]}
 
     def test_a_picture_that_ends_with_a_block_is_not_in_the_next(self) -> None:
         of = request(48, picture("aaa", 16, 16))
-        assert [extra_keys(of, start, 16) for start in (0, 16, 32)] == [(), (("mm", "aaa", 0),), ()]
+        assert extra_keys_by_block(of, 16) == {1: [("mm", "aaa", 0)]}
 
     def test_adapter_and_salt_are_in_the_first_block_only_around_its_pictures(self) -> None:
         of = request(48, picture("aaa", 1, 3), cache_salt="salt", adapter=Adapter("name", "digest"))
-        assert extra_keys(of, 0, 16) == (("lora", "name", "digest"), ("mm", "aaa", 1), ("cache_salt", "salt"))
-        assert extra_keys(of, 16, 16) == ()
+        keys = [("lora", "name", "digest"), ("mm", "aaa", 1), ("cache_salt", "salt")]
+        assert extra_keys_by_block(of, 16) == {0: keys}
 
     def test_all_pictures_of_a_block_are_named_in_the_order_of_their_places(self) -> None:
         of = request(16, picture("bbb", 1, 3), picture("aaa", 5, 3))
-        assert extra_keys(of, 0, 16) == (("mm", "bbb", 1), ("mm", "aaa", 5))
+        assert extra_keys_by_block(of, 16) == {0: [("mm", "bbb", 1), ("mm", "aaa", 5)]}
 
     def test_the_strips_of_an_embedded_prompt_are_named_wherever_they_lie(self) -> None:
         of = embedded(48, ("aaa", 20), ("bbb", 28), cache_salt="salt")
-        assert extra_keys(of, 0, 16) == (("prompt_embeds", "aaa"), ("cache_salt", "salt"))
-        assert extra_keys(of, 16, 16) == (("prompt_embeds", "aaa"), ("prompt_embeds", "bbb"))
-        assert extra_keys(of, 32, 16) == (("prompt_embeds", "bbb"),)
+        assert extra_keys_by_block(of, 16) == {
+            0: [("prompt_embeds", "aaa"), ("cache_salt", "salt")],
+            1: [("prompt_embeds", "aaa"), ("prompt_embeds", "bbb")],
+            2: [("prompt_embeds", "bbb")],
+        }
         assert [BlockHasher(of, 16).name_of(block).media for block in range(3)] == [("aaa",), ("aaa", "bbb"), ("bbb",)]
 
 
@@ -269,8 +269,9 @@ def naive_keys(of: EngineRequest, block_start: int) -> tuple[ExtraKey, ...]:
 @thorough(200)
 @given(small_requests())
 def test_the_extra_keys_of_a_block_are_those_of_all_media_that_overlap_it(of: EngineRequest) -> None:
+    keys = extra_keys_by_block(of, BLOCK)
     for start in range(0, len(of.token_ids), BLOCK):
-        assert extra_keys(of, start, BLOCK) == naive_keys(of, start)
+        assert tuple(keys.get(start // BLOCK, ())) == naive_keys(of, start)
 
 
 @thorough(300)

@@ -56,14 +56,8 @@ def _ends_of_tokens(words: Sequence[int]) -> Iterator[int]:
             yield index
 
 
-def extra_keys(request: EngineRequest, block_start: int, block_size: int) -> tuple[ExtraKey, ...]:
-    """What the block that starts at `block_start` depends on beside its tokens and those before it."""
-    assert block_start % block_size == 0, (block_start, block_size)
-    return tuple(_extra_keys_by_block(request, block_size).get(block_start // block_size, ()))
-
-
-def _extra_keys_by_block(request: EngineRequest, block_size: int) -> dict[int, list[ExtraKey]]:
-    """Those of all blocks that have any, in one pass over the media."""
+def extra_keys_by_block(request: EngineRequest, block_size: int) -> dict[int, list[ExtraKey]]:
+    """What blocks depend on beside their tokens and those before them: of those that do, in one pass over the media."""
     keys: dict[int, list[ExtraKey]] = {}
     if request.adapter is not None:
         keys[0] = [("lora", request.adapter.name, request.adapter.digest)]
@@ -119,7 +113,7 @@ class BlockHasher:
 
     def __init__(self, request: EngineRequest, block_size: int) -> None:
         self.hashes: list[bytes] = []
-        extra_keys = _extra_keys_by_block(request, block_size)
+        extra_keys = extra_keys_by_block(request, block_size)
         self._marks = {block: _marks(keys) for block, keys in extra_keys.items()}
         self._media = _media_by_block(extra_keys)
         self._block_size = block_size
