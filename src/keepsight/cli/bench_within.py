@@ -11,7 +11,7 @@ from keepsight.bench.workloads import WORKLOADS
 from keepsight.cli.bench_arguments import DEFAULTS, LEAST, add_picture_size, add_shape, options_of, to_percent
 from keepsight.cli.check_least import check_least
 from keepsight.cli.end_on_ctrl_c import ending_on_ctrl_c
-from keepsight.cli.model_arguments import add_model_arguments, config_from
+from keepsight.cli.model_arguments import add_model, add_model_arguments, config_from
 from keepsight.config import CHOICES, Config
 
 PHOTO_SIZE = (4000, 3000)
@@ -21,7 +21,7 @@ ONLY_SERVED = ("multi-turn", "text-beside-pictures", "restart")
 
 def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
     names = [name for name in WORKLOADS if name not in ONLY_SERVED]
-    parser.add_argument("--model", help="a checkpoint's folder (default: the demo checkpoint)")
+    add_model(parser)
     parser.add_argument("--workload", choices=names, default="zipf", help="what is asked for (default: %(default)s)")
     parser.add_argument("--requests", type=int, default=64, help="timed, all at once (default: %(default)d)")
     parser.add_argument("--max-tokens", type=int, default=16, help="of each answer (default: %(default)d)")
@@ -52,7 +52,7 @@ def run_offline(arguments: argparse.Namespace) -> int:
 
 
 def add_parts_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", help="a checkpoint's folder (default: the demo checkpoint)")
+    add_model(parser)
     for name, said in (("device", "where the model computes"), ("dtype", "of its weights")):
         parser.add_argument(f"--{name}", choices=CHOICES[name], default="auto", help=f"{said} (default: auto)")
     parser.add_argument("--runs", type=int, default=15, help="medians of so many (default: %(default)d)")

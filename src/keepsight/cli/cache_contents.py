@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from keepsight.cli.add_command import Commands, add_command
 from keepsight.cli.end_on_ctrl_c import ending_on_ctrl_c
-from keepsight.cli.model_arguments import add_model_arguments, config_from
+from keepsight.cli.model_arguments import add_model, add_model_arguments, config_from
 from keepsight.cli.read_picture import read_picture
 from keepsight.errors import InvalidArgumentError, TierError
 from keepsight.tiers.disk_tier import DiskTier
@@ -47,7 +47,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def add_server_flags(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--model", help="a checkpoint's folder (default: the demo checkpoint)")
+    add_model(command)
     add_model_arguments(command)
 
 

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from keepsight.cli.end_on_ctrl_c import ending_on_ctrl_c
-from keepsight.cli.model_arguments import add_model_arguments, config_from
+from keepsight.cli.model_arguments import add_model, add_model_arguments, config_from
 from keepsight.cli.read_picture import read_picture
 from keepsight.cli.strip_controls import strip_controls
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", help="what to ask")
-    parser.add_argument("--model", help="a checkpoint's folder (default: the demo checkpoint)")
+    add_model(parser)
     parser.add_argument("--image", action="append", default=[], type=Path, help="a picture; may be given several times")
     parser.add_argument("--max-tokens", type=int, default=256, help="longest answer (default: 256)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default: 0)")

@@ -135,6 +135,10 @@ _MORE: dict[str, dict[str, Any]] = {
 }
 
 
+def add_model(parser: argparse.ArgumentParser, name: str = "--model", **options: Any) -> None:
+    parser.add_argument(name, help="a checkpoint's folder (default: the demo checkpoint)", **options)
+
+
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     for title, helps in _HELP.items():
         group = parser.add_argument_group(title)

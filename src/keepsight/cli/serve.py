@@ -12,7 +12,7 @@ from keepsight.checkpoint_folder import is_checkpoint, list_files
 from keepsight.cli.api_arguments import add_api_arguments, api_settings_from
 from keepsight.cli.check_is_text import check_arguments_are_text
 from keepsight.cli.check_least import check_least
-from keepsight.cli.model_arguments import add_model_arguments, config_from
+from keepsight.cli.model_arguments import add_model, add_model_arguments, config_from
 from keepsight.cli.one_line_parser import flag_of
 from keepsight.cli.vllm_variables import warn_of_vllm_variables
 from keepsight.config import Config
@@ -27,7 +27,7 @@ LEAST_OPEN_FILES = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", help="a checkpoint's folder (default: the demo checkpoint)")
+    add_model(parser, "model", nargs="?")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on, :: for all (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on, 0 for a free one (default: 8000)")
     parser.add_argument(
