@@ -16,7 +16,7 @@ MAX_PIXELS = 178_956_970
 TOKENS_PER_STRIP = 64
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class TokenSpan:
     """The half-open interval [start, start + length) of positions in one request."""
 
