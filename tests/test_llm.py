@@ -25,9 +25,11 @@ from keepsight.engine import start_engine
 from keepsight.errors import InvalidArgumentError, RequestFailedError, UnreadablePictureError, UnsupportedFieldError
 from keepsight.frontend.pixels import preprocess_image
 from keepsight.ipc.run_directory import PREFIX, RIGHTS
+from keepsight.observe.catalogue import DECODED, PREPROCESSED
 from keepsight.observe.metric_values import Counter
 from keepsight.outputs import RequestOutput
 from keepsight.scheduling.step_plan import StepPlan, StepResult
+from tests.counted import counted
 from tests.drawn import Drawn, ask, by_object, by_url, draw, list_question, to_png
 from tests.frontend.picture_server import picture_server, response
 from tests.random_checkpoint import make_checkpoint
@@ -577,7 +579,7 @@ def test_embeddings_that_made_room_are_found_in_host_memory(drawn: Drawn) -> Non
     in_turn = [by_url(picture) for picture in [drawn.picture, draw(8).picture] * 3]
     with LLM(device="cpu", enable_prefix_caching=False, mm_processor_cache_gb=0, **ONE_PICTURE) as llm:
         answers = [text_of(llm.chat(ask(each, "What is this?"), GREEDY)[0]) for each in in_turn]
-        assert llm.engine._media_pool.num_decoded == 2
+        assert counted(llm.engine._media_pool, DECODED) == [2]
     assert answers == answers[:2] * 3
 
 
@@ -590,11 +592,11 @@ def test_a_picture_whose_embeddings_went_is_not_decoded_again(drawn: Drawn, cach
         "encoder_host_cache_gb": 0,
     }
     in_turn = [by_url(picture) for picture in [drawn.picture, draw(8).picture] * 3]
-    answers, num_decoded = [], []
+    answers, num_decoded = [], list[float]()
     for gigabytes in (0.01, 0):
         with LLM(mm_processor_cache_gb=gigabytes, mm_processor_cache_type=cache, **options) as llm:
             answers.append([text_of(llm.chat(ask(each, "What is this?"), GREEDY)[0]) for each in in_turn])
-            num_decoded.append(llm.engine._media_pool.num_decoded)
+            num_decoded += counted(llm.engine._media_pool, DECODED)
     assert answers[0] == answers[1]
     assert num_decoded == [2, 6]
 
@@ -606,7 +608,7 @@ def test_each_picture_is_decoded_once_however_many_crops_a_request_has(num_pictu
     with LLM(device="cpu") as llm:
         llm.chat(messages, GREEDY, mm_processor_kwargs={"do_pan_and_scan": True})
         pool = llm.engine._media_pool
-        assert (pool.num_decoded, pool.num_preprocessed) == (num_pictures, 5 * num_pictures)
+        assert counted(pool, DECODED, PREPROCESSED) == [num_pictures, 5 * num_pictures]
 
 
 def test_after_a_reset_of_the_processor_cache_a_picture_is_decoded_again(drawn: Drawn) -> None:
@@ -614,11 +616,11 @@ def test_after_a_reset_of_the_processor_cache_a_picture_is_decoded_again(drawn: 
         for _ in range(2):
             llm.reset_encoder_cache()
             llm.chat(ask(by_object(drawn.picture), "What is this?"), GREEDY)
-        assert llm.engine._media_pool.num_preprocessed == 1
+        assert counted(llm.engine._media_pool, PREPROCESSED) == [1]
         llm.reset_encoder_cache()
         llm.reset_mm_cache()
         llm.chat(ask(by_object(drawn.picture), "What is this?"), GREEDY)
-        assert llm.engine._media_pool.num_preprocessed == 2
+        assert counted(llm.engine._media_pool, PREPROCESSED) == [2]
 
 
 @pytest.mark.parametrize("cache", ["lru", "shm", "shared"])
@@ -627,13 +629,13 @@ def test_a_reset_that_the_engine_reads_late_forgets_no_later_pixels(monkeypatch:
         pool, reset = llm.engine._media_pool, llm.engine._loop._reset
 
         def reset_late(**caches: bool) -> None:
-            wait_until(lambda: pool.num_preprocessed)
+            wait_until(lambda: counted(pool, PREPROCESSED) != [0])
             reset(**caches)
 
         monkeypatch.setattr(llm.engine._loop, "_reset", reset_late)
         llm.reset_mm_cache()
         llm.chat(ask(by_url(draw(7).picture), "What is this?"), GREEDY)
-        assert pool.num_decoded == 1
+        assert counted(pool, DECODED) == [1]
 
 
 def test_a_salt_keeps_prompts_apart(llm: LLM) -> None:

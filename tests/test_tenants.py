@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from keepsight import LLM, SamplingParams
+from keepsight.observe.catalogue import PREPROCESSED
 from keepsight.runner import model_runner
 from keepsight.runner.encode_media import encode_media
+from tests.counted import counted
 from tests.drawn import draw
 
 # Long enough for a block of the prefix cache before the picture, too.
@@ -25,13 +27,13 @@ def test_two_tenants_never_share_an_entry_of_any_cache(monkeypatch: pytest.Monke
 
     with LLM(device="cpu") as llm:
 
-        def ask_as(salt: str | None) -> tuple[int, int, bool]:
+        def ask_as(salt: str | None) -> tuple[float, int, bool]:
             """What was made for it, and whether keys and values were found."""
             pool = llm.engine._media_pool
-            before = pool.num_preprocessed, len(encoded)
+            [num_made], num_encoded = counted(pool, PREPROCESSED), len(encoded)
             prompt = {"prompt": PROMPT, "multi_modal_data": {"image": picture}, "cache_salt": salt}
             [output] = llm.generate(prompt, SamplingParams(max_tokens=1))
-            return pool.num_preprocessed - before[0], len(encoded) - before[1], bool(output.num_cached_tokens)
+            return counted(pool, PREPROCESSED)[0] - num_made, len(encoded) - num_encoded, bool(output.num_cached_tokens)
 
         tenants = ("a", "b", None)
         assert [ask_as(salt) for salt in tenants] == [(1, 1, False)] * 3

@@ -25,10 +25,11 @@ from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.shared_store import SharedStore
 from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.observe.account import WORK, RequestAccount
-from keepsight.observe.catalogue import DECODED, PREPROCESSED, PROCESSOR
+from keepsight.observe.catalogue import DECODED, MISMATCHED, PREPROCESSED, PROCESSOR, VERIFIED
 from keepsight.observe.counters import Counters
 from keepsight.requests import MediaStory, Pixels, RequestBegun
 from keepsight.testing import pixels_like
+from tests.counted import counted
 from tests.ipc.killed import stopped_process
 from tests.made_up_request import MadeUpRequest
 from tests.scheduling.drive import make_request
@@ -211,10 +212,10 @@ def test_what_four_frontends_with_one_store_want_at_once_is_made_by_one_of_them(
         for asker in askers:
             assert asker.await_heard(1) == [name]
         assert studio.made == [(name,)]
-        assert sum(pool.num_decoded for pool in pools) == 1
+        assert sum(counted(pool, DECODED)[0] for pool in pools) == 1
         told = [asker.answered_by(name) for asker in askers]
         assert sorted(told) == [["nobody"], ["processor"], ["processor"], ["processor"]]
-        assert [each == ["nobody"] for each in told] == [pool.num_decoded == 1 for pool in pools]
+        assert [each == ["nobody"] for each in told] == [counted(pool, DECODED) == [1] for pool in pools]
 
 
 MAKER = """
@@ -453,7 +454,7 @@ def test_many_threads_that_ask_and_leave_all_get_what_they_stay_for(studio: Stud
         assert not any(thread.is_alive() for thread in threads)
         assert not failures
         if num_kept == 100:
-            assert pool.num_preprocessed == len(names)
+            assert counted(pool, PREPROCESSED) == [len(names)]
 
 
 # What is kept -------------------------------------------------------------------------------------------------
@@ -465,7 +466,7 @@ def test_what_is_held_is_given_without_being_made_again(studio: Studio) -> None:
         for number in range(3):
             assert Asker(pool, studio, str(number)).ask("a", "a/1").await_heard(2) == ["a", "a/1"]
         assert studio.made == [("a", "a/1")]
-        assert (pool.num_decoded, pool.num_preprocessed) == (1, 2)
+        assert counted(pool, DECODED, PREPROCESSED) == [1, 2]
 
 
 def test_what_is_held_is_given_while_every_worker_is_busy(studio: Studio) -> None:
@@ -513,7 +514,7 @@ def test_a_failure_is_never_kept(studio: Studio) -> None:
     studio.error = ValueError("damaged")
     with open_pool(studio, max_cache_bytes=9 * BYTES) as pool:
         assert isinstance(Asker(pool, studio, "first").ask("a").await_heard(1)[0], ValueError)
-        assert (pool.num_decoded, pool.num_preprocessed) == (0, 0)
+        assert counted(pool, DECODED, PREPROCESSED) == [0, 0]
         studio.error = None
         assert Asker(pool, studio, "second").ask("a").await_heard(1) == ["a"]
 
@@ -596,7 +597,7 @@ def test_a_checked_hit_is_made_again_and_served_as_it_was_made(studio: Studio) -
         for number in range(3):
             assert Asker(pool, studio, str(number)).ask("a").await_heard(1) == ["a"]
         assert studio.made == [("a",)] * 3
-        assert (pool.num_verified, pool.num_mismatched) == (2, 0)
+        assert counted(pool, VERIFIED, MISMATCHED) == [2, 0]
 
 
 def test_a_hit_that_proves_wrong_is_dropped_and_told_loudly(studio: Studio, caplog: pytest.LogCaptureFixture) -> None:
@@ -614,7 +615,7 @@ def test_a_hit_that_proves_wrong_is_dropped_and_told_loudly(studio: Studio, capl
     assert heard.acquire(timeout=SOON)
     held = cache.read("a")
     pool.close()
-    assert pool.num_mismatched == 1
+    assert counted(pool, VERIFIED, MISMATCHED) == [1, 1]
     assert held is not None
     assert not held.any()
     assert not delivered[0].any()

@@ -68,9 +68,6 @@ class MediaPool:
         self._waiters = MediaWaiters[_Waiter]()
         self._cache = cache or PixelCache()
         self._make_pixels, self._verify_hits = make_pixels, verify_hits
-        # Work really done.
-        self.num_decoded = self.num_preprocessed = 0
-        self.num_verified = self.num_mismatched = 0
         # Changed under the lock.
         self._counters, self._making = counters or Counters(), MeanCost()
         self._note_size()
@@ -227,10 +224,8 @@ class MediaPool:
 
     def _note_work(self, num_held: int, num_made: int) -> None:
         self._note_hits(num_held)
-        self.num_decoded += num_made > 0
-        self.num_preprocessed += num_made
-        self._counters.follow(DECODED, self.num_decoded)
-        self._counters.follow(PREPROCESSED, self.num_preprocessed)
+        self._counters.add(DECODED, num_made > 0)
+        self._counters.add(PREPROCESSED, num_made)
         self._note_size()
 
     def _note_hits(self, count: int) -> None:
@@ -257,10 +252,8 @@ class MediaPool:
             return
         is_equal = np.array_equal(held, pixels)
         with self._lock:
-            self.num_verified += 1
-            self.num_mismatched += not is_equal
-            self._counters.follow(VERIFIED, self.num_verified)
-            self._counters.follow(MISMATCHED, self.num_mismatched)
+            self._counters.add(VERIFIED)
+            self._counters.add(MISMATCHED, not is_equal)
         if not is_equal:
             logger.error("the processor cache held OTHER PIXELS under %s than its picture gives: dropped", media_hash)
             self._cache.drop(media_hash)

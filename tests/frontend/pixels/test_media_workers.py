@@ -31,9 +31,11 @@ from keepsight.frontend.pixels.make_pixels import Made, PictureJob
 from keepsight.frontend.pixels.media_workers import MediaWorkers
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.image_processor_config import ImageProcessorConfig
+from keepsight.observe.catalogue import DECODED
 from keepsight.observe.process_memory import children_of
 from keepsight.requests import CarriedPixels
 from keepsight.sampling_params import SamplingParams
+from tests.counted import counted
 from tests.drawn import ask, to_data_url
 from tests.frontend.misbehaving_worker import BLUNDER, CRASH, DEVOUR, IMPOSE, SPIN, STOP
 from tests.frontend.sample_pictures import BASE, CROPPING, all_cases, encode, random_picture
@@ -43,7 +45,17 @@ ROOT = Path(__file__).parents[3]
 SOON = 20  # seconds, for what takes much less
 FIELD = "messages[0].content[1]"
 
-Start = Callable[[int], MediaWorkers]
+
+class CountedWorkers(MediaWorkers):
+    def __init__(self, num_workers: int) -> None:
+        super().__init__(num_workers, on_crash=self._count)
+        self.num_crashes = 0
+
+    def _count(self) -> None:
+        self.num_crashes += 1
+
+
+Start = Callable[[int], CountedWorkers]
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +69,10 @@ def workers() -> Iterator[MediaWorkers]:
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Workers of the test's own, to be killed and closed as it likes."""
-    started: list[MediaWorkers] = []
+    started: list[CountedWorkers] = []
 
-    def start(num_workers: int) -> MediaWorkers:
-        started.append(MediaWorkers(num_workers))
+    def start(num_workers: int) -> CountedWorkers:
+        started.append(CountedWorkers(num_workers))
         return started[-1]
 
     children = children_of_ours()
@@ -73,9 +85,9 @@ def start() -> Iterator[Start]:
 
 
 @pytest.fixture(scope="module")
-def misbehaving() -> Iterator[MediaWorkers]:
+def misbehaving() -> Iterator[CountedWorkers]:
     """One at a time."""
-    with pytest.MonkeyPatch.context() as patch, closing(MediaWorkers(1)) as workers:
+    with pytest.MonkeyPatch.context() as patch, closing(CountedWorkers(1)) as workers:
         misbehave(patch)
         workers.start()
         patch.undo()
@@ -351,7 +363,7 @@ def job_of_bytes(source: bytes) -> PictureJob:
 
 @pytest.mark.parametrize("source", [CRASH, SPIN], ids=["crashes", "never ends"])
 def test_a_picture_that_ends_two_workers_is_refused_and_the_next_is_made(
-    misbehaving: MediaWorkers, source: bytes, caplog: pytest.LogCaptureFixture
+    misbehaving: CountedWorkers, source: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     num_crashes = misbehaving.num_crashes
     error, field, message, status, _ = error_of(lambda: misbehaving.make(job_of_bytes(source)))
@@ -375,7 +387,7 @@ def test_one_that_is_stuck_is_given_up(misbehaving: MediaWorkers, monkeypatch: p
     assert_works(misbehaving)
 
 
-def test_a_picture_that_takes_too_much_memory_is_too_large(misbehaving: MediaWorkers) -> None:
+def test_a_picture_that_takes_too_much_memory_is_too_large(misbehaving: CountedWorkers) -> None:
     num_crashes = misbehaving.num_crashes
     with pytest.raises(PictureTooLargeError, match="bytes to be decoded"):
         misbehaving.make(job_of_bytes(DEVOUR))
@@ -542,7 +554,7 @@ def test_the_event_loop_goes_on_while_many_large_pictures_are_made(workers: Medi
 
     with closing(pool):
         pixels = asyncio.run(serve())
-        assert pool.num_decoded == 50
+        assert counted(pool, DECODED) == [50]
     assert all(np.array_equal(pixels[0], each) for each in pixels)  # type: ignore[arg-type]
     assert heart.num_beats > 50
     assert heart.longest_pause < 0.5

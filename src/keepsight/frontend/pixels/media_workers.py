@@ -51,7 +51,7 @@ class MediaWorkers:
         self._lock = threading.Lock()
         self._template: _Template | None = None
         self._is_closed = False
-        self.num_crashes, self._on_crash = 0, on_crash
+        self._on_crash = on_crash
 
     def start(self) -> None:
         """Returns at once; whoever comes first waits for the rest."""
@@ -117,7 +117,6 @@ class MediaWorkers:
         with self._lock:
             if self._is_closed:
                 return
-            self.num_crashes += 1
             self._on_crash()
         logger.warning("%s: a media worker ended while it made this picture", job.field)
 
