@@ -17,7 +17,8 @@ from typing import Any, Protocol
 import msgspec
 
 from keepsight.errors import EngineLostError, InvalidArgumentError, RequestFailedError
-from keepsight.frontend.api.chat_response import (
+from keepsight.frontend.api.generation_fields import GenerationFields
+from keepsight.frontend.api.response_parts import (
     Extras,
     PromptLogprob,
     ToldPrompt,
@@ -26,7 +27,6 @@ from keepsight.frontend.api.chat_response import (
     show_bytes,
     to_finite,
 )
-from keepsight.frontend.api.generation_fields import GenerationFields
 from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
 from keepsight.frontend.http.error_response import ErrorResponse
 from keepsight.frontend.prepared_request import PreparedRequest

@@ -16,8 +16,8 @@ from keepsight.frontend.api.chat_response import (
     ChatDelta,
     ChoiceLogprobs,
     ContentLogprob,
-    Usage,
 )
+from keepsight.frontend.api.response_parts import Usage
 from keepsight.frontend.api.tell_calls import CallTeller
 from keepsight.frontend.assemble_answer import AnswerPiece
 from keepsight.frontend.prepared_request import PreparedRequest

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from keepsight.frontend.api.answer import Answer
-from keepsight.frontend.api.chat_response import TopLogprob, Usage
 from keepsight.frontend.api.completion_request import CompletionRequest
 from keepsight.frontend.api.completion_response import Completion, CompletionChoice, CompletionLogprobs
+from keepsight.frontend.api.response_parts import TopLogprob, Usage
 from keepsight.frontend.assemble_answer import AnswerPiece
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt.tokenizer import Tokenizer

@@ -24,7 +24,6 @@ from keepsight.errors import AnsweredError, ModelNotFoundError, RequestFailedErr
 from keepsight.frontend.api.access import Access, isolate_salt, may_watch
 from keepsight.frontend.api.answer import Answer, Engine
 from keepsight.frontend.api.chat_request import parse_chat_request
-from keepsight.frontend.api.chat_response import ModelCard, ModelList
 from keepsight.frontend.api.completion_request import parse_completion_request
 from keepsight.frontend.api.held_pictures import HeldPictures
 from keepsight.frontend.api.media_api import MediaApi, PixelPin
@@ -33,6 +32,7 @@ from keepsight.frontend.api.openapi import describe_api
 from keepsight.frontend.api.prepare_answer import AnswerPreparer
 from keepsight.frontend.api.request_log import CLIENT_CLOSED_REQUEST, RequestLog, tell_asked
 from keepsight.frontend.api.request_log import HEADER as REQUEST_ID_HEADER
+from keepsight.frontend.api.response_parts import ModelCard, ModelList
 from keepsight.frontend.api.serve_page import page_routes
 from keepsight.frontend.api.tokenize_request import parse_detokenize_request, parse_tokenize_request
 from keepsight.frontend.http.error_response import (

@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from keepsight.frontend.api.chat_response import Extras, ToldPrompt, Usage
+from keepsight.frontend.api.response_parts import Extras, ToldPrompt, Usage
 from keepsight.requests import FinishReason
 
 

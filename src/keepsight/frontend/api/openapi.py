@@ -9,13 +9,14 @@ from keepsight import __version__
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.api.access import OPEN_PATHS, is_for_admins
 from keepsight.frontend.api.chat_request import ChatRequest
-from keepsight.frontend.api.chat_response import ChatCompletion, ChatCompletionChunk, ModelCard, ModelList
+from keepsight.frontend.api.chat_response import ChatCompletion, ChatCompletionChunk
 from keepsight.frontend.api.completion_request import CompletionRequest
 from keepsight.frontend.api.completion_response import Completion
 from keepsight.frontend.api.held_pictures import HeldList
 from keepsight.frontend.api.media_api import DEFAULT_PAGE, MAX_PAGE, DeletedMedia, MediaObject, MediaPage
 from keepsight.frontend.api.metrics_api import DEFAULT_LIMIT, MAX_LIMIT, AccountList, ServerState
 from keepsight.frontend.api.read_upload import MAX_TTL_SECONDS
+from keepsight.frontend.api.response_parts import ModelCard, ModelList
 from keepsight.frontend.api.tokenize_request import (
     DetokenizeRequest,
     DetokenizeResponse,

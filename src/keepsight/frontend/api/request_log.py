@@ -14,7 +14,7 @@ from urllib.parse import quote
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keepsight.frontend.api.access import path_within
-from keepsight.frontend.api.chat_response import Usage
+from keepsight.frontend.api.response_parts import Usage
 from keepsight.observe.catalogue import RESPONSES
 from keepsight.observe.counters import Counters
 from keepsight.observe.tell_account import tell_in_log

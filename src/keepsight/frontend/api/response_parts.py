@@ -1,0 +1,87 @@
+"""What the answers of several endpoints hold, and the list of models, in OpenAI's shapes."""
+
+from typing import Literal
+
+import msgspec
+
+from keepsight.observe.account import AccountBody
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    cached_tokens: int
+    image_tokens: int
+    text_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+    @classmethod
+    def count(
+        cls, num_prompt_tokens: int, num_completion_tokens: int, num_image_tokens: int, num_cached_tokens: int
+    ) -> "Usage":
+        details = PromptTokensDetails(
+            cached_tokens=num_cached_tokens,
+            image_tokens=num_image_tokens,
+            text_tokens=num_prompt_tokens - num_image_tokens,
+        )
+        return cls(
+            prompt_tokens=num_prompt_tokens,
+            completion_tokens=num_completion_tokens,
+            total_tokens=num_prompt_tokens + num_completion_tokens,
+            prompt_tokens_details=details,
+        )
+
+
+class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    token: str
+    logprob: float
+    # Of less than a character `token` cannot show them.
+    byte_values: list[int] = msgspec.field(name="bytes")
+
+
+class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """vLLM's: of a token of the prompt, or of one that was likelier in its place."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# vLLM's: of each token, by ids.  Of the first nothing can be told.
+ToldPrompt = list[dict[str, PromptLogprob] | None]
+
+
+class Extras(msgspec.Struct, frozen=True):
+    """`keepsight`: what was asked for beside OpenAI's answer."""
+
+    # For each prompt.
+    accounts: list[AccountBody]
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    # The name that answers call it by.  Tools of vLLM's read it; there it may be a path, which is nobody's business.
+    root: str
+    created: int
+    owned_by: str = "keepsight"
+    max_model_len: int
+    object: Literal["model"] = "model"
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
+
+
+def show_bytes(token_bytes: bytes) -> str:
+    """A token may be less than a character."""
+    return token_bytes.decode(errors="replace")
+
+
+def to_finite(logprob: float) -> float:
+    """JSON has no -inf; OpenAI writes -9999.0 for a token that cannot come."""
+    return max(logprob, -9999.0)
