@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from keepsight.errors import InvalidArgumentError, UnreadablePictureError, UnsupportedFieldError
-from keepsight.frontend.intake.fetch_media import fetch_media, freeze
+from keepsight.frontend.intake.fetch_media import fetch_url, freeze, take_source
 
 FIELD = "messages[0].content[0].image_url.url"
 
@@ -17,16 +17,16 @@ FIELD = "messages[0].content[0].image_url.url"
 def test_a_data_url_gives_back_its_bytes(content: bytes) -> None:
     encoded = base64.b64encode(content).decode()
     for head in ("data:image/png;base64", "data:;base64", "DATA:image/jpeg;name=a;BASE64"):
-        assert fetch_media(f"{head},{encoded}", FIELD) == content
-    assert fetch_media(f"data:image/png,{quote(content)}", FIELD) == content
+        assert fetch_url(f"{head},{encoded}", FIELD) == content
+    assert fetch_url(f"data:image/png,{quote(content)}", FIELD) == content
 
 
 def test_bytes_and_pictures_of_this_process_are_taken_as_they_are() -> None:
     picture = Image.new("RGB", (2, 2))
-    assert fetch_media(picture, FIELD) is picture
+    assert take_source(picture, FIELD) is picture
     for content in (b"abc", bytearray(b"abc"), memoryview(b"abc")):
-        assert fetch_media(content, FIELD) == b"abc"
-        assert type(fetch_media(content, FIELD)) is bytes
+        assert take_source(content, FIELD) == b"abc"
+        assert type(take_source(content, FIELD)) is bytes
 
 
 @pytest.mark.parametrize("transparency", [np.uint8(3), (np.int64(1), 2, 3), [1, 2, 3], 0.5, "3", np.arange(3)])
@@ -62,7 +62,7 @@ def test_whatever_pillow_itself_reads_as_a_transparency_is_kept(transparency: ob
 )
 def test_a_broken_data_url_is_refused_by_its_field(url: str) -> None:
     with pytest.raises(UnreadablePictureError) as caught:
-        fetch_media(url, FIELD)
+        fetch_url(url, FIELD)
     assert caught.value.field == FIELD
     assert "data: URL" in caught.value.message
 
@@ -70,18 +70,18 @@ def test_a_broken_data_url_is_refused_by_its_field(url: str) -> None:
 @pytest.mark.parametrize("scheme", ["http", "https", "HTTP", "file", "ftp", "javascript"])
 def test_other_urls_are_refused_by_their_scheme(scheme: str) -> None:
     with pytest.raises(UnsupportedFieldError, match=f"{scheme.lower()}: URLs are not supported") as caught:
-        fetch_media(f"{scheme}://example.org/a.png", FIELD)
+        fetch_url(f"{scheme}://example.org/a.png", FIELD)
     assert (caught.value.field, caught.value.code) == (FIELD, "unsupported_field")
 
 
 @pytest.mark.parametrize("text", ["cat.png", "C_drive", "/tmp/cat.png", "aGVsbG8="])
 def test_what_is_no_url_is_not_called_one(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match=r"no URL.*data:") as caught:
-        fetch_media(text, FIELD)
+        fetch_url(text, FIELD)
     assert caught.value.field == FIELD
 
 
 @pytest.mark.parametrize("source", [None, 5, ["data:,"], object()])
 def test_other_objects_are_refused_by_their_type(source: object) -> None:
     with pytest.raises(InvalidArgumentError, match=f"not {type(source).__name__}"):
-        fetch_media(source, FIELD)
+        take_source(source, FIELD)

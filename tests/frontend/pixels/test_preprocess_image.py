@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from keepsight.frontend.identity.pan_and_scan import plan_crops
-from keepsight.frontend.intake.fetch_media import fetch_media
+from keepsight.frontend.intake.fetch_media import take_source
 from keepsight.frontend.intake.read_header import read_geometry
 from keepsight.frontend.pixels.decode_picture import decode_picture
 from keepsight.frontend.pixels.preprocess_image import preprocess_image, resize_pixels
@@ -54,7 +54,7 @@ def torchvision_pixels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Map
 def our_pixels(case: Case, backend: Backend) -> Floats:
     """float32 [1 + crops, 3, height, width], as the reference lays them out."""
     config = config_of(case, backend)
-    source = fetch_media(case.source, "picture")
+    source = take_source(case.source, "picture")
     crops = plan_crops(read_geometry(source, "picture"), config)
     prepared = preprocess_image(decode_picture(source, "picture"), (None, *crops), config)
     normalized = PixelNormalizer(config, "cpu", torch.float32)(torch.from_numpy(np.stack(prepared)))

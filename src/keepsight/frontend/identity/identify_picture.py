@@ -20,7 +20,7 @@ from keepsight.frontend.identity.hash_media import (
 )
 from keepsight.frontend.identity.known_media import KnownMedia
 from keepsight.frontend.identity.pan_and_scan import count_crops, plan_crops
-from keepsight.frontend.intake.fetch_media import fetch_media, freeze, scheme_of
+from keepsight.frontend.intake.fetch_media import freeze, scheme_of, take_source
 from keepsight.frontend.intake.open_picture import PictureSource
 from keepsight.frontend.intake.read_data_url import read_data_url
 from keepsight.frontend.intake.read_embeds import Embeds, read_embeds
@@ -126,7 +126,7 @@ class PictureIdentifier:
         if given_name is not None and part.source is None:
             geometry = self._recall(part, given_name)
         else:
-            sent = fetch_media(part.source, field)
+            sent = take_source(part.source, field)
             geometry = read_geometry(sent, field, self._max_pixels)
             if given_name is None:
                 given_name = self._name_given_by_exif(sent, field)

@@ -11,10 +11,24 @@ from keepsight.frontend.intake.read_data_url import read_data_url
 _LONGEST_SCHEME = 20
 
 
-def fetch_media(source: object, field: str, max_bytes: int | None = None) -> PictureSource:
-    """Of what is here already; `max_bytes` spares the decoding of what is too large."""
-    if isinstance(source, str):
-        return _read_url(source, field, max_bytes)
+def scheme_of(url: str) -> str | None:
+    """In small letters; None of what is no URL.  The rest of it, which may be megabytes, is not looked at."""
+    scheme, colon, _ = url[:_LONGEST_SCHEME].partition(":")
+    return scheme.lower() if colon else None
+
+
+def fetch_url(url: str, field: str, max_bytes: int | None = None) -> bytes:
+    """Of a picture that the URL itself holds; `max_bytes` spares the decoding of what is too large."""
+    scheme = scheme_of(url)
+    if scheme is None:
+        raise InvalidArgumentError(field, f"{url[:20]!r} is no URL; send the picture as a data: URL")
+    if scheme != "data":
+        raise UnsupportedFieldError(field, f"{scheme}: URLs are not supported, send the picture as a data: URL")
+    return read_data_url(url, field, max_bytes)
+
+
+def take_source(source: object, field: str) -> PictureSource:
+    """Of an object of this process, or of what a URL has led to."""
     if isinstance(source, bytes | bytearray | memoryview):
         return bytes(source)
     if isinstance(source, Image.Image):
@@ -44,18 +58,3 @@ def _check_transparency(value: object, field: str) -> None:
         raise InvalidArgumentError(
             field, f"has the transparency {value!r:.80}: it must be an integer, a tuple of integers or bytes"
         )
-
-
-def scheme_of(url: str) -> str | None:
-    """In small letters; None of what is no URL.  The rest of it, which may be megabytes, is not looked at."""
-    scheme, colon, _ = url[:_LONGEST_SCHEME].partition(":")
-    return scheme.lower() if colon else None
-
-
-def _read_url(url: str, field: str, max_bytes: int | None) -> bytes:
-    scheme = scheme_of(url)
-    if scheme is None:
-        raise InvalidArgumentError(field, f"{url[:20]!r} is no URL; send the picture as a data: URL")
-    if scheme != "data":
-        raise UnsupportedFieldError(field, f"{scheme}: URLs are not supported, send the picture as a data: URL")
-    return read_data_url(url, field, max_bytes)

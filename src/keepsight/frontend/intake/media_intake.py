@@ -12,7 +12,7 @@ from functools import partial
 from keepsight.config import Config
 from keepsight.errors import UnsupportedFieldError
 from keepsight.frontend.intake.downloads import Downloads
-from keepsight.frontend.intake.fetch_media import fetch_media, scheme_of
+from keepsight.frontend.intake.fetch_media import fetch_url, scheme_of
 from keepsight.frontend.intake.fetch_url import UrlFetcher
 from keepsight.frontend.intake.local_files import LocalFiles
 from keepsight.frontend.intake.media_limits import MediaLimits, RequestBytes
@@ -115,7 +115,7 @@ class MediaIntake:
         elif scheme == "file":
             content = self._files.read(source, part.field)
         else:
-            content = fetch_media(source, part.field, self._limits.max_bytes)
+            content = fetch_url(source, part.field, self._limits.max_bytes)
         return dataclasses.replace(part, source=content)
 
 
