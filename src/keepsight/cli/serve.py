@@ -7,6 +7,7 @@ import logging
 import os
 import resource
 import socket
+from contextlib import suppress
 
 from keepsight.checkpoint_folder import is_checkpoint, list_files
 from keepsight.cli.api_arguments import add_api_arguments, api_settings_from
@@ -101,12 +102,14 @@ def _check_model_is_no_value(arguments: argparse.Namespace) -> None:
 
 
 def _allow_many_open_files() -> None:
-    """As many as there may be, in each of the server's processes: every connection is one."""
+    """As many as there may be, for each of the processes that are started: a connection is one, mapped pixels are."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < LEAST_OPEN_FILES:
         needed = f"a server needs {LEAST_OPEN_FILES}, and one more for each connection"
         raise ServerStartError(f"only {most} files may be open (`ulimit -n`): {needed}")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    # Some systems say that there is no limit, and mean less.
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _options_of(config: Config) -> dict[str, object]:

@@ -6,7 +6,6 @@ whose supervisor is gone ends at once: nothing is ever left running.
 
 import logging
 import os
-import resource
 import socket
 import threading
 from collections.abc import Callable
@@ -200,18 +199,9 @@ def run_process(main: Callable[[ProcessEnd], int]) -> int:
     # Which the format does not name, and which to look up takes a quarter of a line's time.
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    _allow_many_files()
     control = ProcessEnd.of_standard_input()
     try:
         return main(control)
     except KeepsightError as error:
         control.tell(Failed(str(error)))
         return MISTAKEN
-
-
-def _allow_many_files() -> None:
-    """As many as there may be: each connection holds one, and so do all pixels that are mapped from files."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Some systems say that there is no limit, and mean less.
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
