@@ -46,7 +46,7 @@ class InProcessEngine(EngineClient):
     def read_totals(self) -> Totals:
         self._meter.measure_tiers()
         pages = (("llm", each.numbers()) for each in self._counters)
-        return Totals.of_pages(pages).with_gauges(self._media_pool.common_sizes())
+        return Totals.of_pages(pages).set_gauges(self._media_pool.common_sizes())
 
     def close(self) -> None:
         self._inbox.close()

@@ -18,7 +18,7 @@ from keepsight.observe.shared_page import open_shared_page
 
 logger = logging.getLogger(__name__)
 FOLDER = "counters"
-# In front of the slots: whose they are.
+# Behind the slots: whose they are.
 PID = NUM_SLOTS
 PAGE_BYTES = (NUM_SLOTS + 1) * 8
 

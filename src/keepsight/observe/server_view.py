@@ -21,6 +21,6 @@ class ServerView:
     def of_server(cls, run_directory: Path, common: Callable[[], Mapping[int, float]]) -> "ServerView":
         """`common`: gauges of what all processes have together."""
         return cls(
-            lambda: Totals.of_server(run_directory).with_gauges(common()),
+            lambda: Totals.of_server(run_directory).set_gauges(common()),
             lambda: read_rings(run_directory),
         )

@@ -56,7 +56,7 @@ class Totals:
     def of_server(cls, run_directory: Path) -> "Totals":
         return cls.of_pages(_read_pages(run_directory))
 
-    def with_gauges(self, gauges: Mapping[int, float]) -> "Totals":
+    def set_gauges(self, gauges: Mapping[int, float]) -> "Totals":
         """Those of what all processes have together, by slot: none of them tells of it by itself."""
         for slot, value in gauges.items():
             self.numbers[slot] = float(value)

@@ -21,7 +21,7 @@ class _Places(Structure):
 
 
 def cores_of_process() -> Sequence[int]:
-    """None where threads cannot be told where to compute."""
+    """Empty where threads cannot be told where to compute."""
     if not has_library() or not hasattr(os, "sched_getaffinity"):
         return ()
     return sorted(os.sched_getaffinity(os.getpid()))
