@@ -12,9 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from keepsight.media import TokenSpan
 from keepsight.models import paged_attention
-from keepsight.models.attention import AttentionBatch, LayerCache, ReferenceAttention, RequestSlice, write_cache
+from keepsight.models.attention import AttentionBatch, LayerCache, RequestSlice, write_cache
 from keepsight.models.block_table import BlockTable
 from keepsight.models.paged_attention import PagedAttention, plan, plan_rows
+from tests.models.reference_attention import ReferenceAttention
 
 HEAD_DIM = 8
 NUM_BLOCKS = 64

@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from keepsight.models.attention import AttentionBatch, LayerCache, ReferenceAttention, RequestSlice
+from keepsight.models.attention import AttentionBatch, LayerCache, RequestSlice
 from keepsight.models.block_table import BlockTable
 from keepsight.models.gemma3.config import LayerConfig, RotaryConfig, TextConfig
 from keepsight.models.gemma3.decoder import Decoder
 from keepsight.models.layers import Linear, Placement
 from keepsight.models.paged_attention import PagedAttention
 from tests.models.conftest import BUILDS_THAT_ROUND
+from tests.models.reference_attention import ReferenceAttention
 
 pytestmark = pytest.mark.usefixtures("build", "threads")
 CPU = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Decoder attention over paged keys and values: what it is told, and the plain implementation that defines it.
+"""Decoder attention over paged keys and values: what it is told, and the plain formula that defines it.
 
 The tokens of all requests of a step lie flat in one batch.  Whatever the layer (causal, windowed, two-way inside a
 picture), a token sees *one interval* of positions of its own request: `AttentionBatch.visible` computes it, and it is
@@ -182,29 +182,3 @@ def attend_plainly(
         scores = scores.masked_fill(~mask, float("-inf"))
     weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
     return torch.einsum("hqk,khd->qhd", weights, values)
-
-
-class ReferenceAttention:
-    """Slow and obvious: every key of the request, one mask.  Tests hold the fast path against it."""
-
-    def __call__(
-        self,
-        query: Tensor,
-        cache: LayerCache,
-        batch: AttentionBatch,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> Tensor:
-        outputs, lengths = [], [piece.length for piece in batch.slices]
-        seen = (torch.split(each, lengths) for each in batch.visible(window))
-        for piece, queries, begin, end in zip(batch.slices, torch.split(query, lengths), *seen, strict=True):
-            num_keys = int(end.max())
-            slots = piece.table.slots(0, num_keys)
-            positions = torch.arange(num_keys)
-            mask = (positions >= begin[:, None]) & (positions < end[:, None])
-            outputs.append(
-                attend_plainly(queries, *cache.read(slots, query.dtype), mask.to(query.device), scale, softcap)
-            )
-        return torch.cat(outputs) if outputs else query

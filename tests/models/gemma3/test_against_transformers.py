@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from keepsight.models import cpu_library
-from keepsight.models.attention import Attention, ReferenceAttention
+from keepsight.models.attention import Attention
 from keepsight.models.gemma3 import vision_tower
 from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.layers import Placement, run_to_end
 from keepsight.models.paged_attention import PagedAttention
 from tests.models.gemma3 import reference as ref
+from tests.models.reference_attention import ReferenceAttention
 
 MAX_ERROR = 1e-4
 SEEDS = range(14)

@@ -1,0 +1,32 @@
+"""Decoder attention, slow and obvious, which the fast one is held against."""
+
+import torch
+from torch import Tensor
+
+from keepsight.models.attention import AttentionBatch, LayerCache, attend_plainly
+
+
+class ReferenceAttention:
+    """Every key of the request, one mask."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        cache: LayerCache,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        outputs, lengths = [], [piece.length for piece in batch.slices]
+        seen = (torch.split(each, lengths) for each in batch.visible(window))
+        for piece, queries, begin, end in zip(batch.slices, torch.split(query, lengths), *seen, strict=True):
+            num_keys = int(end.max())
+            slots = piece.table.slots(0, num_keys)
+            positions = torch.arange(num_keys)
+            mask = (positions >= begin[:, None]) & (positions < end[:, None])
+            outputs.append(
+                attend_plainly(queries, *cache.read(slots, query.dtype), mask.to(query.device), scale, softcap)
+            )
+        return torch.cat(outputs) if outputs else query
