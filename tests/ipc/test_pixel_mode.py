@@ -27,12 +27,9 @@ class Folder(RunDirectory):
 
 
 @pytest.mark.parametrize("asked", ["lru", "shm", "shared", None])
-@pytest.mark.parametrize(("gigabytes", "is_text_only"), [(0, False), (4, True)])
-def test_nothing_is_kept_with_size_zero_or_without_pictures(
-    asked: str | None, gigabytes: int, is_text_only: bool
-) -> None:
-    config = Config(mm_processor_cache_type=asked, mm_processor_cache_gb=gigabytes)
-    assert choose_mode(config, 1, is_text_only, Folder()) == "none"
+def test_nothing_is_kept_with_size_zero(asked: str | None) -> None:
+    config = Config(mm_processor_cache_type=asked, mm_processor_cache_gb=0)
+    assert choose_mode(config, 1, Folder()) == "none"
 
 
 @pytest.mark.parametrize(("asked", "chosen"), [("lru", "lru"), ("shm", "shm"), ("shared", "shared"), (None, "shared")])

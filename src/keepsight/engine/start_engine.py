@@ -31,7 +31,7 @@ def start_engine(config: Config, preparer: RequestPreparer) -> InProcessEngine:
         run_directory = RunDirectory.create() if is_in_files and engine.takes_media else None
         if run_directory is not None:
             undoing.callback(run_directory.close)
-        mode = choose_mode(config, 1, not engine.takes_media, run_directory)
+        mode = choose_mode(config, 1, run_directory) if engine.takes_media else "none"
         folder = None if run_directory is None else run_directory.path
         cache = open_pixel_cache(mode, config, folder)
         undoing.callback(cache.close)

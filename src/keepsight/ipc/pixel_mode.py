@@ -21,12 +21,11 @@ PixelMode = Literal["none", "processor_only", "lru", "shm", "shared"]
 def choose_mode(
     config: Config,
     num_frontends: int,
-    is_text_only: bool = False,
     run_directory: RunDirectory | None = None,
     num_engines: int = 1,
 ) -> PixelMode:
     """`num_engines` counts those that the same frontends choose among."""
-    if is_text_only or cache_bytes(config) == 0:
+    if cache_bytes(config) == 0:
         return "none"
     asked, is_one_to_one = config.mm_processor_cache_type, num_frontends == num_engines == 1
     if asked in ("lru", "shm") and not is_one_to_one:
