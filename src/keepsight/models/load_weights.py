@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,7 +27,6 @@ from keepsight.models.layers import WeightSlot, name_of
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
-NO_COPIES: Mapping[str, str] = MappingProxyType({})
 
 
 def load_weights(
@@ -36,7 +34,7 @@ def load_weights(
     slots: Iterable[WeightSlot],
     canonical_name: Callable[[str], str],
     is_never_read: Callable[[str], bool],
-    copies: Mapping[str, str] = NO_COPIES,
+    copies: Mapping[str, str],
     room: int | None = None,
 ) -> None:
     """`copies`: what stands for another tensor, whose name is the value; refused where it is not the same.
