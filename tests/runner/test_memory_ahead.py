@@ -3,11 +3,12 @@
 import mmap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import pytest
 import torch
 
-from keepsight.runner.memory_ahead import Memory, MemoryAhead
+from keepsight.runner.memory_ahead import MemoryAhead
 
 PAGE = mmap.PAGESIZE
 NUM_ROWS = 100
@@ -16,22 +17,22 @@ needs_kernel = pytest.mark.skipif(
 )
 
 
-class Asked:
-    """Memory that notes what it is asked for: a page a row."""
+class Asked(mmap.mmap):
+    """Notes what it is asked for: a page a row."""
+
+    def __new__(cls, story: list[tuple[str, int]], name: str) -> Self:
+        return super().__new__(cls, -1, NUM_ROWS * PAGE)
 
     def __init__(self, story: list[tuple[str, int]], name: str) -> None:
         self._story, self._name = story, name
 
-    def __len__(self) -> int:
-        return NUM_ROWS * PAGE
-
-    def madvise(self, option: int, start: int, length: int) -> None:
+    def madvise(self, option: int, start: int = 0, length: int | None = None) -> None:
         assert length == PAGE
         self._story.append((self._name, start // PAGE))
 
 
 class Refused(Asked):
-    def madvise(self, option: int, start: int, length: int) -> None:
+    def madvise(self, option: int, start: int = 0, length: int | None = None) -> None:
         super().madvise(option, start, length)
         raise OSError("the kernel is too old")
 
@@ -78,7 +79,7 @@ def test_a_refusal_is_the_end_of_it() -> None:
 
 
 @pytest.mark.parametrize("arrays", [[], [mmap.mmap(-1, NUM_ROWS)]], ids=["none", "rows of a byte"])
-def test_next_to_nothing_needs_next_to_nothing(arrays: Sequence[Memory]) -> None:
+def test_next_to_nothing_needs_next_to_nothing(arrays: Sequence[mmap.mmap]) -> None:
     assert extend_to_end(MemoryAhead(arrays, NUM_ROWS)) <= 1
 
 

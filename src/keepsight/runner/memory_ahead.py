@@ -7,7 +7,6 @@ of what is written.  Where the kernel cannot be asked, all is as it is without.
 
 import mmap
 from collections.abc import Sequence
-from typing import Protocol
 
 # madvise's, since Linux 5.14: the pages are there afterwards, and what was written to some is kept.
 _POPULATE_WRITE = 23
@@ -15,18 +14,10 @@ _POPULATE_WRITE = 23
 _BYTES_AHEAD, _BYTES_AT_ONCE = 32 * 2**20, 2**18
 
 
-class Memory(Protocol):
-    """A `mmap.mmap`."""
-
-    def __len__(self) -> int: ...
-
-    def madvise(self, option: int, start: int, length: int, /) -> None: ...
-
-
 class MemoryAhead:
     """Of arrays with as many rows each, whose rows of one number are written to together, the first ones first."""
 
-    def __init__(self, arrays: Sequence[Memory], num_rows: int, bytes_ahead: int = _BYTES_AHEAD) -> None:
+    def __init__(self, arrays: Sequence[mmap.mmap], num_rows: int, bytes_ahead: int = _BYTES_AHEAD) -> None:
         self._arrays, self._num_rows = arrays, num_rows
         bytes_of_row = sum(map(len, arrays)) // num_rows
         self._rows_ahead = max(1, bytes_ahead // max(1, bytes_of_row))
@@ -55,7 +46,7 @@ class MemoryAhead:
         self._num_asked_for = max(first, last)
         return first < last
 
-    def _ask_for(self, array: Memory, row: int) -> None:
+    def _ask_for(self, array: mmap.mmap, row: int) -> None:
         bytes_of_row = len(array) // self._num_rows
         start = row * bytes_of_row // mmap.PAGESIZE * mmap.PAGESIZE
         array.madvise(_POPULATE_WRITE, start, (row + 1) * bytes_of_row - start)
