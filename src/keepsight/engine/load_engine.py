@@ -77,12 +77,11 @@ def load_engine(
             config,
             model,
             image_config,
-            engine_config.kv_cache,
+            engine_config,
             end_ids,
             inbox.wake,
             guides or make_guides(config, end_ids),
             None if tiers is None else tiers.keeping,
-            engine_config.scheduler.max_num_seqs,
         )
         undoing.pop_all()
     scheduler = Scheduler(engine_config, end_ids)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from keepsight.config import Config
-from keepsight.engine_config import KvCacheConfig
+from keepsight.engine_config import EngineConfig
 from keepsight.errors import CheckpointError, InvalidArgumentError
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.models.cpu_library import has_library
@@ -57,12 +57,11 @@ def load_runner(
     config: Config,
     model: Model,
     image_config: ImageProcessorConfig | None,
-    pages: KvCacheConfig,
+    engine_config: EngineConfig,
     end_ids: frozenset[int],
     on_finished: Callable[[], None],
     guides: GuideMaker,
     keeping: Callable[[], Keep] | None,
-    max_num_seqs: int,
 ) -> ModelRunner:
     """`keeping`: what keeps embeddings besides."""
     normalizer = None
@@ -71,14 +70,14 @@ def load_runner(
     return ModelRunner(
         model,
         normalizer,
-        pages,
+        engine_config.kv_cache,
         on_finished,
         config.encoder_share,
         end_ids=end_ids,
         embeddings_device=torch.device("cpu") if config.mm_cache_device == "cpu" else None,
         guides=guides,
         keeping=keeping,
-        max_recorded=max_num_seqs,
+        max_recorded=engine_config.scheduler.max_num_seqs,
     )
 
 
