@@ -8,10 +8,10 @@ from time import sleep
 
 import pytest
 
+from keepsight.config import Config
 from keepsight.engine import engine_process
 from keepsight.engine.engine_process import HAND_OVER_SECONDS, EngineProcess
 from keepsight.engine.inbox import Inbox
-from keepsight.engine.load_engine import LoadedEngine
 from keepsight.ipc.channel import FrontendChannel
 from keepsight.ipc.control import Drain, FrontendLost, StartEngine
 from keepsight.requests import (
@@ -25,9 +25,9 @@ from keepsight.requests import (
     RequestFailed,
     TokenOutput,
 )
-from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import StepPlan, StepResult
 from keepsight.testing import FakeRunner, answer_alone, pixels_like
+from tests.engine.made_up_engine import make_engine
 from tests.scheduling.drive import END_IDS, make_config, make_request
 
 SOON = 20  # seconds, for what takes milliseconds
@@ -48,12 +48,12 @@ class Runner(FakeRunner):
 
 class Engine:
     def __init__(self, path: Path, *, computes_on_cores: bool = False) -> None:
-        self.config, inbox = make_config(num_blocks=5000), Inbox()
+        self.config = make_config(num_blocks=5000)
         self.runner = Runner(self.config.kv_cache.num_blocks, self.config.kv_cache.block_size)
         self.endpoint = f"ipc://{path}/engine-1"
         start = StartEngine({}, str(path), "none", "engine-1", self.endpoint, {})
-        loaded = LoadedEngine(Scheduler(self.config, END_IDS), self.runner, inbox, 200, False, 1024, computes_on_cores)
-        self.process = EngineProcess(start, loaded)
+        loaded = make_engine(self.config, self.runner, Inbox(), max_model_len=200, computes_on_cores=computes_on_cores)
+        self.process = EngineProcess(start, Config(), loaded)
         self.status: int | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()

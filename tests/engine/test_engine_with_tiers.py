@@ -13,15 +13,17 @@ import pytest
 from keepsight.engine.embedding_tiers import Embeddings, EmbeddingTiers
 from keepsight.engine.in_process_engine import InProcessEngine
 from keepsight.engine.inbox import Inbox
+from keepsight.engine.pixel_source import PixelSource
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.observe.counters import Counters
 from keepsight.requests import ResetCaches, TokenOutput
-from keepsight.scheduling.scheduler import Scheduler
 from keepsight.testing import FakeRunner, answer_alone
 from keepsight.tiers.entry_key import entry_key
 from keepsight.tiers.redis_tier import RedisTier
 from keepsight.tiers.tier import Tier
 from keepsight.tiers.tiered_store import TieredStore
+from tests.engine.made_up_engine import make_engine
 from tests.engine.test_engine_meter import Engine as SteppedEngine
 from tests.engine.test_engine_meter import in_host_memory
 from tests.made_up_request import MadeUpRequest
@@ -44,8 +46,8 @@ class Engine:
         self.tiers = tiers
         kv_cache = self.config.kv_cache
         self.runner = FakeRunner(kv_cache.num_blocks, kv_cache.block_size, None, lambda *told: tiers.keeping()(*told))
-        scheduler = Scheduler(self.config, END_IDS)
-        self.engine = InProcessEngine(scheduler, self.runner, inbox, MediaPool(1), tiers=tiers, takes_unasked=False)
+        loaded = make_engine(self.config, self.runner, inbox, tiers=tiers, takes_unasked=False)
+        self.engine = InProcessEngine(loaded, MediaPool(1), PixelSource(), None, Counters())
         self._num_asked = 0
 
     def begin(self, *parts: int | str) -> "Answer":

@@ -20,10 +20,11 @@ from keepsight.errors import PictureError, RequestFailedError
 from keepsight.frontend.engine_client import Outputs
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.observe.counters import Counters
 from keepsight.requests import EngineRequest, Pixels
-from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import StepPlan, StepResult
 from keepsight.testing import FakeRunner, answer_alone, pixels_like
+from tests.engine.made_up_engine import make_engine
 from tests.made_up_request import MadeUpRequest
 from tests.scheduling.drive import END_IDS, make_config, make_request
 
@@ -89,10 +90,12 @@ class Bench:
     ) -> None:
         inbox = Inbox()
         self.config = make_config(**config)
-        self.scheduler, self.runner, self.studio = Scheduler(self.config, END_IDS), Runner(inbox, is_done), Studio()
+        self.runner, self.studio = Runner(inbox, is_done), Studio()
         self.studio.may_make.set()
         self.pool = MediaPool(2)
-        self.engine = InProcessEngine(self.scheduler, self.runner, inbox, self.pool, source)
+        loaded = make_engine(self.config, self.runner, inbox)
+        self.scheduler = loaded.scheduler
+        self.engine = InProcessEngine(loaded, self.pool, source or PixelSource(), None, Counters())
         self._asked: dict[str, EngineRequest] = {}
 
     def prepare(self, request_id: str, *parts: int | str, **options: Any) -> PreparedRequest:

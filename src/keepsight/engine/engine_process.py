@@ -15,7 +15,8 @@ from keepsight.checkpoint_folder import check_is_unchanged
 from keepsight.config import Config
 from keepsight.engine.engine_loop import EngineLoop
 from keepsight.engine.engine_meter import EngineMeter
-from keepsight.engine.load_engine import LoadedEngine, load_engine_alone
+from keepsight.engine.load_engine import load_engine_alone
+from keepsight.engine.loaded_engine import LoadedEngine
 from keepsight.engine.machine_part import MachinePart
 from keepsight.engine.pixel_source import open_pixel_source
 from keepsight.engine.report_tiers import TierReporter
@@ -33,12 +34,11 @@ HAND_OVER_SECONDS = 0.001
 
 
 class EngineProcess:
-    def __init__(self, start: StartEngine, engine: LoadedEngine) -> None:
-        config = Config.from_options(**start.options)
+    def __init__(self, start: StartEngine, config: Config, engine: LoadedEngine) -> None:
         mode = start.pixel_mode if engine.takes_media else "none"
         self._inbox, self._router = engine.inbox, OutputRouter(engine.inbox)
         self._computes_on_cores = engine.computes_on_cores
-        welcome = Welcome(start.engine_id, engine.max_model_len, takes_unasked=not config.has_far_tiers)
+        welcome = Welcome(start.engine_id, engine.max_model_len, takes_unasked=engine.takes_unasked)
         run_directory = Path(start.run_directory)
         source = open_pixel_source(mode, config, run_directory)
         counters = Counters.open(run_directory, f"engine-{start.rank}")
@@ -99,7 +99,7 @@ def main(control: ProcessEnd) -> int:
     config, part = Config.from_options(**start.options), MachinePart(start.rank, start.num_engines)
     check_is_unchanged(config.directory, start.files)
     engine = load_engine_alone(config, part)
-    process = EngineProcess(start, engine)
+    process = EngineProcess(start, config, engine)
     # All that was loaded stays: looking through it for garbage would stop every stream for some 60 ms.
     gc.freeze()
     control.listen(process.act_on)

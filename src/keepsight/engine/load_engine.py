@@ -1,8 +1,7 @@
-"""The model loaded, the memory measured, the engine's configuration derived: all of an engine but its loop."""
+"""The model loaded, the memory measured, the engine's configuration derived."""
 
 from concurrent.futures import wait
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import torch
 
@@ -10,8 +9,8 @@ from keepsight.checkpoint_folder import check_is_folder
 from keepsight.config import Config
 from keepsight.end_ids import read_end_ids
 from keepsight.engine.embedding_tiers import Embeddings, EmbeddingTiers
-from keepsight.engine.engine_loop import Runner
 from keepsight.engine.inbox import Inbox
+from keepsight.engine.loaded_engine import LoadedEngine
 from keepsight.engine.machine_part import WHOLE_MACHINE, MachinePart
 from keepsight.engine.measure_machine import measure_machine
 from keepsight.engine.open_embedding_tiers import TierPlan, describe_processor, plan_tiers
@@ -27,28 +26,6 @@ from keepsight.runner.guide_tokens import GuideMaker
 from keepsight.runner.load_runner import choose_place, load_model_for, load_runner
 from keepsight.runner.lock_pages import make_page_lock
 from keepsight.scheduling.scheduler import Scheduler
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedEngine:
-    scheduler: Scheduler
-    runner: Runner
-    # The one that the runner wakes.
-    inbox: Inbox
-    # What there is room for.
-    max_model_len: int
-    takes_media: bool
-    # Keys and values of one block.
-    bytes_per_block: int
-    # Whether a step keeps the very cores busy that frontends run on.
-    computes_on_cores: bool
-    tiers: EmbeddingTiers | None = None
-
-    def close(self) -> None:
-        """For whoever gives it to no loop, which would."""
-        self.runner.close()
-        if self.tiers is not None:
-            self.tiers.close()
 
 
 def load_engine(
@@ -84,16 +61,16 @@ def load_engine(
             None if tiers is None else tiers.keeping,
         )
         undoing.pop_all()
-    scheduler = Scheduler(engine_config, end_ids)
     return LoadedEngine(
-        scheduler,
-        runner,
-        inbox,
-        engine_config.scheduler.max_model_len,
-        size.tokens_per_item > 0,
-        size.bytes_per_position * engine_config.kv_cache.block_size,
-        model.place.device.type == "cpu",
-        tiers,
+        scheduler=Scheduler(engine_config, end_ids),
+        runner=runner,
+        inbox=inbox,
+        max_model_len=engine_config.scheduler.max_model_len,
+        takes_media=size.tokens_per_item > 0,
+        takes_unasked=not config.has_far_tiers,
+        bytes_per_block=size.bytes_per_position * engine_config.kv_cache.block_size,
+        computes_on_cores=model.place.device.type == "cpu",
+        tiers=tiers,
     )
 
 

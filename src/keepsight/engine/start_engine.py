@@ -47,18 +47,7 @@ def start_engine(config: Config, preparer: RequestPreparer) -> InProcessEngine:
             on_thread_start=partial(set_team_size, 1),
         )
         source = open_pixel_source(mode, config, folder)
-        started = InProcessEngine(
-            engine.scheduler,
-            engine.runner,
-            engine.inbox,
-            media_pool,
-            source,
-            run_directory,
-            engine.tiers,
-            takes_unasked=not config.has_far_tiers,
-            counters=counters,
-            bytes_per_block=engine.bytes_per_block,
-        )
+        started = InProcessEngine(engine, media_pool, source, run_directory, counters)
         preparer.prefer_held(started.is_held)
         undoing.pop_all()
     return started
