@@ -56,7 +56,7 @@ def echo(endpoint: str) -> None:
                 listener.send(frontend_id, STEP)
         listener.send(frontend_id, ANSWER)
 
-    listener = EngineListener(endpoint, Welcome("echo", 1), answer, lambda _: None)
+    listener = EngineListener(endpoint, Welcome(1), answer, lambda _: None)
     sys.stdin.read()
     listener.close()
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from unittest.mock import ANY
 
 import pytest
 
@@ -211,9 +210,7 @@ def test_a_lost_engine_is_replaced_its_socket_removed_and_the_frontends_are_told
     left = Path(engine.start["endpoint"].removeprefix("ipc://"))
     left.touch()
     engine.kill()
-    lost = frontend.hear()
-    assert lost["type"] == "EngineLost"
-    assert lost["reason"] == f"the engine was lost: engine-1 (pid {engine.pid}) was killed by SIGKILL"
+    assert frontend.hear() == {"type": "EngineLost", "rank": 0}
     successor = stage.next()
     assert successor.start["endpoint"] == f"ipc://{stage.path}/engine-2"
     assert not left.exists()
@@ -265,7 +262,7 @@ def test_of_several_engines_one_that_is_lost_is_replaced_at_its_rank_while_the_o
     lost = frontend.hear()
     assert (lost["type"], lost["rank"]) == ("EngineLost", 1)
     successor = stage.next()
-    assert (successor.start["rank"], successor.start["engine_id"]) == (1, "engine-3")
+    assert (successor.start["rank"], Path(successor.start["endpoint"]).name) == (1, "engine-3")
     successor.do("ready")
     ready = {"type": "EngineReady", "endpoint": successor.start["endpoint"], "rank": 1}
     assert frontend.hear() == ready
@@ -338,7 +335,7 @@ def test_a_start_that_the_system_refuses_leaves_its_work_to_the_others(stage: St
     one, other, frontend = stage.start_serving(num_engines=2)
     stage.take_descriptors()
     one.kill()
-    assert frontend.hear() == {"type": "EngineLost", "reason": ANY, "rank": 0}
+    assert frontend.hear() == {"type": "EngineLost", "rank": 0}
     stage.wait_for_log(r"left to engine-2 \(pid \d+\)")
     stage.send_signal(signal.SIGTERM)
     assert frontend.hear()["type"] == "Drain"

@@ -187,7 +187,6 @@ class Supervisor:
                 options=self._settings.options,
                 run_directory=str(self._settings.run_directory),
                 pixel_mode=self._settings.pixel_mode,
-                engine_id=engine.name,
                 endpoint=self._endpoint_of(engine),
                 files=self._settings.files,
                 rank=rank,
@@ -288,7 +287,7 @@ class Supervisor:
 
     def _replace(self, child: _Child) -> None:
         if child.kind == "engine":
-            self._tell_all("frontend", EngineLost(f"the engine was lost: {child.tell_end()}", child.rank))
+            self._tell_all("frontend", EngineLost(child.rank))
         else:
             self._tell_all("engine", FrontendLost(child.name))
         place = child.kind, child.rank
@@ -364,7 +363,7 @@ class Supervisor:
         elif not self._of_kind("engine"):
             self._enter(_Stage.GIVING_UP)
         elif child.kind == "engine":
-            self._tell_all("frontend", EngineLost(f"the engine was lost: {child.tell_end()}", child.rank))
+            self._tell_all("frontend", EngineLost(child.rank))
 
     def _kill(self, *children: _Child) -> None:
         for child in children:

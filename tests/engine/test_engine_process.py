@@ -51,7 +51,7 @@ class Engine:
         self.config = make_config(num_blocks=5000)
         self.runner = Runner(self.config.kv_cache.num_blocks, self.config.kv_cache.block_size)
         self.endpoint = f"ipc://{path}/engine-1"
-        start = StartEngine({}, str(path), "none", "engine-1", self.endpoint, {})
+        start = StartEngine({}, str(path), "none", self.endpoint, {})
         loaded = make_engine(self.config, self.runner, Inbox(), max_model_len=200, computes_on_cores=computes_on_cores)
         self.process = EngineProcess(start, Config(), loaded)
         self.status: int | None = None
@@ -114,7 +114,7 @@ def endless(request_id: str) -> EngineRequest:
 
 def test_a_frontend_is_told_what_it_must_know(frontends: list[Frontend]) -> None:
     welcome = frontends[0].welcome
-    assert (welcome.engine_id, welcome.max_model_len, welcome.takes_unasked) == ("engine-1", 200, True)
+    assert (welcome.max_model_len, welcome.takes_unasked) == (200, True)
 
 
 def test_each_frontend_gets_the_tokens_that_it_asked_for(frontends: list[Frontend]) -> None:

@@ -44,7 +44,7 @@ class Client:
         return self.heard.get(timeout=SOON)
 
 
-StartEngine = Callable[[str], EngineListener]
+StartEngine = Callable[[int], EngineListener]
 
 
 @pytest.fixture
@@ -53,13 +53,13 @@ def client() -> Client:
 
 
 @pytest.fixture
-def welcomes() -> list[str]:
+def welcomes() -> list[int]:
     return []
 
 
 @pytest.fixture
-def link(client: Client, welcomes: list[str]) -> Iterator[EngineLink]:
-    link = EngineLink(cast(EngineClient, client), "one", lambda welcome: welcomes.append(welcome.engine_id))
+def link(client: Client, welcomes: list[int]) -> Iterator[EngineLink]:
+    link = EngineLink(cast(EngineClient, client), "one", lambda welcome: welcomes.append(welcome.max_model_len))
     yield link
     link.close()
 
@@ -68,8 +68,9 @@ def link(client: Client, welcomes: list[str]) -> Iterator[EngineLink]:
 def start_engine(tmp_path: Path) -> Iterator[StartEngine]:
     started: list[EngineListener] = []
 
-    def start(name: str) -> EngineListener:
-        engine = EngineListener(f"ipc://{tmp_path / name}", Welcome(name, 99), lambda *_: None, lambda _: None)
+    def start(number: int) -> EngineListener:
+        """Its number is what it tells of itself."""
+        engine = EngineListener(f"ipc://{tmp_path}/engine-{number}", Welcome(number), lambda *_: None, lambda _: None)
         started.append(engine)
         return engine
 
@@ -81,16 +82,16 @@ def start_engine(tmp_path: Path) -> Iterator[StartEngine]:
 @pytest.fixture
 def first(link: EngineLink, client: Client, start_engine: StartEngine, tmp_path: Path) -> EngineListener:
     """Engine 1, which the client is connected to."""
-    engine = start_engine("engine-1")
+    engine = start_engine(1)
     link.engine_is_ready(f"ipc://{tmp_path}/engine-1")
     assert client.next() == "connected"
     return engine
 
 
 def test_the_client_is_connected_once_an_engine_has_welcomed_it(
-    first: EngineListener, client: Client, welcomes: list[str]
+    first: EngineListener, client: Client, welcomes: list[int]
 ) -> None:
-    assert welcomes == ["engine-1"]
+    assert welcomes == [1]
     assert client.send is not None
     assert client.send(ResetCaches())
     first.send("one", [TokenOutput("r", 0, 5)])
@@ -108,26 +109,26 @@ def test_what_a_dying_engine_said_last_is_heard_before_its_end(
 
 
 def test_the_next_engine_takes_the_place_of_the_last(
-    link: EngineLink, client: Client, welcomes: list[str], start_engine: StartEngine, tmp_path: Path
+    link: EngineLink, client: Client, welcomes: list[int], start_engine: StartEngine, tmp_path: Path
 ) -> None:
     for number in (1, 2, 3):
-        engine = start_engine(f"engine-{number}")
+        engine = start_engine(number)
         link.engine_is_ready(f"ipc://{tmp_path}/engine-{number}")
         assert client.next() == "connected"
         engine.close()
         link.engine_is_lost()
         assert client.next() == "disconnected"
-    assert welcomes == ["engine-1", "engine-2", "engine-3"]
+    assert welcomes == [1, 2, 3]
 
 
 def test_an_engine_that_is_replaced_is_left_even_if_it_still_answers(
-    link: EngineLink, client: Client, welcomes: list[str], start_engine: StartEngine, tmp_path: Path
+    link: EngineLink, client: Client, welcomes: list[int], start_engine: StartEngine, tmp_path: Path
 ) -> None:
     for number in (1, 2):
-        start_engine(f"engine-{number}")
+        start_engine(number)
         link.engine_is_ready(f"ipc://{tmp_path}/engine-{number}")
     heard = [client.next()]
-    while welcomes[-1:] != ["engine-2"] or heard[-1] != "connected":
+    while welcomes[-1:] != [2] or heard[-1] != "connected":
         heard.append(client.next())
     # The first may have been left before it answered.
     assert heard in (["connected"], ["connected", "disconnected", "connected"], ["disconnected", "connected"])
@@ -145,7 +146,7 @@ def test_nothing_of_a_replaced_engine_is_heard_after_its_end(
 
     # Before the link is told of an engine: what it hands on to is bound then.
     monkeypatch.setattr(client, "receive", read_slowly)
-    first, _ = start_engine("engine-1"), start_engine("engine-2")
+    first, _ = start_engine(1), start_engine(2)
     link.engine_is_ready(f"ipc://{tmp_path}/engine-1")
     assert client.next() == "connected"
     first.send("one", [TokenOutput("r", 0, 5)])
@@ -162,7 +163,7 @@ def test_nothing_of_a_replaced_engine_is_heard_after_its_end(
 def test_an_engine_that_is_replaced_before_there_is_a_channel_to_it_is_never_connected_to(
     link: EngineLink,
     client: Client,
-    welcomes: list[str],
+    welcomes: list[int],
     start_engine: StartEngine,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -173,11 +174,11 @@ def test_an_engine_that_is_replaced_before_there_is_a_channel_to_it_is_never_con
         return FrontendChannel(endpoint, *others)
 
     monkeypatch.setattr("keepsight.frontend.engine_link.FrontendChannel", open_channel)
-    start_engine("engine-1")
-    start_engine("engine-2")
+    start_engine(1)
+    start_engine(2)
     link.engine_is_ready(f"ipc://{tmp_path}/engine-1")
     assert client.next() == "connected"
-    assert welcomes == ["engine-2"]
+    assert welcomes == [2]
 
 
 def test_what_an_engine_tells_of_itself_at_once_is_heard_once_the_client_is_connected(
@@ -188,7 +189,7 @@ def test_what_an_engine_tells_of_itself_at_once_is_heard_once_the_client_is_conn
     def tell_held() -> None:
         engine.send_to_all([held])
 
-    engine = EngineListener(endpoint, Welcome("engine-1", 99), lambda *_: None, lambda _: None, on_welcomed=tell_held)
+    engine = EngineListener(endpoint, Welcome(99), lambda *_: None, lambda _: None, on_welcomed=tell_held)
     # To act on the welcome takes longer than to hear what comes behind it.
     link = EngineLink(cast(EngineClient, client), "one", lambda _: time.sleep(0.1))
     link.engine_is_ready(endpoint)
@@ -214,18 +215,18 @@ def test_one_who_is_welcomed_too_late_is_connected_and_disconnected(
     connect_in_time = FrontendChannel.connect
     monkeypatch.setattr(FrontendChannel, "connect", connect)
     link = EngineLink(cast(EngineClient, client), "one", lambda _: None)
-    start_engine("engine-1")
+    start_engine(1)
     link.engine_is_ready(f"ipc://{tmp_path}/engine-1")
     assert [client.next() for _ in range(3)] == ["connected", "disconnected", "connected"]
     link.close()
 
 
 def test_a_connection_that_broke_while_its_engine_lives_is_made_again(
-    first: EngineListener, client: Client, welcomes: list[str]
+    first: EngineListener, client: Client, welcomes: list[int]
 ) -> None:
     first.forget("one")
     assert [client.next(), client.next()] == ["disconnected", "connected"]
-    assert welcomes == ["engine-1", "engine-1"]
+    assert welcomes == [1, 1]
 
 
 def test_a_link_can_be_closed_while_it_waits_for_an_engine_that_is_not_there(tmp_path: Path) -> None:
@@ -249,7 +250,7 @@ def test_where_threads_are_short_it_tries_again(
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    start_engine("engine-1")
+    start_engine(1)
     monkeypatch.setattr(threading.Thread, "start", start_later)
     link.engine_is_ready(f"ipc://{tmp_path}/engine-1")
     assert client.next() == "connected"
@@ -277,7 +278,7 @@ def test_where_descriptors_are_short_it_tries_again(
 
     monkeypatch.setattr(engine_link, "FrontendChannel", make)
     monkeypatch.setattr(FrontendChannel, "connect", connect_later)
-    start_engine("engine-1")
+    start_engine(1)
     link.engine_is_ready(f"ipc://{tmp_path}/engine-1")
     assert client.next() == "connected"
     assert not failures

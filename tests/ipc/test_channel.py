@@ -33,7 +33,7 @@ from keepsight.sampling_params import SamplingParams
 from tests.ipc.drawn_messages import comparable
 
 LIMIT = 20.0
-WELCOME = Welcome("engine 1", 128)
+WELCOME = Welcome(128)
 REQUEST = EngineRequest("7", (1, 2, 3), (), SamplingParams())
 
 
@@ -209,7 +209,7 @@ class TestHandshake:
         self, engine: Engine, endpoint: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         frontend = Frontend(endpoint)
-        frontend.channel._hello = encode_hello(Hello("a", protocol_version=99))
+        frontend.channel._hello = [b"H", b"99", b"?"]
         with pytest.raises(
             HandshakeError, match=f"frontend speaks version 99 of the protocol, the engine {PROTOCOL_VERSION}"
         ):
@@ -437,7 +437,7 @@ ENGINE_PROGRAM = """
 import sys
 from keepsight.ipc.handshake import Welcome
 from keepsight.ipc.channel import EngineListener
-listener = EngineListener(sys.argv[1], Welcome("child", 1), print, print)
+listener = EngineListener(sys.argv[1], Welcome(1), print, print)
 print("ready", flush=True)
 sys.stdin.read()
 """

@@ -38,7 +38,7 @@ class EngineProcess:
         mode = start.pixel_mode if engine.takes_media else "none"
         self._inbox, self._router = engine.inbox, OutputRouter(engine.inbox)
         self._computes_on_cores = engine.computes_on_cores
-        welcome = Welcome(start.engine_id, engine.max_model_len, takes_unasked=engine.takes_unasked)
+        welcome = Welcome(engine.max_model_len, takes_unasked=engine.takes_unasked)
         run_directory = Path(start.run_directory)
         source = open_pixel_source(mode, config, run_directory)
         counters = Counters.open(run_directory, f"engine-{start.rank}")

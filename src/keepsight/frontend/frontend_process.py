@@ -115,7 +115,7 @@ class FrontendProcess:
         match message:
             case EngineReady(endpoint, rank):
                 self._links[rank].engine_is_ready(endpoint)
-            case EngineLost(_, rank):
+            case EngineLost(rank):
                 self._links[rank].engine_is_lost()
             case GiveUp(reason):
                 self._client.give_up(reason)

@@ -43,7 +43,6 @@ class StartEngine(msgspec.Struct, frozen=True, tag=True):
     options: dict[str, Any]
     run_directory: str
     pixel_mode: PixelMode
-    engine_id: str
     # Where frontends will find it.
     endpoint: str
     # The checkpoint's, as they were when the server started.
@@ -76,7 +75,6 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineLost(msgspec.Struct, frozen=True, tag=True):
-    reason: str
     rank: int = 0
 
 

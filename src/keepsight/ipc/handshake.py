@@ -15,8 +15,9 @@ import msgspec
 from keepsight.errors import HandshakeError, WireError
 from keepsight.ipc.codec import Frame
 
-# Goes up with every change of what codec.py writes, the message types within it included.
-PROTOCOL_VERSION = 9
+# Goes up with every change of a greeting, or of what codec.py writes, the message types within it included.
+PROTOCOL_VERSION = 10
+_VERSION = b"%d" % PROTOCOL_VERSION
 HELLO, WELCOME, REFUSED = b"H", b"W", b"X"
 MAX_GREETING_BYTES = 2**16
 
@@ -24,19 +25,16 @@ MAX_GREETING_BYTES = 2**16
 @dataclass(frozen=True, slots=True)
 class Hello:
     frontend_id: str
-    protocol_version: int = PROTOCOL_VERSION
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
     """What a frontend must know of the engine."""
 
-    engine_id: str
     max_model_len: int
     # Whether it wants the pixels of media that it is not known to hold before it asks: not where it may find them in a
     # tier that is older than itself.
     takes_unasked: bool = True
-    protocol_version: int = PROTOCOL_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +48,11 @@ G = TypeVar("G", Hello, Welcome)
 
 
 def encode_hello(hello: Hello) -> list[Frame]:
-    return [HELLO, b"%d" % hello.protocol_version, msgspec.msgpack.encode(hello)]
+    return [HELLO, _VERSION, msgspec.msgpack.encode(hello)]
 
 
 def encode_welcome(welcome: Welcome) -> list[Frame]:
-    return [WELCOME, b"%d" % welcome.protocol_version, msgspec.msgpack.encode(welcome)]
+    return [WELCOME, _VERSION, msgspec.msgpack.encode(welcome)]
 
 
 def encode_refused(refused: Refused) -> list[Frame]:
@@ -80,7 +78,7 @@ def _decode_greeting(frames: Sequence[Frame], type_: type[G]) -> G:
     kind, speaker, listener = (HELLO, "frontend", "engine") if type_ is Hello else (WELCOME, "engine", "frontend")
     if len(frames) < 2 or frames[0] != kind:
         raise WireError("the handshake comes first")
-    if frames[1] != b"%d" % PROTOCOL_VERSION:
+    if frames[1] != _VERSION:
         its = bytes(frames[1][:20]).decode("ascii", "backslashreplace")
         raise HandshakeError(f"the {speaker} speaks version {its} of the protocol, the {listener} {PROTOCOL_VERSION}")
     if len(frames) != 3 or len(frames[2]) > MAX_GREETING_BYTES:
