@@ -15,14 +15,6 @@ def why_never(request: EngineRequest, config: SchedulerConfig) -> str | None:
     num_tokens = len(request.token_ids)
     if num_tokens >= config.max_model_len:
         return f"the prompt has {num_tokens} tokens; with one of answer, {config.max_model_len} is the most"
-    longest = max((item.span.length for item in request.media), default=0)
-    budgets = {
-        "max_num_encoder_input_tokens": config.max_num_encoder_input_tokens,
-        "max_num_batched_tokens": config.max_num_batched_tokens,
-    }
-    for name, budget in budgets.items():
-        if longest > budget:
-            return f"its largest media item has {longest} tokens; {name} is {budget}"
     return None
 
 

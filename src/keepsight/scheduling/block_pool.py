@@ -96,8 +96,6 @@ class BlockPool:
         One that grows is published again, by the name that it has then.
         """
         assert self.is_in_use(block_id), block_id
-        if self._name_of[block_id] == name:
-            return
         if self._name_of[block_id] is not None:
             self._take_name(block_id)
         if name.block_hash in self._block_of:

@@ -41,7 +41,6 @@ class MediaClaims:
 
     def leave(self, state: RequestState, *, is_last: bool) -> None:
         """It waits for nothing any more, and if it `is_last` nor does its request.  Its claims may still be read."""
-        self._has_awaited_changed = True
         self._end_shortages(state)
         self.loads.remove(state)
         for item in state.media:
