@@ -165,6 +165,9 @@ class TestBeginnings:
     @pytest.mark.parametrize(("length", "num_common"), [(16, 16), (48, 16), (10, 10), (1, 1)])
     def test_one_may_be_shorter(self, length: int, num_common: int) -> None:
         assert self.num_common(request(32), request(length)) == num_common
+        # Zero is a token as any other.
+        zeros = [request(token_ids=(0,) * each) for each in (32, length)]
+        assert self.num_common(*zeros) == num_common
 
     def test_texts_are_alike_up_to_the_first_other_token(self) -> None:
         left = request(token_ids=(*range(7), *range(9)))

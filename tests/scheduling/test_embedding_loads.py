@@ -64,6 +64,13 @@ def test_of_many_that_are_wanted_a_few_are_asked_for_at_a_time_and_each_once() -
     assert sorted(taken) == sorted(names)
 
 
+def test_what_nobody_wants_any_more_is_not_asked_for() -> None:
+    drive = tiered_drive("cat", loads=False)
+    drive.add(make_request("a", 3, "cat"))
+    drive.scheduler.abort("a")
+    assert drive.scheduler.take_loads() == []
+
+
 def test_who_waits_for_a_load_holds_nobody_back() -> None:
     drive = tiered_drive("cat", loads=False, max_num_seqs=1)
     drive.add(make_request("a", 3, "cat"))

@@ -76,9 +76,11 @@ def test_the_end_of_a_prompt_whose_blocks_are_gone_is_not_enough() -> None:
     drive.expect_right_answers()
 
 
+# Of 32: no block is full, and nothing but the end is to be found.
+@pytest.mark.parametrize("block_size", [4, 32])
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 3])
-def test_ends_of_prompts_begun_before_all_was_forgotten_are_not_found(num_steps: int) -> None:
-    drive = Drive(make_config(max_num_batched_tokens=14))
+def test_ends_of_prompts_begun_before_all_was_forgotten_are_not_found(num_steps: int, block_size: int) -> None:
+    drive = Drive(make_config(max_num_batched_tokens=14, block_size=block_size))
     drive.add(make_request("first", 30))
     for _ in range(num_steps):
         drive.step()
@@ -109,6 +111,14 @@ def test_a_first_token_that_cannot_be_drawn_fails_its_request_and_no_other() -> 
     drive.expect_nothing_left()
 
 
+def test_nothing_is_found_of_a_prompt_whose_tokens_are_to_be_told_of() -> None:
+    drive = Drive(make_config())
+    drive.run(make_request("first", 8, "cat", 5))
+    drive.run(make_request("told", 8, "cat", 5, prompt_logprobs=0))
+    assert drive.cached["told", 0] == 0
+    drive.expect_right_answers()
+
+
 # What makes prefixes differ -----------------------------------------------------------------------------------
 
 
@@ -130,6 +140,19 @@ def test_a_hit_may_end_inside_a_picture_wherever_it_begins(text_before: int) -> 
     assert drive.cached["again", 0] == num_left * 8
     assert drive.runner.encoded == ["cat"]
     drive.expect_right_answers()
+
+
+def test_who_lacks_the_picture_that_its_hit_ends_in_is_parked_until_it_comes() -> None:
+    drive = Drive(make_config(block_size=8))
+    drive.run(make_request("first", 5, "cat", 5))
+    evict_all_but(1, drive)
+    drive.scheduler.reset(prefix=False, encoder=True)
+    drive.delivers = False
+    drive.add(make_request("again", 5, "cat", 1))
+    drive.step()
+    assert [state.parked_for for state in drive.scheduler.lineup.parked] == [ParkedFor.PIXELS]
+    drive.deliver("cat")
+    drive.expect_all_answered()
 
 
 def evict_all_but(num_blocks: int, drive: Drive) -> None:
@@ -163,6 +186,28 @@ def test_a_conversation_goes_on_from_the_last_token_that_was_computed(num_tokens
     # The answer's last token was drawn and not computed.
     assert drive.cached["second", 0] == len(said) - 1
     drive.expect_right_answers()
+
+
+def test_who_waited_for_a_picture_goes_on_where_it_was() -> None:
+    drive = Drive(make_config(caches_prefixes=False), delivers=False)
+    drive.add(make_request("a", 40, "cat", 3, max_tokens=1))
+    drive.step()
+    drive.step()
+    drive.deliver("cat")
+    drive.expect_all_answered()
+    assert drive.runner.num_computed_tokens == 49
+
+
+def test_who_waited_for_a_picture_finds_what_another_computed_of_the_same_prompt_meanwhile() -> None:
+    drive = Drive(make_config(max_num_batched_tokens=40), delivers=False)
+    drive.add(make_request("a", 60, "cat", 3, max_tokens=1))
+    drive.step()
+    drive.step()
+    drive.add(make_request("b", 60, "cat", 3, max_tokens=1, priority=-1))
+    drive.step()
+    drive.deliver("cat")
+    drive.expect_all_answered()
+    assert drive.runner.num_computed_tokens == 69
 
 
 def test_an_aborted_request_leaves_what_was_computed() -> None:

@@ -49,6 +49,7 @@ def test_who_waits_for_pixels_keeps_no_pages_that_a_new_prompt_lacks() -> None:
     for _ in range(6):
         drive.step()
     assert drive.finished.keys() == {("text", 0)}
+    assert drive.scheduler.pages.num_preemptions == 1
 
 
 def test_who_gave_pages_away_takes_none_again_until_it_gets_further() -> None:
@@ -83,13 +84,16 @@ def test_no_page_is_taken_ahead_for_the_answer_s_last_token(max_tokens: int, num
     assert drive.scheduler.kv_cache.num_blocks_of(("a", 0)) == num_pages
 
 
-def test_who_runs_out_of_pages_takes_them_from_the_last_and_both_answers_stay_right() -> None:
+def test_who_runs_out_of_pages_takes_them_from_the_last_and_both_answers_stay_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(page_grants, "TOKENS_AHEAD", 0)
     drive = Drive(make_config(num_blocks=8, caches_prefixes=False))
-    drive.run(make_request("first", 9, max_tokens=12), make_request("last", 8, max_tokens=12))
-    assert drive.scheduler.pages.num_preemptions > 0
-    assert len(drive.finished) == 2
-    drive.expect_right_answers()
-    drive.expect_nothing_left()
+    for name in ("first", "last"):
+        drive.add(make_request(name, 9, max_tokens=12))
+    first, last = drive.scheduler.lineup.waiting
+    drive.expect_all_answered()
+    assert first.num_preemptions == 0 < last.num_preemptions == drive.scheduler.pages.num_preemptions
 
 
 def test_who_lacks_a_page_takes_none_from_whoever_is_computed_beside_but_waits(monkeypatch: pytest.MonkeyPatch) -> None:

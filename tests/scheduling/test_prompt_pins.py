@@ -41,7 +41,7 @@ def test_the_blocks_that_the_pinned_tokens_fill_stay_and_no_more() -> None:
 
 def test_embeddings_of_media_that_begin_within_stay_too() -> None:
     drive = Drive(make_config(num_blocks=16, num_pictures=4))
-    drive.run(pinned("a", 8 + 1, 8, "cat", 6, "dog"))
+    drive.run(pinned("a", 8 + TOKENS_PER_PICTURE, 8, "cat", "dog"))
     drive.scheduler.reset(prefix=True, encoder=False)
     crowd(drive)
     drive.needed.clear()
@@ -56,9 +56,11 @@ def test_a_pin_ends_with_its_time() -> None:
     drive.scheduler.pins.tell_time(1000 + HALF_AN_HOUR - 1)
     crowd(drive)
     assert ask_again(drive, 8, "cat", 6) == 12
+    assert drive.runner.encoded.count("cat") == 1
     drive.scheduler.pins.tell_time(1000 + HALF_AN_HOUR + SECONDS_BETWEEN_LOOKS)
     crowd(drive)
     assert ask_again(drive, 8, "cat", 6) == 0
+    assert drive.runner.encoded.count("cat") == 2
 
 
 def test_a_prompt_that_was_known_is_pinned_as_well() -> None:

@@ -268,13 +268,15 @@ def test_a_prompt_whose_lane_is_taken_waits_and_holds_nobody_back() -> None:
     drive = beside_drive()
     drive.add(make_request("long", 20))
     drive.step()
-    drive.add(make_request("longer", 30))
+    drive.add(make_request("longer", 30, cache_salt="its own"))
     drive.add(make_request("short", 2, max_tokens=2))
     for _ in range(3):
         plan = drive.step()
         assert not plan.beside
     assert ("short", 0) in drive.finished
     drive.runner.set_pace(lambda: True)
+    drive.step()
+    assert [piece.sequence_id[0] for piece in drive.step().beside] == ["longer"]
     drive.expect_all_answered()
 
 

@@ -23,6 +23,19 @@ def test_for_throughput_answers_pause_while_pictures_are_encoded() -> None:
     drive.expect_right_answers()
 
 
+def test_for_throughput_a_prompt_that_has_begun_pauses_too() -> None:
+    drive = Drive(make_config(takes_turns=True, max_num_batched_tokens=14), is_done=lambda: False)
+    drive.add(make_request("long", 100, max_tokens=1))
+    drive.step()
+    drive.add(make_request("picture", "cat", 2, priority=-1, max_tokens=1))
+    while not drive.step().encode:
+        pass
+    assert ("long", 0) not in drive.finished
+    assert not drive.step().now
+    drive.runner.set_pace(lambda: True)
+    drive.expect_all_answered()
+
+
 def test_for_throughput_a_round_of_encodings_and_a_step_of_prompts_take_turns() -> None:
     drive = Drive(make_config(takes_turns=True), is_done=lambda: False)
     drive.add(make_request("pictures", "cat", 2, "dog", 2, max_tokens=1))
