@@ -112,7 +112,7 @@ def _spell(token: _Token, text: str, names: dict[str, str], is_pattern: bool) ->
         return re.sub(r"\s", "", spelled)
     if kind == "text":
         characters = "".join(first for first, _ in _read_characters(_IN_TEXT, spelled[1:-1], text, place))
-        if is_pattern or len(characters) < 2:
+        if is_pattern:
             return json.dumps(characters)
         return f"({' '.join(map(json.dumps, characters))})"
     if kind == "class":

@@ -317,8 +317,7 @@ def _change_count(descriptor: int, place: RingPlace, by: int) -> bool:
         count = _count_of(descriptor, place) if is_held else None
         if count is None:
             return False
-        # A writer may have taken a reader for dead between its locks.
-        os.pwrite(descriptor, _COUNT.pack(max(0, count + by)), place.offset + _ENTRY.size)
+        os.pwrite(descriptor, _COUNT.pack(count + by), place.offset + _ENTRY.size)
         return True
 
 

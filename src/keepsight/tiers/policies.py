@@ -154,7 +154,7 @@ class S3Fifo:
 
     def evict(self) -> str:
         while True:
-            is_small = self._small and (self._num_small_bytes > self._max_small_bytes or not self._main)
+            is_small = self._num_small_bytes > self._max_small_bytes or not self._main
             key = self._judge_small() if is_small else self._judge_main()
             if key is not None:
                 return key

@@ -157,8 +157,6 @@ class PictureIdentifier:
     def name(
         self, pictures: Sequence[Picture], config: ImageProcessorConfig, cache_salt: str | None
     ) -> tuple[NamedPicture, ...]:
-        if not pictures:
-            return ()
         hashers = {
             each: MediaHasher(self._model_id, config, cache_salt, self._algorithm, each)
             for each in {picture.modality for picture in pictures}

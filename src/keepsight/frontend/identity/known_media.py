@@ -62,7 +62,7 @@ class KnownMedia:
             first_name = None if pixel_hash is None else self._first_names.get(pixel_hash)
             if pixel_hash is None or first_name is None:
                 return media_hash
-            if first_name != media_hash and not self.is_held(first_name) and self.is_held(media_hash):
+            if not self.is_held(first_name) and self.is_held(media_hash):
                 # Made at once with the other, and kept longer: by a pin, or because it was used.
                 self._first_names.entries[pixel_hash] = first_name = media_hash
             return first_name
