@@ -55,7 +55,7 @@ def allows(grammar: str, text: str) -> bool:
         # Names
         ("root ::= a-b a_b A-B start 1\na-b::=[x]\na_b::=[y]\nA-B::=[z]\nstart::=[s]\n1::=[1]", ["xyzs1"], ["xxzs1"]),
         # Repetitions, and nothing at all
-        ('root ::= "ab"{2} [c]{1,} "d"{ 0 , 2 }', ["ababc", "ababccdd"], ["abab", "abb", "ababcddd"]),
+        ('root ::= "ab"{2} [c]{1,} "d"{ 0 ,\n2 }', ["ababc", "ababccdd"], ["abab", "abb", "ababcddd"]),
         ('root ::= "(" root ")" | ("ab"+ "c"?)*', ["", "((abab))", "abcab"], ["abb"]),
         ('root ::= () "" | x\nx ::=', [""], ["a"]),
         ('root ::= "(" root ")" | | x\nx ::= \nunused ::= root', ["", "()"], ["("]),

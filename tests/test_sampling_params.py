@@ -9,7 +9,12 @@ import pytest
 
 from keepsight import sampling_params
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
-from keepsight.sampling_params import MIN_TEMPERATURE, SamplingParams
+from keepsight.sampling_params import (
+    MAX_REPETITION_PENALTY,
+    MIN_REPETITION_PENALTY,
+    MIN_TEMPERATURE,
+    SamplingParams,
+)
 
 
 def test_the_defaults_are_those_of_vllm() -> None:
@@ -88,6 +93,11 @@ def test_the_callers_logit_bias_is_copied() -> None:
 def test_a_temperature_too_cold_to_divide_by_is_raised_as_in_vllm() -> None:
     assert SamplingParams(temperature=1e-30).temperature == MIN_TEMPERATURE
     assert not SamplingParams(temperature=1e-30).greedy
+
+
+@pytest.mark.parametrize(("asked", "taken"), [(1e-300, MIN_REPETITION_PENALTY), (1e300, MAX_REPETITION_PENALTY)])
+def test_a_repetition_penalty_stays_within_what_float32_can_divide_by(asked: float, taken: float) -> None:
+    assert SamplingParams(repetition_penalty=asked).repetition_penalty == taken > 0
 
 
 @pytest.mark.parametrize("number", [2**31, 2**63 - 1, 10**400])

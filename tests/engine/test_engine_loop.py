@@ -349,6 +349,7 @@ def test_the_source_is_closed_with_the_loop() -> None:
         # Work that was begun may be finished, or may have made room, by the next step.
         ([BEGINS], [], [True, False]),
         ([StepPlan(), StepPlan()], [FINISHED], [True, False]),
+        ([StepPlan(), StepPlan()], [StepResult(failed_encodings={"x": "why"})], [True, False]),
         # Telling the runner what ended begins nothing.
         ([StepPlan(ended=[("a", 0)])], [], [True]),
     ],

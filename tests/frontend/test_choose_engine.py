@@ -2,11 +2,14 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from keepsight.frontend import choose_engine as choosing
 from keepsight.frontend.choose_engine import (
     SHORTEST_PREFIX,
     SLACK_TOKENS,
@@ -92,6 +95,15 @@ def test_a_prompt_follows_an_earlier_one_that_began_alike_as_far_as_that_is_wort
     assert choose_engine(again, [seen, idle]) is idle
 
 
+def test_of_prefixes_those_sent_last_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "MAX_PREFIXES", 2)
+    engine = EngineView()
+    for first in (1, 2, 1, 3):
+        engine.note_sent(request(length=SHORTEST_PREFIX, first=first))
+    known = [engine.count_prefix_tokens(tuple(name_prefixes(request(length=100, first=each)))) for each in (1, 2, 3)]
+    assert known == [SHORTEST_PREFIX, 0, SHORTEST_PREFIX]
+
+
 def test_a_key_has_an_engine_of_its_own_in_every_frontend() -> None:
     def chosen(key: str, ranks: Sequence[int], salt: str | None = None) -> int:
         return choose_engine(request(salt=salt), [EngineView(rank) for rank in ranks], key).rank
@@ -135,6 +147,13 @@ def test_prefixes_are_alike_only_if_all_is_that_they_depend_on() -> None:
         request("a", length=300, first=9),
     ):
         assert not set(names) & set(name_prefixes(other))
+
+
+def test_what_comes_behind_a_prefix_does_not_change_it() -> None:
+    text = request(length=300)
+    picture = MediaItem("a", TokenSpan(SHORTEST_PREFIX, 4), Geometry(1, 1))
+    names, others = (list(name_prefixes(each)) for each in (text, replace(text, media=(picture,))))
+    assert [a == b for a, b in zip(names, others, strict=True)] == [True, False, False]
 
 
 class AnyTraffic(RuleBasedStateMachine):

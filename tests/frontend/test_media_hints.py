@@ -37,6 +37,12 @@ def test_what_was_promised_and_came_makes_room_for_other_promises() -> None:
     assert hints.promise("2", ["c"]) == ("c",)
 
 
+def test_of_more_than_may_be_known_the_longest_known_is_forgotten() -> None:
+    hints = MediaHints(max_held=2)
+    hints.note_held(["a", "b", "c"])
+    assert [hints.is_held(each) for each in "abc"] == [False, True, True]
+
+
 NAMES = st.lists(st.sampled_from("abcdef"), max_size=4)
 REQUESTS = st.sampled_from("123")
 

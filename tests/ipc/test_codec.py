@@ -43,7 +43,7 @@ from keepsight.requests import (
     TokenLogprob,
     TokenOutput,
 )
-from keepsight.sampling_params import SamplingParams
+from keepsight.sampling_params import MAX_CHOICES, SamplingParams
 from tests.ipc.drawn_messages import comparable, outputs, spoil, to_engine
 
 ITEM = MediaItem("hash", TokenSpan(2, 3), Geometry(640, 480))
@@ -165,6 +165,7 @@ WRONG: dict[str, list[Frame]] = {
     "a span that ends after the prompt": edited(REQUEST, "media", 0, "span", "length", value=9),
     "a span of nothing": edited(REQUEST, "media", 0, "span", "length", value=0),
     "a picture without height": edited(REQUEST, "media", 0, "geometry", "height", value=0),
+    "a picture without width": edited(REQUEST, "media", 0, "geometry", "width", value=0),
     "a banned run of no tokens": edited(REQUEST, "banned_runs", value=[[]]),
     "media to come that it has not": edited(REQUEST, "coming_media", value=["other"]),
     "unsent media that it has not": edited(REQUEST, "unsent_media", value=["other"]),
@@ -184,6 +185,7 @@ WRONG: dict[str, list[Frame]] = {
     "pixels without a side": edited(MediaArrived("hash", PIXELS), 1, value=[0, 3, 3]),
     "pixels of five channels": edited(MediaArrived("hash", PIXELS), 1, value=[2, 3, 5]),
     "pixels with a negative side": edited(MediaArrived("hash", PIXELS), 1, value=[-2, -3, 3]),
+    "stored pixels without a side": edited(MediaArrived("hash", StoredPixels((1, 1, 3))), 1, "shape", 1, value=0),
     "stored pixels too large to be": edited(MediaArrived("hash", StoredPixels((1, 1, 3))), 1, "shape", 0, value=2**40),
     "a place before the ring": edited(
         MediaArrived("hash", RingPlace("r", 1, 2, 3, (1, 1, 3), b"")), 1, "offset", value=-1
@@ -202,7 +204,6 @@ def test_an_engine_refuses(name: str) -> None:
     [
         [[9, []]],
         [[-1, []]],
-        [[0, [{"request_id": "7", "choice": 0, "token_id": -1}]]],
         [[0, [{"request_id": "7", "choice": 0, "token_id": 1}]]],
         [[2, [{"media_hashes": ["a"]}]], [2, [{"media_hashes": ["b"]}]]],
         [[2, []]],
@@ -211,7 +212,6 @@ def test_an_engine_refuses(name: str) -> None:
     ids=[
         "no type",
         "type -1",
-        "a token out of range",
         "missing fields",
         "a run in two pieces",
         "an empty run",
@@ -221,6 +221,22 @@ def test_an_engine_refuses(name: str) -> None:
 def test_a_frontend_refuses(outputs: object) -> None:
     with pytest.raises(WireError):
         decode_from_engine([b"O", msgspec.msgpack.encode(outputs)])
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        TokenOutput("7", 0, -1),
+        TokenOutput("7", -1, 1),
+        TokenOutput("7", MAX_CHOICES, 1),
+        TokenOutput("7", 0, 1, num_cached_tokens=-1),
+        TokenOutput("7", 0, 1, logprobs=(TokenLogprob(-1, 0.0, 1),)),
+        TokenOutput("7", 0, 1, prompt_logprobs=((TokenLogprob(1, 0.0, -1),),)),
+    ],
+)
+def test_a_frontend_refuses_a_token_out_of_range(output: TokenOutput) -> None:
+    with pytest.raises(WireError, match="out of range"):
+        decode_from_engine(encode_from_engine([output]))
 
 
 def test_a_frontend_refuses_what_is_for_an_engine() -> None:

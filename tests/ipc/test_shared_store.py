@@ -139,10 +139,12 @@ def test_one_larger_than_the_store_is_refused_disturbs_nobody_and_is_warned_of_o
 
 @pytest.mark.parametrize("name", ["", "../x", "A" * 64, "ledger", "a" * 31, "a" * 129, "a" * 63 + "/", "a" * 64 + "\n"])
 def test_only_media_hashes_are_names(store: SharedStore, folder: Path, name: str) -> None:
-    before = sorted(folder.rglob("*"))
+    with store.making([name]):
+        before = sorted(folder.rglob("*"))
     assert not store.put(name, picture(1))
     assert store.read(name) is None
     assert not store.touch(name)
+    assert not store.pin(name, 100)
     store.drop(name)
     assert sorted(folder.rglob("*")) == before
 
@@ -401,8 +403,9 @@ def test_what_may_go_first_goes_in_whichever_process_but_no_pin(store: SharedSto
     other = SharedStore(folder, MAX_BYTES)
     put(store, *range(10))
     put(store, 10)
-    for number in (3, 5, 30):
+    for number in (3, 4, 5, 30):
         other.let_go_first(name_of(number))
+    store.keep_again(name_of(4))
     store.read(name_of(3))
     assert store.pin(name_of(5), 100)
     put(store, 11)

@@ -56,6 +56,14 @@ def test_taking_none_always_works() -> None:
     assert pool.try_take(0) == []
 
 
+def test_what_follows_the_same_block_with_another_token_is_not_alike() -> None:
+    pool = BlockPool(1)
+    [block] = take(pool, 1)
+    pool.publish(block, named(b"cat dog "))
+    assert pool.find_alike(named(b"cat owl ")) == (1, block)
+    assert pool.find_alike(named(b"owl dog ")) is None
+
+
 def test_to_forget_again_looks_at_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = idle_pool(1, 0)
     pool.forget_names()

@@ -84,16 +84,17 @@ def test_no_page_is_taken_ahead_for_the_answer_s_last_token(max_tokens: int, num
     assert drive.scheduler.kv_cache.num_blocks_of(("a", 0)) == num_pages
 
 
-def test_who_runs_out_of_pages_takes_them_from_the_last_and_both_answers_stay_right(
+def test_who_runs_out_of_pages_takes_them_from_the_last_and_all_answers_stay_right(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(page_grants, "TOKENS_AHEAD", 0)
-    drive = Drive(make_config(num_blocks=8, caches_prefixes=False))
-    for name in ("first", "last"):
-        drive.add(make_request(name, 9, max_tokens=12))
-    first, last = drive.scheduler.lineup.waiting
+    drive = Drive(make_config(num_blocks=9, caches_prefixes=False))
+    for name in ("first", "second", "last"):
+        drive.add(make_request(name, 9, max_tokens=8, ignore_eos=True))
+    states = tuple(drive.scheduler.lineup.waiting)
     drive.expect_all_answered()
-    assert first.num_preemptions == 0 < last.num_preemptions == drive.scheduler.pages.num_preemptions
+    assert [state.num_preemptions for state in states] == [0, 0, 1]
+    assert drive.scheduler.pages.num_preemptions == 1
 
 
 def test_who_lacks_a_page_takes_none_from_whoever_is_computed_beside_but_waits(monkeypatch: pytest.MonkeyPatch) -> None:

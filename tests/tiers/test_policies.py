@@ -20,10 +20,22 @@ def test_cost_lets_go_what_saves_least_for_its_bytes() -> None:
     policy.add("dear", 10, 100)
     policy.add("large", 100, 100)
     policy.add("cheap", 10, 1)
+    policy.add("twice", 10, 6)
+    policy.use("twice")
     policy.add("used", 10, 1)
     for _ in range(20):
         policy.use("used")
-    assert [policy.evict() for _ in range(4)] == ["cheap", "large", "used", "dear"]
+    assert [policy.evict() for _ in range(5)] == ["cheap", "large", "twice", "used", "dear"]
+
+
+def test_cost_holds_no_more_than_its_entries_however_often_they_are_used() -> None:
+    policy = Cost()
+    for key in "ab":
+        policy.add(key, 1, 1)
+    for _ in range(1000):
+        policy.use("a")
+    assert len(policy._heap) < 100
+    assert [policy.evict() for _ in range(2)] == ["b", "a"]
 
 
 def test_cost_forgets_old_merits() -> None:
@@ -53,6 +65,17 @@ def test_s3fifo_keeps_what_is_used_from_what_comes_once() -> None:
             policy.evict()
     assert "a" in policy
     assert "b" in policy
+
+
+def test_s3fifo_lets_go_of_newcomers_while_they_are_many_and_then_of_what_was_not_used_since_it_stays() -> None:
+    policy = S3Fifo(20)
+    for key in "abcde":
+        policy.add(key, 1, 1)
+    for key in "aabb":
+        policy.use(key)
+    assert policy.evict() == "c"
+    policy.use("a")
+    assert [policy.evict() for _ in range(4)] == ["b", "a", "d", "e"]
 
 
 def test_s3fifo_trusts_who_comes_back() -> None:

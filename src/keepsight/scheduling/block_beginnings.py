@@ -43,3 +43,6 @@ class BlockBeginnings:
 
     def clear(self) -> None:
         self._children.clear()
+
+    def check_invariants(self) -> None:
+        assert all(self._children.values())

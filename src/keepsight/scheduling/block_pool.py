@@ -157,4 +157,5 @@ class BlockPool:
             assert alike.block_id == block_id, "found by another's beginning, not by its own"
         assert named.keys() >= set(self._idle)
         self._idle.check_invariants()
+        self._beginnings.check_invariants()
         assert named.keys().isdisjoint(self._free)

@@ -29,6 +29,14 @@ def test_what_one_has_put_another_gets_and_a_later_one_too(tmp_path: Path) -> No
     assert (one.get("cat"), one.get("dog")) == (None, OTHER)
 
 
+def test_places_lie_beside_each_other(tmp_path: Path) -> None:
+    common = opened(tmp_path)
+    sizes = {str(number): Geometry(number, 1) for number in range(1, 30)}
+    for name, size in sizes.items():
+        common.put(name, size)
+    assert {name: common.get(name) for name in sizes} == sizes
+
+
 def test_of_two_names_with_one_place_the_later_is_kept_and_the_other_does_not_forget_it() -> None:
     common = CommonGeometries(bytearray(PLACE_BYTES), num_places=1)
     common.put("cat", SIZE)

@@ -105,6 +105,13 @@ def test_a_recognized_picture_is_what_it_is_when_it_is_looked_at_anew(
     assert preparer.recognize(conversation, "another") is None, "or time would tell what others have shown"
 
 
+def test_a_picture_that_comes_with_a_uuid_is_looked_at_anew(preparer: RequestPreparer) -> None:
+    content = by_url(draw(42).picture)
+    preparer.prepare_chat(read_messages(ask(content)), PARAMS)
+    assert preparer.recognize(read_messages(ask(content)), None) is not None
+    assert preparer.recognize(read_messages(ask(content | {"uuid": "mine"})), None) is None
+
+
 def test_what_was_refused_is_never_recognized(preparer: RequestPreparer) -> None:
     conversation = read_messages(ask(by_url_of(b"no picture"), "What?"))
     with pytest.raises(UnreadablePictureError):

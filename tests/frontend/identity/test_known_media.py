@@ -61,6 +61,15 @@ class KnownMediaMachine(RuleBasedStateMachine):
 TestKnownMedia = KnownMediaMachine.TestCase
 
 
+def test_what_was_not_used_for_longest_is_forgotten_first() -> None:
+    known = KnownMedia(max_entries=2)
+    for name in "abac":
+        known.learn_content(name, Geometry(1, 1))
+    assert known.recall_content("a") is not None
+    known.learn_content("d", Geometry(1, 1))
+    assert [known.recall_content(name) is not None for name in "abcd"] == [True, False, False, True]
+
+
 def test_the_first_name_is_that_of_all_later_ones() -> None:
     known = KnownMedia()
     assert known.canonical_name("png") == "png"

@@ -176,12 +176,28 @@ def test_the_format_of_the_checkpoints() -> None:
     )
 
 
+def make_nameless_checkpoint(directory: Path) -> Tokenizer:
+    """Its tokenizer does not tell which tokens are a picture's."""
+    make_checkpoint(
+        directory, "tokenizer_config.json", extra_special_tokens={}, boi_token=None, eoi_token=None, image_token=None
+    )
+    (directory / "special_tokens_map.json").unlink()
+    return Tokenizer.from_checkpoint(directory)
+
+
 def test_the_format_is_found_by_ids_alone(tmp_path: Path) -> None:
-    nameless: dict[str, Any] = {"extra_special_tokens": {}, "boi_token": None, "eoi_token": None, "image_token": None}
-    tokenizer = make_checkpoint(tmp_path, "tokenizer_config.json", **nameless)
-    (tmp_path / "special_tokens_map.json").unlink()
+    tokenizer = make_nameless_checkpoint(tmp_path)
     (tmp_path / "processor_config.json").unlink()
+    assert "boi_token" not in tokenizer.special_tokens
     assert ImagePromptFormat.from_checkpoint(tmp_path, tokenizer) == ImagePromptFormat.from_checkpoint(DEMO, tokenizer)
+
+
+def test_a_token_that_text_becomes_cannot_be_a_picture_s(tmp_path: Path) -> None:
+    tokenizer = make_nameless_checkpoint(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"image_token_index": tokenizer.token_id("a")}))
+    with pytest.raises(CheckpointConfigError, match="image_token_index: a is not a plain special token"):
+        ImagePromptFormat.from_checkpoint(tmp_path, tokenizer)
 
 
 def test_a_checkpoint_without_a_vision_tower_has_no_format(tmp_path: Path) -> None:
