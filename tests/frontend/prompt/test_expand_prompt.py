@@ -209,6 +209,7 @@ def test_a_checkpoint_without_a_vision_tower_has_no_format(tmp_path: Path) -> No
     ("changes", "said"),
     [
         ({"mm_tokens_per_image": 17}, "is 17, but image_seq_length of processor_config.json is 16"),
+        ({"mm_tokens_per_image": None}, "is 256, but image_seq_length of processor_config.json is 16"),
         ({"mm_tokens_per_image": "x"}, "mm_tokens_per_image"),
         ({"mm_tokens_per_image": True}, "mm_tokens_per_image"),
         ({"boi_token_index": 8}, "boi_token_index: is 8, but <start_of_image> of the tokenizer is 7"),

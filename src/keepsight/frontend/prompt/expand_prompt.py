@@ -207,13 +207,14 @@ def _find_tokens_per_image(path: Path, config: dict[str, Any]) -> int:
     processor_path = path.parent / "processor_config.json"
     written = get_optional_int(processor_path, read_optional_json_object(processor_path), "image_seq_length")
     computed = get_optional_int(path, config, "mm_tokens_per_image")
-    if written is not None and computed is not None and written != computed:
+    if computed is None:
+        computed = DEFAULT_TOKENS_PER_IMAGE
+    if written not in (None, computed):
         message = f"mm_tokens_per_image: is {computed}, but image_seq_length of {processor_path.name} is {written}"
         raise CheckpointConfigError(path, message)
-    number = next((each for each in (computed, written) if each is not None), DEFAULT_TOKENS_PER_IMAGE)
-    if number == 0:
+    if computed == 0:
         raise CheckpointConfigError(path, "mm_tokens_per_image: must be at least 1, not 0")
-    return number
+    return computed
 
 
 def _count_bytes(encoded: _Encoded) -> int:
