@@ -52,8 +52,8 @@ class SmallModel:
         if not num_pictures:
             return prompt
         pixels = np.stack([self.pixels(index) for index in range(num_pictures)])
-        normalized = self.normalizer(torch.from_numpy(pixels)).permute(0, 3, 1, 2).float().cpu()
-        return ref.Prompt(prompt.token_ids, prompt.spans, normalized)
+        normalized = self.normalizer(torch.from_numpy(pixels).to(self.model.place.device))
+        return ref.Prompt(prompt.token_ids, prompt.spans, normalized.permute(0, 3, 1, 2).float().cpu())
 
     def reference_answer(self, num_pictures: int, num_tokens: int) -> list[int]:
         prompt = self.prompt(num_pictures, num_pictures)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from keepsight.models.gpu_library import without_kernels
 from keepsight.models.layers import Placement
-from keepsight.runner import decode_graphs
-from keepsight.runner.share_device import PRIORITY_OF_ANSWERS
+from keepsight.runner import decode_graphs, model_runner
+from keepsight.runner.share_device import PRIORITY_OF_ANSWERS, CpuShare
 from keepsight.scheduling.step_plan import Slice
 from tests.models.gpu_kernels_here import DEVICE, kernels_in_use
 from tests.runner.small_model import Driver, SmallModel
@@ -79,10 +79,13 @@ def test_sequences_take_each_other_s_places(small: SmallModel, driver: Driver, r
 
 
 def test_rows_of_nobody_write_nowhere(small: SmallModel, driver: Driver) -> None:
+    caches = driver.runner.blocks.layers
+    for cache in caches:  # a GPU's are whatever was there, and NaN differs from itself
+        cache.keys.zero_()
+        cache.values.zero_()
     ids = [driver.begin(small.request(str(number), 0, prompt_seed=number)) for number in range(3)]
     for each in ids:
         driver.compute(*driver.prompt_slices(each))
-    caches = driver.runner.blocks.layers
     before = [(cache.keys.clone(), cache.values.clone()) for cache in caches]
     driver.decode(*ids, num_tokens=1)  # in a step of four rows
     for cache, (keys, values) in zip(caches, before, strict=True):
@@ -138,6 +141,8 @@ class Cuda:
         self.fault_within: Exception | None = None
         self.fault_at_end: Exception | None = None
         self.fault_afterwards: Exception | None = None
+        # On a GPU the runner would take its own streams from here.
+        monkeypatch.setattr(model_runner, "share_device", lambda *_: CpuShare(1, 0.5))
         monkeypatch.setattr(torch.cuda, "Stream", self.make_stream)
         for name in ("current_stream", "stream", "graph", "synchronize"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
