@@ -139,7 +139,7 @@ async def ask_server(growth: Growth, number: int, server: Server, pid: int, aske
 
 def grow_on_server(growth: Growth, numbers: Sequence[int], draw: Callable[[int, int], Asked], rounds: int) -> None:
     sampling = {"temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
-    with real_server("--log-requests") as process:
+    with real_server("--device=auto", "--log-requests") as process:
         server = Server(Address.parse(f"{process.url}/v1"), "keepsight-demo", None, sampling)
         for turn in range(rounds):
             for number in numbers:

@@ -72,7 +72,7 @@ def ask(server: RealServer, body: bytes) -> None:
 
 def serving(checkout: Path | None = None) -> AbstractContextManager[RealServer]:
     path = {} if checkout is None else {"PYTHONPATH": str(checkout / "src")}
-    return real_server("--log-requests", environment=path)
+    return real_server("--device=auto", "--log-requests", environment=path)
 
 
 def processor_ms(server: int) -> dict[str, float]:

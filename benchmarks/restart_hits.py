@@ -45,7 +45,8 @@ def main() -> None:
     pictures = [photograph(seed) for seed in range(arguments.pictures + NUM_WARM_UP)]
     with tempfile.TemporaryDirectory() as folder:
         directory, model = Path(folder) / "cache", [arguments.model] if arguments.model else []
-        options = (*model, "--no-enable-prefix-caching", "--encoder-disk-cache", f"{directory}:{DISK_BYTES}")
+        tier = f"--encoder-disk-cache={directory}:{DISK_BYTES}"
+        options = (*model, "--device=auto", "--no-enable-prefix-caching", tier)
         with serving(Path(folder) / "first", *options) as (process, port):
             client = Client(port, pictures)
             encoded = [client.first_token(number) for number in range(len(pictures))]

@@ -23,8 +23,8 @@ START_SECONDS, END_SECONDS = 120, 60
 def serving(
     log: Path, *options: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """The process and the port that its log names."""
-    command = [*COMMAND, "serve", "--port", "0", *options]
+    """The process and the port that its log names; on the CPU, with a GPU too, unless options say otherwise."""
+    command = [*COMMAND, "serve", "--port", "0", "--device", "cpu", *options]
     variables = {**os.environ, **(environment or {})}
     with (
         log.open("w") as stderr,

@@ -18,7 +18,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=40)
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM() as llm:
+    with LLM(device="cpu") as llm:
         yield llm
 
 
@@ -98,7 +98,7 @@ def test_when_nothing_is_left_of_it_the_picture_is_asked_for_and_once_sent_is_kn
 
 def test_a_kept_picture_is_found_by_its_uuid_alone_though_every_hit_is_checked() -> None:
     drawn = draw(9)
-    with LLM(verify_hits=1, encoder_host_cache_gb=0) as checking:
+    with LLM(device="cpu", verify_hits=1, encoder_host_cache_gb=0) as checking:
         sent = ask_about(checking, by_object(drawn.picture) | {"uuid": "cat"}, drawn)
         checking.reset_encoder_cache()
         checking.reset_prefix_cache()

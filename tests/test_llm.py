@@ -154,10 +154,11 @@ def test_all_pictures_of_a_model_may_be_normalised_in_another_way(pair: Pair) ->
 
 
 def test_pan_and_scan_may_be_the_default_of_a_model(pair: Pair) -> None:
-    by_default = LLM(pair.llm.config.model, image_backend="pil", mm_processor_kwargs={"do_pan_and_scan": True})
+    options = {"do_pan_and_scan": True}
+    by_default = LLM(pair.llm.config.model, image_backend="pil", device="cpu", mm_processor_kwargs=options)
     messages = ask(by_object(PICTURES[0]), "What is it?")
     [cropped] = by_default.chat(messages, GREEDY)
-    [asked] = pair.llm.chat(messages, GREEDY, mm_processor_kwargs={"do_pan_and_scan": True})
+    [asked] = pair.llm.chat(messages, GREEDY, mm_processor_kwargs=options)
     [whole] = by_default.chat(messages, GREEDY, mm_processor_kwargs={"do_pan_and_scan": False})
     assert (cropped.prompt_token_ids, cropped.outputs) == (asked.prompt_token_ids, asked.outputs)
     assert len(whole.prompt_token_ids) < len(cropped.prompt_token_ids)
@@ -225,7 +226,7 @@ def test_pixels_are_made_by_threads_that_compute_alone(monkeypatch: pytest.Monke
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with LLM(media_workers=2) as llm:
+        with LLM(device="cpu", media_workers=2) as llm:
             llm.chat([ask(by_object(draw(seed).picture), "What is this?") for seed in (8001, 8002, 8003)], GREEDY)
     finally:
         torch.set_num_threads(before)

@@ -19,7 +19,8 @@ def test_transformers_reads_the_same_prompt_from_what_is_made_as_keepsight(tmp_p
     question = {"type": "text", "text": "What is in this picture?"}
     picture: dict[str, Any] = {"type": "image_pil", "image_pil": Image.new("RGB", (40, 30), "teal")}
     with_llm = [{"role": "user", "content": [picture, question]}]
-    [output] = LLM(tmp_path).chat(with_llm, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    [output] = LLM(tmp_path, device="cpu").chat(with_llm, params)
     with_transformers = [{"role": "user", "content": [{"type": "image", "image": picture["image_pil"]}, question]}]
     read = load_processor(tmp_path).apply_chat_template(
         with_transformers, tokenize=True, add_generation_prompt=True, return_dict=True

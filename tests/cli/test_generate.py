@@ -15,6 +15,11 @@ def drawn() -> Drawn:
     return draw(7)
 
 
+def generate(*arguments: str) -> int:
+    """On the CPU, with a GPU too, unless they say otherwise."""
+    return main(["generate", "--device", "cpu", *arguments])
+
+
 def save(drawn: Drawn, path: Path) -> str:
     drawn.picture.save(path)
     return str(path)
@@ -24,7 +29,7 @@ def test_it_prints_the_right_answer_and_nothing_else(
     drawn: Drawn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     question = drawn.questions[0]
-    assert main(["generate", question.text, "--image", save(drawn, tmp_path / "x.png")]) == 0
+    assert generate(question.text, "--image", save(drawn, tmp_path / "x.png")) == 0
     captured = capsys.readouterr()
     assert captured.out == f"{question.answer}\n"
     assert captured.err == ""
@@ -34,12 +39,12 @@ def test_it_takes_several_pictures_in_their_order(tmp_path: Path, capsys: pytest
     drawings = [draw(seed) for seed in (1, 2, 3)]
     flags = [part for index, each in enumerate(drawings) for part in ("--image", save(each, tmp_path / f"{index}.png"))]
     question = list_question(drawings)
-    assert main(["generate", *flags, question.text]) == 0
+    assert generate(*flags, question.text) == 0
     assert capsys.readouterr().out == f"{question.answer}\n"
 
 
 def test_it_answers_without_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "Hello!", "--max-tokens", "3"]) == 0
+    assert generate("Hello!", "--max-tokens", "3") == 0
     assert capsys.readouterr().out.strip()
 
 
@@ -48,13 +53,13 @@ def test_a_terminal_is_not_told_what_to_do_by_a_model(
 ) -> None:
     said = RequestOutput("r", None, [1], [CompletionOutput(0, "\x1b]0;mine\x07A cat.\n\tTwo.", [2], "stop")])
     monkeypatch.setattr(LLM, "chat", lambda *_: [said])
-    assert main(["generate", "Hello!"]) == 0
+    assert generate("Hello!") == 0
     assert capsys.readouterr().out == "]0;mineA cat.\n\tTwo.\n"
 
 
 def test_a_seed_repeats_what_temperature_scatters(capsys: pytest.CaptureFixture[str]) -> None:
     def sample(seed: str) -> str:
-        assert main(["generate", "Hello!", "--temperature", "3", "--seed", seed, "--max-tokens", "8"]) == 0
+        assert generate("Hello!", "--temperature", "3", "--seed", seed, "--max-tokens", "8") == 0
         return capsys.readouterr().out
 
     first = sample("1")
@@ -77,7 +82,7 @@ def test_a_seed_repeats_what_temperature_scatters(capsys: pytest.CaptureFixture[
 def test_a_mistake_is_one_line_and_exit_status_2(
     flags: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["generate", "What is this?", *flags]) == 2
+    assert generate("What is this?", *flags) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     [told] = captured.err.splitlines()
