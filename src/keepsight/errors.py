@@ -351,6 +351,15 @@ class ModelTooLargeError(CheckpointError):
         super().__init__(path, told + hint)
 
 
+class PagesTooLargeError(KeepsightError):
+    """Keys and values that there is no memory for, by the word of the system or of a GPU."""
+
+    def __init__(self, num_blocks: int, num_bytes: int, reason: str) -> None:
+        told = f"{num_blocks} pages of keys and values take {num_bytes / 2**30:.1f} GiB, more than can be had"
+        hint = "--kv-cache-memory-bytes or --num-gpu-blocks-override may ask for fewer"
+        super().__init__(f"{told} ({hint}): {reason}")
+
+
 class UntiedTensorsError(CheckpointError):
     """Two tensors that the configuration takes for one are different."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from keepsight.errors import PagesTooLargeError
 from keepsight.models.attention import LayerCache
 from keepsight.models.layers import Placement
 from keepsight.models.model import ModelShape
@@ -18,16 +19,19 @@ _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 class KvBlockStore:
     def __init__(self, shape: ModelShape, num_blocks: int, block_size: int, place: Placement) -> None:
-        slots = (num_blocks * block_size, shape.num_kv_heads, shape.head_dim)
+        num_tensors, slots = 2 * shape.num_layers, (num_blocks * block_size, shape.num_kv_heads, shape.head_dim)
         memory: list[mmap.mmap] = []
         dtype = place.of_keys
-        if place.device.type == "cpu":
-            num_bytes = math.prod(slots) * dtype.itemsize
-            # There once it is written to; private, as pages that could be shared cost the kernel twice the work.
-            memory = [mmap.mmap(-1, num_bytes, flags=_PRIVATE) for _ in range(2 * shape.num_layers)]
-            made = [torch.frombuffer(each, dtype=dtype).view(1, *slots) for each in memory]
-        else:
-            made = [torch.empty((2 * shape.num_layers, *slots), device=place.device, dtype=dtype)]
+        num_bytes = math.prod(slots) * dtype.itemsize
+        try:
+            if place.device.type == "cpu":
+                # There once it is written to; private, as pages that could be shared cost the kernel twice the work.
+                memory = [mmap.mmap(-1, num_bytes, flags=_PRIVATE) for _ in range(num_tensors)]
+                made = [torch.frombuffer(each, dtype=dtype).view(1, *slots) for each in memory]
+            else:
+                made = [torch.empty((num_tensors, *slots), device=place.device, dtype=dtype)]
+        except (OSError, OverflowError, torch.OutOfMemoryError) as error:
+            raise PagesTooLargeError(num_blocks, num_tensors * num_bytes, str(error)) from error
         # In as many pieces as a page is copied by.
         self._pages = [each.view(len(each), num_blocks, -1) for each in made]
         tensors = list(itertools.chain.from_iterable(made))
