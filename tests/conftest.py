@@ -7,6 +7,7 @@ import os
 import signal
 import warnings
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,9 @@ settings.load_profile("untimed")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TQDM_DISABLE", "1")
-# Read when Triton is imported, by whomever: without a GPU its kernels are interpreted.
-if not Path("/dev/nvidiactl").exists():
+# Read when Triton is imported, by whomever: where torch would see no GPU, its kernels are interpreted.
+hides_gpus = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") or "+cpu" in version("torch")
+if hides_gpus or not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 warnings.filterwarnings("ignore", message=".*torchvision.*")
 
