@@ -68,7 +68,7 @@ def test_what_nobody_wants_any_more_is_not_asked_for() -> None:
     drive = tiered_drive("cat", loads=False)
     drive.add(make_request("a", 3, "cat"))
     drive.scheduler.abort("a")
-    assert drive.scheduler.take_loads() == []
+    assert drive.scheduler.media.loads.take_wanted() == []
 
 
 def test_who_waits_for_a_load_holds_nobody_back() -> None:
