@@ -65,7 +65,7 @@ def make_server(app: ASGIApp, settings: ApiSettings, on_refused: Callable[[], ob
 
 
 class _Deadline:
-    """At most one is running; it cuts a connection off unless it is stopped, or what is left grew less meanwhile."""
+    """At most one is running; it cuts a connection off unless it is stopped, or bytes that are left go meanwhile."""
 
     def __init__(self, seconds: float, fault: str, count_left: Callable[[], int] = int) -> None:
         self._seconds, self._fault, self._count_left = seconds, fault, count_left
@@ -73,8 +73,8 @@ class _Deadline:
 
     def start(self, transport: asyncio.Transport) -> None:
         if self._timer is None:
-            args = transport, self._count_left()
-            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._end, *args)
+            event_loop = asyncio.get_running_loop()
+            self._timer = event_loop.call_later(self._seconds, self._end, transport, self._count_left())
 
     def stop(self) -> None:
         if self._timer is not None:
