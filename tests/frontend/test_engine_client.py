@@ -35,6 +35,7 @@ from keepsight.requests import (
     TokenOutput,
 )
 from keepsight.sampling_params import SamplingParams
+from tests.clock import Clock
 from tests.made_up_request import MadeUpRequest
 
 SOON = 20  # seconds, for what takes milliseconds
@@ -114,14 +115,6 @@ def pool() -> Iterator[MediaPool]:
     pool = MediaPool(1)
     yield pool
     pool.close()
-
-
-@dataclass
-class Clock:
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

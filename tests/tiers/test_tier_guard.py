@@ -6,22 +6,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from keepsight.errors import TierError
 from keepsight.tiers.tier_guard import GuardLimits, TierGuard
+from tests.clock import Clock
 from tests.scheduling.long_run import thorough
 
 LIMITS = GuardLimits(slow_seconds=0.5, stuck_seconds=10, first_pause=1, longest_pause=8)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(0.0)
 
 
 @pytest.fixture
@@ -131,7 +124,7 @@ def test_any_order_of_events_keeps_it_right() -> None:
 class _Events(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.clock = Clock()
+        self.clock = Clock(0.0)
         self.guard = TierGuard("disk", self.clock, LIMITS)
 
     @rule(seconds=st.sampled_from([0.0, 0.75, 5.0]), fails=st.booleans())

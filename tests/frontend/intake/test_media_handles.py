@@ -6,7 +6,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from keepsight.frontend.intake import media_handles
 from keepsight.frontend.intake.media_handles import MediaHandles, MediaQuota
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.media import Geometry
+from tests.clock import Clock
 
 SIZE = Geometry(4, 3)
 STOPS_WHILE_IT_DELETES_AND_ADDS = """
@@ -38,14 +38,6 @@ with handles._writing():
     print("written", flush=True)
     sys.stdin.read()
 """
-
-
-@dataclass
-class Clock:
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
