@@ -91,10 +91,12 @@ class Ledger:
         self._write(held, is_settled=False)
 
     def add_file(self, num_bytes: int) -> None:
-        self.held = Held(self.held.num_bytes + num_bytes, self.held.num_files + 1)
+        held = self.held
+        self.held = Held(held.num_bytes + num_bytes, held.num_files + 1)
 
     def remove_file(self, num_bytes: int) -> None:
-        self.held = Held(max(0, self.held.num_bytes - num_bytes), max(0, self.held.num_files - 1))
+        held = self.held
+        self.held = Held(max(0, held.num_bytes - num_bytes), max(0, held.num_files - 1))
 
     def _read(self) -> tuple[Held, bool]:
         content = os.pread(self._descriptor, _CONTENT.size, 0)
