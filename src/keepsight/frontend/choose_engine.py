@@ -86,6 +86,8 @@ Engine = TypeVar("Engine", bound=EngineView)
 
 def choose_engine(request: EngineRequest, engines: Collection[Engine], cache_key: str | None = None) -> Engine:
     """Media count first, then the key; then a prefix is worth as many tokens in flight as it has."""
+    if len(engines) == 1:
+        return next(iter(engines))
     limit = 2 * min(engine.num_tokens_in_flight for engine in engines) + SLACK_TOKENS
     prefixes = tuple(name_prefixes(request))
 
