@@ -48,5 +48,6 @@ def list_files(directory: Path) -> Files:
 def check_is_unchanged(directory: Path, before: Files) -> None:
     """Raises CheckpointError: the processes of one server must never be of two models."""
     check_is_folder(directory)
-    for name, _ in sorted(before.items() ^ list_files(directory).items()):
+    if changed := before.items() ^ list_files(directory).items():
+        name, _ = min(changed)
         raise CheckpointError(directory / name, "was changed since the server started: start the server anew")

@@ -205,7 +205,8 @@ def _check_certificate(settings: ApiSettings) -> None:
         if keyfile is not None:
             raise InvalidArgumentError("--ssl-keyfile", "needs --ssl-certfile")
         return
-    for flag, file in (("--ssl-certfile", certfile), ("--ssl-keyfile", keyfile or certfile)):
+    keyfile = keyfile or certfile
+    for flag, file in (("--ssl-certfile", certfile), ("--ssl-keyfile", keyfile)):
         try:
             Path(file).read_bytes()
         except OSError as error:
@@ -215,7 +216,7 @@ def _check_certificate(settings: ApiSettings) -> None:
         # Never asked for at the terminal: nobody may be there.
         context.load_cert_chain(certfile, keyfile, settings.ssl_keyfile_password or "")
     except ssl.SSLError as error:  # which does not tell of which file
-        told = f"has no certificate whose private key is in {keyfile or certfile}, or the key has another password"
+        told = f"has no certificate whose private key is in {keyfile}, or the key has another password"
         raise InvalidArgumentError("--ssl-certfile", f"{told}: {error}") from error
 
 
