@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from keepsight.errors import InvalidArgumentError
 
 MAX_BLOCK_SIZE = 128
+# What is never cut.
+_AN_ITEM = "a picture (with enable_prompt_embeds also a strip of a prompt)"
 
 
 def least_batched_tokens(tokens_per_item: int, max_num_seqs: int) -> int:
@@ -41,7 +43,7 @@ class SchedulerConfig:
         if self.max_num_encoder_input_tokens < self.tokens_per_item:
             raise InvalidArgumentError(
                 "max_num_encoder_input_tokens",
-                f"is {self.max_num_encoder_input_tokens}, but the {self.tokens_per_item} embeddings of a picture are "
+                f"is {self.max_num_encoder_input_tokens}, but the {self.tokens_per_item} embeddings of {_AN_ITEM} are "
                 "made at once",
             )
 
@@ -51,7 +53,7 @@ class SchedulerConfig:
         least, others = least_batched_tokens(whole, self.max_num_seqs), self.max_num_seqs - 1
         if self.max_num_batched_tokens >= least:
             return
-        first = f"a picture is computed whole, {whole} tokens" if whole > 1 else "one sequence takes a token"
+        first = f"{_AN_ITEM} is computed whole, {whole} tokens" if whole > 1 else "one sequence takes a token"
         raise InvalidArgumentError(
             "max_num_batched_tokens",
             f"is {self.max_num_batched_tokens}, but must be at least {whole} + {others} = {least}: {first}, and each "

@@ -57,3 +57,9 @@ def test_a_long_text_passes_whatever_it_is_full_of() -> None:
     table = "1.5, -2.25, [3], {4}\n" * 200_000
     body = json.dumps({"messages": [{"role": "user", "content": table}]}).encode()
     assert parse_chat_request(body).messages.messages
+
+
+def test_a_byte_that_is_no_utf_8_is_told_by_its_place_in_the_body() -> None:
+    body = b'{"messages":[{"role":"user","content":"a \xff"}]}'
+    with pytest.raises(InvalidArgumentError, match=f"body: is not UTF-8: .* in position {body.index(0xFF)}:"):
+        parse_chat_request(body)

@@ -471,9 +471,9 @@ def test_a_template_that_knows_results_only_is_given_them_and_calls_as_text() ->
     [
         ({**calling(), "tool_calls": {}}, "messages[0].content"),
         ({**calling(), "tool_calls": 1}, "messages[0].tool_calls"),
-        ({**calling(), "tool_calls": [{}]}, "messages[0].tool_calls[0]"),
+        ({**calling(), "tool_calls": [{}]}, "messages[0].tool_calls[0].id"),
         (calling(type="retrieval"), "messages[0].tool_calls[0].type"),
-        (calling(place=0), "messages[0].tool_calls[0]"),
+        (calling(place=0), "messages[0].tool_calls[0].place"),
         (calling(index="0"), "messages[0].tool_calls[0].index"),
         ({"role": "user", "content": "a", "parsed": {"a": 1}}, "messages[0].parsed"),
         (calling({"at": 1}), "messages[0].tool_calls[0].function.arguments"),

@@ -7,7 +7,7 @@ Ranges of sampling values belong to SamplingParams.
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
 
@@ -26,6 +26,9 @@ from keepsight.structured_outputs import StructuredOutputsParams
 
 MAX_CACHE_KEY_LENGTH = 1024
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
+# Of a mapping: what is wrong with one is told by its key, which msgspec would not name.
+_Number = Annotated[Any, msgspec.Meta(extra_json_schema={"type": "number"})]
+_Text = Annotated[Any, msgspec.Meta(extra_json_schema={"type": "string"})]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,7 +57,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     top_p: float | None = None
     stop: str | list[str] | None = None
     seed: int | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, _Number] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
 
@@ -89,7 +92,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     keepsight: OwnOptions | None = None
 
     # Labels: by their own definition they never change an answer.
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, _Text] | None = None
     safety_identifier: str | None = None
     user: str | None = None
 
@@ -153,6 +156,9 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         check_refused(self, self.NEUTRAL_VALUES)
         if self.structured_outputs is not None:
             check_refused(self.structured_outputs, StructuredOutputs.NEUTRAL_VALUES, "structured_outputs")
+        for key, value in (self.metadata or {}).items():
+            if not isinstance(value, str):
+                raise InvalidArgumentError(f"metadata[{key!r:.80}]", f"must be a text, not {value!r:.80}")
         if self.prompt_cache_key is not None and len(self.prompt_cache_key) > MAX_CACHE_KEY_LENGTH:
             raise InvalidArgumentError("prompt_cache_key", f"must have at most {MAX_CACHE_KEY_LENGTH} characters")
         if self.stream and self.choose_prompt_logprobs() is not None:

@@ -45,7 +45,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         check_refused(self, self.NEUTRAL_VALUES)
         check_tools(self.tools or ())
         if (self.prompt is None) == (self.messages is None):
-            raise InvalidArgumentError("prompt", "must be given, or messages in its place")
+            raise InvalidArgumentError("prompt", "exactly one of prompt and messages must be given")
         if self.messages is not None and self.add_special_tokens:
             raise InvalidArgumentError("add_special_tokens", "must be false with messages: their template writes them")
         for name in ("add_generation_prompt", "continue_final_message"):

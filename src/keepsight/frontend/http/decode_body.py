@@ -3,7 +3,8 @@
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, Generic, Literal, NoReturn, TypeVar, get_args, get_origin
+from types import MappingProxyType
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -22,7 +23,8 @@ MOST_OF_EACH = {b",": 2**23, b"[": 2**18, b"{": 2**18}
 PIECE_BYTES = 2**16
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.?(?P<at>.*)`)?", re.DOTALL)
 _MISSING_FIELD = re.compile(r"Object missing required field `(?P<name>.*?)`(?: - at `\$\.?(?P<at>.*)`)?", re.DOTALL)
-AT_PATH = re.compile(r"(?P<message>.*) - at `\$\.?(?P<path>.*)`", re.DOTALL)
+_AT_PATH = re.compile(r"(?P<message>.*) - at `\$\.?(?P<path>.*)`", re.DOTALL)
+_NO_STRUCTS: Mapping[str, type[msgspec.Struct]] = MappingProxyType({})
 
 
 class BodyDecoder(Generic[Body]):
@@ -36,34 +38,52 @@ class BodyDecoder(Generic[Body]):
         try:
             return self._decoder.decode(body)
         except msgspec.ValidationError as error:
-            self._refuse(str(error))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise refusal_of(error, structs=self._structs) from error
+        except UnicodeDecodeError as error:
+            raise InvalidArgumentError("body", f"is not UTF-8: {_find_foreign(body) or error}") from error
+        except (msgspec.DecodeError, RecursionError) as error:
             raise InvalidArgumentError("body", f"is not JSON that can be read: {error}") from error
 
-    def _refuse(self, message: str) -> NoReturn:
-        """msgspec puts the path behind its message."""
-        if unknown := _UNKNOWN_FIELD.fullmatch(message):
-            self._refuse_unknown(unknown["name"], unknown["at"] or "")
-        if missing := _MISSING_FIELD.fullmatch(message):
-            raise InvalidArgumentError(_join(missing["at"] or "", missing["name"]), "is required")
-        if placed := AT_PATH.fullmatch(message):
-            raise InvalidArgumentError(placed["path"] or "body", placed["message"] + self._tell_choices(placed["path"]))
-        raise InvalidArgumentError("body", message)
 
-    def _tell_choices(self, path: str) -> str:
-        """Of a field that takes some words and no others: msgspec names none of them."""
-        parent, _, name = path.rpartition(".")
-        fields = msgspec.structs.fields(self._structs[parent]) if parent in self._structs else ()
-        types = [each for field in fields if field.name == name for each in (field.type, *get_args(field.type))]
-        words = [word for each in types if get_origin(each) is Literal for word in get_args(each)]
-        return f"; it may be {' or '.join(map(repr, words))}" if words else ""
+def refusal_of(
+    error: msgspec.ValidationError, place: str = "", structs: Mapping[str, type[msgspec.Struct]] = _NO_STRUCTS
+) -> InvalidArgumentError:
+    """By the name of the field: msgspec puts its path behind the message.  `place`: where the value stands."""
+    message = str(error)
+    if unknown := _UNKNOWN_FIELD.fullmatch(message):
+        return _refuse_unknown(unknown["name"], _join(place, unknown["at"] or ""), structs)
+    if missing := _MISSING_FIELD.fullmatch(message):
+        return InvalidArgumentError(_join(_join(place, missing["at"] or ""), missing["name"]), "is required")
+    if placed := _AT_PATH.fullmatch(message):
+        path = _join(place, placed["path"])
+        return InvalidArgumentError(path or "body", placed["message"] + _tell_choices(path, structs))
+    return InvalidArgumentError(place or "body", message)
 
-    def _refuse_unknown(self, name: str, parent: str) -> NoReturn:
-        name = name if len(name) <= MAX_SHOWN_CHARACTERS else name[: MAX_SHOWN_CHARACTERS - 3] + "..."
-        known = _served_fields(self._structs[parent]) if parent in self._structs else ()
-        meant = propose_field(name, known)
-        hint = f"; did you mean {meant!r}?" if meant else ""
-        raise UnsupportedFieldError(_join(parent, name), f"is no field that this server knows{hint}")
+
+def _tell_choices(path: str, structs: Mapping[str, type[msgspec.Struct]]) -> str:
+    """Of a field that takes some words and no others: msgspec names none of them."""
+    parent, _, name = path.rpartition(".")
+    fields = msgspec.structs.fields(structs[parent]) if parent in structs else ()
+    types = [each for field in fields if field.name == name for each in (field.type, *get_args(field.type))]
+    words = [word for each in types if get_origin(each) is Literal for word in get_args(each)]
+    return f"; it may be {' or '.join(map(repr, words))}" if words else ""
+
+
+def _refuse_unknown(name: str, parent: str, structs: Mapping[str, type[msgspec.Struct]]) -> UnsupportedFieldError:
+    name = name if len(name) <= MAX_SHOWN_CHARACTERS else name[: MAX_SHOWN_CHARACTERS - 3] + "..."
+    known = _served_fields(structs[parent]) if parent in structs else ()
+    meant = propose_field(name, known)
+    hint = f"; did you mean {meant!r}?" if meant else ""
+    return UnsupportedFieldError(_join(parent, name), f"is no field that this server knows{hint}")
+
+
+def _find_foreign(body: Buffer) -> UnicodeDecodeError | None:
+    """msgspec counts from the beginning of a text."""
+    try:
+        str(body, "utf-8")
+    except UnicodeDecodeError as error:
+        return error
+    return None
 
 
 def check_num_values(body: Buffer) -> None:
@@ -104,4 +124,4 @@ def _is_neutral(value: object, neutral_values: tuple[Any, ...]) -> bool:
 
 
 def _join(parent: str, name: str) -> str:
-    return f"{parent}.{name}" if parent else name
+    return f"{parent}.{name}" if parent and name and not name.startswith("[") else parent + name

@@ -4,8 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from keepsight.errors import InvalidArgumentError
-from keepsight.frontend.http.decode_body import AT_PATH
+from keepsight.frontend.http.decode_body import refusal_of
 
 
 class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,9 +37,7 @@ def read_tool_calls(value: object, field: str) -> list[dict[str, Any]]:
     try:
         calls = msgspec.convert(value, list[_SentCall])
     except msgspec.ValidationError as error:
-        placed = AT_PATH.fullmatch(str(error))
-        path, message = (placed["path"], placed["message"]) if placed else ("", str(error))
-        raise InvalidArgumentError(field + path, message) from error
+        raise refusal_of(error, field) from error
     return [_without_nothing(msgspec.to_builtins(call.as_answered())) for call in calls]
 
 
