@@ -31,8 +31,9 @@ def scheduler(**changed: Any) -> SchedulerConfig:
         (
             {"max_num_batched_tokens": 510},
             "max_num_batched_tokens",
-            "is 510, but must be at least 256 + 255 = 511: a picture (with enable_prompt_embeds also a strip of a prompt) "
-            "is computed whole, 256 tokens, and each of the 255 other sequences that max_num_seqs=256 allows may take one",
+            "is 510, but must be at least 256 + 255 = 511: a picture (with enable_prompt_embeds also a strip of a "
+            "prompt) is computed whole, 256 tokens, and each of the 255 other sequences that max_num_seqs=256 allows "
+            "may take one",
         ),
         (
             {"max_num_batched_tokens": 255, "tokens_per_item": 0},

@@ -229,13 +229,10 @@ class AccessError(AnsweredError):
         self.code = code
 
 
-class AdminAccessError(AccessError):
+class ForbiddenError(AccessError):
     """Whoever asks may never ask for this."""
 
     status = 403
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, "admin_only")
 
 
 class ServerOverloadedError(AnsweredError):

@@ -193,7 +193,7 @@ def _check(settings: ApiSettings) -> None:
     if settings.root_path and not re.fullmatch(r"(/[\w.~-]+)+", settings.root_path, re.ASCII):
         raise InvalidArgumentError("--root-path", f"must be a path such as /keepsight, not {settings.root_path!r}")
     for origin in settings.allowed_origins:
-        if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
             raise InvalidArgumentError("--allowed-origins", f"{origin!r} is not like https://a.example.org")
     _check_certificate(settings)
 

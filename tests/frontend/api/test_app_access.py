@@ -164,12 +164,32 @@ def test_completions_are_isolated_as_chats_are(client: Client, engine: FakeEngin
 
 def test_a_web_page_may_ask_only_if_its_origin_is_allowed(client: Client) -> None:
     asking = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
-    assert client.send("OPTIONS", "/v1/chat/completions", headers=asking).status_code == 405
+    assert "access-control-allow-origin" not in client.send("OPTIONS", "/v1/chat/completions", headers=asking).headers
     client.settings = ApiSettings(allowed_origins=("https://a.example",), api_keys=("one",))
     allowed = client.send("OPTIONS", "/v1/chat/completions", headers=asking)
     assert allowed.headers["access-control-allow-origin"] == "https://a.example"
     other = client.send("OPTIONS", "/v1/chat/completions", headers=asking | {"Origin": "https://b.example"})
     assert "access-control-allow-origin" not in other.headers
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+def test_where_no_key_is_asked_for_no_other_page_has_its_form_sent(client: Client, path: str) -> None:
+    """Browsers ask nobody before they send what a form could, and say whose it is."""
+    form = {"Content-Type": "text/plain", "Host": "localhost:8000", "Origin": "https://a.example"}
+    for origin in ("https://a.example", "null", "http://localhost:3000"):
+        refused = client.send("POST", path, headers=form | {"Origin": origin}, content=b"{}")
+        assert error_of(refused) == (403, None, "origin_not_allowed")
+        assert repr(origin) in refused.json()["error"]["message"]
+    # The server's own page, also through a proxy that changes the host; who is no page; and whose key is asked for.
+    own = form | {"Origin": "http://localhost:8000"}
+    proxied = form | {"Sec-Fetch-Site": "same-origin"}
+    for headers in (own, proxied, {"Content-Type": "text/plain"}):
+        assert client.send("POST", path, headers=headers, content=b"{}").status_code == 400
+    for settings in (ApiSettings(allowed_origins=("https://a.example",)), ApiSettings(allowed_origins=("*",))):
+        client.settings = settings
+        assert client.send("POST", path, headers=form, content=b"{}").status_code == 400
+    client.settings = ApiSettings(api_keys=("one",))
+    assert client.send("POST", path, headers=form | bearing("one"), content=b"{}").status_code == 400
 
 
 def test_the_settings_keep_their_keys_to_themselves() -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from keepsight.errors import (
     AccessError,
-    AdminAccessError,
     AnsweredError,
     EngineLostError,
+    ForbiddenError,
     InvalidArgumentError,
     MediaBusyError,
     MediaStoreError,
@@ -22,7 +22,7 @@ from keepsight.frontend.http.error_response import MAX_TOLD_CHARACTERS, ErrorRes
     ("error", "status", "kind", "code"),
     [
         (AccessError("a key is needed", "missing_api_key"), 401, "invalid_request_error", "missing_api_key"),
-        (AdminAccessError("not you"), 403, "invalid_request_error", "admin_only"),
+        (ForbiddenError("not you", "admin_only"), 403, "invalid_request_error", "admin_only"),
         (RequestFailedError("9 blocks of 5", is_refusal=True), 400, "invalid_request_error", "cannot_fit"),
         (EngineLostError("it ended"), 503, "server_error", "engine_lost"),
         (ServerOverloadedError("no room"), 503, "server_error", "server_overloaded"),

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from keepsight.api_settings import ApiSettings
-from keepsight.errors import AccessError, AdminAccessError
+from keepsight.errors import AccessError, ForbiddenError
 from keepsight.frontend.api.serve_page import PAGE_FILES
 from keepsight.frontend.http.error_response import error_response
 
@@ -32,7 +32,7 @@ class Access:
 
     def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
         self._app, self._keys, self._watching_keys = app, settings.api_keys, _watching_keys(settings)
-        self._admin_keys = _admin_keys(settings)
+        self._admin_keys, self._allowed_origins = _admin_keys(settings), settings.allowed_origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -52,9 +52,22 @@ class Access:
         if is_for_admins(path) and self._admin_keys:
             return _find_key(headers, self._admin_keys, "the administrator's key")
         if is_for_admins(path) and not _is_local(scope, headers):
-            raise AdminAccessError("only the machine that the server runs on may ask for this: it has no admin key")
-        keys = self._watching_keys if path == METRICS_PATH else self._keys
-        return _find_key(headers, keys) if keys else None
+            message = "only the machine that the server runs on may ask for this: it has no admin key"
+            raise ForbiddenError(message, "admin_only")
+        if keys := self._watching_keys if path == METRICS_PATH else self._keys:
+            return _find_key(headers, keys)
+        self._check_origin(headers)
+        return None
+
+    def _check_origin(self, headers: Headers) -> None:
+        """Browsers let any page send what a form could, and say whose it is: without a key it would be let in."""
+        origin, allowed = headers.get("origin"), self._allowed_origins
+        # A proxy may have changed the host: what browsers say of it themselves no page can say.
+        if _is_of_own_page(headers) or headers.get("sec-fetch-site") == "same-origin":
+            return
+        if origin not in allowed and "*" not in allowed:
+            message = f"a web page of {origin!r:.80} may not ask: --allowed-origins names those that may"
+            raise ForbiddenError(message, "origin_not_allowed")
 
 
 def path_within(scope: Scope) -> str:
@@ -118,10 +131,14 @@ def _is_local(scope: Scope, headers: Headers) -> bool:
     """
     if any(name in headers for name in ("forwarded", "x-forwarded-for", "via")):
         return False
-    asked = headers.get("host", "")
-    if headers.get("origin", f"://{asked}").partition("://")[2] != asked:
-        return False
-    return _is_loopback((scope.get("client") or ("",))[0]) and _is_loopback(_host_name(asked))
+    caller = (scope.get("client") or ("",))[0]
+    return _is_of_own_page(headers) and _is_loopback(caller) and _is_loopback(_host_name(headers.get("host", "")))
+
+
+def _is_of_own_page(headers: Headers) -> bool:
+    """Or of none."""
+    host = headers.get("host", "")
+    return headers.get("origin", f"://{host}").partition("://")[2] == host
 
 
 def _host_name(host: str) -> str:
