@@ -1,5 +1,6 @@
 """An engine reads what nobody hands it, heeds its container, and is ready only when all is read."""
 
+import json
 import shutil
 import threading
 from pathlib import Path
@@ -71,6 +72,15 @@ def test_a_device_that_has_no_room_for_a_model_is_told_in_a_line(monkeypatch: py
     monkeypatch.setattr(load_runner, "load_model", refuse)
     with pytest.raises(CheckpointError, match=r"does not fit the device: CUDA out of memory\. Tried"):
         load_engine_alone(Config(device="cpu"))
+
+
+def test_a_weight_that_no_memory_could_hold_is_told_in_a_line(tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint_path(), tmp_path / "demo")
+    fields = json.loads((folder / "config.json").read_text())
+    fields["text_config"]["vocab_size"] = 10**15
+    (folder / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(CheckpointError, match=r"demo: does not fit the device: .*can't allocate memory.*$"):
+        load_engine_alone(Config(device="cpu", model=str(folder)))
 
 
 def test_an_engine_that_cannot_be_loaded_leaves_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from keepsight.errors import (
     UnreadableTensorsError,
     UntiedTensorsError,
 )
+from keepsight.models import load_weights
 from keepsight.models.gemma3.config import Gemma3Config
 from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.layers import Placement
@@ -207,6 +208,18 @@ def test_a_weights_file_that_is_there_and_cannot_be_opened_is_not_called_missing
     (directory / WEIGHTS).symlink_to(WEIGHTS)
     with pytest.raises(CheckpointError, match=r"model\.safetensors: cannot be read: Too many levels"):
         state_of(directory)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("unable to mmap"), MemoryError("Cannot allocate memory")])
+def test_a_weights_file_that_memory_cannot_hold_is_named(
+    error: Exception, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(load_weights, "safe_open", refuse)
+    with pytest.raises(CheckpointError, match=rf"model\.safetensors: its 0\.0 GiB cannot be mapped .*: {error}"):
+        state_of(saved)
 
 
 @pytest.mark.parametrize("target", ["../elsewhere.safetensors", "/etc/passwd", 7])

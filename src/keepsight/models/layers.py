@@ -65,7 +65,11 @@ def under(prefix: str, slots: Iterator[WeightSlot]) -> Iterator[WeightSlot]:
 
 
 def empty_parameter(place: Placement, *shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, device=place.device, dtype=place.dtype), requires_grad=False)
+    try:
+        memory = torch.empty(shape, device=place.device, dtype=place.dtype)
+    except RuntimeError as error:  # torch has a class for a GPU's lack of memory, and none for a CPU's
+        raise torch.OutOfMemoryError(str(error)) from error
+    return nn.Parameter(memory, requires_grad=False)
 
 
 def _gelu_tanh(hidden: Tensor) -> Tensor:

@@ -115,6 +115,9 @@ def _open(path: Path) -> Any:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise UnreadableTensorsError(path, f"truncated, or not a safetensors file: {error}") from error
+    except (RuntimeError, MemoryError) as error:  # torch's word, and safetensors'
+        told = f"its {path.stat().st_size / 2**30:.1f} GiB cannot be mapped into memory: {error}"
+        raise CheckpointError(path, told) from error
 
 
 def _check_room(directory: Path, slots: Collection[WeightSlot], room: int) -> None:

@@ -44,7 +44,7 @@ def load_model_for(config: Config, place: Placement, room: int | None = None) ->
     keeps_memory = place.device.type == "cpu" and keep_freed_memory()
     try:
         model = load_model(config.directory, place, room)
-    except torch.OutOfMemoryError as error:  # a GPU's is taken before anything is read
+    except torch.OutOfMemoryError as error:  # it is taken before anything is read
         raise CheckpointError(config.directory, f"does not fit the device: {error}") from error
     prove_kernels(model)
     _limit_threads(model)
