@@ -19,7 +19,8 @@ DEFAULT_HIDDEN_SIZE = 2304
 class ModelLimits:
     # Prompt and answer together.
     max_model_len: int
-    # A tokenizer may have more: a text-only Gemma's still has the token of a picture.
+    # Rows of the embedding.  A tokenizer may have more tokens, as a text-only Gemma's still has that of a picture, or
+    # fewer: what has no text can be said all the same, and sent back.
     vocab_size: int
     # Of one token's embedding.
     hidden_size: int = DEFAULT_HIDDEN_SIZE

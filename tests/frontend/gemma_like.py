@@ -41,6 +41,27 @@ def build_gemma_like_checkpoint(directory: Path) -> None:
     _edit(directory / "config.json", lambda config: config | indices)
 
 
+def build_checkpoint_with_hole(directory: Path) -> range:
+    """Of a pruned vocabulary: its hole, ids that no token has, with some behind it."""
+    build_gemma_like_checkpoint(directory)
+    hole = range(400, 420)
+
+    def move(token_id: int) -> int:
+        return token_id + len(hole) * (token_id >= hole.start)
+
+    def widen(tokenizer: dict[str, Any]) -> dict[str, Any]:
+        added = [token | {"id": move(token["id"])} for token in tokenizer["added_tokens"]]
+        moved = {text: move(token_id) for text, token_id in tokenizer["model"]["vocab"].items()}
+        # An added token keeps its id where the vocabulary has it, too.
+        moved |= {token["content"]: token["id"] for token in added}
+        return tokenizer | {"added_tokens": added, "model": tokenizer["model"] | {"vocab": moved}}
+
+    _edit(directory / "tokenizer.json", widen)
+    _edit(directory / "tokenizer_config.json", lambda config: config | {"added_tokens_decoder": {}})
+    _edit(directory / "config.json", lambda config: config | {"image_token_index": move(config["image_token_index"])})
+    return hole
+
+
 def gemma_like_checkpoint() -> Path:
     return Path(_built_checkpoint().name)
 

@@ -33,10 +33,12 @@ from keepsight.media import Geometry
 from keepsight.requests import EngineRequest, Pixels
 from keepsight.sampling_params import SamplingParams
 from tests.drawn import ask, by_object, by_url, draw, to_data_url, to_png
+from tests.frontend.gemma_like import build_checkpoint_with_hole
 from tests.frontend.sample_pictures import encode
 
 PARAMS = SamplingParams()
 SOFT_TOKEN_ID = 909
+VOCAB_SIZE = 960  # the demo model's: more than its tokenizer has
 CROPPED = {"do_pan_and_scan": True}
 
 
@@ -108,7 +110,7 @@ def test_a_chat_begins_with_one_bos_and_so_does_a_plain_prompt(preparer: Request
 
 @pytest.mark.parametrize("name", ["allowed_token_ids", "stop_token_ids"])
 def test_a_list_of_more_tokens_than_there_are_is_refused_by_its_name(preparer: RequestPreparer, name: str) -> None:
-    tokens = [5] * preparer.tokenizer.vocab_size
+    tokens = [5] * VOCAB_SIZE
     fitting: dict[str, Any] = {name: tokens}
     assert preparer.prepare_text("Hello", (), SamplingParams(**fitting))
     longer: dict[str, Any] = {name: [*tokens, 5]}
@@ -121,6 +123,22 @@ def test_a_token_that_this_model_has_not_is_refused_by_its_place(preparer: Reque
     anothers: dict[str, Any] = {name: [5, 151_645]}
     with pytest.raises(InvalidArgumentError, match=rf"^{name}\[1\]: 151645 is no token of this model's"):
         preparer.prepare_text("Hello", (), SamplingParams(**anothers))
+
+
+def test_what_the_model_can_say_and_no_text_spells_can_be_asked_for_and_sent_back(preparer: RequestPreparer) -> None:
+    last = VOCAB_SIZE - 1
+    assert preparer.tokenizer.token(last) is None
+    params = SamplingParams(logit_bias={last: 1.0}, allowed_token_ids=[last], stop_token_ids=[last])
+    assert preparer.prepare_tokens([2, last], params).engine_request.token_ids == (2, last)
+    with pytest.raises(InvalidArgumentError, match=r"prompt_token_ids: 960 is no token of this model's 960"):
+        preparer.prepare_tokens([2, VOCAB_SIZE], PARAMS)
+
+
+def test_tokens_behind_a_hole_in_the_vocabulary_are_like_any_other(tmp_path: Path) -> None:
+    build_checkpoint_with_hole(tmp_path)
+    preparer = RequestPreparer.from_config(Config(model=str(tmp_path)))
+    request = preparer.prepare_chat(ask(by_url(draw(1).picture), "What?"), PARAMS).engine_request
+    assert max(request.token_ids) >= preparer.tokenizer.num_tokens
 
 
 def test_bad_words_are_banned_as_they_are_written_first_and_behind_a_space(preparer: RequestPreparer) -> None:

@@ -19,7 +19,7 @@ def byte_ids(tokenizer: Tokenizer, data: bytes) -> list[int]:
 def random_tokens(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
     """Any ids, among them ones beyond the vocabulary; whole characters in bytes; and broken ones."""
     pieces = st.one_of(
-        st.lists(st.integers(0, tokenizer.vocab_size + 5), max_size=3),
+        st.lists(st.integers(0, tokenizer.num_tokens + 5), max_size=3),
         st.text(max_size=3).map(lambda text: byte_ids(tokenizer, text.encode())),
         st.binary(max_size=3).map(lambda data: byte_ids(tokenizer, data)),
         st.sampled_from(["a", "ab", "abc ", "\n", "\n\n", "stop"]).map(lambda text: list(tokenizer.encode(text))),

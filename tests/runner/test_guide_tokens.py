@@ -20,7 +20,7 @@ from keepsight.runner.sample_tokens import SamplingState, sample_tokens
 from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.step_plan import Fault
 from keepsight.structured_outputs import StructuredOutputsParams
-from tests.frontend.gemma_like import gemma_like_checkpoint
+from tests.frontend.gemma_like import build_checkpoint_with_hole, gemma_like_checkpoint
 from tests.runner.small_model import Driver, SmallModel
 
 CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ def test_exactly_those_tokens_are_allowed_that_begin_what_the_grammar_describes(
     maker: GuideMaker, tokenizer: Tokenizer
 ) -> None:
     guide = maker.begin(regex("color(s|ed)?"))
-    spellings = {token_id: tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)}
+    spellings = {token_id: tokenizer.token_bytes(token_id) for token_id in range(tokenizer.num_tokens)}
     beginnings = {b"c", b"co", b"col", b"colo", b"color", b"colors", b"colore", b"colored"}
     expected = {each for each, said in spellings.items() if said in beginnings and not tokenizer.is_special(each)}
     assert expected
@@ -69,10 +69,21 @@ def test_what_is_said_under_a_guide_is_the_text_that_it_describes(checkpoint: Pa
     maker = GuideMaker(checkpoint / "tokenizer.json", tokenizer.eos_token_ids)
     text = "  a\n\n\n日本 <table>\t\U0001f600é"
     state = state_for(maker, StructuredOutputsParams(choice=[text]), temperature=2.0, seed=3)
-    said = say(state, lambda: torch.zeros(1, tokenizer.vocab_size + 5))
+    said = say(state, lambda: torch.zeros(1, tokenizer.num_tokens + 5))
     maker.close()
     assert said[-1] in tokenizer.eos_token_ids
     assert tokenizer.decode(said[:-1]) == text
+
+
+def test_tokens_behind_a_hole_are_said_and_what_fills_it_is_not(tmp_path: Path) -> None:
+    hole = build_checkpoint_with_hole(tmp_path)
+    tokenizer, maker = Tokenizer.from_checkpoint(tmp_path), GuideMaker(tmp_path / "tokenizer.json", END)
+    last, *_ = tokenizer.encode("Here is the original image and here are some crops to help you see better.")
+    assert last >= tokenizer.num_tokens
+    allowed = allowed_by(maker.begin(regex(r"[\s\S]*")))
+    maker.close()
+    assert last in allowed
+    assert allowed.isdisjoint(hole)
 
 
 @pytest.mark.parametrize("text", ["<end_of_turn>", "a<start_of_image>b", "<eos> <bos>"])

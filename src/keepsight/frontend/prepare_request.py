@@ -95,7 +95,7 @@ class RequestPreparer:
         self._image_token_ids = frozenset() if image_format is None else image_format.token_ids
         self._tokens_per_image = 0 if image_format is None else image_format.tokens_per_image
         self._identifier, self.intake = identifier, intake
-        self._vocab_size = min(tokenizer.vocab_size, limits.vocab_size)
+        self._vocab_size = limits.vocab_size
         # Several frontends may ask one engine: each has its own.
         self.request_prefix = ""
         self._request_numbers = itertools.count()
@@ -170,6 +170,10 @@ class RequestPreparer:
     def prefer_held(self, is_held: Callable[[str], bool]) -> None:
         """`is_held`: whether anything made under a media hash is still there, as far as is known."""
         self._identifier.prefer_held(is_held)
+
+    def has_token(self, token_id: int) -> bool:
+        """Of the model, or of its tokenizer alone."""
+        return 0 <= token_id < self._vocab_size or self.tokenizer.token(token_id) is not None
 
     def close(self) -> None:
         """Ends its downloads."""

@@ -157,7 +157,8 @@ class _Vocabulary:
         self.special_token_ids = [token_id for token_id, token in added.items() if token.special]
         self.bos_token_id = None
         self.eos_token_id = min(end_ids, default=0)
-        self.tokens = [*map(TokenBytes(self._backend).of, range(self._backend.get_vocab_size()))]
+        # Nothing where an id has no token.
+        self.tokens = [*map(TokenBytes(self._backend).of, range(max(self._backend.get_vocab().values()) + 1))]
 
     def __call__(self, text: str) -> list[int]:
         token_ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids

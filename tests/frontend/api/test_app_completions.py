@@ -276,6 +276,13 @@ def test_a_prompt_becomes_tokens_and_text_again(client: Client) -> None:
     assert client.send("POST", "/detokenize", json={"tokens": plain["tokens"]}).json() == {"prompt": "Hello there"}
 
 
+def test_what_an_answer_may_hold_becomes_a_text_though_no_token_spells_it(client: Client) -> None:
+    [hello] = client.preparer.tokenizer.encode("Hello")
+    assert client.send("POST", "/detokenize", json={"tokens": [hello, 959]}).json() == {"prompt": "Hello"}
+    refused = client.send("POST", "/detokenize", json={"tokens": [hello, 960]})
+    assert error_of(refused)[:2] == (400, "tokens[1]")
+
+
 @pytest.mark.parametrize("asked", [{"prompt": "Hello there"}, {"messages": ask("Hello")}])
 def test_null_is_the_default_everywhere_when_tokens_are_asked_for(client: Client, asked: dict[str, Any]) -> None:
     nulls = dict.fromkeys(TokenizeRequest.__struct_fields__)

@@ -59,7 +59,7 @@ def test_random_token_ids_decode_as_in_transformers(directory: Path) -> None:
     ours, judge = Tokenizer.from_checkpoint(directory), load_processor(directory).tokenizer
 
     @settings(max_examples=100)
-    @given(st.lists(st.integers(0, ours.vocab_size + 20), max_size=20), st.booleans())
+    @given(st.lists(st.integers(0, ours.num_tokens + 20), max_size=20), st.booleans())
     def check(token_ids: list[int], skip: bool) -> None:
         assert ours.decode(token_ids, skip) == judge.decode(token_ids, skip_special_tokens=skip)
 
@@ -70,8 +70,8 @@ def test_the_special_tokens_are_those_of_transformers(checkpoint: Path) -> None:
     ours, judge = Tokenizer.from_checkpoint(checkpoint), load_processor(checkpoint).tokenizer
     assert judge.special_tokens_map.items() <= ours.special_tokens.items()
     assert ours.bos_token_id == judge.bos_token_id
-    assert ours.vocab_size == len(judge)
-    assert {token_id for token_id in range(ours.vocab_size) if ours.is_special(token_id)} == set(
+    assert ours.num_tokens == len(judge)
+    assert {token_id for token_id in range(ours.num_tokens) if ours.is_special(token_id)} == set(
         judge.all_special_ids
     ) | {token_id for token_id, token in judge.added_tokens_decoder.items() if token.special}
 
@@ -201,7 +201,7 @@ def expect_as_by_transformers(folder: Path, text: str) -> None:
     from_pretrained: Any = AutoTokenizer.from_pretrained
     ours, judge = Tokenizer.from_checkpoint(folder), from_pretrained(folder)
     assert list(ours.encode(text)) == judge.encode(text, add_special_tokens=False)
-    assert ours.vocab_size == len(judge)
+    assert ours.num_tokens == len(judge)
     for skip in (True, False):
         assert ours.decode(ours.encode(text), skip) == judge.decode(ours.encode(text), skip_special_tokens=skip)
 

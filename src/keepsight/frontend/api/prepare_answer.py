@@ -140,11 +140,10 @@ class AnswerPreparer:
         return {} if options is None else options.as_overrides(are_trusted=self.trusts_processor_kwargs)
 
     def detokenize(self, asked: DetokenizeRequest) -> DetokenizeResponse:
-        tokenizer = self.preparer.tokenizer
         for index, token_id in enumerate(asked.tokens):
-            if not 0 <= token_id < tokenizer.vocab_size:
-                raise InvalidArgumentError(f"tokens[{index}]", f"{token_id} is none of {tokenizer.vocab_size} tokens")
-        return DetokenizeResponse(prompt=tokenizer.decode(asked.tokens, skip_special_tokens=False))
+            if not self.preparer.has_token(token_id):
+                raise InvalidArgumentError(f"tokens[{index}]", f"{token_id} is no token of this model")
+        return DetokenizeResponse(prompt=self.preparer.tokenizer.decode(asked.tokens, skip_special_tokens=False))
 
 
 def _check_told_prompts(asked: GenerationFields, prompts: Sequence[PreparedRequest], num_times: int = 1) -> None:

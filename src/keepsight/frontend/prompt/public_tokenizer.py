@@ -19,7 +19,7 @@ class PublicTokenizer:
         self.eos_token_id = tokenizer.token_id(tokenizer.special_tokens.get("eos_token", ""))
 
     def __len__(self) -> int:
-        return self._tokenizer.vocab_size
+        return self._tokenizer.num_tokens
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         if not isinstance(text, str):

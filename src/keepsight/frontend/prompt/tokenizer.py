@@ -38,7 +38,8 @@ class Tokenizer:
         self.special_tokens = dict(special_tokens)  # {"bos_token": "<bos>", ...}: what chat templates may name
         self.eos_token_ids = eos_token_ids
         self.bos_token_id = self._find_named_id("bos_token")
-        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        # Their ids may be larger: where a vocabulary was pruned, some have no token.
+        self.num_tokens: int = backend.get_vocab_size(with_added_tokens=True)
         self._bos_prefix = (self.bos_token_id,) if bos and self.bos_token_id is not None else ()
         added = backend.get_added_tokens_decoder()
         self._added = [token.content for token in added.values()]
@@ -103,8 +104,11 @@ class Tokenizer:
         return token_id
 
     def token(self, token_id: int) -> str | None:
-        """The vocabulary's own spelling (`▁the`, `<0xE2>`), None for ids that only pad the embedding table."""
-        token: str | None = self._backend.id_to_token(token_id)
+        """The vocabulary's own spelling (`▁the`, `<0xE2>`), None for ids that have no token."""
+        try:
+            token: str | None = self._backend.id_to_token(token_id)
+        except OverflowError:  # as no id is
+            return None
         return token
 
     def token_bytes(self, token_id: int) -> bytes:
