@@ -355,23 +355,28 @@ def write(directory: Path, **files: Any) -> ChatTemplate:
 
 def test_the_template_is_found_wherever_checkpoints_keep_it(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "from a list"}]
+    assert write(tmp_path, chat_template__json={"chat_template": "from json"}).source == "from json"
     assert write(tmp_path, tokenizer_config__json={"chat_template": named}).source == "from a list"
     assert write(tmp_path, tokenizer_config__json={"chat_template": "from config"}).source == "from config"
-    assert write(tmp_path, chat_template__json={"chat_template": "from json"}).source == "from json"
     assert write(tmp_path, chat_template__jinja="from jinja").source == "from jinja"
-    # Older ones; where it is there, transformers reads no other.
-    assert write(tmp_path, processor_config__json={"chat_template": "from processor"}).source == "from processor"
+    # Older ones; where it is there, transformers' processors read no other.
+    write(tmp_path, processor_config__json={"chat_template": "from processor"})
+    assert ChatTemplate.from_checkpoint(tmp_path, NO_TOKENS, reads_pictures=True).source == "from processor"
 
 
-def test_of_two_templates_that_differ_transformers_own_choice_is_taken(tmp_path: Path) -> None:
+def test_of_templates_that_differ_transformers_own_choice_is_taken(tmp_path: Path) -> None:
     from transformers import AutoProcessor, AutoTokenizer
 
     shutil.copytree(DEMO, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
-    write(tmp_path, chat_template__jinja="newer", chat_template__json={"chat_template": "older"})
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text()) | {"chat_template": "its own"}
+    write(tmp_path, chat_template__json={"chat_template": "older"}, tokenizer_config__json=config)
     loaders: list[Any] = [AutoTokenizer, AutoProcessor]
-    for loader, reads_pictures, chosen in zip(loaders, (False, True), ("newer", "older"), strict=True):
-        template = ChatTemplate.from_checkpoint(tmp_path, NO_TOKENS, reads_pictures=reads_pictures)
-        assert template.source == loader.from_pretrained(tmp_path).chat_template == chosen
+    (tmp_path / "chat_template.jinja").unlink()
+    for of_text in ("its own", "newer"):
+        for loader, reads_pictures, chosen in zip(loaders, (False, True), (of_text, "older"), strict=True):
+            template = ChatTemplate.from_checkpoint(tmp_path, NO_TOKENS, reads_pictures=reads_pictures)
+            assert template.source == loader.from_pretrained(tmp_path).chat_template == chosen
+        write(tmp_path, chat_template__jinja="newer")
     assert RequestPreparer.from_config(Config(model=tmp_path)).template.source == "older"
 
 

@@ -212,18 +212,17 @@ def _with_one_part(message: TemplateMessage) -> TemplateMessage:
 
 
 def _find_source(directory: Path, *, reads_pictures: bool) -> tuple[str | None, Path]:
-    """As transformers: its processors read the older JSON first, its tokenizers the newer text."""
-    processor_path = directory / "processor_config.json"
-    template = read_optional_json_object(processor_path).get("chat_template")
-    if template is not None:
-        return _choose_source(processor_path, template), processor_path
-    names = ["chat_template.jinja", "chat_template.json"]
-    for name in reversed(names) if reads_pictures else names:
-        if (path := directory / name).exists():
-            return _read_source(path), path
-    config_path = directory / "tokenizer_config.json"
-    template = read_optional_json_object(config_path).get("chat_template")
-    return (None if template is None else _choose_source(config_path, template)), config_path
+    """As transformers, whose processors have files that its tokenizers never read: here these are better than none."""
+    of_processors = ["processor_config.json", "chat_template.json"]
+    of_tokenizers = ["chat_template.jinja", "tokenizer_config.json"]
+    for name in of_processors + of_tokenizers if reads_pictures else of_tokenizers + of_processors:
+        path = directory / name
+        if path.stem == "chat_template":
+            if path.exists():
+                return _read_source(path), path
+        elif (template := read_optional_json_object(path).get("chat_template")) is not None:
+            return _choose_source(path, template), path
+    return None, directory
 
 
 def _read_source(path: Path) -> str:
