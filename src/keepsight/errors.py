@@ -315,20 +315,32 @@ MAX_TOLD_TENSORS = 16
 
 
 class TensorMismatchError(CheckpointError):
-    """The checkpoint's tensors are not the model's tensors; carries the three complete lists, and tells their first."""
+    """The checkpoint's tensors are not the model's tensors; carries the complete lists, and tells their first."""
 
     def __init__(
-        self, path: Path | str, missing: Sequence[str], surplus: Sequence[str], misshapen: Sequence[str]
+        self,
+        path: Path | str,
+        missing: Sequence[str] = (),
+        surplus: Sequence[str] = (),
+        misshapen: Sequence[str] = (),
+        mistyped: Sequence[str] = (),
     ) -> None:
+        kinds = {
+            "missing": missing,
+            "surplus": surplus,
+            "of the wrong shape": misshapen,
+            "of the wrong type": mistyped,
+        }
         parts = [
             f"{len(names)} {kind}: {', '.join(names[:MAX_TOLD_TENSORS])}{', ...' if names[MAX_TOLD_TENSORS:] else ''}"
-            for kind, names in (("missing", missing), ("surplus", surplus), ("of the wrong shape", misshapen))
+            for kind, names in kinds.items()
             if names
         ]
         super().__init__(path, "tensors do not fit the model; " + "; ".join(parts))
         self.missing = tuple(missing)
         self.surplus = tuple(surplus)
         self.misshapen = tuple(misshapen)
+        self.mistyped = tuple(mistyped)
 
 
 class NotFiniteError(CheckpointError):

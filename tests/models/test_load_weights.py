@@ -166,8 +166,19 @@ def test_missing_surplus_and_misshapen_tensors_are_all_listed(rewrite: Callable[
     assert "mm_soft_emb_norm.weight (is [5, 2], must be [" in str(caught.value)
 
 
+@pytest.mark.parametrize(("dtype", "told"), [(torch.int8, "I8"), (torch.bool, "BOOL"), (torch.complex64, "C64")])
+def test_weights_that_are_no_floats_are_refused_by_name(
+    dtype: torch.dtype, told: str, rewrite: Callable[..., Path]
+) -> None:
+    name = "language_model.model.layers.0.self_attn.q_proj.weight"
+    directory = rewrite(lambda tensors: tensors | {name: tensors[name].to(dtype)})
+    with pytest.raises(TensorMismatchError) as caught:
+        state_of(directory)
+    assert caught.value.mistyped == (f"model.safetensors: {name} (is {told}, must be a float)",)
+
+
 def test_of_many_tensors_the_first_are_told() -> None:
-    told = str(TensorMismatchError("folder", [f"layers.{each}" for each in range(999)], [], []))
+    told = str(TensorMismatchError("folder", [f"layers.{each}" for each in range(999)]))
     assert "999 missing: layers.0, layers.1" in told
     assert len(told) < 500
 

@@ -1,6 +1,6 @@
 """From safetensors files to a model's parameters, with every tensor on both sides accounted for.
 
-Names and shapes are compared before anything is read, so that a wrong checkpoint fails at once with the whole list.
+Names, shapes and types are compared before anything is read, so that a wrong checkpoint fails with the whole list.
 """
 
 import math
@@ -67,6 +67,10 @@ class _StoredTensor:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.file.get_slice(self.name).get_shape())
 
+    @property
+    def dtype(self) -> str:
+        return str(self.file.get_slice(self.name).get_dtype())
+
     def read(self) -> Tensor:
         try:
             return self.file.get_tensor(self.name)  # type: ignore[no-any-return]
@@ -81,7 +85,7 @@ def _find_tensors(directory: Path, canonical_name: Callable[[str], str]) -> dict
         for stored in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
             name = canonical_name(stored)
             if name in found:
-                raise TensorMismatchError(directory, [], [f"{stored} (also stored as {found[name].name})"], [])
+                raise TensorMismatchError(directory, surplus=[f"{stored} (also stored as {found[name].name})"])
             found[name] = _StoredTensor(path, file, stored)
     return found
 
@@ -139,10 +143,17 @@ def _are_equal(copy: Tensor, original: Tensor) -> bool:
 def _account(directory: Path, wanted: dict[str, WeightSlot], found: dict[str, _StoredTensor]) -> None:
     missing = sorted(wanted.keys() - found.keys())
     surplus = sorted(found[name].name for name in found.keys() - wanted.keys())
+    both = [(found[name], wanted[name]) for name in sorted(found.keys() & wanted.keys())]
     misshapen = [
-        f"{found[name].name} (is {list(found[name].shape)}, must be {list(wanted[name].shape)})"
-        for name in sorted(found.keys() & wanted.keys())
-        if found[name].shape != wanted[name].shape
+        f"{tensor.name} (is {list(tensor.shape)}, must be {list(slot.shape)})"
+        for tensor, slot in both
+        if tensor.shape != slot.shape
     ]
-    if missing or surplus or misshapen:
-        raise TensorMismatchError(directory, missing, surplus, misshapen)
+    # Quantized: what their numbers stand for is told elsewhere.
+    mistyped = [
+        f"{tensor.path.name}: {tensor.name} (is {tensor.dtype}, must be a float)"
+        for tensor, _ in both
+        if not tensor.dtype.startswith(("F", "BF"))
+    ]
+    if missing or surplus or misshapen or mistyped:
+        raise TensorMismatchError(directory, missing, surplus, misshapen, mistyped)
