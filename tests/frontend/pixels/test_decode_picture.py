@@ -187,6 +187,12 @@ def test_what_is_no_picture_is_refused_with_its_length(data: bytes) -> None:
     assert f"{len(data)} bytes" in str(refusal)
 
 
+def test_damage_that_pillow_has_no_words_for_is_told_by_the_kind_of_its_error() -> None:
+    without_palette = png_of_parts(b"\x08\x03", before=chunk(b"tRNS", b"\0"), rows=lambda _: bytes(5 * 8))
+    with pytest.raises(UnreadablePictureError, match=r"is damaged or truncated: AssertionError$"):
+        decode_picture(without_palette)
+
+
 def test_a_picture_without_pixels_is_refused() -> None:
     assert "0 x 7" in str(refusal_of(Image.new("RGB", (0, 7))))
     assert "7 x 0" in str(refusal_of(Image.new("RGB", (7, 0))))

@@ -77,7 +77,8 @@ def refusing_damage(field: str, num_bytes: int | None) -> Iterator[None]:
         raise PictureTooLargeError(field, str(error)) from error
     except Exception as error:
         size = "" if num_bytes is None else f" ({num_bytes} bytes)"
-        raise UnreadablePictureError(field, f"the picture{size} is damaged or truncated: {error}") from error
+        told = str(error) or type(error).__name__
+        raise UnreadablePictureError(field, f"the picture{size} is damaged or truncated: {told}") from error
 
 
 def orientation_of(image: ImageFile.ImageFile, data: bytes, field: str = "image") -> int:
