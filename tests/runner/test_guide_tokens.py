@@ -23,7 +23,6 @@ from keepsight.structured_outputs import StructuredOutputsParams
 from tests.frontend.gemma_like import build_checkpoint_with_hole, gemma_like_checkpoint
 from tests.runner.small_model import Driver, SmallModel
 
-CPU = torch.device("cpu")
 DEMO = checkpoint_path() / "tokenizer.json"
 END = frozenset({1, 6})
 VOCAB_SIZE = 960  # the demo model's: more than its tokenizer has
@@ -105,7 +104,7 @@ def test_a_grammar_may_demand_a_special_token_itself(maker: GuideMaker, tokenize
 
 def state_for(maker: GuideMaker, form: StructuredOutputsParams, **params: Any) -> SamplingState:
     end_ids, asked = maker._end_ids, SamplingParams(structured_outputs=form, max_tokens=None, **params)
-    return SamplingState(asked, (), end_ids, 0, CPU, maker.begin(form))
+    return SamplingState(asked, (), end_ids, 0, maker.begin(form))
 
 
 def say(state: SamplingState, logits: Callable[[], torch.Tensor]) -> list[int]:

@@ -24,7 +24,7 @@ LOGITS = torch.randn(len(PROMPT), VOCAB_SIZE, generator=torch.Generator().manual
 def sequence(num_top: int = 2) -> RunningSequence:
     params = SamplingParams(prompt_logprobs=num_top)
     device = torch.device("cpu")
-    sampling = SamplingState(params, PROMPT, frozenset(), 0, device)
+    sampling = SamplingState(params, PROMPT, frozenset(), 0)
     table = BlockTable(16, device=device)
     return RunningSequence(EngineRequest("r", PROMPT, (), params), (), list(PROMPT), table, sampling, 0)
 

@@ -1,29 +1,23 @@
-"""The sampler keeps to transformers' definitions of every filter, and draws what a sequence would draw alone."""
+"""What is edited before a token is drawn, and that a sequence draws what it would draw alone."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import (
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from keepsight.runner import sample_tokens as sampler
 from keepsight.runner.ban_runs import RunBan
-from keepsight.runner.sample_tokens import SamplingState, filter_logits, sample_tokens
+from keepsight.runner.draw_tokens import draw_tokens
+from keepsight.runner.sample_tokens import SamplingState, sample_tokens
 from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.step_plan import SampledToken
 
-CPU = torch.device("cpu")
 VOCAB_SIZE = 50
 END = frozenset({7})
 
@@ -33,64 +27,11 @@ def logits_of(seed: int, rows: int = 1) -> Tensor:
 
 
 def state(prompt: tuple[int, ...] = (), choice: int = 0, **params: Any) -> SamplingState:
-    return SamplingState(SamplingParams(**params), prompt, END, choice, CPU)
+    return SamplingState(SamplingParams(**params), prompt, END, choice)
 
 
 def sample_alone(logits: Tensor, **params: Any) -> SampledToken:
     return sample_tokens(logits, [state(**params)])[0]
-
-
-@settings(max_examples=100)
-@given(
-    seed=st.integers(0, 1000),
-    temperature=st.floats(0.1, 3),
-    top_k=st.integers(0, VOCAB_SIZE + 5),
-    top_p=st.floats(0.01, 1),
-)
-@example(seed=0, temperature=0.5, top_k=0, top_p=0.9999999999999999)
-def test_temperature_top_k_and_top_p_keep_what_transformers_keeps(
-    seed: int, temperature: float, top_k: int, top_p: float
-) -> None:
-    logits = logits_of(seed)
-    ours = filter_logits(logits, [SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)])
-    scaled = TemperatureLogitsWarper(temperature)(None, logits)
-    ranked = theirs = TopKLogitsWarper(top_k)(None, scaled) if top_k else scaled
-    if top_p < 1:
-        theirs = TopPLogitsWarper(top_p)(None, ranked)
-    differing = ours.isfinite() != theirs.isfinite()
-    # Where the sum of probabilities meets top_p to the last bit, either side is right.
-    assert differing.sum() <= 1
-    rest = (ranked.softmax(dim=-1) * (ranked <= ranked[:, differing[0]].T)).sum(dim=-1)
-    assert ((rest - (1 - top_p)).abs() < 1e-5).all()
-    torch.testing.assert_close(ours[~differing], theirs[~differing])
-
-
-def test_however_small_top_p_is_the_most_likely_token_stays() -> None:
-    logits = logits_of(3)
-    kept = filter_logits(logits, [SamplingParams(top_p=1e-9)]).isfinite()
-    assert kept[0].nonzero().tolist() == [[int(logits.argmax())]]
-
-
-@pytest.mark.parametrize("min_p", [0.01, 0.2, 1.0])
-def test_min_p_keeps_what_transformers_keeps(min_p: float) -> None:
-    logits = logits_of(3)
-    ours = filter_logits(logits, [SamplingParams(min_p=min_p)])
-    torch.testing.assert_close(ours, MinPLogitsWarper(min_p)(torch.LongTensor([[0]]), logits))
-
-
-def test_rows_of_one_batch_are_filtered_each_by_its_own_parameters() -> None:
-    params = [SamplingParams(top_k=3), SamplingParams(top_p=0.5), SamplingParams(min_p=0.3, temperature=2.0)]
-    logits = logits_of(4, rows=3)
-    together = filter_logits(logits, params)
-    for row, each in enumerate(params):
-        torch.testing.assert_close(together[row : row + 1], filter_logits(logits[row : row + 1], [each]))
-
-
-def test_torch_s_default_precision_filters_nothing_else(set_default_dtype: Callable[[str], None]) -> None:
-    logits, params = logits_of(4), [SamplingParams(temperature=0.7, top_p=0.9, min_p=0.003)]
-    expected = filter_logits(logits, params)
-    set_default_dtype("bfloat16")
-    assert torch.equal(filter_logits(logits, params), expected)
 
 
 def test_zero_temperature_takes_the_most_likely_token() -> None:
@@ -163,7 +104,7 @@ def test_penalties_and_biases_ask_for_no_number_however_much_was_said() -> None:
 
 def test_bans_ask_for_no_number() -> None:
     params = SamplingParams(temperature=0, min_tokens=2, allowed_token_ids=[2, 4])
-    banning = SamplingState(params, (), END, 0, CPU, banned_runs=RunBan([(5,)]))
+    banning = SamplingState(params, (), END, 0, banned_runs=RunBan([(5,)]))
     with CallsOfTorch() as calls:
         sample_tokens(logits_of(0), [banning])
     assert calls.num_numbers == 0
@@ -214,14 +155,14 @@ def test_a_banned_run_is_never_completed_and_its_tokens_come_otherwise() -> None
     logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, 2], logits[0, 3], logits[0, 4] = 30.0, 20.0, 10.0
     params = SamplingParams(temperature=0)
-    banning = SamplingState(params, (2, 2), END, 0, CPU, banned_runs=RunBan([(2, 2), (3, 2, 3), (VOCAB_SIZE + 1,)]))
+    banning = SamplingState(params, (2, 2), END, 0, banned_runs=RunBan([(2, 2), (3, 2, 3), (VOCAB_SIZE + 1,)]))
     # Of the prompt nothing counts.
     assert [sample_tokens(logits, [banning])[0].token_id for _ in range(6)] == [2, 3, 2, 4, 2, 3]
 
 
 @given(st.sets(st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple), max_size=6), st.integers(0, 99))
 def test_whatever_runs_are_banned_none_of_them_is_ever_said(runs: set[tuple[int, ...]], seed: int) -> None:
-    banning = SamplingState(SamplingParams(seed=seed), (), END, 0, CPU, banned_runs=RunBan(runs))
+    banning = SamplingState(SamplingParams(seed=seed), (), END, 0, banned_runs=RunBan(runs))
     said = tuple(sample_tokens(torch.zeros(1, 5), [banning])[0].token_id for _ in range(12))
     assert not any(said[start : start + len(run)] == run for run in runs for start in range(12))
 
@@ -247,12 +188,12 @@ def test_many_rows_are_drawn_some_at_a_time_and_the_same(monkeypatch: pytest.Mon
         states = [state(temperature=0), *(state(seed=seed, top_p=0.9) for seed in range(4))]
         return [each.token_id for each in sample_tokens(logits, states)]
 
-    def counted(some: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    def counted(some: Tensor, params: Sequence[SamplingParams], points: Sequence[float]) -> Tensor:
         sizes.append(len(some))
-        return filter_logits(some, params)
+        return draw_tokens(some, params, points)
 
     at_once, sizes = draw(), list[int]()
-    monkeypatch.setattr(sampler, "filter_logits", counted)
+    monkeypatch.setattr(sampler, "draw_tokens", counted)
     monkeypatch.setattr(sampler, "ROWS_AT_ONCE", 3)
     assert draw() == at_once
     assert sizes == [3, 1]
@@ -262,6 +203,13 @@ def test_choices_of_one_request_differ_though_they_share_a_seed() -> None:
     logits = torch.zeros(1, VOCAB_SIZE)
     first, second = (state(choice=choice, seed=5) for choice in (0, 1))
     draws = [[sample_tokens(logits, [each])[0].token_id for _ in range(10)] for each in (first, second)]
+    assert draws[0] != draws[1]
+
+
+@pytest.mark.parametrize("seeds", [(5, 5 + 2**32), (-7, 2**32 - 7), (-7, 7), (0, -(2**63))])
+def test_seeds_that_differ_anywhere_draw_otherwise(seeds: tuple[int, int]) -> None:
+    logits = torch.zeros(1, VOCAB_SIZE)
+    draws = [[sample_tokens(logits, [own])[0].token_id for _ in range(10)] for own in [state(seed=s) for s in seeds]]
     assert draws[0] != draws[1]
 
 

@@ -1,24 +1,24 @@
 """From logits to the next token of each sequence, for any mix of requests in one batch.
 
-Every sequence draws from its own generator, so that its tokens do not depend on who shares the batch with it.  The
+Every sequence has random numbers of its own, so that its tokens do not depend on who shares the batch with it.  The
 order of the steps is vLLM's: grammar, bans, bias, penalties, temperature, min-p, top-k, top-p, draw.
 """
 
 import itertools
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Sequence
-from functools import cached_property
+from random import Random
 
 import torch
 from torch import Tensor
 
 from keepsight.requests import TokenLogprob, TokenLogprobs
 from keepsight.runner.ban_runs import RunBan
+from keepsight.runner.draw_tokens import NEVER, draw_tokens, take_rows
 from keepsight.runner.guide_tokens import Guide, forbid_tokens
 from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.step_plan import Fault, SampledToken
 
-NEVER = float("-inf")
 # That draw: sorted, each of 262k tokens takes some 8 MB, and a GPU keeps 2 GiB for all that a step makes.
 ROWS_AT_ONCE = 64
 
@@ -32,12 +32,11 @@ class SamplingState:
         prompt: Sequence[int],
         end_ids: frozenset[int],
         choice: int,
-        device: torch.device,
         guide: Guide | None = None,
         banned_runs: RunBan | None = None,
     ) -> None:
         self.params, self.guide = params, guide
-        self._prompt, self._choice, self._device = prompt, choice, device
+        self._prompt = prompt
         self.banned_runs = banned_runs or RunBan(())
         # Not to be sampled before `min_tokens`; whether a token ends the answer is decided elsewhere.
         self.end_ids = params.ids_that_end(end_ids)
@@ -46,17 +45,14 @@ class SamplingState:
         # As far back as a banned run reaches.
         self.last_said = deque[int](maxlen=self.banned_runs.num_tokens_looked_at)
         self._wishes: _Wishes | None = None
+        # Of those that draw.
+        self._points = None if params.greedy else _begin_points(params.seed, choice)
         self.is_penalized = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1)
 
-    @cached_property
-    def generator(self) -> torch.Generator:
-        """Of those that draw."""
-        generator = torch.Generator(self._device)
-        if self.params.seed is None:
-            generator.seed()
-        else:
-            generator.manual_seed((self.params.seed + self._choice) % 2**64)
-        return generator
+    def take_point(self) -> float:
+        """Where its next token lies among all that is likely, from 0 to below 1."""
+        assert self._points is not None
+        return self._points.random()
 
     def find_wishes(self, logits: Tensor) -> "_Wishes":
         if self._wishes is None:
@@ -81,6 +77,10 @@ class SamplingState:
             self.guide.follow(token_id)
 
 
+def _begin_points(seed: int | None, choice: int) -> Random:
+    return Random() if seed is None else Random((seed + choice) % 2**64)
+
+
 class _Wishes:
     """What was asked of single tokens, as tensors: made once, since it may be as much as the vocabulary has tokens."""
 
@@ -103,7 +103,8 @@ def sample_tokens(logits: Tensor, states: Sequence[SamplingState]) -> list[Sampl
     rows = [row for row, state in enumerate(states) if not state.params.greedy]
     for first in range(0, len(rows), ROWS_AT_ONCE):
         some = rows[first : first + ROWS_AT_ONCE]
-        chosen[some] = _draw(edited[some], [states[row] for row in some])
+        params, points = [states[row].params for row in some], [states[row].take_point() for row in some]
+        chosen[some] = draw_tokens(take_rows(edited, some), params, points)
     token_ids = chosen.tolist()
     for token_id, state in zip(token_ids, states, strict=True):
         state.note(token_id)
@@ -169,41 +170,6 @@ def _ids(token_ids: Collection[int], logits: Tensor) -> Tensor:
 def _inside(token_ids: Collection[int], logits: Tensor) -> list[int]:
     """Those that the vocabulary has, known here: to ask a device for one is to wait until it has come that far."""
     return sorted(token_id for token_id in token_ids if token_id < logits.shape[0])
-
-
-def _draw(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
-    probabilities = filter_logits(logits, [state.params for state in states]).softmax(dim=-1)
-    noise = torch.empty_like(probabilities)
-    for row, state in enumerate(states):
-        noise[row].exponential_(generator=state.generator)
-    # The first of exponential clocks to ring, each as fast as its token is likely, rings for a token with exactly
-    # that token's probability.
-    return (probabilities / noise).argmax(dim=-1)
-
-
-def filter_logits(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Scaled by temperature; what min-p, top-k and top-p rule out is minus infinity."""
-
-    def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=logits.device)[:, None]
-
-    logits = logits / column([each.temperature for each in params])
-    if any(each.min_p for each in params):
-        probabilities = logits.softmax(dim=-1)
-        least = column([each.min_p for each in params]) * probabilities.amax(dim=-1, keepdim=True)
-        logits = logits.masked_fill(probabilities < least, NEVER)
-    if all(each.top_k == 0 and each.top_p == 1 for each in params):
-        return logits
-    ordered, order = logits.sort(dim=-1, descending=True)
-    vocab_size = logits.shape[-1]
-    rank = torch.arange(vocab_size, device=logits.device)
-    ordered.masked_fill_(rank >= column([each.top_k or vocab_size for each in params]), NEVER)
-    # How likely each token and all after it are.  Summed from the end, as what is small is lost beside what is large.
-    rest = ordered.softmax(dim=-1).flip(-1).cumsum(dim=-1).flip(-1)
-    # Rounded sums reach neither 0 nor 1 for certain, so the most likely token must stay, and 1 must not cut.
-    rest[:, 0] = 2
-    ordered.masked_fill_(rest <= column([1 - each.top_p if each.top_p < 1 else -1 for each in params]), NEVER)
-    return logits.scatter(-1, order, ordered)
 
 
 def _logprobs(raw: Tensor, token_ids: Sequence[int], states: Sequence[SamplingState]) -> list[TokenLogprobs | None]:

@@ -55,7 +55,6 @@ class SequenceTable:
                 request.known_token_ids,
                 self._end_ids,
                 new.choice,
-                self._device,
                 guide,
                 RunBan(request.banned_runs),
             ),

@@ -1,0 +1,160 @@
+"""Every filter keeps what transformers keeps, however few of the vocabulary are looked at for it."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from keepsight.runner.draw_tokens import (
+    BLOCK,
+    MAX_TOP_K,
+    SPARE,
+    draw_tokens,
+    filter_candidates,
+    find_likeliest,
+    num_looked_at,
+)
+from keepsight.sampling_params import SamplingParams
+
+# Fewer than are looked at at least; with some of the top_k below, more than these.
+VOCAB_SIZES = (50, 400)
+LAST_POINT = 1 - 2**-53
+
+
+def logits_of(seed: int, rows: int = 1, vocab_size: int = 50) -> Tensor:
+    return 3 * torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed))
+
+
+def keep(logits: Tensor, params: SamplingParams) -> Tensor:
+    """Of one row: as it is filtered, each token at its place."""
+    number = num_looked_at(params, logits.shape[1])
+    if number is None:
+        return filter_candidates(logits, [params])
+    values, ids = find_likeliest(logits, number)
+    return torch.full_like(logits, -torch.inf).scatter(1, ids, filter_candidates(values, [params]))
+
+
+def draw(logits: Tensor, points: list[float], **params: float) -> list[int]:
+    rows, asked = logits.expand(len(points), -1), [SamplingParams(**params)] * len(points)  # type: ignore[arg-type]
+    drawn: list[int] = draw_tokens(rows, asked, points).tolist()
+    return drawn
+
+
+@settings(max_examples=200)
+@given(
+    seed=st.integers(0, 1000),
+    vocab_size=st.sampled_from(VOCAB_SIZES),
+    temperature=st.floats(0.1, 3),
+    top_k=st.integers(0, 55),
+    top_p=st.floats(0.01, 1),
+)
+@example(seed=0, vocab_size=50, temperature=0.5, top_k=0, top_p=0.9999999999999999)
+def test_temperature_top_k_and_top_p_keep_what_transformers_keeps(
+    seed: int, vocab_size: int, temperature: float, top_k: int, top_p: float
+) -> None:
+    logits = logits_of(seed, vocab_size=vocab_size)
+    ours = keep(logits, SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p))
+    scaled = TemperatureLogitsWarper(temperature)(None, logits)
+    ranked = theirs = TopKLogitsWarper(top_k)(None, scaled) if top_k else scaled
+    if top_p < 1:
+        theirs = TopPLogitsWarper(top_p)(None, ranked)
+    differing = ours.isfinite() != theirs.isfinite()
+    # Where the sum of probabilities meets top_p to the last bit, either side is right.
+    assert differing.sum() <= 1
+    rest = (ranked.softmax(dim=-1) * (ranked <= ranked[:, differing[0]].T)).sum(dim=-1)
+    assert ((rest - (1 - top_p)).abs() < 1e-5).all()
+    torch.testing.assert_close(ours[~differing], theirs[~differing])
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 20, 100])
+def test_equals_of_the_last_that_top_k_keeps_are_kept_as_transformers_keeps_them(top_k: int) -> None:
+    for seed in range(5):
+        logits = logits_of(seed, vocab_size=400).bfloat16().float()
+        theirs = TopKLogitsWarper(top_k)(None, logits)
+        assert torch.equal(keep(logits, SamplingParams(top_k=top_k)), theirs)
+
+
+def test_more_equals_than_are_looked_at_at_first_are_all_kept() -> None:
+    logits = torch.zeros(1, 3 * SPARE)
+    logits[0, 7] = 1
+    drawn = set(draw(logits, [(step + 0.5) / 5000 for step in range(5000)], top_k=2))
+    assert drawn == set(range(3 * SPARE))
+    # Equals that nothing could be drawn of are none.
+    logits[0, 8:] = -torch.inf
+    assert set(draw(logits, [0.0, 0.999, LAST_POINT], top_k=50)) <= set(range(8))
+
+
+def test_however_small_top_p_is_the_most_likely_token_stays() -> None:
+    logits = logits_of(3)
+    kept = keep(logits, SamplingParams(top_p=1e-9)).isfinite()
+    assert kept[0].nonzero().tolist() == [[int(logits.argmax())]]
+
+
+@pytest.mark.parametrize("min_p", [0.01, 0.2, 1.0])
+def test_min_p_keeps_what_transformers_keeps(min_p: float) -> None:
+    logits = logits_of(3)
+    theirs = MinPLogitsWarper(min_p)(torch.LongTensor([[0]]), logits)
+    torch.testing.assert_close(keep(logits, SamplingParams(min_p=min_p)), theirs)
+
+
+def test_torch_s_default_precision_filters_nothing_else(set_default_dtype: Callable[[str], None]) -> None:
+    logits, params = logits_of(4), SamplingParams(temperature=0.7, top_p=0.9, min_p=0.003)
+    expected = keep(logits, params)
+    set_default_dtype("bfloat16")
+    assert torch.equal(keep(logits, params), expected)
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 1000), st.lists(st.floats(0, LAST_POINT), min_size=8, max_size=8))
+def test_a_row_draws_alone_what_it_draws_among_others(seed: int, points: list[float]) -> None:
+    params = [
+        SamplingParams(top_k=3),
+        SamplingParams(top_p=0.5),
+        SamplingParams(min_p=0.3, temperature=2.0),
+        SamplingParams(),
+        SamplingParams(top_k=3, top_p=0.6),
+        SamplingParams(top_k=40, min_p=0.01),
+        SamplingParams(temperature=0.5),
+        SamplingParams(top_k=MAX_TOP_K + 1),
+    ]
+    logits = logits_of(seed, rows=8, vocab_size=2000).bfloat16().float()
+    together = draw_tokens(logits, params, points)
+    alone = [draw_tokens(logits[row, None], [params[row]], [points[row]]) for row in range(8)]
+    assert torch.equal(together, torch.cat(alone))
+
+
+@pytest.mark.parametrize("vocab_size", [3, BLOCK - 1, BLOCK, BLOCK + 1, 3000])
+def test_a_point_falls_where_all_before_it_are_so_likely(vocab_size: int) -> None:
+    logits = logits_of(1, vocab_size=vocab_size)
+    ends = logits[0].double().softmax(-1).cumsum(-1).numpy()
+    points = np.random.default_rng(0).random(500)
+    points = points[np.abs(points[:, None] - ends).min(axis=1) > 1e-5]
+    assert draw(logits, points.tolist()) == np.searchsorted(ends, points).tolist()
+
+
+def test_what_is_very_unlikely_has_its_chance_wherever_it_stands() -> None:
+    logits = torch.zeros(1, 2**17)
+    logits[0, 0] = 25.0  # all others together: 2e-6
+    likely = 1 / (1 + (2**17 - 1) * np.exp(-25))
+    drawn = [draw(logits, [likely + (1 - likely) * (step + 0.5) / 16])[0] for step in range(16)]
+    expected = [(step + 0.5) / 16 * 2**17 for step in range(16)]
+    np.testing.assert_allclose(drawn, expected, rtol=0.01)
+
+
+@pytest.mark.parametrize("params", [{}, {"top_k": 5}, {"top_p": 0.99}])
+def test_nothing_that_is_ruled_out_is_drawn_at_either_end(params: dict[str, float]) -> None:
+    logits = torch.full((1, 3000), -torch.inf)
+    logits[0, 1000:1003] = torch.tensor([0.3, 0.1, 0.2])
+    assert set(draw(logits, [0.0, 5e-324, 1e-9, LAST_POINT], **params)) <= {1000, 1001, 1002}
+
+
+@pytest.mark.parametrize("params", [{}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.5}])
+def test_rows_of_no_numbers_draw_some_token(params: dict[str, float]) -> None:
+    for value in (torch.nan, torch.inf, -torch.inf):
+        [drawn] = draw(torch.full((1, 300), value), [0.5], **params)
+        assert 0 <= drawn < 300
