@@ -221,8 +221,6 @@ def test_pixels_are_made_by_threads_that_compute_alone(monkeypatch: pytest.Monke
         return preprocess(*arguments)
 
     monkeypatch.setattr(preprocess_image, "preprocess_image", look_and_preprocess)
-    # Or so small a model would compute on one itself, and threads that are started later as well.
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

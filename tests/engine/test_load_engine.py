@@ -14,9 +14,10 @@ from keepsight.engine import load_engine, machine_part
 from keepsight.engine.load_engine import load_engine_alone
 from keepsight.engine.resolve_config import Machine
 from keepsight.errors import CheckpointError, ModelTooLargeError
-from keepsight.llm import LLM
 from keepsight.runner import load_runner
 from keepsight.runner.model_runner import ModelRunner
+from keepsight.runner.openmp_team import keeping_team_size, set_team_size
+from keepsight.runner.share_device import CpuShare
 from keepsight.structured_outputs import StructuredOutputsParams
 
 
@@ -31,16 +32,21 @@ def test_an_engine_normalises_as_its_operator_says() -> None:
         engine.runner.close()
 
 
-def test_whoever_loads_an_engine_it_has_no_more_threads_than_its_container_has_cores(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("least_to_share", "num_threads"), [(0, 2), (load_runner.MIN_PARAMETERS_TO_SHARE, 1)])
+def test_an_engine_has_as_many_threads_as_its_container_has_cores_or_one_for_the_demo_and_who_loads_it_as_before(
+    least_to_share: int, num_threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     monkeypatch.setattr(machine_part, "count_cores", lambda: 2)
+    monkeypatch.setattr(load_runner, "MIN_PARAMETERS_TO_SHARE", least_to_share)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    with LLM(device="cpu"):
-        assert threads[0] == 2
+    with keeping_team_size():
+        set_team_size(7)
+        engine = load_engine_alone(Config(device="cpu"))
+        engine.runner.close()
+        assert torch.get_num_threads() == 7
+    assert isinstance(engine.runner, ModelRunner)
+    assert isinstance(engine.runner._share, CpuShare)
+    assert engine.runner._share.all == num_threads
 
 
 def test_nothing_of_the_vocabulary_is_read_with_the_first_guided_answer(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from keepsight.errors import InvalidArgumentError
 def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """To how many they were limited, each time."""
     limited: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", limited.append)
+    monkeypatch.setattr(machine_part, "set_team_size", limited.append)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(7)), raising=False)
     for name in ("OMP_NUM_THREADS", DEVICES_VARIABLE):

@@ -1,24 +1,30 @@
 """What a thread computes with is as large as it says, ends when it rests, and comes back when it computes again."""
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 
 from keepsight.runner import openmp_team
-from keepsight.runner.openmp_team import dismiss_team, set_team_size
+from keepsight.runner.openmp_team import dismiss_team, keeping_team_size, set_team_size
 
 TASKS = Path("/proc/self/task")
 
 
-@pytest.mark.skipif(openmp_team._find_pause() is None, reason="this torch does not compute with libgomp")
+needs_libgomp = pytest.mark.skipif(
+    openmp_team._find_in_libgomp("omp_set_num_threads") is None, reason="this torch does not compute with libgomp"
+)
+
+
+@needs_libgomp
 def test_a_team_is_gone_after_it_was_dismissed_and_computes_again() -> None:
     counts: list[int] = []
     sums: list[float] = []
 
     def compute() -> None:
-        torch.set_num_threads(3)
+        set_team_size(3)
         numbers = torch.ones(1000, 1000)
         for _ in range(2):
             sums.append(numbers.mul(2).sum().item())
@@ -26,11 +32,9 @@ def test_a_team_is_gone_after_it_was_dismissed_and_computes_again() -> None:
             dismiss_team()
             counts.append(len(list(TASKS.iterdir())))
 
-    before = torch.get_num_threads()
     thread = threading.Thread(target=compute)
     thread.start()
     thread.join()
-    torch.set_num_threads(before)
     assert sums == [2e6, 2e6]
     with_team, without, with_team_again, without_again = counts
     assert with_team == with_team_again == without + 2 == without_again + 2
@@ -45,15 +49,37 @@ def test_a_team_keeps_its_size_whatever_others_set_meanwhile() -> None:
         may_look.wait()
         counts.append(torch.get_num_threads())
 
-    before = torch.get_num_threads()
     thread = threading.Thread(target=set_and_look)
     thread.start()
     is_set.wait()
-    set_team_size(before + 1)
-    may_look.set()
-    thread.join()
-    set_team_size(before)
+    with keeping_team_size():
+        set_team_size(torch.get_num_threads() + 1)
+        may_look.set()
+        thread.join()
     assert counts == [1]
+
+
+@needs_libgomp
+def test_a_thread_that_is_started_later_computes_with_as_many_as_if_no_team_had_been_given_a_size() -> None:
+    counts: list[int] = []
+
+    def look() -> None:
+        counts.append(torch.get_num_threads())
+        set_team_size(counts[0] + 1)
+
+    for _ in range(2):
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+    assert counts[0] == counts[1]
+
+
+def test_what_was_set_within_is_undone_though_it_failed() -> None:
+    before = torch.get_num_threads()
+    with suppress(MemoryError), keeping_team_size():
+        set_team_size(before + 1)
+        raise MemoryError
+    assert torch.get_num_threads() == before
 
 
 def test_a_thread_without_a_team_has_none_to_dismiss() -> None:
@@ -62,12 +88,16 @@ def test_a_thread_without_a_team_has_none_to_dismiss() -> None:
     thread.join()
 
 
-def test_without_libgomp_nothing_is_dismissed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_libgomp_nothing_is_dismissed_and_torch_sets_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere(_path: Path) -> str:
         raise FileNotFoundError
 
-    openmp_team._find_pause.cache_clear()
+    openmp_team._find_in_libgomp.cache_clear()
     monkeypatch.setattr(Path, "read_text", nowhere)
+    before = torch.get_num_threads()
+    set_team_size(before + 1)
+    assert torch.get_num_threads() == before + 1
+    set_team_size(before)
     dismiss_team()
-    assert openmp_team._find_pause() is None
-    openmp_team._find_pause.cache_clear()
+    assert openmp_team._find_in_libgomp("omp_set_num_threads") is None
+    openmp_team._find_in_libgomp.cache_clear()

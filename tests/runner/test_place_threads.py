@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
+from keepsight.runner.openmp_team import set_team_size
 from keepsight.runner.place_threads import Places, cores_of_process
 from keepsight.runner.share_device import CpuShare
 
@@ -17,11 +17,9 @@ pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="there is one core, or th
 
 def on_another_thread(look: Callable[[], None]) -> None:
     """So that the test's own is untouched."""
-    before = torch.get_num_threads()
     thread = threading.Thread(target=look)
     thread.start()
     thread.join()
-    torch.set_num_threads(before)
 
 
 def cores_of_threads() -> list[set[int]]:
@@ -30,7 +28,7 @@ def cores_of_threads() -> list[set[int]]:
 
 def test_each_thread_of_a_team_has_a_core_of_its_own_until_it_leaves() -> None:
     def look() -> None:
-        torch.set_num_threads(2)
+        set_team_size(2)
         places = Places(CORES)
         places.take(CORES[:2])
         placed = [cores for cores in cores_of_threads() if len(cores) == 1]
@@ -43,7 +41,7 @@ def test_each_thread_of_a_team_has_a_core_of_its_own_until_it_leaves() -> None:
 
 def test_a_thread_that_has_a_place_keeps_it_and_others_have_none() -> None:
     def look() -> None:
-        torch.set_num_threads(1)
+        set_team_size(1)
         places = Places(CORES)
         places.take(CORES[1:2])
         places.take(CORES[1:2])

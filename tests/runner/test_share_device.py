@@ -1,7 +1,7 @@
 """Who computes alone has all cores; together they never take more than there are."""
 
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -61,10 +61,8 @@ class Observed:
 
 
 @pytest.fixture
-def observed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Observed]:
-    yield Observed(monkeypatch)
-    # Threads that others start begin with what was said last, on whichever thread.
-    torch.set_num_threads(torch.get_num_threads())
+def observed(monkeypatch: pytest.MonkeyPatch) -> Observed:
+    return Observed(monkeypatch)
 
 
 def test_a_step_alone_has_all_threads_and_beside_others_its_own(observed: Observed) -> None:

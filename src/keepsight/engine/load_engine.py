@@ -25,9 +25,11 @@ from keepsight.models.model import Model
 from keepsight.runner.guide_tokens import GuideMaker
 from keepsight.runner.load_runner import choose_place, load_model_for, load_runner
 from keepsight.runner.lock_pages import make_page_lock
+from keepsight.runner.openmp_team import keeping_team_size
 from keepsight.scheduling.scheduler import Scheduler
 
 
+@keeping_team_size()
 def load_engine(
     config: Config,
     max_model_len: int,

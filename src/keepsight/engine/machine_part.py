@@ -14,6 +14,7 @@ import torch
 from keepsight.count_cores import count_cores, share_of
 from keepsight.engine.resolve_config import Machine
 from keepsight.errors import InvalidArgumentError
+from keepsight.runner.openmp_team import set_team_size
 
 logger = logging.getLogger(__name__)
 DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -29,7 +30,7 @@ class MachinePart:
         num_threads = share_of(count_cores(), self.rank, self.num_engines)
         # torch knows nothing of a container's limit.
         if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > num_threads:
-            torch.set_num_threads(num_threads)
+            set_team_size(num_threads)
         if self.num_engines == 1:
             return
         if device != "cpu" and (num_devices := torch.cuda.device_count()):

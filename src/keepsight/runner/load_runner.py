@@ -25,6 +25,7 @@ from keepsight.runner.guide_tokens import GuideMaker
 from keepsight.runner.keep_freed_memory import keep_freed_memory, write_memory_ahead
 from keepsight.runner.model_runner import Keep, ModelRunner
 from keepsight.runner.normalize_pixels import PixelNormalizer
+from keepsight.runner.openmp_team import set_team_size
 from keepsight.runner.prove_kernels import prove_kernels
 
 logger = logging.getLogger(__name__)
@@ -115,4 +116,4 @@ def _limit_threads(model: Model) -> None:
     num_parameters = count_parameters(model)
     if num_parameters < MIN_PARAMETERS_TO_SHARE and "OMP_NUM_THREADS" not in os.environ:
         logger.info("computing on one thread: %d parameters are too few to share", num_parameters)
-        torch.set_num_threads(1)
+        set_team_size(1)
