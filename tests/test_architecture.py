@@ -22,6 +22,7 @@ SMALL_NOUNS = {
     "keepsight.image_processor_config",
     "keepsight.json_fields",
     "keepsight.lru_cache",
+    "keepsight.made_once",
     "keepsight.media",
     "keepsight.model_limits",
     "keepsight.outputs",

@@ -5,7 +5,6 @@ picture), a token sees *one interval* of positions of its own request: `Attentio
 the only rule of visibility.  The new keys and values are written to their pages first.
 """
 
-import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from keepsight.made_once import made_once
 from keepsight.media import TokenSpan
 from keepsight.models.block_table import BlockTable
 
@@ -107,7 +107,7 @@ class AttentionBatch:
             self.positions = self._positions.to(self.device)
             self.slots = torch.cat([piece.table.slots(piece.start, piece.end) for piece in slices]).to(self.device)
 
-    @functools.cached_property
+    @made_once
     def read_rows(self) -> Tensor | None:
         """Where among all tokens those stand whose hidden state is wanted; None: everywhere."""
         if self._read is None:
@@ -115,7 +115,7 @@ class AttentionBatch:
         ends = list(itertools.accumulate(piece.length for piece in self.slices))
         return torch.tensor([ends[index] - 1 for index in self._read], dtype=torch.int64).to(self.device)
 
-    @functools.cached_property
+    @made_once
     def read_part(self) -> "AttentionBatch":
         """Those tokens alone: nobody else needs to attend in the last layer."""
         if self._read is None:
@@ -127,7 +127,7 @@ class AttentionBatch:
         """The window; None where it is so wide that it hides nothing."""
         return None if window is None or window >= self.longest else window
 
-    @functools.cached_property
+    @made_once
     def _picture_ends(self) -> Tensor:
         """For each token: where the picture that it lies in ends, 0 outside pictures."""
         ends, row = torch.zeros(self.num_tokens, dtype=torch.int64), 0

@@ -3,7 +3,6 @@
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,6 +14,7 @@ from keepsight.frontend.api.response_parts import TopLogprob, Usage
 from keepsight.frontend.assemble_answer import AnswerPiece
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt.tokenizer import Tokenizer
+from keepsight.made_once import made_once
 from keepsight.requests import TokenLogprobs, TokenOutput
 
 
@@ -37,7 +37,7 @@ class CompletionAnswer(Answer):
         # By choice, of a stream: characters of the tokens that were told.
         self._offsets: Counter[int] = Counter()
 
-    @cached_property
+    @made_once
     def _echoes(self) -> list[str]:
         """By prompt: what each of its choices begins with."""
         if self._written is None:

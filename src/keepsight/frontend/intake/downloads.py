@@ -9,7 +9,6 @@ import time
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
 from typing import Any, TypeVar
 
 from keepsight.errors import MediaTimeoutError
@@ -18,6 +17,7 @@ from keepsight.frontend.intake.http_caching import Validators
 from keepsight.frontend.intake.media_limits import MediaLimits, RequestBytes
 from keepsight.frontend.intake.url_cache import UrlCache
 from keepsight.frontend.intake.web_url import UrlFault
+from keepsight.made_once import made_once
 
 # Of one request: what a caller can make this server do to others, and hold in memory before its bytes are summed.
 MAX_DOWNLOADS_AT_ONCE = 8
@@ -53,7 +53,7 @@ class Downloads:
             message = f"was not downloaded within the {self._limits.fetch_seconds:g} seconds that a request has"
             raise MediaTimeoutError(late, message) from error
 
-    @cached_property
+    @made_once
     def _fetcher(self) -> UrlFetcher:
         return self._open_fetcher()
 

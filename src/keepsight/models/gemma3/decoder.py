@@ -3,13 +3,13 @@
 Knows positions and pages only through `AttentionBatch`; which tokens see which is decided there.
 """
 
-import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from keepsight.made_once import made_once
 from keepsight.models import cpu_kernels
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache, write_cache
 from keepsight.models.cpu_decoder import CpuDecoder, LayerWeights
@@ -120,7 +120,7 @@ class SelfAttention(nn.Module):
         write_cache(key, value, step.cache, step.batch)
         return query
 
-    @functools.cached_property
+    @made_once
     def scales(self) -> Tensor:
         """[heads + kv_heads, head_dim]: queries and keys differ only in their scale and are normalised in one go."""
         config = self.config

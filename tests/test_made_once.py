@@ -1,0 +1,45 @@
+"""A value is made when it is asked for, once for each object, and no object waits for another."""
+
+import threading
+from collections.abc import Callable
+
+from keepsight.made_once import made_once
+
+
+class Maker:
+    def __init__(self, make: Callable[[], str]) -> None:
+        self.make, self.num_made = make, 0
+
+    @made_once
+    def value(self) -> str:
+        self.num_made += 1
+        return self.make()
+
+
+def test_each_object_makes_its_own_once_and_only_if_it_is_asked() -> None:
+    one, other, unasked = Maker(lambda: "one's"), Maker(lambda: "the other's"), Maker(lambda: "nobody's")
+    for _ in range(2):
+        assert (one.value, other.value) == ("one's", "the other's")
+    assert (one.num_made, other.num_made, unasked.num_made) == (1, 1, 0)
+
+
+def test_no_object_waits_for_one_that_is_making_its_own() -> None:
+    """A process that is forked at that moment would have nobody who ends it."""
+    is_making, may_end = threading.Event(), threading.Event()
+
+    def make_slowly() -> str:
+        is_making.set()
+        assert may_end.wait(10)
+        return "slow"
+
+    slow = Maker(make_slowly)
+    thread = threading.Thread(target=lambda: slow.value)
+    thread.start()
+    assert is_making.wait(10)
+    quick = threading.Thread(target=lambda: Maker(lambda: "quick").value)
+    quick.start()
+    quick.join(5)
+    has_to_wait = quick.is_alive()
+    may_end.set()
+    thread.join()
+    assert not has_to_wait
