@@ -242,6 +242,18 @@ def test_a_file_that_pillow_opened_and_cannot_load_is_refused_by_its_field(prepa
     assert caught.value.field == "multi_modal_data.image[0]"
 
 
+def test_an_image_that_was_closed_is_refused_with_what_to_do(preparer: RequestPreparer, tmp_path: Path) -> None:
+    draw(7).picture.save(tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as left, Image.open(tmp_path / "a.png") as loaded:
+        loaded.load()
+    with (tmp_path / "a.png").open("rb") as file:
+        opened = Image.open(file)
+    for closed, said in ((left, "AssertionError"), (opened, "seek of closed file")):
+        with pytest.raises(UnreadablePictureError, match=rf"was closed \(ask within its `with`.*: {said}$"):
+            preparer.prepare_text("<start_of_image>", [closed], PARAMS)
+    preparer.prepare_text("<start_of_image>", [loaded], PARAMS)
+
+
 # Pixels of those that are asked for ---------------------------------------------------------------------------
 
 

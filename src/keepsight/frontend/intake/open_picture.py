@@ -68,7 +68,7 @@ def _parse(file: io.BytesIO, format_: str) -> ImageFile.ImageFile:
 
 @contextmanager
 def refusing_damage(field: str, num_bytes: int | None) -> Iterator[None]:
-    """Pillow's parsers raise whatever they stumbled over."""
+    """Pillow's parsers raise whatever they stumbled over.  `num_bytes`: None of an image that a caller opened."""
     try:
         yield
     except (KeepsightError, MemoryError):
@@ -76,9 +76,12 @@ def refusing_damage(field: str, num_bytes: int | None) -> Iterator[None]:
     except Image.DecompressionBombError as error:
         raise PictureTooLargeError(field, str(error)) from error
     except Exception as error:
-        size = "" if num_bytes is None else f" ({num_bytes} bytes)"
+        if num_bytes is None:
+            fault = "was closed (ask within its `with`, or load() it first), or its file is damaged or truncated"
+        else:
+            fault = f"the picture ({num_bytes} bytes) is damaged or truncated"
         told = str(error) or type(error).__name__
-        raise UnreadablePictureError(field, f"the picture{size} is damaged or truncated: {told}") from error
+        raise UnreadablePictureError(field, f"{fault}: {told}") from error
 
 
 def orientation_of(image: ImageFile.ImageFile, data: bytes, field: str = "image") -> int:
