@@ -896,6 +896,8 @@ def test_an_option_that_cannot_be_is_refused_by_name(options: dict[str, Any], me
         ({"prompt": "a", "multi_modal_data": 5}, "multi_modal_data: must be a mapping"),
         ({"prompt": "a", "mm_processor_kwargs": [5]}, "mm_processor_kwargs: must be a mapping"),
         ({"prompt_token_ids": [5], "multi_modal_data": {"image": [b""]}}, "multi_modal_data: needs the prompt as text"),
+        ({"prompt_token_ids": [5], "mm_processor_kwargs": {}}, "mm_processor_kwargs: needs the prompt as text"),
+        ({"prompt_token_ids": [5], "prompt": 77}, "prompt: must be a string, not 77"),
     ],
 )
 def test_a_prompt_of_the_wrong_shape_is_refused_by_name(llm: LLM, prompt: Any, message: str) -> None:

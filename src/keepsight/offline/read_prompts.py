@@ -78,16 +78,21 @@ def prepare_prompt(preparer: RequestPreparer, prompt: Prompt, params: SamplingPa
     if "prompt_embeds" in prompt:
         return _prepare_embeds(preparer, prompt, params, priority)
     pictures, uuids, salt = _pictures_of(prompt), _uuids_of(prompt), prompt.get("cache_salt")
-    if "prompt_token_ids" in prompt:
-        if pictures or uuids:
-            raise UnsupportedFieldError("multi_modal_data", "needs the prompt as text, not as token ids")
-        prepared = preparer.prepare_tokens(prompt["prompt_token_ids"], params, salt, priority)
-        return replace(prepared, text=prompt.get("prompt"))
+    overrides = prompt.get("mm_processor_kwargs")
+    if "prompt_token_ids" not in prompt:
+        return preparer.prepare_text(_text_of(prompt), pictures, params, overrides, salt, priority, uuids)
+    for field, given in (("multi_modal_data", pictures or uuids or None), ("mm_processor_kwargs", overrides)):
+        if given is not None:
+            raise UnsupportedFieldError(field, "needs the prompt as text, not as token ids")
+    text = None if prompt.get("prompt") is None else _text_of(prompt)
+    return replace(preparer.prepare_tokens(prompt["prompt_token_ids"], params, salt, priority), text=text)
+
+
+def _text_of(prompt: Mapping[str, Any]) -> str:
     text = prompt.get("prompt")
     if not isinstance(text, str):
         raise InvalidArgumentError("prompt", f"must be a string, not {text!r}")
-    overrides = prompt.get("mm_processor_kwargs")
-    return preparer.prepare_text(text, pictures, params, overrides, salt, priority, uuids)
+    return text
 
 
 def _check_fields(prompt: Mapping[str, Any]) -> None:
