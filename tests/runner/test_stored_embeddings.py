@@ -1,5 +1,7 @@
 """What tiers keep is bit for bit what was encoded."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -26,3 +28,15 @@ def test_a_part_of_a_batch_is_kept_alone() -> None:
     batch = torch.randn(3, 5, 7)
     assert to_stored(batch[:, 2], 0).num_bytes == 3 * 7 * 4
     assert torch.equal(from_stored(to_stored(batch[:, 2], 0)), batch[:, 2])
+
+
+@pytest.mark.filterwarnings("error")
+def test_of_memory_that_cannot_be_written_to_nobody_is_warned() -> None:
+    """Torch warns once in a process: taken here, it would be kept from whoever is to know."""
+    stored = to_stored(torch.randn(5, 7), 0)
+    read_only = replace(stored, payload=memoryview(bytes(stored.payload)))
+    torch.set_warn_always(True)
+    try:
+        assert torch.equal(from_stored(read_only), from_stored(stored))
+    finally:
+        torch.set_warn_always(False)
