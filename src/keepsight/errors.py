@@ -8,10 +8,15 @@ checkpoint that cannot be served (`CheckpointError`: it names the file).  `asser
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 
 class KeepsightError(Exception):
     """The root: catching it catches everything below and nothing else."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle and copy: made anew past its constructor, which takes other things than `args`."""
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class AnsweredError(KeepsightError):
