@@ -492,6 +492,12 @@ def test_only_several_prompts_show_their_progress(
     assert "2/2" in capsys.readouterr().err
 
 
+def test_no_progress_is_shown_where_there_is_nothing_to_write_it_to(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TQDM_DISABLE")
+    monkeypatch.setattr("sys.stderr", None)
+    assert len(llm.generate(["a", "b"], SamplingParams(max_tokens=1))) == 2
+
+
 def test_a_caller_may_bring_a_bar_of_its_own(llm: LLM) -> None:
     bars = []
 

@@ -1,6 +1,7 @@
 """The requests of one call of `LLM`: given to the engine, heard of, and told as vLLM tells them."""
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
@@ -130,7 +131,9 @@ def open_bar(use_tqdm: bool | MakeBar, num_requests: int) -> tqdm | None:
     """None rather than a disabled one, which would start a thread all the same."""
     if callable(use_tqdm):
         return use_tqdm(total=num_requests, desc="Requests", unit="request")
-    if not use_tqdm or num_requests <= 1 or os.environ.get("TQDM_DISABLE", "") not in ("", "0"):
+    is_disabled = os.environ.get("TQDM_DISABLE", "") not in ("", "0")
+    # It is None in a process without a console.
+    if not use_tqdm or num_requests <= 1 or is_disabled or sys.stderr is None:
         return None
     return tqdm(total=num_requests, desc="Requests", unit="request", disable=False)
 
