@@ -6,7 +6,8 @@ import math
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -22,13 +23,14 @@ from tqdm import tqdm
 from keepsight import LLM, SamplingParams
 from keepsight.config import Config
 from keepsight.engine import start_engine
+from keepsight.engine.load_engine import load_engine
 from keepsight.errors import InvalidArgumentError, RequestFailedError, UnreadablePictureError, UnsupportedFieldError
 from keepsight.frontend.pixels import preprocess_image
 from keepsight.ipc.run_directory import PREFIX, RIGHTS
 from keepsight.observe.catalogue import DECODED, PREPROCESSED
 from keepsight.observe.metric_values import Counter
 from keepsight.outputs import RequestOutput
-from keepsight.scheduling.step_plan import StepPlan, StepResult
+from keepsight.scheduling.step_plan import StepPlan
 from tests.counted import counted
 from tests.drawn import Drawn, ask, by_object, by_url, draw, list_question, to_png
 from tests.frontend.picture_server import picture_server, response
@@ -631,13 +633,14 @@ def test_after_a_reset_of_the_processor_cache_a_picture_is_decoded_again(drawn: 
 @pytest.mark.parametrize("cache", ["lru", "shm", "shared"])
 def test_a_reset_that_the_engine_reads_late_forgets_no_later_pixels(monkeypatch: Any, cache: str) -> None:
     with LLM(device="cpu", mm_processor_cache_type=cache) as llm:
-        pool, reset = llm.engine._media_pool, llm.engine._loop._reset
+        loop: Any = llm.engine._loop
+        pool, reset = llm.engine._media_pool, loop._reset
 
         def reset_late(**caches: bool) -> None:
             wait_until(lambda: counted(pool, PREPROCESSED) != [0])
             reset(**caches)
 
-        monkeypatch.setattr(llm.engine._loop, "_reset", reset_late)
+        monkeypatch.setattr(loop, "_reset", reset_late)
         llm.reset_mm_cache()
         llm.chat(ask(by_url(draw(7).picture), "What is this?"), GREEDY)
         assert counted(pool, DECODED) == [1]
@@ -655,14 +658,15 @@ def test_the_smallest_priority_goes_first_and_answers_keep_their_order() -> None
     finished: list[str] = []
     with LLM(device="cpu", max_num_seqs=1) as llm:
         hold = threading.Event()
-        run = llm.engine._loop._runner.run
+        loop: Any = llm.engine._loop
+        run = loop._runner.run
 
-        def run_when_all_are_there(plan: StepPlan) -> StepResult:
+        def run_when_all_are_there(plan: StepPlan) -> Any:
             assert hold.wait(20)
             finished.extend(request_id for request_id, _ in plan.ended)
             return run(plan)
 
-        llm.engine._loop._runner.run = run_when_all_are_there  # type: ignore[method-assign]
+        loop._runner.run = run_when_all_are_there
         threading.Timer(0.2, hold.set).start()
         params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
         outputs = llm.generate(["a", "b", "c", "d"], params, use_tqdm=False, priority=[0, 3, 2, 1])
@@ -772,6 +776,39 @@ def test_closing_ends_its_threads_and_later_calls_say_so() -> None:
     for call in (partial(llm.generate, "Hello"), llm.reset_prefix_cache):
         with pytest.raises(RequestFailedError, match="the engine was closed"):
             call()
+
+
+@pytest.fixture
+def models(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[object]]]:
+    """What is loaded, as long as it is held; no garbage is looked for meanwhile."""
+    held: list[weakref.ref[object]] = []
+
+    def load(*given: Any) -> Any:
+        loaded: Any = load_engine(*given)
+        held.append(weakref.ref(loaded.runner.model))
+        return loaded
+
+    monkeypatch.setattr(start_engine, "load_engine", load)
+    gc.disable()
+    yield held
+    gc.enable()
+
+
+def test_closing_frees_the_model_at_once_and_what_was_counted_is_still_told(models: list[weakref.ref[object]]) -> None:
+    with LLM(device="cpu") as llm:
+        assert llm.generate("Hello", SamplingParams(max_tokens=1))
+        [model] = models
+        assert model() is not None
+    assert model() is None
+    assert Counter("keepsight_generation_tokens_total", {}, 1) in llm.get_metrics()
+
+
+def test_forgetting_it_frees_the_model_at_once(models: list[weakref.ref[object]]) -> None:
+    llm = LLM(device="cpu")
+    assert llm.generate("Hello", SamplingParams(max_tokens=1))
+    [model] = models
+    del llm
+    assert model() is None
 
 
 FORKING = """

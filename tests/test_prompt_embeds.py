@@ -148,7 +148,8 @@ def test_a_model_that_reads_text_only_takes_them_too(tmp_path: Path) -> None:
     ids = [2, *IDS, *IDS, 7]
     assert len(ids) > 2 * TOKENS_PER_STRIP
     with LLM(tmp_path, dtype="float32", device="cpu", enable_prompt_embeds=True) as llm:
-        embeds = llm.engine._loop._runner.model.embed_tokens(torch.tensor(ids))  # type: ignore[attr-defined]
+        loop: Any = llm.engine._loop
+        embeds = loop._runner.model.embed_tokens(torch.tensor(ids))
         first, again, tokens = (
             llm.generate(prompt, GREEDY)[0]
             for prompt in ({"prompt_embeds": embeds}, {"prompt_embeds": embeds}, {"prompt_token_ids": ids})

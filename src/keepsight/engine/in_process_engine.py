@@ -29,7 +29,8 @@ class InProcessEngine(EngineClient):
         super().__init__(media_pool, RequestObserver(counters))
         self._inbox, self._run_directory = engine.inbox, run_directory
         self._meter = EngineMeter(self._counters[1], engine.scheduler, engine.bytes_per_block, source, engine.tiers)
-        self._loop = EngineLoop(
+        # Until it has ended.
+        self._loop: EngineLoop | None = EngineLoop(
             engine.scheduler, engine.runner, engine.inbox, self.receive, source, engine.tiers, self._meter
         )
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -50,6 +51,11 @@ class InProcessEngine(EngineClient):
             self._run_directory.close()
 
     def _run(self) -> None:
-        self._loop.run()
-        assert self._loop.reason_of_end is not None
-        self.give_up(self._loop.reason_of_end)
+        assert self._loop is not None
+        try:
+            self._loop.run()
+            assert self._loop.reason_of_end is not None
+            self.give_up(self._loop.reason_of_end)
+        finally:
+            # It holds the model, and each of the two the other: they would stay until garbage is looked for.
+            self._loop = None
