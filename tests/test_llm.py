@@ -803,6 +803,27 @@ def test_closing_frees_the_model_at_once_and_what_was_counted_is_still_told(mode
     assert Counter("keepsight_generation_tokens_total", {}, 1) in llm.get_metrics()
 
 
+CLOSING = """
+from keepsight import LLM, SamplingParams
+
+def measure():
+    [line] = [line for line in open("/proc/self/status") if line.startswith("RssAnon")]
+    return int(line.split()[1]) // 1024
+
+before = measure()
+with LLM(device="cpu", kv_cache_memory_bytes=2**28) as llm:
+    llm.generate([40] * 600, SamplingParams(max_tokens=1))
+    running = measure()
+print(before, running, measure())
+"""
+
+
+def test_closing_gives_its_memory_back_to_the_system() -> None:
+    ended = subprocess.run([sys.executable, "-c", CLOSING], capture_output=True, text=True, timeout=60, check=True)
+    before, running, after = map(int, ended.stdout.split())
+    assert after - before < (running - before) / 2
+
+
 def test_forgetting_it_frees_the_model_at_once(models: list[weakref.ref[object]]) -> None:
     llm = LLM(device="cpu")
     assert llm.generate("Hello", SamplingParams(max_tokens=1))

@@ -12,6 +12,7 @@ from keepsight.ipc.run_directory import RunDirectory
 from keepsight.observe.counters import Counters
 from keepsight.observe.request_observer import RequestObserver
 from keepsight.observe.totals import Totals
+from keepsight.runner.keep_freed_memory import give_back_memory
 
 
 class InProcessEngine(EngineClient):
@@ -49,6 +50,7 @@ class InProcessEngine(EngineClient):
         super().close()
         if self._run_directory is not None:
             self._run_directory.close()
+        give_back_memory()
 
     def _run(self) -> None:
         assert self._loop is not None

@@ -41,6 +41,13 @@ def write_memory_ahead() -> None:
     del written
 
 
+def give_back_memory() -> None:
+    """When a model has gone.  By itself glibc gives back what is free at the end of its memory, and there may lie some
+    small thing that is not: of a model of 0.5 GB, 0.7 GB stayed."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
+
+
 def _is_told_otherwise() -> bool:
     return "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(
         name.startswith("MALLOC_") for name in os.environ
