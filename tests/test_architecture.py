@@ -33,7 +33,7 @@ SMALL_NOUNS = {
     "keepsight.token_bytes",
 }
 # `LLM` has both in one process, and an engine may need the tokenizer for what ends an answer.
-PUTS_TOGETHER = {"engine/in_process_engine.py", "engine/load_engine.py", "engine/start_engine.py"}
+PUTS_TOGETHER = {"engine/in_process_engine.py", "engine/load_engine.py", "engine/open_engine.py"}
 # The one step of the frontend that may use torch, on the CPU.
 RESIZES_PIXELS = "frontend/pixels/preprocess_image.py"
 # Of the frontend: each knows only those before it; behind them comes what puts a request together, and then the API.

@@ -22,11 +22,13 @@ from tqdm import tqdm
 
 from keepsight import LLM, SamplingParams
 from keepsight.config import Config
-from keepsight.engine import start_engine
+from keepsight.engine import open_engine
+from keepsight.engine.in_process_engine import InProcessEngine
 from keepsight.engine.load_engine import load_engine
 from keepsight.errors import InvalidArgumentError, RequestFailedError, UnreadablePictureError, UnsupportedFieldError
 from keepsight.frontend.pixels import preprocess_image
-from keepsight.ipc.run_directory import PREFIX, RIGHTS
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.ipc.run_directory import PREFIX, RIGHTS, RunDirectory
 from keepsight.observe.catalogue import DECODED, PREPROCESSED
 from keepsight.observe.metric_values import Counter
 from keepsight.outputs import RequestOutput
@@ -788,7 +790,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[object]
         held.append(weakref.ref(loaded.runner.model))
         return loaded
 
-    monkeypatch.setattr(start_engine, "load_engine", load)
+    monkeypatch.setattr(open_engine, "load_engine", load)
     gc.disable()
     yield held
     gc.enable()
@@ -830,6 +832,29 @@ def test_forgetting_it_frees_the_model_at_once(models: list[weakref.ref[object]]
     [model] = models
     del llm
     assert model() is None
+
+
+@pytest.mark.parametrize("is_closed_again", [True, False])
+def test_closing_that_is_interrupted_is_finished_when_it_is_closed_again_or_forgotten(
+    monkeypatch: pytest.MonkeyPatch, is_closed_again: bool
+) -> None:
+    before = set(threading.enumerate())
+    llm = LLM(device="cpu")
+    with monkeypatch.context() as patch:
+        patch.setattr(InProcessEngine, "close", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            llm.close()
+    assert set(threading.enumerate()) - before
+    if is_closed_again:
+        llm.close()
+    else:
+        del llm
+        gc.collect()
+    assert not set(threading.enumerate()) - before
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 FORKING = """
@@ -874,8 +899,6 @@ def test_one_that_is_forgotten_is_closed() -> None:
 SCRIPT = """
 import sys
 from keepsight import LLM, SamplingParams
-from keepsight.config import Config
-from keepsight.engine import start_engine
 llm = LLM(device="cpu", allowed_media_networks=["127.0.0.0/8"])
 picture = {"type": "image_url", "image_url": {"url": sys.argv[1]}}
 llm.chat([{"role": "user", "content": [picture]}], SamplingParams(max_tokens=1))
@@ -907,12 +930,38 @@ def test_one_that_cannot_be_started_leaves_neither_threads_nor_files(monkeypatch
         raise OSError("no space left")
 
     folders: list[Path] = []
-    monkeypatch.setattr(start_engine, "open_pixel_source", open_pixel_source)
+    monkeypatch.setattr(open_engine, "open_pixel_source", open_pixel_source)
     before = set(threading.enumerate())
     with pytest.raises(OSError, match="no space left"):
         LLM(device="cpu", mm_processor_cache_type="shared")
     assert not set(threading.enumerate()) - before
     assert not any(folder.exists() for folder in folders)
+
+
+def start_and_interrupt(engine: InProcessEngine) -> None:
+    engine._thread.start()
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("whose", "step", "replaced"),
+    [
+        (RequestPreparer, "prefer_held", interrupt),
+        (InProcessEngine, "start", interrupt),
+        (InProcessEngine, "start", start_and_interrupt),
+    ],
+)
+def test_one_whose_making_is_interrupted_leaves_neither_threads_nor_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: type, step: str, replaced: Callable[..., None]
+) -> None:
+    monkeypatch.setattr(RunDirectory, "create", partial(RunDirectory.create, tmp_path))
+    monkeypatch.setattr(whose, step, replaced)
+    before = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt):
+        LLM(device="cpu", mm_processor_cache_type="shared")
+    gc.collect()
+    assert not set(threading.enumerate()) - before
+    assert not list(tmp_path.iterdir())
 
 
 # Mistakes of a caller -----------------------------------------------------------------------------------------

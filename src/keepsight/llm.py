@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from keepsight.config import Config
 from keepsight.engine.in_process_engine import InProcessEngine
-from keepsight.engine.start_engine import start_engine
+from keepsight.engine.open_engine import open_engine
 from keepsight.errors import OtherProcessError, UnsupportedFieldError
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
@@ -50,9 +50,11 @@ class LLM:
         self.config = config
         self._seeds = None if seed is None else Random(seed)
         self.preparer = RequestPreparer.from_config(self.config)
-        self._engine, self._process = start_engine(self.config, self.preparer), os.getpid()
+        self._engine, self._process = open_engine(self.config, self.preparer), os.getpid()
         # The engine's threads hold nothing of this object, so that forgetting it frees them and the model.
-        self._close = weakref.finalize(self, _close, self.preparer, self._engine, self._process)
+        weakref.finalize(self, _close, self.preparer, self._engine, self._process)
+        # Last: whatever interrupts it, there is one who ends it.
+        self._engine.start()
 
     @property
     def engine(self) -> InProcessEngine:
@@ -63,7 +65,8 @@ class LLM:
 
     def close(self) -> None:
         """Ends the engine and frees its memory.  Calls that still run on other threads fail."""
-        self._close()
+        # Not by the finalizer, which works once: to it is left what is not done when this is interrupted.
+        _close(self.preparer, self._engine, self._process)
 
     def __enter__(self) -> Self:
         return self

@@ -48,6 +48,7 @@ class Engine:
         self.runner = FakeRunner(kv_cache.num_blocks, kv_cache.block_size, None, lambda *told: tiers.keeping()(*told))
         loaded = make_engine(self.config, self.runner, inbox, tiers=tiers, takes_unasked=False)
         self.engine = InProcessEngine(loaded, MediaPool(1), PixelSource(), None, Counters())
+        self.engine.start()
         self._num_asked = 0
 
     def begin(self, *parts: int | str) -> "Answer":

@@ -5,10 +5,13 @@ The scheduler is the real one; a runner of hashes stands for the model, so that 
 
 import asyncio
 import random
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -20,6 +23,7 @@ from keepsight.errors import PictureError, RequestFailedError
 from keepsight.frontend.engine_client import Outputs
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.ipc.run_directory import RunDirectory
 from keepsight.observe.counters import Counters
 from keepsight.requests import EngineRequest, Pixels
 from keepsight.scheduling.step_plan import StepPlan, StepResult
@@ -27,6 +31,7 @@ from keepsight.testing import FakeRunner, answer_alone, pixels_like
 from tests.engine.made_up_engine import make_engine
 from tests.made_up_request import MadeUpRequest
 from tests.scheduling.drive import END_IDS, make_config, make_request
+from tests.wait_until import wait_until
 
 SOON = 20  # seconds, for what takes milliseconds
 ENDLESS: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
@@ -86,7 +91,11 @@ class Runner(FakeRunner):
 
 class Bench:
     def __init__(
-        self, is_done: Callable[[], bool] | None = None, source: PixelSource | None = None, **config: Any
+        self,
+        is_done: Callable[[], bool] | None = None,
+        source: PixelSource | None = None,
+        run_directory: RunDirectory | None = None,
+        **config: Any,
     ) -> None:
         inbox = Inbox()
         self.config = make_config(**config)
@@ -95,7 +104,8 @@ class Bench:
         self.pool = MediaPool(2)
         loaded = make_engine(self.config, self.runner, inbox)
         self.scheduler = loaded.scheduler
-        self.engine = InProcessEngine(loaded, self.pool, source or PixelSource(), None, Counters())
+        self.engine = InProcessEngine(loaded, self.pool, source or PixelSource(), run_directory, Counters())
+        self.engine.start()
         self._asked: dict[str, EngineRequest] = {}
 
     def prepare(self, request_id: str, *parts: int | str, **options: Any) -> PreparedRequest:
@@ -321,6 +331,34 @@ def test_closing_fails_what_runs_and_refuses_what_comes_and_may_be_done_twice() 
     with bench() as made:
         run(story(made))
         assert not made.engine._thread.is_alive()
+
+
+def test_a_closing_that_is_interrupted_is_finished_by_the_next(tmp_path: Path) -> None:
+    def interrupt(made: Bench) -> None:
+        wait_until(lambda: made.engine._inbox.is_closed)
+        time.sleep(0.05)  # until it waits for the step
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    with bench(run_directory=RunDirectory.create(tmp_path)) as made:
+        made.runner.may_step.clear()
+        made.engine.submit(made.prepare("a", 5, **ENDLESS), lambda outputs: None)
+        assert made.runner.in_step.wait(SOON)
+        threading.Thread(target=interrupt, args=(made,)).start()
+        with pytest.raises(KeyboardInterrupt):
+            made.engine.close()
+        threading.Timer(0.05, made.runner.may_step.set).start()
+        made.engine.close()
+        assert made.runner.is_closed
+        assert not list(tmp_path.iterdir())
+
+
+def test_one_that_never_began_is_closed_like_any_other() -> None:
+    runner = Runner(inbox := Inbox())
+    loaded = make_engine(make_config(), runner, inbox)
+    engine = InProcessEngine(loaded, MediaPool(2), PixelSource(), None, Counters())
+    engine.close()
+    engine.close()
+    assert runner.is_closed
 
 
 def test_a_choice_that_is_stopped_ends_and_the_others_go_on() -> None:

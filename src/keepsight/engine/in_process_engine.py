@@ -24,7 +24,7 @@ class InProcessEngine(EngineClient):
         run_directory: RunDirectory | None,
         counters: Counters,
     ) -> None:
-        """What the two sides of the pixel cache share in `run_directory` ends with this."""
+        """To be started.  What the two sides of the pixel cache share in `run_directory` ends with this."""
         # The frontend's, which the pool has too, and the engine's: each is changed by its own threads.
         self._counters = (counters, Counters())
         super().__init__(media_pool, RequestObserver(counters))
@@ -34,8 +34,12 @@ class InProcessEngine(EngineClient):
         self._loop: EngineLoop | None = EngineLoop(
             engine.scheduler, engine.runner, engine.inbox, self.receive, source, engine.tiers, self._meter
         )
+        self._running = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.connect(engine.inbox.try_put, takes_unasked=engine.takes_unasked)
+
+    def start(self) -> None:
+        """Whoever calls this closes it, too, even where this was interrupted."""
         self._thread.start()
 
     def read_totals(self) -> Totals:
@@ -44,20 +48,27 @@ class InProcessEngine(EngineClient):
         return Totals.of_pages(pages).set_gauges(self._media_pool.common_sizes())
 
     def close(self) -> None:
+        """An earlier call may have been interrupted: this does the rest."""
         self._inbox.close()
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            # Waits: `join` alone, once interrupted, takes a thread that still runs for one that has ended.
+            self._run()
+            if self._thread.is_alive():
+                self._thread.join()
         super().close()
         if self._run_directory is not None:
             self._run_directory.close()
         give_back_memory()
 
     def _run(self) -> None:
-        assert self._loop is not None
-        try:
-            self._loop.run()
-            assert self._loop.reason_of_end is not None
-            self.give_up(self._loop.reason_of_end)
-        finally:
-            # It holds the model, and each of the two the other: they would stay until garbage is looked for.
-            self._loop = None
+        """Once: on its thread, or where it is closed before that began.  Any other call returns when it has ended."""
+        with self._running:
+            if self._loop is None:
+                return
+            try:
+                self._loop.run()
+                assert self._loop.reason_of_end is not None
+                self.give_up(self._loop.reason_of_end)
+            finally:
+                # It holds the model, and each of the two the other: they would stay until garbage is looked for.
+                self._loop = None

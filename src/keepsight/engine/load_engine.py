@@ -47,7 +47,7 @@ def load_engine(
     machine = part.of_memory(measure_machine(place.device))
     size = measure_model(model, max_model_len, takes_prompt_embeds=config.enable_prompt_embeds)
     engine_config = resolve_config(config, size, machine)
-    inbox = Inbox()
+    scheduler, inbox = Scheduler(engine_config, end_ids), Inbox()
     tiers = _open_tiers(tier_plan, model, image_config, engine_config, inbox)
     with ExitStack() as undoing:  # if this fails: their threads would stay, and one more set with each try
         if tiers is not None:
@@ -64,7 +64,7 @@ def load_engine(
         )
         undoing.pop_all()
     return LoadedEngine(
-        scheduler=Scheduler(engine_config, end_ids),
+        scheduler=scheduler,
         runner=runner,
         inbox=inbox,
         max_model_len=engine_config.scheduler.max_model_len,

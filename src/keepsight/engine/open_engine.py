@@ -18,8 +18,8 @@ from keepsight.observe.counters import Counters
 from keepsight.runner.openmp_team import set_team_size
 
 
-def start_engine(config: Config, preparer: RequestPreparer) -> InProcessEngine:
-    """What prompts may be prepared is limited to what the engine has room for."""
+def open_engine(config: Config, preparer: RequestPreparer) -> InProcessEngine:
+    """To be started, and closed.  What prompts may be prepared is limited to what the engine has room for."""
     # Before the model, which may need that memory.
     clean_dead()
     engine = load_engine(config, preparer.max_model_len, preparer.image_config, preparer.tokenizer.eos_token_ids)
@@ -47,7 +47,7 @@ def start_engine(config: Config, preparer: RequestPreparer) -> InProcessEngine:
             on_thread_start=partial(set_team_size, 1),
         )
         source = open_pixel_source(mode, config, folder)
-        started = InProcessEngine(engine, media_pool, source, run_directory, counters)
-        preparer.prefer_held(started.is_held)
+        opened = InProcessEngine(engine, media_pool, source, run_directory, counters)
+        preparer.prefer_held(opened.is_held)
         undoing.pop_all()
-    return started
+    return opened
