@@ -88,7 +88,7 @@ def test_a_format_is_kept_to_where_it_is_known_and_asks_for_nothing_where_not(ll
 
 
 def test_a_pattern_is_matched_whole_and_a_choice_is_one_of_them(llm: LLM) -> None:
-    pattern = r"[A-Z]{2,5}/\d{1,3}(é|東)"
+    pattern = r"[A-Z]{2,5}/[0-9]{1,3}(é|東)"
     assert all(re.fullmatch(pattern, text) for text in texts(llm, 20, regex=pattern))
     choice = ["yes", "yes, surely", "東京", 'a "quote"\n']
     assert set(texts(llm, 40, choice=choice)) <= set(choice)
