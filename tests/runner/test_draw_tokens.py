@@ -13,16 +13,18 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 from keepsight.runner.draw_tokens import (
     BLOCK,
     MAX_TOP_K,
+    NUM_OF_TOP_P,
     SPARE,
     draw_tokens,
     filter_candidates,
+    filter_likeliest,
     find_likeliest,
     num_looked_at,
 )
 from keepsight.sampling_params import SamplingParams
 
-# Fewer than are looked at at least; with some of the top_k below, more than these.
-VOCAB_SIZES = (50, 400)
+# Fewer than are looked at at first; more where there is a top_k; and where there is only a top_p.
+VOCAB_SIZES = (50, 400, 3000)
 LAST_POINT = 1 - 2**-53
 
 
@@ -31,12 +33,16 @@ def logits_of(seed: int, rows: int = 1, vocab_size: int = 50) -> Tensor:
 
 
 def keep(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Of one row: as it is filtered, each token at its place."""
-    number = num_looked_at(params, logits.shape[1])
+    """Of one row: as it is scaled and filtered, each token at its place."""
+    scaled, number = logits / params.temperature, num_looked_at(params, logits.shape[1])
     if number is None:
-        return filter_candidates(logits, [params])
-    values, ids = find_likeliest(logits, number)
-    return torch.full_like(logits, -torch.inf).scatter(1, ids, filter_candidates(values, [params]))
+        return filter_candidates(scaled, [params])
+    values, ids = find_likeliest(scaled, number)
+    filtered, has_more = filter_likeliest(values, scaled, [params])
+    if has_more.any():
+        values, ids = find_likeliest(scaled, logits.shape[1])
+        filtered, _ = filter_likeliest(values, scaled, [params])
+    return torch.full_like(logits, -torch.inf).scatter(1, ids, filtered)
 
 
 def draw(logits: Tensor, points: list[float], **params: float) -> list[int]:
@@ -89,6 +95,18 @@ def test_more_equals_than_are_looked_at_at_first_are_all_kept() -> None:
     assert set(draw(logits, [0.0, 0.999, LAST_POINT], top_k=50)) <= set(range(8))
 
 
+@pytest.mark.parametrize("top_p", [0.2, 0.9, 0.99, 0.9999])
+def test_top_p_keeps_what_transformers_keeps_however_many_that_are(top_p: float) -> None:
+    num_kept = set[bool]()
+    for temperature in (0.3, 1.0, 5.0, 50.0):
+        scaled = TemperatureLogitsWarper(temperature)(None, logits_of(7, vocab_size=8 * NUM_OF_TOP_P))
+        theirs = TopPLogitsWarper(top_p)(None, scaled).isfinite()
+        ours = keep(scaled, SamplingParams(top_p=top_p)).isfinite()
+        assert (ours != theirs).sum() <= 1
+        num_kept.add(int(ours.sum()) > NUM_OF_TOP_P)
+    assert num_kept == {False, True}
+
+
 def test_however_small_top_p_is_the_most_likely_token_stays() -> None:
     logits = logits_of(3)
     kept = keep(logits, SamplingParams(top_p=1e-9)).isfinite()
@@ -110,7 +128,7 @@ def test_torch_s_default_precision_filters_nothing_else(set_default_dtype: Calla
 
 
 @settings(max_examples=50)
-@given(st.integers(0, 1000), st.lists(st.floats(0, LAST_POINT), min_size=8, max_size=8))
+@given(st.integers(0, 1000), st.lists(st.floats(0, LAST_POINT), min_size=10, max_size=10))
 def test_a_row_draws_alone_what_it_draws_among_others(seed: int, points: list[float]) -> None:
     params = [
         SamplingParams(top_k=3),
@@ -121,10 +139,12 @@ def test_a_row_draws_alone_what_it_draws_among_others(seed: int, points: list[fl
         SamplingParams(top_k=40, min_p=0.01),
         SamplingParams(temperature=0.5),
         SamplingParams(top_k=MAX_TOP_K + 1),
+        SamplingParams(top_p=0.9, min_p=1e-4),
+        SamplingParams(top_p=0.999, temperature=4.0),
     ]
-    logits = logits_of(seed, rows=8, vocab_size=2000).bfloat16().float()
+    logits = logits_of(seed, rows=10, vocab_size=3000).bfloat16().float()
     together = draw_tokens(logits, params, points)
-    alone = [draw_tokens(logits[row, None], [params[row]], [points[row]]) for row in range(8)]
+    alone = [draw_tokens(logits[row, None], [params[row]], [points[row]]) for row in range(10)]
     assert torch.equal(together, torch.cat(alone))
 
 

@@ -1,7 +1,8 @@
 """Draws a token of each row of logits, of those that its request leaves to be drawn.
 
 What a row draws depends on the row and its own point alone.  To sort a vocabulary of 262k takes longer than all else
-that a step of a small model does, so a row with a `top_k` looks at little more than that many of its likeliest.
+that a step of a small model does; so of rows with `top_k` or `top_p` the likeliest are looked at first, and mostly they
+are enough.
 """
 
 from collections import defaultdict
@@ -17,6 +18,8 @@ NEVER = float("-inf")
 MAX_TOP_K = 1024
 # Looked at besides as many again: equals of the last that `top_k` keeps are kept, too, and bfloat16 has many.
 SPARE = 64
+# Looked at where `top_p` alone is to end them.
+NUM_OF_TOP_P = 1024
 # Sums of so many are kept of a whole vocabulary: a running sum of all is ten times as much to write.
 BLOCK = 512
 
@@ -25,11 +28,13 @@ def draw_tokens(logits: Tensor, params: Sequence[SamplingParams], points: Sequen
     """`logits` [rows, vocabulary]; `points`, from 0 to below 1: how far along all that is likely each row falls."""
     drawn = torch.empty(len(params), dtype=torch.int64, device=logits.device)
     fractions = torch.tensor(points, dtype=torch.float64).to(logits.device)[:, None]
-    rows_by_number = defaultdict[int | None, list[int]](list)
+    scaled = logits / _column([each.temperature for each in params], logits)
+    rows_alike = defaultdict[tuple[bool, int | None], list[int]](list)
     for row, each in enumerate(params):
-        rows_by_number[num_looked_at(each, logits.shape[1])].append(row)
-    for number, rows in rows_by_number.items():
-        drawn[rows] = _draw(take_rows(logits, rows), [params[row] for row in rows], take_rows(fractions, rows), number)
+        rows_alike[each.top_k > 0, num_looked_at(each, logits.shape[1])].append(row)
+    for (_, number), rows in rows_alike.items():
+        own = [params[row] for row in rows]
+        drawn[rows] = _draw(take_rows(scaled, rows), own, take_rows(fractions, rows), number)
     return drawn
 
 
@@ -39,23 +44,39 @@ def take_rows(values: Tensor, rows: Sequence[int]) -> Tensor:
 
 
 def num_looked_at(params: SamplingParams, vocab_size: int) -> int | None:
-    """Of the likeliest; None: of all, in no order."""
+    """Of the likeliest, at first; None: at all, in no order."""
     if 0 < params.top_k <= MAX_TOP_K:
         return min(2 * params.top_k + SPARE, vocab_size)
-    return None if params.top_k == 0 and params.top_p == 1 else vocab_size
+    if params.top_k == 0 and params.top_p == 1:
+        return None
+    # What min-p leaves of the others is not known without them.
+    return vocab_size if params.top_k or params.min_p else min(NUM_OF_TOP_P, vocab_size)
 
 
-def _draw(logits: Tensor, params: Sequence[SamplingParams], fractions: Tensor, number: int | None) -> Tensor:
+def _draw(scaled: Tensor, params: Sequence[SamplingParams], fractions: Tensor, number: int | None) -> Tensor:
     if number is None:
-        return _pick(filter_candidates(logits, params).softmax(dim=-1), fractions)[:, 0]
-    values, ids = find_likeliest(logits, number)
-    drawn = ids.gather(1, _pick(filter_candidates(values, params).softmax(dim=-1), fractions))[:, 0]
-    if number < logits.shape[1]:
-        last = _take_last(values, params)
-        has_equals_beyond = (values[:, -1:] == last) & last.isfinite()
-        if rows := has_equals_beyond[:, 0].nonzero()[:, 0].tolist():
-            drawn[rows] = _draw(logits[rows], [params[row] for row in rows], fractions[rows], logits.shape[1])
+        return _pick(filter_candidates(scaled, params).softmax(dim=-1), fractions)[:, 0]
+    values, ids = find_likeliest(scaled, number)
+    filtered, has_more = filter_likeliest(values, scaled, params)
+    drawn = ids.gather(1, _pick(filtered.softmax(dim=-1), fractions))[:, 0]
+    if rows := has_more.nonzero()[:, 0].tolist():
+        drawn[rows] = _draw(scaled[rows], [params[row] for row in rows], fractions[rows], scaled.shape[1])
     return drawn
+
+
+def filter_likeliest(values: Tensor, scaled: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, Tensor]:
+    """And of which rows more than these would stay."""
+    if values.shape == scaled.shape:
+        return filter_candidates(values, params), torch.zeros(len(values), dtype=torch.bool)
+    if params[0].top_k:
+        last = _take_last(values, params)[:, 0]
+        return filter_candidates(values, params), (values[:, -1] == last) & last.isfinite()
+    # All others are as likely as one that is as likely as all of them, and behind these they are cut off like that.
+    whole = scaled.logsumexp(dim=-1, keepdim=True)
+    share = (values.logsumexp(dim=-1, keepdim=True) - whole).exp()
+    others = whole + (1 - share).clamp(min=0).log()
+    filtered = filter_candidates(torch.cat((values, others), dim=1), params)
+    return filtered[:, :-1], filtered[:, -1].isfinite()
 
 
 def find_likeliest(logits: Tensor, number: int) -> tuple[Tensor, Tensor]:
@@ -69,19 +90,11 @@ def find_likeliest(logits: Tensor, number: int) -> tuple[Tensor, Tensor]:
 
 
 def filter_candidates(values: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Scaled by temperature; what min-p, top-k and top-p rule out is minus infinity.
-
-    The values of rows with a `top_k` or `top_p` have to be in order.
-    """
-
-    def column(numbers: list[float]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.float32, device=values.device)[:, None]
-
-    values = values / column([each.temperature for each in params])
+    """What min-p, top-k and top-p rule out is minus infinity.  With any of the latter two `values` are in order."""
     if any(each.min_p for each in params):
         # As likely as the likeliest is 1.
         likely = (values - values.amax(dim=-1, keepdim=True)).exp()
-        values = values.masked_fill(likely < column([each.min_p for each in params]), NEVER)
+        values = values.masked_fill(likely < _column([each.min_p for each in params], values), NEVER)
     if any(each.top_k for each in params):
         last = _take_last(values, params)
         values = values.masked_fill(values < last, NEVER)
@@ -90,7 +103,7 @@ def filter_candidates(values: Tensor, params: Sequence[SamplingParams]) -> Tenso
         rest = values.softmax(dim=-1).flip(-1).cumsum(dim=-1).flip(-1)
         # Rounded sums reach neither 0 nor 1 for certain, so the most likely token must stay, and 1 must not cut.
         rest[:, 0] = 2
-        least = column([1 - each.top_p if each.top_p < 1 else -1 for each in params])
+        least = _column([1 - each.top_p if each.top_p < 1 else -1 for each in params], values)
         values = values.masked_fill(rest <= least, NEVER)
     return values
 
@@ -101,6 +114,10 @@ def _take_last(values: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     places = [min(each.top_k or width, width) - 1 for each in params]
     last = values.gather(1, torch.tensor(places, device=values.device)[:, None])
     return last.masked_fill(torch.tensor([each.top_k == 0 for each in params], device=values.device)[:, None], NEVER)
+
+
+def _column(numbers: list[float], values: Tensor) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float32, device=values.device)[:, None]
 
 
 def _pick(likely: Tensor, fractions: Tensor) -> Tensor:
