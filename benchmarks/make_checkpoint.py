@@ -30,6 +30,12 @@ SIZES: Mapping[str, Size] = {
         "text": {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "head_dim": 64},
         "vision": {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 3},
     },
+    # The smallest published text model's shape and rows; most of these have no token.
+    "wide-gemma3": {
+        "text": {"hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 18, "head_dim": 256}
+        | {"vocab_size": 262_144},
+        "vision": {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 3},
+    },
     "small-gemma3": {
         "text": {"hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 12, "head_dim": 256},
         "vision": {"hidden_size": 576, "intermediate_size": 2152, "num_hidden_layers": 12, "num_attention_heads": 8},
