@@ -1,3 +1,6 @@
+import codecs
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,6 +50,31 @@ def search_naively(text: str, stop: list[str], first_end: int) -> tuple[int, str
     return None
 
 
+def read_so_far(token_ids: list[int]) -> str:
+    """What is said of them by now: of bytes at their end the whole characters, and nothing if one of them is bad."""
+    visible = [each for each in token_ids if DEMO_TOKENIZER.token(each) and not DEMO_TOKENIZER.is_special(each)]
+    run = list(itertools.takewhile(DEMO_TOKENIZER.is_byte, reversed(visible)))[::-1]
+    try:
+        characters = codecs.getincrementaldecoder("utf-8")().decode(b"".join(map(DEMO_TOKENIZER.token_bytes, run)))
+    except UnicodeDecodeError:
+        characters = ""
+    return DEMO_TOKENIZER.decode(visible[: len(visible) - len(run)]) + characters
+
+
+def end_naively(token_ids: list[int], stop: list[str], min_tokens: int) -> tuple[str, tuple[int, str] | None]:
+    """The text by the token that ends it, and the stop string that does: none that ends in what min_tokens said."""
+    texts = [*(read_so_far(token_ids[:end]) for end in range(1, len(token_ids) + 1)), DEMO_TOKENIZER.decode(token_ids)]
+    num_exempt = 0
+    for num_tokens, (before, text) in enumerate(itertools.pairwise(["", *texts]), 1):
+        is_exempt = min(num_tokens, len(token_ids)) <= min_tokens
+        num_kept = sum(itertools.takewhile(bool, map(str.__eq__, before, text)))  # a bad byte takes some back
+        num_exempt = len(text) if is_exempt else min(num_exempt, num_kept)
+        match = search_naively(text, stop, num_exempt + 1)
+        if match is not None:
+            return text, match
+    return texts[-1], None
+
+
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["demo", "gemma-like"])
 def test_the_stream_of_any_tokens_is_one_decode_of_them_all(tokenizer: Tokenizer) -> None:
     @settings(max_examples=150)
@@ -62,26 +90,27 @@ LETTERS = st.text("abcd \n", max_size=20)
 LETTER_TOKENS = LETTERS.map(lambda text: byte_ids(DEMO_TOKENIZER, text.encode())) | LETTERS.map(
     lambda text: list(DEMO_TOKENIZER.encode(text))
 )
-STOP_STRINGS = st.text("abcd\n ", min_size=1, max_size=4) | st.text(min_size=1, max_size=2)
+BYTES = st.lists(st.sampled_from([b"a", b"b", "é".encode(), "😀".encode(), b"\xc3", b"\xff"]), max_size=8).map(
+    lambda characters: byte_ids(DEMO_TOKENIZER, b"".join(characters))
+)
+STOP_STRINGS = st.text("abcdé\n ", min_size=1, max_size=4) | st.text(min_size=1, max_size=2)
 
 
 @settings(max_examples=300)
 @given(
-    random_tokens(DEMO_TOKENIZER) | LETTER_TOKENS,
+    random_tokens(DEMO_TOKENIZER)
+    | LETTER_TOKENS
+    | st.builds(lambda *each: [*itertools.chain(*each)], BYTES, LETTER_TOKENS, BYTES),
     st.lists(STOP_STRINGS, min_size=1, max_size=4),
     st.booleans(),
     st.integers(0, 12),
 )
-def test_the_stream_is_cut_where_a_search_of_the_whole_text_finds_a_stop_string(
+def test_the_stream_is_cut_where_a_search_of_all_that_is_said_finds_a_stop_string(
     token_ids: list[int], stop: list[str], include: bool, min_tokens: int
 ) -> None:
     params = SamplingParams(stop=stop, max_tokens=None, include_stop_str_in_output=include, min_tokens=min_tokens)
     pieces, streamer = stream(DEMO_TOKENIZER, token_ids, params)
-    certain, _ = stream(DEMO_TOKENIZER, token_ids, SamplingParams(max_tokens=None))
-    text = "".join(certain)
-    # Text that was certain by the last of min_tokens tokens ends no stop string; finish() comes after all tokens.
-    num_exempt = len("".join(certain if len(token_ids) <= min_tokens else certain[:min_tokens]))
-    match = search_naively(text, stop, num_exempt + 1)
+    text, match = end_naively(token_ids, stop, min_tokens)
     if match is None:
         assert ("".join(pieces), streamer.stop_string) == (text, None)
     else:
@@ -105,6 +134,13 @@ def test_a_skipped_special_token_does_not_part_the_bytes_of_a_character() -> Non
     first, *rest = byte_ids(DEMO_TOKENIZER, "é".encode())
     pieces, _ = stream(DEMO_TOKENIZER, [first, 0, *rest], SamplingParams())
     assert "".join(pieces) == "é" == DEMO_TOKENIZER.decode([first, 0, *rest])
+
+
+@pytest.mark.parametrize("behind", [b"", "é".encode(), b"\xff"], ids=["nothing", "more", "a bad byte"])
+def test_a_stop_string_in_bytes_ends_the_answer_with_its_last_byte(behind: bytes) -> None:
+    token_ids = byte_ids(DEMO_TOKENIZER, "né".encode())
+    pieces, streamer = stream(DEMO_TOKENIZER, token_ids + byte_ids(DEMO_TOKENIZER, behind), SamplingParams(stop="é"))
+    assert (pieces, streamer.stop_string) == (["", "", "n", ""], "é")
 
 
 def test_what_may_begin_a_stop_string_is_held_until_it_does_not() -> None:

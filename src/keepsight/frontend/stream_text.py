@@ -2,19 +2,25 @@
 
 What comes out, joined, is one decode() of all the tokens, cut at the first stop string to appear.  Two things are held
 back: a run of byte tokens until it ends (one bad byte turns the whole run into U+FFFD), and text that a stop string
-may yet begin with.
+may yet begin with.  A stop string ends the answer with the token that completes it, within such a run, too.
 """
+
+import copy
 
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.sampling_params import SamplingParams
+
+_MAX_CHARACTER_BYTES = 4
 
 
 class TextStreamer:
     """The text of one choice of one request."""
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
-        self._detokenizer = _Detokenizer(tokenizer, params.skip_special_tokens)
+        self._tokenizer = tokenizer
+        self._skips_special_tokens = params.skip_special_tokens
         self._stop = _StopStrings(tuple(params.stop), params.include_stop_str_in_output)
+        self._byte_run: _ByteRun | None = None
         self._includes_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._num_tokens = 0
@@ -30,36 +36,40 @@ class TextStreamer:
         self._num_tokens += 1
         if is_stop_token and not self._includes_stop:
             return ""
-        text = self._detokenizer.push(token_id)
-        return self._stop.push(text, can_end=self._num_tokens > self._min_tokens)
+        if self._is_invisible(token_id):  # and so does not end a run of bytes either
+            return ""
+        if self._tokenizer.is_byte(token_id):
+            return self._push_byte(token_id)
+        return self._end_run(self._decode([token_id]))
 
     def finish(self) -> str:
         """The rest, once no more tokens come."""
         if self.stop_string is not None:
             return ""
-        text = self._stop.push(self._detokenizer.finish(), can_end=self._num_tokens > self._min_tokens)
-        return text + self._stop.finish()
+        return self._end_run("") + self._stop.finish()
 
-
-class _Detokenizer:
-    """Decodes token by token; only byte tokens have to wait for their neighbours."""
-
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
-        self._tokenizer = tokenizer
-        self._skips_special_tokens = skip_special_tokens
-        self._byte_run: list[int] = []
-
-    def push(self, token_id: int) -> str:
-        if self._is_invisible(token_id):  # and so does not end a run of bytes either
+    def _push_byte(self, token_id: int) -> str:
+        run = self._byte_run = self._byte_run or _ByteRun(self._stop)
+        text = self._decode(run.push(token_id, self._tokenizer))
+        run.said.append(run.stop.push(text, self._can_end))
+        if run.stop.found is None:
             return ""
-        if self._tokenizer.is_byte(token_id):
-            self._byte_run.append(token_id)
-            return ""
-        return self.finish() + self._decode([token_id])
+        self._stop = run.stop
+        return "".join(run.said)
 
-    def finish(self) -> str:
-        byte_run, self._byte_run = self._byte_run, []
-        return self._decode(byte_run) if byte_run else ""
+    def _end_run(self, text: str) -> str:
+        """`text`: what stands behind it."""
+        run, self._byte_run = self._byte_run, None
+        if run is None:
+            return self._stop.push(text, self._can_end)
+        if run.is_whole:
+            self._stop = run.stop
+            return "".join(run.said) + self._stop.push(text, self._can_end)
+        return self._stop.push(self._decode(run.token_ids) + text, self._can_end)
+
+    @property
+    def _can_end(self) -> bool:
+        return self._num_tokens > self._min_tokens
 
     def _is_invisible(self, token_id: int) -> bool:
         is_skipped = self._skips_special_tokens and self._tokenizer.is_special(token_id)
@@ -67,6 +77,31 @@ class _Detokenizer:
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, self._skips_special_tokens)
+
+
+class _ByteRun:
+    """Byte tokens one behind another, read on trial: all that was said of them is void if a bad byte comes."""
+
+    def __init__(self, stop: "_StopStrings") -> None:
+        self.token_ids: list[int] = []
+        self.stop = copy.copy(stop)
+        self.said: list[str] = []
+        self._num_read = 0
+
+    @property
+    def is_whole(self) -> bool:
+        return self._num_read == len(self.token_ids)
+
+    def push(self, token_id: int, tokenizer: Tokenizer) -> list[int]:
+        """The tokens of the character that it completes, if any.  Behind a bad byte none is ever complete."""
+        self.token_ids.append(token_id)
+        unread = self.token_ids[self._num_read : self._num_read + _MAX_CHARACTER_BYTES]
+        try:
+            b"".join(map(tokenizer.token_bytes, unread)).decode()
+        except UnicodeDecodeError:
+            return []
+        self._num_read += len(unread)
+        return unread
 
 
 class _StopStrings:
