@@ -144,14 +144,14 @@ def test_tokens_behind_a_hole_in_the_vocabulary_are_like_any_other(tmp_path: Pat
 def test_bad_words_are_banned_as_they_are_written_first_and_behind_a_space(preparer: RequestPreparer) -> None:
     params = SamplingParams(bad_words=["red", " ", " dark blue"])
     request = preparer.prepare_text("a", (), params).engine_request
-    spelled = ["red", " red", " ", " dark blue"]
+    spelled = ["red", " red", " ", "dark blue", " dark blue"]
     assert set(request.banned_runs) == {preparer.tokenizer.encode(each) for each in spelled}
 
 
-def test_a_banned_line_end_does_not_ban_the_space(preparer: RequestPreparer) -> None:
-    params = SamplingParams(bad_words=["\n", " \n\n", "\tred"])
+def test_banned_white_space_does_not_ban_the_space(preparer: RequestPreparer) -> None:
+    params = SamplingParams(bad_words=["\n", " \n\n", "\tred", "  "])
     request = preparer.prepare_text("a", (), params).engine_request
-    assert set(request.banned_runs) == {preparer.tokenizer.encode(each) for each in ("\n", " \n\n", "\tred")}
+    assert set(request.banned_runs) == {preparer.tokenizer.encode(each) for each in ("\n", " \n\n", "\tred", "  ")}
 
 
 def test_a_prompt_that_is_too_long_is_refused_before_any_content_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:

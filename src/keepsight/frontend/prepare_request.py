@@ -378,12 +378,13 @@ class RequestPreparer:
     def _spell_banned(self, params: SamplingParams) -> Iterator[tuple[int, ...]]:
         """A word at the beginning of a text is written by other tokens than behind a space.
 
-        What begins with other white space has no second form: the space itself is not banned for its sake.
+        Whichever of both the caller wrote.  What begins with other white space, or is nothing else, has no second form:
+        the space itself is not banned for its sake.
         """
         for word in params.bad_words:
             bare = word.lstrip(" ")
-            behind_space = word if bare[:1].isspace() else f" {bare}"
-            yield from {self.tokenizer.encode(each, field="bad_words") for each in (word, behind_space)}
+            forms = (bare, f" {bare}") if bare[:1].strip() else (word,)
+            yield from {self.tokenizer.encode(each, field="bad_words") for each in forms}
 
 
 def _open_account(request: EngineRequest, began: float, fetched: float) -> RequestAccount:
