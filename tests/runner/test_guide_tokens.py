@@ -110,7 +110,7 @@ def state_for(maker: GuideMaker, form: StructuredOutputsParams, **params: Any) -
 def say(state: SamplingState, logits: Callable[[], torch.Tensor]) -> list[int]:
     """Until an end of answer."""
     said: list[int] = []
-    while not said or said[-1] not in state.end_ids:
+    while not said or said[-1] not in END:
         assert len(said) < 500
         said.append(sample_tokens(logits(), [state])[0].token_id)
         assert state.fault is None

@@ -50,9 +50,9 @@ def test_the_repetition_penalty_looks_at_the_prompt_once_however_long_the_answer
     class Counted(int):
         num_looks = 0
 
-        def __lt__(self, other: int) -> bool:
+        def __hash__(self) -> int:
             Counted.num_looks += 1
-            return int(self) < other
+            return int(self)
 
     penalized = state(tuple(map(Counted, range(40))), temperature=0, repetition_penalty=1.9)
     sample_tokens(logits_of(6), [penalized])

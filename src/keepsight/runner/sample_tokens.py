@@ -6,9 +6,10 @@ order of the steps is vLLM's: grammar, bans, bias, penalties, temperature, min-p
 
 import itertools
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from random import Random
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from keepsight.runner.guide_tokens import Guide, forbid_tokens
 from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.step_plan import Fault, SampledToken
 
-# That draw: sorted, each of 262k tokens takes some 8 MB, and a GPU keeps 2 GiB for all that a step makes.
+# That draw, or tell log-probabilities: each of 262k tokens takes some 8 MB, and a GPU keeps 2 GiB for a whole step.
 ROWS_AT_ONCE = 64
 
 
@@ -34,17 +35,16 @@ class SamplingState:
         choice: int,
         guide: Guide | None = None,
         banned_runs: RunBan | None = None,
+        wishes: "Wishes | None" = None,
     ) -> None:
+        """`wishes`: those of the same request, which its other choices have, too."""
         self.params, self.guide = params, guide
-        self._prompt = prompt
+        self.wishes = wishes or Wishes(params, prompt, end_ids)
         self.banned_runs = banned_runs or RunBan(())
-        # Not to be sampled before `min_tokens`; whether a token ends the answer is decided elsewhere.
-        self.end_ids = params.ids_that_end(end_ids)
         self.output_counts: Counter[int] = Counter()
         self.num_tokens = 0
         # As far back as a banned run reaches.
         self.last_said = deque[int](maxlen=self.banned_runs.num_tokens_looked_at)
-        self._wishes: _Wishes | None = None
         # Of those that draw.
         self._points = None if params.greedy else _begin_points(params.seed, choice)
         self.is_penalized = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1)
@@ -53,11 +53,6 @@ class SamplingState:
         """Where its next token lies among all that is likely, from 0 to below 1."""
         assert self._points is not None
         return self._points.random()
-
-    def find_wishes(self, logits: Tensor) -> "_Wishes":
-        if self._wishes is None:
-            self._wishes = _Wishes(self.params, self._prompt, self.end_ids, logits)
-        return self._wishes
 
     @property
     def fault(self) -> Fault | None:
@@ -81,18 +76,30 @@ def _begin_points(seed: int | None, choice: int) -> Random:
     return Random() if seed is None else Random((seed + choice) % 2**64)
 
 
-class _Wishes:
-    """What was asked of single tokens, as tensors: made once, since it may be as much as the vocabulary has tokens."""
+class Wishes:
+    """What a request asks of single tokens.  As tensors it is made once for all its choices: it may be as much as the
+    vocabulary has tokens.
+    """
 
+    def __init__(self, params: SamplingParams, prompt: Sequence[int], end_ids: frozenset[int]) -> None:
+        self._params, self._prompt = params, prompt
+        # Not to be sampled before `min_tokens`; whether a token ends the answer is decided elsewhere.
+        self._end_ids = params.ids_that_end(end_ids)
+        self._tensors: _WishTensors | None = None
+
+    def find_tensors(self, logits: Tensor) -> "_WishTensors":
+        if self._tensors is None:
+            self._tensors = _WishTensors(self._params, self._prompt, self._end_ids, logits)
+        return self._tensors
+
+
+class _WishTensors:
     def __init__(self, params: SamplingParams, prompt: Sequence[int], end_ids: frozenset[int], logits: Tensor) -> None:
-        allowed, bias = params.allowed_token_ids, params.logit_bias or {}
         # What is to be penalized for standing there.
         self.prompt = _ids(set(prompt) if params.repetition_penalty != 1 else (), logits)
-        self.forbidden = None if allowed is None else ~_are_in(allowed, logits)
-        self.ends = _are_in(end_ids, logits) if params.min_tokens else None
-        biased = _inside(bias, logits)
-        self.biased = _ids(biased, logits)
-        self.biases = torch.tensor([bias[each] for each in biased], dtype=logits.dtype).to(logits.device)
+        self.allowed = None if params.allowed_token_ids is None else _ids(params.allowed_token_ids, logits)
+        self.ends = _ids(end_ids, logits) if params.min_tokens else None
+        self.biased, self.biases = _ids_and_numbers(params.logit_bias or {}, logits)
 
 
 def sample_tokens(logits: Tensor, states: Sequence[SamplingState]) -> list[SampledToken]:
@@ -124,13 +131,13 @@ def _edit(raw: Tensor, states: Sequence[SamplingState]) -> Tensor:
 
 
 def _edit_row(logits: Tensor, state: SamplingState) -> None:
-    params, wishes = state.params, state.find_wishes(logits)
-    if wishes.forbidden is not None:
-        _ban(wishes.forbidden, logits)
+    params, wishes = state.params, state.wishes.find_tensors(logits)
+    if wishes.allowed is not None:
+        _allow_only(wishes.allowed, logits)
     if wishes.ends is not None and state.num_tokens < params.min_tokens:
         _ban(wishes.ends, logits)
     if banned := state.banned_runs.tokens_after(tuple(state.last_said)):
-        _ban(_are_in(banned, logits), logits)
+        _ban(_ids(banned, logits), logits)
     if params.logit_bias:
         logits[wishes.biased] += wishes.biases
     if state.is_penalized:
@@ -139,37 +146,42 @@ def _edit_row(logits: Tensor, state: SamplingState) -> None:
 
 def _penalize(logits: Tensor, state: SamplingState, prompt: Tensor) -> None:
     """`prompt`: its tokens, each once."""
-    params, said = state.params, _inside(state.output_counts, logits)
-    said_ids = _ids(said, logits)
+    params = state.params
+    said, counts = _ids_and_numbers(state.output_counts, logits)
     if params.repetition_penalty != 1:
         # What stands in both is written twice, the same both times.
-        seen = torch.cat((prompt, said_ids))
+        seen = torch.cat((prompt, said))
         values = logits[seen]
         penalty = params.repetition_penalty
         logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
-    if said and (params.presence_penalty or params.frequency_penalty):
-        counts = torch.tensor([state.output_counts[token_id] for token_id in said], device=logits.device)
-        logits[said_ids] -= params.presence_penalty + params.frequency_penalty * counts
+    if params.presence_penalty or params.frequency_penalty:
+        logits[said] -= params.presence_penalty + params.frequency_penalty * counts
 
 
 def _ban(banned: Tensor, logits: Tensor) -> None:
     """Unless nothing were left: where a grammar has come to its end, the end is all there is to say."""
-    is_anything_left = (logits.isfinite() & ~banned).any()
-    logits.masked_fill_(banned & is_anything_left, NEVER)
+    before = logits[banned]
+    logits.index_fill_(0, banned, NEVER)
+    is_anything_left = logits.amax() > NEVER
+    logits.index_copy_(0, banned, before.masked_fill(is_anything_left, NEVER))
 
 
-def _are_in(token_ids: Collection[int], logits: Tensor) -> Tensor:
-    """For each token of the vocabulary."""
-    return torch.zeros_like(logits, dtype=torch.bool).index_fill_(0, _ids(token_ids, logits), True)
+def _allow_only(allowed: Tensor, logits: Tensor) -> None:
+    """The same of all others."""
+    left = torch.full_like(logits, NEVER).index_copy_(0, allowed, logits[allowed])
+    logits.copy_(torch.where(left.amax() > NEVER, left, logits))
 
 
 def _ids(token_ids: Collection[int], logits: Tensor) -> Tensor:
-    return torch.tensor(_inside(token_ids, logits), dtype=torch.int64, device=logits.device)
-
-
-def _inside(token_ids: Collection[int], logits: Tensor) -> list[int]:
     """Those that the vocabulary has, known here: to ask a device for one is to wait until it has come that far."""
-    return sorted(token_id for token_id in token_ids if token_id < logits.shape[0])
+    ids = np.fromiter(token_ids, np.int64, len(token_ids))
+    return torch.from_numpy(ids[ids < len(logits)]).to(logits.device)
+
+
+def _ids_and_numbers(numbers: Mapping[int, float], logits: Tensor) -> tuple[Tensor, Tensor]:
+    ids = np.fromiter(numbers, np.int64, len(numbers))
+    inside = np.fromiter(numbers.values(), np.float32, len(numbers))[ids < len(logits)]
+    return _ids(numbers, logits), torch.from_numpy(inside).to(logits.device)
 
 
 def _logprobs(raw: Tensor, token_ids: Sequence[int], states: Sequence[SamplingState]) -> list[TokenLogprobs | None]:
@@ -181,9 +193,11 @@ def _logprobs(raw: Tensor, token_ids: Sequence[int], states: Sequence[SamplingSt
         if state.params.logprobs is not None:
             rows_by_number[state.params.logprobs].append(row)
     for num_top, rows in rows_by_number.items():
-        told = list_logprobs(raw[rows], [token_ids[row] for row in rows], num_top)
-        for row, each in zip(rows, told, strict=True):
-            results[row] = each
+        for first in range(0, len(rows), ROWS_AT_ONCE):
+            some = rows[first : first + ROWS_AT_ONCE]
+            told = list_logprobs(take_rows(raw, some), [token_ids[row] for row in some], num_top)
+            for row, each in zip(some, told, strict=True):
+                results[row] = each
     return results
 
 
@@ -191,10 +205,19 @@ def list_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> lis
     """Of each row's token, and of the `num_top` likeliest in its place."""
     logprobs = logits.float().log_softmax(dim=-1)
     own = logprobs.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
-    ranks = (logprobs > own).sum(dim=-1) + 1
+    ranks = _count_set(logprobs > own) + 1
     values, indices = logprobs.topk(min(num_top, logprobs.shape[-1]))
     rows = zip(token_ids, own[:, 0].tolist(), ranks.tolist(), indices.tolist(), values.tolist(), strict=True)
     return [
         (TokenLogprob(token_id, logprob, rank), *map(TokenLogprob, best, best_logprobs, itertools.count(1)))
         for token_id, logprob, rank, best, best_logprobs in rows
     ]
+
+
+def _count_set(flags: Tensor) -> Tensor:
+    """Of each row [rows, vocabulary].  Eight at a time, as bytes of one number, which 128 of them cannot overflow:
+    torch by itself takes fifty times as long, and half of all that log-probabilities take.
+    """
+    padded = torch.nn.functional.pad(flags, (0, -flags.shape[1] % 1024))
+    sums = padded.view(torch.int64).view(len(flags), -1, 128).sum(dim=-1)
+    return sums.view(torch.uint8).sum(dim=-1)

@@ -5,6 +5,7 @@ A sequence that loses its pages stays here with its tokens and its generator, so
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -12,7 +13,7 @@ from keepsight.models.block_table import BlockTable
 from keepsight.requests import EngineRequest, TokenLogprobs
 from keepsight.runner.ban_runs import RunBan
 from keepsight.runner.guide_tokens import GuideMaker
-from keepsight.runner.sample_tokens import SamplingState
+from keepsight.runner.sample_tokens import SamplingState, Wishes
 from keepsight.scheduling.step_plan import NewSequence, SequenceId, Slice
 
 
@@ -33,6 +34,7 @@ class SequenceTable:
     def __init__(self, block_size: int, end_ids: frozenset[int], device: torch.device, guides: GuideMaker) -> None:
         self._block_size, self._end_ids, self._device, self._guides = block_size, end_ids, device, guides
         self._sequences: dict[SequenceId, RunningSequence] = {}
+        self._wishes = WeakValueDictionary[str, Wishes]()
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -57,9 +59,15 @@ class SequenceTable:
                 new.choice,
                 guide,
                 RunBan(request.banned_runs),
+                self._find_wishes(request),
             ),
             max((item.span.end for item in request.media), default=0),
         )
+
+    def _find_wishes(self, request: EngineRequest) -> Wishes:
+        """As long as one of its choices is remembered, the others have the same."""
+        made = Wishes(request.sampling_params, request.known_token_ids, self._end_ids)
+        return self._wishes.setdefault(request.request_id, made)
 
     def forget(self, sequence_ids: Iterable[SequenceId]) -> None:
         for sequence_id in sequence_ids:

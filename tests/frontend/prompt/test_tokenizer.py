@@ -3,6 +3,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,15 +112,18 @@ def test_byte_tokens_give_their_byte_and_others_their_text() -> None:
     assert b"".join(map(tokenizer.token_bytes, tokenizer.encode("a café 😀\n<eos>"))) == "a café 😀\n<eos>".encode()
 
 
-def test_others_run_while_a_long_text_is_encoded() -> None:
+@pytest.mark.parametrize("is_back", [False, True])
+def test_others_run_while_a_long_text_is_encoded_or_decoded(is_back: bool) -> None:
     tokenizer, has_begun, is_done = Tokenizer.from_checkpoint(DEMO), threading.Event(), threading.Event()
+    text = "😀é東 hello " * 40_000
+    work = partial(tokenizer.decode, tokenizer.encode(text)) if is_back else partial(tokenizer.encode, text)
 
-    def encode() -> None:
+    def run() -> None:
         has_begun.set()
-        tokenizer.encode("😀é東 hello " * 40_000)
+        work()
         is_done.set()
 
-    thread = threading.Thread(target=encode)
+    thread = threading.Thread(target=run)
     thread.start()
     has_begun.wait()
     num_turns = 0

@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 # Characters, which take some 10 ms.
 _LONG_TEXT = 2**14
+# Which take some 2 ms.
+_MANY_TOKENS = 2**12
 # For each token that fits: texts of no more are not worth counting.  And what is counted at a time.
 MANY_CHARACTERS, PIECE_CHARACTERS = 8, 2**16
 # Each of these decodes a token without looking at its neighbours, except that ByteFallback joins a run of byte tokens.
@@ -94,7 +96,10 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         try:
-            text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+            if len(token_ids) < _MANY_TOKENS:
+                text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+            else:  # as `_encode_beside`
+                [text] = self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
         except (OverflowError, TypeError) as error:
             raise InvalidArgumentError("token_ids", f"must be token ids: {error}") from error
         return text
