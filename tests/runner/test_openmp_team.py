@@ -14,7 +14,7 @@ TASKS = Path("/proc/self/task")
 
 
 needs_libgomp = pytest.mark.skipif(
-    openmp_team._find_in_libgomp("omp_set_num_threads") is None, reason="this torch does not compute with libgomp"
+    openmp_team._find_in_torch("omp_set_num_threads") is None, reason="this torch does not compute with libgomp"
 )
 
 
@@ -89,15 +89,32 @@ def test_a_thread_without_a_team_has_none_to_dismiss() -> None:
 
 
 def test_without_libgomp_nothing_is_dismissed_and_torch_sets_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nowhere(_path: Path) -> str:
-        raise FileNotFoundError
-
-    openmp_team._find_in_libgomp.cache_clear()
-    monkeypatch.setattr(Path, "read_text", nowhere)
+    openmp_team._find_in_torch.cache_clear()
+    monkeypatch.setattr(torch, "__file__", "/nowhere/__init__.py")
     before = torch.get_num_threads()
     set_team_size(before + 1)
     assert torch.get_num_threads() == before + 1
     set_team_size(before)
     dismiss_team()
-    assert openmp_team._find_in_libgomp("omp_set_num_threads") is None
-    openmp_team._find_in_libgomp.cache_clear()
+    assert openmp_team._find_in_torch("omp_set_num_threads") is None
+    openmp_team._find_in_torch.cache_clear()
+
+
+@needs_libgomp
+def test_what_a_program_told_torch_is_told_to_the_products_of_no_other_team() -> None:
+    """MKL keeps a number for each thread once torch was told one."""
+    counts: list[object] = []
+    count_mkls = openmp_team._find_in_torch("MKL_Get_Max_Threads")
+    if count_mkls is None:
+        pytest.skip("this torch multiplies without MKL")
+
+    def look() -> None:
+        set_team_size(1)
+        counts.append(count_mkls())  # type: ignore[call-arg]
+
+    with keeping_team_size():
+        torch.set_num_threads(torch.get_num_threads() + 1)
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+    assert counts == [1]

@@ -109,5 +109,5 @@ class Ledger:
 
     def _close(self) -> None:
         if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)

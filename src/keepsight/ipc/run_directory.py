@@ -83,8 +83,9 @@ class RunDirectory:
         if self._lock is None or self._owner != os.getpid():
             return
         shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
-        self._lock = None
+        # Forgotten first: were this interrupted, the next call would close whatever has its number by then.
+        lock, self._lock = self._lock, None
+        os.close(lock)
 
     def __enter__(self) -> Self:
         return self

@@ -159,8 +159,9 @@ class RingWriter:
         with self._lock:
             if self._descriptor >= 0:
                 _path_of(self._directory, self._ring_id).unlink(missing_ok=True)
-                os.close(self._descriptor)
-                self._descriptor = -1
+                # Forgotten first: were this interrupted, the next call would close whatever has its number by then.
+                descriptor, self._descriptor = self._descriptor, -1
+                os.close(descriptor)
             self._reader.close()
             self._entries.clear()
             self._index.clear()

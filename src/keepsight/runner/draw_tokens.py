@@ -84,7 +84,7 @@ def filter_likeliest(
 
 
 def find_likeliest(logits: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """And their ids.  The likeliest come first, of equals the smaller ids."""
+    """And their ids.  The likeliest come first, of equals the smaller ids; which of the last's equals stay is open."""
     if number >= logits.shape[1]:
         values, ids = logits.sort(dim=-1, descending=True, stable=True)
         return values, ids

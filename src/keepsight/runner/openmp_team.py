@@ -20,10 +20,10 @@ def set_team_size(count: int) -> None:
     """Of the calling thread alone: not of its process's other threads, nor of those that are started later."""
     # Asking comes first even where the answer is known: a thread that has not yet asked is given, whenever it first
     # does or computes, the number that torch was told last, on whichever thread.
-    if torch.get_num_threads() == count:
-        return
-    set_number = _find_in_libgomp("omp_set_num_threads")
-    if set_number is not None:
+    if torch.get_num_threads() != count and (set_number := _find_in_torch("omp_set_num_threads")) is not None:
+        set_number(count)
+    # It has a number of its own wherever torch was told one.
+    if (set_number := _find_in_torch("MKL_Set_Num_Threads_Local")) is not None:
         set_number(count)
     # Where torch computes with another library, which only torch can tell; and it tells the threads that come, too.
     if torch.get_num_threads() != count:
@@ -42,17 +42,16 @@ def keeping_team_size() -> Iterator[None]:
 
 def dismiss_team() -> None:
     """That of the calling thread; the next that it computes makes one anew, in a tenth of a millisecond."""
-    pause = _find_in_libgomp("omp_pause_resource_all")
+    pause = _find_in_torch("omp_pause_resource_all")
     if pause is not None:
         pause(_SOFT)
 
 
 @functools.cache
-def _find_in_libgomp(name: str) -> Callable[[int], object] | None:
-    """Of the one that torch has loaded, if that is what it computes with."""
+def _find_in_torch(name: str) -> Callable[[int], object] | None:
+    """Or in the libraries that it computes with: a program may have loaded others of the same names."""
     with suppress(OSError, AttributeError):
-        for line in Path("/proc/self/maps").read_text().splitlines():
-            if "libgomp" in (path := line.rpartition(" ")[2]):
-                function: Callable[[int], object] = getattr(ctypes.CDLL(path), name)
-                return function
+        library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
+        function: Callable[[int], object] = getattr(library, name)
+        return function
     return None

@@ -183,7 +183,9 @@ def test_where_no_key_is_asked_for_no_other_page_has_its_form_sent(client: Clien
     # The server's own page, also through a proxy that changes the host; who is no page; and whose key is asked for.
     own = form | {"Origin": "http://localhost:8000"}
     proxied = form | {"Sec-Fetch-Site": "same-origin"}
-    for headers in (own, proxied, {"Content-Type": "text/plain"}):
+    told = form | {"X-Forwarded-Host": "A.example:443"}
+    with_port = form | {"Host": "A.example:443"}
+    for headers in (own, proxied, told, with_port, {"Content-Type": "text/plain"}):
         assert client.send("POST", path, headers=headers, content=b"{}").status_code == 400
     for settings in (ApiSettings(allowed_origins=("https://a.example",)), ApiSettings(allowed_origins=("*",))):
         client.settings = settings

@@ -62,8 +62,9 @@ class Access:
     def _check_origin(self, headers: Headers) -> None:
         """Browsers let any page send what a form could, and say whose it is: without a key it would be let in."""
         origin, allowed = headers.get("origin"), self._allowed_origins
-        # A proxy may have changed the host: what browsers say of it themselves no page can say.
-        if _is_of_own_page(headers) or headers.get("sec-fetch-site") == "same-origin":
+        # A proxy may have changed the host.  No page can say these of itself: it would have to ask first.
+        is_behind_proxy = _names_one_host(origin, headers.get("x-forwarded-host"))
+        if _is_of_own_page(headers) or is_behind_proxy or headers.get("sec-fetch-site") == "same-origin":
             return
         if origin not in allowed and "*" not in allowed:
             message = f"a web page of {origin!r:.80} may not ask: --allowed-origins names those that may"
@@ -137,8 +138,15 @@ def _is_local(scope: Scope, headers: Headers) -> bool:
 
 def _is_of_own_page(headers: Headers) -> bool:
     """Or of none."""
-    host = headers.get("host", "")
-    return headers.get("origin", f"://{host}").partition("://")[2] == host
+    origin = headers.get("origin")
+    return origin is None or _names_one_host(origin, headers.get("host"))
+
+
+def _names_one_host(origin: str | None, host: str | None) -> bool:
+    """Whichever way the port is left out that goes without saying."""
+    scheme, mark, own = (origin or "").lower().partition("://")
+    port = {"http": ":80", "https": ":443"}.get(scheme, "")
+    return bool(mark) and host is not None and own.removesuffix(port) == host.lower().removesuffix(port)
 
 
 def _host_name(host: str) -> str:
