@@ -25,16 +25,22 @@ from tests.random_checkpoint import copy_all_but_the_model
 
 VOCAB_SIZE, MAX_LENGTH, TOKENS_PER_PICTURE, PICTURE_SIZE = 8192, 32_768, 256, 896
 Size = Mapping[str, Mapping[str, int]]
+SMALLEST_TOWER = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 3}
 SIZES: Mapping[str, Size] = {
     "tiny-gemma3": {
         "text": {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "head_dim": 64},
-        "vision": {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 3},
+        "vision": SMALLEST_TOWER,
     },
     # The smallest published text model's shape and rows; most of these have no token.
     "wide-gemma3": {
-        "text": {"hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 18, "head_dim": 256}
-        | {"vocab_size": 262_144},
-        "vision": {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 3},
+        "text": {
+            "hidden_size": 640,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 18,
+            "head_dim": 256,
+            "vocab_size": 262_144,
+        },
+        "vision": SMALLEST_TOWER,
     },
     "small-gemma3": {
         "text": {"hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 12, "head_dim": 256},

@@ -11,7 +11,7 @@ from keepsight.models.block_table import BlockTable
 from keepsight.requests import EngineRequest
 from keepsight.runner import read_prompt as module
 from keepsight.runner.read_prompt import read_prompt
-from keepsight.runner.sample_tokens import SamplingState
+from keepsight.runner.sample_tokens import SamplingState, Wishes
 from keepsight.runner.sequence_table import RunningSequence
 from keepsight.sampling_params import SamplingParams
 
@@ -24,7 +24,7 @@ LOGITS = torch.randn(len(PROMPT), VOCAB_SIZE, generator=torch.Generator().manual
 def sequence(num_top: int = 2) -> RunningSequence:
     params = SamplingParams(prompt_logprobs=num_top)
     device = torch.device("cpu")
-    sampling = SamplingState(params, PROMPT, frozenset(), 0)
+    sampling = SamplingState(Wishes(params, PROMPT, frozenset()), 0)
     table = BlockTable(16, device=device)
     return RunningSequence(EngineRequest("r", PROMPT, (), params), (), list(PROMPT), table, sampling, 0)
 

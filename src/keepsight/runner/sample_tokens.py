@@ -6,7 +6,7 @@ order of the steps is vLLM's: grammar, bans, bias, penalties, temperature, min-p
 
 import itertools
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from random import Random
 
 import numpy as np
@@ -27,25 +27,15 @@ ROWS_AT_ONCE = 64
 class SamplingState:
     """One sequence as the sampler sees it: what was asked for and what has been said so far."""
 
-    def __init__(
-        self,
-        params: SamplingParams,
-        prompt: Sequence[int],
-        end_ids: frozenset[int],
-        choice: int,
-        guide: Guide | None = None,
-        banned_runs: RunBan | None = None,
-        wishes: "Wishes | None" = None,
-    ) -> None:
-        """`wishes`: those of the same request, which its other choices have, too."""
-        self.params, self.guide = params, guide
-        self.wishes = wishes or Wishes(params, prompt, end_ids)
-        self.banned_runs = banned_runs or RunBan(())
+    def __init__(self, wishes: "Wishes", choice: int, guide: Guide | None = None) -> None:
+        """`wishes`: its request's, which its other choices have, too."""
+        self.params, self.wishes, self.guide = wishes.params, wishes, guide
         self.output_counts: Counter[int] = Counter()
         self.num_tokens = 0
         # As far back as a banned run reaches.
-        self.last_said = deque[int](maxlen=self.banned_runs.num_tokens_looked_at)
+        self.last_said = deque[int](maxlen=wishes.banned_runs.num_tokens_looked_at)
         # Of those that draw.
+        params = wishes.params
         self._points = None if params.greedy else _begin_points(params.seed, choice)
         self.is_penalized = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1)
 
@@ -62,7 +52,7 @@ class SamplingState:
     def edits_logits(self) -> bool:
         params = self.params
         bans = self.num_tokens < params.min_tokens or params.allowed_token_ids is not None
-        return bool(self.guide or self.is_penalized or bans or self.banned_runs or params.logit_bias)
+        return bool(self.guide or self.is_penalized or bans or self.wishes.banned_runs or params.logit_bias)
 
     def note(self, token_id: int) -> None:
         self.output_counts[token_id] += 1
@@ -81,15 +71,22 @@ class Wishes:
     vocabulary has tokens.
     """
 
-    def __init__(self, params: SamplingParams, prompt: Sequence[int], end_ids: frozenset[int]) -> None:
-        self._params, self._prompt = params, prompt
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        end_ids: frozenset[int],
+        banned_runs: Iterable[tuple[int, ...]] = (),
+    ) -> None:
+        self.params, self.banned_runs = params, RunBan(banned_runs)
+        self._prompt = prompt
         # Not to be sampled before `min_tokens`; whether a token ends the answer is decided elsewhere.
         self._end_ids = params.ids_that_end(end_ids)
         self._tensors: _WishTensors | None = None
 
     def find_tensors(self, logits: Tensor) -> "_WishTensors":
         if self._tensors is None:
-            self._tensors = _WishTensors(self._params, self._prompt, self._end_ids, logits)
+            self._tensors = _WishTensors(self.params, self._prompt, self._end_ids, logits)
         return self._tensors
 
 
@@ -108,8 +105,7 @@ def sample_tokens(logits: Tensor, states: Sequence[SamplingState]) -> list[Sampl
     edited = _edit(raw, states)
     chosen = edited.argmax(dim=-1)
     rows = [row for row, state in enumerate(states) if not state.params.greedy]
-    for first in range(0, len(rows), ROWS_AT_ONCE):
-        some = rows[first : first + ROWS_AT_ONCE]
+    for some in _some_at_once(rows):
         params, points = [states[row].params for row in some], [states[row].take_point() for row in some]
         chosen[some] = draw_tokens(take_rows(edited, some), params, points)
     token_ids = chosen.tolist()
@@ -117,6 +113,11 @@ def sample_tokens(logits: Tensor, states: Sequence[SamplingState]) -> list[Sampl
         state.note(token_id)
     logprobs = _logprobs(raw, token_ids, states)
     return [SampledToken(*pair) for pair in zip(token_ids, logprobs, strict=True)]
+
+
+def _some_at_once(rows: Sequence[int]) -> Iterator[Sequence[int]]:
+    for first in range(0, len(rows), ROWS_AT_ONCE):
+        yield rows[first : first + ROWS_AT_ONCE]
 
 
 def _edit(raw: Tensor, states: Sequence[SamplingState]) -> Tensor:
@@ -131,17 +132,18 @@ def _edit(raw: Tensor, states: Sequence[SamplingState]) -> Tensor:
 
 
 def _edit_row(logits: Tensor, state: SamplingState) -> None:
-    params, wishes = state.params, state.wishes.find_tensors(logits)
-    if wishes.allowed is not None:
-        _allow_only(wishes.allowed, logits)
-    if wishes.ends is not None and state.num_tokens < params.min_tokens:
-        _ban(wishes.ends, logits)
-    if banned := state.banned_runs.tokens_after(tuple(state.last_said)):
+    params, wishes = state.params, state.wishes
+    tensors = wishes.find_tensors(logits)
+    if tensors.allowed is not None:
+        _allow_only(tensors.allowed, logits)
+    if tensors.ends is not None and state.num_tokens < params.min_tokens:
+        _ban(tensors.ends, logits)
+    if banned := wishes.banned_runs.tokens_after(tuple(state.last_said)):
         _ban(_ids(banned, logits), logits)
     if params.logit_bias:
-        logits[wishes.biased] += wishes.biases
+        logits[tensors.biased] += tensors.biases
     if state.is_penalized:
-        _penalize(logits, state, wishes.prompt)
+        _penalize(logits, state, tensors.prompt)
 
 
 def _penalize(logits: Tensor, state: SamplingState, prompt: Tensor) -> None:
@@ -179,9 +181,11 @@ def _ids(token_ids: Collection[int], logits: Tensor) -> Tensor:
 
 
 def _ids_and_numbers(numbers: Mapping[int, float], logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The same, and what stands with each."""
     ids = np.fromiter(numbers, np.int64, len(numbers))
-    inside = np.fromiter(numbers.values(), np.float32, len(numbers))[ids < len(logits)]
-    return _ids(numbers, logits), torch.from_numpy(inside).to(logits.device)
+    values, are_inside = np.fromiter(numbers.values(), np.float32, len(numbers)), ids < len(logits)
+    inside = torch.from_numpy(ids[are_inside]), torch.from_numpy(values[are_inside])
+    return inside[0].to(logits.device), inside[1].to(logits.device)
 
 
 def _logprobs(raw: Tensor, token_ids: Sequence[int], states: Sequence[SamplingState]) -> list[TokenLogprobs | None]:
@@ -193,8 +197,7 @@ def _logprobs(raw: Tensor, token_ids: Sequence[int], states: Sequence[SamplingSt
         if state.params.logprobs is not None:
             rows_by_number[state.params.logprobs].append(row)
     for num_top, rows in rows_by_number.items():
-        for first in range(0, len(rows), ROWS_AT_ONCE):
-            some = rows[first : first + ROWS_AT_ONCE]
+        for some in _some_at_once(rows):
             told = list_logprobs(take_rows(raw, some), [token_ids[row] for row in some], num_top)
             for row, each in zip(some, told, strict=True):
                 results[row] = each

@@ -11,7 +11,6 @@ import torch
 
 from keepsight.models.block_table import BlockTable
 from keepsight.requests import EngineRequest, TokenLogprobs
-from keepsight.runner.ban_runs import RunBan
 from keepsight.runner.guide_tokens import GuideMaker
 from keepsight.runner.sample_tokens import SamplingState, Wishes
 from keepsight.scheduling.step_plan import NewSequence, SequenceId, Slice
@@ -44,30 +43,24 @@ class SequenceTable:
 
     def remember(self, new: NewSequence) -> None:
         request = new.request
-        params = request.sampling_params
-        form = params.structured_outputs
+        form = request.sampling_params.structured_outputs
         guide = None if form is None else self._guides.begin(form)
         self._sequences[new.sequence_id] = RunningSequence(
             request,
             new.encoder_keys,
             list(request.token_ids),
             BlockTable(self._block_size, device=self._device),
-            SamplingState(
-                params,
-                request.known_token_ids,
-                self._end_ids,
-                new.choice,
-                guide,
-                RunBan(request.banned_runs),
-                self._find_wishes(request),
-            ),
+            SamplingState(self._find_wishes(request), new.choice, guide),
             max((item.span.end for item in request.media), default=0),
         )
 
     def _find_wishes(self, request: EngineRequest) -> Wishes:
         """As long as one of its choices is remembered, the others have the same."""
-        made = Wishes(request.sampling_params, request.known_token_ids, self._end_ids)
-        return self._wishes.setdefault(request.request_id, made)
+        wishes = self._wishes.get(request.request_id)
+        if wishes is None:
+            wishes = Wishes(request.sampling_params, request.known_token_ids, self._end_ids, request.banned_runs)
+            self._wishes[request.request_id] = wishes
+        return wishes
 
     def forget(self, sequence_ids: Iterable[SequenceId]) -> None:
         for sequence_id in sequence_ids:
