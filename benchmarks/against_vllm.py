@@ -178,7 +178,8 @@ class Contestant:
         with tempfile.TemporaryDirectory() as folder:
             if self.name == OURS:
                 await self._process.stop()
-                self._process = self._make_process("--encoder-disk-cache", folder)
+                disks = ("--encoder-disk-cache", f"{folder}/embeddings", "--prefix-disk-cache", f"{folder}/prefixes")
+                self._process = self._make_process(*disks)
                 await self._process.start()
                 await wait_until_it_answers(self._server)
             await self.ask(task)

@@ -4,6 +4,7 @@ Random workloads on random small models (arrivals, shared prefixes, repeated and
 go on, aborts, budgets as tight as allowed, preemption, caches on and off), and the demo checkpoint under many settings.
 """
 
+import itertools
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from keepsight.requests import EngineRequest, RequestFailed
 from keepsight.runner.model_runner import ModelRunner
 from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import Encoding
+from keepsight.scheduling.stretch_loads import StretchLoad
 from keepsight.tiers.tier import StoredArray
 from tests.drawn import ask, draw
 from tests.models.gemma3 import reference as ref
@@ -146,6 +148,7 @@ class Settings:
     takes_turns: bool
     has_tiers: bool
     max_prompt_ends: int
+    blocks_per_stretch: int
 
 
 SETTINGS = st.builds(
@@ -162,6 +165,7 @@ SETTINGS = st.builds(
     takes_turns=st.booleans(),
     has_tiers=st.booleans(),
     max_prompt_ends=st.sampled_from([0, 2, 50]),
+    blocks_per_stretch=st.sampled_from([0, 1, 2]),
 )
 
 
@@ -182,6 +186,7 @@ def engine_config(settings: Settings, tokens_per_picture: int, longest: int) -> 
             block_size=settings.block_size,
             enable_prefix_caching=settings.caches_prefixes,
             max_prompt_ends=settings.max_prompt_ends,
+            blocks_per_stretch=settings.blocks_per_stretch if settings.caches_prefixes else 0,
         ),
         encoder_cache=EncoderCacheConfig(
             max_bytes=settings.num_pictures * tokens_per_picture,
@@ -200,11 +205,19 @@ class Engine:
         small = judge.small
         self.finished = threading.Semaphore(0)
         self.runner = ModelRunner(
-            small.model, small.normalizer, config.kv_cache, self.finished.release, keeping=lambda: self.keep
+            small.model,
+            small.normalizer,
+            config.kv_cache,
+            self.finished.release,
+            keeping=lambda: self.keep,
+            keep_stretch=self.keep_stretch,
         )
         self.needed: list[str] = []
         self.loading: list[str] = []
         self.tier: dict[str, StoredArray] = {}
+        # The same of keys and values.
+        self.stretch_loads: list[StretchLoad] = []
+        self.stretches: dict[bytes, StoredArray] = {}
         self.tokens: dict[str, list[int]] = {}
         # Of each of them how likely it was.
         self.logprobs: dict[str, list[float]] = {}
@@ -214,6 +227,7 @@ class Engine:
         plan = self.scheduler.schedule()
         self.needed += [each for needed in self.scheduler.media.pixels.take_needed() for each in needed.media_hashes]
         self.loading += [load.encoder_key for load in self.scheduler.media.loads.take_wanted()]
+        self.stretch_loads += self.scheduler.stretches.take_wanted()
         result = self.runner.run(plan)
         for output in self.scheduler.update(result):
             assert not isinstance(output, RequestFailed), output.message
@@ -227,7 +241,7 @@ class Engine:
 
     @property
     def is_owed(self) -> bool:
-        return bool(self.needed or self.loading)
+        return bool(self.needed or self.loading or self.stretch_loads)
 
     def keep(self, encoding: Encoding, _seconds: float, make_array: Callable[[], StoredArray]) -> None:
         self.tier[encoding.encoder_key] = make_array()
@@ -237,12 +251,23 @@ class Engine:
         if self.scheduler.embeddings_loaded(key, is_found=array is not None) and array is not None:
             self.runner.hold_embeddings(key, array)
 
+    def keep_stretch(self, stretch: bytes, make_array: Callable[[], StoredArray]) -> None:
+        self.stretches[stretch] = make_array()
+
+    def load_stretches(self, load: StretchLoad) -> None:
+        found = list(itertools.takewhile(self.stretches.__contains__, load.hashes))
+        for stretch in found:
+            self.runner.hold_stretch(stretch, self.stretches[stretch])
+        self.scheduler.stretches_loaded(load, range(len(found)), is_last=True)
+
     def deliver(self, media_hash: str) -> None:
         if self.scheduler.media_arrived(media_hash):
             self.runner.hold_pixels(media_hash, self.judge.small.pixels(int(media_hash)))
 
 
-def run_workload(judge: Judge, engine: Engine, names: list[str], chance: random.Random) -> set[str]:
+def run_workload(
+    judge: Judge, engine: Engine, names: list[str], chance: random.Random, *, is_left: bool = True
+) -> set[str]:
     """Requests come, pixels come late, some callers leave; the ids of those that left."""
     left: set[str] = set()
     waiting = list(enumerate(names))
@@ -257,7 +282,9 @@ def run_workload(judge: Judge, engine: Engine, names: list[str], chance: random.
             engine.deliver(engine.needed.pop(chance.randrange(len(engine.needed))))
         elif engine.loading and chance.random() < 0.7:
             engine.end_load(engine.loading.pop(chance.randrange(len(engine.loading))))
-        elif chance.random() < 0.03:
+        elif engine.stretch_loads and chance.random() < 0.7:
+            engine.load_stretches(engine.stretch_loads.pop(chance.randrange(len(engine.stretch_loads))))
+        elif is_left and chance.random() < 0.03:
             number = chance.randrange(len(names))
             engine.scheduler.abort(str(number))
             left.add(str(number))
@@ -302,7 +329,7 @@ class Alone:
 
     def _ask(self, name: str) -> Engine:
         longest = len(self.judge.prompt(name)[0]) + NUM_TOKENS
-        nothing = Settings(16, 200, False, 6, False, 1, 1000, 4, None, False, False, 0)
+        nothing = Settings(16, 200, False, 6, False, 1, 1000, 4, None, False, False, 0, 0)
         engine = Engine(self.judge, engine_config(nothing, self.judge.tokens_per_picture, longest))
         engine.tokens[name] = []
         assert engine.scheduler.add(self.judge.request(name, name, tells_prompt=True)) is None
@@ -323,6 +350,25 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     seed, in_bfloat16 = request.param
     place = Placement(torch.device("cpu"), torch.float32, torch.bfloat16, rounds_rows()) if in_bfloat16 else PLACE
     return Alone(Judge(seed, tmp_path_factory.mktemp("checkpoint"), place))
+
+
+@pytest.mark.parametrize("blocks_per_stretch", [1, 2])
+def test_another_engine_that_finds_all_that_was_kept_says_the_same_to_the_last_bit(
+    alone: Alone, blocks_per_stretch: int
+) -> None:
+    judge = alone.judge
+    longest = max(len(judge.prompt(name)[0]) for name in PROMPTS) + NUM_TOKENS
+    settings = Settings(4, 200, True, 6, True, 5, 300, 4, None, False, True, 0, blocks_per_stretch)
+    config = engine_config(settings, judge.tokens_per_picture, longest)
+    before, after = Engine(judge, config), Engine(judge, config)
+    after.stretches, after.tier = before.stretches, before.tier
+    for engine in (before, after):
+        run_workload(judge, engine, list(PROMPTS), random.Random(1), is_left=False)
+        engine.runner.close()
+    for number, name in enumerate(PROMPTS):
+        assert after.tokens[str(number)] == alone.answer(name).tokens[name]
+        assert after.logprobs[str(number)] == alone.answer(name).logprobs[name]
+    assert after.scheduler.kv_cache.num_hit_tokens > 1.5 * before.scheduler.kv_cache.num_hit_tokens
 
 
 @thorough(12)

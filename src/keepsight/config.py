@@ -125,6 +125,8 @@ class Config:
 
     block_size: int = 16
     enable_prefix_caching: bool = True
+    # A folder where keys and values of prompts outlive the server: as `encoder_disk_cache` below.
+    prefix_disk_cache: str | Path | bool | None = None
     num_gpu_blocks_override: int | None = None
     kv_cache_memory_bytes: int | None = None
     # Of a CUDA device; a CPU's memory is never taken whole.
@@ -200,9 +202,12 @@ class Config:
         _check_each("allowed_media_networks", self.allowed_media_networks, _is_network, "a network such as 10.0.0.0/8")
 
     def _check_tiers(self) -> None:
-        if not isinstance(self.encoder_disk_cache, str | Path | bool | None):
+        for name in ("encoder_disk_cache", "prefix_disk_cache"):
+            if not isinstance(place := getattr(self, name), str | Path | bool | None):
+                raise InvalidArgumentError(name, f"must be PATH, PATH:SIZE, :SIZE or True, not {place!r}")
+        if self.prefix_disk_cache not in (None, False) and not self.enable_prefix_caching:
             raise InvalidArgumentError(
-                "encoder_disk_cache", f"must be PATH, PATH:SIZE, :SIZE or True, not {self.encoder_disk_cache!r}"
+                "prefix_disk_cache", f"is {self.prefix_disk_cache!r}, but without enable_prefix_caching none is kept"
             )
         if not isinstance(self.encoder_remote_cache, str | None) or self.encoder_remote_cache == "":
             raise InvalidArgumentError(
@@ -226,9 +231,14 @@ class Config:
         return 0 not in (self.encoder_cache_gb, self.encoder_cache_size, self.max_mm_cache_bytes)
 
     @property
-    def has_far_tiers(self) -> bool:
-        """That outlive the engine, so that they may hold what it never heard of."""
+    def has_far_embeddings(self) -> bool:
+        """In tiers that outlive the engine, so that they may hold what it never heard of."""
         return self.encoder_disk_cache not in (None, False) or self.encoder_remote_cache is not None
+
+    @property
+    def has_far_tiers(self) -> bool:
+        """Of embeddings, or of the keys and values that spare a picture even those."""
+        return self.has_far_embeddings or self.prefix_disk_cache not in (None, False)
 
     @classmethod
     def from_options(cls, **options: Any) -> Self:

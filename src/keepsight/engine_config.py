@@ -68,10 +68,13 @@ class KvCacheConfig:
     enable_prefix_caching: bool = True
     # Prompts whose last logits are kept, with which an answer begins at once where the prompt comes again.
     max_prompt_ends: int = 0
+    # So many are kept as one where they outlive this memory; 0: nowhere.
+    blocks_per_stretch: int = 0
 
     def __post_init__(self) -> None:
         _check_least("num_gpu_blocks_override", self.num_blocks, 1)
         _check_least("max_prompt_ends", self.max_prompt_ends, 0)
+        assert self.enable_prefix_caching or not self.blocks_per_stretch, "what is not found here is found nowhere"
         # Users are offered fewer; pages smaller than those make small tests.
         if self.block_size < 1 or self.block_size > MAX_BLOCK_SIZE or self.block_size.bit_count() != 1:
             raise InvalidArgumentError(

@@ -203,10 +203,14 @@ class MediaDropped:
     media_hashes: tuple[str, ...]
 
 
+CacheWithTiers = Literal["encoder", "prefix"]
+
+
 @dataclass(frozen=True, slots=True)
 class TierStatus:
-    """Of a place where embeddings outlive the device's memory."""
+    """Of a place where embeddings, or keys and values, outlive the device's memory."""
 
+    cache: CacheWithTiers
     name: str
     # Why it is set aside; None: it is used.
     reason: str | None
@@ -214,11 +218,11 @@ class TierStatus:
     # None where the budget is the server's own.
     max_bytes: int | None
     num_entries: int
-    # Embeddings that it gave, each in place of a decoding, a resizing, a transfer and an encoding.
+    # Entries that it gave: embeddings each in place of a decoding, a resizing, a transfer and an encoding.
     num_hits: int
     num_evictions: int
     num_damaged: int
-    # Embeddings that were to be kept there, and are not: it was set aside, too slow, or full.
+    # Entries that were to be kept there, and are not: it was set aside, too slow, or full.
     num_left_out: int = 0
 
 

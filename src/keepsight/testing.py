@@ -4,10 +4,12 @@ Its "model" is a hash: what a page holds at a position depends on every position
 there, and the next token depends on all pages read.  So one wrong, stale or missing page changes the answer.
 """
 
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import Lock
 from typing import Generic, TypeVar
 
@@ -22,8 +24,10 @@ from keepsight.scheduling.step_plan import (
     Encoding,
     EndName,
     Fault,
+    KeptStretch,
     NewSequence,
     PageCopy,
+    PageFill,
     Recall,
     SampledToken,
     SequenceId,
@@ -126,13 +130,15 @@ class FakeRunner:
         is_done: Callable[[], bool] | None = None,
         keep: Callable[[Encoding, float, Callable[[], StoredArray]], object] = lambda *_: None,
         clock: Callable[[], float] = time.monotonic,
+        keep_stretch: Callable[[bytes, Callable[[], StoredArray]], object] = lambda *_: None,
     ) -> None:
-        self._block_size, self._clock = block_size, clock
+        self._block_size, self._clock, self._keep_stretch = block_size, clock, keep_stretch
         self._slots: list[int | None] = [None] * (num_blocks * block_size)
         self._is_done = is_done or (lambda: True)
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._pixels: dict[str, Pixels] = {}
         self._loaded: dict[str, int] = {}
+        self._stretches: dict[bytes, StoredArray] = {}
         # What an answer begins with, by name.
         self.ends: dict[EndName, list[int]] = {}
         self._newly_kept: list[EndName] = []
@@ -154,6 +160,9 @@ class FakeRunner:
 
     def hold_embeddings(self, encoder_key: str, array: StoredArray) -> None:
         self._loaded[encoder_key] = int.from_bytes(array.payload, "little")
+
+    def hold_stretch(self, stretch: bytes, array: StoredArray) -> None:
+        self._stretches[stretch] = array
 
     @property
     def num_held_pixels(self) -> int:
@@ -183,6 +192,9 @@ class FakeRunner:
     def run(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
         self._forget(plan)
+        for kept in plan.keep:
+            self._keep_stretch(kept.stretch, partial(self._read, kept))
+        self._fill(plan.fill)
         self._unwanted_before, self._unwanted = self._unwanted, frozenset(plan.unwanted)
         for new in plan.new:
             self._begin(new)
@@ -205,6 +217,19 @@ class FakeRunner:
             failed_sequences={**failed, **result.failed_sequences},
             recalled=recalled,
         )
+
+    def _read(self, kept: KeptStretch) -> StoredArray:
+        size = self._block_size
+        values = [value for each in kept.block_ids for value in self._slots[each * size : (each + 1) * size]]
+        payload = struct.pack(f"{len(values)}q", *values)
+        return StoredArray("int64", (1, len(kept.block_ids), size), memoryview(payload))
+
+    def _fill(self, fills: Iterable[PageFill]) -> None:
+        size = self._block_size
+        for block_id, stretch, place in fills:
+            values = self._stretches[stretch].payload.cast("q")[place * size : (place + 1) * size]
+            self._slots[block_id * size : (block_id + 1) * size] = values.tolist()
+        self._stretches.clear()
 
     def _copy(self, copies: Iterable[PageCopy]) -> None:
         size = self._block_size

@@ -49,6 +49,7 @@ SAID: dict[str, tuple[tuple[str, ...], Any]] = {
     "mm_cache_device": (("--mm-cache-device", "cpu"), "cpu"),
     "encoder_host_cache_gb": (("--encoder-host-cache-gb", "0.5"), 0.5),
     "encoder_disk_cache": (("--encoder-disk-cache", "/x:64G"), "/x:64G"),
+    "prefix_disk_cache": (("--prefix-disk-cache", "/x:64G"), "/x:64G"),
     "encoder_remote_cache": (("--encoder-remote-cache", "redis://x"), "redis://x"),
     "encoder_remote_cache_gb": (("--encoder-remote-cache", "redis://x", "--encoder-remote-cache-gb", "2"), 2.0),
     "encoder_cache_policy": (("--encoder-cache-policy", "cost"), "cost"),
@@ -90,7 +91,9 @@ def test_prefix_caching_may_be_asked_for_by_name() -> None:
 
 def test_a_disk_cache_may_be_asked_for_without_a_place() -> None:
     assert parse("--encoder-disk-cache").encoder_disk_cache == ""
-    assert parse("--encoder-disk-cache").has_far_tiers
+    assert parse("--encoder-disk-cache").has_far_embeddings
+    assert parse("--prefix-disk-cache").prefix_disk_cache == ""
+    assert parse("--prefix-disk-cache").has_far_tiers
 
 
 def test_limits_of_pictures_may_be_said_without_json() -> None:

@@ -1,4 +1,4 @@
-"""What one server encoded before kill -9 the next one has, from a disk or from Redis: none is decoded or encoded."""
+"""What one server computed before kill -9 the next one has, from a disk or from Redis: nothing is made again."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +11,7 @@ import pytest
 from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.redis_tier import RedisTier
 from tests.drawn import Drawn, ask, by_url, draw
-from tests.official_client import answer, connect
+from tests.official_client import answer, complete, connect
 from tests.real_server import run_directory_of, serving
 from tests.tiers.redis_servers import REAL, real_server
 from tests.wait_until import wait_until
@@ -87,6 +87,24 @@ def num_kept_pixels(supervisor_pid: int) -> int:
 
 def test_after_kill_9_nothing_is_decoded_or_encoded_again(tmp_path: Path) -> None:
     restart_from_disk(tmp_path, [draw(seed) for seed in range(4)])
+
+
+def test_after_kill_9_a_conversation_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Keys and values come from the disk, and with them nothing of the picture is needed."""
+    tier, pictures = DiskTier(tmp_path / "cache", 2**30), [draw(seed) for seed in range(3)]
+    options = ("--prefix-disk-cache", f"{tmp_path}/cache:1G", "--media-workers", "1")
+    questions = [ask(by_url(each.picture), "What is in the picture? " * 20) for each in pictures]
+    answers = []
+    for name, fewest, most in (("first", 0, 16), ("second", 128, 256)):
+        with serving(tmp_path / name, *options) as (process, port), connect(port) as client:
+            told = [complete(client, messages, max_tokens=8) for messages in questions]
+            answers.append([each.choices[0].message.content for each in told])
+            cached = [each.usage.prompt_tokens_details.cached_tokens for each in told]
+            assert all(fewest <= count <= most for count in cached), cached
+            wait_until(lambda: len(tier.list_sizes()) >= 2 * len(pictures))
+            assert num_kept_pixels(process.pid) == (len(pictures) if name == "first" else 0)
+            process.kill()
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.skipif(REAL is None, reason="NO REAL REDIS: redis-server is not installed")

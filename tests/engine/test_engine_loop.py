@@ -91,6 +91,9 @@ class Parts:
         if (request_id := self.waiting.get(media_hash)) is not None:
             self.needed.append(MediaNeeded(request_id, (media_hash,), inline=True))
 
+    def hold_stretch(self, stretch: bytes, array: StoredArray) -> None:
+        self.story.append(("stretch", stretch))
+
     @property
     def kept(self) -> "Parts":
         return self

@@ -22,7 +22,17 @@ from keepsight.engine.engine_meter import (
 )
 from keepsight.engine.inbox import Inbox
 from keepsight.engine.pixel_source import KeptPixels, PixelSource
-from keepsight.observe.catalogue import ENCODED, ENCODER, MISMATCHED, PREFIX, PROCESSOR, TRANSFERRED, VERIFIED
+from keepsight.engine.prefix_tiers import Pages, PrefixTiers
+from keepsight.observe.catalogue import (
+    ENCODED,
+    ENCODER,
+    MISMATCHED,
+    PREFIX,
+    PREFIX_DISK,
+    PROCESSOR,
+    TRANSFERRED,
+    VERIFIED,
+)
 from keepsight.observe.counters import Counters
 from keepsight.requests import (
     AbortRequest,
@@ -53,14 +63,24 @@ class Engine:
     So the loop's own, which times its steps, never runs as fast.
     """
 
-    def __init__(self, source: PixelSource | None = None, tiers: EmbeddingTiers | None = None, **config: Any) -> None:
+    def __init__(
+        self,
+        source: PixelSource | None = None,
+        tiers: EmbeddingTiers | None = None,
+        prefix_store: TieredStore | None = None,
+        **config: Any,
+    ) -> None:
         made, source = make_config(has_tiers=tiers is not None, **config), source or PixelSource()
         self.scheduler, self.inbox, self.counters = Scheduler(made, END_IDS), Inbox(), Counters()
         keep = (lambda *_: None) if tiers is None else tiers.keeping()
         self._ticks = count(1)
-        self.runner = FakeRunner(64, 4, keep=keep, clock=self.look_at_clock)
-        self.meter = EngineMeter(self.counters, self.scheduler, 100, source, tiers, self.look_at_clock)
-        self.loop = EngineLoop(self.scheduler, self.runner, self.inbox, self.take, source, tiers, self.meter)
+        prefixes = None
+        if prefix_store is not None:
+            prefixes = PrefixTiers(prefix_store, bytes.hex, Pages("int64", (1, 2, 4)), self.inbox.wake)
+        keep_stretch = (lambda *_: None) if prefixes is None else prefixes.keep
+        self.runner = FakeRunner(64, 4, keep=keep, clock=self.look_at_clock, keep_stretch=keep_stretch)
+        self.meter = EngineMeter(self.counters, self.scheduler, 100, source, tiers, prefixes, clock=self.look_at_clock)
+        self.loop = EngineLoop(self.scheduler, self.runner, self.inbox, self.take, source, tiers, self.meter, prefixes)
         self.sent: list[FromEngine] = []
 
     def look_at_clock(self) -> float:
@@ -213,6 +233,22 @@ def test_what_is_made_for_the_rest_of_a_known_prompt_is_told_when_it_is_made() -
     assert [told.index(each) for each in stories] == [0, 2]
     assert [[each.found_in for each in story.media] for story in stories] == [["prefix", "prefix"], ["prefix", None]]
     assert engine.counted(ENCODED) == [3]
+
+
+def test_what_a_tier_gave_of_a_prompt_is_its_hit_and_no_hit_of_the_device_s() -> None:
+    tier = FakeTier()
+    for given in (0, 16):
+        store = TieredStore(None, [tier])
+        engine = Engine(prefix_store=store, blocks_per_stretch=2)
+        engine.ask("a", 19)
+        assert engine.counted(PREFIX.hits, PREFIX_DISK.hits, PREFIX_DISK.queries) == [0, given, 16]
+        engine.ask("b", 19)
+        assert engine.counted(PREFIX.hits, PREFIX_DISK.hits, PREFIX_DISK.queries) == [18, given, 16]
+        assert store.wait_written(20)
+        engine.meter.measure_tiers()
+        # Two stretches of two blocks.
+        assert engine.counted(PREFIX_DISK.entries) == [4]
+        store.close()
 
 
 def in_host_memory(max_bytes: int = 1 << 20) -> EmbeddingTiers:

@@ -245,8 +245,8 @@ def test_a_frontend_refuses_what_is_for_an_engine() -> None:
 
 
 def test_how_tiers_are_is_read_as_it_was_written() -> None:
-    host = TierStatus("host", None, 10, 100, 1, 5, 2, 0)
-    remote = TierStatus("remote", "TimeoutError: 2 s", 0, None, 0, 0, 0, 3)
+    host = TierStatus("encoder", "host", None, 10, 100, 1, 5, 2, 0)
+    remote = TierStatus("prefix", "remote", "TimeoutError: 2 s", 0, None, 0, 0, 0, 3)
     told: list[FromEngine] = [TiersChanged((host, remote)), TiersChanged(())]
     assert decode_from_engine(encode_from_engine(told)) == told
 

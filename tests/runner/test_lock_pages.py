@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from keepsight.runner.lock_pages import PageLock, make_page_lock
-from keepsight.runner.stored_embeddings import from_stored, to_stored
+from keepsight.runner.stored_tensors import from_stored, to_stored
 from keepsight.tiers.host_tier import HostTier
 from keepsight.tiers.tier import StoredArray
 

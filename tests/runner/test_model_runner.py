@@ -17,18 +17,22 @@ from keepsight.requests import EngineRequest
 from keepsight.runner.encoder_output_store import EncoderOutputStore
 from keepsight.runner.model_runner import Job
 from keepsight.runner.share_device import CpuShare
+from keepsight.runner.stored_tensors import from_stored, to_stored
 from keepsight.scheduling.step_plan import (
     Encoding,
     EndName,
     Fault,
+    KeptStretch,
     NewSequence,
     PageCopy,
+    PageFill,
     Recall,
     Slice,
     StepPlan,
     StepResult,
 )
-from tests.runner.small_model import BLOCK_SIZE, WAIT_SECONDS, Driver, SmallModel
+from keepsight.tiers.tier import StoredArray
+from tests.runner.small_model import BLOCK_SIZE, NUM_BLOCKS, WAIT_SECONDS, Driver, SmallModel
 from tests.runner.test_memory_ahead import needs_kernel
 
 NUM_TOKENS = 64
@@ -115,6 +119,40 @@ def test_a_slice_may_begin_inside_a_picture_whose_first_pages_are_held(driver: D
         driver.decode(sequence_id, num_tokens=7)
         assert driver.tokens[sequence_id] == whole
         driver.end(sequence_id)
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]], ids=["in order", "mixed"])
+def test_pages_that_were_kept_go_on_in_another_runner(small: SmallModel, order: list[int]) -> None:
+    kept: dict[bytes, StoredArray] = {}
+    before, after = (
+        Driver(small, keep_stretch=lambda name, make_array: kept.update({name: make_array()})),
+        Driver(small),
+    )
+    request = small.request("r", 3)
+    whole = after.answer(request, 8)
+    sequence_id = before.begin(request)
+    before.compute(*before.prompt_slices(sequence_id))
+    pages = before.pages[sequence_id][:2]
+    # They are another's in the same step.
+    overwritten = [PageCopy(NUM_BLOCKS - 1, page) for page in pages]
+    before.runner.run(StepPlan(keep=[KeptStretch(b"kept", tuple(pages))], copy=overwritten))
+    before.runner.close()
+
+    sequence_id = after.begin(request)
+    rest = after.slice(sequence_id, 2 * BLOCK_SIZE, len(request.token_ids), gap=True)
+    after.runner.hold_stretch(b"kept", kept[b"kept"])
+    after.runner.run(StepPlan(fill=[PageFill(after.pages[sequence_id][place], b"kept", place) for place in order]))
+    assert torch.equal(after.runner.blocks.read(after.pages[sequence_id][:2]), from_stored(kept[b"kept"]))
+    after.compute(rest)
+    after.decode(sequence_id, num_tokens=7)
+    after.runner.close()
+    assert after.tokens[sequence_id] == whole
+
+
+def test_of_what_was_loaded_nothing_stays_with_the_runner_that_no_plan_uses(driver: Driver) -> None:
+    driver.runner.hold_stretch(b"unused", to_stored(torch.zeros(1), 0))
+    driver.runner.run(StepPlan())
+    assert driver.runner._stretches == {}
 
 
 @pytest.mark.parametrize("num_left", [1, 3, 5, 8])

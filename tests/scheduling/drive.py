@@ -1,5 +1,6 @@
 """A scheduler with the fake runner, its messages delivered by hand: what every test of the scheduler needs."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +13,7 @@ from keepsight.scheduling.block_hash import BlockHasher, extra_keys_by_block
 from keepsight.scheduling.encoder_cache_manager import encoder_key
 from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import Encoding, StepPlan
+from keepsight.scheduling.stretch_loads import StretchLoad
 from keepsight.testing import FakeRunner, answer_alone, pixels_like, tell_alone
 from keepsight.tiers.tier import StoredArray
 
@@ -28,6 +30,7 @@ def make_config(
     num_pictures: int = 8,
     shares_embeddings: bool = True,
     has_tiers: bool = False,
+    blocks_per_stretch: int = 0,
     **scheduler: Any,
 ) -> EngineConfig:
     settings: dict[str, Any] = {
@@ -46,6 +49,7 @@ def make_config(
             block_size=block_size,
             enable_prefix_caching=caches_prefixes,
             max_prompt_ends=max_prompt_ends,
+            blocks_per_stretch=blocks_per_stretch,
         ),
         encoder_cache=EncoderCacheConfig(
             max_bytes=num_pictures * TOKENS_PER_PICTURE * 8,
@@ -102,14 +106,35 @@ class Drive:
     tier: dict[str, StoredArray] = field(default_factory=dict)
     loads: bool = True
     loading: list[str] = field(default_factory=list)
+    # The same of keys and values: by hash; how much of each load was answered.
+    stretches: dict[bytes, StoredArray] = field(default_factory=dict)
+    stretch_loads: dict[StretchLoad, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.config, END_IDS)
         kv_cache = self.config.kv_cache
-        self.runner = FakeRunner(kv_cache.num_blocks, kv_cache.block_size, self.is_done, self.keep)
+        self.runner = FakeRunner(
+            kv_cache.num_blocks, kv_cache.block_size, self.is_done, self.keep, keep_stretch=self.keep_stretch
+        )
 
     def keep(self, encoding: Encoding, _seconds: float, make_array: Callable[[], StoredArray]) -> None:
         self.tier[encoding.encoder_key] = make_array()
+
+    def keep_stretch(self, stretch: bytes, make_array: Callable[[], StoredArray]) -> None:
+        self.stretches[stretch] = make_array()
+
+    def load_stretches(self, load: StretchLoad, most: int, *, is_late: bool = False) -> None:
+        """So many more of it, as far as they are there."""
+        first = self.stretch_loads[load]
+        found = itertools.takewhile(self.stretches.__contains__, load.hashes[first : first + most])
+        arrays = {} if is_late else {stretch: self.stretches[stretch] for stretch in found}
+        for stretch, array in arrays.items():
+            self.runner.hold_stretch(stretch, array)
+        self.stretch_loads[load] += len(arrays)
+        is_last = len(arrays) < most or self.stretch_loads[load] == len(load.hashes)
+        if is_last:
+            del self.stretch_loads[load]
+        self.scheduler.stretches_loaded(load, range(first, first + len(arrays)), is_last=is_last)
 
     def end_load(self, key: str, *, is_late: bool = False) -> bool:
         array = None if is_late else self.tier.get(key)
@@ -178,7 +203,7 @@ class Drive:
         result = self.runner.run(plan)
         for output in self.scheduler.update(result):
             self._note(output)
-        if plan.is_empty and result.is_empty and not asked and not self.loading:
+        if plan.is_empty and result.is_empty and not (asked or self.loading or self.stretch_loads):
             self._expect_rest()
         if self.delivers:
             self._answer(asked)
@@ -191,11 +216,16 @@ class Drive:
         assert self.scheduler.schedule().is_empty
         assert not self.scheduler.media.pixels.take_needed()
         assert not self.scheduler.media.loads.take_wanted()
+        assert not self.scheduler.stretches.take_wanted()
 
     def _ask_tiers(self) -> None:
+        self.stretch_loads |= dict.fromkeys(self.scheduler.stretches.take_wanted(), 0)
         self.loading += [load.encoder_key for load in self.scheduler.media.loads.take_wanted()]
 
     def _load(self) -> None:
+        self._ask_tiers()
+        while self.loads and self.stretch_loads:
+            self.load_stretches(next(iter(self.stretch_loads)), 2)
         self._ask_tiers()
         while self.loads and self.loading:
             self.end_load(self.loading.pop(0))

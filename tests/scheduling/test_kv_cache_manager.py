@@ -20,7 +20,7 @@ from keepsight.requests import EngineRequest
 from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.block_hash import BYTES_PER_TOKEN, BlockHasher, BlockName
 from keepsight.scheduling.kv_cache_manager import NO_HIT, KvCacheManager, PrefixHit
-from keepsight.scheduling.step_plan import SequenceId
+from keepsight.scheduling.step_plan import KeptStretch, SequenceId
 from tests.scheduling.long_run import thorough
 
 BLOCK = 4
@@ -344,6 +344,66 @@ class TestForgetting:
         assert kv.find_prefix(hashes("xy"), 9).num_tokens == 8
 
 
+class TestAdopting:
+    def test_what_came_from_elsewhere_is_found_and_its_end_goes_first(self) -> None:
+        kv = manager(4)
+        assert kv.adopt(names("xyz"), 0) == [(0, 0), (1, 1), (2, 2)]
+        assert kv.find_prefix(hashes("xyz"), 13).block_ids == (0, 1, 2)
+        compute(kv, A, "ab")
+        assert kv.find_prefix(hashes("xyz"), 13).block_ids == (0, 1)
+
+    def test_what_is_held_already_is_not_adopted_and_is_not_what_makes_room(self) -> None:
+        kv = manager(4)
+        compute(kv, A, "xy")
+        kv.release(A)
+        compute(kv, B, "b")
+        assert [index for _, index in kv.adopt(names("xyz"), 0)] == [2]
+        assert kv.find_prefix(hashes("xyz"), 13).num_tokens == 12
+
+    def test_what_follows_nothing_that_is_held_is_not_adopted(self) -> None:
+        kv = manager(4)
+        assert kv.adopt(names("xyz")[1:], 1) == []
+        assert kv.pool.num_findable == 0
+
+    def test_as_much_is_adopted_as_there_is_room_for(self) -> None:
+        kv = manager(3)
+        compute(kv, A, "a")
+        assert kv.adopt(names("xyz"), 0) == [(1, 0), (2, 1)]
+        assert kv.find_prefix(hashes("xyz"), 13).num_tokens == 8
+
+
+class TestStretches:
+    def stretched(self) -> KvCacheManager:
+        return KvCacheManager(KvCacheConfig(num_blocks=8, block_size=BLOCK, blocks_per_stretch=2))
+
+    def test_each_is_told_once_when_its_last_block_can_be_found(self) -> None:
+        kv = self.stretched()
+        kv.try_extend(A, 5 * BLOCK)
+        kv.publish(A, name_of("vwxyz"), 3 * BLOCK + 1)
+        assert kv.take_to_keep() == [KeptStretch(b"vw", (0, 1))]
+        kv.publish(A, name_of("vwxyz"), 5 * BLOCK)
+        assert kv.take_to_keep() == [KeptStretch(b"vwxy", (2, 3))]
+        assert kv.take_to_keep() == []
+
+    def test_one_that_begins_in_what_was_found_is_whole(self) -> None:
+        kv = self.stretched()
+        compute(kv, A, "v")
+        compute(kv, B, "vwx")
+        assert kv.take_to_keep() == [KeptStretch(b"vw", (0, 1))]
+
+    def test_what_was_found_or_adopted_is_not_told_again(self) -> None:
+        kv = self.stretched()
+        kv.adopt(names("vwxy"), 0)
+        compute(kv, A, "vwxy")
+        assert kv.take_to_keep() == []
+
+    def test_of_what_is_forgotten_nothing_is_told(self) -> None:
+        kv = self.stretched()
+        compute(kv, A, "vw")
+        kv.forget_prefixes()
+        assert kv.take_to_keep() == []
+
+
 @dataclass
 class Running:
     """One sequence of the model."""
@@ -512,6 +572,39 @@ class KvMachine(RuleBasedStateMachine):
         block_ids = self.running.pop(sequence_id).block_ids
         left = [block_id for block_id in reversed(block_ids) if block_id not in self.in_use()]
         self.idle += [block_id for block_id in left if block_id in self.block_of.values()]
+
+    @rule(text=st.sampled_from(TEXTS), first=st.integers(0, 4), length=st.integers(1, 5))
+    def adopt(self, text: str, first: int, length: int) -> None:
+        row = names(text)[first : first + length]
+        adopted = {index: block_id for block_id, index in self.kv.adopt(row, first)}
+        held: list[int] = []
+        for index, name in enumerate(row, first):
+            if name.block_hash not in self.block_of:
+                follows = index == 0 or name.parent in self.block_of
+                if not (follows and self.expect_adopted(adopted.pop(index, None), held)):
+                    break
+                self.block_of[name.block_hash] = held[-1]
+            else:
+                held.append(self.block_of[name.block_hash])
+        assert not adopted
+        others = [block_id for block_id in self.idle if block_id not in held]
+        self.idle = others + [block_id for block_id in reversed(held) if block_id not in self.in_use()]
+
+    def expect_adopted(self, block_id: int | None, held: list[int]) -> bool:
+        """A free one, or of the idle ones that are not held the oldest."""
+        others = [each for each in self.idle if each not in held]
+        if len(self.in_use() | {*self.idle, *held}) == self.num_blocks:
+            if not others:
+                assert block_id is None
+                return False
+            assert block_id == others[0]
+            self.idle.remove(block_id)
+            self.take_name(block_id)
+            self.num_evicted += 1
+        assert block_id is not None
+        assert block_id not in self.in_use() | {*self.idle, *held}
+        held.append(block_id)
+        return True
 
     @rule(is_wanted=st.sampled_from([False, False, False, True]))
     def forget(self, is_wanted: bool) -> None:

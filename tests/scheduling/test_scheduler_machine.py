@@ -22,11 +22,13 @@ def configs(draw: st.DrawFn) -> Any:
     block_size = draw(st.sampled_from([1, 2, 4, 8]))
     shares_embeddings = draw(st.booleans())
     num_positions = draw(st.sampled_from([60, 80, 160, 400]))
+    caches_prefixes = draw(st.booleans())
     return make_config(
         block_size=block_size,
         num_blocks=num_positions // block_size,
         max_model_len=num_positions // block_size * block_size,
-        caches_prefixes=draw(st.booleans()),
+        caches_prefixes=caches_prefixes,
+        blocks_per_stretch=caches_prefixes * draw(st.integers(0, 3)),
         max_prompt_ends=draw(st.sampled_from([0, 1, 3, 20])),
         num_pictures=draw(st.integers(0, 5)),
         shares_embeddings=shares_embeddings,
@@ -120,6 +122,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def lose_what_a_tier_holds(self, data: st.DataObject) -> None:
         del self.drive.tier[data.draw(st.sampled_from(sorted(self.drive.tier)))]
+
+    @precondition(lambda self: self.drive.stretch_loads)
+    @rule(data=st.data(), most=st.integers(1, 3), is_late=st.booleans())
+    def load_stretches(self, data: st.DataObject, most: int, is_late: bool) -> None:
+        load = data.draw(st.sampled_from(sorted(self.drive.stretch_loads)))
+        self.drive.load_stretches(load, most, is_late=is_late)
+
+    @precondition(lambda self: self.drive.stretches)
+    @rule(data=st.data())
+    def lose_a_stretch(self, data: st.DataObject) -> None:
+        del self.drive.stretches[data.draw(st.sampled_from(sorted(self.drive.stretches)))]
 
     @rule()
     def forget_the_media_of_those_who_left(self) -> None:

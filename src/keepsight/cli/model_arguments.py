@@ -41,6 +41,10 @@ _HELP = {
     "keys and values, and the prefix cache": {
         "block_size": "positions in one page",
         "enable_prefix_caching": "keep the keys and values of prompts for later ones that begin alike",
+        "prefix_disk_cache": (
+            "folder where keys and values of prompts outlive the server, and bytes of it "
+            "(default: none; the flag alone: 16G of ~/.cache/keepsight/prefixes)"
+        ),
         "kv_cache_memory_bytes": "memory of all pages (default: what the machine has room for)",
         "num_gpu_blocks_override": "number of pages, instead of their memory; on a CPU too",
         "gpu_memory_utilization": "part of a GPU's memory to use, weights included",
@@ -126,6 +130,7 @@ def _read_limits(text: str) -> Mapping[str, int]:
 _MORE: dict[str, dict[str, Any]] = {
     "mm_processor_kwargs": {"metavar": "JSON", "default": "{}"},
     "encoder_disk_cache": {"nargs": "?", "const": "", "metavar": "PATH[:SIZE]"},
+    "prefix_disk_cache": {"nargs": "?", "const": "", "metavar": "PATH[:SIZE]"},
     "encoder_remote_cache": {"metavar": "URL"},
     "record_cache_trace": {"metavar": "FILE"},
     "limit_mm_per_prompt": {"metavar": "LIMITS", "type": _read_limits},

@@ -6,7 +6,7 @@ Reads the checkpoint's configuration and, the first time, its weights' bytes; lo
 from collections.abc import Mapping
 
 from keepsight.config import Config
-from keepsight.engine.open_embedding_tiers import describe_processor, plan_tiers
+from keepsight.engine.plan_tiers import describe_processor, plan_tiers
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prompt.read_messages import PicturePart
 from keepsight.runner.load_runner import choose_place

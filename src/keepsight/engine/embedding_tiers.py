@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from keepsight.engine.tell_tiers import tell_tiers
 from keepsight.observe.mean_cost import MeanCost
 from keepsight.requests import EngineRequest, TierStatus
 from keepsight.scheduling.embedding_loads import Load
@@ -200,21 +201,7 @@ class EmbeddingTiers:
 
     def status(self) -> tuple[TierStatus, ...]:
         """Of each tier, the nearest first."""
-        reasons, hits, left_out = self._store.why_unused(), dict(self._store.hits), self._store.num_left_out
-        return tuple(
-            TierStatus(
-                name=name,
-                reason=reasons.get(name),
-                num_bytes=stats.num_bytes,
-                max_bytes=stats.max_bytes,
-                num_entries=stats.num_entries,
-                num_hits=hits.get(name, 0),
-                num_evictions=stats.num_evictions,
-                num_damaged=stats.num_damaged,
-                num_left_out=left_out.get(name, 0),
-            )
-            for name, stats in self._store.stats().items()
-        )
+        return tell_tiers(self._store, "encoder")
 
     def check_invariants(self) -> None:
         with self._lock:

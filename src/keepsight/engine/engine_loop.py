@@ -14,6 +14,7 @@ from keepsight.engine.embedding_tiers import EmbeddingTiers
 from keepsight.engine.engine_meter import EngineMeter
 from keepsight.engine.inbox import Inbox
 from keepsight.engine.pixel_source import PixelSource
+from keepsight.engine.prefix_tiers import PrefixTiers
 from keepsight.engine.unanswered import Unanswered
 from keepsight.requests import (
     AbortRequest,
@@ -40,6 +41,8 @@ class Runner(Protocol):
 
     def hold_embeddings(self, encoder_key: str, array: StoredArray) -> None: ...
 
+    def hold_stretch(self, stretch: bytes, array: StoredArray) -> None: ...
+
     def run(self, plan: StepPlan) -> StepResult: ...
 
     def prepare(self) -> bool:
@@ -59,9 +62,10 @@ class EngineLoop:
         source: PixelSource,
         tiers: EmbeddingTiers | None,
         meter: EngineMeter,
+        prefixes: PrefixTiers | None = None,
     ) -> None:
         self._scheduler, self._runner, self._inbox, self._send_on = scheduler, runner, inbox, send
-        self._source, self._tiers, self._meter = source, tiers, meter
+        self._source, self._tiers, self._prefixes, self._meter = source, tiers, prefixes, meter
         self._unanswered = Unanswered()
         # Media whose pixels the source had, and that have not come back by the inbox yet.
         self._found: set[str] = set()
@@ -100,6 +104,8 @@ class EngineLoop:
         for message in self._inbox.take(waits=self._is_idle):
             self._unanswered.note_asked(message)
             self._act_on(message)
+        # First: what is found of a prompt needs no embeddings.
+        self._load_stretches()
         self._load_embeddings()
 
     def _act_on(self, message: ToEngine) -> None:
@@ -123,6 +129,8 @@ class EngineLoop:
 
     def _reset(self, *, prefix: bool, encoder: bool, processor: bool) -> None:
         self._scheduler.reset(prefix=prefix, encoder=encoder)
+        if prefix and self._prefixes is not None:
+            self._prefixes.clear()
         if encoder and self._tiers is not None:
             self._tiers.clear()
         if processor:
@@ -137,6 +145,18 @@ class EngineLoop:
         elif self._scheduler.media_arrived(message.media_hash):
             self._runner.hold_pixels(message.media_hash, pixels)
             self._meter.note_pixels(message.media_hash, were_kept=were_kept)
+
+    def _load_stretches(self) -> None:
+        """Asks for what is wanted of prompts that have come, and gives blocks to what was found."""
+        if self._prefixes is None:
+            return
+        for wanted in self._scheduler.stretches.take_wanted():
+            self._prefixes.load(wanted, self._meter.seconds_to_compute(wanted))
+        for loaded in self._prefixes.take_loaded():
+            for place, array in zip(loaded.places, loaded.arrays, strict=True):
+                self._runner.hold_stretch(loaded.load.hashes[place], array)
+            self._scheduler.stretches_loaded(loaded.load, loaded.places, is_last=loaded.is_last)
+            self._meter.note_stretches(loaded)
 
     def _load_embeddings(self) -> None:
         """Asks tiers for what is wanted.  What lies in host memory, or nowhere, is known before the step is planned."""
@@ -184,7 +204,7 @@ class EngineLoop:
 
     def _has_come_to_rest(self, plan: StepPlan, result: StepResult) -> bool:
         """With nothing begun and nothing heard, the next plan would be as empty."""
-        has_answers = self._tiers is not None and self._tiers.has_answers
+        has_answers = any(tiers.has_answers for tiers in (self._tiers, self._prefixes) if tiers is not None)
         return plan.is_empty and result.is_empty and not has_answers
 
     def _take_hints(self) -> Sequence[FromEngine]:
@@ -213,5 +233,6 @@ class EngineLoop:
         self._send([RequestFailed(request_id, reason) for request_id in self._unanswered])
         self._runner.close()
         self._source.close()
-        if self._tiers is not None:
-            self._tiers.close()
+        for tiers in (self._tiers, self._prefixes):
+            if tiers is not None:
+                tiers.close()

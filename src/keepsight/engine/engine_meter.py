@@ -11,11 +11,13 @@ from typing import TypeVar
 
 from keepsight.engine.embedding_tiers import EmbeddingTiers
 from keepsight.engine.pixel_source import PixelSource
+from keepsight.engine.prefix_tiers import LoadedStretches, PrefixTiers
 from keepsight.observe.catalogue import (
     ENCODED,
     ENCODER,
     MISMATCHED,
     PREFIX,
+    PREFIX_DISK,
     PROCESSOR,
     TRANSFERRED,
     VERIFIED,
@@ -28,6 +30,7 @@ from keepsight.scheduling.embedding_loads import Load
 from keepsight.scheduling.request_state import Begun
 from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import EncodeTime, StepPlan, StepResult
+from keepsight.scheduling.stretch_loads import StretchLoad
 
 # Between two copies while nothing ends.
 SECONDS = 0.1
@@ -59,14 +62,17 @@ class EngineMeter:
         bytes_per_block: int,
         source: PixelSource,
         tiers: EmbeddingTiers | None = None,
+        prefixes: PrefixTiers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._counters, self._scheduler, self._bytes_per_block = counters, scheduler, bytes_per_block
-        self._source, self._tiers, self._clock = source, tiers, clock
+        self._source, self._tiers, self._prefixes, self._clock = source, tiers, prefixes, clock
         self._copied_at, self._num_sequences = 0.0, 0
         # Since then: as many may have ended.
         self._has_somebody_come = False
         self._num_device_hits = self._num_hit_tokens = 0
+        # Tokens that a tier gave and that were not found since, and those that were: no hits of the device's own.
+        self._num_loaded_tokens = self._num_found_loaded = 0
         self._encoding, self._prompt_token = MeanCost(), BulkCost()
         # By request; by media hash: when pixels came, and whether from the engine's own keeping; by encoder key.
         self._arrivals, self._begins = _Recent[float](), _Recent[float]()
@@ -108,6 +114,21 @@ class EngineMeter:
         self._encoding.suggest(seconds_to_make)
         self._counters.add(ENCODER[tier].hits)
         self._counters.add(ENCODER[tier].saved_seconds, seconds_to_make)
+
+    def note_stretches(self, loaded: LoadedStretches) -> None:
+        num_tokens = len(loaded.places) * self._scheduler.stretches.num_tokens_each
+        self._num_loaded_tokens += num_tokens
+        self._counters.add(PREFIX_DISK.hits, num_tokens)
+        self._counters.add(PREFIX_DISK.saved_seconds, num_tokens * self._prompt_token.seconds)
+        if loaded.is_last:
+            self._counters.add(PREFIX_DISK.queries, self._num_tokens_of(loaded.load))
+
+    def seconds_to_compute(self, load: StretchLoad) -> float:
+        """0 as long as nothing is known."""
+        return self._num_tokens_of(load) * self._prompt_token.seconds
+
+    def _num_tokens_of(self, load: StretchLoad) -> int:
+        return len(load.hashes) * self._scheduler.stretches.num_tokens_each
 
     def note_step(self, plan: StepPlan, result: StepResult, seconds: float) -> list[RequestBegun]:
         """What is to be sent before the step's outputs; `seconds`: what it took to compute."""
@@ -183,13 +204,17 @@ class EngineMeter:
         counters.set(BLOCKS_IN_USE, round(kv.usage * kv.pool.num_blocks))
         counters.set(BLOCKS_PINNED, kv.pool.num_pinned)
         counters.follow(PREFIX.queries, kv.num_queried_tokens)
-        counters.follow(PREFIX.hits, kv.num_hit_tokens)
         counters.follow(RECALLED, kv.ends.num_found)
         counters.follow(PREFIX.evictions, kv.pool.num_evicted)
         found, findable = kv.pool.num_findable, kv.pool.num_blocks if kv.is_caching else 0
         counters.set_all(PREFIX.sizes(found * per_block, findable * per_block, found))
-        counters.add(PREFIX.saved_seconds, (kv.num_hit_tokens - self._num_hit_tokens) * self._prompt_token.seconds)
-        self._num_hit_tokens = kv.num_hit_tokens
+        num_new = kv.num_hit_tokens - self._num_hit_tokens
+        num_loaded = min(num_new, self._num_loaded_tokens)
+        self._num_hit_tokens += num_new
+        self._num_loaded_tokens -= num_loaded
+        self._num_found_loaded += num_loaded
+        counters.follow(PREFIX.hits, self._num_hit_tokens - self._num_found_loaded)
+        counters.add(PREFIX.saved_seconds, (num_new - num_loaded) * self._prompt_token.seconds)
 
     def _copy_embeddings(self) -> None:
         cache, counters, slots = self._scheduler.media.encoder_cache, self._counters, ENCODER["device"]
@@ -205,9 +230,11 @@ class EngineMeter:
 
     def measure_tiers(self) -> tuple[TierStatus, ...]:
         """They change while the loop sleeps."""
-        status = () if self._tiers is None else self._tiers.status()
+        status = [tier for its in (self._tiers, self._prefixes) if its is not None for tier in its.status()]
         for tier in status:
-            slots = ENCODER[tier.name]
-            self._counters.set_all(slots.sizes(tier.num_bytes, tier.max_bytes or 0, tier.num_entries))
-            self._counters.follow(slots.evictions, tier.num_evictions)
-        return status
+            slots, each = ENCODER[tier.name], 1
+            if tier.cache == "prefix":  # which is counted in blocks
+                slots, each = PREFIX_DISK, self._scheduler.stretches.num_blocks_each
+            self._counters.set_all(slots.sizes(tier.num_bytes, tier.max_bytes or 0, tier.num_entries * each))
+            self._counters.follow(slots.evictions, tier.num_evictions * each)
+        return tuple(status)

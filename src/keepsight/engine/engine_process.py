@@ -13,8 +13,6 @@ from time import sleep
 
 from keepsight.checkpoint_folder import check_is_unchanged
 from keepsight.config import Config
-from keepsight.engine.engine_loop import EngineLoop
-from keepsight.engine.engine_meter import EngineMeter
 from keepsight.engine.load_engine import load_engine_alone
 from keepsight.engine.loaded_engine import LoadedEngine
 from keepsight.engine.machine_part import MachinePart
@@ -42,14 +40,14 @@ class EngineProcess:
         run_directory = Path(start.run_directory)
         source = open_pixel_source(mode, config, run_directory)
         counters = Counters.open(run_directory, f"engine-{start.rank}")
-        meter = EngineMeter(counters, engine.scheduler, engine.bytes_per_block, source, engine.tiers)
-        self._loop = EngineLoop(engine.scheduler, engine.runner, engine.inbox, self._send, source, engine.tiers, meter)
+        meter = engine.make_meter(counters, source)
+        self._loop = engine.make_loop(self._send, source, meter)
         # Set below: it sends by the listener, which greets by it.
         self._reporter: TierReporter | None = None
         self._listener = EngineListener(
             start.endpoint, welcome, self._take, self._router.lose, on_welcomed=self._tell_new_listener
         )
-        if engine.tiers is not None:
+        if engine.tiers is not None or engine.prefixes is not None:
             self._reporter = TierReporter(meter.measure_tiers, self._send)
         self._is_asked_to_end = False
 

@@ -3,7 +3,6 @@
 import threading
 
 from keepsight.engine.engine_loop import EngineLoop
-from keepsight.engine.engine_meter import EngineMeter
 from keepsight.engine.loaded_engine import LoadedEngine
 from keepsight.engine.pixel_source import PixelSource
 from keepsight.frontend.engine_client import EngineClient
@@ -29,11 +28,9 @@ class InProcessEngine(EngineClient):
         self._counters = (counters, Counters())
         super().__init__(media_pool, RequestObserver(counters))
         self._inbox, self._run_directory = engine.inbox, run_directory
-        self._meter = EngineMeter(self._counters[1], engine.scheduler, engine.bytes_per_block, source, engine.tiers)
+        self._meter = engine.make_meter(self._counters[1], source)
         # Until it has ended.
-        self._loop: EngineLoop | None = EngineLoop(
-            engine.scheduler, engine.runner, engine.inbox, self.receive, source, engine.tiers, self._meter
-        )
+        self._loop: EngineLoop | None = engine.make_loop(self.receive, source, self._meter)
         self._running = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.connect(engine.inbox.try_put, takes_unasked=engine.takes_unasked)

@@ -13,7 +13,8 @@ from keepsight.engine.inbox import Inbox
 from keepsight.engine.loaded_engine import LoadedEngine
 from keepsight.engine.machine_part import WHOLE_MACHINE, MachinePart
 from keepsight.engine.measure_machine import measure_machine
-from keepsight.engine.open_embedding_tiers import TierPlan, describe_processor, plan_tiers
+from keepsight.engine.plan_tiers import TierPlan, describe_processor, plan_tiers
+from keepsight.engine.prefix_tiers import Pages, PrefixTiers
 from keepsight.engine.resolve_config import ModelSize, resolve_config
 from keepsight.engine_config import EngineConfig
 from keepsight.frontend.prompt.tokenizer import Tokenizer
@@ -23,7 +24,7 @@ from keepsight.model_limits import ModelLimits, load_image_config
 from keepsight.models.layers import name_of
 from keepsight.models.model import Model
 from keepsight.runner.guide_tokens import GuideMaker
-from keepsight.runner.load_runner import choose_place, load_model_for, load_runner
+from keepsight.runner.load_runner import choose_place, describe_kernels, load_model_for, load_runner
 from keepsight.runner.lock_pages import make_page_lock
 from keepsight.runner.openmp_team import keeping_team_size
 from keepsight.scheduling.scheduler import Scheduler
@@ -48,10 +49,11 @@ def load_engine(
     size = measure_model(model, max_model_len, takes_prompt_embeds=config.enable_prompt_embeds)
     engine_config = resolve_config(config, size, machine)
     scheduler, inbox = Scheduler(engine_config, end_ids), Inbox()
-    tiers = _open_tiers(tier_plan, model, image_config, engine_config, inbox)
-    with ExitStack() as undoing:  # if this fails: their threads would stay, and one more set with each try
-        if tiers is not None:
+    with ExitStack() as undoing:  # if any fails: their threads would stay, and one more set with each try
+        if tiers := _open_tiers(tier_plan, model, image_config, engine_config, inbox):
             undoing.callback(tiers.close)
+        if prefixes := _open_prefixes(tier_plan, model, image_config, engine_config, inbox):
+            undoing.callback(prefixes.close)
         runner = load_runner(
             config,
             model,
@@ -61,6 +63,7 @@ def load_engine(
             inbox.wake,
             guides or make_guides(config, end_ids),
             None if tiers is None else tiers.keeping,
+            None if prefixes is None else prefixes.keep,
         )
         undoing.pop_all()
     return LoadedEngine(
@@ -73,6 +76,7 @@ def load_engine(
         bytes_per_block=size.bytes_per_position * engine_config.kv_cache.block_size,
         computes_on_cores=model.place.device.type == "cpu",
         tiers=tiers,
+        prefixes=prefixes,
     )
 
 
@@ -86,6 +90,16 @@ def _open_tiers(
     embeddings = Embeddings(name_of(place.dtype), width, cache.bytes_per_embedding)
     processor, lock = describe_processor(image_config or ImageProcessorConfig()), make_page_lock(place.device)
     return plan.open(cache.host_bytes, embeddings, processor, place.arithmetic, inbox.wake, lock)
+
+
+def _open_prefixes(
+    plan: TierPlan, model: Model, image_config: ImageProcessorConfig | None, config: EngineConfig, inbox: Inbox
+) -> PrefixTiers | None:
+    shape, place, blocks = model.shape, model.place, config.kv_cache
+    numbers_of_block = blocks.block_size * shape.num_kv_heads * shape.head_dim
+    pages = Pages(name_of(place.of_keys), (2 * shape.num_layers, blocks.blocks_per_stretch, numbers_of_block))
+    processor = describe_processor(image_config or ImageProcessorConfig())
+    return plan.open_prefixes(pages, processor, f"{place.arithmetic}, {describe_kernels(place.device)}", inbox.wake)
 
 
 def load_engine_alone(config: Config, part: MachinePart = WHOLE_MACHINE) -> LoadedEngine:

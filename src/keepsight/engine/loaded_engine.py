@@ -1,10 +1,16 @@
 """All of an engine but its loop, which runs in a process of its own or in the caller's."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from keepsight.engine.embedding_tiers import EmbeddingTiers
-from keepsight.engine.engine_loop import Runner
+from keepsight.engine.engine_loop import EngineLoop, Runner
+from keepsight.engine.engine_meter import EngineMeter
 from keepsight.engine.inbox import Inbox
+from keepsight.engine.pixel_source import PixelSource
+from keepsight.engine.prefix_tiers import PrefixTiers
+from keepsight.observe.counters import Counters
+from keepsight.requests import FromEngine
 from keepsight.scheduling.scheduler import Scheduler
 
 
@@ -24,9 +30,19 @@ class LoadedEngine:
     # Whether a step keeps the very cores busy that frontends run on.
     computes_on_cores: bool
     tiers: EmbeddingTiers | None = None
+    prefixes: PrefixTiers | None = None
+
+    def make_meter(self, counters: Counters, source: PixelSource) -> EngineMeter:
+        return EngineMeter(counters, self.scheduler, self.bytes_per_block, source, self.tiers, self.prefixes)
+
+    def make_loop(
+        self, send: Callable[[Sequence[FromEngine]], None], source: PixelSource, meter: EngineMeter
+    ) -> EngineLoop:
+        return EngineLoop(self.scheduler, self.runner, self.inbox, send, source, self.tiers, meter, self.prefixes)
 
     def close(self) -> None:
         """For whoever gives it to no loop, which would."""
         self.runner.close()
-        if self.tiers is not None:
-            self.tiers.close()
+        for tiers in (self.tiers, self.prefixes):
+            if tiers is not None:
+                tiers.close()

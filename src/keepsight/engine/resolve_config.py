@@ -25,6 +25,9 @@ DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
 # A CPU computes a longer prompt slowly enough for streams to stutter; a GPU does not.
 DEFAULT_PROMPT_TOKENS_BESIDE_STREAMS = {"cpu": 32, "cuda": None}
 MAX_KV_BYTES_ON_CPU = 4 * GIB
+# What is kept as one where it outlives the device's memory.  Fewer would be more files, and more of a prompt found:
+# what is left takes about as long as a new question's few words.
+TOKENS_PER_STRETCH = 64
 MAX_BYTES_OF_PROMPT_ENDS = 64 * 2**20
 DEFAULT_CACHED_PICTURES = 512
 DEFAULT_HOST_CACHE_BYTES = 1 * GIB
@@ -68,6 +71,7 @@ def resolve_config(config: Config, size: ModelSize, machine: Machine) -> EngineC
         num_blocks=_choose_num_blocks(config, size, machine, max_num_seqs, encoder_cache.max_bytes),
         block_size=config.block_size,
         enable_prefix_caching=config.enable_prefix_caching,
+        blocks_per_stretch=_choose_stretch(config),
         max_prompt_ends=MAX_BYTES_OF_PROMPT_ENDS // size.bytes_of_logits,
     )
     if config.disable_chunked_mm_input:
@@ -143,7 +147,7 @@ def _choose_encoder_cache(config: Config, size: ModelSize, machine: Machine, enc
         bytes_per_embedding=size.bytes_per_embedding,
         is_shared=is_shared,
         host_bytes=host_bytes,
-        has_tiers=bool(host_bytes or (config.has_far_tiers and size.tokens_per_item)),
+        has_tiers=bool(host_bytes or (config.has_far_embeddings and size.tokens_per_item)),
     )
 
 
@@ -207,6 +211,12 @@ def _choose_num_blocks(
     return _derive(
         "num_blocks", num_blocks, f"{num_bytes / GIB:.2f} GiB of the {machine.available_bytes / GIB:.2f} left"
     )
+
+
+def _choose_stretch(config: Config) -> int:
+    if config.prefix_disk_cache in (None, False):
+        return 0
+    return max(1, TOKENS_PER_STRETCH // config.block_size)
 
 
 def _count_blocks(name: str, num_bytes: int, bytes_per_block: int) -> int:

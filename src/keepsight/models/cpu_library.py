@@ -8,6 +8,7 @@ import functools
 import logging
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +27,12 @@ _TOO_GOOD = {"AVX512": 0, "AVX2": 2}
 
 def has_library() -> bool:
     return _library() is not None
+
+
+def name_of_build() -> str:
+    """The numbers of different ones differ in their last bits."""
+    library = _library()
+    return "torch" if library is None else Path(library._name).name.partition(".")[0]
 
 
 def call(name: str, work: ctypes.Structure) -> None:

@@ -27,6 +27,7 @@ CACHES = (
     ("encoder", "disk", "image"),
     ("encoder", "remote", "image"),
     ("prefix", "device", "all"),
+    ("prefix", "disk", "all"),
 )
 Stage = Literal["fetch", "identify", "decode", "resize", "transfer", "wait", "load", "encode", "prefill", "generate"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -141,10 +142,12 @@ class CacheSlots:
 
 
 PROCESSOR = CacheSlots.of("processor", "host")
-PREFIX = CacheSlots.of("prefix", "device")
+PREFIX, PREFIX_DISK = CacheSlots.of("prefix", "device"), CacheSlots.of("prefix", "disk")
 ENCODER = {tier: CacheSlots.of("encoder", tier) for cache, tier, _ in CACHES if cache == "encoder"}
 # Of what all engines have together: each tells of all of it, as far as it knows.
-COMMON_GAUGES = frozenset(slot for tier in ("disk", "remote") for slot in ENCODER[tier].sizes(0, 0, 0))
+COMMON_GAUGES = frozenset(
+    slot for slots in (ENCODER["disk"], ENCODER["remote"], PREFIX_DISK) for slot in slots.sizes(0, 0, 0)
+)
 STAGE: Mapping[str, int] = {stage: slot_of("stage_seconds", stage) for stage in STAGES}
 FETCHED, DECODED, PREPROCESSED, TRANSFERRED, ENCODED = (
     slot_of(f"media_{work}_total", "image") for work in ("fetched", "decoded", "preprocessed", "transferred", "encoded")

@@ -6,6 +6,7 @@ import mmap
 from collections.abc import Iterable, Sequence
 
 import torch
+from torch import Tensor
 
 from keepsight.errors import PagesTooLargeError
 from keepsight.models.attention import LayerCache
@@ -43,6 +44,16 @@ class KvBlockStore:
         for source, target in copies:
             for pages in self._pages:
                 pages[:, target] = pages[:, source]
+
+    def read(self, block_ids: Sequence[int]) -> Tensor:
+        """A copy: [layers' keys and values, blocks, numbers of a block]."""
+        return torch.cat([pages[:, list(block_ids)] for pages in self._pages])
+
+    def fill(self, block_ids: Sequence[int], content: Tensor) -> None:
+        """As it was read, of any blocks."""
+        parts = torch.split(content, [len(pages) for pages in self._pages])
+        for pages, part in zip(self._pages, parts, strict=True):
+            pages[:, list(block_ids)] = part.to(pages.device)
 
     def note_used(self, block_ids: Iterable[int]) -> None:
         self._ahead.note_used(max(block_ids, default=-1) + 1)

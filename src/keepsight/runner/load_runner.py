@@ -13,7 +13,7 @@ from keepsight.config import Config
 from keepsight.engine_config import EngineConfig
 from keepsight.errors import CheckpointError, InvalidArgumentError
 from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.models.cpu_library import has_library
+from keepsight.models.cpu_library import has_library, name_of_build
 from keepsight.models.cpu_products import rounds_rows
 from keepsight.models.gpu_library import use_kernels
 from keepsight.models.layers import Placement, name_of
@@ -23,7 +23,7 @@ from keepsight.models.paged_attention import use_kernels_of_any_length
 from keepsight.models.registry import load_model
 from keepsight.runner.guide_tokens import GuideMaker
 from keepsight.runner.keep_freed_memory import keep_freed_memory, write_memory_ahead
-from keepsight.runner.model_runner import Keep, ModelRunner
+from keepsight.runner.model_runner import Keep, KeepStretch, ModelRunner
 from keepsight.runner.normalize_pixels import PixelNormalizer
 from keepsight.runner.openmp_team import set_team_size
 from keepsight.runner.prove_kernels import prove_kernels
@@ -63,8 +63,9 @@ def load_runner(
     on_finished: Callable[[], None],
     guides: GuideMaker,
     keeping: Callable[[], Keep] | None,
+    keep_stretch: KeepStretch | None,
 ) -> ModelRunner:
-    """`keeping`: what keeps embeddings besides."""
+    """`keeping`: what keeps embeddings besides; `keep_stretch` keys and values."""
     normalizer = None
     if image_config is not None and model.shape.tokens_per_image:
         normalizer = PixelNormalizer(image_config, model.place.device, model.place.dtype)
@@ -78,8 +79,14 @@ def load_runner(
         embeddings_device=torch.device("cpu") if config.mm_cache_device == "cpu" else None,
         guides=guides,
         keeping=keeping,
+        keep_stretch=keep_stretch,
         max_recorded=engine_config.scheduler.max_num_seqs,
     )
+
+
+def describe_kernels(device: torch.device) -> str:
+    """What else the last bits of all numbers depend on."""
+    return name_of_build() if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
 def choose_place(config: Config) -> Placement:

@@ -32,15 +32,17 @@ from keepsight.runner.sample_tokens import sample_tokens
 from keepsight.runner.sequence_table import RunningSequence, SequenceTable
 from keepsight.runner.share_device import share_device
 from keepsight.runner.step_inputs import StepInputs, make_step_inputs
-from keepsight.runner.stored_embeddings import from_stored, to_stored
+from keepsight.runner.stored_tensors import from_stored, to_stored
 from keepsight.scheduling.step_plan import (
     Computed,
     EncodeTime,
     Encoding,
     EndName,
     Fault,
+    KeptStretch,
     NewSequence,
     PageCopy,
+    PageFill,
     Recall,
     SampledToken,
     SequenceId,
@@ -54,6 +56,8 @@ logger = logging.getLogger(__name__)
 Job = Generator[None, None, StepResult]
 # What becomes of embeddings besides: told what was encoded, what one took, and how to get them.
 Keep = Callable[[Encoding, float, Callable[[], StoredArray]], object]
+# The same of pages that follow each other, by their hash; what is not got at once is written to again.
+KeepStretch = Callable[[bytes, Callable[[], StoredArray]], object]
 
 
 class ModelRunner:
@@ -73,6 +77,7 @@ class ModelRunner:
         guides: GuideMaker | None = None,
         # Asked when an encoding is begun, on the thread of `run`.
         keeping: Callable[[], Keep] | None = None,
+        keep_stretch: KeepStretch | None = None,
         # So many sequences may want a token in one step; 0 where no such step is to be recorded.
         max_recorded: int = 0,
     ) -> None:
@@ -85,11 +90,12 @@ class ModelRunner:
         self.sequences = SequenceTable(pages.block_size, end_ids, device, self._guides)
         self._pixels: dict[str, Pixels] = {}
         self._loaded: dict[str, StoredArray] = {}
+        self._stretches: dict[bytes, StoredArray] = {}
         # Encoder keys of what is not to be begun, as the last plan told.
         self._unwanted: frozenset[str] = frozenset()
         # The last logits of prompts, by name.
         self._ends: dict[EndName, Tensor] = {}
-        self._keeping = keeping
+        self._keeping, self._keep_stretch = keeping, keep_stretch
         self._share = share_device(device, encoder_share, count_parameters(model))
         # An attention remembers the plan of the batch that it works on, so each thread has its own.
         self._attention, self._attention_beside = PagedAttention(), PagedAttention()
@@ -106,12 +112,18 @@ class ModelRunner:
         """Beside those that are used, until they are to be placed among them."""
         self._loaded[encoder_key] = array
 
+    def hold_stretch(self, stretch: bytes, array: StoredArray) -> None:
+        """Until the next plan, which says what of it is used."""
+        self._stretches[stretch] = array
+
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         if not plan.now:
             self._share.end_foreground()
             self._share.before_rest()
         self._forget(plan)
+        self._keep_stretches(plan.keep)
+        self._fill(plan.fill)
         self._unwanted = frozenset(plan.unwanted)
         self.blocks.note_used(block_id for each in (*plan.now, *plan.beside) for block_id in each.new_block_ids)
         self._remember(plan.new)
@@ -141,6 +153,27 @@ class ModelRunner:
             self._pixels.pop(media_hash, None)
         for key in plan.unneeded_embeddings:
             self._loaded.pop(key, None)
+
+    def _keep_stretches(self, stretches: Sequence[KeptStretch]) -> None:
+        if not stretches or self._keep_stretch is None:
+            return
+        with self._share.handing_over():
+            # From behind: where it is kept what came last goes last, and without the first none is found.
+            for stretch, block_ids in reversed(stretches):
+                self._keep_stretch(stretch, partial(self._read_pages, block_ids))
+
+    def _read_pages(self, block_ids: Sequence[int]) -> StoredArray:
+        return to_stored(self.blocks.read(block_ids), 0)
+
+    def _fill(self, fills: Sequence[PageFill]) -> None:
+        if not self._stretches:
+            return
+        self.blocks.note_used(fill.block_id for fill in fills)
+        with self._share.handing_over():
+            for stretch, its in itertools.groupby(fills, key=lambda fill: fill.stretch):
+                block_ids, places = zip(*((fill.block_id, fill.place) for fill in its), strict=True)
+                self.blocks.fill(block_ids, from_stored(self._stretches[stretch])[:, places])
+        self._stretches.clear()
 
     def _remember(self, sequences: Sequence[NewSequence]) -> None:
         if not sequences:

@@ -5,7 +5,7 @@ a block can be found only once its keys and values are computed, and a refused r
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from keepsight.scheduling.block_hash import BlockName
 from keepsight.scheduling.block_pool import BlockPool
 from keepsight.scheduling.holdings import Holdings
 from keepsight.scheduling.prompt_ends import PromptEnds
-from keepsight.scheduling.step_plan import EndName, SequenceId
+from keepsight.scheduling.step_plan import EndName, KeptStretch, SequenceId
 
 
 class PrefixHit(NamedTuple):
@@ -55,6 +55,9 @@ class KvCacheManager:
         # By how many slices under way.
         self._announced: Counter[bytes] = Counter()
         self._has_awaited_changed = False
+        self._blocks_per_stretch = config.blocks_per_stretch
+        # Published since this was last taken.
+        self._to_keep: list[KeptStretch] = []
 
     @property
     def usage(self) -> float:
@@ -117,11 +120,18 @@ class KvCacheManager:
         self.withdraw(sequence_id)
         table = self._tables[sequence_id]
         for index in self._newly_full(table, end):
-            self.pool.publish(table.block_ids[index], name_of(index, self.block_size))
+            name = name_of(index, self.block_size)
+            self.pool.publish(table.block_ids[index], name)
             table.num_published = index + 1
+            self._note_stretch(table, name)
         num_behind = end % self.block_size
         if num_behind and table.may_publish:
             self._publish_behind(table, name_of(table.num_published, num_behind), num_behind)
+
+    def _note_stretch(self, table: _Table, last: BlockName) -> None:
+        end, num_blocks = table.num_published, self._blocks_per_stretch
+        if num_blocks and end % num_blocks == 0:
+            self._to_keep.append(KeptStretch(last.block_hash, tuple(table.block_ids[end - num_blocks : end])))
 
     def _publish_behind(self, table: _Table, name: BlockName, num_tokens: int) -> None:
         """Unless another block has as much."""
@@ -134,6 +144,37 @@ class KvCacheManager:
         num_full = end // self.block_size if table.may_publish else 0
         assert num_full <= len(table.block_ids), end
         return range(table.num_published, num_full)
+
+    def take_to_keep(self) -> list[KeptStretch]:
+        """Stretches whose blocks can be found now: good until anything is written to them again."""
+        taken, self._to_keep = self._to_keep, []
+        return taken
+
+    def adopt(self, names: Iterable[BlockName], first: int) -> list[tuple[int, int]]:
+        """Blocks for those of a row, from its `first` on, that are not held: each, and which of the row it is.
+
+        They can be found from now on, so they are to be filled before anything else.  They evict idle ones, as if they
+        had been computed; behind one for which there is no room nobody would find any.
+        """
+        held, adopted = [], []
+        for index, name in enumerate(names, first):
+            block_id = self.pool.find(name.block_hash)
+            if block_id is not None:
+                self.pool.use(block_id)
+            elif (block_id := self._try_adopt(name, is_first=not index)) is not None:
+                adopted.append((block_id, index))
+            else:
+                break
+            held.append(block_id)
+        self.pool.release(reversed(held))
+        return adopted
+
+    def _try_adopt(self, name: BlockName, *, is_first: bool) -> int | None:
+        taken = self.pool.try_take(1) if is_first or self.pool.find(name.parent) is not None else None
+        if taken is None:
+            return None
+        self.pool.publish(taken[0], name)
+        return taken[0]
 
     def withdraw(self, sequence_id: SequenceId) -> None:
         """What it announced will not come."""
@@ -167,6 +208,7 @@ class KvCacheManager:
         self.pool.forget_names()
         self.ends.forget()
         self._announced.clear()
+        self._to_keep.clear()
         self._has_awaited_changed = True
         for table in self._tables.values():
             table.may_publish = False

@@ -37,6 +37,8 @@ class ParkedFor(Enum):
     PIXELS = "pixels"
     # Embeddings from a tier, or to learn that none has them.
     TIERS = "tiers"
+    # Keys and values from where they outlive the device's memory, or to learn that none has them.
+    STRETCHES = "stretches"
     # Embeddings: being encoded, or no room or budget to begin.
     ENCODER = "encoder"
     # The same blocks, which another sequence is computing right now.

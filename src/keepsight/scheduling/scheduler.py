@@ -32,6 +32,7 @@ from keepsight.scheduling.step_plan import (
     StepPlan,
     StepResult,
 )
+from keepsight.scheduling.stretch_loads import StretchLoad, StretchLoads
 from keepsight.scheduling.turns import Turns
 
 Outputs = list[TokenOutput | RequestFailed]
@@ -48,6 +49,7 @@ class Scheduler:
         self.held_embeddings = Holdings(within=self.holdings)
         self.kv_cache = KvCacheManager(config.kv_cache, self.holdings)
         encoder_cache = EncoderCacheManager(config.encoder_cache, self.held_embeddings)
+        self.stretches = StretchLoads(self.kv_cache, config.kv_cache.blocks_per_stretch)
         self.lineup = Lineup()
         self.media = MediaClaims(config, encoder_cache, self.lineup)
         self.pages = PageGrants(self.kv_cache, self.media, self.lineup)
@@ -79,8 +81,14 @@ class Scheduler:
             self.media.add(state)
             self.lineup.add(state)
             hit = find_beginning(state, self.kv_cache)
-            self.media.look_ahead(state, state.first_item_after(hit.num_tokens))
+            if self.stretches.ask(state, hit):
+                self.lineup.park(state, ParkedFor.STRETCHES)
+            else:
+                self._look_ahead(state, hit)
         return None
+
+    def _look_ahead(self, state: RequestState, hit: PrefixHit) -> None:
+        self.media.look_ahead(state, state.first_item_after(hit.num_tokens))
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """Forgets a request or one of its choices, at any moment; unknown ones have ended already."""
@@ -104,6 +112,14 @@ class Scheduler:
             if state.parked_for in FOR_MEDIA:
                 self.lineup.unpark(state)
         return is_found and askers is not None
+
+    def stretches_loaded(self, load: StretchLoad, places: range, *, is_last: bool) -> None:
+        """These have come: until the next plan they lie with the runner.  After the last nobody waits any more."""
+        if places:
+            self.stretches.take_in(load, places)
+        for state in self.stretches.end(load) if is_last else ():
+            self.lineup.unpark(state)
+            self._look_ahead(state, find_beginning(state, self.kv_cache))
 
     def reset(self, *, prefix: bool, encoder: bool) -> None:
         if prefix:
@@ -141,6 +157,8 @@ class Scheduler:
             evicted_ends=self.kv_cache.ends.take_evicted(),
             unneeded_pixels=self.media.pixels.take_unneeded(),
             unneeded_embeddings=self.media.loads.take_unneeded(),
+            keep=self.kv_cache.take_to_keep(),
+            fill=self.stretches.take_fills(),
             unwanted=self.media.list_unwanted(),
             new=draft.new,
             place=self.media.take_placements(),

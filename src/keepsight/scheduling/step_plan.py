@@ -65,6 +65,21 @@ class PageCopy(NamedTuple):
     target: int
 
 
+class PageFill(NamedTuple):
+    """A page whose content was loaded: of a stretch that the runner holds, by its hash, the page at that place."""
+
+    block_id: int
+    stretch: bytes
+    place: int
+
+
+class KeptStretch(NamedTuple):
+    """Pages that follow each other and are computed, to be kept as one where they outlive this memory."""
+
+    stretch: bytes
+    block_ids: tuple[int, ...]
+
+
 class Recall(NamedTuple):
     """A sequence whose first token is drawn from logits that are kept."""
 
@@ -91,6 +106,9 @@ class StepPlan:
     evicted_ends: Sequence[EndName] = ()
     unneeded_pixels: Sequence[str] = ()
     unneeded_embeddings: Sequence[str] = ()
+    # Before any of their pages are written to; and of what was loaded, what is used: the rest is dropped.
+    keep: Sequence[KeptStretch] = ()
+    fill: Sequence[PageFill] = ()
     # Of what was to be encoded, what nobody wants just now: if it has not begun it is left out, and told to be.
     unwanted: Sequence[str] = ()
     new: Sequence[NewSequence] = ()

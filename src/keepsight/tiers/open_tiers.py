@@ -35,17 +35,17 @@ class RemotePlace:
     max_bytes: int | None = None
 
 
-def default_disk_directory() -> Path:
-    return cache_home() / "embeddings"
+def default_disk_directory(content: str = "embeddings") -> Path:
+    return cache_home() / content
 
 
-def parse_disk_place(text: str, field: str = "--encoder-disk-cache") -> DiskPlace:
-    """PATH, PATH:SIZE or :SIZE, as in /var/cache/keepsight:64G."""
+def parse_disk_place(text: str, field: str = "--encoder-disk-cache", content: str = "embeddings") -> DiskPlace:
+    """PATH, PATH:SIZE or :SIZE, as in /var/cache/keepsight:64G; without a path, where such `content` usually lies."""
     path, colon, size = text.rpartition(":")
     if not colon:
         path, size = text, ""
     try:
-        directory = Path(path).expanduser().absolute() if path else default_disk_directory()
+        directory = Path(path).expanduser().absolute() if path else default_disk_directory(content)
     except RuntimeError as error:  # the user has no home
         raise InvalidArgumentError(field, f"{text!r} is no folder, name one by its whole path: {error}") from error
     if is_checkpoint(directory):

@@ -218,8 +218,8 @@ def test_a_server_without_an_engine_says_so_and_when_to_come_again(client: Clien
 
 
 def test_health_tells_of_tiers_and_why_one_is_set_aside(client: Client, engine: FakeEngine) -> None:
-    good = TierStatus("host", None, 10, 100, 1, 5, 0, 0)
-    engine.tiers = {0: (good, TierStatus("remote", "TimeoutError: 2 s", 0, None, 0, 0, 0, 0))}
+    good = TierStatus("encoder", "host", None, 10, 100, 1, 5, 0, 0)
+    engine.tiers = {0: (good, TierStatus("encoder", "remote", "TimeoutError: 2 s", 0, None, 0, 0, 0, 0))}
     host, remote = client.send("GET", "/health").json()["tiers"]
     assert (host["engine"], host["name"], host["status"], host["num_hits"]) == (0, "host", "ok", 5)
     assert (remote["status"], remote["reason"]) == ("set aside", "TimeoutError: 2 s")

@@ -35,11 +35,16 @@ def test_without_a_key_health_tells_how_the_server_is_and_nothing_of_its_callers
     client: Client, engine: FakeEngine
 ) -> None:
     reason = "OSError: [Errno 28] No space left on device: '/secret/place'"
-    engine.tiers = {0: (TierStatus("host", None, 10, 100, 1, 5, 0, 0), TierStatus("disk", reason, 0, 9, 0, 0, 0, 0))}
+    engine.tiers = {
+        0: (
+            TierStatus("encoder", "host", None, 10, 100, 1, 5, 0, 0),
+            TierStatus("encoder", "disk", reason, 0, 9, 0, 0, 0, 0),
+        )
+    }
     client.settings = ApiSettings(api_keys=("one", "two"), admin_api_key="admin")
     words = [
-        {"engine": 0, "status": "ok", "name": "host"},
-        {"engine": 0, "status": "set aside", "name": "disk"},
+        {"engine": 0, "status": "ok", "cache": "encoder", "name": "host"},
+        {"engine": 0, "status": "set aside", "cache": "encoder", "name": "disk"},
     ]
     for headers in ({}, bearing("three"), {"Authorization": "Basic one"}):
         told = client.send("GET", "/health", headers=headers)

@@ -61,7 +61,7 @@ def test_whoever_is_refused_is_counted_and_whoever_only_watches_is_not(watched: 
 
 
 def test_the_state_tells_of_caches_work_and_the_last_requests(watched: Watched) -> None:
-    watched.engine.tiers = {0: (TierStatus("disk", "the disk is full", 1, 2, 3, 4, 5, 6),)}
+    watched.engine.tiers = {0: (TierStatus("encoder", "disk", "the disk is full", 1, 2, 3, 4, 5, 6),)}
     state = watched.send("GET", "/debug/state").json()
     [disk] = [each for each in state["caches"] if (each["cache"], each["tier"]) == ("encoder", "disk")]
     assert (disk["hits"], disk["modality"], disk["reason"]) == (6, "image", "the disk is full")

@@ -217,7 +217,7 @@ class Api:
             {
                 "engine": rank,
                 "status": "ok" if tier.reason is None else "set aside",
-                **(dataclasses.asdict(tier) if tells_all else {"name": tier.name}),
+                **(dataclasses.asdict(tier) if tells_all else {"cache": tier.cache, "name": tier.name}),
             }
             for rank, tiers in self._engine.list_tiers().items()
             for tier in tiers

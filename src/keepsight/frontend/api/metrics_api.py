@@ -134,7 +134,8 @@ def _describe_caches(totals: Totals, tiers: Tiers) -> Iterator[CacheState]:
         slots = CacheSlots.of(cache, tier)
         queries, hits, evictions = _whole(totals, slots.queries, slots.hits, slots.evictions)
         num_bytes, budget, entries = _whole(totals, slots.num_bytes, slots.budget_bytes, slots.entries)
-        reasons = [each.reason for its in tiers.values() for each in its if each.name == tier and each.reason]
+        its_own = [each for its in tiers.values() for each in its if (each.cache, each.name) == (cache, tier)]
+        reasons = [each.reason for each in its_own if each.reason]
         yield CacheState(
             cache=cache,
             tier=tier,
@@ -146,7 +147,7 @@ def _describe_caches(totals: Totals, tiers: Tiers) -> Iterator[CacheState]:
             bytes=num_bytes,
             budget_bytes=budget,
             entries=entries,
-            reason=reasons[0] if cache == "encoder" and reasons else None,
+            reason=reasons[0] if reasons else None,
         )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from keepsight.config import Config
 from keepsight.engine.embedding_tiers import Embeddings, EmbeddingTiers
+from keepsight.engine.prefix_tiers import Pages, PrefixTiers
 from keepsight.errors import InvalidArgumentError
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.tiers.entry_key import entry_key, model_content_digest
@@ -28,6 +29,7 @@ class TierPlan:
 
     disk: DiskPlace | None
     remote: RemotePlace | None
+    prefix_disk: DiskPlace | None
     policy: str
     trace: Path | None
     # Of weights and configuration; None where no entry outlives the process.
@@ -56,26 +58,43 @@ class TierPlan:
         logger.info("tiers of embeddings: %s", ", ".join(store.stats()) or "none")
         return EmbeddingTiers(store, name, embeddings, wake, trace=trace, dropped=dropped)
 
+    def open_prefixes(self, pages: Pages, processor: str, place: str, wake: Callable[[], object]) -> PrefixTiers | None:
+        """`place`: as of embeddings, and by which kernels: of an answer no bit may hang on who computed it."""
+        if self.prefix_disk is None:
+            return None
+        name = self.namer(f"stretches of {pages.shape[1]} blocks, pictures {processor}", place)
+        store = open_tiers(disk=self.prefix_disk, policy="lru")
+        assert store is not None
+        return PrefixTiers(store, lambda stretch: name(stretch.hex()), pages, wake)
+
     def namer(self, processor: str, place: str) -> Callable[[str], str]:
-        """From encoder keys to entries' names; waits for the model's digest."""
+        """From encoder keys, or hashes of blocks, to entries' names; waits for the model's digest."""
         digest = "" if self.model_digest is None else self.model_digest.result()
-        return lambda encoder_key: entry_key(encoder_key, digest, processor, place)
+        return lambda key: entry_key(key, digest, processor, place)
 
 
 def plan_tiers(config: Config) -> TierPlan:
     """Raises InvalidArgumentError for what is neither a place nor an address."""
-    disk, url = config.encoder_disk_cache, config.encoder_remote_cache
-    place, remote = None, None
-    if disk is not None and disk is not False:
-        place = parse_disk_place("" if disk is True else str(disk), "encoder_disk_cache")
-        logger.info("embeddings on disk: in %s, up to %d bytes", place.directory, place.max_bytes)
+    disk = _plan_disk(config.encoder_disk_cache, "encoder_disk_cache", "embeddings")
+    prefix_disk = _plan_disk(config.prefix_disk_cache, "prefix_disk_cache", "prefixes")
+    if disk and prefix_disk and disk.directory == prefix_disk.directory:
+        raise InvalidArgumentError("prefix_disk_cache", f"{disk.directory} is that of encoder_disk_cache: name another")
+    url, remote = config.encoder_remote_cache, None
     if url is not None:
         parse_address(url, "encoder_remote_cache")
         size = config.encoder_remote_cache_gb
         remote = RemotePlace(url, None if size is None else int(size * 2**30))
     trace = None if config.record_cache_trace is None else Path(config.record_cache_trace)
     digest = _digest_beside(config.directory) if config.has_far_tiers else None
-    return TierPlan(place, remote, config.encoder_cache_policy, trace, digest)
+    return TierPlan(disk, remote, prefix_disk, config.encoder_cache_policy, trace, digest)
+
+
+def _plan_disk(said: str | Path | bool | None, option: str, content: str) -> DiskPlace | None:
+    if said is None or said is False:
+        return None
+    place = parse_disk_place("" if said is True else str(said), option, content)
+    logger.info("%s on disk: in %s, up to %d bytes", content, place.directory, place.max_bytes)
+    return place
 
 
 def describe_processor(config: ImageProcessorConfig) -> str:

@@ -1,5 +1,6 @@
 """Which tiers an engine has, and what is refused, as far as possible before a model is loaded."""
 
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,13 @@ import pytest
 
 from keepsight.config import Config
 from keepsight.engine.embedding_tiers import Embeddings
-from keepsight.engine.open_embedding_tiers import plan_tiers
+from keepsight.engine.plan_tiers import plan_tiers
+from keepsight.engine.prefix_tiers import Pages
 from keepsight.errors import InvalidArgumentError
+from keepsight.scheduling.stretch_loads import StretchLoad
 from keepsight.tiers.open_tiers import DiskPlace, RemotePlace
+from keepsight.tiers.tier import StoredArray
+from tests.wait_until import wait_until
 
 EMBEDDINGS = Embeddings("float32", 8, 32)
 
@@ -52,6 +57,45 @@ def test_each_tier_has_the_bytes_that_it_was_given(checkpoint: Path, tmp_path: P
     )
 
 
+def test_prefixes_have_a_folder_of_their_own(checkpoint: Path, tmp_path: Path) -> None:
+    plan = plan_tiers(Config(model=checkpoint, prefix_disk_cache=f"{tmp_path}/kept:3M"))
+    assert (plan.disk, plan.prefix_disk) == (None, DiskPlace(tmp_path / "kept", 3 * 2**20))
+    usual = plan_tiers(Config(model=checkpoint, prefix_disk_cache=True, encoder_disk_cache=True))
+    assert (usual.disk, usual.prefix_disk) == (
+        DiskPlace(tmp_path / "home" / "keepsight" / "embeddings"),
+        DiskPlace(tmp_path / "home" / "keepsight" / "prefixes"),
+    )
+
+
+def test_prefixes_are_found_by_those_alone_whose_numbers_are_the_same(checkpoint: Path, tmp_path: Path) -> None:
+    plan = plan_tiers(Config(model=checkpoint, prefix_disk_cache=f"{tmp_path}/kept"))
+    pages, other_pages = Pages("uint8", (2, 4, 8)), Pages("uint8", (2, 1, 8))
+    first = (pages, "processor", "float32 on cpu, avx2")
+    for told in (
+        first,
+        (other_pages, *first[1:]),
+        (pages, "another", first[2]),
+        (pages, first[1], "float32 on cpu, amx"),
+    ):
+        tiers = plan.open_prefixes(*told, lambda: None)
+        assert tiers is not None
+        load = StretchLoad(0, (b"stretch",))
+        tiers.load(load, 0.0)
+        [loaded] = tiers.take_loaded()
+        assert loaded.is_last, told
+        tiers.keep(b"stretch", lambda pages=told[0]: array_of(pages))  # type: ignore[misc]
+        tiers.close()
+    again = plan.open_prefixes(*first, lambda: None)
+    assert again is not None
+    again.load(load, 0.0)
+    wait_until(lambda: any(each.arrays == (array_of(pages),) for each in again.take_loaded()))
+    again.close()
+
+
+def array_of(pages: Pages) -> StoredArray:
+    return StoredArray(pages.dtype, pages.shape, memoryview(bytes(math.prod(pages.shape))))
+
+
 def test_weights_are_digested_only_where_entries_outlive_the_process(checkpoint: Path, tmp_path: Path) -> None:
     assert plan_tiers(Config(model=checkpoint)).model_digest is None
     digest = plan_tiers(Config(model=checkpoint, encoder_disk_cache=str(tmp_path / "kept"))).model_digest
@@ -66,6 +110,18 @@ WRONG: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "trace": (lambda path: {"record_cache_trace": path / "no" / "folder"}, "record_cache_trace: .* cannot be written"),
     "policy": (lambda _: {"encoder_cache_policy": "mru"}, "encoder_cache_policy: must be one of auto, lru, cost"),
     "type": (lambda _: {"encoder_disk_cache": 5}, "encoder_disk_cache: must be PATH, PATH:SIZE, :SIZE or True"),
+    "type of prefixes": (
+        lambda _: {"prefix_disk_cache": 5},
+        "prefix_disk_cache: must be PATH, PATH:SIZE, :SIZE or True",
+    ),
+    "no prefixes": (
+        lambda _: {"prefix_disk_cache": "", "enable_prefix_caching": False},
+        "prefix_disk_cache: is '', but without enable_prefix_caching none is kept",
+    ),
+    "one folder for both": (
+        lambda path: {"prefix_disk_cache": f"{path}:1G", "encoder_disk_cache": str(path)},
+        "prefix_disk_cache: .* is that of encoder_disk_cache: name another",
+    ),
     "nothing is kept": (
         lambda _: {"encoder_cache_gb": 0, "encoder_disk_cache": True},
         "encoder_disk_cache: is True, but an encoder cache of 0 keeps nothing for other requests",

@@ -1,4 +1,4 @@
-"""Embeddings as what tiers keep, and back: on a CPU the very same memory, which nobody changes.
+"""Tensors as what tiers keep, and back: on a CPU the very same memory, which nobody changes.
 
 Invariant: what comes back is bit for bit what went, on whatever device.
 """
@@ -13,8 +13,8 @@ from keepsight.models.layers import name_of
 from keepsight.tiers.tier import StoredArray
 
 
-def to_stored(embeddings: Tensor, seconds: float) -> StoredArray:
-    held = embeddings.cpu().contiguous()
+def to_stored(tensor: Tensor, seconds: float) -> StoredArray:
+    held = tensor.cpu().contiguous()
     content = held.view(torch.uint8).flatten().numpy()
     return StoredArray(name_of(held.dtype), tuple(held.shape), content.data, seconds)
 

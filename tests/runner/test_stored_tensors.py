@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from keepsight.runner.stored_embeddings import from_stored, to_stored
+from keepsight.runner.stored_tensors import from_stored, to_stored
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

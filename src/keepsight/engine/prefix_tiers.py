@@ -1,0 +1,163 @@
+"""Between an engine and the tiers of its prefix cache: keeps stretches of keys and values, loads those that are wanted.
+
+Knows neither the schedule nor tensors, and never makes the engine's loop wait.  Invariant: each load is answered in the
+order of its stretches, as far as they follow each other, and its last answer once; after `clear` never by what was kept
+or asked for before it.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from keepsight.engine.tell_tiers import tell_tiers
+from keepsight.requests import TierStatus
+from keepsight.scheduling.stretch_loads import StretchLoad
+from keepsight.tiers.tier import StoredArray
+from keepsight.tiers.tiered_store import TieredStore
+
+logger = logging.getLogger(__name__)
+# Besides what computing the row would take.
+LEAST_SECONDS = 0.1
+# As long as no prompt was computed.
+UNKNOWN_SECONDS = 1.0
+# Of one load on their way, and taken in with one step: a step waits for them to be copied, and memory holds them.
+STRETCHES_AT_ONCE = 16
+LOADS_AT_ONCE = 4
+
+
+class Pages(NamedTuple):
+    """What all stretches of this model are alike in."""
+
+    dtype: str
+    # Layers' keys and values, blocks, numbers of a block.
+    shape: tuple[int, int, int]
+
+
+class LoadedStretches(NamedTuple):
+    load: StretchLoad
+    # Which of them, and their content.
+    places: range
+    arrays: tuple[StoredArray, ...]
+    is_last: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Reading:
+    load: StretchLoad
+    seconds: float
+    # So many are to be had, as far as is known.
+    num_there: int
+    num_asked: int = 0
+    num_taken: int = 0
+    # By their place, until their turn has come.
+    arrived: dict[int, StoredArray] = field(default_factory=dict)
+
+    @property
+    def is_done(self) -> bool:
+        return self.num_taken == self.num_there
+
+
+class _Answer(NamedTuple):
+    reading: _Reading
+    place: int
+    array: StoredArray | None
+    epoch: int
+
+
+class PrefixTiers:
+    def __init__(
+        self, store: TieredStore, name: Callable[[bytes], str], pages: Pages, wake: Callable[[], object]
+    ) -> None:
+        """`name` makes an entry's of a stretch's hash."""
+        self._store, self._name, self._pages, self._wake = store, name, pages, wake
+        self._answers: deque[_Answer] = deque()
+        self._readings: list[_Reading] = []
+        self._waiting: deque[_Reading] = deque()
+        self._loop_thread = 0
+        self._epoch = 0
+
+    # On the engine's loop -------------------------------------------------------------------------------------
+
+    @property
+    def has_answers(self) -> bool:
+        return bool(self._answers)
+
+    def load(self, load: StretchLoad, seconds: float) -> None:
+        """`seconds`: what computing all of it would take; 0 where nobody knows.  Answered by `take_loaded`."""
+        self._waiting.append(_Reading(load, LEAST_SECONDS + (seconds or UNKNOWN_SECONDS), len(load.hashes)))
+
+    def take_loaded(self) -> list[LoadedStretches]:
+        """What has come since; more is asked for."""
+        self._loop_thread = threading.get_ident()
+        while self._answers:
+            reading, place, array, epoch = self._answers.popleft()
+            if array is None or epoch != self._epoch or not self._fits(array):
+                reading.num_there = min(reading.num_there, place)
+            else:
+                reading.arrived[place] = array
+        loaded = [self._advance(reading) for reading in self._readings]
+        self._readings = [reading for reading in self._readings if not reading.is_done]
+        while self._waiting and len(self._readings) < LOADS_AT_ONCE:
+            reading = self._waiting.popleft()
+            loaded.append(self._advance(reading))
+            if not reading.is_done:
+                self._readings.append(reading)
+        return [each for each in loaded if each.places or each.is_last]
+
+    def _advance(self, reading: _Reading) -> LoadedStretches:
+        """What of it has come and follows what was taken; more is asked for in its place."""
+        first, arrays = reading.num_taken, list[StoredArray]()
+        while (array := reading.arrived.pop(reading.num_taken, None)) is not None:
+            arrays.append(array)
+            reading.num_taken += 1
+        self._ask(reading)
+        return LoadedStretches(reading.load, range(first, reading.num_taken), tuple(arrays), reading.is_done)
+
+    def _ask(self, reading: _Reading) -> None:
+        """For some more, as far as they are known to be there."""
+        for place in range(reading.num_asked, min(reading.num_there, reading.num_taken + STRETCHES_AT_ONCE)):
+            name = self._name(reading.load.hashes[place])
+            if self._store.find(name) is None:
+                reading.num_there = place
+                return
+            reading.num_asked = place + 1
+            self._store.load(name, reading.seconds, partial(self._take_answer, reading, place, self._epoch))
+
+    def _take_answer(
+        self, reading: _Reading, place: int, epoch: int, _name: str, array: StoredArray | None, _tier: str | None
+    ) -> None:
+        self._answers.append(_Answer(reading, place, array, epoch))
+        if threading.get_ident() != self._loop_thread:
+            self._wake()
+
+    def _fits(self, array: StoredArray) -> bool:
+        if (array.dtype, array.shape) == self._pages:
+            return True
+        logger.error("a stretch of %s %s where %s %s was kept", array.dtype, array.shape, *self._pages)
+        return False
+
+    def keep(self, stretch: bytes, make_array: Callable[[], StoredArray]) -> None:
+        name = self._name(stretch)
+        if self._store.find(name) is None:
+            self._store.store(name, make_array())
+
+    def clear(self) -> None:
+        self._epoch += 1
+        self._store.clear()
+
+    def close(self) -> None:
+        self._store.close()
+
+    # For whoever asks -----------------------------------------------------------------------------------------
+
+    def status(self) -> tuple[TierStatus, ...]:
+        return tell_tiers(self._store, "prefix")
+
+    def check_invariants(self) -> None:
+        assert all(reading.num_taken < reading.num_there for reading in self._readings)
+        assert all(reading.num_taken < reading.num_asked for reading in self._readings), "nobody will wake for it"
+        self._store.check_invariants()

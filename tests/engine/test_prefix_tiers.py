@@ -1,0 +1,182 @@
+"""What is kept of prompts comes back in order, as far as it goes, and whatever a tier does, every load ends."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from keepsight.engine.prefix_tiers import (
+    LOADS_AT_ONCE,
+    STRETCHES_AT_ONCE,
+    LoadedStretches,
+    Pages,
+    PrefixTiers,
+)
+from keepsight.scheduling.stretch_loads import StretchLoad
+from keepsight.tiers.entry_key import entry_key
+from keepsight.tiers.tier import StoredArray
+from keepsight.tiers.tiered_store import TieredStore
+from tests.tiers.fake_tier import FakeTier
+from tests.wait_until import wait_until
+
+SOON = 20
+PAGES = Pages("uint8", (2, 1, 4))
+
+
+def stretch(number: int) -> StoredArray:
+    return StoredArray("uint8", PAGES.shape, memoryview(bytes([number % 256] * 8)))
+
+
+def row(length: int, first: int = 0) -> StretchLoad:
+    return StretchLoad(first, tuple(b"%d" % number for number in range(first, first + length)))
+
+
+class Tiers:
+    """As an engine's loop uses them."""
+
+    def __init__(self, tier: FakeTier) -> None:
+        self.num_wakes = 0
+        self.store = TieredStore(None, [tier])
+        self.tiers = PrefixTiers(self.store, lambda name: entry_key(name.hex(), "", "", ""), PAGES, self.wake)
+
+    def wake(self) -> None:
+        self.num_wakes += 1
+
+    def keep(self, *numbers: int) -> None:
+        for number in numbers:
+            self.tiers.keep(b"%d" % number, lambda number=number: stretch(number))  # type: ignore[misc]
+        assert self.store.wait_written(SOON)
+
+    def take_all(self, is_enough: Callable[[list[LoadedStretches]], bool]) -> list[LoadedStretches]:
+        taken: list[LoadedStretches] = []
+
+        def has_enough() -> bool:
+            taken.extend(self.tiers.take_loaded())
+            self.tiers.check_invariants()
+            return is_enough(taken)
+
+        wait_until(has_enough)
+        return taken
+
+    def load(self, *loads: StretchLoad) -> dict[StretchLoad, list[StoredArray]]:
+        """What came of each until all have ended."""
+        for load in loads:
+            self.tiers.load(load, 0.0)
+        taken = self.take_all(lambda taken: sum(each.is_last for each in taken) == len(loads))
+        came: dict[StretchLoad, list[StoredArray]] = {load: [] for load in loads}
+        for each in taken:
+            assert each.places == range(len(came[each.load]), len(came[each.load]) + len(each.arrays))
+            came[each.load] += each.arrays
+        return came
+
+
+@pytest.fixture
+def tier() -> FakeTier:
+    return FakeTier()
+
+
+@pytest.fixture
+def tiers(tier: FakeTier) -> Iterator[Tiers]:
+    tiers = Tiers(tier)
+    yield tiers
+    tiers.tiers.close()
+
+
+def test_a_row_comes_in_its_order_and_as_it_was_kept(tiers: Tiers) -> None:
+    length = 3 * STRETCHES_AT_ONCE + 5
+    tiers.keep(*range(length))
+    assert tiers.load(row(length)) == {row(length): [stretch(number) for number in range(length)]}
+
+
+def test_no_more_are_on_their_way_than_a_step_takes_in(tiers: Tiers, tier: FakeTier) -> None:
+    tiers.keep(*range(100))
+    tiers.tiers.load(row(100), 0.0)
+    for _ in range(5):
+        tiers.tiers.take_loaded()
+    wait_until(lambda: len(tiers.tiers._answers) == STRETCHES_AT_ONCE)
+    assert tier.num_gets == STRETCHES_AT_ONCE
+    [loaded] = tiers.tiers.take_loaded()
+    assert (loaded.places, loaded.is_last) == (range(STRETCHES_AT_ONCE), False)
+
+
+@pytest.mark.parametrize("gap", [0, 2, STRETCHES_AT_ONCE, 2 * STRETCHES_AT_ONCE - 1])
+def test_it_ends_before_the_first_that_is_not_there(tiers: Tiers, gap: int) -> None:
+    length = 2 * STRETCHES_AT_ONCE
+    tiers.keep(*(number for number in range(length) if number != gap))
+    assert [len(came) for came in tiers.load(row(length)).values()] == [gap]
+
+
+def test_what_nobody_kept_is_known_to_be_missing_at_once(tiers: Tiers, tier: FakeTier) -> None:
+    tiers.tiers.load(row(3), 0.0)
+    assert tiers.tiers.take_loaded() == [LoadedStretches(row(3), range(0), (), is_last=True)]
+    assert tier.num_gets == 0
+
+
+def test_many_loads_are_all_answered_some_at_a_time(tiers: Tiers) -> None:
+    tiers.keep(*range(40))
+    loads = [row(3, first) for first in range(3 * LOADS_AT_ONCE)] + [row(2, 100), row(60, 20)]
+    came = tiers.load(*loads)
+    assert {load: len(arrays) for load, arrays in came.items()} == {
+        **dict.fromkeys(loads[:-2], 3),
+        row(2, 100): 0,
+        row(60, 20): 20,
+    }
+
+
+def test_of_too_many_loads_some_wait_and_all_are_woken_for(tiers: Tiers, tier: FakeTier) -> None:
+    tiers.keep(*range(40))
+    tier.may_read.clear()
+    loads = [row(3, first) for first in range(LOADS_AT_ONCE + 3)]
+    for load in loads:
+        tiers.tiers.load(load, SOON)
+    assert tiers.tiers.take_loaded() == []
+    assert len(tiers.tiers._readings) == LOADS_AT_ONCE
+    tier.may_read.set()
+    num_ended = 0
+    while num_ended < len(loads):
+        wait_until(lambda: tiers.tiers.has_answers)
+        num_ended += sum(loaded.is_last for loaded in tiers.tiers.take_loaded())
+    assert tiers.num_wakes > 0
+
+
+def test_what_takes_longer_than_computing_it_is_given_up(tiers: Tiers, tier: FakeTier) -> None:
+    tiers.keep(*range(3))
+    tier.may_read.clear()
+    tiers.tiers.load(row(3), 1e-6)
+    taken = tiers.take_all(lambda taken: bool(taken))
+    tier.may_read.set()
+    assert taken == [LoadedStretches(row(3), range(0), (), is_last=True)]
+
+
+def test_after_clear_nothing_comes_of_what_was_kept_or_asked_for_before(tiers: Tiers, tier: FakeTier) -> None:
+    tiers.keep(*range(LOADS_AT_ONCE * 3))
+    tier.may_read.clear()
+    loads = [row(3, first) for first in range(LOADS_AT_ONCE + 2)]
+    for load in loads:
+        tiers.tiers.load(load, SOON)
+    tiers.tiers.take_loaded()
+    tiers.tiers.clear()
+    tier.may_read.set()
+    taken = tiers.take_all(lambda taken: len(taken) == len(loads))
+    assert all(not each.arrays and each.is_last for each in taken)
+    assert tiers.load(row(3)) == {row(3): []}
+
+
+def test_what_is_kept_already_is_not_read_from_the_device_again(tiers: Tiers) -> None:
+    tiers.keep(1)
+    tiers.tiers.keep(b"1", lambda: pytest.fail("it was read"))
+
+
+def test_one_of_another_shape_is_none(tiers: Tiers, caplog: pytest.LogCaptureFixture) -> None:
+    tiers.tiers.keep(b"0", lambda: StoredArray("uint8", (8,), memoryview(bytes(8))))
+    assert tiers.store.wait_written(SOON)
+    assert tiers.load(row(1)) == {row(1): []}
+    assert "where uint8 (2, 1, 4) was kept" in caplog.text
+
+
+@pytest.mark.parametrize("error", [OSError("gone"), RuntimeError("a fault of our own")])
+def test_a_tier_that_fails_ends_every_load(tiers: Tiers, tier: FakeTier, error: Exception) -> None:
+    tiers.keep(*range(3))
+    tier.error = error
+    assert tiers.load(row(3)) == {row(3): []}
+    [status] = tiers.tiers.status()
+    assert (status.cache, status.name, status.reason is None) == ("prefix", "disk", False)
