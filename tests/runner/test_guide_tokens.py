@@ -66,12 +66,23 @@ def test_what_is_said_under_a_guide_is_the_text_that_it_describes(checkpoint: Pa
     """Bytes of characters that no token has, spaces, runs of newlines: of two tokenizers."""
     tokenizer = Tokenizer.from_checkpoint(checkpoint)
     maker = GuideMaker(checkpoint / "tokenizer.json", tokenizer.eos_token_ids)
-    text = "  a\n\n\n日本 <table>\t\U0001f600é"
+    text = "  a\n\n\n日本 <table>\t\U0001f600é ▁ b▁▂e\u0301"
     state = state_for(maker, StructuredOutputsParams(choice=[text]), temperature=2.0, seed=3)
     said = say(state, lambda: torch.zeros(1, tokenizer.num_tokens + 5))
     maker.close()
     assert said[-1] in tokenizer.eos_token_ids
     assert tokenizer.decode(said[:-1]) == text
+
+
+def test_a_character_that_is_read_as_a_space_is_said_in_bytes_and_no_other_is() -> None:
+    """Gemma's normalizer makes `▁` of a space."""
+    tokenizer = Tokenizer.from_checkpoint(gemma_like_checkpoint())
+    maker = GuideMaker(gemma_like_checkpoint() / "tokenizer.json", tokenizer.eos_token_ids)
+    words, in_bytes = tokenizer.encode("the image "), [tokenizer.token_id(f"<0x{byte:02X}>") for byte in "▁▁".encode()]
+    state = state_for(maker, StructuredOutputsParams(choice=["the image ▁▁the image "]), temperature=2.0, seed=3)
+    said = say(state, lambda: torch.zeros(1, tokenizer.num_tokens))
+    maker.close()
+    assert [each for each in said if not tokenizer.is_special(each)] == [*words, *in_bytes, *words]
 
 
 def test_tokens_behind_a_hole_are_said_and_what_fills_it_is_not(tmp_path: Path) -> None:

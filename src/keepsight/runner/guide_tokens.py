@@ -6,6 +6,7 @@ token.  A guide follows its own sequence and no other; what goes wrong with it i
 grammar, or by `prepare`.
 """
 
+import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -157,12 +158,25 @@ class _Vocabulary:
         self.special_token_ids = [token_id for token_id, token in added.items() if token.special]
         self.bos_token_id = None
         self.eos_token_id = min(end_ids, default=0)
+        token_bytes, ids = TokenBytes(self._backend), range(max(self._backend.get_vocab().values()) + 1)
         # Nothing where an id has no token.
-        self.tokens = [*map(TokenBytes(self._backend).of, range(max(self._backend.get_vocab().values()) + 1))]
+        self.tokens = [*map(token_bytes.of, ids)]
+        self._byte_ids = {self.tokens[each][0]: each for each in ids if token_bytes.is_byte(each)}
 
     def __call__(self, text: str) -> list[int]:
+        """What its tokens do not say is said in bytes, where there are tokens of all bytes."""
+        whole = self._try_encode(text)
+        if whole is not None:
+            return whole
+        has_tokens = {each: self._try_encode(each) is not None for each in set(text)}
+        runs = ("".join(run) for _, run in itertools.groupby(text, has_tokens.__getitem__))
+        return [each for run in runs for each in self._try_encode(run) or map(self._byte_ids.__getitem__, run.encode())]
+
+    def _try_encode(self, text: str) -> list[int] | None:
+        """None where the tokens say another text, as Gemma's do of `▁`: they say a space."""
         token_ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        return token_ids
+        is_said = len(self._byte_ids) < 256 or b"".join(self.tokens[each] for each in token_ids) == text.encode()
+        return token_ids if is_said else None
 
 
 def forbid_tokens(logits: Tensor, guides: Sequence[Guide | None]) -> None:
