@@ -20,6 +20,8 @@ class AnswerPiece:
     finish_reason: FinishReason | None = None
     # The stop string or the caller's own stop token that ended the choice.
     stop_reason: str | int | None = None
+    # What its bytes become comes with a later one.
+    is_amid_bytes: bool = False
 
     @property
     def choice(self) -> int:
@@ -48,7 +50,7 @@ class AnswerAssembler:
         ends_by_token = token.finish_reason == "stop"
         text = streamer.push(token.token_id, is_stop_token=ends_by_token)
         if streamer.stop_string is None and token.finish_reason is None:
-            return AnswerPiece(token, text)
+            return AnswerPiece(token, text, is_amid_bytes=streamer.is_amid_bytes)
         text += streamer.finish()
         del self._streamers[token.choice]
         if streamer.stop_string is not None:

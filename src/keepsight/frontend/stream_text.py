@@ -30,6 +30,11 @@ class TextStreamer:
         """The stop string that ended the answer: tell the engine, and push no more."""
         return self._stop.found
 
+    @property
+    def is_amid_bytes(self) -> bool:
+        """What the run becomes is not known yet."""
+        return self._byte_run is not None
+
     def push(self, token_id: int, is_stop_token: bool = False) -> str:
         """`is_stop_token`: it ended the answer, as `<eos>` does, and so is part of it only if the caller asked."""
         assert self.stop_string is None, "the answer has ended"

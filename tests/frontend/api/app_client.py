@@ -27,6 +27,8 @@ class FakeEngine:
 
     preparer: RequestPreparer
     text: str = "Red. Blue."
+    # Said in place of `text`.
+    token_ids: Sequence[int] = ()
     end: FinishReason = "stop"
     fails_after: int | None = None
     failure: Exception = field(default_factory=lambda: RuntimeError("the engine broke"))
@@ -80,7 +82,7 @@ class FakeEngine:
             raise
 
     def _tokens(self, request: EngineRequest, choice: int) -> Iterator[TokenOutput]:
-        ids = self.preparer.tokenizer.encode(self.text)
+        ids = self.token_ids or self.preparer.tokenizer.encode(self.text)
         logprobs = request.sampling_params.logprobs
         while self.is_endless:
             yield TokenOutput(request.request_id, choice, ids[0])

@@ -26,6 +26,7 @@ from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.http.decode_body import Buffer
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.observe.account_ring import AccountRing, read_accounts
 from keepsight.observe.catalogue import BOUNDS
 from keepsight.observe.request_observer import ANSWER_TOKENS, ENDS, FIRST_TOKEN, PROMPT_TOKENS, WHOLE, RequestObserver
@@ -118,6 +119,42 @@ def test_offsets_are_of_the_text_whatever_of_it_a_token_is(client: Client, engin
     offsets = [offset for choice in choices for offset in choice["logprobs"]["text_offset"]]
     #                  a  🎉, four bytes  <end_of_turn>  é, two bytes  b
     assert offsets == [0, *[1, 1, 1, 1], 2, *[2, 2], 3]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("said", "text", "offsets"),
+    [
+        ("80 a a 80 80 80 a a", "�aa���aa", [*range(8)]),
+        ("E2 96 a", "��a", [0, 1, 2]),
+        ("C3 A9 96 a C3 A9", "���aé", [0, 1, 2, 3, 4, 4]),
+        ("C3 <end_of_turn> A9 a", "éa", [0, 0, 0, 1]),
+        ("C3 <end_of_turn> a", "�a", [0, 1, 1]),
+        ("a E2 96", "a��", [0, 1, 2]),
+    ],
+)
+def test_a_bad_byte_is_a_character_and_so_is_each_of_its_run(
+    client: Client, engine: FakeEngine, said: str, text: str, offsets: list[int], stream: bool
+) -> None:
+    engine.token_ids, engine.end = find_ids(client.preparer.tokenizer, said), "length"
+    response = complete(client, "Hello", logprobs=0, stream=stream, return_token_ids=True)
+    choices = [each["choices"][0] for each in (events_of(response) if stream else [response.json()])]
+    assert "".join(choice["text"] for choice in choices) == text
+    assert [each for choice in choices if choice["logprobs"] for each in choice["logprobs"]["text_offset"]] == offsets
+    assert [each for choice in choices for each in choice.get("token_ids", ())] == engine.token_ids
+
+
+def find_ids(tokenizer: Tokenizer, said: str) -> list[int]:
+    """Of tokens, of which those of bytes are written as two digits."""
+    found = [tokenizer.token_id(f"<0x{each}>" if len(each) == 2 else each) for each in said.split()]
+    return [each for each in found if each is not None]
+
+
+def test_bytes_of_a_prompt_and_of_its_answer_are_no_run(client: Client, engine: FakeEngine) -> None:
+    tokenizer = client.preparer.tokenizer
+    engine.token_ids, engine.end = find_ids(tokenizer, "A9 a"), "length"
+    [choice] = complete(client, find_ids(tokenizer, "<bos> a C3"), logprobs=0, echo=True).json()["choices"]
+    assert (choice["text"], choice["logprobs"]["text_offset"]) == ("<bos>a��a", [0, 5, 6, 7, 8])
 
 
 def test_a_part_of_a_character_has_its_own_logprob_though_others_look_alike(client: Client, engine: FakeEngine) -> None:

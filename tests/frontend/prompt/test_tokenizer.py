@@ -59,10 +59,14 @@ def test_token_ids_and_texts_are_those_of_transformers(directory: Path) -> None:
 def test_random_token_ids_decode_as_in_transformers(directory: Path) -> None:
     ours, judge = Tokenizer.from_checkpoint(directory), load_processor(directory).tokenizer
 
+    in_bytes = st.sampled_from([judge.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in "aé😀".encode()])
+
     @settings(max_examples=100)
-    @given(st.lists(st.integers(0, ours.num_tokens + 20), max_size=20), st.booleans())
+    @given(st.lists(st.integers(0, ours.num_tokens + 20) | in_bytes, max_size=20), st.booleans())
     def check(token_ids: list[int], skip: bool) -> None:
-        assert ours.decode(token_ids, skip) == judge.decode(token_ids, skip_special_tokens=skip)
+        expected = judge.decode(token_ids, skip_special_tokens=skip)
+        assert ours.decode(token_ids, skip) == expected
+        assert b"".join(ours.decode_each(token_ids, skip)) == expected.encode()
 
     check()
 

@@ -1,7 +1,8 @@
 """The answer to a completion request, in OpenAI's shapes."""
 
+import codecs
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -36,6 +37,8 @@ class CompletionAnswer(Answer):
         self._written = list(asked.prompts.values()) if asked.echo else None
         # By choice, of a stream: characters of the tokens that were told.
         self._offsets: Counter[int] = Counter()
+        # And pieces that wait for what their bytes become.
+        self._held = defaultdict[int, list[AnswerPiece]](list)
 
     @made_once
     def _echoes(self) -> list[str]:
@@ -55,7 +58,7 @@ class CompletionAnswer(Answer):
         first = choices[0][0].token
         prompt_logprobs, prompt_token_ids = self._tell_prompt(first), self._tell_prompt_ids(number)
         for index, pieces in enumerate(choices, start=number * self._num_choices):
-            answered = self._tell_answered(piece.token for piece in pieces)
+            answered = self._tell_answered([piece.token for piece in pieces])
             yield CompletionChoice(
                 index=index,
                 text=self._echoes[number] + "".join(piece.text for piece in pieces),
@@ -78,13 +81,19 @@ class CompletionAnswer(Answer):
         return CompletionChoice(index=index, text=self._echoes[number], finish_reason=None, prompt_token_ids=ids)
 
     def _chunk_choices(self, index: int, piece: AnswerPiece) -> Sequence[CompletionChoice]:
+        """Where bytes begin is known with their text only: log-probabilities wait for it."""
+        pieces = self._held[index]
+        pieces.append(piece)
+        if piece.is_amid_bytes and self._asked.choose_logprobs() is not None:
+            return ()
+        del self._held[index]
         choice = CompletionChoice(
             index=index,
             text=piece.text,
             finish_reason=piece.finish_reason,
-            logprobs=self._logprobs(self._tell_answered([piece.token]), index),
+            logprobs=self._logprobs(self._tell_answered([each.token for each in pieces]), index),
             stop_reason=msgspec.UNSET if piece.finish_reason is None else piece.stop_reason,
-            token_ids=self._tell_ids([piece]),
+            token_ids=self._tell_ids(pieces),
         )
         return [choice]
 
@@ -98,18 +107,17 @@ class CompletionAnswer(Answer):
         first, *others = self._prompts[number].engine_request.token_ids
         is_written = self._echoes[number].startswith(self._tokenizer.token(first) or "")
         shows_first = is_written or not self._tokenizer.is_special(first)
-        yield _ToldToken(first, self._tokenizer.token_bytes(first) if shows_first else b"", None)
-        for token_id, logprobs in zip(others, answered.prompt_logprobs or (), strict=False):
-            yield _ToldToken(token_id, self._tokenizer.token_bytes(token_id), logprobs)
+        first_shown, *shown = self._tokenizer.decode_each([first, *others], skip_special_tokens=False)
+        yield _ToldToken(first, first_shown if shows_first else b"", None)
+        yield from map(_ToldToken, others, shown, answered.prompt_logprobs or ())
 
-    def _tell_answered(self, tokens: Iterable[TokenOutput]) -> Iterator[_ToldToken]:
+    def _tell_answered(self, tokens: Sequence[TokenOutput]) -> Iterator[_ToldToken]:
         if not self._asked.wants_answer:
             return
         params = self._prompts[0].engine_request.sampling_params
-        for token in tokens:
-            is_shown = not (params.skip_special_tokens and self._tokenizer.is_special(token.token_id))
-            shown = self._tokenizer.token_bytes(token.token_id) if is_shown else b""
-            yield _ToldToken(token.token_id, shown, token.logprobs)
+        shown = self._tokenizer.decode_each([token.token_id for token in tokens], params.skip_special_tokens)
+        for token, each in zip(tokens, shown, strict=True):
+            yield _ToldToken(token.token_id, each, token.logprobs)
 
     def _logprobs(self, tokens: Iterable[_ToldToken], streamed: int | None = None) -> CompletionLogprobs | None:
         """`streamed`: the choice whose tokens these continue."""
@@ -131,11 +139,8 @@ class CompletionAnswer(Answer):
 
 def _find_offsets(told: Sequence[_ToldToken], end: int) -> tuple[list[int], int]:
     """Where in the text each begins, and where the last ends.  Several may be one character, and begin there."""
-    offsets = []
-    for token in told:
-        goes_on = bool(token.shown) and not _begins_character(token.shown[0])
-        offsets.append(max(0, end - goes_on))
-        end += sum(map(_begins_character, token.shown))
+    read = codecs.getincrementaldecoder("utf-8")().decode
+    *offsets, end = itertools.accumulate((len(read(token.shown)) for token in told), initial=end)
     return offsets, end
 
 
@@ -145,8 +150,3 @@ def _by_token(logprobs: Sequence[TopLogprob]) -> dict[str, float]:
     for each in logprobs:
         told.setdefault(each.token, each.logprob)
     return told
-
-
-def _begins_character(byte: int) -> bool:
-    """Of UTF-8."""
-    return byte & 0b1100_0000 != 0b1000_0000

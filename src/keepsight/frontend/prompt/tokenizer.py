@@ -104,6 +104,19 @@ class Tokenizer:
             raise InvalidArgumentError("token_ids", f"must be token ids: {error}") from error
         return text
 
+    def decode_each(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> list[bytes]:
+        """What each adds to one decode() of them all.  A bad byte makes U+FFFD of every byte token of its run."""
+        parts = [b"" if skip_special_tokens and self.is_special(each) else self.token_bytes(each) for each in token_ids]
+        # What adds nothing does not end a run either.
+        visible = [place for place, part in enumerate(parts) if part]
+        groups = itertools.groupby(visible, lambda place: self.is_byte(token_ids[place]))
+        for run in [[*places] for is_run, places in groups if is_run]:
+            said = b"".join(parts[place] for place in run)
+            if said.decode(errors="ignore").encode() != said:
+                for place in run:
+                    parts[place] = "\ufffd".encode()
+        return parts
+
     def token_id(self, token: str) -> int | None:
         token_id: int | None = self._backend.token_to_id(token)
         return token_id
