@@ -79,12 +79,12 @@ def test_what_is_kept_is_counted_verified_and_cleared(kept: Path, capsys: pytest
     assert main(["cache", "clear", *disk]) == 0
     assert main(["cache", "inspect", *disk]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("3 embeddings, ")
+    assert lines[0].startswith("3 entries, ")
     assert [line.split(",")[1] for line in lines[1:3]] == [
         " 0 were damaged and are removed",
         " 1 were damaged and are removed",
     ]
-    assert lines[3:] == ["2 embeddings removed", "0 embeddings, 0.0 MiB"]
+    assert lines[3:] == ["2 entries removed", "0 entries, 0.0 MiB"]
 
 
 def test_an_output_that_nobody_reads_is_no_fault_of_the_place(kept: Path) -> None:
@@ -152,8 +152,11 @@ def test_warmed_pictures_are_kept_and_can_be_pinned_by_the_same_flags(
     draw(3).picture.resize((1200, 400)).save(picture)
     draw(4).picture.save(other)
     options = ["--encoder-disk-cache", str(tmp_path / "kept"), "--device", "cpu", "--mm-processor-kwargs", CROPS]
-    assert main(["cache", "warm", str(picture), *options]) == 0
-    assert "disk: 4 embeddings" in capsys.readouterr().out
+    # Even where a server with these flags keeps prompts, which would spare their pictures the encoding.
+    for _ in range(2):
+        assert main(["cache", "warm", str(picture), *options, "--prefix-disk-cache", str(tmp_path / "prefixes")]) == 0
+        assert "disk: 4 entries" in capsys.readouterr().out
+    assert not (tmp_path / "prefixes").exists()
     assert main(["cache", "pin", str(picture), *options]) == 0
     assert capsys.readouterr().out.startswith("4 embeddings pinned; ")
     assert main(["cache", "pin", str(picture), str(other), *options]) == 2
@@ -214,12 +217,12 @@ def test_pins_are_shown_and_go_again(kept: Path, capsys: pytest.CaptureFixture[s
     assert main(["cache", "inspect", "--disk", str(kept)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "2 embeddings pinned; all pinned take 0.0 of 16384.0 MiB",
-        "3 embeddings, 0.0 MiB; 2 pinned, 0.0 MiB",
+        "3 entries, 0.0 MiB; 2 pinned, 0.0 MiB",
         *sorted(f"{key} 4096{'' if key == keys[1] else ' pinned'}" for key in keys),
         "1 embeddings unpinned",
-        "2 embeddings, 0.0 MiB; 0 pinned, 0.0 MiB; 1 pinned that are not there",
+        "2 entries, 0.0 MiB; 0 pinned, 0.0 MiB; 1 pinned that are not there",
         "1 embeddings unpinned",
-        "2 embeddings, 0.0 MiB",
+        "2 entries, 0.0 MiB",
     ]
 
 
@@ -254,7 +257,7 @@ def test_pins_never_take_more_than_the_budget(kept: Path, capsys: pytest.Capture
 def test_what_cannot_be_pinned_is_refused(
     arguments: list[str], field: str, kept: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("keepsight.tiers.open_tiers.default_disk_directory", lambda: kept)
+    monkeypatch.setattr("keepsight.tiers.open_tiers.default_disk_directory", lambda _: kept)
     assert main(["cache", *arguments]) == 2
     assert f"{field}: " in capsys.readouterr().err
     assert not PinFolder(kept).list()

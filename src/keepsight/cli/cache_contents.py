@@ -26,9 +26,9 @@ MIB = 2**20
 _NO_BUDGET = 2**62
 AnyTier = TypeVar("AnyTier", DiskTier, RedisTier)
 _SUMMARIES = {
-    "inspect": "how many embeddings are kept, how large they are, and how many are pinned",
-    "verify": "read all embeddings that are kept, and remove what is damaged",
-    "clear": "remove all embeddings that are kept, pinned ones too, also those of other servers that share the place",
+    "inspect": "how many entries are kept, how large they are, and how many are pinned",
+    "verify": "read all entries that are kept, and remove what is damaged",
+    "clear": "remove all entries that are kept, pinned ones too, also those of other servers that share the place",
 }
 
 
@@ -36,7 +36,8 @@ def add_commands(commands: Commands) -> None:
     for name, summary in _SUMMARIES.items():
         command = add_command(commands, name, summary)
         place = command.add_mutually_exclusive_group()
-        place.add_argument("--disk", default="", metavar="PATH", help="folder (default: ~/.cache/keepsight/embeddings)")
+        told = "folder of embeddings or prompts (default: ~/.cache/keepsight/embeddings)"
+        place.add_argument("--disk", default="", metavar="PATH", help=told)
         place.add_argument("--remote", metavar="URL", help="server that speaks Redis's protocol, in place of a folder")
         if name == "inspect":
             command.add_argument("--keys", action="store_true", help="a line for each: its key, bytes, whether pinned")
@@ -106,7 +107,7 @@ def faults_told(field: str, place: str) -> Iterator[None]:
 
 
 def _told(sizes: Mapping[str, int]) -> str:
-    return f"{len(sizes)} embeddings, {sum(sizes.values()) / MIB:.1f} MiB"
+    return f"{len(sizes)} entries, {sum(sizes.values()) / MIB:.1f} MiB"
 
 
 def _inspect(tier: DiskTier | RedisTier, pinned: frozenset[str], tells_keys: bool) -> list[str]:
@@ -124,20 +125,22 @@ def _inspect(tier: DiskTier | RedisTier, pinned: frozenset[str], tells_keys: boo
 def _verify(tier: DiskTier | RedisTier) -> tuple[list[str], int]:
     sizes = tier.list_sizes()
     num_damaged = sum(not tier.verify(key) for key in sizes)
-    told = f"{len(sizes)} embeddings read, {num_damaged} were damaged and are removed"
+    told = f"{len(sizes)} entries read, {num_damaged} were damaged and are removed"
     return [told], 1 if num_damaged else 0
 
 
 def _clear(tier: DiskTier | RedisTier) -> tuple[list[str], int]:
     num_entries = len(tier.list_sizes())
     tier.clear()
-    return [f"{num_entries} embeddings removed"], 0
+    return [f"{num_entries} entries removed"], 0
 
 
 def _warm(arguments: argparse.Namespace) -> int:
     """By asking about each: what is kept already is not encoded again."""
     if arguments.encoder_disk_cache is None and arguments.encoder_remote_cache is None:
         arguments.encoder_disk_cache = ""
+    # What is known of a prompt would spare its picture the encoding.
+    arguments.prefix_disk_cache = None
     config = config_from(arguments)
     pictures = {str(path): read_picture(path, "PICTURE") for path in arguments.pictures}
     # Nobody is to wait for a model whose work has no place.

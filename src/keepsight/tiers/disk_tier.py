@@ -390,7 +390,7 @@ def _remove_dead(path: Path) -> None:
 def _refuse_if_shared(folder: Path) -> None:
     about = folder.stat()
     if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o077:
-        raise TierError(f"{folder} is open to others, who must not see what is derived from users' pictures")
+        raise TierError(f"{folder} is open to others, who must not see what is derived from what users sent")
 
 
 def _warn_if_open(folder: Path) -> None:
@@ -399,4 +399,4 @@ def _warn_if_open(folder: Path) -> None:
     all_write = about.st_mode & stat.S_IWOTH and not about.st_mode & stat.S_ISVTX
     if all_write or about.st_uid not in (0, os.geteuid()):
         whose = "everybody may write to it" if all_write else f"it belongs to the user {about.st_uid}"
-        logger.warning("whoever replaces what lies in %s changes what answers say of pictures: %s", folder, whose)
+        logger.warning("whoever replaces what lies in %s changes answers: %s", folder, whose)

@@ -1,4 +1,4 @@
-"""The names of embeddings in tiers that outlive the model: of all that they depend on, and telling nothing of it.
+"""The names of entries in tiers that outlive the model: of all that they depend on, and telling nothing of it.
 
 Invariant: other weights, configuration, precision or preprocessing never read what these wrote.
 """
@@ -16,15 +16,15 @@ from keepsight.tiers.cache_home import cache_home
 
 logger = logging.getLogger(__name__)
 
-# Of how embeddings are computed here: to be raised when that changes their bits.
+# Of how embeddings, keys and values are computed here: to be raised when that changes their bits.
 _VERSION = 5
 _KEY = re.compile(r"[0-9a-f]{64}")
 _CONFIGURATION = ("config.json", "preprocessor_config.json", "processor_config.json", "model.safetensors.index.json")
 
 
-def entry_key(encoder_key: str, model_digest: str, processor: str, dtype: str) -> str:
-    """64 hexadecimal digits.  The encoder key covers the content, the adapter and the tenant's salt."""
-    return blake3(json.dumps([_VERSION, encoder_key, model_digest, processor, dtype]).encode()).hexdigest()
+def entry_key(key: str, model_digest: str, processor: str, dtype: str) -> str:
+    """64 hexadecimal digits.  An encoder key, or a block's hash, covers content, adapter and the tenant's salt."""
+    return blake3(json.dumps([_VERSION, key, model_digest, processor, dtype]).encode()).hexdigest()
 
 
 def is_entry_key(text: str) -> bool:

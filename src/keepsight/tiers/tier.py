@@ -1,4 +1,4 @@
-"""What a tier is: a place where embeddings outlive the device's memory.
+"""What a tier is: a place where embeddings, or keys and values, outlive the device's memory.
 
 A tier knows names and bytes; neither tensors, nor who asks.  Invariant of all: `get` gives what was put under that
 key, bit for bit, or None.

@@ -127,7 +127,7 @@ class TierWorker:
         return array
 
     def _write_all(self) -> None:
-        # A folder or server that cannot be used is known before the first picture, not by it.
+        # A folder or server that cannot be used is known before the first request, not by it.
         with self._safely("it could not be opened"), self.guard.watch() as may:
             if may:
                 self.tier.open()
