@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from keepsight import StructuredOutputsParams, __version__
 from keepsight.api_settings import ApiSettings
 from keepsight.errors import EngineLostError, InvalidArgumentError, MediaWorkersLostError, RequestFailedError
+from keepsight.frontend.api.answer import Answer
 from keepsight.frontend.api.app import create_app
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prompt import check_grammar
@@ -22,7 +23,7 @@ from keepsight.observe.catalogue import RESPONSES
 from keepsight.observe.counters import Counters
 from keepsight.requests import TierStatus
 from tests.drawn import ask, by_url, draw, to_data_url, to_png
-from tests.frontend.api.app_client import HELLO, MODEL, Client, FakeEngine, error_of
+from tests.frontend.api.app_client import HELLO, MODEL, Client, FakeEngine, complete, error_of
 from tests.wait_until import wait_until
 
 
@@ -572,3 +573,17 @@ def test_who_waits_for_a_grammar_leaves_threads_to_the_others(client: Client, mo
             await ask_all(http, "/v1/completions", {"prompt": "Hello"})
 
     asyncio.run(run())
+
+
+def test_an_answer_that_has_ended_is_gone_though_nobody_looks_for_garbage(client: Client) -> None:
+    """It has its request's prompt, and pictures."""
+    gc.collect()
+    gc.disable()
+    try:
+        client.chat()
+        client.stream()
+        client.chat(tools=[{"type": "function", "function": {"name": "f"}}])
+        complete(client, "Hello")
+        assert [each for each in gc.get_objects() if isinstance(each, Answer)] == []
+    finally:
+        gc.enable()

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -33,8 +34,8 @@ class ChatAnswer(Answer):
     ) -> None:
         super().__init__(asked, prompts, tokenizer, model_name)
         self._terms = asked.read_call_terms()
-        # By choice, of a stream.
-        self._tellers = defaultdict[int, CallTeller](lambda: CallTeller(self._terms))
+        # By choice, of a stream.  What they are made with is not this: a prompt would stay until garbage is looked for.
+        self._tellers = defaultdict[int, CallTeller](partial(CallTeller, self._terms))
 
     def _completion(self, choices: Sequence[Sequence[AnswerPiece]]) -> ChatCompletion:
         return ChatCompletion(
