@@ -1,5 +1,6 @@
 """What is kept of prompts comes back in order, as far as it goes, and whatever a tier does, every load ends."""
 
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -180,3 +181,34 @@ def test_a_tier_that_fails_ends_every_load(tiers: Tiers, tier: FakeTier, error: 
     assert tiers.load(row(3)) == {row(3): []}
     [status] = tiers.tiers.status()
     assert (status.cache, status.name, status.reason is None) == ("prefix", "disk", False)
+
+
+class ClosedTier(FakeTier):
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__()
+        self.may_open, self.opening_error = threading.Event(), error
+
+    def open(self) -> None:
+        assert self.may_open.wait(SOON)
+        if self.opening_error is not None:
+            raise self.opening_error
+
+
+@pytest.mark.parametrize("error", [None, OSError("no such folder")])
+def test_an_engine_waits_until_it_is_known_what_was_kept_before(error: Exception | None) -> None:
+    tier = ClosedTier(error)
+    tiers = Tiers(tier)
+    threading.Timer(0.05, tier.may_open.set).start()
+    tiers.tiers.wait_opened()
+    assert tier.may_open.is_set()
+    tiers.tiers.close()
+
+
+def test_it_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    tier = ClosedTier()
+    tiers = Tiers(tier)
+    monkeypatch.setattr("keepsight.engine.prefix_tiers.OPENING_SECONDS", 0.01)
+    tiers.tiers.wait_opened()
+    assert "what is kept of prompts is not known yet" in caplog.text
+    tier.may_open.set()
+    tiers.tiers.close()

@@ -65,6 +65,8 @@ def load_engine(
             None if tiers is None else tiers.keeping,
             None if prefixes is None else prefixes.keep,
         )
+        if prefixes:
+            prefixes.wait_opened()
         undoing.pop_all()
     return LoadedEngine(
         scheduler=scheduler,

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 LEAST_SECONDS = 0.1
 # As long as no prompt was computed.
 UNKNOWN_SECONDS = 1.0
+# Usually it is done long before the model is loaded.
+OPENING_SECONDS = 5.0
 # Of one load on their way, and taken in with one step: a step waits for them to be copied, and memory holds them.
 STRETCHES_AT_ONCE = 16
 LOADS_AT_ONCE = 4
@@ -79,6 +81,11 @@ class PrefixTiers:
         self._waiting: deque[_Reading] = deque()
         self._loop_thread = 0
         self._epoch = 0
+
+    def wait_opened(self) -> None:
+        """As only what is known to be there is asked for."""
+        if not self._store.wait_opened(OPENING_SECONDS):
+            logger.warning("what is kept of prompts is not known yet: at first they are computed")
 
     # On the engine's loop -------------------------------------------------------------------------------------
 

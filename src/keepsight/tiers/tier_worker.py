@@ -42,7 +42,7 @@ class TierWorker:
         self._num_waiting_bytes = 0
         # What is being written just now: found as well.
         self._writing: tuple[str, StoredArray] | None = None
-        self._must_clear = self._is_clearing = self._is_closed = False
+        self._is_opened = self._must_clear = self._is_clearing = self._is_closed = False
         self._threads = [
             threading.Thread(target=target, name=f"{tier.name}-tier-{name}", daemon=True)
             for name, target in (("reads", self._read_all), ("writes", self._write_all))
@@ -89,6 +89,11 @@ class TierWorker:
             self._must_clear = True
             self._changed.notify_all()
 
+    def wait_opened(self, seconds: float) -> bool:
+        """Until what was there before is known, or cannot be."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._is_opened, seconds)
+
     def wait_written(self, seconds: float) -> bool:
         """Until nothing waits to be written; for shutdown and tests."""
         with self._changed:
@@ -131,6 +136,9 @@ class TierWorker:
         with self._safely("it could not be opened"), self.guard.watch() as may:
             if may:
                 self.tier.open()
+        with self._changed:
+            self._is_opened = True
+            self._changed.notify_all()
         while self._take_write():
             is_done = False
             with self._safely("an entry could not be written"), self.guard.watch() as may:

@@ -125,6 +125,10 @@ class TieredStore:
         """By tier: entries that were not put there, as too much waited, it was set aside, or had no room."""
         return {worker.tier.name: worker.num_left_out for worker in self._workers}
 
+    def wait_opened(self, seconds: float) -> bool:
+        """Until it is known what all tiers hold that can be used; sooner, less may be found than there is."""
+        return all(worker.wait_opened(seconds) for worker in self._workers)
+
     def wait_written(self, seconds: float) -> bool:
         return all(worker.wait_written(seconds) for worker in self._workers)
 
