@@ -79,6 +79,7 @@ def test_prefixes_are_found_by_those_alone_whose_numbers_are_the_same(checkpoint
     ):
         tiers = plan.open_prefixes(*told, lambda: None)
         assert tiers is not None
+        tiers.wait_opened()
         load = StretchLoad(0, (b"stretch",))
         tiers.load(load, 0.0)
         [loaded] = tiers.take_loaded()
@@ -87,6 +88,7 @@ def test_prefixes_are_found_by_those_alone_whose_numbers_are_the_same(checkpoint
         tiers.close()
     again = plan.open_prefixes(*first, lambda: None)
     assert again is not None
+    again.wait_opened()
     again.load(load, 0.0)
     wait_until(lambda: any(each.arrays == (array_of(pages),) for each in again.take_loaded()))
     again.close()

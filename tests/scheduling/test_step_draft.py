@@ -118,3 +118,49 @@ def test_a_short_beginning_is_computed_where_a_step_has_room_for_no_more() -> No
     drive = Drive(make_config(max_num_batched_tokens=13))
     drive.run(make_request("a", 10, "cat", 3))
     drive.expect_right_answers()
+
+
+# A book and a question ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lane", ["now", "beside"])
+def test_a_question_does_not_wait_for_a_prompt_of_many_steps(lane: str) -> None:
+    drive = Drive(make_config(max_prompt_tokens_beside_streams=2, num_blocks=128, max_num_seqs=4))
+    if lane == "beside":
+        drive.add(make_request("stream", 3, max_tokens=90, ignore_eos=True))
+        drive.step()
+    drive.add(make_request("book", 300, cache_salt="book"))
+    assert [piece.length for piece in getattr(drive.step(), lane)] == [64]
+    drive.add(make_request("question", 5, cache_salt="question"))
+    assert [(piece.sequence_id[0], piece.length) for piece in getattr(drive.step(), lane)] == [
+        ("book", 56),
+        ("question", 5),
+    ]
+    # Nobody waits any more.
+    assert [piece.length for piece in drive.step().beside] == [64]
+    drive.expect_all_answered()
+
+
+def test_another_book_waits_for_the_first_and_holds_back_no_question() -> None:
+    drive = Drive(make_config(num_blocks=256, max_num_seqs=4))
+    for number in range(2):
+        drive.add(make_request(f"book {number}", 300, cache_salt=f"{number}"))
+    drive.step()
+    drive.add(make_request("question", 5))
+    assert [(piece.sequence_id[0], piece.length) for piece in drive.step().now] == [("book 0", 56), ("question", 5)]
+    drive.expect_all_answered()
+
+
+def test_a_longer_question_gets_on_by_its_part_of_each_step() -> None:
+    drive = Drive(make_config(num_blocks=256, max_num_seqs=4))
+    drive.add(make_request("book", 500, cache_salt="book"))
+    drive.step()
+    drive.add(make_request("question", 20))
+    assert [[piece.length for piece in drive.step().now] for _ in range(3)] == [[56, 8], [64], [64]]
+    drive.expect_all_answered()
+
+
+@pytest.mark.parametrize("config", [{"takes_turns": True}, {"max_num_batched_tokens": 6 + 8 - 1}], ids=str)
+def test_nothing_is_left_where_nobody_reads_along_or_a_picture_needs_all(config: dict[str, Any]) -> None:
+    drive = Drive(make_config(num_blocks=128, **config))
+    assert step_draft.tokens_left_by_long(drive.config.scheduler) == 0

@@ -2,7 +2,8 @@
 
 Pure: messages and results in, plans and outputs out.  Everything is granted in one total order (priority, arrival,
 choice) and taken back in its reverse, so the first sequence of that order always gets on, whatever the budgets.  Of a
-step's tokens those that run take theirs before those that wait: a prompt that has begun is computed to its end.
+step's tokens those that run take theirs before those that wait: a prompt that has begun is computed to its end, though
+one that does not fit a step leaves a part of each to those.
 """
 
 import itertools
@@ -21,7 +22,7 @@ from keepsight.scheduling.media_claims import MediaClaims
 from keepsight.scheduling.page_grants import PageGrants
 from keepsight.scheduling.prompt_pins import PromptPins
 from keepsight.scheduling.request_state import FOR_MEDIA, Begun, ParkedFor, RequestState, Status
-from keepsight.scheduling.step_draft import Piece, StepDraft, room_to_join
+from keepsight.scheduling.step_draft import Piece, StepDraft, room_to_join, tokens_left_by_long
 from keepsight.scheduling.step_plan import (
     Computed,
     Fault,
@@ -131,6 +132,11 @@ class Scheduler:
     # What goes out --------------------------------------------------------------------------------------------
 
     @property
+    def looks_again(self) -> bool:
+        """After a step that did nothing, whether the next may: who was parked may find its prompt known."""
+        return self.media.has_awaited_changed
+
+    @property
     def has_requests(self) -> bool:
         return bool(self._choices)
 
@@ -184,6 +190,9 @@ class Scheduler:
             now_tokens_left=config.max_num_batched_tokens - num_streams,
             room=room,
             beside_tokens_left=config.max_num_batched_tokens if lane_is_free else 0,
+            longest=config.max_num_batched_tokens,
+            left_by_long=tokens_left_by_long(config),
+            lineup=self.lineup,
             is_for_encodings=self._turns.is_encoders,
         )
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from keepsight.engine_config import SchedulerConfig
+from keepsight.engine_config import SchedulerConfig, least_batched_tokens
 from keepsight.scheduling.lineup import Lineup
 from keepsight.scheduling.request_state import RequestState
 from keepsight.scheduling.step_plan import EndName, NewSequence, PageCopy, Recall, SequenceId, Slice
@@ -11,6 +11,19 @@ from keepsight.scheduling.step_plan import EndName, NewSequence, PageCopy, Recal
 # Where at least so many prompts wait, and more than half as many as answers stream, all join with so many tokens: who
 # reads along waits for them then.  Beside they would have half of the machine, one after the other.
 LEAST_CROWD, CROWD_TOKENS = 3, 512
+
+
+# Of a step, what a prompt that does not fit one leaves to those who wait: no question waits for somebody's book, which
+# takes an eighth longer then.
+PART_LEFT_BY_LONG = 8
+
+
+def tokens_left_by_long(config: SchedulerConfig) -> int:
+    """None that a picture needs, which is computed whole; and none where nobody reads along."""
+    if config.takes_turns:
+        return 0
+    most = config.max_num_batched_tokens - least_batched_tokens(config.tokens_per_item, config.max_num_seqs)
+    return min(config.max_num_batched_tokens // PART_LEFT_BY_LONG, most)
 
 
 class Room(NamedTuple):
@@ -53,6 +66,10 @@ class StepDraft:
     # Of these, prompts that join running streams.
     room: Room
     beside_tokens_left: int
+    # What more is left to compute of than this leaves so much of either lane to others, if any still wait.
+    longest: int
+    left_by_long: int
+    lineup: Lineup
     # Nothing is computed: of who could be, as many as a step would reach only ask for the media that they lack.
     is_for_encodings: bool
     copy: list[PageCopy] = field(default_factory=list)
@@ -76,12 +93,12 @@ class StepDraft:
         """Whether a prompt with so much left to compute belongs into `now`."""
         return self.joining_tokens_left is None or length <= self.room.longest
 
-    def tokens_left(self, length: int, *, joins: bool) -> int:
-        """For a prompt with so much left to compute."""
-        if not joins:
-            return self.beside_tokens_left
-        if self.joining_tokens_left is None:
-            return self.now_tokens_left
+    def tokens_left(self, length: int, *, joins: bool, is_waiting: bool = True) -> int:
+        """For a prompt with so much left to compute, which may be one of those who wait."""
+        if not joins or self.joining_tokens_left is None:
+            left = self.now_tokens_left if joins else self.beside_tokens_left
+            leaves_some = length > self.longest and self.lineup.num_kept_waiting > is_waiting
+            return max(0, left - self.left_by_long) if leaves_some else left
         num_kept = self.room.num_for_short if length > self.room.longest_short else 0
         return max(0, min(self.now_tokens_left, self.joining_tokens_left - num_kept))
 
@@ -95,6 +112,8 @@ class StepDraft:
         """
         if piece.end == end_of_prompt:
             return False
+        if piece.end == start and self.left_by_long and end_of_prompt - start > self.longest:
+            return True  # what is left is for others
         is_scrap = piece.end - start < block_size and self.has_prompts(joins=piece.joins)
         if piece.end == start or is_scrap:
             self._lanes_waited_for.add(piece.joins)
