@@ -133,7 +133,7 @@ def test_a_question_does_not_wait_for_a_prompt_of_many_steps(lane: str) -> None:
     assert [piece.length for piece in getattr(drive.step(), lane)] == [64]
     drive.add(make_request("question", 5, cache_salt="question"))
     assert [(piece.sequence_id[0], piece.length) for piece in getattr(drive.step(), lane)] == [
-        ("book", 56),
+        ("book", 32),
         ("question", 5),
     ]
     # Nobody waits any more.
@@ -147,7 +147,7 @@ def test_another_book_waits_for_the_first_and_holds_back_no_question() -> None:
         drive.add(make_request(f"book {number}", 300, cache_salt=f"{number}"))
     drive.step()
     drive.add(make_request("question", 5))
-    assert [(piece.sequence_id[0], piece.length) for piece in drive.step().now] == [("book 0", 56), ("question", 5)]
+    assert [(piece.sequence_id[0], piece.length) for piece in drive.step().now] == [("book 0", 32), ("question", 5)]
     drive.expect_all_answered()
 
 
@@ -155,8 +155,8 @@ def test_a_longer_question_gets_on_by_its_part_of_each_step() -> None:
     drive = Drive(make_config(num_blocks=256, max_num_seqs=4))
     drive.add(make_request("book", 500, cache_salt="book"))
     drive.step()
-    drive.add(make_request("question", 20))
-    assert [[piece.length for piece in drive.step().now] for _ in range(3)] == [[56, 8], [64], [64]]
+    drive.add(make_request("question", 40))
+    assert [[piece.length for piece in drive.step().now] for _ in range(2)] == [[32, 32], [32, 8]]
     drive.expect_all_answered()
 
 

@@ -1,7 +1,7 @@
 """How much of a prompt is computed next: before media that are not ready, not amid an item, and not too little."""
 
 from keepsight.scheduling.media_claims import MediaClaims
-from keepsight.scheduling.request_state import ParkedFor, RequestState, Status
+from keepsight.scheduling.request_state import ParkedFor, RequestState
 from keepsight.scheduling.step_draft import Piece, StepDraft
 
 # A shorter piece of text before a picture that is not ready is not worth a step of its own.
@@ -18,8 +18,7 @@ def cut_piece(state: RequestState, start: int, draft: StepDraft, media: MediaCla
     state.num_to_join = most - start if joins and most == state.num_tokens else 0
     if not joins and not draft.beside_tokens_left:
         return ParkedFor.LANE
-    is_waiting = state.status is Status.WAITING
-    end = min(most, start + draft.tokens_left(most - start, joins=joins, is_waiting=is_waiting))
+    end = min(most, start + draft.tokens_left(most - start, joins=joins))
     return Piece(_whole_items_end(state, start, end), joins)
 
 

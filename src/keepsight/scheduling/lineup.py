@@ -30,6 +30,11 @@ class Lineup:
         """Who could be computed if others were not."""
         return len(self.waiting) + sum(state.parked_for is ParkedFor.LANE for state in self.parked)
 
+    @property
+    def num_prompts(self) -> int:
+        """Who could be computed and does not stream yet."""
+        return self.num_kept_waiting + sum(not state.is_stream for state in self.running)
+
     def add(self, state: RequestState) -> None:
         insort(self.waiting, state, key=by_order)
 

@@ -3,7 +3,7 @@
 Pure: messages and results in, plans and outputs out.  Everything is granted in one total order (priority, arrival,
 choice) and taken back in its reverse, so the first sequence of that order always gets on, whatever the budgets.  Of a
 step's tokens those that run take theirs before those that wait: a prompt that has begun is computed to its end, though
-one that does not fit a step leaves a part of each to those.
+one that does not fit a step leaves half of each to others.
 """
 
 import itertools

@@ -13,9 +13,8 @@ from keepsight.scheduling.step_plan import EndName, NewSequence, PageCopy, Recal
 LEAST_CROWD, CROWD_TOKENS = 3, 512
 
 
-# Of a step, what a prompt that does not fit one leaves to those who wait: no question waits for somebody's book, which
-# takes an eighth longer then.
-PART_LEFT_BY_LONG = 8
+# Of a step, what a prompt that does not fit one leaves to other prompts: no question waits for somebody's book.
+PART_LEFT_BY_LONG = 0.5
 
 
 def tokens_left_by_long(config: SchedulerConfig) -> int:
@@ -23,7 +22,7 @@ def tokens_left_by_long(config: SchedulerConfig) -> int:
     if config.takes_turns:
         return 0
     most = config.max_num_batched_tokens - least_batched_tokens(config.tokens_per_item, config.max_num_seqs)
-    return min(config.max_num_batched_tokens // PART_LEFT_BY_LONG, most)
+    return min(int(config.max_num_batched_tokens * PART_LEFT_BY_LONG), most)
 
 
 class Room(NamedTuple):
@@ -66,7 +65,7 @@ class StepDraft:
     # Of these, prompts that join running streams.
     room: Room
     beside_tokens_left: int
-    # What more is left to compute of than this leaves so much of either lane to others, if any still wait.
+    # What more is left to compute of than this leaves so much of either lane to other prompts, if there are any.
     longest: int
     left_by_long: int
     lineup: Lineup
@@ -93,11 +92,12 @@ class StepDraft:
         """Whether a prompt with so much left to compute belongs into `now`."""
         return self.joining_tokens_left is None or length <= self.room.longest
 
-    def tokens_left(self, length: int, *, joins: bool, is_waiting: bool = True) -> int:
-        """For a prompt with so much left to compute, which may be one of those who wait."""
+    def tokens_left(self, length: int, *, joins: bool) -> int:
+        """For a prompt with so much left to compute."""
         if not joins or self.joining_tokens_left is None:
             left = self.now_tokens_left if joins else self.beside_tokens_left
-            leaves_some = length > self.longest and self.lineup.num_kept_waiting > is_waiting
+            num_planned = self._num_joining + len(self.beside)
+            leaves_some = length > self.longest and self.lineup.num_prompts > 1 + num_planned
             return max(0, left - self.left_by_long) if leaves_some else left
         num_kept = self.room.num_for_short if length > self.room.longest_short else 0
         return max(0, min(self.now_tokens_left, self.joining_tokens_left - num_kept))
