@@ -72,7 +72,6 @@ class Parts:
     moments: list[float] = field(default_factory=list)
     story: list[Any] = field(default_factory=list)
     sent: list[FromEngine] = field(default_factory=list)
-    looks_again: bool = False
 
     def add(self, request: EngineRequest) -> RequestFailed | None:
         self.story.append(("add", request.request_id))

@@ -203,9 +203,9 @@ class EngineLoop:
         return [*self._meter.note_step(plan, result, seconds), *outputs, *self._take_hints()]
 
     def _has_come_to_rest(self, plan: StepPlan, result: StepResult) -> bool:
-        """With nothing begun, nothing heard and nothing given up meanwhile, the next plan would be as empty."""
+        """With nothing begun and nothing heard, the next plan would be as empty."""
         has_answers = any(tiers.has_answers for tiers in (self._tiers, self._prefixes) if tiers is not None)
-        return plan.is_empty and result.is_empty and not (has_answers or self._scheduler.looks_again)
+        return plan.is_empty and result.is_empty and not has_answers
 
     def _take_hints(self) -> Sequence[FromEngine]:
         self._scheduler.kept.note_pixels(*self._source.take_changes())

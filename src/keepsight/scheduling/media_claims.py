@@ -93,12 +93,8 @@ class MediaClaims:
             if not self.encoder_cache.can_find(state.encoder_keys[index]):
                 self.loads.ask(state, index)
 
-    @property
-    def has_awaited_changed(self) -> bool:
-        """Whether anything has come or gone that others may be parked for, since this was last taken."""
-        return self._has_awaited_changed
-
     def take_awaited_change(self) -> bool:
+        """Whether anything has come or gone that others may be parked for, since this was last asked."""
         has_changed, self._has_awaited_changed = self._has_awaited_changed, False
         return has_changed
 

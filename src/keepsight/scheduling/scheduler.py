@@ -132,11 +132,6 @@ class Scheduler:
     # What goes out --------------------------------------------------------------------------------------------
 
     @property
-    def looks_again(self) -> bool:
-        """After a step that did nothing, whether the next may: who was parked may find its prompt known."""
-        return self.media.has_awaited_changed
-
-    @property
     def has_requests(self) -> bool:
         return bool(self._choices)
 
