@@ -28,7 +28,7 @@ from keepsight.models.layers import Placement
 from keepsight.requests import EngineRequest, RequestFailed
 from keepsight.runner.model_runner import ModelRunner
 from keepsight.scheduling.scheduler import Scheduler
-from keepsight.scheduling.step_plan import Encoding
+from keepsight.scheduling.step_plan import Encoding, KeptStretch
 from keepsight.scheduling.stretch_loads import StretchLoad
 from keepsight.tiers.tier import StoredArray
 from tests.drawn import ask, draw
@@ -251,8 +251,8 @@ class Engine:
         if self.scheduler.embeddings_loaded(key, is_found=array is not None) and array is not None:
             self.runner.hold_embeddings(key, array)
 
-    def keep_stretch(self, stretch: bytes, make_array: Callable[[], StoredArray]) -> None:
-        self.stretches[stretch] = make_array()
+    def keep_stretch(self, kept: KeptStretch, make_array: Callable[[], StoredArray]) -> None:
+        self.stretches[kept.stretch] = make_array()
 
     def load_stretches(self, load: StretchLoad) -> None:
         found = list(itertools.takewhile(self.stretches.__contains__, load.hashes))

@@ -130,7 +130,7 @@ class FakeRunner:
         is_done: Callable[[], bool] | None = None,
         keep: Callable[[Encoding, float, Callable[[], StoredArray]], object] = lambda *_: None,
         clock: Callable[[], float] = time.monotonic,
-        keep_stretch: Callable[[bytes, Callable[[], StoredArray]], object] = lambda *_: None,
+        keep_stretch: Callable[[KeptStretch, Callable[[], StoredArray]], object] = lambda *_: None,
     ) -> None:
         self._block_size, self._clock, self._keep_stretch = block_size, clock, keep_stretch
         self._slots: list[int | None] = [None] * (num_blocks * block_size)
@@ -193,7 +193,7 @@ class FakeRunner:
         self.plans.append(plan)
         self._forget(plan)
         for kept in plan.keep:
-            self._keep_stretch(kept.stretch, partial(self._read, kept))
+            self._keep_stretch(kept, partial(self._read, kept))
         self._fill(plan.fill)
         self._unwanted_before, self._unwanted = self._unwanted, frozenset(plan.unwanted)
         for new in plan.new:

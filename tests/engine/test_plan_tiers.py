@@ -11,8 +11,9 @@ import pytest
 from keepsight.config import Config
 from keepsight.engine.embedding_tiers import Embeddings
 from keepsight.engine.plan_tiers import plan_tiers
-from keepsight.engine.prefix_tiers import Pages
+from keepsight.engine.prefix_tiers import LoadedStretches, Pages
 from keepsight.errors import InvalidArgumentError
+from keepsight.scheduling.step_plan import KeptStretch
 from keepsight.scheduling.stretch_loads import StretchLoad
 from keepsight.tiers.open_tiers import DiskPlace, RemotePlace
 from keepsight.tiers.tier import StoredArray
@@ -82,9 +83,10 @@ def test_prefixes_are_found_by_those_alone_whose_numbers_are_the_same(checkpoint
         tiers.wait_opened()
         load = StretchLoad(0, (b"stretch",))
         tiers.load(load, 0.0)
-        [loaded] = tiers.take_loaded()
-        assert loaded.is_last, told
-        tiers.keep(b"stretch", lambda pages=told[0]: array_of(pages))  # type: ignore[misc]
+        loaded = list[LoadedStretches]()
+        wait_until(lambda tiers=tiers, loaded=loaded: loaded.extend(tiers.take_loaded()) or loaded)  # type: ignore[misc]
+        assert loaded == [LoadedStretches(load, range(0), (), is_last=True)], told
+        tiers.keep(KeptStretch(b"stretch", ()), lambda pages=told[0]: array_of(pages))  # type: ignore[misc]
         tiers.close()
     again = plan.open_prefixes(*first, lambda: None)
     assert again is not None

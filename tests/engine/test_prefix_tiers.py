@@ -1,6 +1,7 @@
 """What is kept of prompts comes back in order, as far as it goes, and whatever a tier does, every load ends."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,6 +13,7 @@ from keepsight.engine.prefix_tiers import (
     Pages,
     PrefixTiers,
 )
+from keepsight.scheduling.step_plan import KeptStretch
 from keepsight.scheduling.stretch_loads import StretchLoad
 from keepsight.tiers.entry_key import entry_key
 from keepsight.tiers.tier import StoredArray
@@ -31,20 +33,28 @@ def row(length: int, first: int = 0) -> StretchLoad:
     return StretchLoad(first, tuple(b"%d" % number for number in range(first, first + length)))
 
 
+def key_of(name: bytes) -> str:
+    return entry_key(name.hex(), "", "", "")
+
+
+def name_of(number: int) -> str:
+    return key_of(b"%d" % number)
+
+
 class Tiers:
     """As an engine's loop uses them."""
 
-    def __init__(self, tier: FakeTier) -> None:
+    def __init__(self, tier: FakeTier, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_wakes = 0
         self.store = TieredStore(None, [tier])
-        self.tiers = PrefixTiers(self.store, lambda name: entry_key(name.hex(), "", "", ""), PAGES, self.wake)
+        self.tiers = PrefixTiers(self.store, key_of, PAGES, self.wake, clock)
 
     def wake(self) -> None:
         self.num_wakes += 1
 
     def keep(self, *numbers: int) -> None:
         for number in numbers:
-            self.tiers.keep(b"%d" % number, lambda number=number: stretch(number))  # type: ignore[misc]
+            self.tiers.keep(KeptStretch(b"%d" % number, ()), lambda number=number: stretch(number))  # type: ignore[misc]
         assert self.store.wait_written(SOON)
 
     def take_all(self, is_enough: Callable[[list[LoadedStretches]], bool]) -> list[LoadedStretches]:
@@ -106,10 +116,43 @@ def test_it_ends_before_the_first_that_is_not_there(tiers: Tiers, gap: int) -> N
     assert [len(came) for came in tiers.load(row(length)).values()] == [gap]
 
 
-def test_what_nobody_kept_is_known_to_be_missing_at_once(tiers: Tiers, tier: FakeTier) -> None:
-    tiers.tiers.load(row(3), 0.0)
-    assert tiers.tiers.take_loaded() == [LoadedStretches(row(3), range(0), (), is_last=True)]
-    assert tier.num_gets == 0
+def test_of_what_nobody_kept_the_first_is_asked_for_as_others_may_have_put_it_there(
+    tiers: Tiers, tier: FakeTier
+) -> None:
+    assert tiers.load(row(30)) == {row(30): []}
+    assert tier.num_gets == 1
+
+
+def test_what_another_server_put_there_meanwhile_is_found(tiers: Tiers, tier: FakeTier) -> None:
+    tiers.keep(*range(5))
+    tier.is_known = False
+    assert tiers.load(row(7)) == {row(7): [stretch(number) for number in range(5)]}
+
+
+def test_of_a_row_that_was_read_the_first_was_used_last(tiers: Tiers, tier: FakeTier) -> None:
+    tiers.keep(*range(4))
+    tiers.load(row(6))
+    assert tiers.store.wait_written(SOON)
+    assert tier.uses == [name_of(number) for number in (3, 2, 1, 0)]
+
+
+def test_of_a_row_that_goes_on_the_first_was_used_last(tiers: Tiers, tier: FakeTier) -> None:
+    tiers.keep(0, 1)
+    tiers.tiers.keep(KeptStretch(b"2", (), behind=(b"0", b"1")), lambda: stretch(2))
+    assert tiers.store.wait_written(SOON)
+    assert tier.uses == [name_of(1), name_of(0)]
+
+
+def test_a_row_is_waited_for_no_longer_than_computing_it_would_take(tier: FakeTier) -> None:
+    now = 0.0
+    tiers = Tiers(tier, clock=lambda: now)
+    tiers.keep(*range(100))
+    tiers.tiers.load(row(100), 5.0)
+    tiers.take_all(lambda taken: sum(len(each.arrays) for each in taken) >= STRETCHES_AT_ONCE)
+    now = 6.0
+    taken = tiers.take_all(lambda taken: bool(taken) and taken[-1].is_last)
+    assert taken[-1].places.stop < 100
+    tiers.tiers.close()
 
 
 def test_many_loads_are_all_answered_some_at_a_time(tiers: Tiers) -> None:
@@ -164,11 +207,11 @@ def test_after_clear_nothing_comes_of_what_was_kept_or_asked_for_before(tiers: T
 
 def test_what_is_kept_already_is_not_read_from_the_device_again(tiers: Tiers) -> None:
     tiers.keep(1)
-    tiers.tiers.keep(b"1", lambda: pytest.fail("it was read"))
+    tiers.tiers.keep(KeptStretch(b"1", ()), lambda: pytest.fail("it was read"))
 
 
 def test_one_of_another_shape_is_none(tiers: Tiers, caplog: pytest.LogCaptureFixture) -> None:
-    tiers.tiers.keep(b"0", lambda: StoredArray("uint8", (8,), memoryview(bytes(8))))
+    tiers.tiers.keep(KeptStretch(b"0", ()), lambda: StoredArray("uint8", (8,), memoryview(bytes(8))))
     assert tiers.store.wait_written(SOON)
     assert tiers.load(row(1)) == {row(1): []}
     assert "where uint8 (2, 1, 4) was kept" in caplog.text

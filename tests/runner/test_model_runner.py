@@ -125,7 +125,7 @@ def test_a_slice_may_begin_inside_a_picture_whose_first_pages_are_held(driver: D
 def test_pages_that_were_kept_go_on_in_another_runner(small: SmallModel, order: list[int]) -> None:
     kept: dict[bytes, StoredArray] = {}
     before, after = (
-        Driver(small, keep_stretch=lambda name, make_array: kept.update({name: make_array()})),
+        Driver(small, keep_stretch=lambda each, make_array: kept.update({each.stretch: make_array()})),
         Driver(small),
     )
     request = small.request("r", 3)

@@ -12,7 +12,7 @@ from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.block_hash import BlockHasher, extra_keys_by_block
 from keepsight.scheduling.encoder_cache_manager import encoder_key
 from keepsight.scheduling.scheduler import Scheduler
-from keepsight.scheduling.step_plan import Encoding, StepPlan
+from keepsight.scheduling.step_plan import Encoding, KeptStretch, StepPlan
 from keepsight.scheduling.stretch_loads import StretchLoad
 from keepsight.testing import FakeRunner, answer_alone, pixels_like, tell_alone
 from keepsight.tiers.tier import StoredArray
@@ -120,8 +120,8 @@ class Drive:
     def keep(self, encoding: Encoding, _seconds: float, make_array: Callable[[], StoredArray]) -> None:
         self.tier[encoding.encoder_key] = make_array()
 
-    def keep_stretch(self, stretch: bytes, make_array: Callable[[], StoredArray]) -> None:
-        self.stretches[stretch] = make_array()
+    def keep_stretch(self, kept: KeptStretch, make_array: Callable[[], StoredArray]) -> None:
+        self.stretches[kept.stretch] = make_array()
 
     def load_stretches(self, load: StretchLoad, most: int, *, is_late: bool = False) -> None:
         """So many more of it, as far as they are there."""

@@ -382,8 +382,15 @@ class TestStretches:
         kv.publish(A, name_of("vwxyz"), 3 * BLOCK + 1)
         assert kv.take_to_keep() == [KeptStretch(b"vw", (0, 1))]
         kv.publish(A, name_of("vwxyz"), 5 * BLOCK)
-        assert kv.take_to_keep() == [KeptStretch(b"vwxy", (2, 3))]
+        assert kv.take_to_keep() == [KeptStretch(b"vwxy", (2, 3), behind=(b"vw",))]
         assert kv.take_to_keep() == []
+
+    def test_the_last_of_some_tells_of_all_that_it_follows_those_that_were_found_too(self) -> None:
+        kv = KvCacheManager(KvCacheConfig(num_blocks=8, block_size=BLOCK, blocks_per_stretch=1))
+        compute(kv, A, "vw")
+        assert kv.take_to_keep() == [KeptStretch(b"v", (0,)), KeptStretch(b"vw", (1,), behind=(b"v",))]
+        compute(kv, B, "vwx")
+        assert kv.take_to_keep() == [KeptStretch(b"vwx", (2,), behind=(b"v", b"vw"))]
 
     def test_one_that_begins_in_what_was_found_is_whole(self) -> None:
         kv = self.stretched()

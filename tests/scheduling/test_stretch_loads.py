@@ -167,3 +167,29 @@ def test_after_a_reset_nothing_that_was_computed_before_is_kept() -> None:
     drive.scheduler.reset(prefix=True, encoder=False)
     drive.run()
     assert drive.stretches == {}
+
+
+def test_what_came_for_who_waits_for_a_seat_does_not_go_for_what_others_want() -> None:
+    before = drive_over(max_num_seqs=8, num_blocks=200)
+    for number in range(6):
+        before.run(make_request(f"{number}", 4 * TOKENS + 1, cache_salt=f"{number}"))
+    before.step()
+    drive = drive_over(before, num_blocks=30, max_num_seqs=1)
+    drive.run(*(make_request(f"{number}", 4 * TOKENS + 1, cache_salt=f"{number}") for number in range(6)))
+    drive.expect_right_answers()
+    assert set(drive.cached.values()) == {4 * TOKENS}
+    kv_cache = drive.scheduler.kv_cache
+    assert kv_cache.num_loaded_hit_tokens == kv_cache.num_hit_tokens == 6 * 4 * TOKENS
+
+
+def test_of_a_load_that_came_in_vain_no_hit_is_counted() -> None:
+    before = after_asking(6 * TOKENS)
+    drive = drive_over(before)
+    drive.loads = False
+    drive.add(make_request("a", 6 * TOKENS))
+    drive.step()
+    drive.load_stretches(next(iter(drive.stretch_loads)), 6)
+    drive.scheduler.reset(prefix=True, encoder=False)
+    drive.run()
+    drive.expect_right_answers()
+    assert drive.scheduler.kv_cache.num_loaded_hit_tokens == 0

@@ -11,6 +11,9 @@ class FakeTier:
         self.entries: dict[str, StoredArray] = {}
         self.error: Exception | None = None
         self.num_gets = 0
+        self.uses: list[str] = []
+        # Whether it knows without looking.
+        self.is_known = True
         # While cleared, reads or writes stay where they are.
         self.may_read, self.may_write = threading.Event(), threading.Event()
         self.may_read.set()
@@ -20,7 +23,7 @@ class FakeTier:
     def open(self) -> None: ...
 
     def has(self, key: str) -> bool:
-        return key in self.entries
+        return self.is_known and key in self.entries
 
     def get(self, key: str) -> StoredArray | None:
         self.num_gets += 1
@@ -34,6 +37,9 @@ class FakeTier:
         self._fail()
         self.entries[key] = array
         return True
+
+    def note_use(self, key: str) -> None:
+        self.uses.append(key)
 
     def drop(self, key: str) -> None:
         self.entries.pop(key, None)

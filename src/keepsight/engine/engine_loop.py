@@ -151,12 +151,12 @@ class EngineLoop:
         if self._prefixes is None:
             return
         for wanted in self._scheduler.stretches.take_wanted():
+            self._meter.note_stretches(wanted)
             self._prefixes.load(wanted, self._meter.seconds_to_compute(wanted))
         for loaded in self._prefixes.take_loaded():
             for place, array in zip(loaded.places, loaded.arrays, strict=True):
                 self._runner.hold_stretch(loaded.load.hashes[place], array)
             self._scheduler.stretches_loaded(loaded.load, loaded.places, is_last=loaded.is_last)
-            self._meter.note_stretches(loaded)
 
     def _load_embeddings(self) -> None:
         """Asks tiers for what is wanted.  What lies in host memory, or nowhere, is known before the step is planned."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from keepsight.engine.embedding_tiers import EmbeddingTiers
 from keepsight.engine.pixel_source import PixelSource
-from keepsight.engine.prefix_tiers import LoadedStretches, PrefixTiers
+from keepsight.engine.prefix_tiers import PrefixTiers
 from keepsight.observe.catalogue import (
     ENCODED,
     ENCODER,
@@ -70,9 +70,7 @@ class EngineMeter:
         self._copied_at, self._num_sequences = 0.0, 0
         # Since then: as many may have ended.
         self._has_somebody_come = False
-        self._num_device_hits = self._num_hit_tokens = 0
-        # Tokens that a tier gave and that were not found since, and those that were: no hits of the device's own.
-        self._num_loaded_tokens = self._num_found_loaded = 0
+        self._num_device_hits = self._num_own_hit_tokens = self._num_loaded_hit_tokens = 0
         self._encoding, self._prompt_token = MeanCost(), BulkCost()
         # By request; by media hash: when pixels came, and whether from the engine's own keeping; by encoder key.
         self._arrivals, self._begins = _Recent[float](), _Recent[float]()
@@ -115,13 +113,9 @@ class EngineMeter:
         self._counters.add(ENCODER[tier].hits)
         self._counters.add(ENCODER[tier].saved_seconds, seconds_to_make)
 
-    def note_stretches(self, loaded: LoadedStretches) -> None:
-        num_tokens = len(loaded.places) * self._scheduler.stretches.num_tokens_each
-        self._num_loaded_tokens += num_tokens
-        self._counters.add(PREFIX_DISK.hits, num_tokens)
-        self._counters.add(PREFIX_DISK.saved_seconds, num_tokens * self._prompt_token.seconds)
-        if loaded.is_last:
-            self._counters.add(PREFIX_DISK.queries, self._num_tokens_of(loaded.load))
+    def note_stretches(self, load: StretchLoad) -> None:
+        """They were looked for."""
+        self._counters.add(PREFIX_DISK.queries, self._num_tokens_of(load))
 
     def seconds_to_compute(self, load: StretchLoad) -> float:
         """0 as long as nothing is known."""
@@ -208,13 +202,13 @@ class EngineMeter:
         counters.follow(PREFIX.evictions, kv.pool.num_evicted)
         found, findable = kv.pool.num_findable, kv.pool.num_blocks if kv.is_caching else 0
         counters.set_all(PREFIX.sizes(found * per_block, findable * per_block, found))
-        num_new = kv.num_hit_tokens - self._num_hit_tokens
-        num_loaded = min(num_new, self._num_loaded_tokens)
-        self._num_hit_tokens += num_new
-        self._num_loaded_tokens -= num_loaded
-        self._num_found_loaded += num_loaded
-        counters.follow(PREFIX.hits, self._num_hit_tokens - self._num_found_loaded)
-        counters.add(PREFIX.saved_seconds, (num_new - num_loaded) * self._prompt_token.seconds)
+        num_loaded, num_own = kv.num_loaded_hit_tokens, kv.num_hit_tokens - kv.num_loaded_hit_tokens
+        counters.follow(PREFIX.hits, num_own)
+        counters.follow(PREFIX_DISK.hits, num_loaded)
+        each = self._prompt_token.seconds
+        counters.add(PREFIX.saved_seconds, (num_own - self._num_own_hit_tokens) * each)
+        counters.add(PREFIX_DISK.saved_seconds, (num_loaded - self._num_loaded_hit_tokens) * each)
+        self._num_own_hit_tokens, self._num_loaded_hit_tokens = num_own, num_loaded
 
     def _copy_embeddings(self) -> None:
         cache, counters, slots = self._scheduler.media.encoder_cache, self._counters, ENCODER["device"]

@@ -63,7 +63,7 @@ class TierPlan:
         if self.prefix_disk is None:
             return None
         name = self.namer(f"stretches of {pages.shape[1]} blocks, pictures {processor}", place)
-        store = open_tiers(disk=self.prefix_disk, policy="lru")
+        store = open_tiers(disk=self.prefix_disk, policy="lru", keeps_first=True)
         assert store is not None
         return PrefixTiers(store, lambda stretch: name(stretch.hex()), pages, wake)
 
@@ -77,7 +77,7 @@ def plan_tiers(config: Config) -> TierPlan:
     """Raises InvalidArgumentError for what is neither a place nor an address."""
     disk = _plan_disk(config.encoder_disk_cache, "encoder_disk_cache", "embeddings")
     prefix_disk = _plan_disk(config.prefix_disk_cache, "prefix_disk_cache", "prefixes")
-    if disk and prefix_disk and disk.directory == prefix_disk.directory:
+    if disk and prefix_disk and disk.directory.resolve() == prefix_disk.directory.resolve():
         raise InvalidArgumentError("prefix_disk_cache", f"{disk.directory} is that of encoder_disk_cache: name another")
     url, remote = config.encoder_remote_cache, None
     if url is not None:

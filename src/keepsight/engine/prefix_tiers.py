@@ -7,14 +7,16 @@ or asked for before it.
 
 import logging
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
 from keepsight.engine.tell_tiers import tell_tiers
 from keepsight.requests import TierStatus
+from keepsight.scheduling.step_plan import KeptStretch
 from keepsight.scheduling.stretch_loads import StretchLoad
 from keepsight.tiers.tier import StoredArray
 from keepsight.tiers.tiered_store import TieredStore
@@ -26,7 +28,7 @@ LEAST_SECONDS = 0.1
 UNKNOWN_SECONDS = 1.0
 # Usually it is done long before the model is loaded.
 OPENING_SECONDS = 5.0
-# Of one load on their way, and taken in with one step: a step waits for them to be copied, and memory holds them.
+# Of all loads on their way, and taken in with one step: a step waits for them to be copied, and memory holds them.
 STRETCHES_AT_ONCE = 16
 LOADS_AT_ONCE = 4
 
@@ -51,8 +53,10 @@ class LoadedStretches(NamedTuple):
 class _Reading:
     load: StretchLoad
     seconds: float
+    # Once the first was asked for.
+    deadline: float | None = None
     # So many are to be had, as far as is known.
-    num_there: int
+    num_there: int = 0
     num_asked: int = 0
     num_taken: int = 0
     # By their place, until their turn has come.
@@ -72,10 +76,15 @@ class _Answer(NamedTuple):
 
 class PrefixTiers:
     def __init__(
-        self, store: TieredStore, name: Callable[[bytes], str], pages: Pages, wake: Callable[[], object]
+        self,
+        store: TieredStore,
+        name: Callable[[bytes], str],
+        pages: Pages,
+        wake: Callable[[], object],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`name` makes an entry's of a stretch's hash."""
-        self._store, self._name, self._pages, self._wake = store, name, pages, wake
+        self._store, self._name, self._pages, self._wake, self._clock = store, name, pages, wake, clock
         self._answers: deque[_Answer] = deque()
         self._readings: list[_Reading] = []
         self._waiting: deque[_Reading] = deque()
@@ -95,7 +104,8 @@ class PrefixTiers:
 
     def load(self, load: StretchLoad, seconds: float) -> None:
         """`seconds`: what computing all of it would take; 0 where nobody knows.  Answered by `take_loaded`."""
-        self._waiting.append(_Reading(load, LEAST_SECONDS + (seconds or UNKNOWN_SECONDS), len(load.hashes)))
+        patience = LEAST_SECONDS + (seconds or UNKNOWN_SECONDS)
+        self._waiting.append(_Reading(load, patience, num_there=len(load.hashes)))
 
     def take_loaded(self) -> list[LoadedStretches]:
         """What has come since; more is asked for."""
@@ -122,17 +132,27 @@ class PrefixTiers:
             arrays.append(array)
             reading.num_taken += 1
         self._ask(reading)
+        if reading.is_done:
+            self._note_uses(reading.load.hashes[: reading.num_taken])
         return LoadedStretches(reading.load, range(first, reading.num_taken), tuple(arrays), reading.is_done)
 
     def _ask(self, reading: _Reading) -> None:
-        """For some more, as far as they are known to be there."""
-        for place in range(reading.num_asked, min(reading.num_there, reading.num_taken + STRETCHES_AT_ONCE)):
+        """For some more.  What is not known others may have put there: it is asked for once all before it has come."""
+        now = self._clock()
+        if reading.deadline is None:
+            reading.deadline = now + reading.seconds
+        most = reading.num_taken + max(1, STRETCHES_AT_ONCE // max(1, len(self._readings)))
+        for place in range(reading.num_asked, min(reading.num_there, most)):
+            if now > reading.deadline:
+                reading.num_there = reading.num_asked
+                return
             name = self._name(reading.load.hashes[place])
-            if self._store.find(name) is None:
-                reading.num_there = place
+            is_known = self._store.find(name) is not None
+            if not is_known and place > reading.num_taken:
                 return
             reading.num_asked = place + 1
-            self._store.load(name, reading.seconds, partial(self._take_answer, reading, place, self._epoch))
+            left = reading.deadline - now
+            self._store.load(name, left, partial(self._take_answer, reading, place, self._epoch))
 
     def _take_answer(
         self, reading: _Reading, place: int, epoch: int, _name: str, array: StoredArray | None, _tier: str | None
@@ -147,10 +167,16 @@ class PrefixTiers:
         logger.error("a stretch of %s %s where %s %s was kept", array.dtype, array.shape, *self._pages)
         return False
 
-    def keep(self, stretch: bytes, make_array: Callable[[], StoredArray]) -> None:
-        name = self._name(stretch)
+    def keep(self, kept: KeptStretch, make_array: Callable[[], StoredArray]) -> None:
+        name = self._name(kept.stretch)
         if self._store.find(name) is None:
             self._store.store(name, make_array())
+        self._note_uses(kept.behind)
+
+    def _note_uses(self, stretches: Sequence[bytes]) -> None:
+        """Of a row, the first one last: without it none of them is found."""
+        for stretch in reversed(stretches):
+            self._store.note_use(self._name(stretch))
 
     def clear(self) -> None:
         self._epoch += 1

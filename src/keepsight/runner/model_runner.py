@@ -56,8 +56,8 @@ logger = logging.getLogger(__name__)
 Job = Generator[None, None, StepResult]
 # What becomes of embeddings besides: told what was encoded, what one took, and how to get them.
 Keep = Callable[[Encoding, float, Callable[[], StoredArray]], object]
-# The same of pages that follow each other, by their hash; what is not got at once is written to again.
-KeepStretch = Callable[[bytes, Callable[[], StoredArray]], object]
+# The same of pages that follow each other; what is not got at once is written to again.
+KeepStretch = Callable[[KeptStretch, Callable[[], StoredArray]], object]
 
 
 class ModelRunner:
@@ -158,9 +158,8 @@ class ModelRunner:
         if not stretches or self._keep_stretch is None:
             return
         with self._share.handing_over():
-            # From behind: where it is kept what came last goes last, and without the first none is found.
-            for stretch, block_ids in reversed(stretches):
-                self._keep_stretch(stretch, partial(self._read_pages, block_ids))
+            for kept in stretches:
+                self._keep_stretch(kept, partial(self._read_pages, kept.block_ids))
 
     def _read_pages(self, block_ids: Sequence[int]) -> StoredArray:
         return to_stored(self.blocks.read(block_ids), 0)

@@ -50,6 +50,10 @@ class BlockPool:
         """Another that follows the same block and begins with the same tokens, the most that are to be found."""
         return self._beginnings.find(name)
 
+    def name_of(self, block_id: int) -> BlockName | None:
+        """None: it cannot be found, or another is found in its place."""
+        return self._name_of[block_id]
+
     def num_users(self, block_id: int) -> int:
         return self._num_users[block_id]
 

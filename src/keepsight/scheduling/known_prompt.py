@@ -42,4 +42,4 @@ def note_hit(state: RequestState, hit: PrefixHit, kv_cache: KvCacheManager) -> N
         return
     state.num_cached_tokens = hit.num_tokens
     if state.is_first_choice and not state.tells_prompt:
-        kv_cache.count(hit, state.num_tokens)
+        kv_cache.count(hit, state.num_tokens, state.num_loaded_tokens)

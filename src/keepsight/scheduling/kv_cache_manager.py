@@ -46,6 +46,8 @@ class KvCacheManager:
     def __init__(self, config: KvCacheConfig, holdings: Holdings | None = None) -> None:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
+        # Of these, those that did not lie on the device before.
+        self.num_loaded_hit_tokens = 0
         self.block_size = config.block_size
         self.is_caching = config.enable_prefix_caching
         self.ends = PromptEnds(config.max_prompt_ends)
@@ -99,11 +101,12 @@ class KvCacheManager:
         """What the end of this sequence's prompt is to be kept as, if others may find it."""
         return self.ends.name(end_hash) if self._tables[sequence_id].may_publish else None
 
-    def count(self, hit: PrefixHit, num_tokens: int) -> None:
-        """For the statistics: a sequence of `num_tokens` was admitted with this hit."""
+    def count(self, hit: PrefixHit, num_tokens: int, num_loaded: int = 0) -> None:
+        """For the statistics: a sequence of `num_tokens` was admitted with this hit, for which so many were loaded."""
         if self.is_caching:
             self.num_queried_tokens += num_tokens
             self.num_hit_tokens += hit.num_tokens
+            self.num_loaded_hit_tokens += min(num_loaded, hit.num_tokens)
 
     def announce(self, sequence_id: SequenceId, hashes: Sequence[bytes], end: int) -> None:
         """A slice up to position `end` is under way: the blocks that it fills can soon be found."""
@@ -118,12 +121,14 @@ class KvCacheManager:
         `name_of` is told which block, and how many tokens of it.
         """
         self.withdraw(sequence_id)
-        table = self._tables[sequence_id]
+        table, num_kept = self._tables[sequence_id], len(self._to_keep)
         for index in self._newly_full(table, end):
             name = name_of(index, self.block_size)
             self.pool.publish(table.block_ids[index], name)
             table.num_published = index + 1
             self._note_stretch(table, name)
+        if len(self._to_keep) > num_kept:
+            self._to_keep[-1] = self._to_keep[-1]._replace(behind=self._stretches_before(table))
         num_behind = end % self.block_size
         if num_behind and table.may_publish:
             self._publish_behind(table, name_of(table.num_published, num_behind), num_behind)
@@ -132,6 +137,13 @@ class KvCacheManager:
         end, num_blocks = table.num_published, self._blocks_per_stretch
         if num_blocks and end % num_blocks == 0:
             self._to_keep.append(KeptStretch(last.block_hash, tuple(table.block_ids[end - num_blocks : end])))
+
+    def _stretches_before(self, table: _Table) -> tuple[bytes, ...]:
+        """The last that is whole."""
+        num_blocks = self._blocks_per_stretch
+        ends = range(num_blocks, table.num_published // num_blocks * num_blocks, num_blocks)
+        names = [self.pool.name_of(table.block_ids[end - 1]) for end in ends]
+        return tuple(name.block_hash for name in names if name is not None)
 
     def _publish_behind(self, table: _Table, name: BlockName, num_tokens: int) -> None:
         """Unless another block has as much."""

@@ -86,6 +86,8 @@ class RequestState:
     num_sampled: int = 0
     # Of the prompt, found in the prefix cache when the sequence began.
     num_cached_tokens: int = 0
+    # Of these, at most, what was loaded for it.
+    num_loaded_tokens: int = 0
     num_preemptions: int = 0
     # How far it was computed when it last gave its pages to those behind it, because it waited for media.
     gave_way_at: int = 0

@@ -118,7 +118,7 @@ class Scheduler:
         """These have come: until the next plan they lie with the runner.  After the last nobody waits any more."""
         if places:
             self.stretches.take_in(load, places)
-        for state in self.stretches.end(load) if is_last else ():
+        for state in self.stretches.end(load, places.stop) if is_last else ():
             self.lineup.unpark(state)
             self._look_ahead(state, find_beginning(state, self.kv_cache))
 

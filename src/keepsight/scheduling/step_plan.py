@@ -78,6 +78,8 @@ class KeptStretch(NamedTuple):
 
     stretch: bytes
     block_ids: tuple[int, ...]
+    # Of the last of some, all stretches that it follows, the first first: without them it would not be found.
+    behind: tuple[bytes, ...] = ()
 
 
 class Recall(NamedTuple):

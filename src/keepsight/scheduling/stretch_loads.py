@@ -26,8 +26,10 @@ class StretchLoads:
         """Where nothing outlives the device's memory a stretch has 0 blocks."""
         self._kv_cache, self.num_blocks_each = kv_cache, blocks_per_stretch
         self._waiting: dict[StretchLoad, list[RequestState]] = {}
-        # Not handed out yet.
+        # Not handed out yet; handed out; and those that have come, until nobody waits for a seat with them.
         self._wanted: list[StretchLoad] = []
+        self._under_way: list[StretchLoad] = []
+        self._came: list[tuple[StretchLoad, list[RequestState]]] = []
         self._fills: list[PageFill] = []
 
     @property
@@ -54,7 +56,17 @@ class StretchLoads:
         return StretchLoad(first, tuple(state.hasher.hashes[end - 1] for end in ends))
 
     def take_wanted(self) -> list[StretchLoad]:
-        taken, self._wanted = self._wanted, []
+        """No more than half of all blocks hold, or one: what came for who waits for a seat is not to go for it."""
+        self._came = [come for come in self._came if any(state.status is Status.WAITING for state in come[1])]
+        taken = list[StretchLoad]()
+        for load in sorted(self._wanted, key=lambda load: self._waiting[load][0].order):
+            before = [*self._under_way, *(come[0] for come in self._came)]
+            num_blocks = sum(len(each.hashes) for each in (*before, load)) * self.num_blocks_each
+            if before and num_blocks > self._kv_cache.pool.num_blocks // 2:
+                break
+            self._under_way.append(load)
+            self._wanted.remove(load)
+            taken.append(load)
         return taken
 
     def take_in(self, load: StretchLoad, places: range) -> None:
@@ -66,9 +78,14 @@ class StretchLoads:
             stretch, place = divmod(block - load.first * per, per)
             self._fills.append(PageFill(block_id, load.hashes[stretch], place))
 
-    def end(self, load: StretchLoad) -> list[RequestState]:
-        """Those who waited, but for who has left."""
-        return [state for state in self._waiting.pop(load) if state.status is not Status.FINISHED]
+    def end(self, load: StretchLoad, num_loaded: int) -> list[RequestState]:
+        """Those who waited, but for who has left; so many stretches have come."""
+        states = [state for state in self._waiting.pop(load) if state.status is not Status.FINISHED]
+        for state in states:
+            state.num_loaded_tokens = num_loaded * self.num_tokens_each
+        self._under_way.remove(load)
+        self._came.append((load, states))
+        return states
 
     def take_fills(self) -> list[PageFill]:
         taken, self._fills = self._fills, []

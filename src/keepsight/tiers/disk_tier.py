@@ -161,7 +161,7 @@ class DiskTier:
         header = pack_header(_checked(key), array)
         with self._changing():
             if (self._entries / key).exists():
-                return (self._entries / key).is_file()
+                return self._learn_other(key, array)
             if not self._make_room(_occupied(num_bytes)):
                 return False
             aside, descriptor = self._reserve(num_bytes)
@@ -174,6 +174,19 @@ class DiskTier:
         finally:
             os.close(descriptor)
         return True
+
+    def _learn_other(self, key: str, array: StoredArray) -> bool:
+        """What another has put there meanwhile."""
+        if is_file := (self._entries / key).is_file():
+            self._known.learn(key, _occupied(HEADER_BYTES + array.num_bytes), array.seconds, self._now_ns())
+        return is_file
+
+    def note_use(self, key: str) -> None:
+        now = self._now_ns()
+        # If it cannot be noted, only the order suffers.
+        with suppress(OSError):
+            os.utime(self._entries / _checked(key), ns=(now, now), follow_symlinks=False)
+            self._known.note_use(key, now)
 
     def drop(self, key: str) -> None:
         self.open()

@@ -65,6 +65,11 @@ class HostTier:
             self._num_bytes += array.num_bytes
             return True
 
+    def note_use(self, key: str) -> None:
+        with self._lock:
+            if key in self._entries:
+                self._policy.use(key)
+
     def drop(self, key: str) -> None:
         with self._lock:
             if key in self._entries:

@@ -6,7 +6,7 @@ all; what is named to go is not pinned.
 
 import threading
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from keepsight.tiers.policies import Policy
 from keepsight.tiers.tier import OnDrop
@@ -58,6 +58,13 @@ class KnownFiles:
                 self._policy.use(key)
             else:
                 self._policy.add(key, num_bytes, seconds)
+
+    def note_use(self, key: str, last_use: int) -> None:
+        with self._lock:
+            if (known := self._files.get(key)) is not None:
+                self._files[key] = replace(known, last_use=last_use)
+                if key not in self._pinned:
+                    self._policy.use(key)
 
     def spare(self, pinned: Set[str]) -> None:
         """These from now on, and no others.  What is pinned no more counts as new."""

@@ -59,6 +59,7 @@ def open_tiers(
     remote: RemotePlace | None = None,
     *,
     policy: str = "auto",
+    keeps_first: bool = False,
     on_drop: OnDrop = ignore_drop,
     move_in_host: Callable[[StoredArray], StoredArray] | None = None,
 ) -> TieredStore | None:
@@ -71,7 +72,7 @@ def open_tiers(
     if not others and host_bytes <= 0:
         return None
     host = HostTier(host_bytes, policy, on_drop=on_drop, move=move_in_host) if host_bytes > 0 else None
-    return TieredStore(host, others, on_drop=on_drop)
+    return TieredStore(host, others, on_drop=on_drop, keeps_first=keeps_first)
 
 
 def _parse_size(text: str, field: str) -> int:

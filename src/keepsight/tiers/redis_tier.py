@@ -210,6 +210,9 @@ class RedisTier:
         self.get(key)
         return self._num_damaged == num_damaged
 
+    def note_use(self, key: str) -> None:
+        pass
+
     def drop(self, key: str) -> None:
         with self._writer.held() as connection:
             if self._max_bytes is None:

@@ -73,6 +73,9 @@ class Tier(Protocol):
     def put(self, key: str, array: StoredArray) -> bool:
         """Whether it is held now; False if it is larger than the tier, or finds no room there."""
 
+    def note_use(self, key: str) -> None:
+        """It served, though it was not got.  Where the order is a server's own, nothing."""
+
     def drop(self, key: str) -> None: ...
 
     def clear(self) -> None: ...

@@ -18,6 +18,8 @@ from keepsight.tiers.tier_guard import TierGuard
 logger = logging.getLogger(__name__)
 
 _MAX_READS = 1024
+# Of what waits, beyond which no more uses are noted: only the order suffers.
+_MAX_USES = 4096
 _CLEAR_AGAIN_SECONDS = 0.1
 
 
@@ -31,17 +33,20 @@ class Read:
 
 
 class TierWorker:
-    def __init__(self, tier: Tier, guard: TierGuard, max_waiting_bytes: int, on_drop: OnDrop) -> None:
+    def __init__(
+        self, tier: Tier, guard: TierGuard, max_waiting_bytes: int, on_drop: OnDrop, *, keeps_first: bool = False
+    ) -> None:
+        """`keeps_first`: what comes is left out where too much waits, not what has waited longest."""
         self.tier, self.guard = tier, guard
         self.num_left_out = 0
-        self._max_waiting_bytes, self._on_drop = max_waiting_bytes, on_drop
+        self._max_waiting_bytes, self._on_drop, self._keeps_first = max_waiting_bytes, on_drop, keeps_first
         self._changed = threading.Condition()
         self._reads: deque[Read] = deque()
-        # The oldest first.
-        self._writes: OrderedDict[str, StoredArray] = OrderedDict()
+        # The oldest first; None: it was used.
+        self._writes: OrderedDict[str, StoredArray | None] = OrderedDict()
         self._num_waiting_bytes = 0
         # What is being written just now: found as well.
-        self._writing: tuple[str, StoredArray] | None = None
+        self._writing: tuple[str, StoredArray | None] | None = None
         self._is_opened = self._must_clear = self._is_clearing = self._is_closed = False
         self._threads = [
             threading.Thread(target=target, name=f"{tier.name}-tier-{name}", daemon=True)
@@ -70,16 +75,28 @@ class TierWorker:
             if self._is_closed or not self.guard.is_usable or array.num_bytes > self._max_waiting_bytes:
                 self.num_left_out += 1
                 return
-            if key in self._writes:
+            if self._writes.get(key) is not None:
+                return
+            if self._keeps_first and self._num_waiting_bytes + array.num_bytes > self._max_waiting_bytes:
+                self.num_left_out += 1
                 return
             self._writes[key] = array
             self._num_waiting_bytes += array.num_bytes
             while self._num_waiting_bytes > self._max_waiting_bytes:
                 oldest, left_out = self._writes.popitem(last=False)
-                self._num_waiting_bytes -= left_out.num_bytes
-                self.num_left_out += 1
+                self._num_waiting_bytes -= _num_bytes(left_out)
+                self.num_left_out += left_out is not None
                 self._tell_unless_held(oldest)
             self._changed.notify_all()
+
+    def note_use(self, key: str) -> None:
+        """Behind what waits: if it is to be written itself, then last of all."""
+        with self._changed:
+            if key in self._writes:
+                self._writes.move_to_end(key)
+            elif not self._is_closed and self.guard.is_usable and len(self._writes) < _MAX_USES:
+                self._writes[key] = None
+                self._changed.notify_all()
 
     def clear(self) -> None:
         """Soon; what waits to be written is left out."""
@@ -146,7 +163,7 @@ class TierWorker:
                     is_done = self._write()
             with self._changed:
                 written, self._writing = self._writing, None
-                if written is not None:
+                if written is not None and written[1] is not None:
                     self.num_left_out += not is_done
                     self._tell_unless_held(written[0])
                 if self._is_clearing and not is_done:
@@ -164,13 +181,17 @@ class TierWorker:
             self._is_clearing, self._must_clear = self._must_clear, False
             if not self._is_clearing:
                 self._writing = self._writes.popitem(last=False)
-                self._num_waiting_bytes -= self._writing[1].num_bytes
+                self._num_waiting_bytes -= _num_bytes(self._writing[1])
             return True
 
     def _write(self) -> bool:
-        if self._writing is not None:
-            return self.tier.put(*self._writing)
-        self.tier.clear()
+        match self._writing:
+            case None:
+                self.tier.clear()
+            case key, None:
+                self.tier.note_use(key)
+            case key, array:
+                return self.tier.put(key, array)
         return True
 
     def _tell_unless_held(self, key: str) -> None:
@@ -205,7 +226,11 @@ class TierWorker:
 
     def check_invariants(self) -> None:
         with self._changed:
-            assert self._num_waiting_bytes == sum(array.num_bytes for array in self._writes.values())
+            assert self._num_waiting_bytes == sum(map(_num_bytes, self._writes.values()))
             assert self._num_waiting_bytes <= self._max_waiting_bytes
             assert len(self._reads) <= _MAX_READS
         self.guard.check_invariants()
+
+
+def _num_bytes(array: StoredArray | None) -> int:
+    return 0 if array is None else array.num_bytes

@@ -45,6 +45,7 @@ class TieredStore:
         others: Sequence[Tier],
         *,
         max_waiting_bytes: int = _MAX_WAITING_BYTES,
+        keeps_first: bool = False,
         on_drop: OnDrop = ignore_drop,
         limits: GuardLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -54,7 +55,8 @@ class TieredStore:
         self.hits = Counter[str]()
         self._host, self._clock = host, clock
         self._workers = [
-            TierWorker(tier, TierGuard(tier.name, clock, limits), max_waiting_bytes, on_drop) for tier in others
+            TierWorker(tier, TierGuard(tier.name, clock, limits), max_waiting_bytes, on_drop, keeps_first=keeps_first)
+            for tier in others
         ]
         self._changed = threading.Condition()
         self._loadings: dict[str, _Loading] = {}
@@ -100,6 +102,13 @@ class TieredStore:
             self._host.put(key, array)
         for worker in self._workers:
             worker.write(key, array)
+
+    def note_use(self, key: str) -> None:
+        """It served, though it was not loaded; soon, behind what waits to be written."""
+        if self._host is not None:
+            self._host.note_use(key)
+        for worker in self._workers:
+            worker.note_use(key)
 
     def clear(self) -> None:
         """Of all tiers; soon, and what was being loaded is not given any more."""
