@@ -8,6 +8,7 @@ Knows nothing of tiers, bytes or clocks.  Invariant: a load has one answer, and 
 from typing import NamedTuple
 
 from keepsight.scheduling.kv_cache_manager import KvCacheManager, PrefixHit
+from keepsight.scheduling.lineup import Lineup, last_of
 from keepsight.scheduling.request_state import RequestState, Status
 from keepsight.scheduling.step_plan import PageFill
 
@@ -22,9 +23,9 @@ class StretchLoad(NamedTuple):
 
 
 class StretchLoads:
-    def __init__(self, kv_cache: KvCacheManager, blocks_per_stretch: int) -> None:
+    def __init__(self, kv_cache: KvCacheManager, lineup: Lineup, blocks_per_stretch: int) -> None:
         """Where nothing outlives the device's memory a stretch has 0 blocks."""
-        self._kv_cache, self.num_blocks_each = kv_cache, blocks_per_stretch
+        self._kv_cache, self._lineup, self.num_blocks_each = kv_cache, lineup, blocks_per_stretch
         self._waiting: dict[StretchLoad, list[RequestState]] = {}
         # Not handed out yet; handed out; and those that have come, until nobody waits for a seat with them.
         self._wanted: list[StretchLoad] = []
@@ -56,18 +57,25 @@ class StretchLoads:
         return StretchLoad(first, tuple(state.hasher.hashes[end - 1] for end in ends))
 
     def take_wanted(self) -> list[StretchLoad]:
-        """No more than half of all blocks hold, or one: what came for who waits for a seat is not to go for it."""
+        """As far as there is room: what came for others, who wait for seats, is not to go for it."""
         self._came = [come for come in self._came if any(state.status is Status.WAITING for state in come[1])]
         taken = list[StretchLoad]()
         for load in sorted(self._wanted, key=lambda load: self._waiting[load][0].order):
-            before = [*self._under_way, *(come[0] for come in self._came)]
-            num_blocks = sum(len(each.hashes) for each in (*before, load)) * self.num_blocks_each
-            if before and num_blocks > self._kv_cache.pool.num_blocks // 2:
+            if not self._may_load(load):
                 break
             self._under_way.append(load)
             self._wanted.remove(load)
             taken.append(load)
         return taken
+
+    def _may_load(self, load: StretchLoad) -> bool:
+        """Room may be long in coming: who could take others' pages, or all that are left, computes it instead."""
+        before, pool = [*self._under_way, *(come[0] for come in self._came)], self._kv_cache.pool
+        num_blocks = sum(len(each.hashes) for each in (*before, load)) * self.num_blocks_each
+        if num_blocks <= min(pool.num_free, pool.num_blocks // 2 if before else pool.num_blocks):
+            return True
+        last = last_of(self._lineup.running)
+        return not before and (last is None or self._waiting[load][0].order < last.order)
 
     def take_in(self, load: StretchLoad, places: range) -> None:
         """These of its stretches have come: those whose blocks are not held yet are given some, while there are any."""
