@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="a Gemma 3 checkpoint")
     parser.add_argument("--vllm-python", help="the interpreter of an environment that has vLLM; without it, no vLLM")
     parser.add_argument("--words", type=int, default=60, help="of a question")
-    parser.add_argument("--book-words", type=int, default=4000)
+    parser.add_argument("--book-words", type=int, default=7800)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     asyncio.run(run(parser.parse_args()))
