@@ -92,9 +92,9 @@ class PrefixTiers:
         self._epoch = 0
 
     def wait_opened(self) -> None:
-        """As only what is known to be there is asked for."""
+        """As only what is known to be there is asked for many at a time."""
         if not self._store.wait_opened(OPENING_SECONDS):
-            logger.warning("what is kept of prompts is not known yet: at first they are computed")
+            logger.warning("what is kept of prompts is not known yet: at first it is looked for piece by piece")
 
     # On the engine's loop -------------------------------------------------------------------------------------
 
