@@ -122,6 +122,10 @@ WRONG: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         lambda _: {"prefix_disk_cache": "", "enable_prefix_caching": False},
         "prefix_disk_cache: is '', but without enable_prefix_caching none is kept",
     ),
+    "one folder for both by another spelling": (
+        lambda path: {"prefix_disk_cache": f"{path}/../{path.name}", "encoder_disk_cache": str(path)},
+        "prefix_disk_cache: .* is that of encoder_disk_cache: name another",
+    ),
     "one folder for both": (
         lambda path: {"prefix_disk_cache": f"{path}:1G", "encoder_disk_cache": str(path)},
         "prefix_disk_cache: .* is that of encoder_disk_cache: name another",

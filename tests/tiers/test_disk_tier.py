@@ -57,6 +57,29 @@ def test_a_restarted_server_finds_what_the_last_one_wrote_in_its_order(tier: Dis
     other.close()
 
 
+def test_what_served_without_being_got_goes_later_after_a_restart_too(tier: DiskTier) -> None:
+    put(tier, *range(10))
+    tier.note_use(key_of(0))
+    tier.note_use(key_of(50))
+    put(tier, 10)
+    assert held(tier) == [0, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    tier.note_use(key_of(2))
+    other = reopened(tier)
+    put(other, 11, 12)
+    assert held(other) == [0, 2, 5, 6, 7, 8, 9, 10, 11, 12]
+    other.close()
+
+
+def test_what_another_put_there_is_known_once_it_was_to_be_put_again(tier: DiskTier) -> None:
+    tier.open()
+    other = reopened(tier)
+    put(other, 1)
+    assert not tier.has(key_of(1))
+    put(tier, 1)
+    assert tier.has(key_of(1))
+    other.close()
+
+
 def test_after_a_restart_cost_still_counts(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path, MAX_BYTES, "cost")
     put(tier, *range(10, 0, -1))

@@ -158,6 +158,37 @@ def test_what_waits_is_limited_the_oldest_is_left_out_counted_and_told(make: Mak
     assert key_of(99) not in tier.entries
 
 
+def test_where_the_first_matter_most_what_comes_is_left_out_and_what_waits_stays() -> None:
+    tier = FakeTier()
+    tier.may_write.clear()
+    store = TieredStore(None, [tier], max_waiting_bytes=10_000, keeps_first=True)
+    for number in range(20):
+        store.store(key_of(number), array_of(number))
+        store.check_invariants()
+    tier.may_write.set()
+    assert store.wait_written(20)
+    assert set(tier.entries) == {key_of(number) for number in range(len(tier.entries))}
+    assert store.num_left_out["disk"] == 20 - len(tier.entries) > 0
+    store.close()
+
+
+def test_uses_are_noted_behind_what_waits_to_be_written(make: Make) -> None:
+    tier = FakeTier()
+    tier.may_write.clear()
+    store = make(tier)
+    for number in range(4):
+        store.store(key_of(number), array_of(number))
+    assert tier.is_writing.wait(20)
+    # The first is being written just now; of what waits, one is written last instead.
+    for number in (9, 0, 2):
+        store.note_use(key_of(number))
+        store.check_invariants()
+    tier.may_write.set()
+    assert store.wait_written(20)
+    assert list(tier.entries) == [key_of(number) for number in (0, 1, 3, 2)]
+    assert tier.uses == [key_of(9), key_of(0)]
+
+
 @pytest.mark.parametrize("error", [OSError("gone"), ZeroDivisionError("our own fault"), None])
 def test_what_a_tier_did_not_take_is_counted_and_told(make: Make, error: Exception | None, tmp_path: Path) -> None:
     tier, told = FakeTier(), list[str]()
