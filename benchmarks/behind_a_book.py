@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.servers import SERVERS, Ask, serve
+from benchmarks.token_gap import read_along
 from benchmarks.workload import to_messages
 from keepsight.bench.draw import say
 
 AFTER_SECONDS = 0.15
-STREAM_TOKENS = 4000
 
 
 class FirstTokens(NamedTuple):
@@ -46,15 +46,9 @@ async def ask_behind(ask: Ask, rng: random.Random, words: int, book_words: int) 
     return FirstTokens(alone, question, await book)
 
 
-async def stream(ask: Ask, text: str) -> None:
-    while True:
-        async for _ in ask(to_messages([text], ()), STREAM_TOKENS):
-            pass
-
-
 async def measure(ask: Ask, arguments: argparse.Namespace, *, has_stream: bool) -> Sequence[FirstTokens]:
     rng = random.Random(arguments.seed + has_stream)
-    reader = asyncio.create_task(stream(ask, say(rng, 20))) if has_stream else None
+    reader = asyncio.create_task(read_along(ask, [say(rng, 20)], [])) if has_stream else None
     await asyncio.sleep(1)
     found = [await ask_behind(ask, rng, arguments.words, arguments.book_words) for _ in range(arguments.rounds + 1)]
     if reader is not None:

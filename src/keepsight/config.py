@@ -205,7 +205,7 @@ class Config:
         for name in ("encoder_disk_cache", "prefix_disk_cache"):
             if not isinstance(place := getattr(self, name), str | Path | bool | None):
                 raise InvalidArgumentError(name, f"must be PATH, PATH:SIZE, :SIZE or True, not {place!r}")
-        if self.prefix_disk_cache not in (None, False) and not self.enable_prefix_caching:
+        if self.has_prefix_disk and not self.enable_prefix_caching:
             raise InvalidArgumentError(
                 "prefix_disk_cache", f"is {self.prefix_disk_cache!r}, but without enable_prefix_caching none is kept"
             )
@@ -238,7 +238,11 @@ class Config:
     @property
     def has_far_tiers(self) -> bool:
         """Of embeddings, or of the keys and values that spare a picture even those."""
-        return self.has_far_embeddings or self.prefix_disk_cache not in (None, False)
+        return self.has_far_embeddings or self.has_prefix_disk
+
+    @property
+    def has_prefix_disk(self) -> bool:
+        return self.prefix_disk_cache not in (None, False)
 
     @classmethod
     def from_options(cls, **options: Any) -> Self:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -31,7 +31,6 @@ PIXEL_SECONDS = 0.2
 UNKNOWN_ENCODING_SECONDS = 1.0
 # Uses that wait for the first encoding to tell what one takes.
 MAX_UNTOLD_USES = 10_000
-MAX_REMEMBERED_NAMES = 4096
 
 
 class Embeddings(NamedTuple):
@@ -69,9 +68,7 @@ class EmbeddingTiers:
         dropped: deque[str] | None = None,
     ) -> None:
         """`name` makes an entry's of an encoder key; names that the store dropped come by `dropped`."""
-        self._store, self._embeddings, self._wake, self._trace = store, embeddings, wake, trace
-        # Each is asked for several times in the life of its picture here.
-        self._name = lru_cache(MAX_REMEMBERED_NAMES)(name)
+        self._store, self._name, self._embeddings, self._wake, self._trace = store, name, embeddings, wake, trace
         self._lock = threading.Lock()
         self._answers: deque[_Answer] = deque()
         self._loop_thread = 0

@@ -49,10 +49,11 @@ def load_engine(
     size = measure_model(model, max_model_len, takes_prompt_embeds=config.enable_prompt_embeds)
     engine_config = resolve_config(config, size, machine)
     scheduler, inbox = Scheduler(engine_config, end_ids), Inbox()
+    processor = describe_processor(image_config or ImageProcessorConfig())
     with ExitStack() as undoing:  # if any fails: their threads would stay, and one more set with each try
-        if tiers := _open_tiers(tier_plan, model, image_config, engine_config, inbox):
+        if tiers := _open_tiers(tier_plan, model, processor, engine_config, inbox):
             undoing.callback(tiers.close)
-        if prefixes := _open_prefixes(tier_plan, model, image_config, engine_config, inbox):
+        if prefixes := _open_prefixes(tier_plan, model, processor, engine_config, inbox):
             undoing.callback(prefixes.close)
         runner = load_runner(
             config,
@@ -83,24 +84,23 @@ def load_engine(
 
 
 def _open_tiers(
-    plan: TierPlan, model: Model, image_config: ImageProcessorConfig | None, config: EngineConfig, inbox: Inbox
+    plan: TierPlan, model: Model, processor: str, config: EngineConfig, inbox: Inbox
 ) -> EmbeddingTiers | None:
     if not config.scheduler.tokens_per_item:
         return None
     place, cache = model.place, config.encoder_cache
     width = cache.bytes_per_embedding // place.dtype.itemsize
     embeddings = Embeddings(name_of(place.dtype), width, cache.bytes_per_embedding)
-    processor, lock = describe_processor(image_config or ImageProcessorConfig()), make_page_lock(place.device)
+    lock = make_page_lock(place.device)
     return plan.open(cache.host_bytes, embeddings, processor, place.arithmetic, inbox.wake, lock)
 
 
 def _open_prefixes(
-    plan: TierPlan, model: Model, image_config: ImageProcessorConfig | None, config: EngineConfig, inbox: Inbox
+    plan: TierPlan, model: Model, processor: str, config: EngineConfig, inbox: Inbox
 ) -> PrefixTiers | None:
     shape, place, blocks = model.shape, model.place, config.kv_cache
     numbers_of_block = blocks.block_size * shape.num_kv_heads * shape.head_dim
     pages = Pages(name_of(place.of_keys), (2 * shape.num_layers, blocks.blocks_per_stretch, numbers_of_block))
-    processor = describe_processor(image_config or ImageProcessorConfig())
     return plan.open_prefixes(pages, processor, f"{place.arithmetic}, {describe_kernels(place.device)}", inbox.wake)
 
 

@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 
 from keepsight.config import Config
@@ -21,6 +22,7 @@ from keepsight.tiers.tiered_store import TieredStore
 from keepsight.tiers.trace import TraceRecorder
 
 logger = logging.getLogger(__name__)
+MAX_REMEMBERED_NAMES = 4096
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,7 +72,8 @@ class TierPlan:
     def namer(self, processor: str, place: str) -> Callable[[str], str]:
         """From encoder keys, or hashes of blocks, to entries' names; waits for the model's digest."""
         digest = "" if self.model_digest is None else self.model_digest.result()
-        return lambda key: entry_key(key, digest, processor, place)
+        # Each is asked for several times in the life of its picture or prompt here.
+        return lru_cache(MAX_REMEMBERED_NAMES)(lambda key: entry_key(key, digest, processor, place))
 
 
 def plan_tiers(config: Config) -> TierPlan:

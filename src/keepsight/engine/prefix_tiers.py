@@ -53,10 +53,10 @@ class LoadedStretches(NamedTuple):
 class _Reading:
     load: StretchLoad
     seconds: float
+    # So many are to be had, as far as is known.
+    num_there: int
     # Once the first was asked for.
     deadline: float | None = None
-    # So many are to be had, as far as is known.
-    num_there: int = 0
     num_asked: int = 0
     num_taken: int = 0
     # By their place, until their turn has come.
@@ -105,7 +105,7 @@ class PrefixTiers:
     def load(self, load: StretchLoad, seconds: float) -> None:
         """`seconds`: what computing all of it would take; 0 where nobody knows.  Answered by `take_loaded`."""
         patience = LEAST_SECONDS + (seconds or UNKNOWN_SECONDS)
-        self._waiting.append(_Reading(load, patience, num_there=len(load.hashes)))
+        self._waiting.append(_Reading(load, patience, len(load.hashes)))
 
     def take_loaded(self) -> list[LoadedStretches]:
         """What has come since; more is asked for."""

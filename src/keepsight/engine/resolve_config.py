@@ -214,9 +214,7 @@ def _choose_num_blocks(
 
 
 def _choose_stretch(config: Config) -> int:
-    if config.prefix_disk_cache in (None, False):
-        return 0
-    return max(1, TOKENS_PER_STRETCH // config.block_size)
+    return max(1, TOKENS_PER_STRETCH // config.block_size) if config.has_prefix_disk else 0
 
 
 def _count_blocks(name: str, num_bytes: int, bytes_per_block: int) -> int:

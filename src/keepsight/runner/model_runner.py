@@ -171,7 +171,7 @@ class ModelRunner:
         with self._share.handing_over():
             for stretch, its in itertools.groupby(fills, key=lambda fill: fill.stretch):
                 block_ids, places = zip(*((fill.block_id, fill.place) for fill in its), strict=True)
-                self.blocks.fill(block_ids, from_stored(self._stretches[stretch])[:, list(places)])
+                self.blocks.fill(block_ids, from_stored(self._stretches[stretch]), places)
         self._stretches.clear()
 
     def _remember(self, sequences: Sequence[NewSequence]) -> None:
