@@ -14,9 +14,8 @@ from keepsight.frontend.api.chat_response import (
     ChatDelta,
     ChatMessage,
     ChoiceLogprobs,
-    ContentLogprob,
 )
-from keepsight.frontend.api.response_parts import ModelCard, ModelList, TopLogprob, Usage, to_finite
+from keepsight.frontend.api.response_parts import ContentLogprob, ModelCard, ModelList, TopLogprob, Usage, to_finite
 from keepsight.frontend.http.error_response import ErrorDetail, ErrorResponse
 
 

@@ -9,33 +9,23 @@ import logging
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, aclosing
-from typing import Any, Protocol
+from typing import ClassVar, Protocol
 
 import msgspec
 
 from keepsight.errors import EngineLostError, InvalidArgumentError, RequestFailedError
 from keepsight.frontend.api.generation_fields import GenerationFields
-from keepsight.frontend.api.response_parts import (
-    Extras,
-    PromptLogprob,
-    ToldPrompt,
-    TopLogprob,
-    Usage,
-    show_bytes,
-    to_finite,
-)
+from keepsight.frontend.api.response_parts import ContentLogprob, Extras, TopLogprob, Usage, show_bytes, to_finite
 from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
-from keepsight.frontend.http.error_response import ErrorResponse
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.observe.account import RequestAccount
 from keepsight.requests import TierStatus, TokenLogprob, TokenOutput
 
 logger = logging.getLogger(__name__)
-_encode = msgspec.json.Encoder().encode
 # Of an answer that is told whole: so many engines may end before it is given up.
 MAX_ATTEMPTS = 3
 # Answers of tens of thousands of numbers, one after the other: each thread more keeps the loop waiting longer.
@@ -68,7 +58,9 @@ class Engine(Protocol):
 class Answer(ABC):
     """One request on its way through the engine."""
 
-    ID_PREFIX: str
+    ID_PREFIX: ClassVar[str]
+    # What a stream ends with, failed or not.
+    FAREWELL: ClassVar[bytes] = b""
 
     def __init__(
         self, asked: GenerationFields, prompts: Sequence[PreparedRequest], tokenizer: Tokenizer, model_name: str
@@ -137,10 +129,10 @@ class Answer(ABC):
         """The first comes with the first token: what fails before is raised.  What fails later is an event too."""
         has_begun = False
         try:
-            async with aclosing(self._chunks(engine)) as chunks:
-                async for chunk in chunks:
+            async with aclosing(self._events(engine)) as events:
+                async for event in events:
                     has_begun = True
-                    yield chunk
+                    yield event
         except Exception as error:
             if not has_begun:
                 raise
@@ -150,26 +142,23 @@ class Answer(ABC):
             else:
                 is_foreseen = isinstance(error, RequestFailedError)
                 logger.error("the answer %s failed: %s", self._id, error, exc_info=not is_foreseen)
-            yield _event(ErrorResponse.of(error))
-        yield b"data: [DONE]\n\n"
+            yield self._tell_failure(error)
+        if self.FAREWELL:
+            yield self.FAREWELL
 
-    async def _chunks(self, engine: Engine) -> AsyncGenerator[bytes, None]:
+    async def _events(self, engine: Engine) -> AsyncGenerator[bytes, None]:
         has_begun = False
         async with aclosing(self._pieces(engine)) as pieces:
             async for index, piece in pieces:
                 if not has_begun:
                     has_begun = True
-                    for opening in self._openings():
-                        yield _event(opening)
+                    for event in self._open():
+                        yield event
                 self._count_token()
-                # A token may add no text yet; what else was asked of it is told all the same.
-                if piece.text or piece.finish_reason or piece.token.logprobs or self._asked.return_token_ids:
-                    for choice in self._chunk_choices(index, piece):
-                        yield _event(self._chunk_of([choice]))
-        if self._asked.wants_account:
-            yield _event(self._with_account(self._chunk_of([])))
-        if self._asked.includes_usage:
-            yield _event(self._chunk([], self.usage))
+                for event in self._tell(index, piece):
+                    yield event
+        for event in self._close():
+            yield event
 
     def _pieces(self, engine: Engine) -> AsyncGenerator[IndexedPiece, None]:
         own = [self._pieces_of(engine, number) for number in range(len(self._prompts))]
@@ -207,13 +196,12 @@ class Answer(ABC):
         num_image_tokens = sum(each.num_image_tokens for each in requests)
         return Usage.count(num_prompt_tokens, self._num_tokens, num_image_tokens, sum(self._num_cached_tokens.values()))
 
-    def _tell_prompt(self, first: TokenOutput) -> ToldPrompt | msgspec.UnsetType:
-        """If its caller asked for it by this name.  `first`: of the first of a prompt's choices, which was told."""
-        if (num_top := self._asked.prompt_logprobs) is None:
-            return msgspec.UNSET
-        told = first.prompt_logprobs
-        assert told is not None
-        return [None, *({str(one.token_id): self._describe(one) for one in ones[: 1 + num_top]} for ones in told)]
+    def _token_logprobs(self, token: TokenOutput) -> ContentLogprob:
+        assert token.logprobs is not None
+        sampled, *top = map(self._top_logprob, token.logprobs)
+        return ContentLogprob(
+            token=sampled.token, logprob=sampled.logprob, byte_values=sampled.byte_values, top_logprobs=top
+        )
 
     def _top_logprob(self, one: TokenLogprob) -> TopLogprob:
         token_bytes = self._tokenizer.token_bytes(one.token_id)
@@ -227,41 +215,25 @@ class Answer(ABC):
             return f"token_id:{token_id}"
         return show_bytes(self._tokenizer.token_bytes(token_id))
 
-    def _tell_prompt_ids(self, number: int = 0) -> list[int] | msgspec.UnsetType:
-        if not self._asked.return_token_ids:
-            return msgspec.UNSET
-        return list(self._prompts[number].engine_request.known_token_ids)
-
-    def _tell_ids(self, pieces: Sequence[AnswerPiece]) -> list[int] | msgspec.UnsetType:
-        if not self._asked.return_token_ids:
-            return msgspec.UNSET
-        return [piece.token.token_id for piece in pieces] if self._asked.wants_answer else []
-
-    def _describe(self, one: TokenLogprob) -> PromptLogprob:
-        shown = show_bytes(self._tokenizer.token_bytes(one.token_id))
-        return PromptLogprob(logprob=to_finite(one.logprob), rank=one.rank, decoded_token=shown)
-
-    def _chunk_of(self, choices: list[Any]) -> Any:
-        usage = self.usage if self._asked.counts_continuously else None
-        return self._chunk(choices, usage if self._asked.includes_usage else msgspec.UNSET)
-
-    def _openings(self) -> Sequence[msgspec.Struct]:
-        """The chunks that a stream begins with."""
-        return ()
+    # The shape of it ---------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _completion(self, choices: Sequence[Sequence[AnswerPiece]]) -> msgspec.Struct: ...
+    def _completion(self, choices: Sequence[Sequence[AnswerPiece]]) -> msgspec.Struct:
+        """The whole of it."""
 
     @abstractmethod
-    def _chunk_choices(self, index: int, piece: AnswerPiece) -> Sequence[msgspec.Struct]:
-        """What is told of it, each in a chunk of its own."""
+    def _open(self) -> Iterable[bytes]:
+        """The events that a stream begins with."""
 
     @abstractmethod
-    def _chunk(self, choices: list[Any], usage: Usage | msgspec.UnsetType | None) -> msgspec.Struct: ...
+    def _tell(self, index: int, piece: AnswerPiece) -> Iterable[bytes]: ...
 
+    @abstractmethod
+    def _close(self) -> Iterable[bytes]:
+        """Those that a stream ends with that did not fail."""
 
-def _event(told: msgspec.Struct) -> bytes:
-    return b"data: " + _encode(told) + b"\n\n"
+    @abstractmethod
+    def _tell_failure(self, error: Exception) -> bytes: ...
 
 
 async def _merge(sources: Sequence[AsyncGenerator[IndexedPiece, None]]) -> AsyncGenerator[IndexedPiece, None]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from keepsight.frontend.api.answer import Answer
 from keepsight.frontend.api.chat_request import ChatRequest
 from keepsight.frontend.api.chat_response import (
     ChatChoice,
@@ -16,8 +15,8 @@ from keepsight.frontend.api.chat_response import (
     ChatCompletionChunk,
     ChatDelta,
     ChoiceLogprobs,
-    ContentLogprob,
 )
+from keepsight.frontend.api.chunked_answer import ChunkedAnswer
 from keepsight.frontend.api.response_parts import Usage
 from keepsight.frontend.api.tell_calls import CallTeller
 from keepsight.frontend.assemble_answer import AnswerPiece
@@ -26,7 +25,7 @@ from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.requests import TokenOutput
 
 
-class ChatAnswer(Answer):
+class ChatAnswer(ChunkedAnswer):
     ID_PREFIX = "chatcmpl"
 
     def __init__(
@@ -97,10 +96,3 @@ class ChatAnswer(Answer):
         if self._asked.choose_logprobs() is None:
             return None
         return ChoiceLogprobs(content=[self._token_logprobs(token) for token in tokens])
-
-    def _token_logprobs(self, token: TokenOutput) -> ContentLogprob:
-        assert token.logprobs is not None
-        sampled, *top = map(self._top_logprob, token.logprobs)
-        return ContentLogprob(
-            token=sampled.token, logprob=sampled.logprob, byte_values=sampled.byte_values, top_logprobs=top
-        )

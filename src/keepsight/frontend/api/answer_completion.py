@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from keepsight.frontend.api.answer import Answer
+from keepsight.frontend.api.chunked_answer import ChunkedAnswer
 from keepsight.frontend.api.completion_request import CompletionRequest
 from keepsight.frontend.api.completion_response import Completion, CompletionChoice, CompletionLogprobs
 from keepsight.frontend.api.response_parts import TopLogprob, Usage
@@ -27,7 +27,7 @@ class _ToldToken(NamedTuple):
     logprobs: TokenLogprobs | None
 
 
-class CompletionAnswer(Answer):
+class CompletionAnswer(ChunkedAnswer):
     ID_PREFIX = "cmpl"
 
     def __init__(

@@ -8,13 +8,9 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from keepsight.frontend.api.response_parts import Extras, ToldPrompt, TopLogprob, Usage
+from keepsight.frontend.api.response_parts import ContentLogprob, Extras, ToldPrompt, Usage
 from keepsight.frontend.prompt.read_tool_calls import ToolCall
 from keepsight.requests import FinishReason
-
-
-class ContentLogprob(TopLogprob, frozen=True, kw_only=True):
-    top_logprobs: list[TopLogprob]
 
 
 class ChoiceLogprobs(msgspec.Struct, frozen=True, kw_only=True):

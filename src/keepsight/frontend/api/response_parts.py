@@ -43,6 +43,12 @@ class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
     byte_values: list[int] = msgspec.field(name="bytes")
 
 
+class ContentLogprob(TopLogprob, frozen=True, kw_only=True):
+    """Of a token that was said, and of those that were likeliest in its place."""
+
+    top_logprobs: list[TopLogprob]
+
+
 class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
     """vLLM's: of a token of the prompt, or of one that was likelier in its place."""
 

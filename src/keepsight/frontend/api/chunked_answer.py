@@ -1,0 +1,80 @@
+"""What the answers to chats and completions share: a stream of chunks that look like the whole, and what vLLM tells
+beside OpenAI's fields.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from keepsight.frontend.api.answer import Answer
+from keepsight.frontend.api.response_parts import PromptLogprob, ToldPrompt, Usage, show_bytes, to_finite
+from keepsight.frontend.assemble_answer import AnswerPiece
+from keepsight.frontend.http.error_response import ErrorResponse
+from keepsight.requests import TokenLogprob, TokenOutput
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ChunkedAnswer(Answer):
+    FAREWELL = b"data: [DONE]\n\n"
+
+    def _open(self) -> Iterable[bytes]:
+        return map(_event, self._openings())
+
+    def _tell(self, index: int, piece: AnswerPiece) -> Iterator[bytes]:
+        # A token may add no text yet; what else was asked of it is told all the same.
+        if piece.text or piece.finish_reason or piece.token.logprobs or self._asked.return_token_ids:
+            for choice in self._chunk_choices(index, piece):
+                yield _event(self._chunk_of([choice]))
+
+    def _close(self) -> Iterator[bytes]:
+        if self._asked.wants_account:
+            yield _event(self._with_account(self._chunk_of([])))
+        if self._asked.includes_usage:
+            yield _event(self._chunk([], self.usage))
+
+    def _tell_failure(self, error: Exception) -> bytes:
+        return _event(ErrorResponse.of(error))
+
+    def _tell_prompt(self, first: TokenOutput) -> ToldPrompt | msgspec.UnsetType:
+        """If its caller asked for it by this name.  `first`: of the first of a prompt's choices, which was told."""
+        if (num_top := self._asked.prompt_logprobs) is None:
+            return msgspec.UNSET
+        told = first.prompt_logprobs
+        assert told is not None
+        return [None, *({str(one.token_id): self._describe(one) for one in ones[: 1 + num_top]} for ones in told)]
+
+    def _tell_prompt_ids(self, number: int = 0) -> list[int] | msgspec.UnsetType:
+        if not self._asked.return_token_ids:
+            return msgspec.UNSET
+        return list(self._prompts[number].engine_request.known_token_ids)
+
+    def _tell_ids(self, pieces: Sequence[AnswerPiece]) -> list[int] | msgspec.UnsetType:
+        if not self._asked.return_token_ids:
+            return msgspec.UNSET
+        return [piece.token.token_id for piece in pieces] if self._asked.wants_answer else []
+
+    def _describe(self, one: TokenLogprob) -> PromptLogprob:
+        shown = show_bytes(self._tokenizer.token_bytes(one.token_id))
+        return PromptLogprob(logprob=to_finite(one.logprob), rank=one.rank, decoded_token=shown)
+
+    def _chunk_of(self, choices: list[Any]) -> Any:
+        usage = self.usage if self._asked.counts_continuously else None
+        return self._chunk(choices, usage if self._asked.includes_usage else msgspec.UNSET)
+
+    def _openings(self) -> Sequence[msgspec.Struct]:
+        """The chunks that a stream begins with."""
+        return ()
+
+    @abstractmethod
+    def _chunk_choices(self, index: int, piece: AnswerPiece) -> Sequence[msgspec.Struct]:
+        """What is told of it, each in a chunk of its own."""
+
+    @abstractmethod
+    def _chunk(self, choices: list[Any], usage: Usage | msgspec.UnsetType | None) -> msgspec.Struct: ...
+
+
+def _event(told: msgspec.Struct) -> bytes:
+    return b"data: " + _encode(told) + b"\n\n"
