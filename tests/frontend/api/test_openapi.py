@@ -10,6 +10,7 @@ import pytest
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.api.chat_request import ChatRequest
 from keepsight.frontend.api.completion_request import CompletionRequest
+from keepsight.frontend.api.responses_request import ResponsesRequest
 from keepsight.frontend.api.tokenize_request import DetokenizeRequest, TokenizeRequest
 from tests.frontend.api.app_client import Client
 
@@ -51,15 +52,18 @@ def test_pictures_are_described_where_they_are_shown(client: Client) -> None:
     assert "403" in paths["/debug/pictures"]["get"]["responses"]
 
 
-@pytest.mark.parametrize("schema", ["ChatRequest", "CompletionRequest", "TokenizeRequest"])
+@pytest.mark.parametrize("schema", ["ChatRequest", "CompletionRequest", "ResponsesRequest", "TokenizeRequest"])
 def test_fields_that_are_not_served_allow_only_what_asks_for_nothing(client: Client, schema: str) -> None:
     fields = describe(client)["components"]["schemas"][schema]["properties"]
     refused = {name: field["enum"] for name, field in fields.items() if "Not supported" in field.get("description", "")}
     assert refused
-    path = {"ChatRequest": "/v1/chat/completions", "CompletionRequest": "/v1/completions"}.get(schema, "/tokenize")
-    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
-    if schema == "CompletionRequest":
-        body = {"prompt": "Hello"}
+    messages: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
+    path, body = {
+        "ChatRequest": ("/v1/chat/completions", messages),
+        "CompletionRequest": ("/v1/completions", {"prompt": "Hello"}),
+        "ResponsesRequest": ("/v1/responses", {"input": "Hello"}),
+        "TokenizeRequest": ("/tokenize", messages),
+    }[schema]
     for name, values in refused.items():
         for value in values:
             assert client.send("POST", path, json=body | {name: value}).status_code == 200, (name, value)
@@ -86,6 +90,21 @@ def test_content_parts_have_the_fields_that_are_described(client: Client) -> Non
         assert refused.json()["error"]["message"].endswith(f"known: {sorted(part['properties'])}")
 
 
+def test_items_have_the_fields_that_are_described(client: Client) -> None:
+    user: dict[str, Any] = {"role": "user", "content": "Hello"}
+    call: dict[str, Any] = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": ""}
+    taken = {"message": user, "function_call": call, "function_call_output": result}
+    for item in describe(client)["components"]["schemas"]["InputItem"]["anyOf"]:
+        kind = item["properties"]["type"].get("const", "message")
+        before = {"message": [], "function_call": [user], "function_call_output": [user, call]}[kind]
+        for name in item["properties"].keys() - taken[kind].keys() - {"type"}:
+            items = [*before, taken[kind] | {name: None}]
+            assert client.send("POST", "/v1/responses", json={"input": items}).status_code == 200, name
+        refused = client.send("POST", "/v1/responses", json={"input": [*before, taken[kind] | {"something": "else"}]})
+        assert refused.json()["error"]["param"] == f"input[{len(before)}].something"
+
+
 def test_keys_are_described_where_they_are_needed(client: Client) -> None:
     chat, reset, health = (("/v1/chat/completions", "post"), ("/reset_mm_cache", "post"), ("/health", "get"))
     for settings, closed in (
@@ -98,7 +117,7 @@ def test_keys_are_described_where_they_are_needed(client: Client) -> None:
         assert {each for each in (chat, reset, health) if "security" in paths[each[0]][each[1]]} == closed
 
 
-@pytest.mark.parametrize("body", [ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest])
+@pytest.mark.parametrize("body", [ChatRequest, CompletionRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest])
 def test_the_documentation_names_each_field(body: type[msgspec.Struct]) -> None:
     documented = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
     assert [name for name in body.__struct_fields__ if f"`{name}`" not in documented] == []

@@ -66,7 +66,7 @@ class Answer(ABC):
         self, asked: GenerationFields, prompts: Sequence[PreparedRequest], tokenizer: Tokenizer, model_name: str
     ) -> None:
         self._asked, self._prompts, self._tokenizer, self._model_name = asked, prompts, tokenizer, model_name
-        self._id, self._created = f"{self.ID_PREFIX}-{os.urandom(16).hex()}", int(time.time())
+        self._id, self._created = f"{self.ID_PREFIX}{os.urandom(16).hex()}", int(time.time())
         self._num_choices = prompts[0].engine_request.sampling_params.n
         for account in self.accounts:
             account.wants_answer = asked.wants_answer

@@ -26,7 +26,7 @@ from keepsight.requests import TokenOutput
 
 
 class ChatAnswer(ChunkedAnswer):
-    ID_PREFIX = "chatcmpl"
+    ID_PREFIX = "chatcmpl-"
 
     def __init__(
         self, asked: ChatRequest, prompts: Sequence[PreparedRequest], tokenizer: Tokenizer, model_name: str

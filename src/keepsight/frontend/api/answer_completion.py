@@ -28,7 +28,7 @@ class _ToldToken(NamedTuple):
 
 
 class CompletionAnswer(ChunkedAnswer):
-    ID_PREFIX = "cmpl"
+    ID_PREFIX = "cmpl-"
 
     def __init__(
         self, asked: CompletionRequest, prompts: Sequence[PreparedRequest], tokenizer: Tokenizer, model_name: str

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from functools import partial
 from http import HTTPStatus
@@ -23,7 +23,7 @@ from keepsight.api_settings import ApiSettings
 from keepsight.errors import AnsweredError, ModelNotFoundError, RequestFailedError
 from keepsight.frontend.api.access import Access, isolate_salt, may_watch
 from keepsight.frontend.api.answer import Answer, Engine
-from keepsight.frontend.api.chat_request import parse_chat_request
+from keepsight.frontend.api.chat_request import ChatRequest, parse_chat_request
 from keepsight.frontend.api.completion_request import parse_completion_request
 from keepsight.frontend.api.held_pictures import HeldPictures
 from keepsight.frontend.api.media_api import MediaApi, PixelPin
@@ -33,8 +33,10 @@ from keepsight.frontend.api.prepare_answer import AnswerPreparer
 from keepsight.frontend.api.request_log import CLIENT_CLOSED_REQUEST, RequestLog, tell_asked
 from keepsight.frontend.api.request_log import HEADER as REQUEST_ID_HEADER
 from keepsight.frontend.api.response_parts import ModelCard, ModelList
+from keepsight.frontend.api.responses_request import parse_responses_request
 from keepsight.frontend.api.serve_page import page_routes
 from keepsight.frontend.api.tokenize_request import parse_detokenize_request, parse_tokenize_request
+from keepsight.frontend.http.decode_body import Buffer
 from keepsight.frontend.http.error_response import (
     RETRY_LATER,
     SERVER_FAILED,
@@ -113,8 +115,14 @@ class Api:
     # Answers ----------------------------------------------------------------------------------------------------
 
     async def chat_completions(self, http: Request) -> Response:
+        return await self._answer_chat(http, parse_chat_request)
+
+    async def responses(self, http: Request) -> Response:
+        return await self._answer_chat(http, parse_responses_request)
+
+    async def _answer_chat(self, http: Request, parse: Callable[[Buffer], ChatRequest]) -> Response:
         with self._room.admit():
-            answer, pins = await self._prepare_chat(http)
+            answer, pins = await self._prepare_chat(http, parse)
             response = await self._answer(http, answer)
             if self.media is not None:
                 await self.media.pin_pixels(http, pins, *answer.prompts)
@@ -126,9 +134,11 @@ class Api:
 
     # By themselves, so that nothing holds what a request was read from while it is answered, which may take minutes.
 
-    async def _prepare_chat(self, http: Request) -> tuple[Answer, list[PixelPin]]:
+    async def _prepare_chat(
+        self, http: Request, parse: Callable[[Buffer], ChatRequest]
+    ) -> tuple[Answer, list[PixelPin]]:
         async with self._reading_body(http) as body:
-            asked = parse_chat_request(body)
+            asked = parse(body)
             self._check_model(asked.model)
             salt = isolate_salt(self._settings, http, asked.cache_salt)
             downloaded = await self._download(http, asked.messages, salt)
@@ -187,6 +197,15 @@ class Api:
                 if asked.messages is not None:
                     downloaded = await self._download(http, asked.messages, salt)
                 return json_response(await run_in_threadpool(self._answers.tokenize, asked, salt, downloaded))
+
+    async def count_input(self, http: Request) -> Response:
+        with self._room.admit():
+            async with self._reading_body(http) as body:
+                asked = parse_responses_request(body)
+                self._check_model(asked.model)
+                salt = isolate_salt(self._settings, http, asked.cache_salt)
+                downloaded = await self._download(http, asked.messages, salt)
+                return json_response(await run_in_threadpool(self._answers.count_input, asked, salt, downloaded))
 
     async def detokenize(self, http: Request) -> Response:
         with self._room.admit():
@@ -302,6 +321,8 @@ def _routes(api: Api) -> list[Route]:
     return [
         post("/v1/chat/completions", api.chat_completions),
         post("/v1/completions", api.completions),
+        post("/v1/responses", api.responses),
+        post("/v1/responses/input_tokens", api.count_input),
         post("/tokenize", api.tokenize),
         post("/detokenize", api.detokenize),
         post("/reset_prefix_cache", partial(api.reset, prefix=True)),

@@ -133,6 +133,10 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
         newer = {"max_tokens": "max_completion_tokens", "logprobs": "top_logprobs"}.get(field)
         return newer if newer and getattr(self, newer) is not None else super().name_as_asked(field)
 
+    def name_own(self, field: str) -> str:
+        """What a chat calls so, as this request does."""
+        return field
+
     def choose_max_tokens(self) -> int | None:
         old, new = self.max_tokens, self.max_completion_tokens
         if old is not None and new is not None and old != new:

@@ -1,7 +1,7 @@
 """The description of the API at `/openapi.json`, made of the structs that decode and encode its bodies."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -15,8 +15,22 @@ from keepsight.frontend.api.completion_response import Completion
 from keepsight.frontend.api.held_pictures import HeldList
 from keepsight.frontend.api.media_api import DEFAULT_PAGE, MAX_PAGE, DeletedMedia, MediaObject, MediaPage
 from keepsight.frontend.api.metrics_api import DEFAULT_LIMIT, MAX_LIMIT, AccountList, ServerState
+from keepsight.frontend.api.openapi_shapes import (
+    CONTENT_PART,
+    INPUT,
+    ITEM,
+    MESSAGES,
+    PROMPT,
+    PROMPT_EMBEDS,
+    REFERENCE,
+    SOME_TEXT,
+    Json,
+    object_of,
+)
 from keepsight.frontend.api.read_upload import MAX_TTL_SECONDS
+from keepsight.frontend.api.response_object import InputTokens, Response, StreamedEvent
 from keepsight.frontend.api.response_parts import ModelCard, ModelList
+from keepsight.frontend.api.responses_request import ResponsesRequest
 from keepsight.frontend.api.tokenize_request import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -26,22 +40,22 @@ from keepsight.frontend.api.tokenize_request import (
 from keepsight.frontend.http.decode_body import refused_fields
 from keepsight.frontend.http.error_response import ErrorResponse
 from keepsight.frontend.intake.media_handles import DEFAULT_TTL_SECONDS
-from keepsight.frontend.prompt.read_messages import (
-    BREAKPOINT,
-    BREAKPOINT_SECONDS,
-    DETAILS,
-    EMPTY_IN_ANSWERS,
-    MAX_MESSAGES,
-    MESSAGE_TYPES,
-)
 
-Json = dict[str, Any]
-REFERENCE = "#/components/schemas/{name}"
-REQUESTS: tuple[type[msgspec.Struct], ...] = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+REQUESTS: tuple[type[msgspec.Struct], ...] = (
+    ChatRequest,
+    CompletionRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
+RESPONSE_EVENTS: tuple[type[msgspec.Struct], ...] = get_args(StreamedEvent)
 ANSWERS = (
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
+    Response,
+    *RESPONSE_EVENTS,
+    InputTokens,
     TokenizeResponse,
     DetokenizeResponse,
     ModelList,
@@ -56,102 +70,6 @@ ANSWERS = (
 )
 
 
-def _text(description: str) -> Json:
-    """Or null."""
-    return {"type": ["string", "null"], "description": description}
-
-
-def _list_of(items: Json) -> Json:
-    return {"type": "array", "minItems": 1, "items": items}
-
-
-def _object(*required: str, **properties: Json) -> Json:
-    """With no others."""
-    told = {"required": [*required]} if required else {}
-    return {"type": "object", "additionalProperties": False, "properties": properties} | told
-
-
-def _part(kind: str, *required: str, **properties: Json) -> Json:
-    """Of a message's content."""
-    breakpoint_ = _object("mode", mode={"const": "explicit"}, ttl={"enum": [*BREAKPOINT_SECONDS, None]})
-    told = {
-        "type": ["object", "null"],
-        "description": "All pictures up to here are kept for so long, as far as they can be.",
-    }
-    return _object("type", *required, type={"const": kind}, **properties, **{BREAKPOINT: breakpoint_ | told})
-
-
-_UUID = _text("The caller's own name for the picture.")
-CONTENT_PART: Json = {
-    "anyOf": [
-        _part("text", "text", text={"type": "string"}),
-        _part("refusal", "refusal", refusal={"type": "string"}) | {"description": "Read as a text."},
-        _part(
-            "image_url",
-            uuid=_UUID,
-            image_url={
-                "description": "A data:, http:, https:, file: or media: URL.  Where the uuid is known: null.",
-                "anyOf": [
-                    {"type": ["string", "null"]},
-                    _object(url={"type": ["string", "null"]}, detail={"enum": [*DETAILS, None]}),
-                ],
-            },
-        ),
-        _part(
-            "image",
-            image=_text("A URL."),
-            url=_text("The same, in place of it."),
-            media_id=_text("Of an upload, in place of a URL."),
-            uuid=_UUID,
-        ),
-        _part(
-            "image_embeds",
-            image_embeds=_text(
-                "The base64 (or a data: URL) of a .npy file or a .safetensors file of one tensor; float32, float16 or, "
-                "in safetensors, bfloat16; [tokens_per_image, hidden_size].  Where the uuid is known: null."
-            ),
-            uuid=_UUID,
-        )
-        | {"description": "Embeddings in place of a picture; only of a server with --enable-mm-embeds."},
-    ]
-}
-# Of an answer that is sent back whole.
-_OF_ANSWERS: dict[str, Json] = {
-    **{name: {"enum": [None, "", []]} for name in EMPTY_IN_ANSWERS},
-    "tool_calls": {"type": ["array", "null"], "description": "Of an assistant: what it called."},
-    "refusal": {"type": ["string", "null"], "description": "Of an assistant: read in place of its content."},
-    "parsed": {"description": "Of an assistant: its content, as OpenAI's own client has parsed it."},
-}
-# What `read_messages` reads.
-_MESSAGE = _object(
-    "role",
-    role={"type": "string", "examples": ["system", "user", "assistant", "tool"]},
-    name={"type": ["string", "null"]},
-    type={"enum": [*MESSAGE_TYPES]},
-    tool_call_id=_text("Of a tool's result: the id of its call."),
-    content={
-        "anyOf": [
-            {"type": "string"},
-            {"type": "array", "items": {"$ref": REFERENCE.format(name="ContentPart")}},
-            {"type": "null"},
-        ],
-        "description": "Null, empty or left out only beside tool_calls or a refusal, and of a tool's result.",
-    },
-    **_OF_ANSWERS,
-)
-MESSAGES: Json = _list_of(_MESSAGE) | {"maxItems": MAX_MESSAGES}
-_SOME_TEXT: Json = {"type": "string", "minLength": 1}
-_TOKEN_IDS = _list_of({"type": "integer"})
-PROMPT: Json = {
-    "description": "One or several, each as a text or as token ids.",
-    "anyOf": [{"type": "string"}, _TOKEN_IDS, _list_of({"type": "string"}), _list_of(_TOKEN_IDS)],
-}
-PROMPT_EMBEDS: Json = {
-    "description": "In place of a prompt, one or several: the base64 (or a data: URL) of a .npy file or a .safetensors "
-    "file of one tensor, [tokens, hidden_size]; float32, float16 or, in safetensors, bfloat16.  Only of a server with "
-    "--enable-prompt-embeds.",
-    "anyOf": [_SOME_TEXT, _list_of(_SOME_TEXT), {"type": "null"}],
-}
 PROMETHEUS: Json = {"text/plain": {"schema": {"type": "string"}}}
 BINARY: Json = {"type": "string", "format": "binary"}
 STATUSES = {
@@ -178,7 +96,7 @@ def _number_of_items(default: int, maximum: int) -> Json:
     return _parameter("limit", {"type": "integer", "minimum": 1, "maximum": maximum, "default": default})
 
 
-SALT = _parameter("cache_salt", _SOME_TEXT)
+SALT = _parameter("cache_salt", SOME_TEXT)
 LIMIT = _number_of_items(DEFAULT_LIMIT, MAX_LIMIT)
 PAGE = (
     _number_of_items(DEFAULT_PAGE, MAX_PAGE),
@@ -205,6 +123,8 @@ def _operations() -> Sequence[tuple[str, str, Json]]:
     return (
         _post("/v1/chat/completions", "Answers a conversation.", ChatRequest, ChatCompletion, ChatCompletionChunk),
         _post("/v1/completions", "Goes on with each prompt.", CompletionRequest, Completion, Completion),
+        _respond(),
+        _post("/v1/responses/input_tokens", "Counts the input's tokens.", ResponsesRequest, InputTokens),
         _post("/tokenize", "The tokens of a prompt or of a conversation.", TokenizeRequest, TokenizeResponse),
         _post("/detokenize", "The text of tokens.", DetokenizeRequest, DetokenizeResponse),
         _reset("/reset_prefix_cache", "Forgets the keys and values of earlier prompts."),
@@ -280,7 +200,7 @@ def _with_id(summary: str, answer: type[msgspec.Struct], *parameters: Json) -> J
 def _options(**sources: Json) -> Json:
     """Of an upload, and of a pin."""
     ttl = {"type": "number", "minimum": 1, "maximum": MAX_TTL_SECONDS, "default": DEFAULT_TTL_SECONDS}
-    return _object(**sources, ttl_seconds=ttl, warm={"type": "boolean"}, cache_salt=_SOME_TEXT)
+    return object_of(**sources, ttl_seconds=ttl, warm={"type": "boolean"}, cache_salt=SOME_TEXT)
 
 
 def _in_path(name: str) -> Json:
@@ -306,6 +226,15 @@ def _post(
         "responses": _responses(content, (400, 404, 408, 413, 415, 429, 500, 503)),
     }
     return path, "post", operation
+
+
+def _respond() -> tuple[str, str, Json]:
+    path, method, operation = _post("/v1/responses", "Answers items.", ResponsesRequest, Response)
+    said = {"anyOf": [_refer(each) for each in RESPONSE_EVENTS]}
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": said}
+    event = {"type": "object", "properties": {"event": {"type": "string"}, "data": data}}
+    operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": event}
+    return path, method, operation
 
 
 def _reset(path: str, summary: str) -> tuple[str, str, Json]:
@@ -352,7 +281,7 @@ def _schemas() -> Json:
     _, schemas = msgspec.json.schema_components((*REQUESTS, *ANSWERS), ref_template=REFERENCE)
     for struct in REQUESTS:
         _narrow(schemas[struct.__name__]["properties"], struct)
-    return schemas | {"ContentPart": CONTENT_PART}
+    return schemas | {"ContentPart": CONTENT_PART, "InputItem": ITEM}
 
 
 def _narrow(properties: Json, struct: type[msgspec.Struct]) -> None:
@@ -362,6 +291,8 @@ def _narrow(properties: Json, struct: type[msgspec.Struct]) -> None:
         properties[name] |= {"enum": [None, *neutral.get(name, ())]}
     if "messages" in properties:
         properties["messages"] = MESSAGES if struct is ChatRequest else {"anyOf": [MESSAGES, {"type": "null"}]}
+    if struct is ResponsesRequest:
+        properties["input"] = INPUT
     if struct is CompletionRequest:
         properties["prompt"] = PROMPT
         properties["prompt_embeds"] = PROMPT_EMBEDS

@@ -6,7 +6,8 @@ pictures of which nothing has to be read.
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -17,9 +18,12 @@ from starlette.concurrency import run_in_threadpool
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.api.answer_chat import ChatAnswer
 from keepsight.frontend.api.answer_completion import CompletionAnswer
+from keepsight.frontend.api.answer_responses import ResponsesAnswer
 from keepsight.frontend.api.chat_request import ChatRequest
 from keepsight.frontend.api.completion_request import CompletionRequest, Prompt
 from keepsight.frontend.api.generation_fields import GenerationFields
+from keepsight.frontend.api.response_object import InputTokens
+from keepsight.frontend.api.responses_request import ResponsesChat
 from keepsight.frontend.api.tokenize_request import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -59,14 +63,18 @@ class AnswerPreparer:
 
     async def chat(
         self, asked: ChatRequest, cache_salt: str | None, downloaded: Downloaded, num_bytes: int
-    ) -> ChatAnswer:
+    ) -> ChatAnswer | ResponsesAnswer:
         """`num_bytes`: what the request was read from."""
         little = self.preparer.recognize(asked.messages, cache_salt) if _may_be_little(asked, num_bytes) else None
         prepare = partial(self._prepare_chat, asked, little or asked.messages, cache_salt, downloaded)
-        prepared = prepare() if little else await self._on_thread(asked, prepare)
-        with prepared.free_names_if_refused():
-            _check_told_prompts(asked, [prepared])
-        return ChatAnswer(asked.without_words(), [prepared], self.preparer.tokenizer, self.model_name)
+        with _naming_places_of(asked):
+            prepared = prepare() if little else await self._on_thread(asked, prepare)
+            with prepared.free_names_if_refused():
+                _check_told_prompts(asked, [prepared])
+        answered, terms = asked.without_words(), ([prepared], self.preparer.tokenizer, self.model_name)
+        if isinstance(answered, ResponsesChat):
+            return ResponsesAnswer(answered, *terms)
+        return ChatAnswer(answered, *terms)
 
     async def _on_thread(self, asked: GenerationFields, prepare: Callable[[], Prepared]) -> Prepared:
         if not asked.wants_form:
@@ -120,10 +128,7 @@ class AnswerPreparer:
             add_bos = asked.add_special_tokens is not False and tokenizer.lacks_bos(asked.prompt)
             token_ids = tokenizer.encode(asked.prompt, add_bos)
         else:
-            terms = (cache_salt, 0, asked.shown_tools)
-            prepared = self.preparer.prepare_chat(
-                asked.messages, SamplingParams(), self._overrides_of(asked), *terms, downloaded, MAX_TOLD_TOKEN_IDS
-            )
+            prepared = self._prepare_to_count(asked, cache_salt, downloaded)
             token_ids = prepared.engine_request.token_ids
             num_image_tokens = prepared.engine_request.num_image_tokens
         return TokenizeResponse(
@@ -132,6 +137,19 @@ class AnswerPreparer:
             tokens=list(token_ids),
             token_strs=[tokenizer.token(each) for each in token_ids] if asked.return_token_strs else msgspec.UNSET,
             image_tokens=num_image_tokens if asked.prompt is None else msgspec.UNSET,
+        )
+
+    def count_input(self, asked: ResponsesChat, cache_salt: str | None, downloaded: Downloaded) -> InputTokens:
+        with _naming_places_of(asked):
+            prepared = self._prepare_to_count(asked, cache_salt, downloaded)
+        return InputTokens(input_tokens=len(prepared.engine_request.token_ids))
+
+    def _prepare_to_count(
+        self, asked: ChatRequest | TokenizeRequest, cache_salt: str | None, downloaded: Downloaded
+    ) -> PreparedRequest:
+        terms = (cache_salt, 0, asked.shown_tools)
+        return self.preparer.prepare_chat(
+            asked.messages, SamplingParams(), self._overrides_of(asked), *terms, downloaded, MAX_TOLD_TOKEN_IDS
         )
 
     def _overrides_of(self, asked: ChatRequest | TokenizeRequest) -> dict[str, Any]:
@@ -144,6 +162,14 @@ class AnswerPreparer:
             if not self.preparer.has_token(token_id):
                 raise InvalidArgumentError(f"tokens[{index}]", f"{token_id} is no token of this model")
         return DetokenizeResponse(prompt=self.preparer.tokenizer.decode(asked.tokens, skip_special_tokens=False))
+
+
+@contextmanager
+def _naming_places_of(asked: ChatRequest) -> Iterator[None]:
+    try:
+        yield
+    except InvalidArgumentError as error:
+        raise type(error)(asked.name_own(error.field), error.message) from error
 
 
 def _check_told_prompts(asked: GenerationFields, prompts: Sequence[PreparedRequest], num_times: int = 1) -> None:

@@ -40,7 +40,7 @@ class CallTeller:
         if not calls:
             return ChatMessage(content=said)
         functions = [CalledFunction(name=name, arguments="".join(arguments)) for name, arguments in calls]
-        return ChatMessage(content=None, tool_calls=[ToolCall(id=_make_id(), function=each) for each in functions])
+        return ChatMessage(content=None, tool_calls=[ToolCall(id=make_call_id(), function=each) for each in functions])
 
     def name_end(self, last: AnswerPiece) -> ChatFinishReason | None:
         """Of what was told.  Whoever is cut off amid a call has called nothing."""
@@ -62,8 +62,8 @@ class CallTeller:
         begun = FunctionDelta(name=event.name, arguments="")
         self._num_calls += 1
         index = self._num_calls - 1
-        return ChatDelta(tool_calls=[ToolCallDelta(index=index, id=_make_id(), type="function", function=begun)])
+        return ChatDelta(tool_calls=[ToolCallDelta(index=index, id=make_call_id(), type="function", function=begun)])
 
 
-def _make_id() -> str:
+def make_call_id() -> str:
     return f"call_{os.urandom(12).hex()}"

@@ -27,7 +27,11 @@ FIELDS = {
     "with_pieces": "return_token_strs",
 }
 # Of fields that are refused: what says the same.
-ELSEWHERE = {"request_id": "the header X-Request-Id"}
+ELSEWHERE = {
+    "max_tokens": "max_output_tokens",
+    "request_id": "the header X-Request-Id",
+    "response_format": "text.format",
+}
 # Of endpoints: vLLM's, SGLang's, llama.cpp's, and OpenAI's newer ones.
 PATHS = {
     "/apply-template": "/tokenize",
@@ -44,7 +48,6 @@ PATHS = {
     "/slots": "/debug/state",
     "/v1/files": "/v1/media",
     "/v1/messages": "/v1/chat/completions",
-    "/v1/responses": "/v1/chat/completions",
 }
 # Less alike are other endpoints: /v1/embeddings is no /v1/completions.
 MIN_LIKENESS = 0.8

@@ -5,6 +5,7 @@ their megabytes are neither scanned for escapes nor copied into a string.  If on
 wrong, the body is decoded as it is: what a caller sees is the same.
 """
 
+import itertools
 import secrets
 from collections.abc import Iterator
 from contextlib import suppress
@@ -44,13 +45,13 @@ def length_of(url: str) -> int:
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
-def decode_lifting(decoder: BodyDecoder[Body], body: Buffer) -> Body:
-    """For bodies with `messages`."""
+def decode_lifting(decoder: BodyDecoder[Body], body: Buffer, field: str = "messages") -> Body:
+    """`field`: where its messages are, or items that some of them are."""
     text, lifted = _lift(body)
     if lifted:
         with suppress(InvalidArgumentError):
             request = decoder.decode(text)
-            if _put_back(request.messages, lifted):  # type: ignore[attr-defined]
+            if _put_back(getattr(request, field), lifted):
                 return request
     return decoder.decode(body)
 
@@ -127,8 +128,8 @@ def _put_back(messages: object, lifted: dict[str, LiftedUrl]) -> bool:
 def _find_places(messages: object) -> Iterator[tuple[dict[str, Any], str]]:
     """Where a message may have the URL of a picture."""
     for message in messages if isinstance(messages, list) else ():
-        content = message.get("content") if isinstance(message, dict) else None
-        for part in content if isinstance(content, list) else ():
+        contents = (message.get("content"), message.get("output")) if isinstance(message, dict) else ()
+        for part in itertools.chain.from_iterable(each for each in contents if isinstance(each, list)):
             if isinstance(part, dict):
                 yield from ((part, key) for key in ("image_url", "image", "url", "image_embeds") if key in part)
                 if isinstance(inner := part.get("image_url"), dict) and "url" in inner:

@@ -5,16 +5,24 @@ Every fault names its place as the caller wrote it (`messages[1].content[0].type
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.frontend.prompt.check_fields import (
+    Fields,
+    check_fields,
+    check_is_list,
+    check_is_object,
+    check_is_text,
+    check_is_url,
+    refuse,
+)
 from keepsight.frontend.prompt.read_tool_calls import read_tool_calls
 from keepsight.media import KnownContent, Modality
 
 TemplateMessage = dict[str, Any]
 # What a prompt ends with: the beginning of an answer, the last message, or the last text of that, to be gone on with.
 PromptEnd = Literal["answer", "message", "text"]
-Fields = Mapping[str, Any]
 
 # Clients send an assistant's earlier answer back whole; these fields of it say nothing when they are empty.
 EMPTY_IN_ANSWERS = (
@@ -101,7 +109,7 @@ def read_messages(messages: object, end: PromptEnd = "answer") -> Conversation:
     if isinstance(messages, Conversation):
         return messages  # read before
     pictures: list[PicturePart] = []
-    listed = _check_is_list(messages, "messages", "messages")
+    listed = check_is_list(messages, "messages", "messages")
     _check_number(listed)
     read = [_read_message(message, f"messages[{index}]", pictures) for index, message in enumerate(listed)]
     if end == "text" and "tool_calls" in read[-1]:
@@ -124,13 +132,13 @@ def _check_number(messages: Sequence[object]) -> None:
 
 
 def _read_message(message: object, field: str, pictures: list[PicturePart]) -> TemplateMessage:
-    message = _check_is_object(message, field)
+    message = check_is_object(message, field)
     role = message.get("role")
     if not isinstance(role, str) or not role:
-        _refuse(f"{field}.role", role, "a role such as 'user'")
-    _check_fields(message, field, {"role", "content", "name", "type", *_FIELDS_OF.get(role, ())}, EMPTY_IN_ANSWERS)
+        refuse(f"{field}.role", role, "a role such as 'user'")
+    check_fields(message, field, {"role", "content", "name", "type", *_FIELDS_OF.get(role, ())}, EMPTY_IN_ANSWERS)
     if message.get("type") not in MESSAGE_TYPES:
-        _refuse(f"{field}.type", message["type"], "'text', or left out")
+        refuse(f"{field}.type", message["type"], "'text', or left out")
     read: TemplateMessage = {"role": role}
     if calls := message.get("tool_calls"):
         read["tool_calls"] = read_tool_calls(calls, f"{field}.tool_calls")
@@ -140,30 +148,30 @@ def _read_message(message: object, field: str, pictures: list[PicturePart]) -> T
         content_field = f"{field}.refusal"
         if content:
             raise InvalidArgumentError(content_field, "must not be given together with content")
-        content = _check_is_text(refusal, content_field)
+        content = check_is_text(refusal, content_field)
     # Who called may have said nothing, and a tool has not always something to tell.
     may_be_silent = bool(calls) or role == "tool"
     is_silent = may_be_silent and (content is None or (isinstance(content, list | tuple) and not content))
     read["content"] = "" if is_silent else _read_content(content, content_field, pictures)
     for name in ("name", "tool_call_id"):
         if (text := message.get(name)) is not None:
-            read[name] = _check_is_text(text, f"{field}.{name}")
+            read[name] = check_is_text(text, f"{field}.{name}")
     return read
 
 
 def _read_content(content: object, field: str, pictures: list[PicturePart]) -> str | list[Fields]:
     if isinstance(content, str):
         return str(content)
-    parts = _check_is_list(content, field, "parts, or a string")
+    parts = check_is_list(content, field, "parts, or a string")
     return [_read_part(part, f"{field}[{index}]", pictures) for index, part in enumerate(parts)]
 
 
 def _read_part(part: object, field: str, pictures: list[PicturePart]) -> Fields:
-    part = _check_is_object(part, field)
+    part = check_is_object(part, field)
     kind = part.get("type")
     reader = _PART_READERS.get(kind) if isinstance(kind, str) else None
     if reader is None:
-        _refuse(f"{field}.type", kind, f"one of {', '.join(_PART_READERS)}")
+        refuse(f"{field}.type", kind, f"one of {', '.join(_PART_READERS)}")
     read = reader(part, field)
     if part.get(BREAKPOINT) is not None:
         _check_breakpoint(part[BREAKPOINT], f"{field}.{BREAKPOINT}")
@@ -174,45 +182,45 @@ def _read_part(part: object, field: str, pictures: list[PicturePart]) -> Fields:
 
 
 def _read_text(part: Fields, field: str) -> str:
-    _check_fields(part, field, {"type", "text", BREAKPOINT})
-    return _check_is_text(part.get("text"), f"{field}.text")
+    check_fields(part, field, {"type", "text", BREAKPOINT})
+    return check_is_text(part.get("text"), f"{field}.text")
 
 
 def _read_refusal(part: Fields, field: str) -> str:
     """OpenAI's, of an assistant that would not answer.  To another model it is what was said, as in vLLM."""
-    _check_fields(part, field, {"type", "refusal", BREAKPOINT})
-    return _check_is_text(part.get("refusal"), f"{field}.refusal")
+    check_fields(part, field, {"type", "refusal", BREAKPOINT})
+    return check_is_text(part.get("refusal"), f"{field}.refusal")
 
 
 def _read_image_url(part: Fields, field: str) -> PicturePart:
-    _check_fields(part, field, {"type", "image_url", "uuid", BREAKPOINT})
+    check_fields(part, field, {"type", "image_url", "uuid", BREAKPOINT})
     image_url, url_field = part.get("image_url"), f"{field}.image_url"
     uuid = read_uuid(part.get("uuid"), f"{field}.uuid")
     if not isinstance(image_url, str) and not _is_left_out(image_url, uuid):
-        image_url, url_field = _read_image_url_object(_check_is_object(image_url, url_field), url_field)
+        image_url, url_field = _read_image_url_object(check_is_object(image_url, url_field), url_field)
     if not _is_left_out(image_url, uuid):
-        _check_is_url(image_url, url_field)
+        check_is_url(image_url, url_field)
     return PicturePart(image_url, url_field, uuid)
 
 
 def _read_image_url_object(image_url: Fields, field: str) -> tuple[object, str]:
-    _check_fields(image_url, field, {"url", "detail"})
+    check_fields(image_url, field, {"url", "detail"})
     if image_url.get("detail") not in (None, *DETAILS):
         raise UnsupportedFieldError(f"{field}.detail", f"must be one of {', '.join(DETAILS)}")
     return image_url.get("url"), f"{field}.url"
 
 
 def _read_image_pil(part: Fields, field: str) -> PicturePart:
-    _check_fields(part, field, {"type", "image_pil", "uuid"})
+    check_fields(part, field, {"type", "image_pil", "uuid"})
     source, uuid = part.get("image_pil"), read_uuid(part.get("uuid"), f"{field}.uuid")
     if isinstance(source, _JSON_TYPES) and not _is_left_out(source, uuid):
-        _refuse(f"{field}.image_pil", source, "an image object, which only LLM.chat can be given")
+        refuse(f"{field}.image_pil", source, "an image object, which only LLM.chat can be given")
     return PicturePart(source, f"{field}.image_pil", uuid)
 
 
 def _read_image(part: Fields, field: str) -> PicturePart:
     """transformers' own form: `image` holds an object or a URL, or `url` a URL; or `media_id` a handle."""
-    _check_fields(part, field, {"type", "image", "url", "media_id", "uuid", BREAKPOINT})
+    check_fields(part, field, {"type", "image", "url", "media_id", "uuid", BREAKPOINT})
     if part.get("media_id") is not None:
         return _read_handle(part, field)
     name = "url" if part.get("image") is None and part.get("url") is not None else "image"
@@ -220,7 +228,7 @@ def _read_image(part: Fields, field: str) -> PicturePart:
         raise InvalidArgumentError(f"{field}.url", "must not be given together with image")
     source, uuid = part.get(name), read_uuid(part.get("uuid"), f"{field}.uuid")
     if name == "url" or (isinstance(source, _JSON_TYPES) and not _is_left_out(source, uuid)):
-        _check_is_url(source, f"{field}.{name}")
+        check_is_url(source, f"{field}.{name}")
     return PicturePart(source, f"{field}.{name}", uuid)
 
 
@@ -228,28 +236,28 @@ def _read_handle(part: Fields, field: str) -> PicturePart:
     for name in ("image", "url"):
         if part.get(name) is not None:
             raise InvalidArgumentError(f"{field}.{name}", "must not be given together with media_id")
-    media_id = _check_is_text(part["media_id"], f"{field}.media_id")
+    media_id = check_is_text(part["media_id"], f"{field}.media_id")
     uuid = read_uuid(part.get("uuid"), f"{field}.uuid")
     return PicturePart(f"{HANDLE_PREFIX}{media_id}", f"{field}.media_id", uuid)
 
 
 def _read_image_embeds(part: Fields, field: str) -> PicturePart:
-    _check_fields(part, field, {"type", "image_embeds", "uuid", BREAKPOINT})
+    check_fields(part, field, {"type", "image_embeds", "uuid", BREAKPOINT})
     source, uuid = part.get("image_embeds"), read_uuid(part.get("uuid"), f"{field}.uuid")
     field = f"{field}.image_embeds"
     if isinstance(source, _JSON_TYPES) and not isinstance(source, str) and not _is_left_out(source, uuid):
-        _refuse(field, source, "the base64 of a .npy or a .safetensors file")
+        refuse(field, source, "the base64 of a .npy or a .safetensors file")
     return PicturePart(source, field, uuid, modality="image_embeds")
 
 
 def _check_breakpoint(asked: object, field: str) -> None:
-    asked = _check_is_object(asked, field)
-    _check_fields(asked, field, {"mode", "ttl"})
+    asked = check_is_object(asked, field)
+    check_fields(asked, field, {"mode", "ttl"})
     if asked.get("mode") != "explicit":
-        _refuse(f"{field}.mode", asked.get("mode"), "'explicit'")
+        refuse(f"{field}.mode", asked.get("mode"), "'explicit'")
     ttl = asked.get("ttl")
     if not isinstance(ttl, str | None) or ttl not in BREAKPOINT_SECONDS:
-        _refuse(f"{field}.ttl", ttl, f"one of {', '.join(filter(None, BREAKPOINT_SECONDS))}")
+        refuse(f"{field}.ttl", ttl, f"one of {', '.join(filter(None, BREAKPOINT_SECONDS))}")
 
 
 def _find_breakpoints(messages: Sequence[Any]) -> tuple[Breakpoint, ...]:
@@ -283,7 +291,7 @@ def read_uuid(value: object, field: str) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not 0 < len(value) <= MAX_UUID_LENGTH or not value.isprintable():
-        _refuse(field, value, f"1 to {MAX_UUID_LENGTH} printable characters")
+        refuse(field, value, f"1 to {MAX_UUID_LENGTH} printable characters")
     return str(value)
 
 
@@ -295,47 +303,3 @@ _PART_READERS: dict[str, Callable[[Fields, str], str | PicturePart]] = {
     "image": _read_image,
     "image_embeds": _read_image_embeds,
 }
-
-
-def _refuse(field: str, value: object, expected: str) -> NoReturn:
-    shown = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
-    raise InvalidArgumentError(field, f"must be {expected}, not {shown if len(shown) <= 80 else shown[:77] + '...'}")
-
-
-def _check_is_list(value: object, field: str, of_what: str) -> Sequence[object]:
-    if isinstance(value, str | bytes | bytearray) or not isinstance(value, Sequence):
-        _refuse(field, value, f"a list of {of_what}")
-    if not value:
-        raise InvalidArgumentError(field, f"must be a list of {of_what}, not an empty one")
-    return value
-
-
-def _check_is_object(value: object, field: str) -> Fields:
-    if not isinstance(value, Mapping):
-        _refuse(field, value, "an object")
-    return value
-
-
-def _check_is_text(value: object, field: str) -> str:
-    if not isinstance(value, str):
-        _refuse(field, value, "a string")
-    return str(value)  # a plain one: the template must not see methods of a subclass
-
-
-def _check_is_url(value: object, field: str) -> None:
-    if not isinstance(value, str) or not value:
-        _refuse(field, value, "a URL")
-
-
-def _check_fields(value: Fields, field: str, known: set[str], known_when_empty: Sequence[str] = ()) -> None:
-    for name, content in value.items():
-        if name in known or (name in known_when_empty and _says_nothing(content)):
-            continue
-        why = "is not supported by this server" if name in known_when_empty else f"is unknown; known: {sorted(known)}"
-        raise UnsupportedFieldError(f"{field}.{name}", why)
-
-
-def _says_nothing(content: object) -> bool:
-    if isinstance(content, Mapping):
-        return all(each is None for each in content.values())
-    return content is None or content in ("", [])

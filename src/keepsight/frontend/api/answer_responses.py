@@ -1,0 +1,97 @@
+"""The answer to a request of the Responses API, in OpenAI's shapes."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from keepsight.frontend.api.answer import Answer
+from keepsight.frontend.api.response_object import (
+    Event,
+    IncompleteDetails,
+    Response,
+    ResponseEvent,
+    ResponseFault,
+    ResponseUsage,
+    StreamedEvent,
+)
+from keepsight.frontend.api.response_parts import ContentLogprob
+from keepsight.frontend.api.responses_request import ResponsesChat
+from keepsight.frontend.api.tell_items import ItemTeller
+from keepsight.frontend.assemble_answer import AnswerPiece
+from keepsight.frontend.http.error_response import ErrorResponse
+from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.frontend.prompt.tokenizer import Tokenizer
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ResponsesAnswer(Answer):
+    ID_PREFIX = "resp_"
+
+    def __init__(
+        self, asked: ResponsesChat, prompts: Sequence[PreparedRequest], tokenizer: Tokenizer, model_name: str
+    ) -> None:
+        super().__init__(asked, prompts, tokenizer, model_name)
+        self._items = ItemTeller(asked.read_call_terms())
+        self._is_cut = False
+        self._num_events = 0
+        params = prompts[0].engine_request.sampling_params
+        self._begun = Response(
+            **msgspec.structs.asdict(asked.echo),
+            id=self._id,
+            created_at=self._created,
+            status="in_progress",
+            model=model_name,
+            output=[],
+            temperature=params.temperature,
+            top_p=params.top_p,
+        )
+
+    def _completion(self, choices: Sequence[Sequence[AnswerPiece]]) -> Response:
+        for piece in choices[0]:
+            for _ in self._tell_items(piece):
+                pass
+        return self._completed()
+
+    def _open(self) -> Iterable[bytes]:
+        yield self._write(ResponseEvent(type="response.created", response=self._begun))
+        yield self._write(ResponseEvent(type="response.in_progress", response=self._begun))
+
+    def _tell(self, index: int, piece: AnswerPiece) -> Iterable[bytes]:
+        return map(self._write, self._tell_items(piece))
+
+    def _close(self) -> Iterable[bytes]:
+        response: Any = self._with_account(self._completed())
+        yield self._write(
+            ResponseEvent(type="response.incomplete" if self._is_cut else "response.completed", response=response)
+        )
+
+    def _tell_failure(self, error: Exception) -> bytes:
+        told = ErrorResponse.of(error).error
+        fault = ResponseFault(code=told.code or "server_error", message=told.message)
+        failed = msgspec.structs.replace(self._begun, status="failed", output=self._items.items, error=fault)
+        return self._write(ResponseEvent(type="response.failed", response=failed))
+
+    def _tell_items(self, piece: AnswerPiece) -> Iterator[StreamedEvent]:
+        self._is_cut = piece.finish_reason == "length"
+        return self._items.tell(piece, self._logprobs(piece))
+
+    def _completed(self) -> Response:
+        return msgspec.structs.replace(
+            self._begun,
+            status="incomplete" if self._is_cut else "completed",
+            completed_at=None if self._is_cut else int(time.time()),
+            incomplete_details=IncompleteDetails(reason="max_output_tokens") if self._is_cut else None,
+            output=self._items.items,
+            usage=ResponseUsage.of(self.usage),
+        )
+
+    def _logprobs(self, piece: AnswerPiece) -> list[ContentLogprob]:
+        return [] if self._asked.choose_logprobs() is None else [self._token_logprobs(piece.token)]
+
+    def _write(self, event: Event) -> bytes:
+        numbered: Any = msgspec.structs.replace(event, sequence_number=self._num_events)
+        self._num_events += 1
+        return b"event: %s\ndata: %s\n\n" % (numbered.type.encode(), _encode(numbered))

@@ -1,0 +1,171 @@
+"""What messages, items and prompts look like, which no struct says: for the description of the API."""
+
+from typing import Any
+
+from keepsight.frontend.prompt.read_messages import (
+    BREAKPOINT,
+    BREAKPOINT_SECONDS,
+    DETAILS,
+    EMPTY_IN_ANSWERS,
+    MAX_MESSAGES,
+    MESSAGE_TYPES,
+)
+
+Json = dict[str, Any]
+REFERENCE = "#/components/schemas/{name}"
+
+
+def _text(description: str) -> Json:
+    """Or null."""
+    return {"type": ["string", "null"], "description": description}
+
+
+def _list_of(items: Json) -> Json:
+    return {"type": "array", "minItems": 1, "items": items}
+
+
+def object_of(*required: str, **properties: Json) -> Json:
+    """With no others."""
+    told = {"required": [*required]} if required else {}
+    return {"type": "object", "additionalProperties": False, "properties": properties} | told
+
+
+def _part(kind: str, *required: str, **properties: Json) -> Json:
+    """Of a message's content."""
+    breakpoint_ = object_of("mode", mode={"const": "explicit"}, ttl={"enum": [*BREAKPOINT_SECONDS, None]})
+    told = {
+        "type": ["object", "null"],
+        "description": "All pictures up to here are kept for so long, as far as they can be.",
+    }
+    return object_of("type", *required, type={"const": kind}, **properties, **{BREAKPOINT: breakpoint_ | told})
+
+
+_UUID = _text("The caller's own name for the picture.")
+CONTENT_PART: Json = {
+    "anyOf": [
+        _part("text", "text", text={"type": "string"}),
+        _part("refusal", "refusal", refusal={"type": "string"}) | {"description": "Read as a text."},
+        _part(
+            "image_url",
+            uuid=_UUID,
+            image_url={
+                "description": "A data:, http:, https:, file: or media: URL.  Where the uuid is known: null.",
+                "anyOf": [
+                    {"type": ["string", "null"]},
+                    object_of(url={"type": ["string", "null"]}, detail={"enum": [*DETAILS, None]}),
+                ],
+            },
+        ),
+        _part(
+            "image",
+            image=_text("A URL."),
+            url=_text("The same, in place of it."),
+            media_id=_text("Of an upload, in place of a URL."),
+            uuid=_UUID,
+        ),
+        _part(
+            "image_embeds",
+            image_embeds=_text(
+                "The base64 (or a data: URL) of a .npy file or a .safetensors file of one tensor; float32, float16 or, "
+                "in safetensors, bfloat16; [tokens_per_image, hidden_size].  Where the uuid is known: null."
+            ),
+            uuid=_UUID,
+        )
+        | {"description": "Embeddings in place of a picture; only of a server with --enable-mm-embeds."},
+    ]
+}
+# Of an answer that is sent back whole.
+_OF_ANSWERS: dict[str, Json] = {
+    **{name: {"enum": [None, "", []]} for name in EMPTY_IN_ANSWERS},
+    "tool_calls": {"type": ["array", "null"], "description": "Of an assistant: what it called."},
+    "refusal": {"type": ["string", "null"], "description": "Of an assistant: read in place of its content."},
+    "parsed": {"description": "Of an assistant: its content, as OpenAI's own client has parsed it."},
+}
+# What `read_messages` reads.
+_MESSAGE = object_of(
+    "role",
+    role={"type": "string", "examples": ["system", "user", "assistant", "tool"]},
+    name={"type": ["string", "null"]},
+    type={"enum": [*MESSAGE_TYPES]},
+    tool_call_id=_text("Of a tool's result: the id of its call."),
+    content={
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "items": {"$ref": REFERENCE.format(name="ContentPart")}},
+            {"type": "null"},
+        ],
+        "description": "Null, empty or left out only beside tool_calls or a refusal, and of a tool's result.",
+    },
+    **_OF_ANSWERS,
+)
+MESSAGES: Json = _list_of(_MESSAGE) | {"maxItems": MAX_MESSAGES}
+SOME_TEXT: Json = {"type": "string", "minLength": 1}
+_TOKEN_IDS = _list_of({"type": "integer"})
+PROMPT: Json = {
+    "description": "One or several, each as a text or as token ids.",
+    "anyOf": [{"type": "string"}, _TOKEN_IDS, _list_of({"type": "string"}), _list_of(_TOKEN_IDS)],
+}
+PROMPT_EMBEDS: Json = {
+    "description": "In place of a prompt, one or several: the base64 (or a data: URL) of a .npy file or a .safetensors "
+    "file of one tensor, [tokens, hidden_size]; float32, float16 or, in safetensors, bfloat16.  Only of a server with "
+    "--enable-prompt-embeds.",
+    "anyOf": [SOME_TEXT, _list_of(SOME_TEXT), {"type": "null"}],
+}
+_STATUS = {"enum": ["in_progress", "completed", "incomplete", None]}
+_OF_ITEMS: dict[str, Json] = {"id": _text("As it was answered."), "status": _STATUS}
+_INPUT_TEXT = _part("input_text", "text", text={"type": "string"})
+_INPUT_IMAGE = _part(
+    "input_image",
+    image_url=_text("A data:, http:, https:, file: or media: URL.  Where the uuid is known: null."),
+    file_id=_text("Of an upload, in place of a URL."),
+    detail={"enum": [*DETAILS, None]},
+    uuid=_UUID,
+)
+_INPUT_PARTS: Json = {
+    "anyOf": [
+        _INPUT_TEXT,
+        _INPUT_IMAGE,
+        _part("output_text", "text", text={"type": "string"}, annotations={"enum": [[], None]}, logprobs={}),
+        _part("refusal", "refusal", refusal={"type": "string"}),
+    ]
+}
+_TEXT_OR_PARTS: Json = {"anyOf": [{"type": "string"}, _list_of(_INPUT_PARTS)]}
+# What `read_items` reads.
+ITEM: Json = {
+    "anyOf": [
+        object_of(
+            "role",
+            "content",
+            type={"enum": ["message", None]},
+            role={"type": "string", "examples": ["system", "developer", "user", "assistant"]},
+            content=_TEXT_OR_PARTS,
+            **_OF_ITEMS,
+        ),
+        object_of(
+            "type",
+            "call_id",
+            "name",
+            "arguments",
+            type={"const": "function_call"},
+            call_id={"type": "string"},
+            name={"type": "string"},
+            arguments={"type": "string"},
+            namespace={"type": "null"},
+            caller={"type": "null"},
+            **_OF_ITEMS,
+        ),
+        object_of(
+            "type",
+            "call_id",
+            "output",
+            type={"const": "function_call_output"},
+            call_id={"type": "string", "description": "Of a call in an earlier item."},
+            output=_TEXT_OR_PARTS,
+            name=_text("Of the function."),
+            namespace={"type": "null"},
+            caller={"type": "null"},
+            **_OF_ITEMS,
+        ),
+    ]
+}
+INPUT: Json = {"anyOf": [{"type": "string"}, _list_of({"$ref": REFERENCE.format(name="InputItem")})]}

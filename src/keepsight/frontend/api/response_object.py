@@ -1,0 +1,164 @@
+"""What `/v1/responses` answers with, in OpenAI's shapes: a response, its items, and the events of a stream of it."""
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from keepsight.frontend.api.response_parts import ContentLogprob, Extras, Usage
+from keepsight.frontend.api.responses_request import Echo
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputText(msgspec.Struct, frozen=True, kw_only=True):
+    text: str
+    logprobs: list[ContentLogprob] = []
+    annotations: list[Any] = []
+    type: Literal["output_text"] = "output_text"
+
+
+class OutputMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
+    id: str
+    status: ItemStatus
+    content: list[OutputText]
+    role: Literal["assistant"] = "assistant"
+
+
+class OutputCall(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call"):
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: ItemStatus
+
+
+OutputItem = OutputMessage | OutputCall
+
+
+class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    cached_tokens: int
+    image_tokens: int
+    text_tokens: int
+
+
+class OutputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    reasoning_tokens: int = 0  # they are not told apart
+
+
+class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+    @classmethod
+    def of(cls, usage: Usage) -> "ResponseUsage":
+        details = usage.prompt_tokens_details
+        return cls(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=InputTokensDetails(**msgspec.structs.asdict(details)),
+            output_tokens=usage.completion_tokens,
+            output_tokens_details=OutputTokensDetails(),
+            total_tokens=usage.total_tokens,
+        )
+
+
+class ResponseFault(msgspec.Struct, frozen=True, kw_only=True):
+    code: str
+    message: str
+
+
+class IncompleteDetails(msgspec.Struct, frozen=True, kw_only=True):
+    reason: Literal["max_output_tokens"]
+
+
+class Response(Echo, frozen=True, kw_only=True):
+    id: str
+    created_at: int
+    completed_at: int | None = None
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    model: str
+    output: list[OutputItem]
+    usage: ResponseUsage | None = None
+    error: ResponseFault | None = None
+    incomplete_details: IncompleteDetails | None = None
+    # As it was chosen for this answer.
+    temperature: float
+    top_p: float
+    keepsight: Extras | UnsetType = UNSET
+    # What of OpenAI's is the same for all.
+    background: bool = False
+    previous_response_id: None = None
+    service_tier: Literal["default"] = "default"
+    store: bool = False
+    truncation: Literal["disabled"] = "disabled"
+    object: Literal["response"] = "response"
+
+
+class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    # In a stream, from 0: whoever writes it counts.
+    sequence_number: int = 0
+
+
+class ResponseEvent(Event, frozen=True, kw_only=True):
+    type: Literal[
+        "response.created",
+        "response.in_progress",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+    ]
+    response: Response
+
+
+class ItemEvent(Event, frozen=True, kw_only=True):
+    type: Literal["response.output_item.added", "response.output_item.done"]
+    output_index: int
+    item: OutputItem
+
+
+class _WithinItem(Event, frozen=True, kw_only=True):
+    output_index: int
+    item_id: str
+
+
+class _WithinMessage(_WithinItem, frozen=True, kw_only=True):
+    content_index: int = 0
+
+
+class PartEvent(_WithinMessage, frozen=True, kw_only=True):
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    part: OutputText
+
+
+class TextDelta(_WithinMessage, frozen=True, kw_only=True):
+    delta: str
+    logprobs: list[ContentLogprob]
+    type: Literal["response.output_text.delta"] = "response.output_text.delta"
+
+
+class TextDone(_WithinMessage, frozen=True, kw_only=True):
+    text: str
+    logprobs: list[ContentLogprob]
+    type: Literal["response.output_text.done"] = "response.output_text.done"
+
+
+class ArgumentsDelta(_WithinItem, frozen=True, kw_only=True):
+    delta: str
+    type: Literal["response.function_call_arguments.delta"] = "response.function_call_arguments.delta"
+
+
+class ArgumentsDone(_WithinItem, frozen=True, kw_only=True):
+    name: str
+    arguments: str
+    type: Literal["response.function_call_arguments.done"] = "response.function_call_arguments.done"
+
+
+StreamedEvent = ResponseEvent | ItemEvent | PartEvent | TextDelta | TextDone | ArgumentsDelta | ArgumentsDone

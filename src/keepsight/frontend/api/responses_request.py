@@ -1,0 +1,278 @@
+"""The body of `POST /v1/responses`: a chat request by other names, which is what it becomes.
+
+Nothing is kept between two requests, so what belongs to a store of answers is refused.  What is found at fault behind
+us is told by the names that stand here.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
+
+import msgspec
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.api.chat_request import ChatRequest, MediaProcessorOptions
+from keepsight.frontend.api.generation_fields import NESTED_STRUCTS, GenerationFields
+from keepsight.frontend.api.response_format import JsonSchema, ResponseFormat
+from keepsight.frontend.api.tool_fields import AllowedTools, Function, NamedTool, Tool, ToolsChoice
+from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, Refused, check_refused
+from keepsight.frontend.prompt.lift_data_urls import decode_lifting
+from keepsight.frontend.prompt.read_items import NOWHERE, Places, read_items
+
+LOGPROBS = "message.output_text.logprobs"
+# OpenAI's limits: an answer repeats them.
+MAX_LABELS, MAX_LABEL_NAME, MAX_LABEL = 16, 64, 512
+Includable = Literal[
+    "message.output_text.logprobs",
+    # Of what no answer holds here.
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+# By what a chat calls them.  The longest first.
+_OWN_NAMES = {
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "response_format.json_schema.schema": "text.format.schema",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+}
+
+
+class FunctionTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def as_in_chat(self) -> Tool:
+        return Tool(self.type, Function(self.name, self.description, self.parameters, self.strict))
+
+
+class ChosenFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
+    name: str
+
+    def as_in_chat(self) -> NamedTool:
+        return NamedTool(Function(self.name))
+
+
+class AllowedFunctions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"):
+    mode: Literal["auto", "required"]
+    tools: list[ChosenFunction]
+
+    def as_in_chat(self) -> ToolsChoice:
+        return ToolsChoice(AllowedTools(self.mode, [each.as_in_chat() for each in self.tools]))
+
+
+class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def as_in_chat(self) -> ResponseFormat:
+        if self.type != "json_schema":
+            return ResponseFormat(self.type)
+        for name in ("name", "schema"):
+            if getattr(self, name) is None:
+                raise InvalidArgumentError(f"text.format.{name}", "is required")
+        assert self.name is not None
+        return ResponseFormat(self.type, JsonSchema(self.name, self.description, self.schema, self.strict))
+
+
+class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: TextFormat | None = None
+
+    verbosity: Refused = None
+
+    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
+
+
+class ResponsesStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    include_obfuscation: Refused = None
+
+    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
+
+
+class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    # A text, or items: `read_items` knows their shapes.
+    input: Any
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    text: TextOptions | None = None
+    include: list[Includable] | None = None
+    top_logprobs: int | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenFunction | AllowedFunctions | None = None
+    parallel_tool_calls: bool | None = None
+    stream_options: ResponsesStreamOptions | None = None  # type: ignore[assignment]
+    mm_processor_kwargs: MediaProcessorOptions | None = None
+
+    # Of chats and completions.
+    guided_choice: Refused = None
+    guided_grammar: Refused = None
+    guided_json: Refused = None
+    guided_regex: Refused = None
+    max_tokens: Refused = None
+    n: Refused = None
+    prompt_logprobs: Refused = None
+    response_format: Refused = None
+    return_token_ids: Refused = None
+
+    access_programs: Refused = None
+    background: Refused = None
+    context_management: Refused = None
+    conversation: Refused = None
+    image: Refused = None
+    include_reasoning: Refused = None
+    max_tool_calls: Refused = None
+    media_io_kwargs: Refused = None
+    previous_response_id: Refused = None
+    prompt: Refused = None
+    reasoning: Refused = None
+    service_tier: Refused = None
+    store: Refused = None
+    truncation: Refused = None
+
+    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **GenerationFields.NEUTRAL_VALUES,
+        "background": (False,),
+        "context_management": ([],),
+        "include_reasoning": (True, False),
+        "media_io_kwargs": ({},),
+        "n": (1,),
+        "reasoning": ({}, {"effort": None}, {"effort": "none"}, {"effort": None, "summary": None}),
+        "return_token_ids": (False,),
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+        "truncation": ("disabled",),
+    }
+
+    def check(self) -> None:
+        check_refused(self, self.NEUTRAL_VALUES)
+        for name in ("text", "stream_options"):
+            if (nested := getattr(self, name)) is not None:
+                check_refused(nested, nested.NEUTRAL_VALUES, name)
+        if self.stream_options is not None and not self.stream:
+            raise InvalidArgumentError("stream_options", "needs stream to be true")
+        if self.top_logprobs and not self._tells_logprobs:
+            raise InvalidArgumentError(
+                "top_logprobs", f"is {self.top_logprobs}, which needs include to have {LOGPROBS!r}"
+            )
+        self._check_labels()
+
+    def _check_labels(self) -> None:
+        labels = self.metadata or {}
+        if len(labels) > MAX_LABELS:
+            raise InvalidArgumentError("metadata", f"must have at most {MAX_LABELS} entries, not {len(labels)}")
+        for name, label in labels.items():
+            if len(name) > MAX_LABEL_NAME or (isinstance(label, str) and len(label) > MAX_LABEL):
+                told = f"must have a name of at most {MAX_LABEL_NAME} characters, and at most {MAX_LABEL} of text"
+                raise InvalidArgumentError(f"metadata[{name!r:.80}]", told)
+
+    def as_chat(self) -> "ResponsesChat":
+        conversation, places = read_items(self.input, self.instructions)
+        form = None if self.text is None or self.text.format is None else self.text.format.as_in_chat()
+        choice = self.tool_choice
+        return ResponsesChat(
+            **{name: getattr(self, name) for name in _SHARED},
+            messages=conversation,
+            max_completion_tokens=self.max_output_tokens,
+            response_format=form,
+            logprobs=self._tells_logprobs or None,
+            top_logprobs=self.top_logprobs,
+            tools=None if self.tools is None else [each.as_in_chat() for each in self.tools],
+            tool_choice=choice if isinstance(choice, str | None) else choice.as_in_chat(),
+            parallel_tool_calls=self.parallel_tool_calls,
+            mm_processor_kwargs=self.mm_processor_kwargs,
+            places=places,
+            echo=self._repeat(),
+        )
+
+    @property
+    def _tells_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ())
+
+    def _repeat(self) -> "Echo":
+        form = TextFormat("text") if self.text is None or self.text.format is None else self.text.format
+        return Echo(
+            instructions=self.instructions,
+            max_output_tokens=self.max_output_tokens,
+            metadata=self.metadata or {},
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            prompt_cache_key=self.prompt_cache_key,
+            text=_write({"format": form}),
+            tool_choice=_write(self.tool_choice or "auto"),
+            tools=_write(self.tools or []),
+            top_logprobs=self.top_logprobs or 0,
+        )
+
+
+class Echo(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer repeats of what was asked."""
+
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    prompt_cache_key: str | None
+    # As JSON, which is smaller than what is made of it.
+    text: msgspec.Raw
+    tool_choice: msgspec.Raw
+    tools: msgspec.Raw
+    top_logprobs: int
+
+
+class ResponsesChat(ChatRequest, frozen=True, kw_only=True):
+    echo: Echo
+    places: Places = NOWHERE
+
+    def without_words(self) -> Self:
+        return msgspec.structs.replace(super().without_words(), places=NOWHERE)
+
+    def name_as_asked(self, field: str) -> str:
+        return self.name_own(super().name_as_asked(field))
+
+    def name_own(self, field: str) -> str:
+        if field.startswith(("tools[", "tool_choice.")):
+            return field.replace(".function", "", 1).replace(".allowed_tools", "", 1)
+        for name, own in _OWN_NAMES.items():
+            if field.startswith(name):
+                return own + field.removeprefix(name)
+        return self.places.find(field)
+
+
+_SHARED = tuple(
+    field.name
+    for field in msgspec.structs.fields(ResponsesRequest)
+    if field.name in GenerationFields.__struct_fields__ and field.type != Refused and field.name != "stream_options"
+)
+_NESTED: dict[str, type[msgspec.Struct]] = {
+    "keepsight": NESTED_STRUCTS["keepsight"],
+    "structured_outputs": NESTED_STRUCTS["structured_outputs"],
+    "mm_processor_kwargs": MediaProcessorOptions,
+    "stream_options": ResponsesStreamOptions,
+    "text": TextOptions,
+    "text.format": TextFormat,
+}
+_decoder = BodyDecoder(ResponsesRequest, _NESTED)
+
+
+def parse_responses_request(body: Buffer) -> ResponsesChat:
+    request = decode_lifting(_decoder, body, "input")
+    request.check()
+    chat = request.as_chat()
+    try:
+        chat.check()
+    except InvalidArgumentError as error:
+        raise type(error)(chat.name_own(error.field), error.message) from error
+    return chat
+
+
+def _write(told: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(told))

@@ -1,0 +1,149 @@
+"""What an answer says, as items of a response: one message, or calls of functions, told as they come."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from keepsight.frontend.api.call_parser import ArgumentsSaid, CallBegun, CallParser
+from keepsight.frontend.api.response_object import (
+    ArgumentsDelta,
+    ArgumentsDone,
+    ItemEvent,
+    ItemStatus,
+    OutputCall,
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    PartEvent,
+    StreamedEvent,
+    TextDelta,
+    TextDone,
+)
+from keepsight.frontend.api.response_parts import ContentLogprob
+from keepsight.frontend.api.tell_calls import make_call_id
+from keepsight.frontend.api.tool_fields import CallTerms
+from keepsight.frontend.assemble_answer import AnswerPiece
+
+
+class ItemTeller:
+    """Of one answer, once.  At most one item is begun at a time; `items` are those that were ended."""
+
+    def __init__(self, terms: CallTerms) -> None:
+        self._parser = CallParser(terms.names)
+        self.items: list[OutputItem] = []
+        self._begun: _Message | _Call | None = None
+        # Of tokens whose text was not told yet.
+        self._logprobs: list[ContentLogprob] = []
+
+    def tell(self, piece: AnswerPiece, logprobs: Sequence[ContentLogprob] = ()) -> Iterator[StreamedEvent]:
+        self._logprobs += logprobs
+        said = self._parser.push(piece.text)
+        if piece.finish_reason is not None:
+            said += self._parser.finish()
+        for event in said:
+            if isinstance(event, CallBegun):
+                yield from self._end_item("completed")
+                yield from self._begin_item(_Call(len(self.items), event.name))
+            elif isinstance(event, ArgumentsSaid):
+                yield self._call.add(event.text)
+            else:
+                if self._begun is None:
+                    yield from self._begin_item(_Message(len(self.items)))
+                yield self._message.add(event.text, self._take_logprobs())
+        if piece.finish_reason is not None:
+            yield from self._end(is_cut=piece.finish_reason == "length")
+
+    def _end(self, *, is_cut: bool) -> Iterator[StreamedEvent]:
+        if self._begun is None and not self.items:
+            yield from self._begin_item(_Message(0))  # which says nothing
+        if isinstance(self._begun, _Message):
+            self._begun.logprobs += self._take_logprobs()
+            yield from self._end_item("incomplete" if is_cut else "completed")
+        else:
+            yield from self._end_item("incomplete" if self._parser.is_amid_arguments else "completed")
+
+    def _begin_item(self, begun: "_Message | _Call") -> Iterator[StreamedEvent]:
+        self._begun = begun
+        yield from begun.begin()
+
+    def _end_item(self, status: ItemStatus) -> Iterator[StreamedEvent]:
+        if self._begun is not None:
+            yield from self._begun.end(status)
+            self.items.append(self._begun.show(status))
+            self._begun = None
+
+    def _take_logprobs(self) -> list[ContentLogprob]:
+        taken, self._logprobs = self._logprobs, []
+        return taken
+
+    @property
+    def _message(self) -> "_Message":
+        assert isinstance(self._begun, _Message), "a text is one item"
+        return self._begun
+
+    @property
+    def _call(self) -> "_Call":
+        assert isinstance(self._begun, _Call), "arguments follow a call's name"
+        return self._begun
+
+
+@dataclass
+class _Message:
+    index: int
+    id: str = field(default_factory=lambda: _make_id("msg"))
+    logprobs: list[ContentLogprob] = field(default_factory=list)
+    _texts: list[str] = field(default_factory=list)
+
+    def show(self, status: ItemStatus) -> OutputMessage:
+        return OutputMessage(id=self.id, status=status, content=[self._part])
+
+    @property
+    def _part(self) -> OutputText:
+        return OutputText(text="".join(self._texts), logprobs=list(self.logprobs))
+
+    def begin(self) -> Iterator[StreamedEvent]:
+        empty = OutputMessage(id=self.id, status="in_progress", content=[])
+        yield ItemEvent(type="response.output_item.added", output_index=self.index, item=empty)
+        yield PartEvent(
+            type="response.content_part.added", output_index=self.index, item_id=self.id, part=OutputText(text="")
+        )
+
+    def add(self, text: str, logprobs: list[ContentLogprob]) -> StreamedEvent:
+        self._texts.append(text)
+        self.logprobs += logprobs
+        return TextDelta(output_index=self.index, item_id=self.id, delta=text, logprobs=logprobs)
+
+    def end(self, status: ItemStatus) -> Iterator[StreamedEvent]:
+        part = self._part
+        yield TextDone(output_index=self.index, item_id=self.id, text=part.text, logprobs=part.logprobs)
+        yield PartEvent(type="response.content_part.done", output_index=self.index, item_id=self.id, part=part)
+        yield ItemEvent(type="response.output_item.done", output_index=self.index, item=self.show(status))
+
+
+@dataclass
+class _Call:
+    index: int
+    name: str
+    id: str = field(default_factory=lambda: _make_id("fc"))
+    _call_id: str = field(default_factory=make_call_id)
+    _arguments: list[str] = field(default_factory=list)
+
+    def show(self, status: ItemStatus) -> OutputCall:
+        arguments = "".join(self._arguments)
+        return OutputCall(id=self.id, call_id=self._call_id, name=self.name, arguments=arguments, status=status)
+
+    def begin(self) -> Iterator[StreamedEvent]:
+        yield ItemEvent(type="response.output_item.added", output_index=self.index, item=self.show("in_progress"))
+
+    def add(self, text: str) -> StreamedEvent:
+        self._arguments.append(text)
+        return ArgumentsDelta(output_index=self.index, item_id=self.id, delta=text)
+
+    def end(self, status: ItemStatus) -> Iterator[StreamedEvent]:
+        item = self.show(status)
+        yield ArgumentsDone(output_index=self.index, item_id=self.id, name=self.name, arguments=item.arguments)
+        yield ItemEvent(type="response.output_item.done", output_index=self.index, item=item)
+
+
+def _make_id(prefix: str) -> str:
+    return f"{prefix}_{os.urandom(16).hex()}"

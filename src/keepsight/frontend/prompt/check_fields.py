@@ -1,0 +1,52 @@
+"""Whether what a message holds is what it must be; a refusal names the place as the caller wrote it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+
+Fields = Mapping[str, Any]
+
+
+def refuse(field: str, value: object, expected: str) -> NoReturn:
+    shown = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
+    raise InvalidArgumentError(field, f"must be {expected}, not {shown if len(shown) <= 80 else shown[:77] + '...'}")
+
+
+def check_is_list(value: object, field: str, of_what: str) -> Sequence[object]:
+    if isinstance(value, str | bytes | bytearray) or not isinstance(value, Sequence):
+        refuse(field, value, f"a list of {of_what}")
+    if not value:
+        raise InvalidArgumentError(field, f"must be a list of {of_what}, not an empty one")
+    return value
+
+
+def check_is_object(value: object, field: str) -> Fields:
+    if not isinstance(value, Mapping):
+        refuse(field, value, "an object")
+    return value
+
+
+def check_is_text(value: object, field: str) -> str:
+    if not isinstance(value, str):
+        refuse(field, value, "a string")
+    return str(value)  # a plain one: the template must not see methods of a subclass
+
+
+def check_is_url(value: object, field: str) -> None:
+    if not isinstance(value, str) or not value:
+        refuse(field, value, "a URL")
+
+
+def check_fields(value: Fields, field: str, known: set[str], known_when_empty: Sequence[str] = ()) -> None:
+    for name, content in value.items():
+        if name in known or (name in known_when_empty and _says_nothing(content)):
+            continue
+        why = "is not supported by this server" if name in known_when_empty else f"is unknown; known: {sorted(known)}"
+        raise UnsupportedFieldError(f"{field}.{name}", why)
+
+
+def _says_nothing(content: object) -> bool:
+    if isinstance(content, Mapping):
+        return all(each is None for each in content.values())
+    return content is None or content in ("", [])

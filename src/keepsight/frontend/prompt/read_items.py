@@ -1,0 +1,190 @@
+"""The items of OpenAI's Responses API become the messages that they are in a chat, which `read_messages` reads.
+
+So each rule of messages is there, and here is what differs: how things are called, and where they stand.  Every fault
+names its place as the caller wrote it (`input[1].content[0].image_url`).
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.http.decode_body import refusal_of
+from keepsight.frontend.prompt.check_fields import Fields, check_is_list, check_is_object, check_is_text, refuse
+from keepsight.frontend.prompt.read_messages import HANDLE_PREFIX, Conversation, read_messages
+
+# What an item says of itself as it was answered.  Nothing is kept here that could be found by its id.
+_OF_ITEMS = ("id", "status", "type")
+# Of a text that was answered: log-probabilities only repeat it.
+_OF_TEXTS = ("annotations", "logprobs")
+_SYSTEM_ROLES = ("system", "developer")
+# Where a place may be cut: before the name of a field, or before an index.
+_STEP = re.compile(r"(?=[.\[])")
+_Kind = TypeVar("_Kind", "_CallItem", "_ResultItem")
+
+
+class _CallItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: str | None = None
+    namespace: None = None
+    caller: None = None
+
+
+class _ResultItem(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function_call_output"
+):
+    call_id: str
+    # A text, or parts.
+    output: Any
+    id: str | None = None
+    status: str | None = None
+    name: str | None = None
+    namespace: None = None
+    caller: None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """By where the messages have something: where the caller wrote it."""
+
+    of_items: Mapping[str, str]
+
+    def find(self, place: str) -> str:
+        """As far as it is known; behind that both are the same."""
+        for end in [len(place), *(step.start() for step in reversed([*_STEP.finditer(place)]))]:
+            if (own := self.of_items.get(place[:end])) is not None:
+                return own + place[end:]
+        return place
+
+
+NOWHERE = Places({})
+
+
+def read_items(items: object, instructions: str | None = None) -> tuple[Conversation, Places]:
+    """`instructions` stand before all of them."""
+    messages = _Messages()
+    if instructions:
+        messages.add({"role": "system", "content": instructions}, "instructions")
+    if isinstance(items, str):
+        messages.add({"role": "user", "content": items}, "input")
+    else:
+        for index, item in enumerate(check_is_list(items, "input", "items, or a string")):
+            messages.add_item(check_is_object(item, f"input[{index}]"), f"input[{index}]")
+    places = Places(messages.places)
+    try:
+        read = read_messages(messages.messages)
+    except InvalidArgumentError as error:
+        raise type(error)(places.find(error.field), error.message) from error
+    pictures = tuple(replace(each, field=places.find(each.field)) for each in read.pictures)
+    return replace(read, pictures=pictures), places
+
+
+class _Messages:
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.places = {"messages": "input"}
+        self._call_ids: set[str] = set()
+
+    def add(self, message: dict[str, Any], place: str) -> None:
+        self.places[f"messages[{len(self.messages)}]"] = place
+        self.messages.append(message)
+
+    def add_item(self, item: Fields, place: str) -> None:
+        kind = item.get("type")
+        if kind == "function_call":
+            self._add_call(_convert(item, place, _CallItem), place)
+        elif kind == "function_call_output":
+            self._add_result(_convert(item, place, _ResultItem), place)
+        elif kind in (None, "message"):
+            self._add_message(item, place)
+        else:
+            refuse(f"{place}.type", kind, "one of message, function_call, function_call_output")
+
+    def _add_message(self, item: Fields, place: str) -> None:
+        if item.get("role") == "tool":
+            refuse(f"{place}.role", "tool", "a message's: a tool's result is an item of the type function_call_output")
+        told = {name: value for name, value in item.items() if name not in _OF_ITEMS and value is not None}
+        content = told.get("content")
+        if told.get("role") in _SYSTEM_ROLES and self._has_only_instructions:
+            # Few templates let a system speak twice.
+            content = _put_before(self.messages.pop()["content"], content)
+        told["content"] = self._read_content(content, f"{place}.content")
+        self.add(told, place)
+
+    def _add_call(self, call: _CallItem, place: str) -> None:
+        """To what was said with it."""
+        self._call_ids.add(call.call_id)
+        if not self.messages or self.messages[-1].get("role") != "assistant":
+            self.add({"role": "assistant", "content": ""}, place)
+        function = {"name": call.name, "arguments": call.arguments}
+        calls = self.messages[-1].setdefault("tool_calls", [])
+        calls.append({"id": call.call_id, "type": "function", "function": function})
+
+    def _add_result(self, result: _ResultItem, place: str) -> None:
+        if result.call_id not in self._call_ids:
+            raise InvalidArgumentError(f"{place}.call_id", "must be the call_id of a function_call in an earlier item")
+        self.places[f"messages[{len(self.messages)}].content"] = f"{place}.output"
+        content = self._read_content(result.output, f"{place}.output")
+        self.add({"role": "tool", "tool_call_id": result.call_id, "content": content}, place)
+
+    @property
+    def _has_only_instructions(self) -> bool:
+        return len(self.messages) == 1 and self.places["messages[0]"] == "instructions"
+
+    def _read_content(self, content: object, place: str) -> object:
+        """Of the message that is added next."""
+        if not isinstance(content, list):
+            return content
+        own = f"messages[{len(self.messages)}].content"
+        return [self._read_part(each, f"{place}[{at}]", f"{own}[{at}]") for at, each in enumerate(content)]
+
+    def _read_part(self, part: object, place: str, own: str) -> object:
+        part = check_is_object(part, place)
+        kind = part.get("type")
+        if kind == "input_image":
+            return self._read_picture(dict(part), place, own)
+        if kind not in ("input_text", "output_text", "refusal"):
+            refuse(f"{place}.type", kind, "one of input_text, input_image, output_text, refusal")
+        if part.get("annotations"):
+            raise InvalidArgumentError(f"{place}.annotations", "must be empty: none is read here")
+        told = {name: value for name, value in part.items() if kind != "output_text" or name not in _OF_TEXTS}
+        return told | {"type": "refusal" if kind == "refusal" else "text"}
+
+    def _read_picture(self, part: dict[str, Any], place: str, own: str) -> object:
+        url, name = part.pop("image_url", None), "image_url"
+        if (file_id := part.pop("file_id", None)) is not None:
+            if url is not None:
+                raise InvalidArgumentError(f"{place}.file_id", "must not be given together with image_url")
+            url, name = HANDLE_PREFIX + check_is_text(file_id, f"{place}.file_id"), "file_id"
+        self.places |= {
+            f"{own}.image_url": f"{place}.{name}",
+            f"{own}.image_url.url": f"{place}.{name}",
+            f"{own}.image_url.detail": f"{place}.detail",
+        }
+        return part | {"type": "image_url", "image_url": {"url": url, "detail": part.pop("detail", None)}}
+
+
+def _put_before(instructions: str, content: object) -> object:
+    """Whatever `content` is."""
+    if isinstance(content, str):
+        return f"{instructions}\n\n{content}"
+    match content:
+        case [{"type": "input_text", "text": str(text), **others}, *behind]:
+            return [{**others, "type": "input_text", "text": f"{instructions}\n\n{text}"}, *behind]
+        case [*parts]:
+            return [{"type": "input_text", "text": instructions}, *parts]
+    return content
+
+
+def _convert(item: Fields, place: str, kind: type[_Kind]) -> _Kind:
+    try:
+        return msgspec.convert(item, kind)
+    except msgspec.ValidationError as error:
+        raise refusal_of(error, place) from error

@@ -1,0 +1,87 @@
+"""The Responses API, by the official client and a real `keepsight serve`."""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import openai
+import pydantic
+import pytest
+
+from tests.drawn import ask, by_url, draw
+from tests.official_client import answer, connect
+
+PICTURE = draw(7).picture
+LOOK = {"type": "input_image", "image_url": draw(7).data_url, "detail": "auto"}
+QUESTION = "What is in this picture?"
+ITEMS = [{"role": "user", "content": [LOOK, {"type": "input_text", "text": QUESTION}]}]
+
+
+class Shape(pydantic.BaseModel):
+    colour: Literal["red", "orange"]
+    number: Literal[1, 2]
+
+
+COMPACT = {"structured_outputs": {"disable_any_whitespace": True}}
+PARAMETERS = Shape.model_json_schema() | {"additionalProperties": False, "x-guidance": {"whitespace_flexible": False}}
+TOOL = {"type": "function", "name": "find", "description": "Finds it.", "parameters": PARAMETERS}
+
+
+@pytest.fixture(scope="module")
+def client(server_port: int) -> Iterator[openai.OpenAI]:
+    with connect(server_port) as client:
+        yield client
+
+
+def respond(client: openai.OpenAI, items: Any, **options: Any) -> Any:
+    create: Any = client.responses.create
+    return create(**{"model": "keepsight-demo", "input": items, "temperature": 0} | options)
+
+
+def test_a_picture_is_answered_as_in_a_chat_and_found_where_that_left_it(client: openai.OpenAI) -> None:
+    said = answer(client, ask(by_url(PICTURE), QUESTION))
+    response = respond(client, ITEMS)
+    assert response.output_text == said
+    details = response.usage.input_tokens_details
+    assert (details.image_tokens, details.cached_tokens) == (16, response.usage.input_tokens - 1)
+
+
+def test_a_stream_says_the_same(client: openai.OpenAI) -> None:
+    items: Any = ITEMS
+    with client.responses.stream(model="keepsight-demo", input=items, temperature=0) as events:
+        said = [event.delta for event in events if event.type == "response.output_text.delta"]
+        response = events.get_final_response()
+    assert len(said) > 1
+    assert "".join(said) == response.output_text == respond(client, ITEMS).output_text
+
+
+def test_a_form_is_kept_and_parsed(client: openai.OpenAI) -> None:
+    items: Any = ITEMS
+    parsed = client.responses.parse(
+        model="keepsight-demo", input=items, temperature=0, text_format=Shape, max_output_tokens=64, extra_body=COMPACT
+    )
+    assert isinstance(parsed.output_parsed, Shape)
+
+
+def test_a_call_its_result_and_the_answer_are_turns_that_the_cache_knows(client: openai.OpenAI) -> None:
+    [call] = respond(client, ITEMS, tools=[TOOL], tool_choice="required", parallel_tool_calls=False).output
+    assert call.name == "find"
+    Shape.model_validate_json(call.arguments)
+    seen = [LOOK, {"type": "input_text", "text": "This is all."}]
+    turns = [*ITEMS, call, {"type": "function_call_output", "call_id": call.call_id, "output": seen}]
+    response = respond(client, turns, tools=[TOOL], max_output_tokens=32)
+    assert response.output_text
+    # All but the result and its picture, less than a block.
+    assert response.usage.input_tokens_details.cached_tokens > response.usage.input_tokens / 2
+    assert response.usage.input_tokens_details.image_tokens == 32
+
+
+def test_the_input_s_tokens_are_counted(client: openai.OpenAI) -> None:
+    count: Any = client.responses.input_tokens.count
+    counted = count(model="keepsight-demo", input=ITEMS)
+    assert counted.input_tokens == respond(client, ITEMS, max_output_tokens=1).usage.input_tokens
+
+
+def test_faults_are_errors_of_the_client_s(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        respond(client, [{"role": "user", "content": [LOOK | {"image_url": "data:image/png;base64,AAAA"}]}])
+    assert caught.value.param == "input[0].content[0].image_url"

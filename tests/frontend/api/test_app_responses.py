@@ -1,0 +1,308 @@
+"""The Responses API, of an engine that says what it is told to; OpenAI's own types are the judge of its shapes."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from keepsight.errors import EngineLostError
+from keepsight.frontend.prompt.call_text import write_call
+from keepsight.requests import EngineRequest
+from tests.frontend.api.app_client import MODEL, Client, error_of
+
+LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+GO = LOOK | {"name": "go", "description": "Somewhere."}
+ARGUMENTS = '{"at": "the sea"}'
+CALLS = f"{write_call('look', ARGUMENTS)}\n{write_call('go', '{}')}"
+LOGPROBS = ["message.output_text.logprobs"]
+_event: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+def post(client: Client, **fields: Any) -> httpx.Response:
+    return client.send("POST", "/v1/responses", json={"model": MODEL, "input": "Hello"} | fields)
+
+
+def ask(client: Client, **fields: Any) -> dict[str, Any]:
+    response = post(client, **fields)
+    assert response.status_code == 200, response.text
+    body: dict[str, Any] = response.json()
+    Response.model_validate(as_billed(body))
+    return body
+
+
+def as_billed(response: dict[str, Any]) -> dict[str, Any]:
+    """With what OpenAI charges for: nothing here says it."""
+    if (usage := response["usage"]) is None:
+        return response
+    details = usage["input_tokens_details"] | {"cache_write_tokens": 0}
+    return response | {"usage": usage | {"input_tokens_details": details}}
+
+
+def stream(client: Client, **fields: Any) -> list[dict[str, Any]]:
+    """Each event by itself, in order, and of OpenAI's shape."""
+    response = post(client, stream=True, **fields)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *written, rest = response.text.split("\n\n")
+    assert rest == ""
+    events = []
+    for number, each in enumerate(written):
+        name, data = each.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        _event.validate_python(event | ({"response": as_billed(event["response"])} if "response" in event else {}))
+        assert (name, event["sequence_number"]) == (f"event: {event['type']}", number)
+        events.append(event)
+    return events
+
+
+def kinds(events: list[dict[str, Any]]) -> list[str]:
+    return [event["type"].removeprefix("response.") for event in events]
+
+
+def asked(client: Client) -> EngineRequest:
+    return client.engine.requests[-1]
+
+
+def without_ids(item: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in item.items() if name not in ("id", "call_id")}
+
+
+def test_an_answer_is_one_message(client: Client) -> None:
+    body = ask(client)
+    [item] = body["output"]
+    assert item["id"].startswith("msg_")
+    assert without_ids(item) == {
+        "type": "message",
+        "role": "assistant",
+        "status": "completed",
+        "content": [{"type": "output_text", "text": "Red. Blue.", "annotations": [], "logprobs": []}],
+    }
+    assert (body["status"], body["error"], body["incomplete_details"]) == ("completed", None, None)
+    assert body["completed_at"] >= body["created_at"]
+    usage = body["usage"]
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    assert usage["input_tokens_details"] == {
+        "cached_tokens": 0,
+        "image_tokens": 0,
+        "text_tokens": usage["input_tokens"],
+    }
+
+
+def test_it_is_asked_as_a_chat_is(client: Client) -> None:
+    client.chat(messages=[{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello"}])
+    ask(client, instructions="Be short.")
+    of_chat, of_responses = client.engine.requests
+    assert of_chat.token_ids == of_responses.token_ids
+
+
+def test_what_was_asked_is_repeated(client: Client) -> None:
+    form = {"type": "json_schema", "name": "any", "schema": {"type": "object"}}
+    body = ask(
+        client,
+        instructions="Be short.",
+        max_output_tokens=7,
+        metadata={"of": "mine"},
+        parallel_tool_calls=False,
+        prompt_cache_key="mine",
+        temperature=0.5,
+        top_p=0.25,
+        text={"format": form},
+        tools=[GO],
+        tool_choice={"type": "function", "name": "go"},
+    )
+    expected = {
+        "instructions": "Be short.",
+        "max_output_tokens": 7,
+        "metadata": {"of": "mine"},
+        "parallel_tool_calls": False,
+        "prompt_cache_key": "mine",
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "text": {"format": form},
+        "tools": [GO],
+        "tool_choice": {"type": "function", "name": "go"},
+    }
+    assert expected.items() <= body.items()
+    assert asked(client).sampling_params.max_tokens == 7
+
+
+def test_a_stream_says_what_the_whole_says(client: Client) -> None:
+    events = stream(client)
+    told = kinds(events)
+    assert told[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert told[-4:] == ["output_text.done", "content_part.done", "output_item.done", "completed"]
+    assert set(told[4:-4]) == {"output_text.delta"}
+    assert "".join(event["delta"] for event in events[4:-4]) == events[-4]["text"] == "Red. Blue."
+    done = events[-1]["response"]
+    assert done["output"] == [events[-2]["item"]]
+    assert [without_ids(each) for each in done["output"]] == [without_ids(each) for each in ask(client)["output"]]
+    assert events[0]["response"]["status"] == "in_progress"
+    assert {event["response"]["id"] for event in events if "response" in event} == {done["id"]}
+    assert len({event["item_id"] for event in events if "item_id" in event} | {done["output"][0]["id"]}) == 1
+    assert done["usage"]["output_tokens"] > 0
+
+
+def test_an_answer_that_is_cut_off_is_incomplete(client: Client) -> None:
+    client.engine.end = "length"
+    body = ask(client)
+    assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert (body["output"][0]["status"], body["completed_at"]) == ("incomplete", None)
+    assert kinds(stream(client))[-1] == "incomplete"
+
+
+def test_an_answer_that_says_nothing_is_a_message_all_the_same(client: Client) -> None:
+    client.engine.token_ids = [6]
+    [item] = ask(client)["output"]
+    assert item["content"][0]["text"] == ""
+    assert kinds(stream(client))[2:-1] == [
+        "output_item.added",
+        "content_part.added",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+    ]
+
+
+def test_calls_are_items_of_their_own(client: Client) -> None:
+    client.engine.text = CALLS
+    body = ask(client, tools=[LOOK, GO])
+    assert [without_ids(item) for item in body["output"]] == [
+        {"type": "function_call", "name": "look", "arguments": ARGUMENTS, "status": "completed"},
+        {"type": "function_call", "name": "go", "arguments": "{}", "status": "completed"},
+    ]
+    ids = [item[name] for item in body["output"] for name in ("id", "call_id")]
+    assert [each.partition("_")[0] for each in ids] == ["fc", "call", "fc", "call"]
+    assert len(set(ids)) == 4
+
+
+def test_a_stream_of_calls_tells_each_with_its_arguments(client: Client) -> None:
+    client.engine.text = CALLS
+    events = stream(client, tools=[LOOK, GO])
+    added = [event for event in events if event["type"] == "response.output_item.added"]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert [(each["output_index"], each["item"]["name"], each["item"]["arguments"]) for each in added] == [
+        (0, "look", ""),
+        (1, "go", ""),
+    ]
+    for index, item in enumerate(done):
+        said = [each["delta"] for each in events if "delta" in each and each["output_index"] == index]
+        assert "".join(said) == item["arguments"]
+    assert events[-1]["response"]["output"] == done
+    assert kinds(events)[-3:] == ["function_call_arguments.done", "output_item.done", "completed"]
+
+
+def test_a_call_that_is_cut_off_has_called_nothing_yet(client: Client) -> None:
+    client.engine.text, client.engine.end = CALLS.partition("the")[0], "length"
+    [item] = ask(client, tools=[LOOK])["output"]
+    assert (item["type"], item["status"]) == ("function_call", "incomplete")
+
+
+def test_an_answer_can_be_sent_back_as_it_came(client: Client) -> None:
+    client.engine.text = write_call("look", ARGUMENTS)
+    output = ask(client, tools=[LOOK])["output"]
+    result = {"type": "function_call_output", "call_id": output[0]["call_id"], "output": "the sea"}
+    client.engine.text = "It is the sea."
+    said = ask(client, tools=[LOOK], input=[{"role": "user", "content": "Hello"}, *output, result])["output"]
+    again = {"role": "user", "content": "Really?"}
+    ask(client, tools=[LOOK], input=[{"role": "user", "content": "Hello"}, *output, result, *said, again])
+    first, second, third = (client.preparer.tokenizer.decode(each.token_ids) for each in client.engine.requests)
+    assert write_call("look", ARGUMENTS) in second
+    assert "It is the sea." in third
+    assert len(first) < len(second) < len(third)
+
+
+def test_log_probabilities_are_told_where_they_are_included(client: Client) -> None:
+    body = ask(client, include=LOGPROBS, top_logprobs=2)
+    told = body["output"][0]["content"][0]["logprobs"]
+    assert len(told) == body["usage"]["output_tokens"]
+    assert [len(each["top_logprobs"]) for each in told] == [2] * len(told)
+    events = stream(client, include=LOGPROBS, top_logprobs=2)
+    done = next(event for event in events if event["type"] == "response.output_text.done")
+    assert done["logprobs"] == told
+    said = [each for event in events if event["type"] == "response.output_text.delta" for each in event["logprobs"]]
+    assert said == told[: len(said)]
+    assert ask(client)["output"][0]["content"][0]["logprobs"] == []
+
+
+def test_the_account_is_told_on_request(client: Client) -> None:
+    assert ask(client, keepsight={"account": True})["keepsight"]["accounts"]
+    assert stream(client, keepsight={"account": True})[-1]["response"]["keepsight"]["accounts"]
+    assert "keepsight" not in ask(client)
+
+
+def test_a_failure_before_the_first_token_has_a_status(client: Client) -> None:
+    client.engine.fails_after, client.engine.failure = 0, EngineLostError("gone", had_begun=False)
+    assert error_of(post(client, stream=True)) == (503, None, "engine_lost")
+
+
+def test_a_failure_behind_it_is_the_last_event(client: Client) -> None:
+    client.engine.fails_after = 2
+    events = stream(client)
+    assert kinds(events)[-1] == "failed"
+    response = events[-1]["response"]
+    assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
+    assert "broke" not in response["error"]["message"]
+
+
+def test_the_input_is_counted_without_an_answer(client: Client) -> None:
+    response = client.send("POST", "/v1/responses/input_tokens", json={"input": "Hello", "instructions": "Be short."})
+    counted = response.json()
+    assert counted == {"object": "response.input_tokens", "input_tokens": counted["input_tokens"]}
+    assert counted["input_tokens"] == ask(client, instructions="Be short.")["usage"]["input_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"input": []}, "input"),
+        ({"input": "x" * 100_000}, "input"),
+        ({"input": "<start_of_image>"}, "input"),
+        ({"input": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}, "input"),
+        ({"input": [{"role": "nobody", "content": "a"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]},
+         "input[0].content[0].image_url"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"messages": []}, "messages"),
+        ({"max_tokens": 3}, "max_tokens"),
+        ({"n": 2}, "n"),
+        ({"stop": [""]}, "stop[0]"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"include": LOGPROBS, "top_logprobs": 21}, "top_logprobs"),
+        ({"include": ["everything"]}, "include[0]"),
+        ({"reasoning": {"effort": "low"}}, "reasoning"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "nothing"}}}},
+         "text.format.schema"),
+        ({"text": {"format": {"type": "text"}}, "structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options.include_usage"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [LOOK, LOOK]}, "tools[1].name"),
+        ({"tools": [LOOK | {"name": "a b"}]}, "tools[0].name"),
+        ({"tools": [LOOK | {"parameters": {"type": "string"}}]}, "tools[0].parameters.type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [LOOK], "tool_choice": {"type": "function", "name": "go"}}, "tool_choice.name"),
+        ({"tools": [LOOK], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [
+            {"type": "function", "name": "go"}]}}, "tool_choice.tools[0].name"),
+        ({"metadata": {"a": "b" * 513}}, "metadata['a']"),
+        ({"metadata": {"a": 3}}, "metadata['a']"),
+        ({"metadata": {str(each): "" for each in range(17)}}, "metadata"),
+        ({"prompt_cache_key": "x" * 2000}, "prompt_cache_key"),
+        ({"mm_processor_kwargs": {"resample": 3}}, "mm_processor_kwargs.resample"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"model": "other"}, "model"),
+    ],
+)  # fmt: skip
+def test_faults_are_told_by_the_names_of_this_api(client: Client, fields: dict[str, Any], field: str) -> None:
+    response = post(client, **fields)
+    assert response.status_code in (400, 404)
+    assert error_of(response)[1] == field
+    assert client.engine.requests == []
