@@ -35,6 +35,8 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     # Of the pictures that callers of one key may upload to be named later.
     media_quota_bytes: int = 256 * 2**20
     media_quota_count: int = 1000
+    # Of the responses of callers of one key that later requests may go on from.
+    response_quota_bytes: int = 64 * 2**20
     # Seconds that a request's headers may take, and that a client may pause while it sends or is sent something.
     slow_client_seconds: float = 30.0
 

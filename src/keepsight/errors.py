@@ -194,6 +194,20 @@ class MediaStoreError(PictureError):
     code = "media_store_unavailable"
 
 
+class UnknownResponseError(InvalidArgumentError):
+    """It was not kept, went for others, or is another tenant's."""
+
+    status = 404
+    code = "response_not_found"
+
+
+class ResponseStoreError(AnsweredError):
+    """Responses that are kept cannot be reached: worth trying again."""
+
+    status = 507
+    code = "response_store_unavailable"
+
+
 class RequestFailedError(AnsweredError):
     """The engine refused a request that can never run, or lost one that could: no (more) tokens will come."""
 

@@ -35,7 +35,7 @@ def test_flags_become_settings() -> None:
         "--served-model-name a b --api-key k1 k2 --admin-api-key k3 --cache-isolation api-key --max-body-mb 0.5 "
         "--allowed-origins https://a.example * --root-path /x/y/ --no-log-requests --max-waiting-requests 3 "
         f"--trust-request-mm-processor-kwargs --slow-client-timeout 1.5 --dashboard-thumbnails --ssl-certfile {PEM} "
-        "--media-quota-mb 0.5 --media-quota-count 7"
+        "--media-quota-mb 0.5 --media-quota-count 7 --response-quota-mb 0.25"
     )
     assert read(*said.split()) == ApiSettings(
         more_model_names=("b",),
@@ -51,13 +51,15 @@ def test_flags_become_settings() -> None:
         slow_client_seconds=1.5,
         media_quota_bytes=2**19,
         media_quota_count=7,
+        response_quota_bytes=2**18,
         dashboard_thumbnails=True,
         ssl_certfile=str(PEM),
     )
 
 
-def test_uploads_may_be_none() -> None:
+def test_uploads_and_responses_may_be_none() -> None:
     assert read("--media-quota-mb", "0").media_quota_bytes == 0
+    assert read("--response-quota-mb", "0").response_quota_bytes == 0
 
 
 def test_keys_come_from_the_environment_unless_a_flag_has_some(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,18 @@ def test_a_call_its_result_and_the_answer_are_turns_that_the_cache_knows(client:
     assert response.usage.input_tokens_details.image_tokens == 32
 
 
+def test_a_conversation_goes_on_without_its_picture_being_sent_again(client: openai.OpenAI) -> None:
+    first = respond(client, ITEMS)
+    second = respond(client, "What color is it?", previous_response_id=first.id)
+    whole = respond(client, [*ITEMS, *first.output, {"role": "user", "content": "What color is it?"}], store=False)
+    assert second.output_text == whole.output_text
+    assert second.usage.input_tokens_details.cached_tokens >= first.usage.total_tokens - 1
+    assert client.responses.retrieve(second.id).output_text == second.output_text
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        respond(client, "And?", previous_response_id=second.id)
+
+
 def test_the_input_s_tokens_are_counted(client: openai.OpenAI) -> None:
     count: Any = client.responses.input_tokens.count
     counted = count(model="keepsight-demo", input=ITEMS)

@@ -122,6 +122,13 @@ def _add_uploads(group: argparse._ArgumentGroup) -> None:
         default=DEFAULTS.media_quota_count,
         help="how many pictures the callers of one key may keep here (default: %(default)d)",
     )
+    group.add_argument(
+        "--response-quota-mb",
+        type=float,
+        default=DEFAULTS.response_quota_bytes / MIB,
+        help="MiB of responses, and of what was asked for them, that later requests of one key may go on from by "
+        "previous_response_id, 0: none (default: %(default)g)",
+    )
 
 
 def api_settings_from(arguments: argparse.Namespace) -> ApiSettings:
@@ -146,6 +153,7 @@ def api_settings_from(arguments: argparse.Namespace) -> ApiSettings:
         slow_client_seconds=arguments.slow_client_timeout,
         media_quota_bytes=int(arguments.media_quota_mb * MIB),
         media_quota_count=arguments.media_quota_count,
+        response_quota_bytes=int(arguments.response_quota_mb * MIB),
     )
     _check(settings)
     return settings
@@ -176,7 +184,9 @@ def _absolute(path: str | None) -> str | None:
 
 
 def _check_numbers(arguments: argparse.Namespace) -> None:
-    check_least(arguments, {"max_waiting_requests": 1, "media_quota_count": 1, "media_quota_mb": 0})
+    check_least(
+        arguments, {"max_waiting_requests": 1, "media_quota_count": 1, "media_quota_mb": 0, "response_quota_mb": 0}
+    )
     for flag, value in (
         ("--max-body-mb", arguments.max_body_mb),
         ("--slow-client-timeout", arguments.slow_client_timeout),

@@ -16,6 +16,7 @@ from keepsight.checkpoint_folder import check_is_unchanged
 from keepsight.config import Config
 from keepsight.count_cores import count_cores, share_of
 from keepsight.frontend.api.app import create_app
+from keepsight.frontend.api.kept_responses import KeptResponses
 from keepsight.frontend.api.request_log import RequestIdFilter
 from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.engine_link import EngineLink
@@ -90,7 +91,7 @@ class FrontendProcess:
         self._may_go_on.wait()
         model_name, api, handles = self._start.model_name, self._start.api, self._open_handles()
         told = (self._view, self._counters)
-        app = create_app(self._preparer, self._client, model_name, api, handles, self._cache, *told)
+        app = create_app(self._preparer, self._client, model_name, api, handles, self._cache, *told, self._open_kept())
         self._server = make_server(app, api, partial(self._counters.add, RESPONSES[4]))
         if self._is_draining:  # asked to end before there was anything to end; never unasked, as it may be meanwhile
             self._server.should_exit = True
@@ -134,6 +135,10 @@ class FrontendProcess:
             return None
         quota = MediaQuota(api.media_quota_bytes, api.media_quota_count)
         return MediaHandles(self._run_directory, quota)
+
+    def _open_kept(self) -> KeptResponses | None:
+        max_bytes = self._start.api.response_quota_bytes
+        return KeptResponses(self._run_directory, max_bytes) if max_bytes else None
 
     def _take_welcome(self, rank: int, welcome: Welcome) -> None:
         self._max_model_lens[rank] = welcome.max_model_len

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.api.app import DEFAULT_SETTINGS, create_app
+from keepsight.frontend.api.kept_responses import KeptResponses
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.observe.account import RequestAccount
@@ -115,12 +116,13 @@ class Client:
     engine: FakeEngine
     settings: ApiSettings = DEFAULT_SETTINGS
     address: str = "127.0.0.1"
+    kept: KeptResponses | None = None
 
     def send(self, method: str, path: str, **options: Any) -> httpx.Response:
         return asyncio.run(self._send(method, path, options))
 
     def make_app(self) -> ASGIApp:
-        return create_app(self.preparer, self.engine, MODEL, self.settings)
+        return create_app(self.preparer, self.engine, MODEL, self.settings, kept=self.kept)
 
     async def _send(self, method: str, path: str, options: dict[str, Any]) -> httpx.Response:
         transport = httpx.ASGITransport(self.make_app(), raise_app_exceptions=False, client=(self.address, 5000))

@@ -1,6 +1,8 @@
 """The Responses API, of an engine that says what it is told to; OpenAI's own types are the judge of its shapes."""
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -8,9 +10,12 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from keepsight.api_settings import ApiSettings
 from keepsight.errors import EngineLostError
+from keepsight.frontend.api.kept_responses import KeptResponses
 from keepsight.frontend.prompt.call_text import write_call
 from keepsight.requests import EngineRequest
+from tests.drawn import draw
 from tests.frontend.api.app_client import MODEL, Client, error_of
 
 LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}
@@ -297,6 +302,8 @@ def test_the_input_is_counted_without_an_answer(client: Client) -> None:
         ({"prompt_cache_key": "x" * 2000}, "prompt_cache_key"),
         ({"mm_processor_kwargs": {"resample": 3}}, "mm_processor_kwargs.resample"),
         ({"background": True}, "background"),
+        ({"store": True}, "store"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"truncation": "auto"}, "truncation"),
         ({"model": "other"}, "model"),
     ],
@@ -306,3 +313,114 @@ def test_faults_are_told_by_the_names_of_this_api(client: Client, fields: dict[s
     assert response.status_code in (400, 404)
     assert error_of(response)[1] == field
     assert client.engine.requests == []
+
+
+# Kept ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def keeper(client: Client, tmp_path: Path) -> Iterator[Client]:
+    client.kept = KeptResponses(tmp_path, 9_000)
+    yield client
+    client.kept.check_invariants()
+    client.kept.close()
+
+
+def get(client: Client, name: str, **options: Any) -> httpx.Response:
+    return client.send("GET", f"/v1/responses/{name}", **options)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_request_goes_on_from_a_response_as_if_all_were_sent(keeper: Client, streams: bool) -> None:
+    items = [{"role": "user", "content": "Hello"}]
+    first = stream(keeper, input=items)[-1]["response"] if streams else ask(keeper, input="Hello")
+    second = ask(keeper, input="And?", previous_response_id=first["id"])
+    ask(keeper, input="So?", previous_response_id=second["id"], instructions="Be short.")
+    items += [*first["output"], {"role": "user", "content": "And?"}]
+    ask(keeper, input=items, store=False)
+    ask(keeper, input=[*items, *second["output"], {"role": "user", "content": "So?"}], instructions="Be short.")
+    _, two, three, two_at_once, three_at_once = keeper.engine.requests
+    assert (two.token_ids, three.token_ids) == (two_at_once.token_ids, three_at_once.token_ids)
+    assert second["previous_response_id"] == first["id"]
+
+
+def test_pictures_are_not_sent_again(keeper: Client) -> None:
+    look = {"type": "input_image", "image_url": draw(7).data_url}
+    first = ask(keeper, input=[{"role": "user", "content": [look, {"type": "input_text", "text": "What is it?"}]}])
+    ask(keeper, input="Which colour?", previous_response_id=first["id"])
+    before, after = keeper.engine.requests
+    assert [item.media_hash for item in after.media] == [item.media_hash for item in before.media] != []
+    assert after.token_ids[: len(before.token_ids)] == before.token_ids
+
+
+def test_a_response_is_told_again_until_it_is_deleted(keeper: Client) -> None:
+    body = ask(keeper)
+    assert body["store"] is True
+    assert get(keeper, body["id"]).json() == body
+    streamed = stream(keeper)
+    assert (streamed[0]["response"]["store"], streamed[-1]["response"]["store"]) == (True, True)
+    assert get(keeper, streamed[-1]["response"]["id"]).json() == streamed[-1]["response"]
+    deleted = keeper.send("DELETE", f"/v1/responses/{body['id']}")
+    assert deleted.json() == {"id": body["id"], "object": "response", "deleted": True}
+    assert error_of(get(keeper, body["id"])) == (404, "id", "response_not_found")
+    assert error_of(keeper.send("DELETE", f"/v1/responses/{body['id']}"))[0] == 404
+    assert error_of(post(keeper, previous_response_id=body["id"])) == (
+        404,
+        "previous_response_id",
+        "response_not_found",
+    )
+
+
+def test_nothing_is_kept_of_who_does_not_want_it_or_of_what_failed(keeper: Client) -> None:
+    body = ask(keeper, store=False)
+    assert body["store"] is False
+    assert get(keeper, body["id"]).status_code == 404
+    keeper.engine.fails_after = 2
+    failed = stream(keeper)[-1]["response"]
+    assert (failed["status"], failed["store"]) == ("failed", False)
+    assert get(keeper, failed["id"]).status_code == 404
+
+
+def test_an_answer_says_where_it_could_not_be_kept(keeper: Client) -> None:
+    body = ask(keeper, metadata={str(each): "x" * 500 for each in range(16)}, instructions="y" * 1500)
+    assert (body["status"], body["store"]) == ("completed", False)
+    assert get(keeper, body["id"]).status_code == 404
+
+
+def test_calls_and_their_results_go_on_by_the_id(keeper: Client) -> None:
+    keeper.engine.text = write_call("look", ARGUMENTS)
+    first = ask(keeper, tools=[LOOK])
+    result = {"type": "function_call_output", "call_id": first["output"][0]["call_id"], "output": "the sea"}
+    keeper.engine.text = "It is the sea."
+    second = ask(keeper, tools=[LOOK], input=[result], previous_response_id=first["id"])
+    assert second["output"][0]["content"][0]["text"] == "It is the sea."
+    assert "the sea" in keeper.preparer.tokenizer.decode(asked(keeper).token_ids)
+
+
+def test_the_input_of_a_conversation_is_counted(keeper: Client) -> None:
+    first = ask(keeper)
+    counted = keeper.send(
+        "POST", "/v1/responses/input_tokens", json={"input": "And?", "previous_response_id": first["id"]}
+    )
+    second = ask(keeper, input="And?", previous_response_id=first["id"])
+    assert counted.json()["input_tokens"] == second["usage"]["input_tokens"]
+
+
+def test_a_fault_of_an_earlier_turn_is_told_as_such(keeper: Client) -> None:
+    first = ask(keeper)
+    long = post(keeper, input="x " * 3000, previous_response_id=first["id"])
+    assert error_of(long) == (400, "input", "context_length_exceeded")
+    wrong = post(keeper, input=[{"role": "user", "content": 3}], previous_response_id=first["id"])
+    assert error_of(wrong)[1] == "input[0].content"
+
+
+def test_responses_belong_to_the_key_that_asked_for_them(keeper: Client) -> None:
+    keeper.settings = ApiSettings(api_keys=("one", "two"))
+    [mine, others] = [{"Authorization": f"Bearer {key}"} for key in ("one", "two")]
+    asked_for = keeper.send("POST", "/v1/responses", json={"input": "Hello"}, headers=mine).json()
+    assert get(keeper, asked_for["id"], headers=mine).status_code == 200
+    assert get(keeper, asked_for["id"], headers=others).status_code == 404
+    assert get(keeper, asked_for["id"]).status_code == 401
+    going_on = {"input": "And?", "previous_response_id": asked_for["id"]}
+    assert keeper.send("POST", "/v1/responses", json=going_on, headers=others).status_code == 404
+    assert keeper.send("POST", "/v1/responses", json=going_on, headers=mine).status_code == 200

@@ -10,7 +10,7 @@ from keepsight.frontend.api.tokenize_request import TokenizeRequest, parse_token
 from keepsight.frontend.http.decode_body import refused_fields
 from keepsight.frontend.http.other_servers import FIELDS, PATHS, propose_path
 
-SERVED_PATHS = tuple(describe_api(ApiSettings(), has_uploads=True)["paths"])
+SERVED_PATHS = tuple(describe_api(ApiSettings(), has_uploads=True, keeps_responses=True)["paths"])
 
 
 @pytest.mark.parametrize("ours", FIELDS.values())

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from keepsight.errors import MediaQuotaError, MediaStoreError, UnknownHandleError
-from keepsight.frontend.intake import media_handles
 from keepsight.frontend.intake.media_handles import MediaHandles, MediaQuota
+from keepsight.ipc import shared_database
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.media import Geometry
 from tests.clock import Clock
@@ -236,7 +236,7 @@ def test_frontends_that_add_at_once_stay_within_the_quota_together(tmp_path: Pat
 def test_what_cannot_be_written_as_another_frontend_is_stopped_is_told_so(
     tmp_path: Path, handles: MediaHandles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(media_handles, "_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(shared_database, "PATIENCE_SECONDS", 0.01)
     other = MediaHandles(tmp_path, MediaQuota(100, 5))
     with handles._writing(), pytest.raises(MediaStoreError, match="locked"):
         other.add("a", b"1", SIZE)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, aclosing
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeVar
 
 import msgspec
 
@@ -32,6 +32,7 @@ MAX_ATTEMPTS = 3
 _prompt_teller = ThreadPoolExecutor(1, "prompt teller")
 # What one prompt's choices may be ahead of another's before they are looked at.
 MAX_MERGED_PIECES = 64
+Told = TypeVar("Told", bound=msgspec.Struct)
 # Which choice of the whole answer, and what came of it.
 IndexedPiece = tuple[int, AnswerPiece]
 
@@ -66,7 +67,7 @@ class Answer(ABC):
         self, asked: GenerationFields, prompts: Sequence[PreparedRequest], tokenizer: Tokenizer, model_name: str
     ) -> None:
         self._asked, self._prompts, self._tokenizer, self._model_name = asked, prompts, tokenizer, model_name
-        self._id, self._created = f"{self.ID_PREFIX}{os.urandom(16).hex()}", int(time.time())
+        self.id, self._created = f"{self.ID_PREFIX}{os.urandom(16).hex()}", int(time.time())
         self._num_choices = prompts[0].engine_request.sampling_params.n
         for account in self.accounts:
             account.wants_answer = asked.wants_answer
@@ -98,11 +99,15 @@ class Answer(ABC):
         with engine.holding_ends(self.accounts):
             choices = await self._gather(engine)
         if self._asked.choose_prompt_logprobs() is None:
-            return self._with_account(self._completion(choices))
+            return await self._settle(self._with_account(self._completion(choices)))
         completion = asyncio.get_running_loop().run_in_executor(_prompt_teller, self._completion, choices)
         return self._with_account(await completion)
 
-    def _with_account(self, body: msgspec.Struct) -> msgspec.Struct:
+    async def _settle(self, body: Told) -> Told:
+        """Before the end of the answer is told."""
+        return body
+
+    def _with_account(self, body: Told) -> Told:
         """If it was asked for."""
         if not self._asked.wants_account:
             return body
@@ -138,10 +143,10 @@ class Answer(ABC):
                 raise
             if isinstance(error, InvalidArgumentError):
                 # What its message says may be the caller's own words.
-                logger.info("the answer %s failed: what was asked as %s is at fault", self._id, error.field)
+                logger.info("the answer %s failed: what was asked as %s is at fault", self.id, error.field)
             else:
                 is_foreseen = isinstance(error, RequestFailedError)
-                logger.error("the answer %s failed: %s", self._id, error, exc_info=not is_foreseen)
+                logger.error("the answer %s failed: %s", self.id, error, exc_info=not is_foreseen)
             yield self._tell_failure(error)
         if self.FAREWELL:
             yield self.FAREWELL
@@ -157,7 +162,7 @@ class Answer(ABC):
                 self._count_token()
                 for event in self._tell(index, piece):
                     yield event
-        for event in self._close():
+        for event in await self._close():
             yield event
 
     def _pieces(self, engine: Engine) -> AsyncGenerator[IndexedPiece, None]:
@@ -229,7 +234,7 @@ class Answer(ABC):
     def _tell(self, index: int, piece: AnswerPiece) -> Iterable[bytes]: ...
 
     @abstractmethod
-    def _close(self) -> Iterable[bytes]:
+    async def _close(self) -> Iterable[bytes]:
         """Those that a stream ends with that did not fail."""
 
     @abstractmethod

@@ -38,7 +38,7 @@ class ChatAnswer(ChunkedAnswer):
 
     def _completion(self, choices: Sequence[Sequence[AnswerPiece]]) -> ChatCompletion:
         return ChatCompletion(
-            id=self._id,
+            id=self.id,
             created=self._created,
             model=self._model_name,
             choices=[self._choice(index, own) for index, own in enumerate(choices)],
@@ -89,7 +89,7 @@ class ChatAnswer(ChunkedAnswer):
 
     def _chunk(self, choices: list[Any], usage: Usage | msgspec.UnsetType | None) -> ChatCompletionChunk:
         return ChatCompletionChunk(
-            id=self._id, created=self._created, model=self._model_name, choices=choices, usage=usage
+            id=self.id, created=self._created, model=self._model_name, choices=choices, usage=usage
         )
 
     def _logprobs(self, tokens: Sequence[TokenOutput]) -> ChoiceLogprobs | None:

@@ -98,7 +98,7 @@ class CompletionAnswer(ChunkedAnswer):
         return [choice]
 
     def _chunk(self, choices: list[Any], usage: Usage | msgspec.UnsetType | None) -> Completion:
-        return Completion(id=self._id, created=self._created, model=self._model_name, choices=choices, usage=usage)
+        return Completion(id=self.id, created=self._created, model=self._model_name, choices=choices, usage=usage)
 
     def _tell_echoed(self, number: int, answered: TokenOutput) -> Iterator[_ToldToken]:
         """The prompt's tokens, if they stand in the text; a first one that was not written there does not."""

@@ -1,12 +1,12 @@
 """The answer to a request of the Responses API, in OpenAI's shapes."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal
 
 import msgspec
 
-from keepsight.frontend.api.answer import Answer
+from keepsight.frontend.api.answer import Answer, Told
 from keepsight.frontend.api.response_object import (
     Event,
     IncompleteDetails,
@@ -36,18 +36,25 @@ class ResponsesAnswer(Answer):
         super().__init__(asked, prompts, tokenizer, model_name)
         self._items = ItemTeller(asked.read_call_terms())
         self._is_cut = False
+        # Where it shall be kept: told of its end, before its caller is.  Whether it is kept.
+        self.on_ended: Callable[[bytes], Awaitable[bool]] | None = None
         self._num_events = 0
         params = prompts[0].engine_request.sampling_params
         self._begun = Response(
             **msgspec.structs.asdict(asked.echo),
-            id=self._id,
+            id=self.id,
             created_at=self._created,
             status="in_progress",
             model=model_name,
             output=[],
+            store=False,
             temperature=params.temperature,
             top_p=params.top_p,
         )
+
+    @property
+    def previous_id(self) -> str | None:
+        return self._begun.previous_response_id
 
     def _completion(self, choices: Sequence[Sequence[AnswerPiece]]) -> Response:
         for piece in choices[0]:
@@ -56,17 +63,24 @@ class ResponsesAnswer(Answer):
         return self._completed()
 
     def _open(self) -> Iterable[bytes]:
-        yield self._write(ResponseEvent(type="response.created", response=self._begun))
-        yield self._write(ResponseEvent(type="response.in_progress", response=self._begun))
+        begun = msgspec.structs.replace(self._begun, store=self.on_ended is not None)
+        yield self._write(ResponseEvent(type="response.created", response=begun))
+        yield self._write(ResponseEvent(type="response.in_progress", response=begun))
 
     def _tell(self, index: int, piece: AnswerPiece) -> Iterable[bytes]:
         return map(self._write, self._tell_items(piece))
 
-    def _close(self) -> Iterable[bytes]:
-        response: Any = self._with_account(self._completed())
-        yield self._write(
-            ResponseEvent(type="response.incomplete" if self._is_cut else "response.completed", response=response)
-        )
+    async def _close(self) -> Iterable[bytes]:
+        response = await self._settle(self._with_account(self._completed()))
+        kind: Literal["response.incomplete", "response.completed"]
+        kind = "response.incomplete" if self._is_cut else "response.completed"
+        return [self._write(ResponseEvent(type=kind, response=response))]
+
+    async def _settle(self, body: Told) -> Told:
+        if self.on_ended is None:
+            return body
+        kept = msgspec.structs.replace(body, store=True)
+        return kept if await self.on_ended(_encode(kept)) else body
 
     def _tell_failure(self, error: Exception) -> bytes:
         told = ErrorResponse.of(error).error

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from functools import partial
 from http import HTTPStatus
@@ -23,9 +23,11 @@ from keepsight.api_settings import ApiSettings
 from keepsight.errors import AnsweredError, ModelNotFoundError, RequestFailedError
 from keepsight.frontend.api.access import Access, isolate_salt, may_watch
 from keepsight.frontend.api.answer import Answer, Engine
+from keepsight.frontend.api.answer_responses import ResponsesAnswer
 from keepsight.frontend.api.chat_request import ChatRequest, parse_chat_request
 from keepsight.frontend.api.completion_request import parse_completion_request
 from keepsight.frontend.api.held_pictures import HeldPictures
+from keepsight.frontend.api.kept_responses import KeptResponses
 from keepsight.frontend.api.media_api import MediaApi, PixelPin
 from keepsight.frontend.api.metrics_api import MetricsApi
 from keepsight.frontend.api.openapi import describe_api
@@ -33,10 +35,10 @@ from keepsight.frontend.api.prepare_answer import AnswerPreparer
 from keepsight.frontend.api.request_log import CLIENT_CLOSED_REQUEST, RequestLog, tell_asked
 from keepsight.frontend.api.request_log import HEADER as REQUEST_ID_HEADER
 from keepsight.frontend.api.response_parts import ModelCard, ModelList
-from keepsight.frontend.api.responses_request import parse_responses_request
+from keepsight.frontend.api.responses_api import ResponsesApi
+from keepsight.frontend.api.responses_request import ResponsesChat, ResponsesRequest, parse_responses_request
 from keepsight.frontend.api.serve_page import page_routes
 from keepsight.frontend.api.tokenize_request import parse_detokenize_request, parse_tokenize_request
-from keepsight.frontend.http.decode_body import Buffer
 from keepsight.frontend.http.error_response import (
     RETRY_LATER,
     SERVER_FAILED,
@@ -100,6 +102,7 @@ class Api:
         model_name: str,
         settings: ApiSettings,
         handles: MediaHandles | None,
+        kept: KeptResponses | None,
         pixel_cache: PixelCache,
     ) -> None:
         self._preparer, self._engine, self._settings = preparer, engine, settings
@@ -109,24 +112,25 @@ class Api:
         if handles is not None:
             salt_of = partial(isolate_salt, settings)
             self.media = MediaApi(preparer, engine, handles, pixel_cache, self._admit_body, salt_of)
+        self.kept = None if kept is None else ResponsesApi(kept)
         self._model_names = tuple(dict.fromkeys((model_name, *settings.more_model_names)))
         self._created = int(time.time())
 
     # Answers ----------------------------------------------------------------------------------------------------
 
     async def chat_completions(self, http: Request) -> Response:
-        return await self._answer_chat(http, parse_chat_request)
+        with self._room.admit():
+            return await self._answer_chat(http, *await self._prepare_chat(http))
 
     async def responses(self, http: Request) -> Response:
-        return await self._answer_chat(http, parse_responses_request)
-
-    async def _answer_chat(self, http: Request, parse: Callable[[Buffer], ChatRequest]) -> Response:
         with self._room.admit():
-            answer, pins = await self._prepare_chat(http, parse)
-            response = await self._answer(http, answer)
-            if self.media is not None:
-                await self.media.pin_pixels(http, pins, *answer.prompts)
-            return response
+            return await self._answer_chat(http, *await self._prepare_response(http))
+
+    async def _answer_chat(self, http: Request, answer: Answer, pins: Sequence[PixelPin]) -> Response:
+        response = await self._answer(http, answer)
+        if self.media is not None:
+            await self.media.pin_pixels(http, pins, *answer.prompts)
+        return response
 
     async def completions(self, http: Request) -> Response:
         with self._room.admit():
@@ -134,21 +138,43 @@ class Api:
 
     # By themselves, so that nothing holds what a request was read from while it is answered, which may take minutes.
 
-    async def _prepare_chat(
-        self, http: Request, parse: Callable[[Buffer], ChatRequest]
-    ) -> tuple[Answer, list[PixelPin]]:
+    async def _prepare_chat(self, http: Request) -> tuple[Answer, list[PixelPin]]:
         async with self._reading_body(http) as body:
-            asked = parse(body)
-            self._check_model(asked.model)
-            salt = isolate_salt(self._settings, http, asked.cache_salt)
-            downloaded = await self._download(http, asked.messages, salt)
-            answer = await self._answers.chat(asked, salt, downloaded, len(body))
-            if self.media is None:
-                return answer, []
-            pictures, [prepared] = asked.messages.pictures, answer.prompts
-            with prepared.free_names_if_refused():
-                await self.media.note_uses(http, pictures, prepared)
-            return answer, self.media.find_pins(pictures)
+            return await self._prepare_messages(http, parse_chat_request(body), len(body))
+
+    async def _prepare_response(self, http: Request) -> tuple[Answer, list[PixelPin]]:
+        async with self._reading_body(http) as body:
+            request = parse_responses_request(body)
+            asked, num_bytes = await self._go_on(http, request)
+            answer, pins = await self._prepare_messages(http, asked, len(body) + num_bytes)
+            assert isinstance(answer, ResponsesAnswer)
+            if self.kept is not None and request.store is not False:
+                self.kept.keep(http, body, answer)
+            return answer, pins
+
+    async def _go_on(self, http: Request, request: ResponsesRequest) -> tuple[ResponsesChat, int]:
+        """With the conversation that it names, which has so many bytes."""
+        if self.kept is None:
+            request.check_stores_nothing()
+        if self.kept is None or request.previous_response_id is None:
+            return request.as_chat(), 0
+        before, num_bytes = await self.kept.read_before(http, request.previous_response_id)
+        return request.as_chat(before), num_bytes
+
+    async def _prepare_messages(
+        self, http: Request, asked: ChatRequest, num_bytes: int
+    ) -> tuple[Answer, list[PixelPin]]:
+        """`num_bytes`: what they were read from."""
+        self._check_model(asked.model)
+        salt = isolate_salt(self._settings, http, asked.cache_salt)
+        downloaded = await self._download(http, asked.messages, salt)
+        answer = await self._answers.chat(asked, salt, downloaded, num_bytes)
+        if self.media is None:
+            return answer, []
+        pictures, [prepared] = asked.messages.pictures, answer.prompts
+        with prepared.free_names_if_refused():
+            await self.media.note_uses(http, pictures, prepared)
+        return answer, self.media.find_pins(pictures)
 
     async def _prepare_completion(self, http: Request) -> Answer:
         async with self._reading_body(http) as body:
@@ -201,7 +227,7 @@ class Api:
     async def count_input(self, http: Request) -> Response:
         with self._room.admit():
             async with self._reading_body(http) as body:
-                asked = parse_responses_request(body)
+                asked, _ = await self._go_on(http, parse_responses_request(body))
                 self._check_model(asked.model)
                 salt = isolate_salt(self._settings, http, asked.cache_salt)
                 downloaded = await self._download(http, asked.messages, salt)
@@ -262,7 +288,8 @@ class Api:
         return json_response({"version": __version__})
 
     async def openapi(self, _http: Request) -> Response:
-        return json_response(describe_api(self._settings, has_uploads=self.media is not None))
+        kept = {"has_uploads": self.media is not None, "keeps_responses": self.kept is not None}
+        return json_response(describe_api(self._settings, **kept))
 
     # For administrators -----------------------------------------------------------------------------------------
 
@@ -295,14 +322,18 @@ def create_app(
     pixel_cache: PixelCache = KEEPS_NOTHING,
     view: ServerView = SEES_NOTHING,
     counters: Counters | None = None,
+    kept: KeptResponses | None = None,
 ) -> ASGIApp:
-    """Without `handles` nothing can be uploaded; what lies in `pixel_cache` is shown if the settings say so."""
-    api = Api(preparer, engine, model_name, settings, handles, pixel_cache)
-    media_routes = [] if api.media is None else api.media.routes
+    """Without `handles` nothing can be uploaded, without `kept` no request goes on from another; what lies in
+    `pixel_cache` is shown if the settings say so.
+    """
+    api = Api(preparer, engine, model_name, settings, handles, kept, pixel_cache)
+    more_routes = [] if api.media is None else api.media.routes
+    more_routes += [] if api.kept is None else api.kept.routes
     if settings.dashboard_thumbnails:
-        media_routes += HeldPictures(pixel_cache).routes
+        more_routes += HeldPictures(pixel_cache).routes
     app = Starlette(
-        routes=[*_routes(api), *media_routes, *MetricsApi(view, engine).routes, *page_routes()],
+        routes=[*_routes(api), *more_routes, *MetricsApi(view, engine).routes, *page_routes()],
         middleware=_middleware(settings),
         exception_handlers={
             AnsweredError: _refuse,

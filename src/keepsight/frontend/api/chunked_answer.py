@@ -29,11 +29,11 @@ class ChunkedAnswer(Answer):
             for choice in self._chunk_choices(index, piece):
                 yield _event(self._chunk_of([choice]))
 
-    def _close(self) -> Iterator[bytes]:
-        if self._asked.wants_account:
-            yield _event(self._with_account(self._chunk_of([])))
+    async def _close(self) -> Iterable[bytes]:
+        last = [self._with_account(self._chunk_of([]))] if self._asked.wants_account else []
         if self._asked.includes_usage:
-            yield _event(self._chunk([], self.usage))
+            last.append(self._chunk([], self.usage))
+        return map(_event, last)
 
     def _tell_failure(self, error: Exception) -> bytes:
         return _event(ErrorResponse.of(error))

@@ -30,6 +30,7 @@ from keepsight.frontend.api.openapi_shapes import (
 from keepsight.frontend.api.read_upload import MAX_TTL_SECONDS
 from keepsight.frontend.api.response_object import InputTokens, Response, StreamedEvent
 from keepsight.frontend.api.response_parts import ModelCard, ModelList
+from keepsight.frontend.api.responses_api import DeletedResponse
 from keepsight.frontend.api.responses_request import ResponsesRequest
 from keepsight.frontend.api.tokenize_request import (
     DetokenizeRequest,
@@ -64,6 +65,7 @@ ANSWERS = (
     MediaObject,
     MediaPage,
     DeletedMedia,
+    DeletedResponse,
     HeldList,
     ServerState,
     AccountList,
@@ -84,7 +86,7 @@ STATUSES = {
     429: "So many pictures are being downloaded that there is no room for more: try again.",
     500: "The server failed.",
     503: "No room for one more request, or nobody who could do it at this moment: try again after Retry-After seconds.",
-    507: "Uploads have no room at this moment.",
+    507: "What is kept has no room at this moment, or cannot be reached.",
 }
 
 
@@ -105,10 +107,12 @@ PAGE = (
 )
 
 
-def describe_api(settings: ApiSettings, *, has_uploads: bool = False) -> Json:
+def describe_api(settings: ApiSettings, *, has_uploads: bool = False, keeps_responses: bool = False) -> Json:
     paths: dict[str, Json] = {}
     shown = _picture_operations() if settings.dashboard_thumbnails else ()
-    for path, method, operation in (*_operations(), *(_media_operations() if has_uploads else ()), *shown):
+    uploaded = _media_operations() if has_uploads else ()
+    kept = _response_operations() if keeps_responses else ()
+    for path, method, operation in (*_operations(), *uploaded, *kept, *shown):
         paths.setdefault(path, {})[method] = _close(path, operation, settings)
     return {
         "openapi": "3.1.0",
@@ -156,6 +160,15 @@ def _media_operations() -> Sequence[tuple[str, str, Json]]:
             _with_id("Keeps it for at least so long from now.", MediaObject)
             | {"requestBody": {"content": _json_content(_options())}},
         ),
+    )
+
+
+def _response_operations() -> Sequence[tuple[str, str, Json]]:
+    one = "/v1/responses/{id}"
+    named = {"parameters": [_in_path("id")]}
+    return (
+        (one, "get", named | _answer_with("One that is kept.", _json_content(_refer(Response)), 404, 507)),
+        (one, "delete", named | _answer_with("Forgets it.", _json_content(_refer(DeletedResponse)), 404, 507)),
     )
 
 

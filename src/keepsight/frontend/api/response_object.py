@@ -84,15 +84,15 @@ class Response(Echo, frozen=True, kw_only=True):
     usage: ResponseUsage | None = None
     error: ResponseFault | None = None
     incomplete_details: IncompleteDetails | None = None
+    # Whether it can be found by its id.
+    store: bool
     # As it was chosen for this answer.
     temperature: float
     top_p: float
     keepsight: Extras | UnsetType = UNSET
     # What of OpenAI's is the same for all.
     background: bool = False
-    previous_response_id: None = None
     service_tier: Literal["default"] = "default"
-    store: bool = False
     truncation: Literal["disabled"] = "disabled"
     object: Literal["response"] = "response"
 

@@ -1,15 +1,14 @@
 """The body of `POST /v1/responses`: a chat request by other names, which is what it becomes.
 
-Nothing is kept between two requests, so what belongs to a store of answers is refused.  What is found at fault behind
-us is told by the names that stand here.
+What is found at fault behind us is told by the names that stand here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 
-from keepsight.errors import InvalidArgumentError
+from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.api.chat_request import ChatRequest, MediaProcessorOptions
 from keepsight.frontend.api.generation_fields import NESTED_STRUCTS, GenerationFields
 from keepsight.frontend.api.response_format import JsonSchema, ResponseFormat
@@ -113,6 +112,10 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
     stream_options: ResponsesStreamOptions | None = None  # type: ignore[assignment]
     mm_processor_kwargs: MediaProcessorOptions | None = None
 
+    # Unless it is false later requests may go on from the answer.
+    store: bool | None = None
+    previous_response_id: str | None = None
+
     # Of chats and completions.
     guided_choice: Refused = None
     guided_grammar: Refused = None
@@ -132,11 +135,9 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
     include_reasoning: Refused = None
     max_tool_calls: Refused = None
     media_io_kwargs: Refused = None
-    previous_response_id: Refused = None
     prompt: Refused = None
     reasoning: Refused = None
     service_tier: Refused = None
-    store: Refused = None
     truncation: Refused = None
 
     NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -149,7 +150,6 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
         "reasoning": ({}, {"effort": None}, {"effort": "none"}, {"effort": None, "summary": None}),
         "return_token_ids": (False,),
         "service_tier": ("auto", "default"),
-        "store": (False,),
         "truncation": ("disabled",),
     }
 
@@ -175,8 +175,23 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
                 told = f"must have a name of at most {MAX_LABEL_NAME} characters, and at most {MAX_LABEL} of text"
                 raise InvalidArgumentError(f"metadata[{name!r:.80}]", told)
 
-    def as_chat(self) -> "ResponsesChat":
-        conversation, places = read_items(self.input, self.instructions)
+    def check_stores_nothing(self) -> None:
+        """For a server that does not."""
+        for name, value in (("store", self.store or None), ("previous_response_id", self.previous_response_id)):
+            if value is not None:
+                raise UnsupportedFieldError(name, "needs responses to be kept, which --response-quota-mb 0 turned off")
+
+    def as_chat(self, before: Sequence[Any] = ()) -> "ResponsesChat":
+        """`before`: the items of the conversation that it goes on with."""
+        chat = self._become_chat(before)
+        try:
+            chat.check()
+        except InvalidArgumentError as error:
+            raise type(error)(chat.name_own(error.field), error.message) from error
+        return chat
+
+    def _become_chat(self, before: Sequence[Any]) -> "ResponsesChat":
+        conversation, places = read_items(self.input, self.instructions, before)
         form = None if self.text is None or self.text.format is None else self.text.format.as_in_chat()
         choice = self.tool_choice
         return ResponsesChat(
@@ -205,6 +220,7 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
             max_output_tokens=self.max_output_tokens,
             metadata=self.metadata or {},
             parallel_tool_calls=self.parallel_tool_calls is not False,
+            previous_response_id=self.previous_response_id,
             prompt_cache_key=self.prompt_cache_key,
             text=_write({"format": form}),
             tool_choice=_write(self.tool_choice or "auto"),
@@ -220,6 +236,7 @@ class Echo(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int | None
     metadata: dict[str, str]
     parallel_tool_calls: bool
+    previous_response_id: str | None
     prompt_cache_key: str | None
     # As JSON, which is smaller than what is made of it.
     text: msgspec.Raw
@@ -263,15 +280,10 @@ _NESTED: dict[str, type[msgspec.Struct]] = {
 _decoder = BodyDecoder(ResponsesRequest, _NESTED)
 
 
-def parse_responses_request(body: Buffer) -> ResponsesChat:
+def parse_responses_request(body: Buffer) -> ResponsesRequest:
     request = decode_lifting(_decoder, body, "input")
     request.check()
-    chat = request.as_chat()
-    try:
-        chat.check()
-    except InvalidArgumentError as error:
-        raise type(error)(chat.name_own(error.field), error.message) from error
-    return chat
+    return request
 
 
 def _write(told: object) -> msgspec.Raw:

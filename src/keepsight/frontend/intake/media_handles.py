@@ -1,7 +1,7 @@
 """Pictures that were uploaded once, to be named by a handle until it expires: their bytes, and what is told of them.
 
-Shared by all frontends of a server: one SQLite file in its run directory, so whatever one of them was doing when it
-was killed is undone.  Knows neither HTTP nor pixels.  A handle belongs to its tenant; to others it does not exist.
+Shared by all frontends of a server.  Knows neither HTTP nor pixels.  A handle belongs to its tenant; to others it does
+not exist.
 Invariant: what one tenant holds is within its quota, in bytes and in number, and nothing expired is ever found.
 """
 
@@ -10,7 +10,6 @@ import re
 import secrets
 import sqlite3
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,21 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from keepsight.errors import MediaQuotaError, MediaStoreError, UnknownHandleError
-from keepsight.ipc.run_directory import RunDirectory
+from keepsight.ipc.shared_database import SharedDatabase
 from keepsight.media import Geometry
 
 ID_PREFIX = "media_"
 _ID = re.compile(rf"{ID_PREFIX}[0-9a-f]{{32}}")
 DEFAULT_TTL_SECONDS = 3600.0
-# For another frontend that is just writing.
-_PATIENCE_SECONDS = 10.0
-# That uploads leave free, for what is written of their handles.
-_SPARE_BYTES = 2**20
-# The file shrinks when handles go, and need not outlive the machine; nor may there be another folder to write to.
-_PRAGMAS = ("page_size = 32768", "auto_vacuum = FULL", "synchronous = OFF", "foreign_keys = ON", "temp_store = MEMORY")
 # Bytes lie apart: what is counted would be written with them each time.
 _SCHEMA = """
-BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS media (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,
@@ -59,7 +51,6 @@ CREATE TABLE IF NOT EXISTS marks (
     expires REAL NOT NULL,
     PRIMARY KEY (tenant, media_hash)
 );
-COMMIT;
 """
 
 
@@ -97,14 +88,8 @@ class MediaHandles:
 
     def __init__(self, folder: Path, quota: MediaQuota, clock: Callable[[], float] = time.time) -> None:
         self._quota, self._clock = quota, clock
-        self._run_directory = RunDirectory(folder)
-        self._lock = threading.Lock()
-        self._database = sqlite3.connect(
-            folder / "media.sqlite", timeout=_PATIENCE_SECONDS, isolation_level=None, check_same_thread=False
-        )
-        for pragma in _PRAGMAS:
-            self._database.execute(f"PRAGMA {pragma}")
-        self._database.executescript(_SCHEMA)
+        self._shared = SharedDatabase(folder, "media.sqlite", _SCHEMA)
+        self._database = self._shared.connection
 
     # Looking --------------------------------------------------------------------------------------------------
 
@@ -200,8 +185,7 @@ class MediaHandles:
             return True
 
     def close(self) -> None:
-        with self._lock:
-            self._database.close()
+        self._shared.close()
 
     def check_invariants(self) -> None:
         with self._writing() as now:
@@ -224,7 +208,7 @@ class MediaHandles:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        with self._lock:
+        with self._shared.alone():
             try:
                 yield
             except sqlite3.OperationalError as error:
@@ -236,13 +220,8 @@ class MediaHandles:
         with self._reading():
             now = self._clock()
             self._remove_expired(now)
-            self._database.execute("BEGIN IMMEDIATE")
-            try:
+            with self._shared.at_once():
                 yield now
-                self._database.execute("COMMIT")
-            finally:
-                if self._database.in_transaction:
-                    self._database.execute("ROLLBACK")
 
     def _remove_expired(self, now: float) -> None:
         """Each in a transaction of its own: the journal of one takes as much room as all that goes in it."""
@@ -254,7 +233,7 @@ class MediaHandles:
     def _check_room(self, num_bytes: int) -> None:
         """What comes must leave so much that the largest can go again."""
         [(largest,)] = self._database.execute("SELECT coalesce(max(num_bytes), 0) FROM media")
-        if self._run_directory.num_free_bytes < num_bytes + max(num_bytes, largest) + _SPARE_BYTES:
+        if not self._shared.has_room(num_bytes, largest):
             raise MediaStoreError("media", f"no room for {num_bytes} bytes more")
 
     def _check_quota(self, tenant: str, num_bytes: int) -> None:

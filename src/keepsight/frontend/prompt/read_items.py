@@ -5,7 +5,7 @@ names its place as the caller wrote it (`input[1].content[0].image_url`).
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -67,11 +67,15 @@ class Places:
 NOWHERE = Places({})
 
 
-def read_items(items: object, instructions: str | None = None) -> tuple[Conversation, Places]:
-    """`instructions` stand before all of them."""
+def read_items(
+    items: object, instructions: str | None = None, before: Sequence[Any] = ()
+) -> tuple[Conversation, Places]:
+    """`instructions` stand before all of them; `before`: the items of earlier turns."""
     messages = _Messages()
     if instructions:
         messages.add({"role": "system", "content": instructions}, "instructions")
+    for index, item in enumerate(before):
+        messages.add_item(item, f"previous_response_id[{index}]")
     if isinstance(items, str):
         messages.add({"role": "user", "content": items}, "input")
     else:

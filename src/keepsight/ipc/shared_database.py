@@ -1,0 +1,58 @@
+"""One SQLite file in a server's run directory, which all its frontends read and write.
+
+Whatever one of them was doing when it was killed is undone, and the file shrinks as things go.  It ends with the
+server.
+"""
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from keepsight.ipc.run_directory import RunDirectory
+
+# For another frontend that is just writing.
+PATIENCE_SECONDS = 10.0
+# That what comes leaves free, for what is written of it.
+_SPARE_BYTES = 2**20
+# It need not outlive the machine; nor may there be another folder to write to.
+_PRAGMAS = ("page_size = 32768", "auto_vacuum = FULL", "synchronous = OFF", "foreign_keys = ON", "temp_store = MEMORY")
+
+
+class SharedDatabase:
+    """Shared by threads: one at a time.  Everything raises sqlite3.OperationalError where there is no room or time."""
+
+    def __init__(self, folder: Path, name: str, schema: str) -> None:
+        self._run_directory = RunDirectory(folder)
+        self._lock = threading.Lock()
+        self.connection = sqlite3.connect(
+            folder / name, timeout=PATIENCE_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        for pragma in _PRAGMAS:
+            self.connection.execute(f"PRAGMA {pragma}")
+        self.connection.executescript(f"BEGIN IMMEDIATE;{schema}COMMIT;")
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        with self._lock:
+            yield
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """All that is written or nothing, and no other frontend in between.  Whoever calls is alone."""
+        self.connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self.connection.execute("COMMIT")
+        finally:
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
+
+    def has_room(self, num_bytes: int, largest: int) -> bool:
+        """So that what is kept, of which one has `largest`, can go again: to remove takes as much room for a moment."""
+        return self._run_directory.num_free_bytes >= num_bytes + max(num_bytes, largest) + _SPARE_BYTES
+
+    def close(self) -> None:
+        with self._lock:
+            self.connection.close()
