@@ -2,8 +2,8 @@
 
     pip install -e ".[clients]" && python -m tests.other_clients
 
-LangChain and LiteLLM by their OpenAI adapters: pictures, streams, several turns, forms, tools, errors.  Prints what
-each saw, and fails where that is not what was meant.
+LangChain and LiteLLM by their OpenAI adapters, and the Agents SDK as it comes: pictures, streams, several turns, forms,
+tools, errors.  Prints what each saw, and fails where that is not what was meant.
 """
 
 import asyncio
@@ -87,6 +87,63 @@ def try_langchain(server: RealServer) -> None:
     see("a result that is a picture", seen.content, is_right=_num_found(seen) > called.usage_metadata["input_tokens"])
 
 
+def try_langchain_s_responses(server: RealServer) -> None:
+    from langchain_openai import ChatOpenAI
+
+    options: dict[str, Any] = {"base_url": f"{server.url}/v1", "api_key": KEY, "model": MODEL, "max_retries": 0}
+    chat = ChatOpenAI(**options, temperature=0, use_responses_api=True)
+    answer = chat.invoke(ask(PICTURE))
+    expect("a picture", answer.text)
+    expect("a stream", "".join(str(piece.text) for piece in chat.stream(ask(PICTURE))))
+    again = chat.invoke([*ask(PICTURE), answer, *ask()])
+    see("a second turn that finds the first", again.usage_metadata, is_right=_num_found(again) > 0)
+    going_on = ChatOpenAI(**options, temperature=0, use_responses_api=True, use_previous_response_id=True)
+    same = going_on.invoke([*ask(PICTURE), answer, *ask()])
+    see("the same by the first one's id", same.text, is_right=same.text == again.text)
+    called = chat.bind_tools([TOOL], tool_choice="any", parallel_tool_calls=False).invoke(ask(PICTURE))
+    see("a call", called.tool_calls, is_right=called.tool_calls[0]["args"]["count"] in (1, 2))
+    result = {"role": "tool", "tool_call_id": called.tool_calls[0]["id"], "content": [PICTURE]}
+    seen = chat.bind_tools([TOOL]).invoke([*ask(PICTURE), called, result])
+    see("a result that is a picture", seen.text, is_right=_num_found(seen) > called.usage_metadata["input_tokens"])
+
+
+def try_agents(server: RealServer) -> None:
+    asyncio.run(_try_agents(f"{server.url}/v1"))
+
+
+async def _try_agents(url: str) -> None:
+    from agents import Agent, FunctionTool, ModelSettings, Runner, set_default_openai_client, set_tracing_disabled
+    from openai import AsyncOpenAI
+
+    set_tracing_disabled(True)
+    set_default_openai_client(AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0))
+    parts = [{"type": "input_image", "image_url": DRAWN.data_url}, {"type": "input_text", "text": QUESTION.text}]
+    items: Any = [{"role": "user", "content": parts}]
+    agent = Agent(name="plain", model=MODEL, model_settings=ModelSettings(temperature=0))
+    first = await Runner.run(agent, items)
+    expect("a picture", first.final_output)
+    streamed = Runner.run_streamed(agent, items)
+    async for _ in streamed.stream_events():
+        pass
+    expect("a stream", streamed.final_output)
+    again = await Runner.run(agent, [*first.to_input_list(), {"role": "user", "content": QUESTION.text}])
+    same = await Runner.run(agent, QUESTION.text, previous_response_id=first.last_response_id)
+    is_same = same.final_output == again.final_output
+    see("a second turn, by its items and by an id", same.final_output, is_right=is_same)
+    called: list[str] = []
+
+    async def look(_context: object, arguments: str) -> str:
+        called.append(arguments)
+        return "That is right."
+
+    tool = FunctionTool("look", "Counts them.", TOOL_SCHEMA, look, strict_json_schema=False)
+    terms = ModelSettings(temperature=0, tool_choice="required", parallel_tool_calls=False, max_tokens=64)
+    caller = Agent(name="caller", instructions="Look.", model=MODEL, tools=[tool], model_settings=terms)
+    answer = await Runner.run(caller, items, max_turns=4)
+    is_right = [json.loads(each)["count"] in (1, 2) for each in called] == [True]
+    see("a call, its result, an answer", answer.final_output, is_right=is_right)
+
+
 def _args(answer: Any) -> list[Any]:
     return [call["args"] for call in answer.tool_calls]
 
@@ -111,7 +168,8 @@ def try_litellm(server: RealServer) -> None:
     answer = say(ask(PICTURE))
     expect("a picture", answer.content)
     pieces = completion(messages=ask(PICTURE), stream=True, stream_options={"include_usage": True}, **options)
-    expect("a stream", "".join(piece.choices[0].delta.content or "" for piece in pieces))
+    # The usage comes in a piece of its own.
+    expect("a stream", "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices))
     expect("asynchronously", asyncio.run(acompletion(messages=ask(PICTURE), **options)).choices[0].message.content)
     expect("a second turn", say([*ask(PICTURE), answer.model_dump(), *ask()]).content)
     form = {"type": "json_schema", "json_schema": {"name": "form", "schema": SCHEMA}}
@@ -134,7 +192,7 @@ def try_litellm(server: RealServer) -> None:
 
 def main() -> int:
     with real_server("--api-key", KEY) as server:
-        for client in (try_langchain, try_litellm):
+        for client in (try_langchain, try_langchain_s_responses, try_litellm, try_agents):
             print(client.__name__.removeprefix("try_"))
             client(server)
     return 0

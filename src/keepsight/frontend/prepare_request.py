@@ -334,9 +334,10 @@ class RequestPreparer:
     def _too_long(self, field: str, what: str, terms: _Terms) -> InvalidArgumentError:
         if terms.max_told is not None:
             return InvalidArgumentError(field, f"{what}; at most {terms.max_told} are told in one answer")
-        # OpenAI's words and vLLM's for the limit: by them LiteLLM knows that a longer context is what would help.
+        # By the first of these words LangChain, by the others, OpenAI's and vLLM's, LiteLLM knows that a longer context
+        # is what would help.  (They are shown no code.)
         limit = f"this model's maximum context length is {self.max_model_len} tokens, at least one of them the answer's"
-        return PromptTooLongError(field, f"{what}; {limit}")
+        return PromptTooLongError(field, f"{what}: the prompt is too long; {limit}")
 
     def _check_named_tokens(self, params: SamplingParams) -> None:
         for name in ("allowed_token_ids", "stop_token_ids"):
