@@ -164,7 +164,7 @@ def test_a_prompt_that_is_too_long_is_refused_before_any_content_is_hashed(monke
 
     monkeypatch.setattr(identify_picture, "hash_content", note)
     picture = by_url(draw(7).picture)
-    with pytest.raises(PromptTooLongError, match=r"of them of 2 pictures; .* context length is 50 ") as caught:
+    with pytest.raises(PromptTooLongError, match=r"of them of 2 pictures: .* context length is 50 ") as caught:
         preparer.prepare_chat(ask(picture, picture, "What are these two, if you please?"), PARAMS)
     assert "32 of them" in str(caught.value)
     assert not hashed
