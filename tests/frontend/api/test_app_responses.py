@@ -250,6 +250,9 @@ def test_a_failure_behind_it_is_the_last_event(client: Client) -> None:
     response = events[-1]["response"]
     assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
     assert "broke" not in response["error"]["message"]
+    client.engine.failure = EngineLostError("gone", had_begun=True)
+    error = stream(client)[-1]["response"]["error"]
+    assert (error["code"], error["message"].partition(":")[0]) == ("server_error", "engine_lost")
 
 
 def test_the_input_is_counted_without_an_answer(client: Client) -> None:
@@ -302,6 +305,7 @@ def test_the_input_is_counted_without_an_answer(client: Client) -> None:
         ({"prompt_cache_key": "x" * 2000}, "prompt_cache_key"),
         ({"mm_processor_kwargs": {"resample": 3}}, "mm_processor_kwargs.resample"),
         ({"background": True}, "background"),
+        ({"tools": [LOOK | {"description": "x" * 2**20}], "tool_choice": "none"}, "tools"),
         ({"store": True}, "store"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"truncation": "auto"}, "truncation"),
@@ -385,6 +389,31 @@ def test_an_answer_says_where_it_could_not_be_kept(keeper: Client) -> None:
     body = ask(keeper, metadata={str(each): "x" * 500 for each in range(16)}, instructions="y" * 1500)
     assert (body["status"], body["store"]) == ("completed", False)
     assert get(keeper, body["id"]).status_code == 404
+
+
+def test_a_server_whose_folder_has_gone_answers_all_the_same(keeper: Client, tmp_path: Path) -> None:
+    for each in tmp_path.iterdir():
+        each.rename(each.with_suffix(".moved"))
+    tmp_path.rename(gone := tmp_path.with_name("gone"))
+    for body in (ask(keeper), stream(keeper)[-1]["response"]):
+        assert (body["status"], body["store"]) == ("completed", False)
+    gone.rename(tmp_path)
+
+
+def test_a_response_is_told_whole_or_not_at_all(keeper: Client) -> None:
+    name = ask(keeper)["id"]
+    assert get(keeper, f"{name}?stream=false&include[]=message.output_text.logprobs").status_code == 200
+    for query in ("stream=true", "starting_after=3", "include=nothing"):
+        assert error_of(get(keeper, f"{name}?{query}")) == (400, query.partition("=")[0], "unsupported_field")
+
+
+def test_what_is_asked_is_held_only_while_it_is_answered(keeper: Client) -> None:
+    for fails_after in (None, 0, 2):
+        keeper.engine.fails_after = fails_after
+        for _ in range(30):  # of 400 bytes each, of 9,000
+            post(keeper, input="x" * 300, stream=fails_after != 0)
+    keeper.engine.fails_after = None
+    assert ask(keeper)["store"] is True
 
 
 def test_calls_and_their_results_go_on_by_the_id(keeper: Client) -> None:

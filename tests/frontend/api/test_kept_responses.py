@@ -27,8 +27,7 @@ def kept(tmp_path: Path) -> Iterator[KeptResponses]:
 
 def keep(kept: KeptResponses, name: str, previous: str | None = None, size: int = 10, tenant: str = "a") -> bool:
     """Half of its bytes are what is asked."""
-    is_begun = kept.begin(tenant, name, previous, b"?" * (size // 2))
-    return is_begun and kept.finish(tenant, name, b"!" * (size - size // 2))
+    return kept.keep(tenant, name, previous, Turn(b"?" * (size // 2), b"!" * (size - size // 2)))
 
 
 def has(kept: KeptResponses, name: str, tenant: str = "a") -> bool:
@@ -40,35 +39,26 @@ def has(kept: KeptResponses, name: str, tenant: str = "a") -> bool:
 
 def test_a_conversation_is_found_by_its_last_response(kept: KeptResponses) -> None:
     keep(kept, "one")
-    kept.begin("a", "two", "one", b"asked")
-    kept.finish("a", "two", b"told")
-    assert kept.find_turns("a", "two", "id") == [Turn(b"?" * 5, b"!" * 5), Turn(b"asked", b"told")]
+    kept.keep("a", "two", "one", Turn(b"asked", b"told"))
+    assert kept.read("a", "two", "id") == [Turn(b"?" * 5, b"!" * 5), Turn(b"asked", b"told")]
+    assert kept.count_bytes("a", "two", "id") == 19
     assert kept.get("a", "two") == b"told"
 
 
 def test_several_may_go_on_from_one(kept: KeptResponses) -> None:
     for name, previous in (("root", None), ("left", "root"), ("right", "root")):
         assert keep(kept, name, previous)
-    assert len(kept.find_turns("a", "left", "id")) == len(kept.find_turns("a", "right", "id")) == 2
-
-
-def test_what_is_not_answered_is_not_found(kept: KeptResponses) -> None:
-    kept.begin("a", "one", None, b"asked")
-    assert not has(kept, "one")
-    with pytest.raises(UnknownResponseError, match="previous_response_id"):
-        kept.find_turns("a", "one", "previous_response_id")
+    assert len(kept.read("a", "left", "id")) == len(kept.read("a", "right", "id")) == 2
 
 
 def test_others_responses_do_not_exist(kept: KeptResponses) -> None:
     keep(kept, "one")
-    keep(kept, "two", "one", tenant="b")
+    assert not keep(kept, "two", "one", tenant="b")
     with pytest.raises(UnknownResponseError) as caught:
         kept.get("b", "one")
     assert (caught.value.field, caught.value.status) == ("id", 404)
-    with pytest.raises(UnknownResponseError):
-        kept.find_turns("b", "one", "id")
-    with pytest.raises(UnknownResponseError, match="earlier"):
-        kept.find_turns("b", "two", "id")
+    with pytest.raises(UnknownResponseError, match="previous_response_id"):
+        kept.read("b", "one", "previous_response_id")
     with pytest.raises(UnknownResponseError):
         kept.delete("b", "one")
     assert has(kept, "one")
@@ -86,9 +76,9 @@ def test_a_conversation_is_used_as_a_whole(kept: KeptResponses) -> None:
     keep(kept, "one", size=30)
     keep(kept, "other", size=30)
     keep(kept, "two", "one", size=30)
-    kept.find_turns("a", "two", "id")
+    kept.read("a", "two", "id")
     assert keep(kept, "three", "two", size=30)
-    assert len(kept.find_turns("a", "three", "id")) == 3
+    assert len(kept.read("a", "three", "id")) == 3
     assert not has(kept, "other")
 
 
@@ -98,16 +88,23 @@ def test_each_tenant_has_its_own_bytes(kept: KeptResponses) -> None:
     assert has(kept, "of a")
 
 
-@pytest.mark.parametrize("size", [MAX_BYTES + 2, 3 * MAX_BYTES])
-def test_what_is_larger_than_all_that_may_be_is_not_kept(kept: KeptResponses, size: int) -> None:
-    assert not keep(kept, "large", size=size)
-    assert not has(kept, "large")
-
-
-def test_what_is_asked_that_is_too_large_drives_nothing_out(kept: KeptResponses) -> None:
+def test_what_has_no_room_drives_nothing_out(kept: KeptResponses) -> None:
     keep(kept, "one")
-    assert not kept.begin("a", "large", None, b"?" * (MAX_BYTES + 1))
+    assert not keep(kept, "large", size=MAX_BYTES + 1)
+    assert not has(kept, "large")
     assert has(kept, "one")
+
+
+def test_a_conversation_that_grows_too_long_is_not_gone_on_with(kept: KeptResponses) -> None:
+    keep(kept, "one", size=50)
+    assert not keep(kept, "two", "one", size=60)
+    assert has(kept, "one")
+
+
+def test_a_turn_whose_earlier_ones_went_meanwhile_is_not_kept(kept: KeptResponses) -> None:
+    keep(kept, "one")
+    keep(kept, "other", size=MAX_BYTES)
+    assert not keep(kept, "two", "one")
 
 
 def test_a_response_that_is_deleted_ends_what_went_on_from_it(kept: KeptResponses) -> None:
@@ -116,7 +113,7 @@ def test_a_response_that_is_deleted_ends_what_went_on_from_it(kept: KeptResponse
     kept.delete("a", "one")
     assert has(kept, "two")
     with pytest.raises(UnknownResponseError, match="earlier"):
-        kept.find_turns("a", "two", "id")
+        kept.read("a", "two", "id")
     with pytest.raises(UnknownResponseError):
         kept.delete("a", "one")
 
@@ -130,6 +127,27 @@ def test_frontends_find_each_other_s(kept: KeptResponses, tmp_path: Path) -> Non
     other.close()
 
 
+def test_a_folder_that_has_gone_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    kept = KeptResponses(folder, MAX_BYTES)
+    folder.rename(tmp_path / "gone")
+    with pytest.raises(ResponseStoreError, match="cannot be kept"):
+        keep(kept, "one")
+    kept.close()
+
+
+def test_a_conversation_of_thousands_of_turns_is_found(tmp_path: Path) -> None:
+    kept = KeptResponses(tmp_path, 2**20)
+    with kept._writing():
+        rows = [(str(each), "a", str(each - 1) if each else None, each, 2) for each in range(3000)]
+        kept._database.executemany("INSERT INTO responses VALUES (?, ?, ?, ?, ?)", rows)
+        kept._database.executemany("INSERT INTO contents VALUES (?, '?', '!')", [row[:1] for row in rows])
+    assert len(kept.read("a", "2999", "id")) == 3000
+    assert keep(kept, "3000", "2999")
+    kept.close()
+
+
 def test_nothing_is_kept_where_there_is_no_room(kept: KeptResponses, monkeypatch: pytest.MonkeyPatch) -> None:
     keep(kept, "one")
     monkeypatch.setattr(RunDirectory, "num_free_bytes", property(lambda _: 1000))
@@ -141,9 +159,9 @@ def test_whoever_writes_for_too_long_is_not_waited_for(tmp_path: Path, monkeypat
     monkeypatch.setattr(shared_database, "PATIENCE_SECONDS", 0.01)
     kept, other = KeptResponses(tmp_path, MAX_BYTES), KeptResponses(tmp_path, MAX_BYTES)
     with other._writing():
-        assert not kept.begin("a", "one", None, b"asked")
-        with pytest.raises(ResponseStoreError, match="locked"):
-            kept.get("a", "one")
+        for do in (lambda: keep(kept, "one"), lambda: kept.get("a", "one")):
+            with pytest.raises(ResponseStoreError, match="locked"):
+                do()
     assert keep(kept, "one")
     kept.close()
     other.close()
@@ -160,36 +178,52 @@ class Histories(RuleBasedStateMachine):
         self._expected: dict[str, dict[str, tuple[int, str | None]]] = {"a": {}, "b": {}}
         self._number = 0
 
-    @rule(tenant=st.sampled_from("ab"), size=st.integers(2, 60), goes_on=st.booleans(), chosen=st.integers(0, 99))
+    @rule(tenant=st.sampled_from("ab"), size=st.integers(2, 120), goes_on=st.booleans(), chosen=st.integers(0, 99))
     def keep(self, tenant: str, size: int, goes_on: bool, chosen: int) -> None:
         own = self._expected[tenant]
         previous = list(own)[chosen % len(own)] if goes_on and own else None
+        chain = self._chain(own, previous)
         self._number += 1
         name = str(self._number)
-        assert keep(self._kept, name, previous, size, tenant)
-        # What it asked for made room first, and then the answer, when it had been used itself.
-        for needed in (size // 2, size):
-            while sum(each for each, _ in own.values()) + needed > MAX_BYTES:
-                del own[next(iter(own))]
+        is_kept = keep(self._kept, name, previous, size, tenant)
+        if chain is None or sum(own[each][0] for each in chain) + size > MAX_BYTES:
+            assert not is_kept
+            return
+        assert is_kept
+        self._use(own, chain)
+        while sum(each for each, _ in own.values()) + size > MAX_BYTES:
+            del own[next(iter(own))]
         own[name] = size, previous
+
+    @staticmethod
+    def _chain(own: dict[str, tuple[int, str | None]], last: str | None) -> list[str] | None:
+        """The first turn first; None: one of them has gone."""
+        chain: list[str] = []
+        while last is not None:
+            if last not in own:
+                return None
+            chain.insert(0, last)
+            last = own[last][1]
+        return chain
+
+    @staticmethod
+    def _use(own: dict[str, tuple[int, str | None]], chain: list[str]) -> None:
+        for each in chain:
+            own[each] = own.pop(each)
 
     @rule(tenant=st.sampled_from("ab"), chosen=st.integers(0, 99))
     def go_on(self, tenant: str, chosen: int) -> None:
         own = self._expected[tenant]
         if not own:
             return
-        last = name = list(own)[chosen % len(own)]
-        chain = [name]
-        while (previous := own[name][1]) is not None and previous in own:
-            chain.append(name := previous)
-        if previous is not None:
+        last = list(own)[chosen % len(own)]
+        if (chain := self._chain(own, last)) is None:
             with pytest.raises(UnknownResponseError, match="earlier"):
-                self._kept.find_turns(tenant, last, "id")
+                self._kept.read(tenant, last, "id")
             return
-        turns = self._kept.find_turns(tenant, last, "id")
-        assert [len(turn.input) + len(turn.response) for turn in turns] == [own[each][0] for each in reversed(chain)]
-        for each in reversed(chain):
-            own[each] = own.pop(each)
+        turns = self._kept.read(tenant, last, "id")
+        assert [turn.num_bytes for turn in turns] == [own[each][0] for each in chain]
+        self._use(own, chain)
 
     @rule(tenant=st.sampled_from("ab"), chosen=st.integers(0, 99))
     def delete(self, tenant: str, chosen: int) -> None:

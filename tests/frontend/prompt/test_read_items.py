@@ -112,6 +112,8 @@ def test_each_message_s_place_is_known_by_its_item() -> None:
         ([{"role": "tool", "content": "Hi"}], "input[0].role"),
         ([{"role": "user", "content": "Hi", "phase": "commentary"}], "input[0].phase"),
         ([user("Hi")], "input[0].content[0]"),
+        ([{"role": "assistant", "content": "Hi", "tool_calls": []}, CALL], "input[0].tool_calls"),
+        ([{"role": "assistant", "content": "Hi", "name": "x"}], "input[0].name"),
         ([user({"type": "text", "text": "Hi"})], "input[0].content[0].type"),
         ([user({"type": "input_file", "file_id": "x"})], "input[0].content[0].type"),
         ([user(text("Hi"), text("Hi") | {"text": 3})], "input[0].content[1].text"),
@@ -139,3 +141,12 @@ def test_faults_are_told_by_their_place(items: Any, field: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         read_items(items)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "content", [[3], [{"type": "nope"}], [text("Hi") | {"text": 3}], [text("Hi"), text("Hi", x=1)]]
+)
+def test_places_are_the_caller_s_behind_instructions_too(content: list[Any]) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        read_items([{"role": "system", "content": content}], "Be short.")
+    assert caught.value.field.startswith(f"input[0].content[{len(content) - 1}]")

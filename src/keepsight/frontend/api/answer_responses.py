@@ -1,12 +1,14 @@
 """The answer to a request of the Responses API, in OpenAI's shapes."""
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any, Literal, Protocol
 
 import msgspec
 
-from keepsight.frontend.api.answer import Answer, Told
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.api.answer import Answer, Engine, Told
 from keepsight.frontend.api.response_object import (
     Event,
     IncompleteDetails,
@@ -27,6 +29,18 @@ from keepsight.frontend.prompt.tokenizer import Tokenizer
 _encode = msgspec.json.Encoder().encode
 
 
+class Keeping(Protocol):
+    """Of one answer."""
+
+    async def keep(self, response: bytes) -> bool:
+        """Before its end is told.  False: it can't be."""
+        ...
+
+    def end(self) -> None:
+        """Whatever came of it."""
+        ...
+
+
 class ResponsesAnswer(Answer):
     ID_PREFIX = "resp_"
 
@@ -36,8 +50,8 @@ class ResponsesAnswer(Answer):
         super().__init__(asked, prompts, tokenizer, model_name)
         self._items = ItemTeller(asked.read_call_terms())
         self._is_cut = False
-        # Where it shall be kept: told of its end, before its caller is.  Whether it is kept.
-        self.on_ended: Callable[[bytes], Awaitable[bool]] | None = None
+        # Where it shall be kept.
+        self.keeping: Keeping | None = None
         self._num_events = 0
         params = prompts[0].engine_request.sampling_params
         self._begun = Response(
@@ -56,6 +70,24 @@ class ResponsesAnswer(Answer):
     def previous_id(self) -> str | None:
         return self._begun.previous_response_id
 
+    async def whole(self, engine: Engine) -> msgspec.Struct:
+        try:
+            return await super().whole(engine)
+        finally:
+            self._end_keeping()
+
+    async def events(self, engine: Engine) -> AsyncGenerator[bytes, None]:
+        try:
+            async with aclosing(super().events(engine)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            self._end_keeping()
+
+    def _end_keeping(self) -> None:
+        if self.keeping is not None:
+            self.keeping.end()
+
     def _completion(self, choices: Sequence[Sequence[AnswerPiece]]) -> Response:
         for piece in choices[0]:
             for _ in self._tell_items(piece):
@@ -63,7 +95,7 @@ class ResponsesAnswer(Answer):
         return self._completed()
 
     def _open(self) -> Iterable[bytes]:
-        begun = msgspec.structs.replace(self._begun, store=self.on_ended is not None)
+        begun = msgspec.structs.replace(self._begun, store=self.keeping is not None)
         yield self._write(ResponseEvent(type="response.created", response=begun))
         yield self._write(ResponseEvent(type="response.in_progress", response=begun))
 
@@ -77,14 +109,17 @@ class ResponsesAnswer(Answer):
         return [self._write(ResponseEvent(type=kind, response=response))]
 
     async def _settle(self, body: Told) -> Told:
-        if self.on_ended is None:
+        if self.keeping is None:
             return body
         kept = msgspec.structs.replace(body, store=True)
-        return kept if await self.on_ended(_encode(kept)) else body
+        return kept if await self.keeping.keep(_encode(kept)) else body
 
     def _tell_failure(self, error: Exception) -> bytes:
         told = ErrorResponse.of(error).error
-        fault = ResponseFault(code=told.code or "server_error", message=told.message)
+        # OpenAI's codes, which are others than those of its refusals.
+        code: Literal["invalid_prompt", "server_error"]
+        code = "invalid_prompt" if isinstance(error, InvalidArgumentError) else "server_error"
+        fault = ResponseFault(code=code, message=f"{told.code}: {told.message}" if told.code else told.message)
         failed = msgspec.structs.replace(self._begun, status="failed", output=self._items.items, error=fault)
         return self._write(ResponseEvent(type="response.failed", response=failed))
 

@@ -112,7 +112,7 @@ class Api:
         if handles is not None:
             salt_of = partial(isolate_salt, settings)
             self.media = MediaApi(preparer, engine, handles, pixel_cache, self._admit_body, salt_of)
-        self.kept = None if kept is None else ResponsesApi(kept)
+        self.kept = None if kept is None else ResponsesApi(kept, self._room)
         self._model_names = tuple(dict.fromkeys((model_name, *settings.more_model_names)))
         self._created = int(time.time())
 
@@ -145,21 +145,25 @@ class Api:
     async def _prepare_response(self, http: Request) -> tuple[Answer, list[PixelPin]]:
         async with self._reading_body(http) as body:
             request = parse_responses_request(body)
-            asked, num_bytes = await self._go_on(http, request)
-            answer, pins = await self._prepare_messages(http, asked, len(body) + num_bytes)
+            async with self._going_on(http, request) as (asked, num_bytes):
+                answer, pins = await self._prepare_messages(http, asked, len(body) + num_bytes)
             assert isinstance(answer, ResponsesAnswer)
             if self.kept is not None and request.store is not False:
                 self.kept.keep(http, body, answer)
             return answer, pins
 
-    async def _go_on(self, http: Request, request: ResponsesRequest) -> tuple[ResponsesChat, int]:
+    @asynccontextmanager
+    async def _going_on(
+        self, http: Request, request: ResponsesRequest
+    ) -> AsyncGenerator[tuple[ResponsesChat, int], None]:
         """With the conversation that it names, which has so many bytes."""
         if self.kept is None:
             request.check_stores_nothing()
         if self.kept is None or request.previous_response_id is None:
-            return request.as_chat(), 0
-        before, num_bytes = await self.kept.read_before(http, request.previous_response_id)
-        return request.as_chat(before), num_bytes
+            yield request.as_chat(), 0
+            return
+        async with self.kept.reading_before(http, request.previous_response_id) as (before, num_bytes):
+            yield request.as_chat(before), num_bytes
 
     async def _prepare_messages(
         self, http: Request, asked: ChatRequest, num_bytes: int
@@ -226,8 +230,8 @@ class Api:
 
     async def count_input(self, http: Request) -> Response:
         with self._room.admit():
-            async with self._reading_body(http) as body:
-                asked, _ = await self._go_on(http, parse_responses_request(body))
+            reading = self._reading_body(http)
+            async with reading as body, self._going_on(http, parse_responses_request(body)) as (asked, _):
                 self._check_model(asked.model)
                 salt = isolate_salt(self._settings, http, asked.cache_salt)
                 downloaded = await self._download(http, asked.messages, salt)

@@ -2,21 +2,19 @@
 
 Knows neither HTTP nor what is in them.  A response belongs to its tenant; to others it does not exist.  Invariant: what
 one tenant holds is within the bytes that it may; what was used longest ago goes for what comes, and a conversation is
-used as a whole.
+used as a whole.  What anything costs does not depend on how much is held.
 """
 
 import itertools
-import logging
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from keepsight.errors import ResponseStoreError, UnknownResponseError
 from keepsight.ipc.shared_database import SharedDatabase
 
-logger = logging.getLogger(__name__)
 # Bytes lie apart: what is counted would be written with them each time.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
@@ -26,71 +24,79 @@ CREATE TABLE IF NOT EXISTS responses (
     used INTEGER NOT NULL,
     num_bytes INTEGER NOT NULL
 );
-CREATE INDEX IF NOT EXISTS responses_by_use ON responses (tenant, used, num_bytes);
+CREATE INDEX IF NOT EXISTS responses_by_use ON responses (used);
+CREATE INDEX IF NOT EXISTS responses_by_tenant ON responses (tenant, used);
+CREATE INDEX IF NOT EXISTS responses_by_size ON responses (num_bytes);
 CREATE TABLE IF NOT EXISTS contents (
     id TEXT PRIMARY KEY REFERENCES responses (id) ON DELETE CASCADE,
-    input BLOB NOT NULL,
-    response BLOB
+    asked BLOB NOT NULL,
+    response BLOB NOT NULL
 );
+CREATE TABLE IF NOT EXISTS held (tenant TEXT PRIMARY KEY, num_bytes INTEGER NOT NULL);
+CREATE TRIGGER IF NOT EXISTS came AFTER INSERT ON responses BEGIN
+    INSERT INTO held VALUES (new.tenant, new.num_bytes)
+    ON CONFLICT DO UPDATE SET num_bytes = num_bytes + excluded.num_bytes;
+END;
+CREATE TRIGGER IF NOT EXISTS went AFTER DELETE ON responses BEGIN
+    UPDATE held SET num_bytes = num_bytes - old.num_bytes WHERE tenant = old.tenant;
+END;
 """
-_CONVERSATION = """
-WITH RECURSIVE turns (id, previous, distance) AS (
-    SELECT id, previous, 0 FROM responses WHERE id = :id AND tenant = :tenant
+# The turns that end with one, by how far they lie before it.
+_TURNS = """
+WITH RECURSIVE turns (id, previous, num_bytes, distance) AS (
+    SELECT id, previous, num_bytes, 0 FROM responses WHERE id = :id AND tenant = :tenant
     UNION ALL
-    SELECT earlier.id, earlier.previous, distance + 1
+    SELECT earlier.id, earlier.previous, earlier.num_bytes, distance + 1
     FROM responses AS earlier JOIN turns ON earlier.id = turns.previous WHERE earlier.tenant = :tenant
 )
-SELECT id, previous, input, response FROM turns JOIN contents USING (id) ORDER BY distance DESC
 """
 
 
 class Turn(NamedTuple):
     """As JSON: what was asked beyond the turns before it, and the whole response."""
 
-    input: bytes
+    asked: bytes
     response: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.asked) + len(self.response)
+
+
+class _Known(NamedTuple):
+    id: str
+    previous: str | None
+    num_bytes: int
 
 
 class KeptResponses:
-    """Shared by threads."""
+    """Shared by threads.  Raises ResponseStoreError where it cannot be reached."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         """`max_bytes`: of each tenant."""
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._shared = SharedDatabase(folder, "responses.sqlite", _SCHEMA)
         self._database = self._shared.connection
 
     # Coming and going -------------------------------------------------------------------------------------------
 
-    def begin(self, tenant: str, response_id: str, previous: str | None, asked: bytes) -> bool:
-        """What is asked is kept, and can be found once it is answered.  False: there is no room for it."""
-        try:
-            with self._writing():
-                if not self._make_room(tenant, len(asked)):
-                    return False
-                self._database.execute(
-                    "INSERT INTO responses SELECT ?, ?, ?, coalesce(max(used), 0) + 1, ? FROM responses",
-                    (response_id, tenant, previous, len(asked)),
-                )
-                self._database.execute("INSERT INTO contents VALUES (?, ?, NULL)", (response_id, asked))
-                return True
-        except ResponseStoreError as error:
-            return _note_not_kept(error)
-
-    def finish(self, tenant: str, response_id: str, response: bytes) -> bool:
-        """False: it cannot be found, as there is no room for it (any more)."""
-        try:
-            with self._writing():
-                self._use([response_id])  # so that it goes last
-                if not self._make_room(tenant, len(response)):
-                    return False
-                grown = self._database.execute(
-                    "UPDATE responses SET num_bytes = num_bytes + ? WHERE id = ?", (len(response), response_id)
-                )
-                self._database.execute("UPDATE contents SET response = ? WHERE id = ?", (response, response_id))
-                return grown.rowcount > 0
-        except ResponseStoreError as error:
-            return _note_not_kept(error)
+    def keep(self, tenant: str, response_id: str, previous: str | None, turn: Turn) -> bool:
+        """False: nothing could go on from it, as there is no room for all of its conversation, or a part has gone."""
+        with self._writing():
+            earlier = [] if previous is None else self._find_turns(tenant, previous)
+            is_whole = previous is None or _is_whole(earlier)
+            if not is_whole or sum(each.num_bytes for each in earlier) + turn.num_bytes > self.max_bytes:
+                return False
+            self._use(earlier)  # so that it goes last
+            self._let_go(tenant, turn.num_bytes)
+            if not self._has_room(turn.num_bytes):
+                return False
+            self._database.execute(
+                "INSERT INTO responses SELECT ?, ?, ?, coalesce(max(used), 0) + 1, ? FROM responses",
+                (response_id, tenant, previous, turn.num_bytes),
+            )
+            self._database.execute("INSERT INTO contents VALUES (?, ?, ?)", (response_id, *turn))
+            return True
 
     def delete(self, tenant: str, response_id: str) -> None:
         with self._writing():
@@ -105,36 +111,32 @@ class KeptResponses:
 
     def get(self, tenant: str, response_id: str) -> bytes:
         with self._writing():
-            rows = self._database.execute(
-                "SELECT response FROM responses JOIN contents USING (id) "
-                "WHERE id = ? AND tenant = ? AND response IS NOT NULL",
-                (response_id, tenant),
-            ).fetchall()
-            if not rows:
+            known = self._find_turns(tenant, response_id)[-1:]
+            if not known:
                 raise _unknown(response_id, "id")
-            self._use([response_id])
-        [(response,)] = rows
-        assert isinstance(response, bytes)
-        return response
+            self._use(known)
+            return self._read(known[0]).response
 
-    def find_turns(self, tenant: str, response_id: str, field: str) -> list[Turn]:
-        """Of the conversation that ends with it, the first first.  `field`: what the caller calls it."""
+    def count_bytes(self, tenant: str, response_id: str, field: str) -> int:
+        """Of the conversation that ends with it.  `field`: what the caller calls it."""
         with self._writing():
-            rows = self._database.execute(_CONVERSATION, {"id": response_id, "tenant": tenant}).fetchall()
-            if not rows or rows[-1][3] is None:
-                raise _unknown(response_id, field)
-            if rows[0][1] is not None:
-                raise UnknownResponseError(field, "an earlier response of its conversation is not kept here any more")
-            self._use([row[0] for row in rows])
-        return [Turn(asked, response) for _, _, asked, response in rows]
+            return sum(each.num_bytes for each in self._find_conversation(tenant, response_id, field))
+
+    def read(self, tenant: str, response_id: str, field: str) -> list[Turn]:
+        """The conversation that ends with it, the first turn first."""
+        with self._writing():
+            known = self._find_conversation(tenant, response_id, field)
+            self._use(known)
+            return [self._read(each) for each in known]
 
     def check_invariants(self) -> None:
         with self._writing():
             held = self._database.execute(
-                "SELECT sum(num_bytes), sum(length(input) + coalesce(length(response), 0)) "
+                "SELECT sum(num_bytes), sum(length(asked) + length(response)), "
+                "(SELECT num_bytes FROM held WHERE held.tenant = responses.tenant) "
                 "FROM responses FULL JOIN contents USING (id) GROUP BY tenant"
             ).fetchall()
-        assert all(counted == num_bytes <= self._max_bytes for counted, num_bytes in held)
+        assert all(counted == known == num_bytes <= self.max_bytes for counted, known, num_bytes in held)
 
     # With the lock ----------------------------------------------------------------------------------------------
 
@@ -144,35 +146,49 @@ class KeptResponses:
             try:
                 with self._shared.at_once():
                     yield
-            except sqlite3.OperationalError as error:
+            except (sqlite3.DatabaseError, OSError) as error:
                 raise ResponseStoreError(f"responses cannot be kept or read now: {error}") from error
 
-    def _make_room(self, tenant: str, num_bytes: int) -> bool:
-        if num_bytes > self._max_bytes:
-            return False
-        rows = self._database.execute(
-            "SELECT id, num_bytes FROM responses WHERE tenant = ? ORDER BY used", (tenant,)
-        ).fetchall()
-        excess = sum(size for _, size in rows) + num_bytes - self._max_bytes
-        for response_id, size in rows:
-            if excess <= 0:
-                break
+    def _find_turns(self, tenant: str, response_id: str) -> list[_Known]:
+        query = f"{_TURNS} SELECT id, previous, num_bytes FROM turns ORDER BY distance DESC"
+        return [_Known(*row) for row in self._database.execute(query, {"id": response_id, "tenant": tenant})]
+
+    def _find_conversation(self, tenant: str, response_id: str, field: str) -> list[_Known]:
+        known = self._find_turns(tenant, response_id)
+        if not known:
+            raise _unknown(response_id, field)
+        if not _is_whole(known):
+            raise UnknownResponseError(field, "an earlier response of its conversation is not kept here any more")
+        return known
+
+    def _read(self, known: _Known) -> Turn:
+        [row] = self._database.execute("SELECT asked, response FROM contents WHERE id = ?", (known.id,))
+        return Turn(*row)
+
+    def _use(self, known: Sequence[_Known]) -> None:
+        [(last,)] = self._database.execute("SELECT coalesce(max(used), 0) FROM responses")
+        numbers = zip(itertools.count(last + 1), (each.id for each in known))
+        self._database.executemany("UPDATE responses SET used = ? WHERE id = ?", [*numbers])
+
+    def _let_go(self, tenant: str, num_bytes: int) -> None:
+        """What was used longest ago, until so many fit."""
+        held = self._database.execute("SELECT num_bytes FROM held WHERE tenant = ?", (tenant,)).fetchone()
+        excess = (held[0] if held else 0) + num_bytes - self.max_bytes
+        while excess > 0:
+            [(response_id, size)] = self._database.execute(
+                "SELECT id, num_bytes FROM responses WHERE tenant = ? ORDER BY used LIMIT 1", (tenant,)
+            )
             self._database.execute("DELETE FROM responses WHERE id = ?", (response_id,))
             excess -= size
-        largest = max((size for _, size in rows), default=0)
-        return excess <= 0 and self._shared.has_room(num_bytes, largest)
 
-    def _use(self, response_ids: list[str]) -> None:
-        [(last,)] = self._database.execute("SELECT coalesce(max(used), 0) FROM responses")
-        self._database.executemany(
-            "UPDATE responses SET used = ? WHERE id = ?", [*zip(itertools.count(last + 1), response_ids)]
-        )
+    def _has_room(self, num_bytes: int) -> bool:
+        [(largest,)] = self._database.execute("SELECT coalesce(max(num_bytes), 0) FROM responses")
+        return self._shared.has_room(num_bytes, largest)
 
 
-def _note_not_kept(error: ResponseStoreError) -> Literal[False]:
-    """Who asked is answered all the same."""
-    logger.warning("%s", error)
-    return False
+def _is_whole(known: Sequence[_Known]) -> bool:
+    """Whether the first of them went on from none."""
+    return bool(known) and known[0].previous is None
 
 
 def _unknown(response_id: str, field: str) -> UnknownResponseError:

@@ -66,7 +66,7 @@ class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseFault(msgspec.Struct, frozen=True, kw_only=True):
-    code: str
+    code: Literal["invalid_prompt", "server_error"]
     message: str
 
 

@@ -1,20 +1,33 @@
 """`/v1/responses/{id}`, and conversations that go on by the id of their last response: what is kept for both."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, Literal
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from keepsight.errors import ResponseStoreError, UnsupportedFieldError
 from keepsight.frontend.api.answer_responses import ResponsesAnswer
 from keepsight.frontend.api.kept_responses import KeptResponses, Turn
 from keepsight.frontend.api.media_api import tenant_of
+from keepsight.frontend.api.responses_request import Includable
 from keepsight.frontend.http.decode_body import Buffer
 from keepsight.frontend.http.error_response import json_response
+from keepsight.frontend.http.waiting_room import WaitingRoom
+
+logger = logging.getLogger(__name__)
+# What is asked is found in a body of that size at once; in a larger one it takes a thread.
+MAX_BYTES_ON_LOOP = 2**16
+# Of a query.
+_SAYS_NOTHING = {"stream": ("false",), "include": get_args(Includable), "include[]": get_args(Includable)}
+_T = TypeVar("_T")
 
 
 class DeletedResponse(msgspec.Struct, frozen=True):
@@ -35,8 +48,12 @@ _asked, _told = msgspec.json.Decoder(_Asked), msgspec.json.Decoder(_Told)
 
 
 class ResponsesApi:
-    def __init__(self, kept: KeptResponses) -> None:
-        self._kept = kept
+    def __init__(self, kept: KeptResponses, room: WaitingRoom) -> None:
+        self._kept, self._room = kept, room
+        # The store takes one at a time anyway: who waits for it shall not hold the threads of all requests.
+        self._thread = ThreadPoolExecutor(1, "response keeper")
+        # Of bodies whose answers are awaited, which are kept with what is asked in them.
+        self._num_pending_bytes = 0
 
     @property
     def routes(self) -> list[Route]:
@@ -44,40 +61,76 @@ class ResponsesApi:
         return [Route(one, self.tell, methods=["GET"]), Route(one, self.delete, methods=["DELETE"])]
 
     async def tell(self, http: Request) -> Response:
-        response = await run_in_threadpool(self._kept.get, tenant_of(http), http.path_params["id"])
+        for name, value in http.query_params.multi_items():
+            if value not in _SAYS_NOTHING.get(name, ()):
+                raise UnsupportedFieldError(name[:64], "is not supported: a response is told whole, as it was")
+        response = await self._run(self._kept.get, tenant_of(http), http.path_params["id"])
         return json_response(msgspec.Raw(response))
 
     async def delete(self, http: Request) -> Response:
         response_id = http.path_params["id"]
-        await run_in_threadpool(self._kept.delete, tenant_of(http), response_id)
+        await self._run(self._kept.delete, tenant_of(http), response_id)
         return json_response(DeletedResponse(response_id))
 
-    async def read_before(self, http: Request, response_id: str) -> tuple[list[Any], int]:
-        """The items of the conversation that ends with it, and their bytes."""
-        return await run_in_threadpool(self._read_before, tenant_of(http), response_id)
+    @asynccontextmanager
+    async def reading_before(self, http: Request, response_id: str) -> AsyncGenerator[tuple[list[Any], int], None]:
+        """The items of the conversation that ends with it, and their bytes, which count as a body's until it ends."""
+        asked = (tenant_of(http), response_id, "previous_response_id")
+        num_bytes = await self._run(self._kept.count_bytes, *asked)
+        self._room.take_bytes(num_bytes)
+        try:
+            yield await self._run(self._read_items, *asked), num_bytes
+        finally:
+            self._room.give_back_bytes(num_bytes)
 
     def keep(self, http: Request, body: Buffer, answer: ResponsesAnswer) -> None:
-        """What was asked while it is answered, for its bytes shall not lie in this process; the answer once it ends."""
-        tenant = tenant_of(http)
-        begun = asyncio.create_task(run_in_threadpool(self._begin, tenant, answer.id, answer.previous_id, body))
+        """Once it has ended, with what was asked in `body`."""
+        if self._num_pending_bytes + len(body) <= self._kept.max_bytes:
+            self._num_pending_bytes += len(body)
+            is_little = len(body) <= MAX_BYTES_ON_LOOP
+            asked = _read_asked(body) if is_little else asyncio.ensure_future(self._run(_read_asked, body))
+            answer.keeping = _Keeping(self, tenant_of(http), answer, asked, len(body))
 
-        async def finish(response: bytes) -> bool:
-            return await begun and await run_in_threadpool(self._kept.finish, tenant, answer.id, response)
+    async def keep_turn(self, tenant: str, answer: ResponsesAnswer, turn: Turn) -> bool:
+        try:
+            return await self._run(self._kept.keep, tenant, answer.id, answer.previous_id, turn)
+        except ResponseStoreError as error:  # whoever asked is answered all the same
+            logger.warning("%s", error)
+            return False
 
-        answer.on_ended = finish
+    def note_ended(self, num_bytes: int) -> None:
+        """Whether it is kept or not."""
+        self._num_pending_bytes -= num_bytes
 
-    def _begin(self, tenant: str, response_id: str, previous: str | None, body: Buffer) -> bool:
-        return self._kept.begin(tenant, response_id, previous, bytes(_asked.decode(body).input))
+    def _read_items(self, *asked: str) -> list[Any]:
+        items: list[Any] = []
+        for turn in self._kept.read(*asked):
+            said = msgspec.json.decode(turn.asked)
+            items += [{"role": "user", "content": said}] if isinstance(said, str) else said
+            items += _told.decode(turn.response).output
+        return items
 
-    def _read_before(self, tenant: str, response_id: str) -> tuple[list[Any], int]:
-        turns = self._kept.find_turns(tenant, response_id, "previous_response_id")
-        return _join(turns), sum(len(turn.input) + len(turn.response) for turn in turns)
+    def _run(self, do: Callable[..., _T], *arguments: Any) -> Awaitable[_T]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, do, *arguments)
 
 
-def _join(turns: Sequence[Turn]) -> list[Any]:
-    items: list[Any] = []
-    for turn in turns:
-        asked = msgspec.json.decode(turn.input)
-        items += [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
-        items += _told.decode(turn.response).output
-    return items
+@dataclass(frozen=True, slots=True)
+class _Keeping:
+    """Of one answer."""
+
+    _api: ResponsesApi
+    _tenant: str
+    _answer: ResponsesAnswer
+    _asked: bytes | Awaitable[bytes]
+    _num_bytes: int
+
+    async def keep(self, response: bytes) -> bool:
+        asked = self._asked if isinstance(self._asked, bytes) else await self._asked
+        return await self._api.keep_turn(self._tenant, self._answer, Turn(asked, response))
+
+    def end(self) -> None:
+        self._api.note_ended(self._num_bytes)
+
+
+def _read_asked(body: Buffer) -> bytes:
+    return bytes(_asked.decode(body).input)

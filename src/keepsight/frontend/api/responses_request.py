@@ -20,6 +20,8 @@ from keepsight.frontend.prompt.read_items import NOWHERE, Places, read_items
 LOGPROBS = "message.output_text.logprobs"
 # OpenAI's limits: an answer repeats them.
 MAX_LABELS, MAX_LABEL_NAME, MAX_LABEL = 16, 64, 512
+# Bytes, as JSON: while an answer is awaited they wait, too.
+MAX_TOLD_AGAIN = 2**20
 Includable = Literal[
     "message.output_text.logprobs",
     # Of what no answer holds here.
@@ -165,6 +167,10 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
                 "top_logprobs", f"is {self.top_logprobs}, which needs include to have {LOGPROBS!r}"
             )
         self._check_labels()
+        for name in ("tools", "text"):
+            if len(told := _write(getattr(self, name))) > MAX_TOLD_AGAIN:
+                what = f"has {len(told)} bytes; an answer tells it again, which {MAX_TOLD_AGAIN} may be"
+                raise InvalidArgumentError(name, what)
 
     def _check_labels(self) -> None:
         labels = self.metadata or {}

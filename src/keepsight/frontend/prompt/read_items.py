@@ -13,11 +13,20 @@ import msgspec
 
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.http.decode_body import refusal_of
-from keepsight.frontend.prompt.check_fields import Fields, check_is_list, check_is_object, check_is_text, refuse
+from keepsight.frontend.prompt.check_fields import (
+    Fields,
+    check_fields,
+    check_is_list,
+    check_is_object,
+    check_is_text,
+    refuse,
+)
 from keepsight.frontend.prompt.read_messages import HANDLE_PREFIX, Conversation, read_messages
 
 # What an item says of itself as it was answered.  Nothing is kept here that could be found by its id.
 _OF_ITEMS = ("id", "status", "type")
+# OpenAI's, of what answers are for.
+_WHEN_EMPTY = ("phase",)
 # Of a text that was answered: log-probabilities only repeat it.
 _OF_TEXTS = ("annotations", "logprobs")
 _SYSTEM_ROLES = ("system", "developer")
@@ -114,13 +123,14 @@ class _Messages:
     def _add_message(self, item: Fields, place: str) -> None:
         if item.get("role") == "tool":
             refuse(f"{place}.role", "tool", "a message's: a tool's result is an item of the type function_call_output")
-        told = {name: value for name, value in item.items() if name not in _OF_ITEMS and value is not None}
-        content = told.get("content")
-        if told.get("role") in _SYSTEM_ROLES and self._has_only_instructions:
+        check_fields(item, place, {"role", "content", *_OF_ITEMS}, _WHEN_EMPTY)
+        role, content = item.get("role"), item.get("content")
+        if role in _SYSTEM_ROLES and self._has_only_instructions:
             # Few templates let a system speak twice.
-            content = _put_before(self.messages.pop()["content"], content)
-        told["content"] = self._read_content(content, f"{place}.content")
-        self.add(told, place)
+            content = self._join(self.messages.pop()["content"], content, f"{place}.content")
+        else:
+            content = self._read_content(content, f"{place}.content")
+        self.add({"role": role, "content": content}, place)
 
     def _add_call(self, call: _CallItem, place: str) -> None:
         """To what was said with it."""
@@ -142,14 +152,33 @@ class _Messages:
     def _has_only_instructions(self) -> bool:
         return len(self.messages) == 1 and self.places["messages[0]"] == "instructions"
 
+    def _join(self, instructions: str, content: object, place: str) -> object:
+        """Before whatever the system says."""
+        match content:
+            case str():
+                return f"{instructions}\n\n{content}"
+            case [{"type": "input_text", "text": str(text)}, *_]:
+                first, *behind = self._read_parts(content, place)
+                return [first | {"text": f"{instructions}\n\n{text}"}, *behind]
+            case [_, *_]:
+                return [{"type": "text", "text": instructions}, *self._read_parts(content, place, num_before=1)]
+        return content
+
     def _read_content(self, content: object, place: str) -> object:
         """Of the message that is added next."""
-        if not isinstance(content, list):
-            return content
-        own = f"messages[{len(self.messages)}].content"
-        return [self._read_part(each, f"{place}[{at}]", f"{own}[{at}]") for at, each in enumerate(content)]
+        return self._read_parts(content, place) if isinstance(content, list) else content
 
-    def _read_part(self, part: object, place: str, own: str) -> object:
+    def _read_parts(self, parts: Sequence[object], place: str, num_before: int = 0) -> list[dict[str, Any]]:
+        """`num_before`: what is put in front of them, which the caller did not write."""
+        read = []
+        for at, part in enumerate(parts):
+            own = f"messages[{len(self.messages)}].content[{at + num_before}]"
+            if num_before:
+                self.places[own] = f"{place}[{at}]"
+            read.append(self._read_part(part, f"{place}[{at}]", own))
+        return read
+
+    def _read_part(self, part: object, place: str, own: str) -> dict[str, Any]:
         part = check_is_object(part, place)
         kind = part.get("type")
         if kind == "input_image":
@@ -161,7 +190,7 @@ class _Messages:
         told = {name: value for name, value in part.items() if kind != "output_text" or name not in _OF_TEXTS}
         return told | {"type": "refusal" if kind == "refusal" else "text"}
 
-    def _read_picture(self, part: dict[str, Any], place: str, own: str) -> object:
+    def _read_picture(self, part: dict[str, Any], place: str, own: str) -> dict[str, Any]:
         url, name = part.pop("image_url", None), "image_url"
         if (file_id := part.pop("file_id", None)) is not None:
             if url is not None:
@@ -173,18 +202,6 @@ class _Messages:
             f"{own}.image_url.detail": f"{place}.detail",
         }
         return part | {"type": "image_url", "image_url": {"url": url, "detail": part.pop("detail", None)}}
-
-
-def _put_before(instructions: str, content: object) -> object:
-    """Whatever `content` is."""
-    if isinstance(content, str):
-        return f"{instructions}\n\n{content}"
-    match content:
-        case [{"type": "input_text", "text": str(text), **others}, *behind]:
-            return [{**others, "type": "input_text", "text": f"{instructions}\n\n{text}"}, *behind]
-        case [*parts]:
-            return [{"type": "input_text", "text": instructions}, *parts]
-    return content
 
 
 def _convert(item: Fields, place: str, kind: type[_Kind]) -> _Kind:
