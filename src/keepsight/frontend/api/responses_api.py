@@ -41,7 +41,7 @@ class _Asked(msgspec.Struct):
 
 
 class _Told(msgspec.Struct):
-    output: list[dict[str, Any]]
+    output: msgspec.Raw
 
 
 _asked, _told = msgspec.json.Decoder(_Asked), msgspec.json.Decoder(_Told)
@@ -74,12 +74,14 @@ class ResponsesApi:
 
     @asynccontextmanager
     async def reading_before(self, http: Request, response_id: str) -> AsyncGenerator[tuple[list[Any], int], None]:
-        """The items of the conversation that ends with it, and their bytes, which count as a body's until it ends."""
+        """The items of the conversation that ends with it, and their bytes.  Those of all that is kept of it count as a
+        body's until the context ends.
+        """
         asked = (tenant_of(http), response_id, "previous_response_id")
         num_bytes = await self._run(self._kept.count_bytes, *asked)
         self._room.take_bytes(num_bytes)
         try:
-            yield await self._run(self._read_items, *asked), num_bytes
+            yield await self._run(self._read_items, *asked)
         finally:
             self._room.give_back_bytes(num_bytes)
 
@@ -102,13 +104,14 @@ class ResponsesApi:
         """Whether it is kept or not."""
         self._num_pending_bytes -= num_bytes
 
-    def _read_items(self, *asked: str) -> list[Any]:
-        items: list[Any] = []
+    def _read_items(self, *asked: str) -> tuple[list[Any], int]:
+        items, num_bytes = list[Any](), 0
         for turn in self._kept.read(*asked):
-            said = msgspec.json.decode(turn.asked)
+            said, output = msgspec.json.decode(turn.asked), bytes(_told.decode(turn.response).output)
             items += [{"role": "user", "content": said}] if isinstance(said, str) else said
-            items += _told.decode(turn.response).output
-        return items
+            items += msgspec.json.decode(output)
+            num_bytes += len(turn.asked) + len(output)
+        return items, num_bytes
 
     def _run(self, do: Callable[..., _T], *arguments: Any) -> Awaitable[_T]:
         return asyncio.get_running_loop().run_in_executor(self._thread, do, *arguments)
