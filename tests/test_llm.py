@@ -699,7 +699,7 @@ def test_parameters_that_are_changed_while_they_are_in_use_change_no_answer(llm:
         assert all(output.outputs[0].finished() for output in outputs)
 
 
-@pytest.mark.parametrize("name", ["lora_request", "tokenization_kwargs", "chat_template", "chat_template_kwargs"])
+@pytest.mark.parametrize("name", ["lora_request", "tokenization_kwargs", "chat_template"])
 def test_vllm_s_other_arguments_may_be_none_and_nothing_else(llm: LLM, name: str) -> None:
     calls: list[Callable[..., list[RequestOutput]]] = [partial(llm.chat, ask("Who are you?"), GREEDY)]
     if name in ("lora_request", "tokenization_kwargs"):
@@ -708,6 +708,12 @@ def test_vllm_s_other_arguments_may_be_none_and_nothing_else(llm: LLM, name: str
         assert call(**{name: None})
         with pytest.raises(UnsupportedFieldError, match=name):
             call(**{name: {}})
+
+
+def test_variables_of_the_template_are_checked(llm: LLM) -> None:
+    assert llm.chat(ask("Who are you?"), GREEDY, chat_template_kwargs={"enable_thinking": False})
+    with pytest.raises(UnsupportedFieldError, match=r"chat_template_kwargs\.depth"):
+        llm.chat(ask("Who are you?"), GREEDY, chat_template_kwargs={"depth": 3})
 
 
 def test_tools_are_told_to_the_model(llm: LLM) -> None:

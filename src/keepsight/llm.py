@@ -121,9 +121,9 @@ class LLM:
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         lora_request: None = None,
         chat_template: None = None,
-        chat_template_kwargs: None = None,
         tokenization_kwargs: None = None,
     ) -> list[RequestOutput]:
         """One conversation or several, in OpenAI's form; pictures as `image_url`.
@@ -131,23 +131,21 @@ class LLM:
         Or as `image_pil` with a PIL image, a numpy array or a torch tensor; with `enable_mm_embeds` its embeddings as
         `image_embeds`, an array, a tensor or a file's bytes.  With `continue_final_message` the model goes on with the
         last message; with `add_generation_prompt` false nothing follows it.  `tools` are told to the model;
-        what it makes of them is text, as in vLLM.  The last four are vLLM's, and must be None.
+        what it makes of them is text, as in vLLM.  `chat_template_kwargs` are variables of the chat template.  The last
+        three are vLLM's, and must be None.
         """
-        _refuse_others(
-            lora_request=lora_request,
-            chat_template=chat_template,
-            chat_template_kwargs=chat_template_kwargs,
-            tokenization_kwargs=tokenization_kwargs,
-        )
+        _refuse_others(lora_request=lora_request, chat_template=chat_template, tokenization_kwargs=tokenization_kwargs)
         conversations: Sequence[Any] = messages if are_conversations(messages) else [messages]
         end = choose_end(add_generation_prompt, continue_final_message)
 
         def prepare(conversation: object, params: SamplingParams, place: int) -> PreparedRequest:
-            read = read_messages(conversation, end)
+            read = read_messages(conversation, end, chat_template_kwargs or {})
             return self.preparer.prepare_chat(read, params, mm_processor_kwargs, priority=place, tools=tools or ())
 
         asked = self._with_terms(conversations, sampling_params, priority)
-        items = ListedItems("messages", len(conversations), shared=("mm_processor_kwargs", "tools"))
+        items = ListedItems(
+            "messages", len(conversations), shared=("mm_processor_kwargs", "tools", "chat_template_kwargs")
+        )
         return self._run_all((partial(prepare, *each) for each in asked), items, use_tqdm)
 
     def get_metrics(self) -> list[Metric]:

@@ -219,6 +219,18 @@ def test_an_answer_can_be_sent_back_as_it_came(client: Client) -> None:
     assert len(first) < len(second) < len(third)
 
 
+def test_what_asks_for_nothing_is_taken(client: Client) -> None:
+    nothing: dict[str, Any] = {
+        "reasoning": {"effort": "none", "summary": "auto"},
+        "include": ["reasoning.encrypted_content"],
+        "chat_template_kwargs": {"enable_thinking": False},
+        "truncation": "disabled",
+        "background": False,
+    }
+    assert ask(client, **nothing)["status"] == "completed"
+    assert kinds(stream(client, stream_options={"include_usage": True}))[-1] == "completed"
+
+
 def test_log_probabilities_are_told_where_they_are_included(client: Client) -> None:
     body = ask(client, include=LOGPROBS, top_logprobs=2)
     told = body["output"][0]["content"][0]["logprobs"]
@@ -281,7 +293,10 @@ def test_the_input_is_counted_without_an_answer(client: Client) -> None:
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"include": LOGPROBS, "top_logprobs": 21}, "top_logprobs"),
         ({"include": ["everything"]}, "include[0]"),
-        ({"reasoning": {"effort": "low"}}, "reasoning"),
+        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
+        ({"reasoning": {"summary": "long"}}, "reasoning.summary"),
+        ({"chat_template_kwargs": {"depth": 3}}, "chat_template_kwargs.depth"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
@@ -290,7 +305,7 @@ def test_the_input_is_counted_without_an_answer(client: Client) -> None:
         ({"text": {"format": {"type": "text"}}, "structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
         ({"stream_options": {}}, "stream_options"),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
-        ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options.include_usage"),
+        ({"stream": True, "stream_options": {"include_usage": False}}, "stream_options.include_usage"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [LOOK, LOOK]}, "tools[1].name"),
         ({"tools": [LOOK | {"name": "a b"}]}, "tools[0].name"),
@@ -424,6 +439,31 @@ def test_calls_and_their_results_go_on_by_the_id(keeper: Client) -> None:
     second = ask(keeper, tools=[LOOK], input=[result], previous_response_id=first["id"])
     assert second["output"][0]["content"][0]["text"] == "It is the sea."
     assert "the sea" in keeper.preparer.tokenizer.decode(asked(keeper).token_ids)
+
+
+def test_what_was_answered_may_be_named_by_its_id(keeper: Client) -> None:
+    user, again = {"role": "user", "content": "Hello"}, {"role": "user", "content": "And?"}
+    [said] = ask(keeper, input=[user])["output"]
+    reference = {"type": "item_reference", "id": said["id"]}
+    second = ask(keeper, input=[user, reference, again])
+    ask(keeper, input=[user, said, again], store=False)
+    _, by_id, whole = keeper.engine.requests
+    assert by_id.token_ids == whole.token_ids
+    ask(keeper, input="So?", previous_response_id=second["id"])
+    assert asked(keeper).token_ids[: len(whole.token_ids)] == whole.token_ids
+    keeper.send("DELETE", f"/v1/responses/{second['id']}")
+    unknown = post(keeper, input=[user, reference | {"id": second["output"][0]["id"]}, again])
+    assert error_of(unknown) == (404, "input[1].id", "response_not_found")
+
+
+def test_a_reference_to_what_has_gone_ends_a_conversation(keeper: Client) -> None:
+    user = {"role": "user", "content": "Hello"}
+    first = ask(keeper, input=[user])
+    reference = {"type": "item_reference", "id": first["output"][0]["id"]}
+    second = ask(keeper, input=[user, reference, {"role": "user", "content": "And?"}])
+    keeper.send("DELETE", f"/v1/responses/{first['id']}")
+    gone = post(keeper, input="So?", previous_response_id=second["id"])
+    assert error_of(gone) == (404, "previous_response_id", "response_not_found")
 
 
 def test_the_input_of_a_conversation_is_counted(keeper: Client) -> None:

@@ -45,6 +45,14 @@ def test_a_conversation_is_found_by_its_last_response(kept: KeptResponses) -> No
     assert kept.get("a", "two") == b"told"
 
 
+def test_a_response_is_found_by_what_is_in_it(kept: KeptResponses) -> None:
+    kept.keep("a", "one", None, Turn(b"asked", b"told"), ["first", "second"])
+    assert kept.find_responses("a", ["first", "second", "third"]) == {"one": b"told"}
+    assert kept.find_responses("b", ["first"]) == {}
+    kept.delete("a", "one")
+    assert kept.find_responses("a", ["first"]) == {}
+
+
 def test_several_may_go_on_from_one(kept: KeptResponses) -> None:
     for name, previous in (("root", None), ("left", "root"), ("right", "root")):
         assert keep(kept, name, previous)

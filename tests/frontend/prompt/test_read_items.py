@@ -106,7 +106,7 @@ def test_each_message_s_place_is_known_by_its_item() -> None:
         ([3], "input[0]"),
         ([{"type": "reasoning", "summary": []}], "input[0].type"),
         ([{"type": ["message"], "role": "user", "content": "Hi"}], "input[0].type"),
-        ([{"type": "item_reference", "id": "msg_1"}], "input[0].type"),
+        ([{"type": "item_reference", "id": "msg_1"}], "input[0].id"),
         ([{"role": "user"}], "input[0].content"),
         ([{"role": 3, "content": "Hi"}], "input[0].role"),
         ([{"role": "tool", "content": "Hi"}], "input[0].role"),

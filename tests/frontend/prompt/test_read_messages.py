@@ -33,6 +33,8 @@ def read_part(part: dict[str, Any]) -> PicturePart:
         ({"type": "image_url", "image_url": None}, None, f"{AT}.image_url"),
         ({"type": "image_url", "image_url": {}}, None, f"{AT}.image_url.url"),
         ({"type": "image_url", "image_url": {"url": None}}, None, f"{AT}.image_url.url"),
+        ({"type": "image_url", "image_url": {"url": ""}}, None, f"{AT}.image_url.url"),
+        ({"type": "image_url", "image_url": ""}, None, f"{AT}.image_url"),
         ({"type": "image_url"}, None, f"{AT}.image_url"),
         ({"type": "image_pil", "image_pil": PICTURE}, PICTURE, f"{AT}.image_pil"),
         ({"type": "image_pil", "image_pil": None}, None, f"{AT}.image_pil"),
@@ -85,7 +87,7 @@ def test_another_detail_is_refused_by_name(detail: object) -> None:
     assert caught.value.field == f"{AT}.image_url.detail"
 
 
-@pytest.mark.parametrize("part", [{"image_url": ""}, {"image_url": {"url": ""}}, {"image_url": 0}, {"image_url": []}])
+@pytest.mark.parametrize("part", [{"image_url": {"url": 5}}, {"image_url": 0}, {"image_url": []}])
 def test_a_uuid_excuses_no_broken_url(part: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         read_part({"type": "image_url", "uuid": "cat", **part})

@@ -130,6 +130,24 @@ def test_the_template_sees_neither_urls_nor_objects() -> None:
     assert seen == [user({"type": "image"}, {"type": "image"}, text_part("x"))]
 
 
+def test_a_template_is_told_the_variables_that_it_looks_at() -> None:
+    source = "{{ 'Think. ' if depth is defined and depth > 1 }}{{ messages[0].content }}"
+    messages = [{"role": "user", "content": "Hi"}]
+    assert ChatTemplate(source, NO_TOKENS).render(read_messages(messages, "answer", {"depth": 2})) == "Think. Hi"
+    assert ChatTemplate(source, NO_TOKENS).render(read_messages(messages)) == "Hi"
+
+
+def test_a_variable_that_no_template_looks_at_may_only_be_nothing() -> None:
+    nothings: tuple[Any, ...] = (False, None, "", 0, [])
+    for nothing in nothings:
+        conversation = read_messages([user(text_part("Hi"))], "answer", {"enable_thinking": nothing})
+        assert demo_template().render(conversation) == demo_template().render([user(text_part("Hi"))])
+    for name in ("enable_thinking", "messages", "add_generation_prompt", "bos_token", "raise_exception"):
+        with pytest.raises(UnsupportedFieldError) as caught:
+            demo_template().render(read_messages([user(text_part("Hi"))], "answer", {name: True}))
+        assert caught.value.field == f"chat_template_kwargs.{name}"
+
+
 def test_the_templates_own_refusal_is_the_message() -> None:
     with pytest.raises(
         ChatTemplateError, match="messages: the chat template refused them: Conversation roles must alt"

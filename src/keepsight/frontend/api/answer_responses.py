@@ -70,6 +70,11 @@ class ResponsesAnswer(Answer):
     def previous_id(self) -> str | None:
         return self._begun.previous_response_id
 
+    @property
+    def item_ids(self) -> list[str]:
+        """Of those that were ended."""
+        return [item.id for item in self._items.items]
+
     async def whole(self, engine: Engine) -> msgspec.Struct:
         try:
             return await super().whole(engine)

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from functools import partial
 from http import HTTPStatus
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -159,6 +160,8 @@ class Api:
         """With the conversation that it names, which has so many bytes."""
         if self.kept is None:
             request.check_stores_nothing()
+        else:
+            request = msgspec.structs.replace(request, input=await self.kept.resolve(http, request.input))
         if self.kept is None or request.previous_response_id is None:
             yield request.as_chat(), 0
             return

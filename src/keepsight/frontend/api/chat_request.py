@@ -18,7 +18,7 @@ from keepsight.frontend.api.tool_fields import (
 )
 from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, Refused
 from keepsight.frontend.prompt.lift_data_urls import decode_lifting
-from keepsight.frontend.prompt.read_messages import choose_end, read_messages
+from keepsight.frontend.prompt.read_messages import NO_VARIABLES, choose_end, read_messages
 from keepsight.structured_outputs import StructuredOutputsParams
 
 
@@ -58,10 +58,10 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     audio: Refused = None
     chat_template: Refused = None
-    chat_template_kwargs: Refused = None
     documents: Refused = None
     echo: Refused = None
     function_call: Refused = None
@@ -80,7 +80,6 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
     NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **GenerationFields.NEUTRAL_VALUES,
         "add_special_tokens": (False,),  # the template writes them
-        "chat_template_kwargs": ({},),
         "documents": ([],),
         "echo": (False,),
         "function_call": ("none", "auto"),
@@ -108,7 +107,8 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
         """What an answer has to know: all else may be megabytes, and the answer may take minutes."""
         named = [Tool(tool.type, Function(tool.function.name)) for tool in self.tools or ()]
         choice = self.tool_choice if isinstance(self.tool_choice, str | None) else self.tool_choice.without_words()
-        return msgspec.structs.replace(self.without_labels(), messages=None, tools=named, tool_choice=choice)
+        kept = self.without_labels()
+        return msgspec.structs.replace(kept, messages=None, tools=named, tool_choice=choice, chat_template_kwargs=None)
 
     def check(self) -> None:
         super().check()
@@ -158,4 +158,5 @@ def parse_chat_request(body: Buffer) -> ChatRequest:
     request = decode_lifting(_decoder, body)
     request.check()
     end = choose_end(request.add_generation_prompt, request.continue_final_message)
-    return msgspec.structs.replace(request, messages=read_messages(request.messages, end))
+    conversation = read_messages(request.messages, end, request.chat_template_kwargs or NO_VARIABLES)
+    return msgspec.structs.replace(request, messages=conversation)

@@ -7,7 +7,7 @@ used as a whole.  What anything costs does not depend on how much is held.
 
 import itertools
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +32,11 @@ CREATE TABLE IF NOT EXISTS contents (
     asked BLOB NOT NULL,
     response BLOB NOT NULL
 );
+CREATE TABLE IF NOT EXISTS items (
+    id TEXT PRIMARY KEY,
+    response TEXT NOT NULL REFERENCES responses (id) ON DELETE CASCADE
+);
+CREATE INDEX IF NOT EXISTS items_by_response ON items (response);
 CREATE TABLE IF NOT EXISTS held (tenant TEXT PRIMARY KEY, num_bytes INTEGER NOT NULL);
 CREATE TRIGGER IF NOT EXISTS came AFTER INSERT ON responses BEGIN
     INSERT INTO held VALUES (new.tenant, new.num_bytes)
@@ -80,8 +85,12 @@ class KeptResponses:
 
     # Coming and going -------------------------------------------------------------------------------------------
 
-    def keep(self, tenant: str, response_id: str, previous: str | None, turn: Turn) -> bool:
-        """False: nothing could go on from it, as there is no room for all of its conversation, or a part has gone."""
+    def keep(
+        self, tenant: str, response_id: str, previous: str | None, turn: Turn, item_ids: Iterable[str] = ()
+    ) -> bool:
+        """`item_ids`: of what is in the response.  False: nothing could go on from it, as there is no room for its
+        conversation, or a part of that has gone.
+        """
         with self._writing():
             earlier = [] if previous is None else self._find_turns(tenant, previous)
             is_whole = previous is None or _is_whole(earlier)
@@ -96,6 +105,8 @@ class KeptResponses:
                 (response_id, tenant, previous, turn.num_bytes),
             )
             self._database.execute("INSERT INTO contents VALUES (?, ?, ?)", (response_id, *turn))
+            items = [(item_id, response_id) for item_id in item_ids]
+            self._database.executemany("INSERT INTO items VALUES (?, ?)", items)
             return True
 
     def delete(self, tenant: str, response_id: str) -> None:
@@ -116,6 +127,13 @@ class KeptResponses:
                 raise _unknown(response_id, "id")
             self._use(known)
             return self._read(known[0]).response
+
+    def find_responses(self, tenant: str, item_ids: Iterable[str]) -> dict[str, bytes]:
+        """By their ids, those that have one of these items."""
+        with self._writing():
+            known = {known.id: known for item_id in item_ids for known in self._find_item(tenant, item_id)}
+            self._use([*known.values()])
+            return {each.id: self._read(each).response for each in known.values()}
 
     def count_bytes(self, tenant: str, response_id: str, field: str) -> int:
         """Of the conversation that ends with it.  `field`: what the caller calls it."""
@@ -152,6 +170,14 @@ class KeptResponses:
     def _find_turns(self, tenant: str, response_id: str) -> list[_Known]:
         query = f"{_TURNS} SELECT id, previous, num_bytes FROM turns ORDER BY distance DESC"
         return [_Known(*row) for row in self._database.execute(query, {"id": response_id, "tenant": tenant})]
+
+    def _find_item(self, tenant: str, item_id: str) -> list[_Known]:
+        rows = self._database.execute(
+            "SELECT responses.id, previous, num_bytes FROM items JOIN responses ON response = responses.id "
+            "WHERE items.id = ? AND tenant = ?",
+            (item_id, tenant),
+        )
+        return [_Known(*row) for row in rows]
 
     def _find_conversation(self, tenant: str, response_id: str, field: str) -> list[_Known]:
         known = self._find_turns(tenant, response_id)

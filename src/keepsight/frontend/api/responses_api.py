@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from keepsight.errors import ResponseStoreError, UnsupportedFieldError
+from keepsight.errors import ResponseStoreError, UnknownResponseError, UnsupportedFieldError
 from keepsight.frontend.api.answer_responses import ResponsesAnswer
 from keepsight.frontend.api.kept_responses import KeptResponses, Turn
 from keepsight.frontend.api.media_api import tenant_of
@@ -85,6 +85,12 @@ class ResponsesApi:
         finally:
             self._room.give_back_bytes(num_bytes)
 
+    async def resolve(self, http: Request, items: object) -> object:
+        """With what was answered in the place of references to it."""
+        if not isinstance(items, list) or not any(map(_is_reference, items)):
+            return items
+        return await self._run(self._resolve, tenant_of(http), items, "input[{}].id")
+
     def keep(self, http: Request, body: Buffer, answer: ResponsesAnswer) -> None:
         """Once it has ended, with what was asked in `body`."""
         if self._num_pending_bytes + len(body) <= self._kept.max_bytes:
@@ -95,7 +101,7 @@ class ResponsesApi:
 
     async def keep_turn(self, tenant: str, answer: ResponsesAnswer, turn: Turn) -> bool:
         try:
-            return await self._run(self._kept.keep, tenant, answer.id, answer.previous_id, turn)
+            return await self._run(self._kept.keep, tenant, answer.id, answer.previous_id, turn, answer.item_ids)
         except ResponseStoreError as error:  # whoever asked is answered all the same
             logger.warning("%s", error)
             return False
@@ -104,14 +110,25 @@ class ResponsesApi:
         """Whether it is kept or not."""
         self._num_pending_bytes -= num_bytes
 
-    def _read_items(self, *asked: str) -> tuple[list[Any], int]:
+    def _read_items(self, tenant: str, response_id: str, field: str) -> tuple[list[Any], int]:
         items, num_bytes = list[Any](), 0
-        for turn in self._kept.read(*asked):
+        for turn in self._kept.read(tenant, response_id, field):
             said, output = msgspec.json.decode(turn.asked), bytes(_told.decode(turn.response).output)
             items += [{"role": "user", "content": said}] if isinstance(said, str) else said
             items += msgspec.json.decode(output)
             num_bytes += len(turn.asked) + len(output)
-        return items, num_bytes
+        return self._resolve(tenant, items, field), num_bytes
+
+    def _resolve(self, tenant: str, items: list[Any], field: str) -> list[Any]:
+        """`field`: of the reference at a place."""
+        wanted = {item["id"] for item in items if _is_reference(item)}
+        responses = self._kept.find_responses(tenant, wanted).values() if wanted else ()
+        found = {item["id"]: item for each in responses for item in msgspec.json.decode(_told.decode(each).output)}
+        for at, item in enumerate(items):
+            if _is_reference(item) and item["id"] not in found:
+                why = f"names no item of a response that is kept here, or not any more: {item['id'][:64]!r}"
+                raise UnknownResponseError(field.format(at), why)
+        return [found[item["id"]] if _is_reference(item) else item for item in items]
 
     def _run(self, do: Callable[..., _T], *arguments: Any) -> Awaitable[_T]:
         return asyncio.get_running_loop().run_in_executor(self._thread, do, *arguments)
@@ -137,3 +154,7 @@ class _Keeping:
 
 def _read_asked(body: Buffer) -> bytes:
     return bytes(_asked.decode(body).input)
+
+
+def _is_reference(item: object) -> bool:
+    return isinstance(item, dict) and item.get("type") == "item_reference" and isinstance(item.get("id"), str)

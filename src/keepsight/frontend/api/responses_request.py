@@ -3,6 +3,7 @@
 What is found at fault behind us is told by the names that stand here.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
@@ -94,10 +95,25 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
 
 
+class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """There is none; so however much it is to be told, nothing is asked for."""
+
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+    effort: Refused = None
+
+    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {"effort": ("none",)}
+
+
 class ResponsesStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: Refused = None
+    include_usage: Refused = None
 
-    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
+    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "include_obfuscation": (False,),
+        "include_usage": (True,),  # it is told in any case
+    }
 
 
 class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -112,7 +128,9 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
     tool_choice: Literal["none", "auto", "required"] | ChosenFunction | AllowedFunctions | None = None
     parallel_tool_calls: bool | None = None
     stream_options: ResponsesStreamOptions | None = None  # type: ignore[assignment]
+    reasoning: Reasoning | None = None
     mm_processor_kwargs: MediaProcessorOptions | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     # Unless it is false later requests may go on from the answer.
     store: bool | None = None
@@ -138,7 +156,6 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
     max_tool_calls: Refused = None
     media_io_kwargs: Refused = None
     prompt: Refused = None
-    reasoning: Refused = None
     service_tier: Refused = None
     truncation: Refused = None
 
@@ -149,7 +166,6 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
         "include_reasoning": (True, False),
         "media_io_kwargs": ({},),
         "n": (1,),
-        "reasoning": ({}, {"effort": None}, {"effort": "none"}, {"effort": None, "summary": None}),
         "return_token_ids": (False,),
         "service_tier": ("auto", "default"),
         "truncation": ("disabled",),
@@ -157,7 +173,7 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
 
     def check(self) -> None:
         check_refused(self, self.NEUTRAL_VALUES)
-        for name in ("text", "stream_options"):
+        for name in ("text", "stream_options", "reasoning"):
             if (nested := getattr(self, name)) is not None:
                 check_refused(nested, nested.NEUTRAL_VALUES, name)
         if self.stream_options is not None and not self.stream:
@@ -202,7 +218,7 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
         choice = self.tool_choice
         return ResponsesChat(
             **{name: getattr(self, name) for name in _SHARED},
-            messages=conversation,
+            messages=dataclasses.replace(conversation, variables=self.chat_template_kwargs or {}),
             max_completion_tokens=self.max_output_tokens,
             response_format=form,
             logprobs=self._tells_logprobs or None,
@@ -280,6 +296,7 @@ _NESTED: dict[str, type[msgspec.Struct]] = {
     "structured_outputs": NESTED_STRUCTS["structured_outputs"],
     "mm_processor_kwargs": MediaProcessorOptions,
     "stream_options": ResponsesStreamOptions,
+    "reasoning": Reasoning,
     "text": TextOptions,
     "text.format": TextFormat,
 }

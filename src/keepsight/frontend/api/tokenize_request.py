@@ -1,7 +1,6 @@
 """The bodies of `/tokenize` and `/detokenize`, in vLLM's shapes, and of their answers."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -11,7 +10,7 @@ from keepsight.frontend.api.chat_request import MediaProcessorOptions
 from keepsight.frontend.api.tool_fields import Tool, check_tools
 from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, Refused, check_refused
 from keepsight.frontend.prompt.lift_data_urls import decode_lifting
-from keepsight.frontend.prompt.read_messages import choose_end, read_messages
+from keepsight.frontend.prompt.read_messages import NO_VARIABLES, choose_end, read_messages
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,24 +30,22 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     # Of messages.
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     chat_template: Refused = None
-    chat_template_kwargs: Refused = None
-
-    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {"chat_template_kwargs": ({},)}
 
     @property
     def shown_tools(self) -> list[dict[str, Any]]:
         return [msgspec.to_builtins(each) for each in self.tools or ()]
 
     def check(self) -> None:
-        check_refused(self, self.NEUTRAL_VALUES)
+        check_refused(self, {})
         check_tools(self.tools or ())
         if (self.prompt is None) == (self.messages is None):
             raise InvalidArgumentError("prompt", "exactly one of prompt and messages must be given")
         if self.messages is not None and self.add_special_tokens:
             raise InvalidArgumentError("add_special_tokens", "must be false with messages: their template writes them")
-        for name in ("add_generation_prompt", "continue_final_message"):
+        for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
             if self.messages is None and getattr(self, name) is not None:
                 raise InvalidArgumentError(name, "is of messages, and a prompt has none")
 
@@ -82,7 +79,8 @@ def parse_tokenize_request(body: Buffer) -> TokenizeRequest:
     if request.messages is None:
         return request
     end = choose_end(request.add_generation_prompt, request.continue_final_message)
-    return msgspec.structs.replace(request, messages=read_messages(request.messages, end))
+    conversation = read_messages(request.messages, end, request.chat_template_kwargs or NO_VARIABLES)
+    return msgspec.structs.replace(request, messages=conversation)
 
 
 def parse_detokenize_request(body: Buffer) -> DetokenizeRequest:

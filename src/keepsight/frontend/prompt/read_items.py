@@ -117,8 +117,10 @@ class _Messages:
             self._add_result(_convert(item, place, _ResultItem), place)
         elif kind in (None, "message"):
             self._add_message(item, place)
+        elif kind == "item_reference":
+            raise InvalidArgumentError(f"{place}.id", "must be that of an item that is kept here; or send itself")
         else:
-            refuse(f"{place}.type", kind, "one of message, function_call, function_call_output")
+            refuse(f"{place}.type", kind, "one of message, function_call, function_call_output, item_reference")
 
     def _add_message(self, item: Fields, place: str) -> None:
         if item.get("role") == "tool":

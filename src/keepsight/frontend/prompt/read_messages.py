@@ -3,8 +3,10 @@
 Every fault names its place as the caller wrote it (`messages[1].content[0].type`).  Knows nothing of URLs or decoding.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
@@ -51,6 +53,7 @@ BREAKPOINT = "prompt_cache_breakpoint"
 BREAKPOINT_SECONDS = {None: 1800.0, "30m": 1800.0, "12h": 12 * 3600.0}
 # OpenAI's, of a picture.  The model has one size of picture, which is what each of them asks for.
 DETAILS = ("auto", "low", "high", "original")
+NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 _JSON_TYPES = (str, int, float, bool, type(None), Mapping, list, tuple)
 
 
@@ -85,13 +88,15 @@ class Conversation:
     pictures: tuple[PicturePart, ...]  # in the order of their markers
     breakpoints: tuple[Breakpoint, ...] = ()
     end: PromptEnd = "answer"
+    # What else its chat template is told.
+    variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def emptied_after(self, breakpoint_: Breakpoint) -> "Conversation":
         """The same turns, but nothing is said behind it: some templates write one turn into the next."""
         index = breakpoint_.num_messages
         cut = {**self.messages[index], "content": self.messages[index]["content"][: breakpoint_.num_parts]}
         silent = [{**each, "content": type(each["content"])()} for each in self.messages[index + 1 :]]
-        return Conversation([*self.messages[:index], cut, *silent], ())
+        return Conversation([*self.messages[:index], cut, *silent], (), variables=self.variables)
 
 
 def choose_end(add_generation_prompt: bool | None, continue_final_message: bool | None) -> PromptEnd:
@@ -105,7 +110,9 @@ def choose_end(add_generation_prompt: bool | None, continue_final_message: bool 
     return "message" if add_generation_prompt is False else "answer"
 
 
-def read_messages(messages: object, end: PromptEnd = "answer") -> Conversation:
+def read_messages(
+    messages: object, end: PromptEnd = "answer", variables: Mapping[str, Any] = NO_VARIABLES
+) -> Conversation:
     if isinstance(messages, Conversation):
         return messages  # read before
     pictures: list[PicturePart] = []
@@ -117,7 +124,8 @@ def read_messages(messages: object, end: PromptEnd = "answer") -> Conversation:
         why = "goes on with a text only: leave out the last message's tool_calls, or tell their results"
         raise InvalidArgumentError("continue_final_message", why)
     breakpoints = _find_breakpoints(listed)
-    return Conversation(read, _pin(pictures, breakpoints) if breakpoints else tuple(pictures), breakpoints, end)
+    pinned = _pin(pictures, breakpoints) if breakpoints else tuple(pictures)
+    return Conversation(read, pinned, breakpoints, end, variables)
 
 
 def _check_number(messages: Sequence[object]) -> None:
@@ -198,6 +206,8 @@ def _read_image_url(part: Fields, field: str) -> PicturePart:
     uuid = read_uuid(part.get("uuid"), f"{field}.uuid")
     if not isinstance(image_url, str) and not _is_left_out(image_url, uuid):
         image_url, url_field = _read_image_url_object(check_is_object(image_url, url_field), url_field)
+    if image_url == "" and uuid is not None:
+        image_url = None  # as some clients write it, for vLLM lets them
     if not _is_left_out(image_url, uuid):
         check_is_url(image_url, url_field)
     return PicturePart(image_url, url_field, uuid)

@@ -20,7 +20,7 @@ import jinja2.sandbox
 import jinja2.utils
 
 from keepsight.errors import ChatTemplateError, CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
-from keepsight.frontend.prompt.read_messages import TemplateMessage, read_messages
+from keepsight.frontend.prompt.read_messages import NO_VARIABLES, TemplateMessage, read_messages
 from keepsight.frontend.prompt.read_tool_calls import show_tool_calls
 from keepsight.frontend.prompt.tell_tools import as_parts, tell_calls, tell_results, tell_tools
 from keepsight.json_fields import read_json_object, read_optional_json_object
@@ -32,6 +32,10 @@ ContentForm = Literal["text", "parts"]
 CONTENT_FORMS: tuple[ContentForm, ...] = ("text", "parts")
 # OpenAI's.  Others are those that a template names.
 ROLES = ("system", "developer", "user", "assistant", "tool")
+# What a template is told in any case, and what the environment has.
+_OWN_VARIABLES = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "dict", "namespace")
+)
 _PROBE = "What does this template show?"
 # Behind a text that is to be gone on with.  A template that trims takes its last character away.
 _GOES_ON = "(and here the answer goes on) "
@@ -51,6 +55,7 @@ class ChatTemplate:
         self._texts = _find_texts(parsed)
         # Of what there is about tools: the names that the template knows.
         self._tool_words = _find_tool_words(parsed, self._texts)
+        self._variables = jinja2.meta.find_undeclared_variables(parsed)
         self._content_form = self._find_content_form()
         self._drops_system_parts = self._find_whether_it_drops_system_parts()
 
@@ -68,6 +73,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         conversation = read_messages(messages)
+        variables = self._choose_variables(conversation.variables)
         # Before anything is told: faults name a message by its place in what the caller sent.
         for index, message in enumerate(conversation.messages):
             self._check_role(message["role"], f"messages[{index}].role")
@@ -80,9 +86,9 @@ class ChatTemplate:
         if self._drops_system_parts:
             written = [_with_one_part(each) for each in written]
         if conversation.end == "text":
-            marked = self._render_text(_mark_end(written), tools, False, max_characters + len(_GOES_ON))
+            marked = self._render_text(_mark_end(written), tools, False, max_characters + len(_GOES_ON), variables)
             return _cut_at_mark(marked)
-        return self._render_text(written, tools, conversation.end == "answer", max_characters)
+        return self._render_text(written, tools, conversation.end == "answer", max_characters, variables)
 
     def _render_text(
         self,
@@ -90,10 +96,12 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool,
         max_characters: int,
+        variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> str:
         if self._template is None:
             raise ChatTemplateError("messages", "this model has no chat template; send a plain prompt instead")
         pieces = self._template.generate(
+            **variables,
             messages=self._name_roles(messages),
             # Templates ask whether there are any, and with what `tojson` can write.
             tools=list(tools) or None,
@@ -107,6 +115,18 @@ class ChatTemplate:
             raise
         except Exception as error:  # a template can raise whatever Python can
             raise ChatTemplateError("messages", f"the chat template refused them: {_describe(error)}") from error
+
+    def _choose_variables(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Those that the template looks at.  Others ask for nothing if they are what it sees without them: nothing."""
+        for name, value in asked.items():
+            field = f"chat_template_kwargs.{name[:64]}"
+            if name in _OWN_VARIABLES or name in self._special_tokens:
+                raise UnsupportedFieldError(field, "is said by other fields, or by the checkpoint")
+            if name not in self._variables and value:
+                known = sorted(self._variables - _OWN_VARIABLES - self._special_tokens.keys())
+                told = f"it looks at {', '.join(known)}" if known else "it looks at none"
+                raise UnsupportedFieldError(field, f"is no variable of this model's chat template; {told}")
+        return {name: value for name, value in asked.items() if name in self._variables}
 
     def _check_role(self, role: str, field: str) -> None:
         """Many templates would write whatever it is into the prompt."""
