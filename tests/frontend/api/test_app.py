@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from keepsight.api_settings import ApiSettings
 from keepsight.errors import EngineLostError, InvalidArgumentError, MediaWorkersLostError, RequestFailedError
 from keepsight.frontend.api.answer import Answer
 from keepsight.frontend.api.app import create_app
+from keepsight.frontend.api.kept_responses import KeptResponses
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prompt import check_grammar
 from keepsight.frontend.prompt.lift_data_urls import MIN_BYTES, LiftedUrl
@@ -575,8 +577,9 @@ def test_who_waits_for_a_grammar_leaves_threads_to_the_others(client: Client, mo
     asyncio.run(run())
 
 
-def test_an_answer_that_has_ended_is_gone_though_nobody_looks_for_garbage(client: Client) -> None:
+def test_an_answer_that_has_ended_is_gone_though_nobody_looks_for_garbage(client: Client, tmp_path: Path) -> None:
     """It has its request's prompt, and pictures."""
+    client.kept = KeptResponses(tmp_path, 2**20)
     gc.collect()
     gc.disable()
     try:
@@ -584,6 +587,9 @@ def test_an_answer_that_has_ended_is_gone_though_nobody_looks_for_garbage(client
         client.stream()
         client.chat(tools=[{"type": "function", "function": {"name": "f"}}])
         complete(client, "Hello")
+        for streams in (False, True):
+            assert client.send("POST", "/v1/responses", json={"input": "Hello", "stream": streams}).status_code == 200
         assert [each for each in gc.get_objects() if isinstance(each, Answer)] == []
     finally:
         gc.enable()
+        client.kept.close()

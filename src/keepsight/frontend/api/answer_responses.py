@@ -32,7 +32,7 @@ _encode = msgspec.json.Encoder().encode
 class Keeping(Protocol):
     """Of one answer."""
 
-    async def keep(self, response: bytes) -> bool:
+    async def keep(self, response: bytes, item_ids: Sequence[str]) -> bool:
         """Before its end is told.  False: it can't be."""
         ...
 
@@ -69,11 +69,6 @@ class ResponsesAnswer(Answer):
     @property
     def previous_id(self) -> str | None:
         return self._begun.previous_response_id
-
-    @property
-    def item_ids(self) -> list[str]:
-        """Of those that were ended."""
-        return [item.id for item in self._items.items]
 
     async def whole(self, engine: Engine) -> msgspec.Struct:
         try:
@@ -117,7 +112,8 @@ class ResponsesAnswer(Answer):
         if self.keeping is None:
             return body
         kept = msgspec.structs.replace(body, store=True)
-        return kept if await self.keeping.keep(_encode(kept)) else body
+        item_ids = [item.id for item in self._items.items]
+        return kept if await self.keeping.keep(_encode(kept), item_ids) else body
 
     def _tell_failure(self, error: Exception) -> bytes:
         told = ErrorResponse.of(error).error

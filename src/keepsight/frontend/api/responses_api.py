@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -96,12 +96,12 @@ class ResponsesApi:
         if self._num_pending_bytes + len(body) <= self._kept.max_bytes:
             self._num_pending_bytes += len(body)
             is_little = len(body) <= MAX_BYTES_ON_LOOP
-            asked = _read_asked(body) if is_little else asyncio.ensure_future(self._run(_read_asked, body))
-            answer.keeping = _Keeping(self, tenant_of(http), answer, asked, len(body))
+            asked = _read_asked(body) if is_little else self._run(_read_asked, body)
+            answer.keeping = _Keeping(self, (tenant_of(http), answer.id, answer.previous_id), asked, len(body))
 
-    async def keep_turn(self, tenant: str, answer: ResponsesAnswer, turn: Turn) -> bool:
+    async def keep_turn(self, name: "_Name", turn: Turn, item_ids: Sequence[str]) -> bool:
         try:
-            return await self._run(self._kept.keep, tenant, answer.id, answer.previous_id, turn, answer.item_ids)
+            return await self._run(self._kept.keep, *name, turn, item_ids)
         except ResponseStoreError as error:  # whoever asked is answered all the same
             logger.warning("%s", error)
             return False
@@ -134,19 +134,22 @@ class ResponsesApi:
         return asyncio.get_running_loop().run_in_executor(self._thread, do, *arguments)
 
 
+# Whose it is, its id, and that of the one before it.
+_Name = tuple[str, str, str | None]
+
+
 @dataclass(frozen=True, slots=True)
 class _Keeping:
-    """Of one answer."""
+    """Of one answer, which it does not know: that would stay until garbage is looked for."""
 
     _api: ResponsesApi
-    _tenant: str
-    _answer: ResponsesAnswer
+    _name: _Name
     _asked: bytes | Awaitable[bytes]
     _num_bytes: int
 
-    async def keep(self, response: bytes) -> bool:
+    async def keep(self, response: bytes, item_ids: Sequence[str]) -> bool:
         asked = self._asked if isinstance(self._asked, bytes) else await self._asked
-        return await self._api.keep_turn(self._tenant, self._answer, Turn(asked, response))
+        return await self._api.keep_turn(self._name, Turn(asked, response), item_ids)
 
     def end(self) -> None:
         self._api.note_ended(self._num_bytes)
