@@ -1,9 +1,10 @@
-"""When a frontend ends; the rest of it is tried with whole servers."""
+"""When a frontend ends, and what it does without; the rest of it is tried with whole servers."""
 
 import gc
+import logging
 import threading
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -16,13 +17,12 @@ from keepsight.ipc.control import Drain
 class StartingFrontend(FrontendProcess):
     """Without engines and workers; it is asked to drain just after it has looked whether it was."""
 
-    def __init__(self) -> None:
-        self._was_asked = False
+    def __init__(self, run_directory: Path) -> None:
+        self._was_asked, self._run_directory = False, run_directory
         self._may_go_on, self._server = threading.Event(), None
         self._may_go_on.set()
         self._start = self._client = self._cache = self._view = self._counters = MagicMock()
-        self._preparer = MagicMock(image_config=None)
-        self._listener = MagicMock()
+        self._preparer = self._workers = self._listener = MagicMock()
 
     @property
     def _is_draining(self) -> bool:
@@ -36,10 +36,35 @@ class StartingFrontend(FrontendProcess):
         self._was_asked = is_draining
 
 
-def test_a_drain_that_is_asked_for_as_the_server_is_made_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    server: Any = SimpleNamespace(should_exit=False, run=lambda sockets: None)
+@pytest.fixture
+def created(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The server that a frontend makes, and what it made its app of."""
+    server = SimpleNamespace(should_exit=False, run=lambda sockets: None, app_of=())
     monkeypatch.setattr(frontend_process, "make_server", lambda *_: server)
-    monkeypatch.setattr(frontend_process, "create_app", lambda *_: None)
+    monkeypatch.setattr(frontend_process, "create_app", lambda *given: setattr(server, "app_of", given))
     monkeypatch.setattr(gc, "freeze", lambda: None)
-    StartingFrontend().serve(MagicMock())
-    assert server.should_exit
+    return server
+
+
+def test_a_drain_that_is_asked_for_as_the_server_is_made_is_not_lost(tmp_path: Path, created: SimpleNamespace) -> None:
+    StartingFrontend(tmp_path).serve(MagicMock())
+    assert created.should_exit
+
+
+def test_without_room_for_uploads_or_responses_all_else_is_served(
+    tmp_path: Path, created: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    StartingFrontend(tmp_path).serve(MagicMock())
+    assert _kinds(created) >= {"MediaHandles", "KeptResponses"}
+    assert not caplog.records
+    StartingFrontend(tmp_path / "missing").serve(MagicMock())
+    assert not _kinds(created) & {"MediaHandles", "KeptResponses"}
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert said == [
+        "nothing can be uploaded to this process: unable to open database file",
+        "this process keeps no responses: unable to open database file",
+    ]
+
+
+def _kinds(created: SimpleNamespace) -> set[str]:
+    return {type(given).__name__ for given in created.app_of}

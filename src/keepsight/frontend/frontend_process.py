@@ -6,11 +6,13 @@ It accepts from the moment that its first engine is ready.  Later ones may come 
 import gc
 import logging
 import socket
+import sqlite3
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from keepsight.checkpoint_folder import check_is_unchanged
 from keepsight.config import Config
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from keepsight.observe.export_spans import SpanExport
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class FrontendProcess:
@@ -134,11 +137,13 @@ class FrontendProcess:
         if self._preparer.image_config is None or not api.media_quota_bytes:
             return None
         quota = MediaQuota(api.media_quota_bytes, api.media_quota_count)
-        return MediaHandles(self._run_directory, quota)
+        return _try_open("nothing can be uploaded to this process", partial(MediaHandles, self._run_directory, quota))
 
     def _open_kept(self) -> KeptResponses | None:
         max_bytes = self._start.api.response_quota_bytes
-        return KeptResponses(self._run_directory, max_bytes) if max_bytes else None
+        if not max_bytes:
+            return None
+        return _try_open("this process keeps no responses", partial(KeptResponses, self._run_directory, max_bytes))
 
     def _take_welcome(self, rank: int, welcome: Welcome) -> None:
         self._max_model_lens[rank] = welcome.max_model_len
@@ -151,6 +156,15 @@ class FrontendProcess:
         if self._server is not None:
             self._server.should_exit = True
         self._may_go_on.set()
+
+
+def _try_open(otherwise: str, open_database: Callable[[], T]) -> T | None:
+    """None where there is no room for the file, say: all else is served."""
+    try:
+        return open_database()
+    except sqlite3.DatabaseError as error:
+        logger.warning("%s: %s", otherwise, error)
+        return None
 
 
 def _open_span_export(endpoint: str | None) -> "SpanExport | None":

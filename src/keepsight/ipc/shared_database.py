@@ -7,7 +7,7 @@ server.
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from keepsight.ipc.run_directory import RunDirectory
@@ -16,8 +16,10 @@ from keepsight.ipc.run_directory import RunDirectory
 PATIENCE_SECONDS = 10.0
 # That what comes leaves free, for what is written of it.
 _SPARE_BYTES = 2**20
+# Of the file.
+_PRAGMAS_OF_NEW = ("page_size = 32768", "auto_vacuum = FULL")
 # It need not outlive the machine; nor may there be another folder to write to.
-_PRAGMAS = ("page_size = 32768", "auto_vacuum = FULL", "synchronous = OFF", "foreign_keys = ON", "temp_store = MEMORY")
+_PRAGMAS = ("synchronous = OFF", "foreign_keys = ON", "temp_store = MEMORY")
 
 
 class SharedDatabase:
@@ -29,9 +31,14 @@ class SharedDatabase:
         self.connection = sqlite3.connect(
             folder / name, timeout=PATIENCE_SECONDS, isolation_level=None, check_same_thread=False
         )
-        for pragma in _PRAGMAS:
-            self.connection.execute(f"PRAGMA {pragma}")
-        self.connection.executescript(f"BEGIN IMMEDIATE;{schema}COMMIT;")
+        with ExitStack() as undoing:
+            undoing.callback(self.connection.close)
+            # They write though the file has them already, for which there need not be room any more.
+            [(is_set,)] = self.connection.execute("PRAGMA auto_vacuum")
+            for pragma in _PRAGMAS if is_set else _PRAGMAS_OF_NEW + _PRAGMAS:
+                self.connection.execute(f"PRAGMA {pragma}")
+            self.connection.executescript(f"BEGIN IMMEDIATE;{schema}COMMIT;")
+            undoing.pop_all()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
