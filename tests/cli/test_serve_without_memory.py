@@ -10,15 +10,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
+from keepsight.ipc.run_directory import MIN_FREE_BYTES_OF_FRONTEND, MIN_FREE_BYTES_OF_SERVER
 from tests import real_server
-from tests.drawn import ask, by_url, draw
+from tests.drawn import ask, by_url, draw, to_png
 from tests.official_client import answer, connect
 from tests.real_server import COMMAND, serving
 from tests.wait_until import wait_until
 
+PNG = {"content-type": "image/png"}
 # In a world of its own, where `mount` concerns nobody else.
 ELSEWHERE = ["unshare", "--map-root-user", "--mount", "sh", "-ec"]
 
@@ -55,7 +58,8 @@ def write_for_ever(path: Path) -> None:
 @pytest.mark.parametrize(
     ("mount_options", "said"),
     [
-        ("size=1m", "lru instead of shared: shared memory has"),
+        ("size=1m", "lru instead of shared: there is no shared memory"),
+        ("size=4m", "lru instead of shared: shared memory has"),
         ("size=64m,nr_inodes=20", "lru instead of shared: there is no shared memory"),
         ("ro", "lru instead of shared: there is no shared memory"),
     ],
@@ -68,6 +72,17 @@ def test_a_budget_that_has_no_room_in_shared_memory_is_the_engine_s_own(
         assert said in log.read_text()
         expect_right_answers(client)
     assert "Traceback" not in log.read_text()
+
+
+def test_just_the_room_that_is_asked_for_holds_all_that_is_written_at_the_start_and_an_upload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, size = tmp_path / "log", MIN_FREE_BYTES_OF_SERVER + 2 * MIN_FREE_BYTES_OF_FRONTEND
+    with serving_with(f"size={size}", log, monkeypatch, "--api-server-count", "2") as (_, client):
+        uploaded = httpx.post(f"{client.base_url}media", content=to_png(draw(1).picture), headers=PNG)
+        assert uploaded.status_code == 200, uploaded.text
+    assert "shared memory has" in log.read_text()
+    assert " WARNING " not in log.read_text()
 
 
 def make_files_for_ever(path: Path) -> None:

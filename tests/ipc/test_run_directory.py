@@ -96,6 +96,26 @@ def test_shared_memory_that_is_full_is_left_to_others(
     assert "No space left" in caplog.text
 
 
+def test_a_server_needs_more_room_than_an_llm_and_more_for_each_frontend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+
+    def fits(num_frontends: int, num_free_bytes: int) -> bool:
+        monkeypatch.setattr(run_directory, "_num_free_bytes", lambda _: num_free_bytes)
+        try:
+            RunDirectory.create(tmp_path, num_frontends=num_frontends).close()
+        except ServerStartError:
+            return False
+        return True
+
+    assert fits(0, 1 << 18)
+    assert not fits(1, 1 << 20)
+    assert fits(1, 3 << 20)
+    assert not fits(2, 3 << 20)
+    assert fits(3, 4 << 20)
+
+
 def test_sockets_are_refused_a_folder_whose_name_is_too_long_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -105,11 +125,11 @@ def test_sockets_are_refused_a_folder_whose_name_is_too_long_for_them(
     too_long.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(too_long))
     with pytest.raises(ServerStartError):
-        RunDirectory.create(tmp_path / "missing", holds_sockets=True)
+        RunDirectory.create(tmp_path / "missing", num_frontends=1)
     assert "see TMPDIR" in caplog.text
     with RunDirectory.create(tmp_path / "missing") as directory:
         assert directory.path.parent == too_long
-    with RunDirectory.create(longest, holds_sockets=True) as directory:
+    with RunDirectory.create(longest, num_frontends=1) as directory:
         within = os.fsencode(directory.path / "engine-1234567").removeprefix(os.fsencode(longest))
         assert most + len(within) == 107  # the kernel's limit
 

@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         _listen(arguments.host, arguments.port) as listener,
         # Before the run directory, and until it is gone.
         take_signals() as signals,
-        RunDirectory.create(holds_sockets=True) as directory,
+        RunDirectory.create(num_frontends=arguments.api_server_count) as directory,
     ):
         settings = ServerSettings(
             options=_options_of(config),

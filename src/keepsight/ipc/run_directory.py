@@ -24,8 +24,12 @@ PREFIX = "keepsight-run-"
 # A name alone would not do: anybody may have a folder of it, but hardly with these rights (the bit of /tmp).
 RIGHTS = 0o700 | stat.S_ISVTX
 SHARED_MEMORY = Path("/dev/shm")
-# What a server cannot be without: the table of handles, and what sockets and folders take.
+# The table of handles, and what folders take.
 MIN_FREE_BYTES = 256 * 1024
+# What a server writes as it starts, most of it the two databases, and so much that something can be kept in them.
+MIN_FREE_BYTES_OF_SERVER = 5 * 2**19
+# The accounts of its last requests.
+MIN_FREE_BYTES_OF_FRONTEND = 2**19
 # The same in number, with a few of each process; a budget of pixels takes more, or keeps fewer.
 MIN_FREE_FILES = 32
 # The kernel's limit of a socket's path, and what of it is left to the folder that a run directory with sockets lies in.
@@ -41,13 +45,17 @@ class RunDirectory:
         self._lock, self._owner = lock, os.getpid()
 
     @classmethod
-    def create(cls, shared_memory: Path = SHARED_MEMORY, *, holds_sockets: bool = False) -> Self:
-        """Raises ServerStartError if there is no place for it."""
+    def create(cls, shared_memory: Path = SHARED_MEMORY, *, num_frontends: int = 0) -> Self:
+        """`num_frontends`: of the server that it is for, which has sockets in it; 0 for an `LLM`.
+
+        Raises ServerStartError if there is no place for it.
+        """
         clean_dead(shared_memory)
         for place in _list_places(shared_memory):
             try:
-                if holds_sockets:
+                if num_frontends:
                     _refuse_if_long(place)
+                _refuse_if_full(place, num_frontends)
                 return cls._create_in(place)
             except OSError as error:
                 logger.warning("%s cannot be used for the run directory: %s", place, error)
@@ -56,7 +64,6 @@ class RunDirectory:
     @classmethod
     def _create_in(cls, parent: Path) -> Self:
         """Another's `clean_dead` may come between creating and locking: then the folder is gone, and made anew."""
-        _refuse_if_full(parent)
         while True:
             path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
             try:
@@ -120,11 +127,15 @@ def _list_places(shared_memory: Path) -> tuple[Path, ...]:
         return (shared_memory,)
 
 
-def _refuse_if_full(folder: Path) -> None:
+def _refuse_if_full(folder: Path, num_frontends: int) -> None:
     found = os.statvfs(folder)
     has_files = found.f_favail >= MIN_FREE_FILES or not found.f_files  # 0 where they are not counted
-    if not has_files or _num_free_bytes(folder) < MIN_FREE_BYTES:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+    num_bytes = MIN_FREE_BYTES
+    if num_frontends:
+        num_bytes = MIN_FREE_BYTES_OF_SERVER + num_frontends * MIN_FREE_BYTES_OF_FRONTEND
+    if not has_files or _num_free_bytes(folder) < num_bytes:
+        told = f"{os.strerror(errno.ENOSPC)} for {num_bytes} bytes and {MIN_FREE_FILES} files"
+        raise OSError(errno.ENOSPC, told, str(folder))
 
 
 def _refuse_if_long(folder: Path) -> None:
