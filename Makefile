@@ -9,8 +9,11 @@ KERNELS := src/keepsight/models/_cpu_kernels*.so
 
 .PHONY: install borrow-compiler install-test serve test check bench clean
 
+# What is left of a folder that could not be made, or is another Python's, would pass for made ever after.
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("$(PYTHON) is Python " + sys.version.split()[0] \
+		+ ", and 3.11 or newer is needed: make PYTHON=python3.11, for example")'
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 # torch comes first and pinned, or another package's wish would bring another build of it.
 $(VENV)/installed: pyproject.toml setup.py constraints.txt $(wildcard src/keepsight/models/*.[ch]) | $(BIN)/python

@@ -1,0 +1,59 @@
+"""What `make` does before and beside the packages: with Pythons that only say what they are asked to do."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MAKEFILE = Path(__file__).parents[1] / "Makefile"
+# `-c` is what looks at its version; `-m venv` is what may leave half of it.
+PYTHON = """#!/bin/sh
+if [ "$1" = -c ]; then exec {real} -c "import sys; sys.version_info = ({version}); $2"; fi
+mkdir -p .venv/bin && touch .venv/bin/python && exit {status}
+"""
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    if shutil.which("make") is None:
+        pytest.skip("no make")
+    clone = tmp_path / "a clone"
+    clone.mkdir()
+    shutil.copy(MAKEFILE, clone)
+    return clone
+
+
+def write_script(path: Path, script: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(script)
+    path.chmod(0o755)
+
+
+def make(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """As from a shell, whichever `make` may have started the tests."""
+    variables = {"PATH": os.environ["PATH"]}
+    return subprocess.run(["make", *arguments], cwd=clone, env=variables, capture_output=True, text=True)
+
+
+def make_environment(clone: Path, version: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    write_script(clone / "python", PYTHON.format(real=sys.executable, version=version, status=status))
+    return make(clone, ".venv/bin/python", "PYTHON=./python")
+
+
+def test_an_old_python_is_told_in_one_line_and_a_newer_one_can_be_named_then(clone: Path) -> None:
+    done = make_environment(clone, "3, 10")
+    ours, makes_own = done.stderr.splitlines()
+    assert "3.11 or newer is needed" in ours
+    assert makes_own.startswith("make: ***")
+    assert not (clone / ".venv").exists()
+    assert make_environment(clone, "3, 11").returncode == 0
+    assert (clone / ".venv").exists()
+
+
+def test_nothing_stays_of_an_environment_that_cannot_be_made(clone: Path) -> None:
+    """Debian without python3-venv leaves all but pip."""
+    assert make_environment(clone, "3, 11", status=1).returncode != 0
+    assert not (clone / ".venv").exists()
