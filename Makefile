@@ -25,8 +25,8 @@ $(VENV)/installed: pyproject.toml setup.py constraints.txt $(wildcard src/keepsi
 # The kernels for the CPU are compiled when the package is installed.  Where there is no compiler one is borrowed for it.
 borrow-compiler:
 	$(PIP) ziglang
-	# Else it would compile what is for any processor for this one.
-	CC="$$(echo $(abspath $(VENV))/lib/python3*/site-packages/ziglang/zig) cc -mcpu=baseline" $(PIP) -e .
+	# cc alone would compile what is for any processor for this one; a whole path may have spaces, at which CC is split.
+	CC="$$(echo $(VENV)/lib/python3*/site-packages/ziglang/zig) cc -mcpu=baseline" $(PIP) -e .
 	$(BIN)/python -m pip uninstall -q -y ziglang
 	ls $(KERNELS)
 

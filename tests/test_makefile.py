@@ -1,6 +1,7 @@
 """What `make` does before and beside the packages: with Pythons that only say what they are asked to do."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -57,3 +58,13 @@ def test_nothing_stays_of_an_environment_that_cannot_be_made(clone: Path) -> Non
     """Debian without python3-venv leaves all but pip."""
     assert make_environment(clone, "3, 11", status=1).returncode != 0
     assert not (clone / ".venv").exists()
+
+
+def test_the_borrowed_compiler_is_found_in_a_clone_whose_path_has_a_space(clone: Path) -> None:
+    write_script(clone / ".venv/bin/python", '#!/bin/sh\nif [ "$CC" ]; then echo "$CC" > said; fi\n')
+    compiler = clone / ".venv/lib/python3.11/site-packages/ziglang/zig"
+    write_script(compiler, "")
+    write_script(clone / "src/keepsight/models/_cpu_kernels.so", "")
+    assert make(clone, "borrow-compiler").returncode == 0
+    program, *_ = shlex.split((clone / "said").read_text())
+    assert (clone / program).samefile(compiler)
