@@ -201,7 +201,7 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
         """For a server that does not."""
         for name, value in (("store", self.store or None), ("previous_response_id", self.previous_response_id)):
             if value is not None:
-                raise UnsupportedFieldError(name, "needs responses to be kept, which --response-quota-mb 0 turned off")
+                raise UnsupportedFieldError(name, "needs --response-quota-mb: this server keeps no responses")
 
     def as_chat(self, before: Sequence[Any] = ()) -> "ResponsesChat":
         """`before`: the items of the conversation that it goes on with."""
