@@ -100,6 +100,7 @@ def test_a_server_needs_more_room_than_an_llm_and_more_for_each_frontend(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    monkeypatch.setattr(run_directory, "MAX_PARENT_OF_SOCKETS", len(os.fsencode(tmp_path)))
 
     def fits(num_frontends: int, num_free_bytes: int) -> bool:
         monkeypatch.setattr(run_directory, "_num_free_bytes", lambda _: num_free_bytes)
