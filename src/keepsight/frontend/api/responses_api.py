@@ -17,7 +17,7 @@ from keepsight.errors import ResponseStoreError, UnknownResponseError, Unsupport
 from keepsight.frontend.api.answer_responses import ResponsesAnswer
 from keepsight.frontend.api.kept_responses import KeptResponses, Turn
 from keepsight.frontend.api.media_api import tenant_of
-from keepsight.frontend.api.responses_request import Includable
+from keepsight.frontend.api.responses_fields import Includable
 from keepsight.frontend.http.decode_body import Buffer
 from keepsight.frontend.http.error_response import json_response
 from keepsight.frontend.http.waiting_room import WaitingRoom

@@ -12,8 +12,16 @@ import msgspec
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.api.chat_request import ChatRequest, MediaProcessorOptions
 from keepsight.frontend.api.generation_fields import NESTED_STRUCTS, GenerationFields
-from keepsight.frontend.api.response_format import JsonSchema, ResponseFormat
-from keepsight.frontend.api.tool_fields import AllowedTools, Function, NamedTool, Tool, ToolsChoice
+from keepsight.frontend.api.responses_fields import (
+    AllowedFunctions,
+    ChosenFunction,
+    FunctionTool,
+    Includable,
+    Reasoning,
+    ResponsesStreamOptions,
+    TextFormat,
+    TextOptions,
+)
 from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, Refused, check_refused
 from keepsight.frontend.prompt.lift_data_urls import decode_lifting
 from keepsight.frontend.prompt.read_items import NOWHERE, Places, read_items
@@ -23,17 +31,6 @@ LOGPROBS = "message.output_text.logprobs"
 MAX_LABELS, MAX_LABEL_NAME, MAX_LABEL = 16, 64, 512
 # Bytes, as JSON: while an answer is awaited they wait, too.
 MAX_TOLD_AGAIN = 2**20
-Includable = Literal[
-    "message.output_text.logprobs",
-    # Of what no answer holds here.
-    "code_interpreter_call.outputs",
-    "computer_call_output.output.image_url",
-    "file_search_call.results",
-    "message.input_image.image_url",
-    "reasoning.encrypted_content",
-    "web_search_call.action.sources",
-    "web_search_call.results",
-]
 # By what a chat calls them.  The longest first.
 _OWN_NAMES = {
     "max_completion_tokens": "max_output_tokens",
@@ -42,78 +39,6 @@ _OWN_NAMES = {
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
 }
-
-
-class FunctionTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-    def as_in_chat(self) -> Tool:
-        return Tool(self.type, Function(self.name, self.description, self.parameters, self.strict))
-
-
-class ChosenFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
-    name: str
-
-    def as_in_chat(self) -> NamedTool:
-        return NamedTool(Function(self.name))
-
-
-class AllowedFunctions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"):
-    mode: Literal["auto", "required"]
-    tools: list[ChosenFunction]
-
-    def as_in_chat(self) -> ToolsChoice:
-        return ToolsChoice(AllowedTools(self.mode, [each.as_in_chat() for each in self.tools]))
-
-
-class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    description: str | None = None
-    schema: dict[str, Any] | None = None
-    strict: bool | None = None
-
-    def as_in_chat(self) -> ResponseFormat:
-        if self.type != "json_schema":
-            return ResponseFormat(self.type)
-        for name in ("name", "schema"):
-            if getattr(self, name) is None:
-                raise InvalidArgumentError(f"text.format.{name}", "is required")
-        assert self.name is not None
-        return ResponseFormat(self.type, JsonSchema(self.name, self.description, self.schema, self.strict))
-
-
-class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    format: TextFormat | None = None
-
-    verbosity: Refused = None
-
-    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
-
-
-class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """There is none; so however much it is to be told, nothing is asked for."""
-
-    summary: Literal["auto", "concise", "detailed"] | None = None
-    generate_summary: Literal["auto", "concise", "detailed"] | None = None
-
-    effort: Refused = None
-
-    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {"effort": ("none",)}
-
-
-class ResponsesStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    include_obfuscation: Refused = None
-    include_usage: Refused = None
-
-    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "include_obfuscation": (False,),
-        "include_usage": (True,),  # it is told in any case
-    }
 
 
 class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -183,7 +108,7 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
                 "top_logprobs", f"is {self.top_logprobs}, which needs include to have {LOGPROBS!r}"
             )
         self._check_labels()
-        for name in ("tools", "text"):
+        for name in ("tools", "tool_choice", "text"):
             if len(told := _write(getattr(self, name))) > MAX_TOLD_AGAIN:
                 what = f"has {len(told)} bytes; an answer tells it again, which {MAX_TOLD_AGAIN} may be"
                 raise InvalidArgumentError(name, what)

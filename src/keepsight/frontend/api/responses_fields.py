@@ -1,0 +1,95 @@
+"""What a request of the Responses API has within its fields, in OpenAI's shapes, and the same as chats have it."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.api.response_format import JsonSchema, ResponseFormat
+from keepsight.frontend.api.tool_fields import AllowedTools, Function, NamedTool, Tool, ToolsChoice
+from keepsight.frontend.http.decode_body import Refused
+
+Includable = Literal[
+    "message.output_text.logprobs",
+    # Of what no answer holds here.
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+
+
+class FunctionTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def as_in_chat(self) -> Tool:
+        return Tool(self.type, Function(self.name, self.description, self.parameters, self.strict))
+
+
+class ChosenFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
+    name: str
+
+    def as_in_chat(self) -> NamedTool:
+        return NamedTool(Function(self.name))
+
+
+class AllowedFunctions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"):
+    mode: Literal["auto", "required"]
+    tools: list[ChosenFunction]
+
+    def as_in_chat(self) -> ToolsChoice:
+        return ToolsChoice(AllowedTools(self.mode, [each.as_in_chat() for each in self.tools]))
+
+
+class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def as_in_chat(self) -> ResponseFormat:
+        if self.type != "json_schema":
+            return ResponseFormat(self.type)
+        for name in ("name", "schema"):
+            if getattr(self, name) is None:
+                raise InvalidArgumentError(f"text.format.{name}", "is required")
+        assert self.name is not None
+        return ResponseFormat(self.type, JsonSchema(self.name, self.description, self.schema, self.strict))
+
+
+class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: TextFormat | None = None
+
+    verbosity: Refused = None
+
+    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
+
+
+class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """There is none; so however much it is to be told, nothing is asked for."""
+
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+    effort: Refused = None
+
+    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {"effort": ("none",)}
+
+
+class ResponsesStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    include_obfuscation: Refused = None
+    include_usage: Refused = None
+
+    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "include_obfuscation": (False,),
+        "include_usage": (True,),  # it is told in any case
+    }
