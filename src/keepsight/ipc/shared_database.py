@@ -20,10 +20,12 @@ _SPARE_BYTES = 2**20
 _PRAGMAS_OF_NEW = ("page_size = 32768", "auto_vacuum = FULL")
 # It need not outlive the machine; nor may there be another folder to write to.
 _PRAGMAS = ("synchronous = OFF", "foreign_keys = ON", "temp_store = MEMORY")
+# What anything may raise here: no room, no time, a file or a folder that is none any more.
+FAULTS = (sqlite3.DatabaseError, OSError)
 
 
 class SharedDatabase:
-    """Shared by threads: one at a time.  Everything raises sqlite3.OperationalError where there is no room or time."""
+    """Shared by threads: one at a time."""
 
     def __init__(self, folder: Path, name: str, schema: str) -> None:
         self._run_directory = RunDirectory(folder)

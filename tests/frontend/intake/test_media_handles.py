@@ -53,6 +53,16 @@ def handles(tmp_path: Path, clock: Clock) -> Iterator[MediaHandles]:
     handles.close()
 
 
+def test_a_folder_that_has_gone_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    handles = MediaHandles(folder, MediaQuota(100, 5))
+    folder.rename(tmp_path / "gone")
+    with pytest.raises(MediaStoreError, match="cannot be kept"):
+        handles.add("a", b"picture", SIZE)
+    handles.close()
+
+
 def test_no_folder_for_temporary_files_is_needed(handles: MediaHandles) -> None:
     in_memory = 2  # as SQLite numbers it
     assert handles._database.execute("PRAGMA temp_store").fetchone() == (in_memory,)

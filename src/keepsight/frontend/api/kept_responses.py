@@ -6,14 +6,13 @@ used as a whole.  What anything costs does not depend on how much is held.
 """
 
 import itertools
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from keepsight.errors import ResponseStoreError, UnknownResponseError
-from keepsight.ipc.shared_database import SharedDatabase
+from keepsight.ipc.shared_database import FAULTS, SharedDatabase
 
 # Bytes lie apart: what is counted would be written with them each time.
 _SCHEMA = """
@@ -122,16 +121,18 @@ class KeptResponses:
 
     def get(self, tenant: str, response_id: str) -> bytes:
         with self._writing():
-            known = self._find_turns(tenant, response_id)[-1:]
-            if not known:
+            known = self._find_one("id = ? AND tenant = ?", response_id, tenant)
+            if known is None:
                 raise _unknown(response_id, "id")
-            self._use(known)
-            return self._read(known[0]).response
+            self._use([known])
+            return self._read(known).response
 
     def find_responses(self, tenant: str, item_ids: Iterable[str]) -> dict[str, bytes]:
         """By their ids, those that have one of these items."""
         with self._writing():
-            known = {known.id: known for item_id in item_ids for known in self._find_item(tenant, item_id)}
+            where = "id = (SELECT response FROM items WHERE id = ?) AND tenant = ?"
+            found = [self._find_one(where, item_id, tenant) for item_id in item_ids]
+            known = {each.id: each for each in found if each is not None}
             self._use([*known.values()])
             return {each.id: self._read(each).response for each in known.values()}
 
@@ -164,20 +165,17 @@ class KeptResponses:
             try:
                 with self._shared.at_once():
                     yield
-            except (sqlite3.DatabaseError, OSError) as error:
+            except FAULTS as error:
                 raise ResponseStoreError(f"responses cannot be kept or read now: {error}") from error
 
     def _find_turns(self, tenant: str, response_id: str) -> list[_Known]:
         query = f"{_TURNS} SELECT id, previous, num_bytes FROM turns ORDER BY distance DESC"
         return [_Known(*row) for row in self._database.execute(query, {"id": response_id, "tenant": tenant})]
 
-    def _find_item(self, tenant: str, item_id: str) -> list[_Known]:
-        rows = self._database.execute(
-            "SELECT responses.id, previous, num_bytes FROM items JOIN responses ON response = responses.id "
-            "WHERE items.id = ? AND tenant = ?",
-            (item_id, tenant),
-        )
-        return [_Known(*row) for row in rows]
+    def _find_one(self, where: str, *values: str) -> _Known | None:
+        query = f"SELECT id, previous, num_bytes FROM responses WHERE {where}"
+        row = self._database.execute(query, values).fetchone()
+        return None if row is None else _Known(*row)
 
     def _find_conversation(self, tenant: str, response_id: str, field: str) -> list[_Known]:
         known = self._find_turns(tenant, response_id)

@@ -8,7 +8,6 @@ Invariant: what one tenant holds is within its quota, in bytes and in number, an
 import hashlib
 import re
 import secrets
-import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from keepsight.errors import MediaQuotaError, MediaStoreError, UnknownHandleError
-from keepsight.ipc.shared_database import SharedDatabase
+from keepsight.ipc.shared_database import FAULTS, SharedDatabase
 from keepsight.media import Geometry
 
 ID_PREFIX = "media_"
@@ -211,7 +210,7 @@ class MediaHandles:
         with self._shared.alone():
             try:
                 yield
-            except sqlite3.OperationalError as error:
+            except FAULTS as error:
                 raise MediaStoreError("media", f"cannot be kept or read now: {error}") from error
 
     @contextmanager
