@@ -139,7 +139,7 @@ class LLM:
         end = choose_end(add_generation_prompt, continue_final_message)
 
         def prepare(conversation: object, params: SamplingParams, place: int) -> PreparedRequest:
-            read = read_messages(conversation, end, chat_template_kwargs or {})
+            read = read_messages(conversation, end, chat_template_kwargs)
             return self.preparer.prepare_chat(read, params, mm_processor_kwargs, priority=place, tools=tools or ())
 
         asked = self._with_terms(conversations, sampling_params, priority)

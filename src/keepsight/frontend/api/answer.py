@@ -99,9 +99,11 @@ class Answer(ABC):
         with engine.holding_ends(self.accounts):
             choices = await self._gather(engine)
         if self._asked.choose_prompt_logprobs() is None:
-            return await self._settle(self._with_account(self._completion(choices)))
-        completion = asyncio.get_running_loop().run_in_executor(_prompt_teller, self._completion, choices)
-        return self._with_account(await completion)
+            completion = self._completion(choices)
+        else:
+            loop = asyncio.get_running_loop()
+            completion = await loop.run_in_executor(_prompt_teller, self._completion, choices)
+        return await self._settle(self._with_account(completion))
 
     async def _settle(self, body: Told) -> Told:
         """Before the end of the answer is told."""

@@ -172,9 +172,7 @@ class Api:
         self, http: Request, asked: ChatRequest, num_bytes: int
     ) -> tuple[Answer, list[PixelPin]]:
         """`num_bytes`: what they were read from."""
-        self._check_model(asked.model)
-        salt = isolate_salt(self._settings, http, asked.cache_salt)
-        downloaded = await self._download(http, asked.messages, salt)
+        salt, downloaded = await self._fetch(http, asked)
         answer = await self._answers.chat(asked, salt, downloaded, num_bytes)
         if self.media is None:
             return answer, []
@@ -208,6 +206,12 @@ class Api:
         response.headers["server-timing"] = tell_in_header(answer.accounts)
         return response
 
+    async def _fetch(self, http: Request, asked: ChatRequest) -> tuple[str | None, Downloaded]:
+        """Its salt, and what its pictures' URLs lead to."""
+        self._check_model(asked.model)
+        salt = isolate_salt(self._settings, http, asked.cache_salt)
+        return salt, await self._download(http, asked.messages, salt)
+
     async def _download(self, http: Request, conversation: Conversation, cache_salt: str | None) -> Downloaded:
         """Before the request takes a thread: a slow origin must not hold one."""
         downloaded = NOTHING_DOWNLOADED
@@ -235,10 +239,8 @@ class Api:
         with self._room.admit():
             reading = self._reading_body(http)
             async with reading as body, self._going_on(http, parse_responses_request(body)) as (asked, _):
-                self._check_model(asked.model)
-                salt = isolate_salt(self._settings, http, asked.cache_salt)
-                downloaded = await self._download(http, asked.messages, salt)
-                return json_response(await run_in_threadpool(self._answers.count_input, asked, salt, downloaded))
+                terms = await self._fetch(http, asked)
+                return json_response(await run_in_threadpool(self._answers.count_input, asked, *terms))
 
     async def detokenize(self, http: Request) -> Response:
         with self._room.admit():

@@ -65,6 +65,10 @@ class CallParser:
             events.append(event)
         return events
 
+    def read(self, text: str, *, is_last: bool) -> list[Event]:
+        events = self.push(text)
+        return events + self.finish() if is_last else events
+
     def finish(self) -> list[Event]:
         """Once no more comes: what has only begun like a call was none."""
         if self._state == "undecided":

@@ -18,7 +18,7 @@ from keepsight.frontend.api.tool_fields import (
 )
 from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, Refused
 from keepsight.frontend.prompt.lift_data_urls import decode_lifting
-from keepsight.frontend.prompt.read_messages import NO_VARIABLES, choose_end, read_messages
+from keepsight.frontend.prompt.read_messages import choose_end, read_messages
 from keepsight.structured_outputs import StructuredOutputsParams
 
 
@@ -158,5 +158,5 @@ def parse_chat_request(body: Buffer) -> ChatRequest:
     request = decode_lifting(_decoder, body)
     request.check()
     end = choose_end(request.add_generation_prompt, request.continue_final_message)
-    conversation = read_messages(request.messages, end, request.chat_template_kwargs or NO_VARIABLES)
+    conversation = read_messages(request.messages, end, request.chat_template_kwargs)
     return msgspec.structs.replace(request, messages=conversation)

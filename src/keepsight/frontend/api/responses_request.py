@@ -3,7 +3,6 @@
 What is found at fault behind us is told by the names that stand here.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
@@ -138,12 +137,12 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
         return chat
 
     def _become_chat(self, before: Sequence[Any]) -> "ResponsesChat":
-        conversation, places = read_items(self.input, self.instructions, before)
+        conversation, places = read_items(self.input, self.instructions, before, self.chat_template_kwargs)
         form = None if self.text is None or self.text.format is None else self.text.format.as_in_chat()
         choice = self.tool_choice
         return ResponsesChat(
             **{name: getattr(self, name) for name in _SHARED},
-            messages=dataclasses.replace(conversation, variables=self.chat_template_kwargs or {}),
+            messages=conversation,
             max_completion_tokens=self.max_output_tokens,
             response_format=form,
             logprobs=self._tells_logprobs or None,

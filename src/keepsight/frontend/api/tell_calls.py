@@ -50,8 +50,8 @@ class CallTeller:
         return last.finish_reason
 
     def _read(self, pieces: Sequence[AnswerPiece]) -> list[Event]:
-        events = self._parser.push("".join(piece.text for piece in pieces))
-        return events if pieces[-1].finish_reason is None else events + self._parser.finish()
+        text = "".join(piece.text for piece in pieces)
+        return self._parser.read(text, is_last=pieces[-1].finish_reason is not None)
 
     def _tell_event(self, event: Event) -> ChatDelta:
         if isinstance(event, Said):

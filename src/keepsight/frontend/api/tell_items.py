@@ -37,10 +37,7 @@ class ItemTeller:
 
     def tell(self, piece: AnswerPiece, logprobs: Sequence[ContentLogprob] = ()) -> Iterator[StreamedEvent]:
         self._logprobs += logprobs
-        said = self._parser.push(piece.text)
-        if piece.finish_reason is not None:
-            said += self._parser.finish()
-        for event in said:
+        for event in self._parser.read(piece.text, is_last=piece.finish_reason is not None):
             if isinstance(event, CallBegun):
                 yield from self._end_item("completed")
                 yield from self._begin_item(_Call(len(self.items), event.name))

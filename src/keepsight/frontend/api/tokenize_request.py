@@ -10,7 +10,7 @@ from keepsight.frontend.api.chat_request import MediaProcessorOptions
 from keepsight.frontend.api.tool_fields import Tool, check_tools
 from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, Refused, check_refused
 from keepsight.frontend.prompt.lift_data_urls import decode_lifting
-from keepsight.frontend.prompt.read_messages import NO_VARIABLES, choose_end, read_messages
+from keepsight.frontend.prompt.read_messages import choose_end, read_messages
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,7 +79,7 @@ def parse_tokenize_request(body: Buffer) -> TokenizeRequest:
     if request.messages is None:
         return request
     end = choose_end(request.add_generation_prompt, request.continue_final_message)
-    conversation = read_messages(request.messages, end, request.chat_template_kwargs or NO_VARIABLES)
+    conversation = read_messages(request.messages, end, request.chat_template_kwargs)
     return msgspec.structs.replace(request, messages=conversation)
 
 

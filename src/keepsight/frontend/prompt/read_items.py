@@ -23,7 +23,7 @@ from keepsight.frontend.prompt.check_fields import (
 )
 from keepsight.frontend.prompt.read_messages import HANDLE_PREFIX, Conversation, read_messages
 
-# What an item says of itself as it was answered.  Nothing is kept here that could be found by its id.
+# What an item says of itself as it was answered.
 _OF_ITEMS = ("id", "status", "type")
 # OpenAI's, of what answers are for.
 _WHEN_EMPTY = ("phase",)
@@ -46,9 +46,8 @@ class _CallItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     caller: None = None
 
 
-class _ResultItem(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function_call_output"
-):
+class _ResultItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["function_call_output"]
     call_id: str
     # A text, or parts.
     output: Any
@@ -77,9 +76,12 @@ NOWHERE = Places({})
 
 
 def read_items(
-    items: object, instructions: str | None = None, before: Sequence[Any] = ()
+    items: object,
+    instructions: str | None = None,
+    before: Sequence[Any] = (),
+    variables: Mapping[str, Any] | None = None,
 ) -> tuple[Conversation, Places]:
-    """`instructions` stand before all of them; `before`: the items of earlier turns."""
+    """`instructions` stand before all of them; `before`: the items of earlier turns; `variables`: of the template."""
     messages = _Messages()
     if instructions:
         messages.add({"role": "system", "content": instructions}, "instructions")
@@ -92,7 +94,7 @@ def read_items(
             messages.add_item(check_is_object(item, f"input[{index}]"), f"input[{index}]")
     places = Places(messages.places)
     try:
-        read = read_messages(messages.messages)
+        read = read_messages(messages.messages, variables=variables)
     except InvalidArgumentError as error:
         raise type(error)(places.find(error.field), error.message) from error
     pictures = tuple(replace(each, field=places.find(each.field)) for each in read.pictures)

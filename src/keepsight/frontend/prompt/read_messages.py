@@ -6,7 +6,6 @@ Every fault names its place as the caller wrote it (`messages[1].content[0].type
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
@@ -53,7 +52,6 @@ BREAKPOINT = "prompt_cache_breakpoint"
 BREAKPOINT_SECONDS = {None: 1800.0, "30m": 1800.0, "12h": 12 * 3600.0}
 # OpenAI's, of a picture.  The model has one size of picture, which is what each of them asks for.
 DETAILS = ("auto", "low", "high", "original")
-NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 _JSON_TYPES = (str, int, float, bool, type(None), Mapping, list, tuple)
 
 
@@ -111,7 +109,7 @@ def choose_end(add_generation_prompt: bool | None, continue_final_message: bool 
 
 
 def read_messages(
-    messages: object, end: PromptEnd = "answer", variables: Mapping[str, Any] = NO_VARIABLES
+    messages: object, end: PromptEnd = "answer", variables: Mapping[str, Any] | None = None
 ) -> Conversation:
     if isinstance(messages, Conversation):
         return messages  # read before
@@ -125,7 +123,7 @@ def read_messages(
         raise InvalidArgumentError("continue_final_message", why)
     breakpoints = _find_breakpoints(listed)
     pinned = _pin(pictures, breakpoints) if breakpoints else tuple(pictures)
-    return Conversation(read, pinned, breakpoints, end, variables)
+    return Conversation(read, pinned, breakpoints, end, variables or {})
 
 
 def _check_number(messages: Sequence[object]) -> None:

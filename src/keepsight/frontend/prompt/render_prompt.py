@@ -20,7 +20,7 @@ import jinja2.sandbox
 import jinja2.utils
 
 from keepsight.errors import ChatTemplateError, CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
-from keepsight.frontend.prompt.read_messages import NO_VARIABLES, TemplateMessage, read_messages
+from keepsight.frontend.prompt.read_messages import TemplateMessage, read_messages
 from keepsight.frontend.prompt.read_tool_calls import show_tool_calls
 from keepsight.frontend.prompt.tell_tools import as_parts, tell_calls, tell_results, tell_tools
 from keepsight.json_fields import read_json_object, read_optional_json_object
@@ -96,12 +96,12 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool,
         max_characters: int,
-        variables: Mapping[str, Any] = NO_VARIABLES,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         if self._template is None:
             raise ChatTemplateError("messages", "this model has no chat template; send a plain prompt instead")
         pieces = self._template.generate(
-            **variables,
+            **(variables or {}),
             messages=self._name_roles(messages),
             # Templates ask whether there are any, and with what `tojson` can write.
             tools=list(tools) or None,
