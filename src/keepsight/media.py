@@ -78,6 +78,8 @@ class MediaItem:
     modality: Modality = "image"
     # Of the last picture before it that is whole: the pixels of both are made of one decoding.
     is_crop: bool = False
+    # So many of its tokens are a row of the picture, to models that tell rows and columns apart; 0: to none.
+    columns: int = 0
 
     @property
     def is_picture(self) -> bool:

@@ -73,7 +73,8 @@ def requests(draw: st.DrawFn) -> EngineRequest:
     for gap, length in lengths:
         geometry = Geometry(draw(st.integers(1, MAX_COUNT)), draw(st.integers(1, MAX_COUNT)))
         span, modality = TokenSpan(end + gap, length), draw(modalities)
-        media.append(MediaItem(draw(texts), span, geometry, modality, draw(st.booleans())))
+        columns = draw(st.sampled_from([0, 1, length]))
+        media.append(MediaItem(draw(texts), span, geometry, modality, draw(st.booleans()), columns))
         end += gap + length
     hashes = [item.media_hash for item in media]
     return EngineRequest(

@@ -183,6 +183,8 @@ def _check_request(request: EngineRequest) -> None:
         span, geometry = item.span, item.geometry
         _check(span.start >= 0 < span.length and span.end <= len(token_ids), "a span outside of the prompt")
         _check(0 < geometry.width <= MAX_COUNT and 0 < geometry.height <= MAX_COUNT, "a geometry out of range")
+        is_grid = item.columns == 0 or (item.columns > 0 and span.length % item.columns == 0)
+        _check(is_grid, "tokens that fill no rows")
     _check(all(a.span.end <= b.span.start for a, b in pairwise(media)), "spans out of order")
     own = {item.media_hash for item in media}
     _check(own.issuperset(request.coming_media), "media to come of another request")
