@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from keepsight.errors import InvalidArgumentError
 
 MAX_BLOCK_SIZE = 128
-# What is never cut.
+# What is encoded at once, and by some models computed so.
 _AN_ITEM = "a picture (with enable_prompt_embeds also a strip of a prompt)"
 
 
-def least_batched_tokens(tokens_per_item: int, max_num_seqs: int) -> int:
-    """A picture is computed whole, and beside it each of the other sequences may take one token."""
-    return max(1, tokens_per_item) + max_num_seqs - 1
+def least_batched_tokens(tokens_at_once: int, max_num_seqs: int) -> int:
+    """What one step cannot do with less, and beside it each of the other sequences may take one token."""
+    return max(1, tokens_at_once) + max_num_seqs - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,13 @@ class SchedulerConfig:
     takes_turns: bool = False
     # Of one media item, the most there are.
     tokens_per_item: int
+    # Whether several steps may compute them: no token of an item sees those behind it.
+    cuts_items: bool = False
+
+    @property
+    def tokens_at_once(self) -> int:
+        """What one step must be able to compute of a media item."""
+        return 0 if self.cuts_items else self.tokens_per_item
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "max_num_encoder_input_tokens"):
@@ -48,8 +55,8 @@ class SchedulerConfig:
             )
 
     def _check_batch_holds_the_smallest_step(self) -> None:
-        # Never cut: a picture's tokens attend to each other in both directions.
-        whole = max(1, self.tokens_per_item)
+        # Not cut where a picture's tokens attend to each other in both directions.
+        whole = max(1, self.tokens_at_once)
         least, others = least_batched_tokens(whole, self.max_num_seqs), self.max_num_seqs - 1
         if self.max_num_batched_tokens >= least:
             return

@@ -104,6 +104,13 @@ class JsonFields:
             raise self.refuse(name, f"must be a list of strings, not {value!r}")
         return tuple(value)
 
+    def indexes(self, name: str, default: Sequence[int], length: int | None = None) -> tuple[int, ...]:
+        """`length`: so many there must be."""
+        value = self._get(name, default)
+        if not isinstance(value, list | tuple) or length not in (None, len(value)):
+            raise self.refuse(name, f"must be a list of {length or 'some'} integers, not {value!r}")
+        return tuple(check_is_count(self.path, f"{self._prefix}{name}", item) for item in value)
+
     def _get(self, name: str, default: Any) -> Any:
         value = self._values.get(name)
         if value is not None:

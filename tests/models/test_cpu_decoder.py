@@ -10,8 +10,8 @@ from torch import Tensor
 
 from keepsight.models.attention import AttentionBatch, LayerCache, RequestSlice
 from keepsight.models.block_table import BlockTable
-from keepsight.models.gemma3.config import LayerConfig, RotaryConfig, TextConfig
-from keepsight.models.gemma3.decoder import Decoder
+from keepsight.models.decoder import Decoder
+from keepsight.models.decoder_config import DecoderConfig, LayerConfig, RotaryConfig
 from keepsight.models.layers import Linear, Placement
 from keepsight.models.paged_attention import PagedAttention
 from tests.models.conftest import BUILDS_THAT_ROUND
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("build", "threads")
 CPU = torch.device("cpu")
 BLOCK_SIZE, NUM_BLOCKS = 16, 120
 FAR, NEAR = RotaryConfig(1e6, 8.0), RotaryConfig(1e4)
-CONFIG = TextConfig(
+CONFIG = DecoderConfig(
     vocab_size=50,
     hidden_size=72,
     intermediate_size=130,  # less than whole panels
@@ -36,6 +36,9 @@ CONFIG = TextConfig(
     final_softcap=None,
     activation="gelu_pytorch_tanh",
     tie_word_embeddings=True,
+    embedding_scale=72**0.5,
+    norms_results=True,
+    norms_add_one=True,
 )
 CONFIGS = {
     "usual": CONFIG,
@@ -49,7 +52,7 @@ ROUNDED = Placement(CPU, torch.float32, torch.bfloat16, rounds=True)
 of_each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 
-def make_decoder(config: TextConfig, place: Placement = FLOAT32) -> Decoder:
+def make_decoder(config: DecoderConfig, place: Placement = FLOAT32) -> Decoder:
     decoder = Decoder(config, place)
     for slot in decoder.slots():
         slot.fill(torch.randn(slot.shape) / (slot.shape[1] ** 0.5 if len(slot.shape) > 1 else 10))
@@ -60,7 +63,7 @@ def make_decoder(config: TextConfig, place: Placement = FLOAT32) -> Decoder:
     return decoder
 
 
-def make_caches(config: TextConfig, dtype: torch.dtype = torch.float32) -> list[LayerCache]:
+def make_caches(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> list[LayerCache]:
     shape = (NUM_BLOCKS * BLOCK_SIZE, config.num_kv_heads, config.head_dim)
     return [LayerCache(*torch.full((2, *shape), torch.nan, dtype=dtype)) for _ in config.layers]
 
@@ -88,7 +91,7 @@ def compute(
 @pytest.mark.parametrize("ends", [(1,), (1, 1, 1), (40,), (30, 1, 560)], ids=str)
 @pytest.mark.parametrize("reads_all", [True, False])
 def test_all_layers_at_once_give_what_they_give_one_after_another(
-    config: TextConfig, ends: tuple[int, ...], reads_all: bool
+    config: DecoderConfig, ends: tuple[int, ...], reads_all: bool
 ) -> None:
     decoder, pieces = make_decoder(config), slices(*((0, end) for end in ends))
     batch = AttentionBatch(pieces, CPU, None if reads_all else [len(ends) - 1])
@@ -120,14 +123,14 @@ def assert_same_in_whatever_company(decoder: Decoder, dtype: torch.dtype) -> Non
 
 
 @of_each_config
-def test_a_token_has_the_same_numbers_in_whatever_company(config: TextConfig) -> None:
+def test_a_token_has_the_same_numbers_in_whatever_company(config: DecoderConfig) -> None:
     assert_same_in_whatever_company(make_decoder(config), torch.float32)
 
 
 @pytest.mark.usefixtures("rounds")
 @pytest.mark.parametrize("build", BUILDS_THAT_ROUND, indirect=True)
 @of_each_config
-def test_where_products_round_it_has_them_too(config: TextConfig) -> None:
+def test_where_products_round_it_has_them_too(config: DecoderConfig) -> None:
     assert_same_in_whatever_company(make_decoder(config, ROUNDED), torch.bfloat16)
 
 

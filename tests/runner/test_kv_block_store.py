@@ -8,7 +8,7 @@ from keepsight.models.layers import Placement
 from keepsight.models.model import ModelShape
 from keepsight.runner.kv_block_store import KvBlockStore
 
-SHAPE = ModelShape(2, 1, 8, 300, 0, 0)
+SHAPE = ModelShape(2, 1, 8, 300, 8, 0, 0, sees_pictures_whole=True)
 
 
 @pytest.mark.parametrize("num_blocks", [10**12, 10**18])

@@ -440,7 +440,7 @@ def test_embeddings_that_came_are_held_as_they_are_beside_pictures_that_are_enco
     one: Driver, one_small: SmallModel
 ) -> None:
     num_tokens = one_small.arguments["mm_tokens_per_image"]
-    came = np.random.default_rng(1).standard_normal((num_tokens, 8), np.float32)
+    came = np.random.default_rng(1).standard_normal((num_tokens, one.runner.model.shape.media_width), np.float32)
     for name, pixels in (("e", carry_embeddings(came)), ("f", carry_embeddings(came[1:])), ("p", one_small.pixels(0))):
         one.runner.hold_pixels(name, pixels)
     embeds = [Encoding(name, name, num_tokens, "image_embeds") for name in "ef"]

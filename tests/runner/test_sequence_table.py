@@ -8,7 +8,8 @@ from keepsight.scheduling.step_plan import NewSequence
 
 
 def test_the_choices_of_a_request_have_one_set_of_wishes_as_long_as_one_of_them_is_remembered() -> None:
-    table = SequenceTable(16, frozenset({1}), torch.device("cpu"), GuideMaker(None, frozenset({1})))
+    guides = GuideMaker(None, frozenset({1}))
+    table = SequenceTable(16, frozenset({1}), torch.device("cpu"), guides, sees_pictures_whole=True)
 
     def remember(request_id: str, choice: int) -> int:
         request = EngineRequest(request_id, (2, 3), (), SamplingParams(n=3))

@@ -20,8 +20,8 @@ from keepsight.frontend.pixels.pixel_cache import LocalCache
 from keepsight.frontend.pixels.preprocess_image import resize_pixels
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.model_limits import load_image_config
-from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.model import Model
+from keepsight.models.vision_language_model import VisionLanguageModel
 from keepsight.runner.load_runner import choose_place, load_model_for
 from keepsight.runner.normalize_pixels import PixelNormalizer
 
@@ -95,6 +95,6 @@ def _model_parts(config: Config, jpeg: bytes, image_config: ImageProcessorConfig
 
 def _weight_bytes(model: Model) -> tuple[int, int]:
     """Of all before the decoder, and of the decoder."""
-    assert isinstance(model, Gemma3)
+    assert isinstance(model, VisionLanguageModel)
     whole, decoder = (sum(weight.nbytes for weight in each.parameters()) for each in (model, model.decoder))
     return whole - decoder, decoder

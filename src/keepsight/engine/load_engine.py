@@ -3,8 +3,6 @@
 from concurrent.futures import wait
 from contextlib import ExitStack
 
-import torch
-
 from keepsight.checkpoint_folder import check_is_folder
 from keepsight.config import Config
 from keepsight.end_ids import read_end_ids
@@ -128,12 +126,11 @@ def make_guides(config: Config, end_ids: frozenset[int]) -> GuideMaker:
 def measure_model(model: Model, max_model_len: int, *, takes_prompt_embeds: bool = False) -> ModelSize:
     shape = model.shape
     tokens_per_strip = TOKENS_PER_STRIP if takes_prompt_embeds else 0
-    # The model alone knows how wide its embeddings are.
-    embedding = model.embed_tokens(torch.zeros(1, dtype=torch.long, device=model.place.device))
     return ModelSize(
         max_model_len=max_model_len,
         tokens_per_item=shape.tokens_per_image or tokens_per_strip,
         bytes_per_position=2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * model.place.of_keys.itemsize,
-        bytes_per_embedding=embedding.nbytes,
+        bytes_per_embedding=shape.media_width * model.place.dtype.itemsize,
         bytes_of_logits=shape.vocab_size * model.place.dtype.itemsize,
+        sees_pictures_whole=shape.sees_pictures_whole,
     )

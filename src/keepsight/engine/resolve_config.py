@@ -39,8 +39,10 @@ CUDA_RESERVE_BYTES = 2 * GIB
 class ModelSize:
     # Of the checkpoint, or what the user asked for.
     max_model_len: int
-    # Of a picture, or of a strip of an embedded prompt; 0: takes neither.
+    # Of a picture, the most there are, or of a strip of an embedded prompt; 0: takes neither.
     tokens_per_item: int
+    # Whether its tokens see each other in both directions, so that one step computes all of them.
+    sees_pictures_whole: bool = True
     # Keys and values of all layers.
     bytes_per_position: int
     bytes_per_embedding: int
@@ -62,10 +64,10 @@ class Machine:
 def resolve_config(config: Config, size: ModelSize, machine: Machine) -> EngineConfig:
     if config.mm_cache_device == "gpu" and machine.device == "cpu":
         raise InvalidArgumentError("mm_cache_device", "gpu was asked for, but the model is on the CPU")
-    max_num_seqs, max_num_batched_tokens = _choose_batch(config, size, machine)
-    encoder_tokens = config.max_num_encoder_input_tokens or _derive(
-        "max_num_encoder_input_tokens", max_num_batched_tokens, "as many as a step computes"
-    )
+    cuts_items = _choose_whether_to_cut(config, size)
+    tokens_at_once = 0 if cuts_items else size.tokens_per_item
+    max_num_seqs, max_num_batched_tokens = _choose_batch(config, tokens_at_once, machine)
+    encoder_tokens = config.max_num_encoder_input_tokens or _derive_encoder_tokens(size, max_num_batched_tokens)
     encoder_cache = _choose_encoder_cache(config, size, machine, encoder_tokens)
     kv_cache = KvCacheConfig(
         num_blocks=_choose_num_blocks(config, size, machine, max_num_seqs, encoder_cache.max_bytes),
@@ -74,8 +76,6 @@ def resolve_config(config: Config, size: ModelSize, machine: Machine) -> EngineC
         blocks_per_stretch=_choose_stretch(config),
         max_prompt_ends=MAX_BYTES_OF_PROMPT_ENDS // size.bytes_of_logits,
     )
-    if config.disable_chunked_mm_input:
-        logger.info("disable_chunked_mm_input changes nothing: this model's pictures are always computed whole")
     return EngineConfig(
         scheduler=SchedulerConfig(
             max_num_batched_tokens=max_num_batched_tokens,
@@ -85,6 +85,7 @@ def resolve_config(config: Config, size: ModelSize, machine: Machine) -> EngineC
             max_prompt_tokens_beside_streams=_choose_prompt_tokens_beside_streams(config, machine),
             takes_turns=config.performance_mode == "throughput",
             tokens_per_item=size.tokens_per_item,
+            cuts_items=cuts_items,
         ),
         kv_cache=kv_cache,
         encoder_cache=encoder_cache,
@@ -96,19 +97,31 @@ def _derive(name: str, value: int, reason: str) -> int:
     return value
 
 
-def _choose_batch(config: Config, size: ModelSize, machine: Machine) -> tuple[int, int]:
+def _choose_whether_to_cut(config: Config, size: ModelSize) -> bool:
+    if size.sees_pictures_whole and config.disable_chunked_mm_input:
+        logger.info("disable_chunked_mm_input changes nothing: this model's pictures are always computed whole")
+    return not (size.sees_pictures_whole or config.disable_chunked_mm_input)
+
+
+def _derive_encoder_tokens(size: ModelSize, max_num_batched_tokens: int) -> int:
+    usual, largest = max_num_batched_tokens, size.tokens_per_item
+    reason = "as many as a step computes" if usual >= largest else "the largest picture, which is encoded at once"
+    return _derive("max_num_encoder_input_tokens", max(usual, largest), reason)
+
+
+def _choose_batch(config: Config, tokens_at_once: int, machine: Machine) -> tuple[int, int]:
     """Sequences and tokens of one step.  What was not said follows from what was."""
     asked, max_num_seqs = config.max_num_batched_tokens, config.max_num_seqs
     if asked is not None:
         if max_num_seqs is None:
             # One sequence at the least, for the refusal to name the least budget that there can be.
-            most = max(1, asked - least_batched_tokens(size.tokens_per_item, 1) + 1)
+            most = max(1, asked - least_batched_tokens(tokens_at_once, 1) + 1)
             reason = f"what max_num_batched_tokens={asked} allows, up to {DEFAULT_MAX_NUM_SEQS}"
             max_num_seqs = _derive("max_num_seqs", min(DEFAULT_MAX_NUM_SEQS, most), reason)
         return max_num_seqs, asked
     if max_num_seqs is None:
         max_num_seqs = _derive("max_num_seqs", DEFAULT_MAX_NUM_SEQS, "the default")
-    usual, least = DEFAULT_BATCHED_TOKENS[machine.device], least_batched_tokens(size.tokens_per_item, max_num_seqs)
+    usual, least = DEFAULT_BATCHED_TOKENS[machine.device], least_batched_tokens(tokens_at_once, max_num_seqs)
     reason = (
         f"the default on {machine.device}" if usual >= least else f"a picture and {max_num_seqs - 1} sequences more"
     )

@@ -26,13 +26,23 @@ class RequestSlice:
     length: int
     # Pages enough for start + length positions.
     table: BlockTable
-    # The request's pictures, or those that overlap the slice.  One may begin before it (its first keys are held
-    # already), none may end after it.
+    # Whose tokens see each other in both directions: the request's pictures, or those that overlap the slice.  One may
+    # begin before it (its first keys are held already), none may end after it.
     pictures: tuple[TokenSpan, ...] = ()
+    # By how many positions its tokens stand nearer to the beginning for a decoder's rotation than in the request.
+    rotary_shift: int = 0
+    # Where some stand at a time, a row and a column: [3, length], of all of them.
+    rotary_places: Tensor | None = None
 
     @property
     def end(self) -> int:
         return self.start + self.length
+
+    def rotary_positions(self) -> Tensor:
+        """[3, length]"""
+        if self.rotary_places is not None:
+            return self.rotary_places
+        return torch.arange(self.start - self.rotary_shift, self.end - self.rotary_shift).expand(3, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +68,7 @@ class DeviceRows:
     def __init__(self, slices: Sequence[RequestSlice], device: torch.device) -> None:
         self.on_host = _tell(slices, len(slices))
         self._on_device = self.on_host.to(device)
-        self.positions, self.slots, self.ends, self.tables = self._on_device.unbind()
+        self.rotary_positions, self.positions, self.slots, self.ends, self.tables = self._on_device.unbind()
 
     def replace(self, slices: Sequence[RequestSlice]) -> None:
         """By as many or fewer."""
@@ -66,14 +76,18 @@ class DeviceRows:
 
 
 # Of a row that is nobody's: it has no slot and sees nothing.
-_NOBODY = (0, -1, 0, 0)
+_NOBODY = (0, 0, -1, 0, 0)
 
 
 def _tell(slices: Sequence[RequestSlice], num_rows: int) -> Tensor:
-    """[4, rows]: positions, their slots, where what they see ends, and where the slots of that are listed."""
-    rows = [(piece.start, piece.table.slot(piece.start), piece.end, piece.table.address) for piece in slices]
+    """[5, rows]: positions, as rotation and as others count them, their slots, where what they see ends, and where the
+    slots of that are listed."""
+    rows = [
+        (piece.start - piece.rotary_shift, piece.start, piece.table.slot(piece.start), piece.end, piece.table.address)
+        for piece in slices
+    ]
     rows += [_NOBODY] * (num_rows - len(rows))
-    return torch.tensor(rows, dtype=torch.int64).view(-1, 4).T.contiguous()
+    return torch.tensor(rows, dtype=torch.int64).view(-1, len(_NOBODY)).T.contiguous()
 
 
 class AttentionBatch:
@@ -100,12 +114,23 @@ class AttentionBatch:
         self.positions: Tensor  # [tokens]
         self.slots: Tensor  # [tokens]
         if self.rows is not None:
-            self._positions = self.rows.on_host[0]
+            self._positions = self.rows.on_host[1]
             self.positions, self.slots = self.rows.positions, self.rows.slots
         else:
             self._positions = torch.cat([torch.arange(piece.start, piece.end) for piece in slices])
             self.positions = self._positions.to(self.device)
             self.slots = torch.cat([piece.table.slots(piece.start, piece.end) for piece in slices]).to(self.device)
+
+    @made_once
+    def rotary_positions(self) -> Tensor:
+        """[tokens]; [3, tokens] where some have a time, a row and a column."""
+        if any(piece.rotary_places is not None for piece in self.slices):
+            return torch.cat([piece.rotary_positions() for piece in self.slices], dim=1).to(self.device)
+        if self.rows is not None:
+            return self.rows.rotary_positions
+        if not any(piece.rotary_shift for piece in self.slices):
+            return self.positions
+        return torch.cat([piece.rotary_positions()[0] for piece in self.slices]).to(self.device)
 
     @made_once
     def read_rows(self) -> Tensor | None:

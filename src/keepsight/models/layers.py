@@ -166,17 +166,17 @@ def rms_norm(hidden: Tensor, scale: Tensor, eps: float) -> Tensor:
     return (F.rms_norm(hidden.float(), hidden.shape[-1:], eps=eps) * scale).to(hidden.dtype)
 
 
-def scale_of_weight(weight: Tensor) -> Tensor:
-    """Gemma's weights are what is added to 1."""
-    return 1.0 + weight.float()
+def scale_by(*, adds_one: bool) -> Callable[[Tensor], Tensor]:
+    """From a norm's weight to its scale: Gemma's weights are what is added to 1."""
+    return (lambda weight: 1.0 + weight.float()) if adds_one else torch.Tensor.float
 
 
 class RMSNorm(nn.Module):
-    """Gemma's: computed in float32 whatever the model's precision, and scaled by 1 + weight."""
+    """Computed in float32 whatever the model's precision."""
 
-    def __init__(self, place: Placement, size: int, eps: float) -> None:
+    def __init__(self, place: Placement, size: int, eps: float, *, adds_one: bool) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps, self._adds_one = eps, adds_one
         self.scale = empty_parameter(Placement(place.device, torch.float32), size)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -189,7 +189,17 @@ class RMSNorm(nn.Module):
         return sums + self(hidden)  # type: ignore[no-any-return]
 
     def slots(self) -> Iterator[WeightSlot]:
-        yield slot("weight", self.scale, scale_of_weight)
+        yield slot("weight", self.scale, scale_by(adds_one=self._adds_one))
+
+
+# Cosines, and sines that are negative in their first half: [tokens, 1, head_dim].
+Angles = tuple[Tensor, Tensor]
+
+
+def rotate(heads: Tensor, angles: Angles) -> Tensor:
+    """The first half of each head is one coordinate of its pairs, the second the other."""
+    cos, sin = angles
+    return heads * cos + heads.roll(heads.shape[-1] // 2, dims=-1) * sin
 
 
 def run_to_end(parts: Generator[None, None, Tensor]) -> Tensor:

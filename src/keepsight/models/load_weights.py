@@ -43,7 +43,8 @@ def load_weights(
     """
     wanted = {slot.name: slot for slot in slots}
     found = _find_tensors(directory, canonical_name)
-    _account(directory, wanted, {name: tensor for name, tensor in found.items() if not is_never_read(name)})
+    to_read = {name: tensor for name, tensor in found.items() if name not in copies and not is_never_read(name)}
+    _account(directory, wanted, to_read)
     if room is not None:
         _check_room(directory, wanted.values(), room)
     for copy, original in copies.items():

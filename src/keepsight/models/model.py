@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -13,6 +13,13 @@ from keepsight.models.layers import Placement
 LayerWatcher = Callable[[int, Tensor], None]
 
 
+class DeepRows(NamedTuple):
+    """What is added to rows [first, first + count) of a batch behind each of a decoder's first layers."""
+
+    first: int
+    rows: Tensor  # [count, layers, hidden]
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """What must be known of a model to feed it: pages for its keys and values, bounds for its inputs."""
@@ -21,9 +28,14 @@ class ModelShape:
     num_kv_heads: int
     head_dim: int
     vocab_size: int
-    # Of one picture; 0 where the model takes none.
-    patches_per_image: int
+    # Of a picture's embedding, in numbers: what stands for the token's own, and what is added behind layers.
+    media_width: int
+    # The side of a patch, in pixels; 0 where the model takes no pictures.
+    patch_size: int
+    # Of any picture; 0 where that follows from its size.
     tokens_per_image: int
+    # Whether a picture's tokens see each other in both directions, so that all of them are computed at once.
+    sees_pictures_whole: bool
 
 
 class Model(Protocol):
@@ -51,6 +63,7 @@ class Model(Protocol):
         caches: Sequence[LayerCache],
         batch: AttentionBatch,
         watch_layer: LayerWatcher | None = None,
+        deep: Sequence[DeepRows] = (),
     ) -> Tensor:
         """[tokens, hidden] -> hidden states of those that are read; keys and values of all stay in the caches."""
         ...

@@ -20,6 +20,7 @@ from keepsight.models.model import Model
 from keepsight.models.paged_attention import PagedAttention
 from keepsight.runner.sequence_table import RunningSequence
 from keepsight.runner.share_device import PRIORITY_OF_ANSWERS
+from keepsight.runner.step_inputs import make_request_slice
 from keepsight.scheduling.step_plan import Slice
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class _RecordedStep:
         pairs = list(zip(slices, sequences, strict=True))
         token_ids = [sequence.token_ids[piece.start] for piece, sequence in pairs]
         self._token_ids.copy_(torch.tensor(token_ids + [0] * (len(self._token_ids) - len(token_ids))))
-        self._rows.replace([RequestSlice(piece.start, 1, sequence.table) for piece, sequence in pairs])
+        self._rows.replace([make_request_slice(piece, sequence) for piece, sequence in pairs])
         return self._replay()[: len(slices)]
 
 

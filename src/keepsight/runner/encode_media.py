@@ -7,11 +7,12 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from keepsight.media import Modality
 from keepsight.models.model import Model
-from keepsight.pixels import carried_embeddings
+from keepsight.pixels import carried_embeddings, shape_of, show_a_picture
 from keepsight.requests import Pixels
 from keepsight.runner.encoder_output_store import EncoderOutputStore
 from keepsight.runner.normalize_pixels import PixelNormalizer
@@ -25,14 +26,22 @@ def group_encodings(
     encodings: Sequence[Encoding], held: Mapping[str, Pixels], model: Model
 ) -> Iterator[tuple[Encoding, ...]]:
     """Batches of equal shape, in the order in which they were asked for; an item without pixels is alone."""
-    max_patches = MAX_PATCHES_TOGETHER[model.place.device.type]
-    together = max(1, max_patches // max(1, model.shape.patches_per_image))
     by_shape: dict[object, list[Encoding]] = {}
     for each in encodings:
         pixels = held.get(each.media_hash)
         by_shape.setdefault(each.encoder_key if pixels is None else (each.modality, pixels.shape), []).append(each)
     for group in by_shape.values():
+        together = _num_together(held.get(group[0].media_hash), model)
         yield from (tuple(group[first : first + together]) for first in range(0, len(group), together))
+
+
+def _num_together(pixels: Pixels | None, model: Model) -> int:
+    if pixels is None:
+        return 1
+    height, width, _ = shape_of(pixels)
+    side = model.shape.patch_size
+    num_rows = (height // side) * (width // side) if show_a_picture(pixels) else height  # patches, or embeddings
+    return max(1, MAX_PATCHES_TOGETHER[model.place.device.type] // num_rows)
 
 
 def encode_media(
@@ -41,7 +50,9 @@ def encode_media(
     """Pixels of one shape -> [pictures, tokens, hidden]"""
     if modality != "image":  # as the projector, or the table of the tokens, would have given them
         embeddings = torch.from_numpy(carried_embeddings(np.stack(pixels)))
-        return embeddings.to(model.place.device, model.place.dtype)
+        # Nothing of them is added behind layers.
+        missing = max(0, model.shape.media_width - embeddings.shape[-1])
+        return F.pad(embeddings, (0, missing)).to(model.place.device, model.place.dtype)
     assert normalizer is not None, "a model that takes no pictures was given one"
     batch = torch.from_numpy(np.stack(pixels)).to(model.place.device)
     return (yield from model.encode_in_parts(normalizer(batch)))

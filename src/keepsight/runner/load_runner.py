@@ -67,7 +67,7 @@ def load_runner(
 ) -> ModelRunner:
     """`keeping`: what keeps embeddings besides; `keep_stretch` keys and values."""
     normalizer = None
-    if image_config is not None and model.shape.tokens_per_image:
+    if image_config is not None and model.shape.patch_size:
         normalizer = PixelNormalizer(image_config, model.place.device, model.place.dtype)
     return ModelRunner(
         model,

@@ -1,14 +1,21 @@
-"""Puts the embeddings of media over those of the tokens that hold their places."""
+"""Puts the embeddings of media over those of the tokens that hold their places.
+
+What is wider than a token's embedding is also added behind the decoder's first layers, to each its part.
+"""
 
 from collections.abc import Iterable
 
 from torch import Tensor
 
+from keepsight.models.model import DeepRows
 from keepsight.runner.gather_embeddings import MediaRows
 
 
-def merge_embeddings(embeddings: Tensor, media: Iterable[MediaRows]) -> Tensor:
+def merge_embeddings(embeddings: Tensor, media: Iterable[MediaRows]) -> list[DeepRows]:
     """`embeddings` [tokens, hidden] of a whole batch, changed in place."""
+    deep, size = [], embeddings.shape[1]
     for first, rows in media:
-        embeddings[first : first + len(rows)] = rows
-    return embeddings
+        embeddings[first : first + len(rows)] = rows[:, :size]
+        if rows.shape[1] > size:
+            deep.append(DeepRows(first, rows[:, size:].view(len(rows), -1, size)))
+    return deep

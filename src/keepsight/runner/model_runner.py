@@ -87,7 +87,9 @@ class ModelRunner:
         self._graphs = record_decoding(model, self.blocks.layers, pages.block_size, max_recorded)
         self.embeddings = EncoderOutputStore(embeddings_device or device)
         self._guides = guides or GuideMaker(None, end_ids)
-        self.sequences = SequenceTable(pages.block_size, end_ids, device, self._guides)
+        self.sequences = SequenceTable(
+            pages.block_size, end_ids, device, self._guides, sees_pictures_whole=model.shape.sees_pictures_whole
+        )
         self._pixels: dict[str, Pixels] = {}
         self._loaded: dict[str, StoredArray] = {}
         self._stretches: dict[bytes, StoredArray] = {}
@@ -284,9 +286,10 @@ class ModelRunner:
         self, inputs: StepInputs, attention: PagedAttention, between_layers: Callable[[], None] | None = None
     ) -> StepResult:
         model = self.model
-        embeddings = merge_embeddings(model.embed_tokens(inputs.token_ids), inputs.media)
+        embeddings = model.embed_tokens(inputs.token_ids)
+        deep = merge_embeddings(embeddings, inputs.media)
         watch = None if between_layers is None else lambda *_: between_layers()
-        hidden = model.compute(embeddings, attention, self.blocks.layers, inputs.batch, watch)
+        hidden = model.compute(embeddings, attention, self.blocks.layers, inputs.batch, watch, deep)
         if any(piece.tells_prompt for piece in inputs.slices):
             hidden = self._read_prompts(hidden, inputs, between_layers or (lambda: None))
         return self._read(hidden, inputs.slices, inputs.sequences)

@@ -9,9 +9,11 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from keepsight.media import TokenSpan
 from keepsight.models.block_table import BlockTable
 from keepsight.requests import EngineRequest, TokenLogprobs
 from keepsight.runner.guide_tokens import GuideMaker
+from keepsight.runner.rotary_places import RotaryPlaces
 from keepsight.runner.sample_tokens import SamplingState, Wishes
 from keepsight.scheduling.step_plan import NewSequence, SequenceId, Slice
 
@@ -25,13 +27,26 @@ class RunningSequence:
     sampling: SamplingState
     # Where the last media item ends: all that is computed after it is text.
     media_end: int
+    # Of the pictures whose tokens see each other in both directions.
+    whole_spans: tuple[TokenSpan, ...] = ()
+    # None where all stand at their positions.
+    places: RotaryPlaces | None = None
     # As far as the prompt is computed, where its caller wants to know: of each token but the first.
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 class SequenceTable:
-    def __init__(self, block_size: int, end_ids: frozenset[int], device: torch.device, guides: GuideMaker) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        end_ids: frozenset[int],
+        device: torch.device,
+        guides: GuideMaker,
+        *,
+        sees_pictures_whole: bool,
+    ) -> None:
         self._block_size, self._end_ids, self._device, self._guides = block_size, end_ids, device, guides
+        self._sees_pictures_whole = sees_pictures_whole
         self._sequences: dict[SequenceId, RunningSequence] = {}
         self._wishes = WeakValueDictionary[str, Wishes]()
 
@@ -45,6 +60,8 @@ class SequenceTable:
         request = new.request
         form = request.sampling_params.structured_outputs
         guide = None if form is None else self._guides.begin(form)
+        pictures = [item.span for item in request.media if item.is_picture]
+        has_rows = any(item.columns for item in request.media)
         self._sequences[new.sequence_id] = RunningSequence(
             request,
             new.encoder_keys,
@@ -52,6 +69,8 @@ class SequenceTable:
             BlockTable(self._block_size, device=self._device),
             SamplingState(self._find_wishes(request), new.choice, guide),
             max((item.span.end for item in request.media), default=0),
+            tuple(pictures) if self._sees_pictures_whole else (),
+            RotaryPlaces(request.media) if has_rows else None,
         )
 
     def _find_wishes(self, request: EngineRequest) -> Wishes:

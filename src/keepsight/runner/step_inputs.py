@@ -33,7 +33,7 @@ def make_step_inputs(
     for piece, sequence in zip(slices, sequences, strict=True):
         if piece.start < sequence.media_end:
             media.extend(gather_embeddings(sequence, piece.start, piece.end, len(token_ids), store))
-        pieces.append(_request_slice(piece, sequence))
+        pieces.append(make_request_slice(piece, sequence))
         token_ids.extend(sequence.token_ids[piece.start : piece.end])
     sampling = [index for index, piece in enumerate(slices) if piece.samples]
     tells_prompts = any(piece.tells_prompt for piece in slices)
@@ -41,9 +41,12 @@ def make_step_inputs(
     return StepInputs(slices, sequences, torch.tensor(token_ids).to(device), media, batch)
 
 
-def _request_slice(piece: Slice, sequence: RunningSequence) -> RequestSlice:
+def make_request_slice(piece: Slice, sequence: RunningSequence) -> RequestSlice:
+    places = sequence.places
     if piece.start >= sequence.media_end:
-        return RequestSlice(piece.start, piece.length, sequence.table)
+        shift = 0 if places is None else places.shift
+        return RequestSlice(piece.start, piece.length, sequence.table, rotary_shift=shift)
     span = TokenSpan(piece.start, piece.length)
-    pictures = tuple(item.span for item in sequence.request.media if item.is_picture and item.span.overlaps(span))
-    return RequestSlice(piece.start, piece.length, sequence.table, pictures)
+    pictures = tuple(each for each in sequence.whole_spans if each.overlaps(span))
+    stands = None if places is None else places.between(piece.start, piece.end)
+    return RequestSlice(piece.start, piece.length, sequence.table, pictures, rotary_places=stands)

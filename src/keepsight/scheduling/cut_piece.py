@@ -1,4 +1,6 @@
-"""How much of a prompt is computed next: before media that are not ready, not amid an item, and not too little."""
+"""How much of a prompt is computed next: before media that are not ready, not too little, and of models whose pictures
+are computed whole not amid one.
+"""
 
 from keepsight.scheduling.media_claims import MediaClaims
 from keepsight.scheduling.request_state import ParkedFor, RequestState
@@ -19,7 +21,7 @@ def cut_piece(state: RequestState, start: int, draft: StepDraft, media: MediaCla
     if not joins and not draft.beside_tokens_left:
         return ParkedFor.LANE
     end = min(most, start + draft.tokens_left(most - start, joins=joins))
-    return Piece(_whole_items_end(state, start, end), joins)
+    return Piece(end if draft.cuts_items else _whole_items_end(state, start, end), joins)
 
 
 def _ready_end(state: RequestState, start: int, media: MediaClaims) -> int:

@@ -188,6 +188,7 @@ class Scheduler:
             longest=config.max_num_batched_tokens,
             left_by_long=tokens_left_by_long(config),
             lineup=self.lineup,
+            cuts_items=config.cuts_items,
             is_for_encodings=self._turns.is_encoders,
         )
 

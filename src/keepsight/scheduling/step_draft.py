@@ -18,10 +18,10 @@ PART_LEFT_BY_LONG = 0.5
 
 
 def tokens_left_by_long(config: SchedulerConfig) -> int:
-    """None that a picture needs, which is computed whole; and none where nobody reads along."""
+    """None that a picture needs which is computed whole; and none where nobody reads along."""
     if config.takes_turns:
         return 0
-    most = config.max_num_batched_tokens - least_batched_tokens(config.tokens_per_item, config.max_num_seqs)
+    most = config.max_num_batched_tokens - least_batched_tokens(config.tokens_at_once, config.max_num_seqs)
     return min(int(config.max_num_batched_tokens * PART_LEFT_BY_LONG), most)
 
 
@@ -44,9 +44,9 @@ def room_to_join(config: SchedulerConfig, num_streams: int, lineup: Lineup) -> R
     # Where streams pause for encodings, whoever is parked in an empty step could end the crowd, and nobody looks again.
     may_crowd = usual and not config.takes_turns
     if may_crowd and lineup.num_kept_waiting >= max(LEAST_CROWD, num_streams // 2 + 1):
-        num_tokens = max(usual, CROWD_TOKENS, config.tokens_per_item)
-        # A picture is computed whole, and what is long must get on, too.
-        num_for_short = min(usual, num_tokens - max(config.tokens_per_item, num_tokens // 2))
+        num_tokens = max(usual, CROWD_TOKENS, config.tokens_at_once)
+        # A picture may be computed whole, and what is long must get on, too.
+        num_for_short = min(usual, num_tokens - max(config.tokens_at_once, num_tokens // 2))
         return Room(num_tokens, config.max_model_len, num_for_short=num_for_short, longest_short=usual)
     return Room(usual, usual, is_for_all=False)
 
@@ -69,6 +69,7 @@ class StepDraft:
     longest: int
     left_by_long: int
     lineup: Lineup
+    cuts_items: bool
     # Nothing is computed: of who could be, as many as a step would reach only ask for the media that they lack.
     is_for_encodings: bool
     copy: list[PageCopy] = field(default_factory=list)

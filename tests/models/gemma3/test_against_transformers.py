@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from keepsight.models import cpu_library
+from keepsight.models import cpu_library, vision_layer
 from keepsight.models.attention import Attention
-from keepsight.models.gemma3 import vision_tower
 from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.layers import Placement, run_to_end
 from keepsight.models.paged_attention import PagedAttention
@@ -84,8 +83,8 @@ def test_the_vision_tower_sees_what_the_reference_sees(pair: Pair) -> None:
 def test_the_tower_sees_the_same_when_it_attends_to_some_patches_at_a_time(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vision_tower, "ROWS_PER_CPU_GROUP", 3)
-    monkeypatch.setattr(vision_tower, "ROWS_OF_ATTENTION", 2)
+    monkeypatch.setattr(vision_layer, "ROWS_PER_CPU_GROUP", 3)
+    monkeypatch.setattr(vision_layer, "ROWS_OF_ATTENTION", 2)
     test_the_vision_tower_sees_what_the_reference_sees(pair)
 
 

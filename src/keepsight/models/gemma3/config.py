@@ -10,44 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keepsight.json_fields import JsonFields
+from keepsight.models.decoder_config import DecoderConfig, LayerConfig, RotaryConfig, check_heads
 from keepsight.models.layers import ACTIVATIONS
+from keepsight.models.vision_layer import VisionLayerConfig
 
 ARCHITECTURES = ("Gemma3ForConditionalGeneration", "Gemma3ForCausalLM")
 LAYER_TYPES = ("sliding_attention", "full_attention")
-
-
-@dataclass(frozen=True, slots=True)
-class RotaryConfig:
-    theta: float
-    # Positions are divided by this ("linear" scaling): how the larger models reach their long contexts.
-    scaling_factor: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class LayerConfig:
-    """What differs from one decoder layer to the next."""
-
-    rotary: RotaryConfig
-    # How many positions back a token sees, itself included; None: all.
-    window: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class TextConfig:
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    layers: tuple[LayerConfig, ...]
-    rms_norm_eps: float
-    attention_scale: float
-    attention_bias: bool
-    attention_softcap: float | None
-    final_softcap: float | None
-    activation: str
-    tie_word_embeddings: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +37,20 @@ class VisionConfig:
         return self.image_size // self.patch_size
 
     @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
+    def layer(self) -> VisionLayerConfig:
+        return VisionLayerConfig(
+            self.hidden_size,
+            self.intermediate_size,
+            self.num_heads,
+            self.layer_norm_eps,
+            self.activation,
+            ("q_proj", "k_proj", "v_proj"),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Gemma3Config:
-    text: TextConfig
+    text: DecoderConfig
     vision: VisionConfig | None
     # Embeddings, and so positions in the prompt, of one picture.
     tokens_per_image: int
@@ -133,12 +108,13 @@ def _read_vision(fields: JsonFields) -> VisionConfig:
     return config
 
 
-def _read_text(fields: JsonFields, outer: JsonFields) -> TextConfig:
+def _read_text(fields: JsonFields, outer: JsonFields) -> DecoderConfig:
     if fields.flag("use_bidirectional_attention", False):
         raise fields.refuse("use_bidirectional_attention", "an embedding model: it generates no text")
-    config = TextConfig(
+    hidden_size = fields.integer("hidden_size", 2304)
+    config = DecoderConfig(
         vocab_size=fields.integer("vocab_size", 262_208),
-        hidden_size=fields.integer("hidden_size", 2304),
+        hidden_size=hidden_size,
         intermediate_size=fields.integer("intermediate_size", 9216),
         num_heads=fields.integer("num_attention_heads", 8),
         num_kv_heads=fields.integer("num_key_value_heads", 4),
@@ -152,14 +128,11 @@ def _read_text(fields: JsonFields, outer: JsonFields) -> TextConfig:
         activation=fields.choice("hidden_activation", tuple(ACTIVATIONS), "gelu_pytorch_tanh"),
         # The outer value decides for the whole model where both are given, as it does in the reference.
         tie_word_embeddings=outer.flag("tie_word_embeddings", fields.flag("tie_word_embeddings", True)),
+        embedding_scale=hidden_size**0.5,
+        norms_results=True,
+        norms_add_one=True,
     )
-    if config.num_heads % config.num_kv_heads:
-        raise fields.refuse(
-            "num_attention_heads",
-            f"{config.num_heads} is not a multiple of num_key_value_heads {config.num_kv_heads}",
-        )
-    if config.head_dim % 2:
-        raise fields.refuse("head_dim", f"must be even for rotary positions, not {config.head_dim}")
+    check_heads(fields, config)
     return config
 
 

@@ -1,35 +1,27 @@
-"""Gemma 3 as one thing: pictures to embeddings, embeddings to hidden states, hidden states to logits.
+"""Gemma 3: pictures to embeddings, by its tower and its projector; the rest is as in other models.
 
-`WeightSlot` names are canonical (`tower.`, `projector.`, `decoder.`, `head.`); `weight_names.py` maps what checkpoints
-call them.
+`weight_names.py` maps what checkpoints call its tensors.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Self
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from keepsight.models.attention import Attention, AttentionBatch, LayerCache
 from keepsight.models.gemma3.config import Gemma3Config
-from keepsight.models.gemma3.decoder import Decoder
 from keepsight.models.gemma3.vision_tower import Projector, VisionTower
-from keepsight.models.gemma3.weight_names import canonical_name, copies_of, is_never_read
-from keepsight.models.layers import Linear, Placement, WeightSlot, run_to_end, under
-from keepsight.models.load_weights import load_weights
-from keepsight.models.model import LayerWatcher, ModelShape
+from keepsight.models.gemma3.weight_names import canonical_name, is_never_read
+from keepsight.models.layers import Placement, WeightSlot, under
+from keepsight.models.model import ModelShape
+from keepsight.models.vision_language_model import VisionLanguageModel
 
 
-class Gemma3(nn.Module):
+class Gemma3(VisionLanguageModel):
     def __init__(self, config: Gemma3Config, place: Placement) -> None:
-        super().__init__()
-        self.config, self.place, self.shape = config, place, _shape_of(config)
+        super().__init__(config.text, _shape_of(config), place)
+        self.config = config
         text, vision = config.text, config.vision
-        self.decoder = Decoder(text, place)
-        self.head: Linear | None = None
-        if not text.tie_word_embeddings:
-            self.head = Linear(place, text.hidden_size, {"lm_head": text.vocab_size}, bias=False)
         self.tower: VisionTower | None = None
         self.projector: Projector | None = None
         if vision is not None:
@@ -41,20 +33,8 @@ class Gemma3(nn.Module):
         """`room`: bytes of memory that the weights may take."""
         config = Gemma3Config.from_checkpoint(directory)
         model = cls(config, place)
-        load_weights(
-            directory, model.slots(), canonical_name, lambda name: is_never_read(name, config), copies_of(config), room
-        )
-        model.pack()
+        model.load(directory, canonical_name, lambda name: is_never_read(name, config), room)
         return model
-
-    def pack(self) -> None:
-        for part in self.modules():
-            if isinstance(part, Linear):
-                part.pack()
-        self.decoder.pack()
-
-    def encode_images(self, pixels: Tensor) -> Tensor:
-        return run_to_end(self.encode_in_parts(pixels))
 
     def encode_in_parts(self, pixels: Tensor) -> Generator[None, None, Tensor]:
         assert self.tower is not None, "a text-only model was given pictures"
@@ -62,29 +42,8 @@ class Gemma3(nn.Module):
         patches = yield from self.tower.in_parts(pixels)
         return self.projector(patches)  # type: ignore[no-any-return]
 
-    def embed_tokens(self, token_ids: Tensor) -> Tensor:
-        # The published picture token lies outside the embedding table of some text-only conversions.
-        return self.decoder.embed(token_ids.clamp(max=self.config.text.vocab_size - 1))
-
-    def compute(
-        self,
-        embeddings: Tensor,
-        attention: Attention,
-        caches: Sequence[LayerCache],
-        batch: AttentionBatch,
-        watch_layer: LayerWatcher | None = None,
-    ) -> Tensor:
-        return self.decoder(embeddings, attention, caches, batch, watch_layer)  # type: ignore[no-any-return]
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        logits = (self.head or self.decoder.embedding)(hidden)
-        cap = self.config.text.final_softcap
-        return logits if cap is None else torch.tanh(logits / cap) * cap
-
     def slots(self) -> Iterator[WeightSlot]:
-        yield from under("decoder.", self.decoder.slots())
-        if self.head is not None:
-            yield from self.head.slots()
+        yield from super().slots()
         if self.tower is not None and self.projector is not None:
             yield from under("tower.", self.tower.slots())
             yield from under("projector.", self.projector.slots())
@@ -97,6 +56,8 @@ def _shape_of(config: Gemma3Config) -> ModelShape:
         num_kv_heads=text.num_kv_heads,
         head_dim=text.head_dim,
         vocab_size=text.vocab_size,
-        patches_per_image=0 if vision is None else vision.patches_per_side**2,
+        media_width=text.hidden_size,
+        patch_size=0 if vision is None else vision.patch_size,
         tokens_per_image=config.tokens_per_image,
+        sees_pictures_whole=True,
     )

@@ -6,7 +6,6 @@ the head: these without their `model`.
 """
 
 import re
-from collections.abc import Mapping
 
 from keepsight.models.gemma3.config import Gemma3Config
 
@@ -32,12 +31,5 @@ def canonical_name(name: str) -> str:
 
 def is_never_read(name: str, config: Gemma3Config) -> bool:
     """Tensors (by canonical name) that belong to a complete checkpoint although the model has no use for them."""
-    if name == "lm_head.weight":
-        return config.text.tie_word_embeddings  # a copy of the embeddings
     is_pooling_head = name.startswith("tower.head.")
     return is_pooling_head and config.vision is not None and config.vision.has_unused_head
-
-
-def copies_of(config: Gemma3Config) -> Mapping[str, str]:
-    """Tensors that may stand in a checkpoint beside the one that is read in their place, whose name is the value."""
-    return {"lm_head.weight": "decoder.embed_tokens.weight"} if config.text.tie_word_embeddings else {}

@@ -1,4 +1,4 @@
-"""Gemma 3's decoder: embeddings in, hidden states out, for the flat tokens of all requests of a step.
+"""A decoder: embeddings in, hidden states out, for the flat tokens of all requests of a step.
 
 Knows positions and pages only through `AttentionBatch`; which tokens see which is decided there.
 """
@@ -14,32 +14,32 @@ from keepsight.models import cpu_kernels
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache, write_cache
 from keepsight.models.cpu_decoder import CpuDecoder, LayerWeights
 from keepsight.models.cpu_kernels import fits_tiles, takes_kernels
-from keepsight.models.gemma3.config import LayerConfig, RotaryConfig, TextConfig
+from keepsight.models.decoder_config import DecoderConfig, LayerConfig, RotaryConfig
 from keepsight.models.gpu_library import kernels_for
 from keepsight.models.layers import (
     ACTIVATIONS,
+    Angles,
     Linear,
     Placement,
     RMSNorm,
     WeightSlot,
     empty_parameter,
     rms_norm,
-    scale_of_weight,
+    rotate,
+    scale_by,
     slot,
     under,
 )
-from keepsight.models.model import LayerWatcher
+from keepsight.models.model import DeepRows, LayerWatcher
 from keepsight.models.paged_attention import PagedAttention, sight_of
-
-# Cosines, and sines that are negative in their first half, each [tokens, 1, head_dim].
-Angles = tuple[Tensor, Tensor]
 
 
 class RotaryTable:
-    """The frequencies of all rotary bases; the model has two, one for each kind of layer."""
+    """The frequencies of all rotary bases: Gemma has two, one for each kind of layer."""
 
     def __init__(self, configs: Iterable[RotaryConfig], head_dim: int, place: Placement) -> None:
         self.configs = tuple(dict.fromkeys(configs))
+        [self._by_row_and_column] = {config.by_row_and_column for config in self.configs}
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=place.device) / head_dim
         frequencies = [1.0 / config.theta**exponents / config.scaling_factor for config in self.configs]
         self.frequencies = torch.stack(frequencies)  # [bases, half of head_dim]
@@ -51,17 +51,28 @@ class RotaryTable:
         return dict(zip(self.configs, zip(cos.unbind(), sin.unbind(), strict=True), strict=True))
 
     def of_every_base(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """`positions`: [tokens], or [3, tokens] where a token has a time, a row and a column."""
+        if positions.dim() == 1:
+            return self._turn(positions)
+        (cos, sin), *others = map(self._turn, positions)
+        for which, (its_cos, its_sin) in zip(self._turned_by_row_and_column(), others, strict=True):
+            cos[..., which], sin[..., which] = its_cos[..., which], its_sin[..., which]
+        return cos, sin
+
+    def _turned_by_row_and_column(self) -> Iterator[Tensor]:
+        """Of each of the two, which numbers of a head."""
+        assert self._by_row_and_column is not None, "pictures have no rows for this decoder"
+        half = self.frequencies.shape[1]
+        for first, count in enumerate(self._by_row_and_column, start=1):
+            some = torch.arange(half)[first : 3 * count : 3]
+            yield torch.cat((some, some + half)).to(self.frequencies.device)
+
+    def _turn(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         if takes_kernels(self.frequencies) and self.dtype is torch.float32:
             return cpu_kernels.angles(positions, self.frequencies)
         angles = positions[:, None, None].float() * self.frequencies[:, None, None]
         cos, sin = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-
-
-def rotate(heads: Tensor, angles: Angles) -> Tensor:
-    """The first half of each head is one coordinate of its pairs, the second the other."""
-    cos, sin = angles
-    return heads * cos + heads.roll(heads.shape[-1] // 2, dims=-1) * sin
 
 
 class LayerStep(NamedTuple):
@@ -76,7 +87,7 @@ class LayerStep(NamedTuple):
 
 
 class SelfAttention(nn.Module):
-    def __init__(self, config: TextConfig, layer: LayerConfig, place: Placement) -> None:
+    def __init__(self, config: DecoderConfig, layer: LayerConfig, place: Placement) -> None:
         super().__init__()
         self.config, self.layer = config, layer
         dim, bias = config.head_dim, config.attention_bias
@@ -130,12 +141,13 @@ class SelfAttention(nn.Module):
     def slots(self) -> Iterator[WeightSlot]:
         yield from self.qkv.slots()
         yield from self.out.slots()
-        yield slot("q_norm.weight", self.query_scale, scale_of_weight)
-        yield slot("k_norm.weight", self.key_scale, scale_of_weight)
+        to_scale = scale_by(adds_one=self.config.norms_add_one)
+        yield slot("q_norm.weight", self.query_scale, to_scale)
+        yield slot("k_norm.weight", self.key_scale, to_scale)
 
 
 class FeedForward(nn.Module):
-    def __init__(self, config: TextConfig, place: Placement) -> None:
+    def __init__(self, config: DecoderConfig, place: Placement) -> None:
         super().__init__()
         wide = config.intermediate_size
         self.activation = ACTIVATIONS[config.activation]
@@ -154,15 +166,16 @@ class FeedForward(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: TextConfig, layer: LayerConfig, place: Placement) -> None:
+    def __init__(self, config: DecoderConfig, layer: LayerConfig, place: Placement) -> None:
         super().__init__()
 
         def norm() -> RMSNorm:
-            return RMSNorm(place, config.hidden_size, config.rms_norm_eps)
+            return RMSNorm(place, config.hidden_size, config.rms_norm_eps, adds_one=config.norms_add_one)
 
         self.layer = layer
-        self.before_attention, self.after_attention = norm(), norm()
-        self.before_feed_forward, self.after_feed_forward = norm(), norm()
+        self.before_attention, self.before_feed_forward = norm(), norm()
+        self.after_attention = norm() if config.norms_results else None
+        self.after_feed_forward = norm() if config.norms_results else None
         self.attention = SelfAttention(config, layer, place)
         self.feed_forward = FeedForward(config, place)
 
@@ -171,15 +184,15 @@ class DecoderLayer(nn.Module):
         attended = self.attention(self.before_attention(hidden), step)
         if step.rows is not None:
             hidden = hidden[step.rows]
-        hidden = self.after_attention.onto(hidden, self.attention.out(attended))
-        return self.after_feed_forward.onto(hidden, self.feed_forward(self.before_feed_forward(hidden)))
+        hidden = _add(hidden, self.attention.out(attended), self.after_attention)
+        return _add(hidden, self.feed_forward(self.before_feed_forward(hidden)), self.after_feed_forward)
 
     def for_cpu(self, rotary: RotaryTable) -> LayerWeights:
         """Once its weights are packed."""
         attention, wide = self.attention, self.feed_forward
         norms = (self.before_attention, self.after_attention, self.before_feed_forward, self.after_feed_forward)
         return LayerWeights(
-            norms=[each.scale for each in norms],
+            norms=[each.scale for each in norms if each is not None],
             of_heads=attention.scales,
             products=[each.packed for each in (attention.qkv, attention.out, wide.gate, wide.up, wide.down)],
             base=rotary.configs.index(self.layer.rotary),
@@ -188,27 +201,34 @@ class DecoderLayer(nn.Module):
     def slots(self) -> Iterator[WeightSlot]:
         yield from under("input_layernorm.", self.before_attention.slots())
         yield from under("self_attn.", self.attention.slots())
-        yield from under("post_attention_layernorm.", self.after_attention.slots())
         yield from under("pre_feedforward_layernorm.", self.before_feed_forward.slots())
         yield from under("mlp.", self.feed_forward.slots())
-        yield from under("post_feedforward_layernorm.", self.after_feed_forward.slots())
+        if self.after_attention is not None:
+            yield from under("post_attention_layernorm.", self.after_attention.slots())
+        if self.after_feed_forward is not None:
+            yield from under("post_feedforward_layernorm.", self.after_feed_forward.slots())
+
+
+def _add(hidden: Tensor, result: Tensor, norm: RMSNorm | None) -> Tensor:
+    return hidden + result if norm is None else norm.onto(hidden, result)
 
 
 class Decoder(nn.Module):
-    def __init__(self, config: TextConfig, place: Placement) -> None:
+    def __init__(self, config: DecoderConfig, place: Placement) -> None:
         super().__init__()
         self.config = config
         self.embedding = Linear(place, config.hidden_size, {"embed_tokens": config.vocab_size}, bias=False)
         # Rounded to the model's precision before it multiplies, as in training.
-        self.embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=torch.float32).to(place.dtype).item()
+        self.embedding_scale = torch.tensor(config.embedding_scale, dtype=torch.float32).to(place.dtype).item()
         self.layers = nn.ModuleList(DecoderLayer(config, layer, place) for layer in config.layers)
-        self.norm = RMSNorm(place, config.hidden_size, config.rms_norm_eps)
+        self.norm = RMSNorm(place, config.hidden_size, config.rms_norm_eps, adds_one=config.norms_add_one)
         self.rotary = RotaryTable((layer.rotary for layer in config.layers), config.head_dim, place)
         # All layers in one call, where there is a kernel for them.
         self._layers_on_cpu: CpuDecoder | None = None
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        return self.embedding.rows(token_ids) * self.embedding_scale
+        rows = self.embedding.rows(token_ids)
+        return rows if self.embedding_scale == 1 else rows * self.embedding_scale
 
     def forward(
         self,
@@ -217,7 +237,9 @@ class Decoder(nn.Module):
         caches: Sequence[LayerCache],
         batch: AttentionBatch,
         watch_layer: LayerWatcher | None = None,
+        deep: Sequence[DeepRows] = (),
     ) -> Tensor:
+        watch_layer = _adding(deep, watch_layer) if deep else watch_layer
         if self._layers_on_cpu is not None and isinstance(attention, PagedAttention):
             hidden = self._compute_on_cpu(self._layers_on_cpu, hidden, caches, batch, watch_layer)
         else:
@@ -232,7 +254,7 @@ class Decoder(nn.Module):
         batch: AttentionBatch,
         watch_layer: LayerWatcher | None,
     ) -> Tensor:
-        angles = self.rotary.angles(batch.positions)
+        angles = self.rotary.angles(batch.rotary_positions)
         last = len(self.layers) - 1
         for index, (layer, cache) in enumerate(zip(self._all_layers(), caches, strict=True)):
             rows = batch.read_rows if index == last else None
@@ -254,15 +276,17 @@ class Decoder(nn.Module):
         seen = list(zip(batches, windows, strict=True))
         sight_by = {each: sight_of(*each) for each in set(seen)}
         sights = [sight_by[each] for each in seen]
-        angles = self.rotary.of_every_base(batch.positions)
+        angles = self.rotary.of_every_base(batch.rotary_positions)
         return layers.compute(hidden, angles, caches, sights, batch.slots, batch.read_rows, watch_layer)
 
     def pack(self) -> None:
         """Once all weights are packed."""
         config = self.config
-        is_usual = config.attention_softcap is None and config.activation == "gelu_pytorch_tanh"
-        is_on_cpu = self.embedding.panels is not None
-        if is_usual and is_on_cpu and fits_tiles(config.num_heads, config.num_kv_heads, config.head_dim):
+        is_usual = config.norms_results and config.attention_softcap is None
+        has_activation, is_on_cpu = config.activation == "gelu_pytorch_tanh", self.embedding.panels is not None
+        if not (is_usual and has_activation and is_on_cpu):
+            return
+        if fits_tiles(config.num_heads, config.num_kv_heads, config.head_dim):
             weights = [layer.for_cpu(self.rotary) for layer in self._all_layers()]
             self._layers_on_cpu = CpuDecoder(weights, config.attention_scale, config.rms_norm_eps)
 
@@ -276,3 +300,16 @@ class Decoder(nn.Module):
         for index, layer in enumerate(self._all_layers()):
             yield from under(f"layers.{index}.", layer.slots())
         yield from under("norm.", self.norm.slots())
+
+
+def _adding(deep: Sequence[DeepRows], watch_layer: LayerWatcher | None) -> LayerWatcher:
+    """Layers that pictures are added behind give what is theirs to change."""
+
+    def add(index: int, hidden: Tensor) -> None:
+        for first, rows in deep:
+            if index < rows.shape[1]:
+                hidden[first : first + len(rows)] += rows[:, index]
+        if watch_layer is not None:
+            watch_layer(index, hidden)
+
+    return add

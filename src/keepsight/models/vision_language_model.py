@@ -1,0 +1,77 @@
+"""What models of pictures and text share: embeddings to hidden states, hidden states to logits, weights from files.
+
+`WeightSlot` names are canonical (`decoder.`, `lm_head.`, and those of a family's tower); each family maps what its
+checkpoints call them.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from keepsight.models.attention import Attention, AttentionBatch, LayerCache
+from keepsight.models.decoder import Decoder
+from keepsight.models.decoder_config import DecoderConfig
+from keepsight.models.layers import Linear, Placement, WeightSlot, run_to_end, under
+from keepsight.models.load_weights import load_weights
+from keepsight.models.model import DeepRows, LayerWatcher, ModelShape
+
+
+class VisionLanguageModel(nn.Module):
+    def __init__(self, config: DecoderConfig, shape: ModelShape, place: Placement) -> None:
+        super().__init__()
+        self.shape, self.place = shape, place
+        self.decoder = Decoder(config, place)
+        self.head: Linear | None = None
+        if not config.tie_word_embeddings:
+            self.head = Linear(place, config.hidden_size, {"lm_head": config.vocab_size}, bias=False)
+
+    def load(
+        self,
+        directory: Path,
+        canonical_name: Callable[[str], str],
+        is_never_read: Callable[[str], bool],
+        room: int | None,
+    ) -> None:
+        """`room`: bytes of memory that the weights may take."""
+        copies = {"lm_head.weight": "decoder.embed_tokens.weight"} if self.head is None else {}
+        load_weights(directory, self.slots(), canonical_name, is_never_read, copies, room)
+        self.pack()
+
+    def pack(self) -> None:
+        for part in self.modules():
+            if isinstance(part, Linear):
+                part.pack()
+        self.decoder.pack()
+
+    def encode_images(self, pixels: Tensor) -> Tensor:
+        return run_to_end(self.encode_in_parts(pixels))
+
+    def encode_in_parts(self, pixels: Tensor) -> Generator[None, None, Tensor]:
+        raise NotImplementedError
+
+    def embed_tokens(self, token_ids: Tensor) -> Tensor:
+        # The published picture token lies outside the embedding table of some text-only conversions.
+        return self.decoder.embed(token_ids.clamp(max=self.shape.vocab_size - 1))
+
+    def compute(
+        self,
+        embeddings: Tensor,
+        attention: Attention,
+        caches: Sequence[LayerCache],
+        batch: AttentionBatch,
+        watch_layer: LayerWatcher | None = None,
+        deep: Sequence[DeepRows] = (),
+    ) -> Tensor:
+        return self.decoder(embeddings, attention, caches, batch, watch_layer, deep)  # type: ignore[no-any-return]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits = (self.head or self.decoder.embedding)(hidden)
+        cap = self.decoder.config.final_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def slots(self) -> Iterator[WeightSlot]:
+        yield from under("decoder.", self.decoder.slots())
+        if self.head is not None:
+            yield from self.head.slots()

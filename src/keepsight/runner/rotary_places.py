@@ -1,0 +1,53 @@
+"""Where the tokens of a prompt stand for a decoder that turns a picture's tokens by their rows and columns.
+
+All tokens of a picture have the time at which it begins, and a row and a column that are counted from there.  The text
+behind it goes on behind the longer of its sides, so it stands nearer to the beginning than its position says.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from keepsight.media import MediaItem
+
+
+class RotaryPlaces:
+    def __init__(self, media: Iterable[MediaItem]) -> None:
+        """`media`, in their order."""
+        parts, position, place = [], 0, 0
+        for item in media:
+            text = item.span.start - position
+            parts += [_line(place, text), _grid(item) + place + text]
+            place += text + _longer_side(item)
+            position = item.span.end
+        # Up to the end of the last item: [3, positions].
+        self._places = torch.cat(parts, dim=1)
+        # Of all behind it.
+        self.shift = position - place
+
+    def between(self, start: int, end: int) -> Tensor:
+        """[3, end - start]: each one's time, row and column."""
+        behind = _line(max(start, self._num_placed) - self.shift, max(0, end - max(start, self._num_placed)))
+        return torch.cat((self._places[:, start:end], behind), dim=1)
+
+    @property
+    def _num_placed(self) -> int:
+        return self._places.shape[1]
+
+
+def _line(first: int, length: int) -> Tensor:
+    return torch.arange(first, first + length).expand(3, -1)
+
+
+def _grid(item: MediaItem) -> Tensor:
+    """[3, tokens], counted from where it begins.  What has no rows is a line, as text is."""
+    if not item.columns:
+        return _line(0, item.span.length)
+    rows = torch.arange(item.span.length) // item.columns
+    columns = torch.arange(item.span.length) % item.columns
+    return torch.stack((torch.zeros_like(rows), rows, columns))
+
+
+def _longer_side(item: MediaItem) -> int:
+    return max(item.columns, item.span.length // item.columns) if item.columns else item.span.length
