@@ -1,0 +1,137 @@
+"""Qwen3-VL's `config.json` as frozen values.
+
+Published files leave out what equals the reference's default, so the defaults here are the reference's.  Rotary bases
+stand in `rope_parameters` (new) or in `rope_theta` and `rope_scaling` (as published).
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from keepsight.json_fields import JsonFields
+from keepsight.models.decoder_config import DecoderConfig, LayerConfig, RotaryConfig, check_heads
+from keepsight.models.layers import ACTIVATIONS
+from keepsight.models.vision_layer import VisionLayerConfig
+
+ARCHITECTURES = ("Qwen3VLForConditionalGeneration",)
+# How many frequencies turn by time, row and column.
+DEFAULT_SECTIONS = (24, 20, 20)
+# A picture is a film of as many equal frames.
+FRAMES_PER_PATCH = 2
+LAYER_NORM_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class VisionConfig:
+    layer: VisionLayerConfig
+    num_layers: int
+    patch_size: int
+    # A square of so many patches on each side becomes one token.
+    merge_size: int
+    # Of a square picture, each of which has a learnt embedding; other pictures have what lies between these.
+    positions_per_side: int
+    # Behind which layers the decoder is shown more, each behind its first, second and so on layer.
+    deep_layers: tuple[int, ...]
+    out_size: int
+    rotary_theta: float
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen3VLConfig:
+    text: DecoderConfig
+    vision: VisionConfig
+
+    @classmethod
+    def from_checkpoint(cls, directory: Path) -> "Qwen3VLConfig":
+        fields = JsonFields.read(directory / "config.json")
+        if "quantization_config" in fields:
+            raise fields.refuse("quantization_config", "quantized weights are not supported, only whole ones")
+        text = _read_text(fields.section("text_config"), fields)
+        vision = _read_vision(fields.section("vision_config"))
+        if vision.out_size != text.hidden_size:
+            raise fields.refuse(
+                "vision_config.out_hidden_size", f"is {vision.out_size}, but the decoder's is {text.hidden_size}"
+            )
+        if len(vision.deep_layers) >= len(text.layers):
+            raise fields.refuse(
+                "vision_config.deepstack_visual_indexes",
+                f"names {len(vision.deep_layers)} layers, but what is behind the decoder's last of {len(text.layers)} "
+                "is read by none",
+            )
+        return cls(text, vision)
+
+
+def _read_vision(fields: JsonFields) -> VisionConfig:
+    if fields.integer("in_channels", 3) != 3:
+        raise fields.refuse("in_channels", "pictures are RGB, so this must be 3")
+    if fields.integer("temporal_patch_size", FRAMES_PER_PATCH) != FRAMES_PER_PATCH:
+        raise fields.refuse("temporal_patch_size", f"only {FRAMES_PER_PATCH} is supported")
+    num_positions = fields.integer("num_position_embeddings", 2304)
+    rotary = fields.section("rope_parameters")
+    rotary.choice("rope_type", ("axial", "default"), "axial")
+    return VisionConfig(
+        layer=_read_vision_layer(fields),
+        num_layers=fields.integer("depth", 27),
+        patch_size=fields.integer("patch_size", 16),
+        merge_size=fields.integer("spatial_merge_size", 2),
+        positions_per_side=math.isqrt(num_positions),
+        deep_layers=_read_deep_layers(fields),
+        out_size=fields.integer("out_hidden_size", 3584),
+        rotary_theta=rotary.number("rope_theta", 10_000.0),
+    )
+
+
+def _read_vision_layer(fields: JsonFields) -> VisionLayerConfig:
+    layer = VisionLayerConfig(
+        hidden_size=fields.integer("hidden_size", 1152),
+        intermediate_size=fields.integer("intermediate_size", 4304),
+        num_heads=fields.integer("num_heads", 16),
+        layer_norm_eps=LAYER_NORM_EPS,
+        activation=fields.choice("hidden_act", tuple(ACTIVATIONS), "gelu_pytorch_tanh"),
+        qkv_names=("qkv",),
+    )
+    # A head's numbers turn in pairs, half of them by rows and half by columns.
+    if layer.hidden_size % layer.num_heads or layer.head_dim % 4:
+        raise fields.refuse("hidden_size", f"{layer.hidden_size} is no multiple of 4 * num_heads {layer.num_heads}")
+    return layer
+
+
+def _read_deep_layers(fields: JsonFields) -> tuple[int, ...]:
+    depth = fields.integer("depth", 27)
+    indexes = fields.indexes("deepstack_visual_indexes", (8, 16, 24))
+    if sorted(set(indexes)) != list(indexes) or any(index >= depth for index in indexes):
+        raise fields.refuse("deepstack_visual_indexes", f"must name layers of {depth}, ascending, not {list(indexes)}")
+    return indexes
+
+
+def _read_text(fields: JsonFields, outer: JsonFields) -> DecoderConfig:
+    head_dim = fields.integer("head_dim", 128)
+    num_heads = fields.integer("num_attention_heads", 32)
+    config = DecoderConfig(
+        vocab_size=fields.integer("vocab_size", 151_936),
+        hidden_size=fields.integer("hidden_size", 4096),
+        intermediate_size=fields.integer("intermediate_size", 22_016),
+        num_heads=num_heads,
+        num_kv_heads=fields.integer("num_key_value_heads", num_heads),
+        head_dim=head_dim,
+        layers=(LayerConfig(_read_rotary(fields)),) * fields.integer("num_hidden_layers", 32),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        attention_scale=head_dim**-0.5,
+        attention_bias=fields.flag("attention_bias", False),
+        activation=fields.choice("hidden_act", tuple(ACTIVATIONS), "silu"),
+        # What the text's own section says is not looked at, as in the reference.
+        tie_word_embeddings=outer.flag("tie_word_embeddings", False),
+    )
+    check_heads(fields, config)
+    return config
+
+
+def _read_rotary(fields: JsonFields) -> RotaryConfig:
+    new, old = fields.section("rope_parameters"), fields.section("rope_scaling")
+    scaling = old if "rope_type" in old or "type" in old else new
+    kind_name = "rope_type" if "rope_type" in scaling else "type"
+    scaling.choice(kind_name, ("default", "mrope"), "default")
+    theta = new.number("rope_theta", old.number("rope_theta", fields.number("rope_theta", 500_000.0)))
+    named = old if "mrope_section" in old else new
+    _, rows, columns = named.indexes("mrope_section", DEFAULT_SECTIONS, length=3)
+    return RotaryConfig(theta, by_row_and_column=(rows, columns))

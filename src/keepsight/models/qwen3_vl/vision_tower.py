@@ -1,0 +1,157 @@
+"""Qwen3-VL's eye: patches of a picture of any size to the decoder's embeddings, and to what is added behind its layers.
+
+Takes normalised pixels, channels last, whose sides are multiples of a token's.  The patches of a token follow each
+other, so that merging them is reading them as one.  Every `yield` is a place where the work may be laid aside.
+"""
+
+from collections.abc import Generator, Iterator
+from functools import lru_cache
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from keepsight.models.layers import (
+    Angles,
+    LayerNorm,
+    Linear,
+    Placement,
+    WeightSlot,
+    empty_parameter,
+    slot,
+    under,
+)
+from keepsight.models.qwen3_vl.config import FRAMES_PER_PATCH, LAYER_NORM_EPS, VisionConfig
+from keepsight.models.vision_layer import VisionLayer
+
+
+class PatchEmbedding(nn.Module):
+    """The reference's convolution over two frames, of which a picture's are the same: one matrix product."""
+
+    def __init__(self, config: VisionConfig, place: Placement) -> None:
+        super().__init__()
+        self.size, self.merge = config.patch_size, config.merge_size
+        self.linear = Linear(place, FRAMES_PER_PATCH * self.size**2 * 3, {"proj": config.layer.hidden_size}, bias=True)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """[pictures, height, width, 3] -> [pictures, patches, hidden]"""
+        pictures, height, width, _ = pixels.shape
+        size, merge = self.size, self.merge
+        side = size * merge
+        grid = pixels.reshape(pictures, height // side, merge, size, width // side, merge, size, 3)
+        patches = grid.permute(0, 1, 4, 2, 5, 3, 6, 7).reshape(pictures, -1, size * size * 3)
+        return self.linear(patches.repeat(1, 1, FRAMES_PER_PATCH))  # type: ignore[no-any-return]
+
+    def slots(self) -> Iterator[WeightSlot]:
+        weight, bias = self.linear.slots()
+        kernel = (weight.shape[0], 3, FRAMES_PER_PATCH, self.size, self.size)
+        yield WeightSlot(weight.name, kernel, weight.target, _channels_last)
+        yield bias
+
+
+def _channels_last(kernel: Tensor) -> Tensor:
+    return kernel.permute(0, 2, 3, 4, 1).flatten(1)
+
+
+class PatchMerger(nn.Module):
+    """A token's patches become one embedding."""
+
+    def __init__(self, config: VisionConfig, place: Placement, *, norms_merged: bool) -> None:
+        super().__init__()
+        size = config.layer.hidden_size
+        self.width = size * config.merge_size**2
+        self.norms_merged = norms_merged
+        self.norm = LayerNorm(place, self.width if norms_merged else size, LAYER_NORM_EPS)
+        self.up = Linear(place, self.width, {"linear_fc1": self.width}, bias=True)
+        self.down = Linear(place, self.width, {"linear_fc2": config.out_size}, bias=True)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """[pictures, patches, vision hidden] -> [pictures, tokens, text hidden]"""
+        shape = (len(patches), -1, self.width)
+        merged = self.norm(patches.view(shape)) if self.norms_merged else self.norm(patches).view(shape)
+        return self.down(self.up.then_activate(merged, F.gelu))  # type: ignore[no-any-return]
+
+    def slots(self) -> Iterator[WeightSlot]:
+        yield from under("norm.", self.norm.slots())
+        yield from self.up.slots()
+        yield from self.down.slots()
+
+
+class VisionTower(nn.Module):
+    def __init__(self, config: VisionConfig, place: Placement) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = PatchEmbedding(config, place)
+        self.positions = empty_parameter(place, config.positions_per_side**2, config.layer.hidden_size)
+        self.layers = nn.ModuleList(VisionLayer(config.layer, place) for _ in range(config.num_layers))
+        self.merger = PatchMerger(config, place, norms_merged=False)
+        self.deep_mergers = nn.ModuleList(PatchMerger(config, place, norms_merged=True) for _ in config.deep_layers)
+
+    def in_parts(self, pixels: Tensor) -> Generator[None, None, Tensor]:
+        """[pictures, height, width, 3] -> [pictures, tokens, media width]"""
+        size = self.config.patch_size
+        rows, columns = _places_of_patches(pixels.shape[1] // size, pixels.shape[2] // size, self.config.merge_size)
+        hidden = self.embedding(pixels) + self._embed_places(rows, columns).to(pixels.dtype)
+        angles = self._angles(rows, columns)
+        layers = cast("list[VisionLayer]", list(self.layers))
+        mergers = dict(zip(self.config.deep_layers, self.deep_mergers, strict=True))
+        heads = layers[0].make_heads(hidden)
+        deep = []
+        for index, layer in enumerate(layers):
+            yield from layer(hidden, heads, angles)
+            if index in mergers:
+                deep.append(mergers[index](hidden))
+                yield
+        return torch.cat((self.merger(hidden), *deep), dim=-1)
+
+    def _embed_places(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """[patches, hidden]: between the learnt embeddings, which are spread over the picture from edge to edge."""
+        side = self.config.positions_per_side
+        table = self.positions.float()
+        embedded = table.new_zeros(len(rows), table.shape[1])
+        for row, row_share in _neighbours(rows, side):
+            for column, column_share in _neighbours(columns, side):
+                share = (row_share * column_share).to(table.device)
+                embedded += table[(row * side + column).to(table.device)] * share[:, None]
+        return embedded
+
+    def _angles(self, rows: Tensor, columns: Tensor) -> Angles:
+        """Each [patches, 1, 1, head_dim]: a head's first quarter turns by rows, its second by columns, and so on."""
+        spatial = self.config.layer.head_dim // 2
+        frequencies = 1.0 / self.config.rotary_theta ** (torch.arange(0, spatial, 2, dtype=torch.float32) / spatial)
+        turned = torch.cat([places[:, None].float() * frequencies for places in (rows, columns)], dim=-1)
+        turned = turned.to(self.positions.device)[:, None, None]
+        cos, sin = turned.cos(), turned.sin()
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+    def slots(self) -> Iterator[WeightSlot]:
+        yield from under("patch_embed.", self.embedding.slots())
+        yield slot("pos_embed.weight", self.positions)
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, VisionLayer)
+            yield from under(f"blocks.{index}.", layer.slots())
+        yield from under("merger.", self.merger.slots())
+        for index, merger in enumerate(self.deep_mergers):
+            assert isinstance(merger, PatchMerger)
+            yield from under(f"deepstack_merger_list.{index}.", merger.slots())
+
+
+@lru_cache(maxsize=16)
+def _places_of_patches(num_rows: int, num_columns: int, merge: int) -> tuple[Tensor, Tensor]:
+    """Row and column of each patch, in their order."""
+    rows = torch.arange(num_rows)[:, None].expand(-1, num_columns)
+    columns = torch.arange(num_columns).expand(num_rows, -1)
+    tokens = (num_rows // merge, merge, num_columns // merge, merge)
+    row, column = (each.reshape(tokens).transpose(1, 2).flatten() for each in (rows, columns))
+    return row, column
+
+
+def _neighbours(places: Tensor, side: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of places in a row of `places.max() + 1`: the two of `side` places that each lies between, and their shares."""
+    num_places = int(places.max()) + 1
+    spread = places.float() * (side - 1) / max(1, num_places - 1)
+    before = spread.floor()
+    share = spread - before
+    yield before.long(), 1 - share
+    yield (before.long() + 1).clamp(max=side - 1), share

@@ -1,0 +1,217 @@
+"""Random small Qwen3-VL checkpoints, and transformers' own answers about them: the outside judge."""
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keepsight.media import Geometry, MediaItem, TokenSpan
+from keepsight.models.attention import Attention, AttentionBatch, LayerCache, RequestSlice
+from keepsight.models.block_table import BlockTable
+from keepsight.models.model import DeepRows
+from keepsight.models.qwen3_vl.model import Qwen3VL
+from keepsight.runner.gather_embeddings import MediaRows
+from keepsight.runner.merge_embeddings import merge_embeddings
+from keepsight.runner.rotary_places import RotaryPlaces
+
+VOCAB_SIZE = 300
+IMAGE_TOKEN, VIDEO_TOKEN, BEGIN_TOKEN, END_TOKEN = 299, 298, 297, 296
+MERGE_SIZE = 2
+BLOCK_SIZE = 16
+
+
+def draw_config(seed: int) -> dict[str, Any]:
+    """The keyword arguments of one random configuration; together the seeds vary everything that can vary."""
+    rng = random.Random(seed)
+    kv_heads = rng.choice([1, 2, 3])
+    heads = kv_heads * rng.choice([1, 2, 4])
+    head_dim = rng.choice([8, 16, 32])
+    hidden_size = heads * rng.choice([8, 16, 24])
+    half = head_dim // 2
+    rows, columns = rng.choice([(half // 3, half // 3), (half // 3, half // 4), (0, half // 3), (half, half)])
+    rotary = {
+        "rope_type": "default",
+        "rope_theta": rng.choice([5e6, 1e4]),
+        "mrope_section": [max(0, half - rows - columns), rows, columns],
+        "mrope_interleaved": True,
+    }
+    depth = rng.choice([1, 3, 4])
+    deep = sorted(rng.sample(range(depth), rng.randrange(min(3, depth) + 1)))
+    vision_heads = rng.choice([1, 2, 3])
+    return {
+        "text_config": {
+            "vocab_size": VOCAB_SIZE,
+            "hidden_size": hidden_size,
+            "intermediate_size": rng.choice([40, 96]),
+            "num_hidden_layers": rng.choice([4, 5]),
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "head_dim": head_dim,
+            "rms_norm_eps": rng.choice([1e-6, 1e-3]),
+            "attention_bias": rng.random() < 0.3,
+            "hidden_act": rng.choice(["silu", "silu", "silu", "gelu_pytorch_tanh"]),
+            "max_position_embeddings": 4096,
+            "rope_parameters": rotary,
+            "eos_token_id": 1,
+        },
+        "vision_config": {
+            "hidden_size": vision_heads * rng.choice([8, 16, 24]),
+            "intermediate_size": rng.choice([40, 72]),
+            "depth": depth,
+            "num_heads": vision_heads,
+            "patch_size": rng.choice([2, 4]),
+            "spatial_merge_size": MERGE_SIZE,
+            "num_position_embeddings": rng.choice([4, 9, 36]),
+            "deepstack_visual_indexes": deep,
+            "out_hidden_size": hidden_size,
+        },
+        "tie_word_embeddings": rng.random() < 0.5,
+    }
+
+
+def make_reference(arguments: dict[str, Any], seed: int) -> Any:
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+    # Else a GPU's convolution of float32 would round to ten bits: no judge of ours, which is exact.
+    torch.backends.cudnn.allow_tf32 = False
+    torch.manual_seed(seed)
+    config = Qwen3VLConfig(
+        **arguments,
+        image_token_id=IMAGE_TOKEN,
+        video_token_id=VIDEO_TOKEN,
+        vision_start_token_id=BEGIN_TOKEN,
+        vision_end_token_id=END_TOKEN,
+    )
+    model: Any = Qwen3VLForConditionalGeneration(config)
+    model.set_attn_implementation("eager")
+    randomize(model, seed)
+    return model.float().eval()
+
+
+def randomize(model: Any, seed: int) -> None:
+    """Every weight matters and activations stay of order one: transformers' own zeros would hide mistakes."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in sorted(model.named_parameters()):
+            noise = torch.randn(weight.shape, generator=generator)
+            if "norm" in name and name.endswith("weight"):
+                weight.copy_(1 + 0.1 * noise)
+            elif weight.ndim == 1:
+                weight.copy_(0.1 * noise)
+            elif "embed_tokens" in name or "pos_embed" in name:
+                weight.copy_(0.5 * noise)
+            else:
+                weight.copy_(noise / weight[0].numel() ** 0.5)
+    model.tie_weights()
+
+
+@dataclass(frozen=True)
+class Prompt:
+    token_ids: list[int]
+    media: list[MediaItem]
+    pixels: list[Tensor]  # normalised, each [height, width, 3]
+
+    def span_of(self, index: int) -> TokenSpan:
+        return self.media[index].span
+
+
+def draw_prompt(arguments: dict[str, Any], num_pictures: int, seed: int, num_words: int = 11) -> Prompt:
+    rng = random.Random(seed)
+    generator = torch.Generator().manual_seed(seed)
+    side = arguments["vision_config"]["patch_size"] * MERGE_SIZE
+    token_ids, media, pixels = [2], [], []
+
+    def say(count: int) -> None:
+        token_ids.extend(rng.randrange(3, END_TOKEN) for _ in range(count))
+
+    for index in range(num_pictures):
+        rows, columns = rng.randrange(1, 6), rng.randrange(1, 6)
+        say(rng.randrange(4))
+        token_ids.append(BEGIN_TOKEN)
+        span = TokenSpan(len(token_ids), rows * columns)
+        media.append(MediaItem(str(index), span, Geometry(columns * side, rows * side), columns=columns))
+        token_ids += [IMAGE_TOKEN] * span.length + [END_TOKEN]
+        pixels.append(torch.rand(rows * side, columns * side, 3, generator=generator) * 2 - 1)
+    say(num_words)
+    return Prompt(token_ids, media, pixels)
+
+
+def reference_inputs(prompt: Prompt, arguments: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
+    """As transformers' processor would give them, of pictures that are resized and normalised already."""
+    inputs = {"input_ids": torch.tensor([prompt.token_ids])}
+    if prompt.pixels:
+        size = arguments["vision_config"]["patch_size"]
+        patches = [as_patches(pixels, size) for pixels in prompt.pixels]
+        grids = [(1, pixels.shape[0] // size, pixels.shape[1] // size) for pixels in prompt.pixels]
+        inputs |= {
+            "pixel_values": torch.cat(patches),
+            "image_grid_thw": torch.tensor(grids),
+            "mm_token_type_ids": (inputs["input_ids"] == IMAGE_TOKEN).int(),
+        }
+    return {name: tensor.to(device) for name, tensor in inputs.items()}
+
+
+def as_patches(pixels: Tensor, size: int) -> Tensor:
+    """[patches, 3 * 2 * size * size], by transformers' own processor."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    patchify: Any = Qwen2VLImageProcessorPil.patchify
+    patches, _, _ = patchify(None, pixels.permute(2, 0, 1).numpy(), size, MERGE_SIZE, 2)
+    return torch.from_numpy(patches)
+
+
+def save_checkpoint(reference: Any, directory: Path) -> Path:
+    reference.save_pretrained(directory)
+    return directory
+
+
+def run_together(
+    model: Qwen3VL, prompts: Sequence[Prompt], attention: Attention, read: Sequence[int] | None = None
+) -> tuple[list[Tensor], Tensor]:
+    """Every decoder layer's output, and the logits of all positions, or of the last ones of those that are read."""
+    device, place, shape = model.place.device, model.place, model.shape
+    pieces, embeddings, deep, row, first = [], [], list[DeepRows](), 0, 0
+    for prompt in prompts:
+        length = len(prompt.token_ids)
+        end = first + -(-length // BLOCK_SIZE)
+        places = RotaryPlaces(prompt.media).between(0, length) if prompt.media else None
+        table = BlockTable(BLOCK_SIZE, range(first, end), device)
+        pieces.append(RequestSlice(0, length, table, rotary_places=places))
+        own, its_deep = merged_embeddings(model, prompt)
+        embeddings.append(own)
+        deep += [DeepRows(row + start, rows) for start, rows in its_deep]
+        row, first = row + length, end
+    slots = (first * BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
+    # Whatever is never written must never be read: a NaN would be seen in every result.
+    caches = [
+        LayerCache(*(torch.full(slots, float("nan"), dtype=place.dtype, device=device) for _ in range(2)))
+        for _ in range(shape.num_layers)
+    ]
+    layers: list[Tensor] = []
+    hidden = model.compute(
+        torch.cat(embeddings),
+        attention,
+        caches,
+        AttentionBatch(pieces, device, read),
+        watch_layer=lambda _, output: layers.append(output.clone()),
+        deep=deep,
+    )
+    return layers, model.logits(hidden)
+
+
+def merged_embeddings(model: Qwen3VL, prompt: Prompt) -> tuple[Tensor, list[DeepRows]]:
+    embeddings = model.embed_tokens(torch.tensor(prompt.token_ids, device=model.place.device))
+    rows = []
+    for item, pixels in zip(prompt.media, prompt.pixels, strict=True):
+        [own] = model.encode_images(pixels[None].to(model.place.device, model.place.dtype))
+        rows.append(MediaRows(item.span.start, own))
+    return embeddings, merge_embeddings(embeddings, rows)
+
+
+def end_rows(prompts: Sequence[Prompt]) -> list[int]:
+    return [end - 1 for end in itertools.accumulate(len(prompt.token_ids) for prompt in prompts)]

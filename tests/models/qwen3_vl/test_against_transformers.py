@@ -1,0 +1,128 @@
+"""Every stage of Qwen3-VL equals transformers' on random small configurations that vary everything."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from keepsight.models import cpu_library, vision_layer
+from keepsight.models.attention import Attention
+from keepsight.models.layers import Placement
+from keepsight.models.paged_attention import PagedAttention
+from keepsight.models.qwen3_vl.model import Qwen3VL
+from tests.models.qwen3_vl import reference as ref
+from tests.models.reference_attention import ReferenceAttention
+
+MAX_ERROR = 1e-4
+SEEDS = range(14)
+NUM_PICTURES = (0, 1, 3)
+DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+CASES = [*product(SEEDS, DEVICES, [True]), *product(SEEDS[:4], ["cpu"], [False])]
+
+
+@dataclass
+class Pair:
+    arguments: dict[str, Any]
+    seed: int
+    device: str
+    reference: Any
+    model: Qwen3VL
+
+    def prompt(self, num_pictures: int) -> ref.Prompt:
+        return ref.draw_prompt(self.arguments, num_pictures, self.seed)
+
+    def inputs(self, prompt: ref.Prompt) -> dict[str, Any]:
+        return ref.reference_inputs(prompt, self.arguments, self.device)
+
+
+def name_of_case(case: tuple[int, str, bool]) -> str:
+    seed, device, has_kernels = case
+    return f"config{seed}-{device}" + ("" if has_kernels else "-without-kernels")
+
+
+@pytest.fixture(scope="module", params=CASES, ids=name_of_case)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    seed, device, has_kernels = request.param
+    arguments = ref.draw_config(seed)
+    reference = ref.make_reference(arguments, seed)
+    directory = ref.save_checkpoint(reference, tmp_path_factory.mktemp("checkpoint"))
+    with torch.inference_mode(), pytest.MonkeyPatch.context() as monkeypatch:
+        if not has_kernels:
+            monkeypatch.setattr(cpu_library, "_library", lambda: None)
+        model = Qwen3VL.from_checkpoint(directory, Placement(torch.device(device), torch.float32))
+        yield Pair(arguments, seed, device, reference.to(device), model)
+
+
+def assert_close(ours: Tensor, theirs: Tensor) -> None:
+    assert ours.shape == theirs.shape
+    assert (ours - theirs).abs().max().item() <= MAX_ERROR
+
+
+def test_the_tower_gives_the_reference_s_embeddings_and_what_is_added_behind_layers(pair: Pair) -> None:
+    prompt = pair.prompt(3)
+    inputs = pair.inputs(prompt)
+    theirs = pair.reference.model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"])
+    for index, pixels in enumerate(prompt.pixels):
+        [ours] = pair.model.encode_images(pixels[None].to(pair.device))
+        deep = [features[index] for features in theirs.deepstack_features]
+        assert_close(ours, torch.cat([theirs.pooler_output[index], *deep], dim=-1))
+
+
+def test_pictures_of_one_size_may_be_encoded_together_and_some_patches_at_a_time(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [pixels] = pair.prompt(1).pixels
+    both = torch.stack([pixels, pixels.flip(0, 1)]).to(pair.device)
+    alone = torch.cat([pair.model.encode_images(each[None]) for each in both])
+    monkeypatch.setattr(vision_layer, "ROWS_PER_CPU_GROUP", 3)
+    monkeypatch.setattr(vision_layer, "ROWS_OF_ATTENTION", 2)
+    assert_close(pair.model.encode_images(both), alone)
+
+
+def reference_stages(pair: Pair, prompt: ref.Prompt) -> tuple[list[Tensor], Tensor]:
+    """What each layer was given and what the last norm gave; and the logits of all positions."""
+    given: list[Tensor] = []
+    decoder = pair.reference.model.language_model
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, args: given.append(args[0][0].clone())) for layer in decoder.layers
+    ]
+    output = pair.reference.model(**pair.inputs(prompt))
+    for hook in hooks:
+        hook.remove()
+    return [*given, output.last_hidden_state[0]], pair.reference.lm_head(output.last_hidden_state)[0]
+
+
+@pytest.mark.parametrize("attention", [ReferenceAttention(), PagedAttention()], ids=["reference", "paged"])
+@pytest.mark.parametrize("num_pictures", NUM_PICTURES)
+def test_every_decoder_layer_and_the_logits_equal(pair: Pair, num_pictures: int, attention: Attention) -> None:
+    prompt = pair.prompt(num_pictures)
+    states, their_logits = reference_stages(pair, prompt)
+    embeddings, _ = ref.merged_embeddings(pair.model, prompt)
+    assert_close(embeddings, states[0])
+    layers, logits = ref.run_together(pair.model, [prompt], attention)
+    for ours, theirs in zip(layers[:-1], states[1:-1], strict=True):
+        assert_close(ours, theirs)
+    assert_close(pair.model.decoder.norm(layers[-1]), states[-1])
+    assert_close(logits, their_logits)
+
+
+@pytest.mark.parametrize("attention", [ReferenceAttention(), PagedAttention()], ids=["reference", "paged"])
+@pytest.mark.parametrize("read", [[], [1], [0, 2], [0, 1, 2]], ids=str)
+def test_the_ends_that_are_read_are_what_they_are_when_all_is_read(
+    pair: Pair, read: list[int], attention: Attention
+) -> None:
+    prompts = [pair.prompt(num_pictures) for num_pictures in (0, 1, 2)]
+    ends = [ref.run_together(pair.model, [prompt], PagedAttention())[1][-1] for prompt in prompts]
+    layers, logits = ref.run_together(pair.model, prompts, attention, read)
+    assert len(logits) == len(layers[-1]) == len(read) < len(layers[-2])
+    for row, index in zip(logits, read, strict=True):
+        torch.testing.assert_close(row, ends[index], rtol=0, atol=MAX_ERROR)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA DEVICE HERE: equality was shown on the CPU alone")
+def test_all_of_the_above_ran_on_cuda_as_well() -> None:
+    assert "cuda" in DEVICES
