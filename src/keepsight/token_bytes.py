@@ -1,20 +1,104 @@
-"""What one token adds to a text, in bytes: some are one byte, which may be less than a character."""
+"""What tokens add to a text: bytes, which may be less than a character, and how those of several are read together.
+
+Of two kinds of vocabularies.  In the one (SentencePiece's) tokens are texts, and characters that have none are said in
+tokens of one byte (`<0xE2>`); these are read together where they stand side by side.  In the other (GPT-2's, of "byte
+level") all tokens are bytes, and all are read together.
+"""
+
+import codecs
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import tokenizers
 
+_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
-class TokenBytes:
+
+class ByteRun:
+    """Bytes of tokens one behind another, read as they come: each bad part becomes U+FFFD, and the rest stays."""
+
+    # Whether a bad byte would take back what was said.
+    can_be_void = False
+
+    def __init__(self) -> None:
+        self._decoder = _Utf8Decoder("strict" if self.can_be_void else "replace")
+        self.is_void = False
+
+    @property
+    def is_amid(self) -> bool:
+        """What its last bytes become is not known yet."""
+        return bool(self._decoder.getstate()[0])
+
+    def push(self, data: bytes) -> str:
+        """The characters that it completes."""
+        return self._decoder.decode(data)
+
+    def finish(self) -> str:
+        """What is left; if all that was said is void, what stands in place of it."""
+        return self._decoder.decode(b"", final=True)
+
+
+class _FallbackRun(ByteRun):
+    """One bad byte makes U+FFFD of every byte."""
+
+    can_be_void = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._num_bytes = 0
+
+    @property
+    def is_amid(self) -> bool:
+        return True
+
+    def push(self, data: bytes) -> str:
+        self._num_bytes += len(data)
+        try:
+            return "" if self.is_void else super().push(data)
+        except UnicodeDecodeError:
+            self.is_void = True
+            return ""
+
+    def finish(self) -> str:
+        self.is_void = self.is_void or super().is_amid
+        return "\ufffd" * self._num_bytes if self.is_void else ""
+
+
+class TokenBytes(ABC):
     """Of one vocabulary."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
+
+    @abstractmethod
+    def of(self, token_id: int) -> bytes:
+        """Nothing if the id has no token."""
+
+    @abstractmethod
+    def is_in_run(self, token_id: int) -> bool:
+        """Whether it is read together with those of its neighbours that are, too."""
+
+    @abstractmethod
+    def begin_run(self) -> ByteRun: ...
+
+    def read_run(self, parts: Sequence[bytes]) -> list[str]:
+        """What the bytes of each of its tokens add to the text."""
+        run = self.begin_run()
+        texts = [run.push(part) for part in parts]
+        rest = run.finish()
+        if run.is_void:  # each part is one byte, and each byte a character
+            return [*rest]
+        return [*texts[:-1], texts[-1] + rest]
+
+
+class _FallbackBytes(TokenBytes):
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        super().__init__(backend)
         # The value of every token such as `<0xE2>`, by its id.
         spellings = [f"<0x{byte:02{case}}>" for byte in range(256) for case in "Xx"]
         ids = {spelling: backend.token_to_id(spelling) for spelling in spellings}
         self._values = {id_: int(spelling[3:5], 16) for spelling, id_ in ids.items() if id_ is not None}
-
-    def is_byte(self, token_id: int) -> bool:
-        return token_id in self._values
 
     def of(self, token_id: int) -> bytes:
         value = self._values.get(token_id)
@@ -22,3 +106,52 @@ class TokenBytes:
             return bytes([value])
         text: str = self._backend.decode([token_id], skip_special_tokens=False)
         return text.encode()
+
+    def is_in_run(self, token_id: int) -> bool:
+        return token_id in self._values
+
+    def begin_run(self) -> ByteRun:
+        return _FallbackRun()
+
+
+def _read_alphabet() -> dict[str, int]:
+    """GPT-2's: a byte that is a visible character of Latin-1 is spelled so, the others by those from U+0100 on."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+
+
+class _ByteLevelBytes(TokenBytes):
+    _ALPHABET = _read_alphabet()
+
+    def of(self, token_id: int) -> bytes:
+        spelling: str = self._backend.id_to_token(token_id) or ""
+        try:
+            return bytes(map(self._ALPHABET.__getitem__, spelling))
+        except KeyError:  # an added token, which spells its text
+            return spelling.encode()
+
+    def is_in_run(self, token_id: int) -> bool:
+        return True
+
+    def begin_run(self) -> ByteRun:
+        return ByteRun()
+
+
+# By the decoders that such a vocabulary may have.  Of the first's each decodes a token without looking at its
+# neighbours, except that ByteFallback joins a run of byte tokens.
+_KINDS: dict[frozenset[str], type[TokenBytes]] = {
+    frozenset({"Replace", "ByteFallback", "Fuse"}): _FallbackBytes,
+    frozenset({"ByteLevel"}): _ByteLevelBytes,
+}
+
+
+def read_token_bytes(backend: tokenizers.Tokenizer) -> TokenBytes:
+    """ValueError: of no kind that is known."""
+    decoder = {} if backend.decoder is None else json.loads(backend.decoder.__getstate__())
+    names = {each.get("type") for each in decoder.get("decoders", [decoder])}
+    for known, kind in _KINDS.items():
+        if names <= known:
+            return kind(backend)
+    supported = " or ".join(", ".join(sorted(known)) for known in _KINDS)
+    raise ValueError(f"{sorted(map(str, names))} is not supported, only {supported}")

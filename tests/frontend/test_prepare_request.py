@@ -29,9 +29,11 @@ from keepsight.frontend.pixels import make_pixels
 from keepsight.frontend.pixels.decode_picture import decode_picture
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.media import Geometry
 from keepsight.requests import EngineRequest, Pixels
 from keepsight.sampling_params import SamplingParams
+from tests.byte_level_tokenizer import byte_level_checkpoint
 from tests.drawn import ask, by_object, by_url, draw, to_data_url, to_png
 from tests.frontend.gemma_like import build_checkpoint_with_hole
 from tests.frontend.sample_pictures import encode
@@ -146,6 +148,18 @@ def test_bad_words_are_banned_as_they_are_written_first_and_behind_a_space(prepa
     request = preparer.prepare_text("a", (), params).engine_request
     spelled = ["red", " red", " ", "dark blue", " dark blue"]
     assert set(request.banned_runs) == {preparer.tokenizer.encode(each) for each in spelled}
+
+
+def test_bad_words_are_spelled_by_tokens_that_hold_their_space(
+    preparer: RequestPreparer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer.from_checkpoint(byte_level_checkpoint())
+    monkeypatch.setattr(preparer, "tokenizer", tokenizer)
+    request = preparer.prepare_text("a", (), SamplingParams(bad_words=["see", "東京"])).engine_request
+    assert {b"".join(map(tokenizer.token_bytes, run)).decode() for run in request.banned_runs} == {
+        "see", " see", "東京", " 東京",
+    }  # fmt: skip
+    assert set(request.banned_runs) >= {tokenizer.encode(each) for each in ("see", " see")}
 
 
 def test_banned_white_space_does_not_ban_the_space(preparer: RequestPreparer) -> None:

@@ -1,5 +1,7 @@
 import codecs
+import functools
 import itertools
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import given, settings
@@ -8,15 +10,22 @@ from hypothesis import strategies as st
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.frontend.stream_text import TextStreamer
 from keepsight.sampling_params import SamplingParams
+from tests.byte_level_tokenizer import byte_level_checkpoint
 from tests.frontend.gemma_like import DEMO, gemma_like_checkpoint
 
-TOKENIZERS = [Tokenizer.from_checkpoint(directory) for directory in (DEMO, gemma_like_checkpoint())]
-DEMO_TOKENIZER = TOKENIZERS[0]
+CHECKPOINTS = (DEMO, gemma_like_checkpoint(), byte_level_checkpoint())
+TOKENIZERS = DEMO_TOKENIZER, _, BYTE_LEVEL = [Tokenizer.from_checkpoint(directory) for directory in CHECKPOINTS]
+
+
+@functools.cache
+def single_bytes(tokenizer: Tokenizer) -> dict[bytes, int]:
+    """The tokens that say one each."""
+    ids = filter(tokenizer.is_in_run, range(tokenizer.num_tokens))
+    return {tokenizer.token_bytes(each): each for each in ids if len(tokenizer.token_bytes(each)) == 1}
 
 
 def byte_ids(tokenizer: Tokenizer, data: bytes) -> list[int]:
-    ids = [tokenizer.token_id(f"<0x{byte:02X}>") for byte in data]
-    return [token_id for token_id in ids if token_id is not None]
+    return [single_bytes(tokenizer)[bytes([byte])] for byte in data]
 
 
 def random_tokens(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
@@ -50,20 +59,24 @@ def search_naively(text: str, stop: list[str], first_end: int) -> tuple[int, str
     return None
 
 
-def read_so_far(token_ids: list[int]) -> str:
-    """What is said of them by now: of bytes at their end the whole characters, and nothing if one of them is bad."""
-    visible = [each for each in token_ids if DEMO_TOKENIZER.token(each) and not DEMO_TOKENIZER.is_special(each)]
-    run = list(itertools.takewhile(DEMO_TOKENIZER.is_byte, reversed(visible)))[::-1]
+def read_so_far(tokenizer: Tokenizer, token_ids: list[int]) -> str:
+    """What is said of them by now: of bytes at their end the whole characters; nothing if one bad byte spoils all."""
+    visible = [each for each in token_ids if tokenizer.token(each) and not tokenizer.is_special(each)]
+    run = list(itertools.takewhile(tokenizer.is_in_run, reversed(visible)))[::-1]
+    errors = "replace" if tokenizer is BYTE_LEVEL else "strict"
     try:
-        characters = codecs.getincrementaldecoder("utf-8")().decode(b"".join(map(DEMO_TOKENIZER.token_bytes, run)))
+        characters = codecs.getincrementaldecoder("utf-8")(errors).decode(b"".join(map(tokenizer.token_bytes, run)))
     except UnicodeDecodeError:
         characters = ""
-    return DEMO_TOKENIZER.decode(visible[: len(visible) - len(run)]) + characters
+    return tokenizer.decode(visible[: len(visible) - len(run)]) + characters
 
 
-def end_naively(token_ids: list[int], stop: list[str], min_tokens: int) -> tuple[str, tuple[int, str] | None]:
+def end_naively(
+    tokenizer: Tokenizer, token_ids: list[int], stop: list[str], min_tokens: int
+) -> tuple[str, tuple[int, str] | None]:
     """The text by the token that ends it, and the stop string that does: none that ends in what min_tokens said."""
-    texts = [*(read_so_far(token_ids[:end]) for end in range(1, len(token_ids) + 1)), DEMO_TOKENIZER.decode(token_ids)]
+    said = [read_so_far(tokenizer, token_ids[:end]) for end in range(1, len(token_ids) + 1)]
+    texts = [*said, tokenizer.decode(token_ids)]
     num_exempt = 0
     for num_tokens, (before, text) in enumerate(itertools.pairwise(["", *texts]), 1):
         is_exempt = min(num_tokens, len(token_ids)) <= min_tokens
@@ -75,7 +88,7 @@ def end_naively(token_ids: list[int], stop: list[str], min_tokens: int) -> tuple
     return texts[-1], None
 
 
-@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["demo", "gemma-like"])
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["demo", "gemma-like", "byte-level"])
 def test_the_stream_of_any_tokens_is_one_decode_of_them_all(tokenizer: Tokenizer) -> None:
     @settings(max_examples=150)
     @given(random_tokens(tokenizer), st.booleans())
@@ -87,35 +100,38 @@ def test_the_stream_of_any_tokens_is_one_decode_of_them_all(tokenizer: Tokenizer
 
 
 LETTERS = st.text("abcd \n", max_size=20)
-LETTER_TOKENS = LETTERS.map(lambda text: byte_ids(DEMO_TOKENIZER, text.encode())) | LETTERS.map(
-    lambda text: list(DEMO_TOKENIZER.encode(text))
-)
-BYTES = st.lists(st.sampled_from([b"a", b"b", "é".encode(), "😀".encode(), b"\xc3", b"\xff"]), max_size=8).map(
-    lambda characters: byte_ids(DEMO_TOKENIZER, b"".join(characters))
-)
+CHARACTERS = st.lists(st.sampled_from([b"a", b"b", "é".encode(), "😀".encode(), b"\xc3", b"\xff"]), max_size=8)
 STOP_STRINGS = st.text("abcdé\n ", min_size=1, max_size=4) | st.text(min_size=1, max_size=2)
 
 
-@settings(max_examples=300)
-@given(
-    random_tokens(DEMO_TOKENIZER)
-    | LETTER_TOKENS
-    | st.builds(lambda *each: [*itertools.chain(*each)], BYTES, LETTER_TOKENS, BYTES),
-    st.lists(STOP_STRINGS, min_size=1, max_size=4),
-    st.booleans(),
-    st.integers(0, 12),
-)
-def test_the_stream_is_cut_where_a_search_of_all_that_is_said_finds_a_stop_string(
-    token_ids: list[int], stop: list[str], include: bool, min_tokens: int
-) -> None:
-    params = SamplingParams(stop=stop, max_tokens=None, include_stop_str_in_output=include, min_tokens=min_tokens)
-    pieces, streamer = stream(DEMO_TOKENIZER, token_ids, params)
-    text, match = end_naively(token_ids, stop, min_tokens)
-    if match is None:
-        assert ("".join(pieces), streamer.stop_string) == (text, None)
-    else:
-        end = match[0] + (len(match[1]) if include else 0)
-        assert ("".join(pieces), streamer.stop_string) == (text[:end], match[1])
+def telling_tokens(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
+    """Those that stop strings are more often found in."""
+    letters = LETTERS.map(lambda text: byte_ids(tokenizer, text.encode()))
+    letters |= LETTERS.map(lambda text: list(tokenizer.encode(text)))
+    in_bytes = CHARACTERS.map(lambda characters: byte_ids(tokenizer, b"".join(characters)))
+    return letters | st.builds(lambda *each: [*itertools.chain(*each)], in_bytes, letters, in_bytes)
+
+
+@pytest.mark.parametrize("tokenizer", [DEMO_TOKENIZER, BYTE_LEVEL], ids=["demo", "byte-level"])
+def test_the_stream_is_cut_where_a_search_of_all_that_is_said_finds_a_stop_string(tokenizer: Tokenizer) -> None:
+    @settings(max_examples=300)
+    @given(
+        random_tokens(tokenizer) | telling_tokens(tokenizer),
+        st.lists(STOP_STRINGS, min_size=1, max_size=4),
+        st.booleans(),
+        st.integers(0, 12),
+    )
+    def check(token_ids: list[int], stop: list[str], include: bool, min_tokens: int) -> None:
+        params = SamplingParams(stop=stop, max_tokens=None, include_stop_str_in_output=include, min_tokens=min_tokens)
+        pieces, streamer = stream(tokenizer, token_ids, params)
+        text, match = end_naively(tokenizer, token_ids, stop, min_tokens)
+        if match is None:
+            assert ("".join(pieces), streamer.stop_string) == (text, None)
+        else:
+            end = match[0] + (len(match[1]) if include else 0)
+            assert ("".join(pieces), streamer.stop_string) == (text[:end], match[1])
+
+    check()
 
 
 def test_text_comes_with_the_token_that_makes_it_certain() -> None:
@@ -128,6 +144,32 @@ def test_half_a_character_is_never_sent() -> None:
     token_ids = byte_ids(DEMO_TOKENIZER, "😀".encode()) + list(DEMO_TOKENIZER.encode("a"))
     pieces, _ = stream(DEMO_TOKENIZER, token_ids, SamplingParams())
     assert pieces == ["", "", "", "", "😀a", ""]
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"a\xc3\xa9b", ["a", "", "é", "b", ""]),
+        (b"\xf0\x9f\x98\x80", ["", "", "", "😀", ""]),
+        (b"\xe2\x82b", ["", "", "\ufffdb", ""]),
+        (b"a\xff\xc3\xc3\xa9", ["a", "\ufffd", "", "\ufffd", "é", ""]),
+        (b"\xf0\x9f", ["", "", "\ufffd"]),
+    ],
+)
+def test_where_all_tokens_are_bytes_a_character_or_what_is_none_comes_with_the_byte_that_makes_it_certain(
+    data: bytes, expected: list[str]
+) -> None:
+    token_ids = byte_ids(BYTE_LEVEL, data)
+    assert stream(BYTE_LEVEL, token_ids, SamplingParams(stop="never")) == (expected, ANY)
+    assert BYTE_LEVEL.decode_each(token_ids) == [*expected[:-2], expected[-2] + expected[-1]]
+
+
+def test_a_text_between_halves_of_a_character_parts_them_and_a_skipped_special_token_does_not() -> None:
+    first, last = byte_ids(BYTE_LEVEL, "é".encode())
+    for between, expected in [("<think>", "\ufffd<think>\ufffd"), ("<|im_start|>", "é")]:
+        token_ids = [first, *BYTE_LEVEL.encode(between), last]
+        pieces, _ = stream(BYTE_LEVEL, token_ids, SamplingParams())
+        assert "".join(pieces) == expected == BYTE_LEVEL.decode(token_ids)
 
 
 def test_a_skipped_special_token_does_not_part_the_bytes_of_a_character() -> None:

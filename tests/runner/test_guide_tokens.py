@@ -1,6 +1,8 @@
 """What a guide allows is what llguidance's grammar allows, whatever happens to the sequence meanwhile."""
 
+import json
 import math
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ from keepsight.runner.sample_tokens import SamplingState, Wishes, sample_tokens
 from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.step_plan import Fault
 from keepsight.structured_outputs import StructuredOutputsParams
+from tests.byte_level_tokenizer import byte_level_checkpoint
 from tests.frontend.gemma_like import build_checkpoint_with_hole, gemma_like_checkpoint
 from tests.runner.small_model import Driver, SmallModel
 
@@ -61,17 +64,61 @@ def test_exactly_those_tokens_are_allowed_that_begin_what_the_grammar_describes(
     assert allowed_by(guide) == expected
 
 
-@pytest.mark.parametrize("checkpoint", [checkpoint_path(), gemma_like_checkpoint()], ids=["demo", "gemma-like"])
+CHECKPOINTS = [checkpoint_path(), gemma_like_checkpoint(), byte_level_checkpoint()]
+judges_each_kind = pytest.mark.parametrize("checkpoint", CHECKPOINTS, ids=["demo", "gemma-like", "byte-level"])
+
+
+@judges_each_kind
 def test_what_is_said_under_a_guide_is_the_text_that_it_describes(checkpoint: Path) -> None:
-    """Bytes of characters that no token has, spaces, runs of newlines: of two tokenizers."""
+    """Bytes of characters that no token has, spaces, runs of newlines, what a normalizer would compose."""
     tokenizer = Tokenizer.from_checkpoint(checkpoint)
     maker = GuideMaker(checkpoint / "tokenizer.json", tokenizer.eos_token_ids)
     text = "  a\n\n\n日本 <table>\t\U0001f600é ▁ b▁▂e\u0301"
     state = state_for(maker, StructuredOutputsParams(choice=[text]), temperature=2.0, seed=3)
-    said = say(state, lambda: torch.zeros(1, tokenizer.num_tokens + 5))
+    said = say(state, lambda: torch.zeros(1, tokenizer.num_tokens + 5), tokenizer.eos_token_ids)
     maker.close()
     assert said[-1] in tokenizer.eos_token_ids
     assert tokenizer.decode(said[:-1]) == text
+
+
+@judges_each_kind
+@pytest.mark.parametrize(
+    "form",
+    [
+        StructuredOutputsParams(json={"enum": ["größer", "東京 <think>", 5]}),
+        StructuredOutputsParams(json={"type": "array", "items": {"type": "string", "maxLength": 3}, "maxItems": 3}),
+        regex("[é-ü東😀]{2,5} (naïve|привет)"),
+        StructuredOutputsParams(choice=["é", "e\u0301", "<tool_call>"]),
+    ],
+    ids=["enum", "array", "regex", "choice"],
+)
+def test_an_answer_of_any_form_is_of_that_form_and_whole_characters(
+    checkpoint: Path, form: StructuredOutputsParams
+) -> None:
+    tokenizer = Tokenizer.from_checkpoint(checkpoint)
+    maker = GuideMaker(checkpoint / "tokenizer.json", tokenizer.eos_token_ids)
+    for seed in range(8):
+        state = state_for(maker, form, temperature=1.0, seed=seed)
+        said = say(state, lambda: torch.randn(1, tokenizer.num_tokens), tokenizer.eos_token_ids)
+        text = tokenizer.decode(said[:-1], skip_special_tokens=False)
+        assert "\ufffd" not in text
+        if form.json is not None:
+            json.loads(text)
+        elif form.regex is not None:
+            assert re.fullmatch(form.regex, text)
+        else:
+            assert text in (form.choice or ())
+    maker.close()
+
+
+def test_where_all_tokens_are_bytes_a_demanded_text_is_said_in_the_tokens_that_it_is_encoded_to() -> None:
+    tokenizer = Tokenizer.from_checkpoint(byte_level_checkpoint())
+    maker = GuideMaker(byte_level_checkpoint() / "tokenizer.json", tokenizer.eos_token_ids)
+    text = "What do you see? Größe 東京タワー\n\n<think> 😀"
+    state = state_for(maker, StructuredOutputsParams(choice=[text]), temperature=2.0, seed=3)
+    said = say(state, lambda: torch.zeros(1, tokenizer.num_tokens), tokenizer.eos_token_ids)
+    assert tuple(said[:-1]) == tokenizer.encode(text)
+    maker.close()
 
 
 def test_a_character_that_is_read_as_a_space_is_said_in_bytes_and_no_other_is() -> None:
@@ -118,10 +165,10 @@ def state_for(maker: GuideMaker, form: StructuredOutputsParams, **params: Any) -
     return SamplingState(Wishes(asked, (), end_ids), 0, maker.begin(form))
 
 
-def say(state: SamplingState, logits: Callable[[], torch.Tensor]) -> list[int]:
+def say(state: SamplingState, logits: Callable[[], torch.Tensor], end_ids: frozenset[int] = END) -> list[int]:
     """Until an end of answer."""
     said: list[int] = []
-    while not said or said[-1] not in END:
+    while not said or said[-1] not in end_ids:
         assert len(said) < 500
         said.append(sample_tokens(logits(), [state])[0].token_id)
         assert state.fault is None

@@ -1,16 +1,16 @@
 """Token ids in, one at a time; text out as soon as it is certain.
 
 What comes out, joined, is one decode() of all the tokens, cut at the first stop string to appear.  Two things are held
-back: a run of byte tokens until it ends (one bad byte turns the whole run into U+FFFD), and text that a stop string
-may yet begin with.  A stop string ends the answer with the token that completes it, within such a run, too.
+back: bytes until what they become is known (a character; where one bad byte makes U+FFFD of a whole run, its end), and
+text that a stop string may yet begin with.  A stop string ends the answer with the token that completes it, within such
+a run, too.
 """
 
 import copy
 
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.sampling_params import SamplingParams
-
-_MAX_CHARACTER_BYTES = 4
+from keepsight.token_bytes import ByteRun
 
 
 class TextStreamer:
@@ -20,7 +20,7 @@ class TextStreamer:
         self._tokenizer = tokenizer
         self._skips_special_tokens = params.skip_special_tokens
         self._stop = _StopStrings(tuple(params.stop), params.include_stop_str_in_output)
-        self._byte_run: _ByteRun | None = None
+        self._open_run: _OpenRun | None = None
         self._includes_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._num_tokens = 0
@@ -32,8 +32,8 @@ class TextStreamer:
 
     @property
     def is_amid_bytes(self) -> bool:
-        """What the run becomes is not known yet."""
-        return self._byte_run is not None
+        """What they become is not known yet."""
+        return self._open_run is not None and self._open_run.bytes.is_amid
 
     def push(self, token_id: int, is_stop_token: bool = False) -> str:
         """`is_stop_token`: it ended the answer, as `<eos>` does, and so is part of it only if the caller asked."""
@@ -43,9 +43,9 @@ class TextStreamer:
             return ""
         if self._is_invisible(token_id):  # and so does not end a run of bytes either
             return ""
-        if self._tokenizer.is_byte(token_id):
-            return self._push_byte(token_id)
-        return self._end_run(self._decode([token_id]))
+        if self._tokenizer.is_in_run(token_id):
+            return self._push_bytes(self._tokenizer.token_bytes(token_id))
+        return self._end_run(self._tokenizer.decode([token_id], self._skips_special_tokens))
 
     def finish(self) -> str:
         """The rest, once no more tokens come."""
@@ -53,24 +53,23 @@ class TextStreamer:
             return ""
         return self._end_run("") + self._stop.finish()
 
-    def _push_byte(self, token_id: int) -> str:
-        run = self._byte_run = self._byte_run or _ByteRun(self._stop)
-        text = self._decode(run.push(token_id, self._tokenizer))
-        run.said.append(run.stop.push(text, self._can_end))
-        if run.stop.found is None:
+    def _push_bytes(self, data: bytes) -> str:
+        run = self._open_run = self._open_run or _OpenRun(self._tokenizer.begin_run(), self._stop)
+        run.push(data, self._can_end)
+        if run.is_on_trial:
             return ""
         self._stop = run.stop
-        return "".join(run.said)
+        return run.take()
 
     def _end_run(self, text: str) -> str:
         """`text`: what stands behind it."""
-        run, self._byte_run = self._byte_run, None
+        run, self._open_run = self._open_run, None
         if run is None:
             return self._stop.push(text, self._can_end)
-        if run.is_whole:
-            self._stop = run.stop
-            return "".join(run.said) + self._stop.push(text, self._can_end)
-        return self._stop.push(self._decode(run.token_ids) + text, self._can_end)
+        rest, said = run.bytes.finish(), ""
+        if not run.bytes.is_void:
+            self._stop, said = run.stop, run.take()
+        return said + self._stop.push(rest + text, self._can_end)
 
     @property
     def _can_end(self) -> bool:
@@ -80,33 +79,25 @@ class TextStreamer:
         is_skipped = self._skips_special_tokens and self._tokenizer.is_special(token_id)
         return is_skipped or self._tokenizer.token(token_id) is None
 
-    def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, self._skips_special_tokens)
 
+class _OpenRun:
+    """What is said of bytes that are read together, on trial where a bad byte would take it back."""
 
-class _ByteRun:
-    """Byte tokens one behind another, read on trial: all that was said of them is void if a bad byte comes."""
-
-    def __init__(self, stop: "_StopStrings") -> None:
-        self.token_ids: list[int] = []
-        self.stop = copy.copy(stop)
-        self.said: list[str] = []
-        self._num_read = 0
+    def __init__(self, read: ByteRun, stop: "_StopStrings") -> None:
+        self.bytes, self.stop = read, copy.copy(stop)
+        self._said: list[str] = []
 
     @property
-    def is_whole(self) -> bool:
-        return self._num_read == len(self.token_ids)
+    def is_on_trial(self) -> bool:
+        return self.bytes.can_be_void and self.stop.found is None
 
-    def push(self, token_id: int, tokenizer: Tokenizer) -> list[int]:
-        """The tokens of the character that it completes, if any.  Behind a bad byte none is ever complete."""
-        self.token_ids.append(token_id)
-        unread = self.token_ids[self._num_read : self._num_read + _MAX_CHARACTER_BYTES]
-        try:
-            b"".join(map(tokenizer.token_bytes, unread)).decode()
-        except UnicodeDecodeError:
-            return []
-        self._num_read += len(unread)
-        return unread
+    def push(self, data: bytes, can_end: bool) -> None:
+        self._said.append(self.stop.push(self.bytes.push(data), can_end))
+
+    def take(self) -> str:
+        said = "".join(self._said)
+        self._said.clear()
+        return said
 
 
 class _StopStrings:

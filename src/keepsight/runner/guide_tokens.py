@@ -22,7 +22,7 @@ from torch import Tensor
 
 from keepsight.scheduling.step_plan import Fault
 from keepsight.structured_outputs import StructuredOutputsParams
-from keepsight.token_bytes import TokenBytes
+from keepsight.token_bytes import read_token_bytes
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -158,10 +158,14 @@ class _Vocabulary:
         self.special_token_ids = [token_id for token_id, token in added.items() if token.special]
         self.bos_token_id = None
         self.eos_token_id = min(end_ids, default=0)
-        token_bytes, ids = TokenBytes(self._backend), range(max(self._backend.get_vocab().values()) + 1)
+        token_bytes, ids = read_token_bytes(self._backend), range(max(self._backend.get_vocab().values()) + 1)
         # Nothing where an id has no token.
         self.tokens = [*map(token_bytes.of, ids)]
-        self._byte_ids = {self.tokens[each][0]: each for each in ids if token_bytes.is_byte(each)}
+        in_runs = [each for each in ids if token_bytes.is_in_run(each)]
+        self._byte_ids = {self.tokens[each][0]: each for each in in_runs if len(self.tokens[each]) == 1}
+        if len(in_runs) == len(ids):
+            # Every text can be said as it stands; composed, as by NFC, it would be another.
+            self._backend.normalizer = None
 
     def __call__(self, text: str) -> list[int]:
         """What its tokens do not say is said in bytes, where there are tokens of all bytes."""

@@ -1,6 +1,7 @@
 """Completions, tokens and limits, with the app in process."""
 
 import asyncio
+import itertools
 import json
 import logging
 import threading
@@ -32,6 +33,7 @@ from keepsight.observe.catalogue import BOUNDS
 from keepsight.observe.request_observer import ANSWER_TOKENS, ENDS, FIRST_TOKEN, PROMPT_TOKENS, WHOLE, RequestObserver
 from keepsight.observe.server_view import ServerView
 from keepsight.requests import EngineRequest, ToEngine, TokenLogprob, TokenOutput
+from tests.byte_level_tokenizer import byte_level_checkpoint
 from tests.drawn import ask, by_url, draw
 from tests.frontend.api.app_client import MODEL, Client, FakeEngine, complete, error_of, events_of
 from tests.frontend.api.test_app import field_names, json_values, small, texts
@@ -141,6 +143,24 @@ def test_a_bad_byte_is_a_character_and_so_is_each_of_its_run(
     choices = [each["choices"][0] for each in (events_of(response) if stream else [response.json()])]
     assert "".join(choice["text"] for choice in choices) == text
     assert [each for choice in choices if choice["logprobs"] for each in choice["logprobs"]["text_offset"]] == offsets
+    assert [each for choice in choices for each in choice.get("token_ids", ())] == engine.token_ids
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_where_all_tokens_are_bytes_a_bad_one_is_a_character_and_those_around_it_stay(
+    client: Client, engine: FakeEngine, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer.from_checkpoint(byte_level_checkpoint())
+    monkeypatch.setattr(client.preparer, "tokenizer", tokenizer)
+    by_bytes = {tokenizer.token_bytes(each): each for each in range(tokenizer.num_tokens)}
+    said = [b"a", b"\xc3", b"\xa9", b"\xe2", b"b", b"\xff", b"c"]
+    engine.token_ids, engine.end = [by_bytes[each] for each in said], "length"
+    response = complete(client, "Hello", logprobs=0, stream=stream, return_token_ids=True)
+    choices = [each["choices"][0] for each in (events_of(response) if stream else [response.json()])]
+    assert "".join(choice["text"] for choice in choices) == "aé�b�c"
+    told = [choice["logprobs"]["text_offset"] for choice in choices if choice["logprobs"]]
+    #               a  é, two bytes  �b       �  c
+    assert [*itertools.chain(*told)] == [0, *[1, 1], *[2, 2], 4, 5]
     assert [each for choice in choices for each in choice.get("token_ids", ())] == engine.token_ids
 
 

@@ -15,15 +15,19 @@ from hypothesis import strategies as st
 from keepsight.errors import CheckpointConfigError, InvalidArgumentError
 from keepsight.frontend.prompt import tokenizer as tokenizer_module
 from keepsight.frontend.prompt.tokenizer import PIECE_CHARACTERS, Tokenizer
+from tests.byte_level_tokenizer import byte_level_checkpoint, write_byte_level_tokenizer
 from tests.frontend.gemma_like import DEMO, gemma_like_checkpoint, load_processor
 
 CHECKPOINTS = (DEMO, gemma_like_checkpoint())
+JUDGED = (*CHECKPOINTS, byte_level_checkpoint())
+JUDGED_NAMES = ["demo", "gemma-like", "byte-level"]
 FRAGMENTS = st.one_of(
     st.text(max_size=8),
     st.sampled_from(
         ["\n", "\n\n", "  ", "\t", "<eos>", "<bos>", "<end_of_turn>", "<start_of_image>", "<table>", "é", "😀"]
     ),
     st.sampled_from(["the picture", "<", "<0xE2>", "▁", "[multimodal]", "<image_soft_token>", "\x00", "\u2028"]),
+    st.sampled_from(["<|im_start|>", "<|im_end|>", "<think>", "ßß", "日 本", "e\u0301", "\u0338", "it's 2024"]),
 )
 END = "<end_of_turn>"
 TEXTS = st.lists(FRAGMENTS, max_size=12).map("".join)
@@ -39,9 +43,9 @@ def checkpoint(request: pytest.FixtureRequest) -> Path:
     return path
 
 
-@pytest.mark.parametrize("directory", CHECKPOINTS, ids=["demo", "gemma-like"])
+@pytest.mark.parametrize("directory", JUDGED, ids=JUDGED_NAMES)
 def test_token_ids_and_texts_are_those_of_transformers(directory: Path) -> None:
-    ours, judge = Tokenizer.from_checkpoint(directory), load_processor(directory).tokenizer
+    ours, judge = Tokenizer.from_checkpoint(directory), load_judge(directory)
 
     @settings(max_examples=150)
     @given(TEXTS)
@@ -55,24 +59,26 @@ def test_token_ids_and_texts_are_those_of_transformers(directory: Path) -> None:
     check()
 
 
-@pytest.mark.parametrize("directory", CHECKPOINTS, ids=["demo", "gemma-like"])
+@pytest.mark.parametrize("directory", JUDGED, ids=JUDGED_NAMES)
 def test_random_token_ids_decode_as_in_transformers(directory: Path) -> None:
-    ours, judge = Tokenizer.from_checkpoint(directory), load_processor(directory).tokenizer
+    ours, judge = Tokenizer.from_checkpoint(directory), load_judge(directory)
 
-    in_bytes = st.sampled_from([judge.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in "aé😀".encode()])
+    said = map(ours.token_bytes, range(ours.num_tokens))
+    in_bytes = st.sampled_from([each for each, data in enumerate(said) if len(data) == 1 and data in "aé😀".encode()])
 
     @settings(max_examples=100)
     @given(st.lists(st.integers(0, ours.num_tokens + 20) | in_bytes, max_size=20), st.booleans())
     def check(token_ids: list[int], skip: bool) -> None:
         expected = judge.decode(token_ids, skip_special_tokens=skip)
         assert ours.decode(token_ids, skip) == expected
-        assert b"".join(ours.decode_each(token_ids, skip)) == expected.encode()
+        assert "".join(ours.decode_each(token_ids, skip)) == expected
 
     check()
 
 
-def test_the_special_tokens_are_those_of_transformers(checkpoint: Path) -> None:
-    ours, judge = Tokenizer.from_checkpoint(checkpoint), load_processor(checkpoint).tokenizer
+@pytest.mark.parametrize("directory", JUDGED, ids=JUDGED_NAMES)
+def test_the_special_tokens_are_those_of_transformers(directory: Path) -> None:
+    ours, judge = Tokenizer.from_checkpoint(directory), load_judge(directory)
     assert judge.special_tokens_map.items() <= ours.special_tokens.items()
     assert ours.bos_token_id == judge.bos_token_id
     assert ours.num_tokens == len(judge)
@@ -85,6 +91,8 @@ def test_the_ends_of_an_answer_come_from_the_generation_config() -> None:
     assert Tokenizer.from_checkpoint(DEMO).eos_token_ids == {1, 6}
     gemma_like = Tokenizer.from_checkpoint(gemma_like_checkpoint())
     assert gemma_like.eos_token_ids == {1, gemma_like.token_id("<end_of_turn>")}
+    byte_level = Tokenizer.from_checkpoint(byte_level_checkpoint())
+    assert byte_level.eos_token_ids == {byte_level.token_id("<|im_end|>"), byte_level.token_id("<|endoftext|>")}
 
 
 def test_without_a_generation_config_the_next_file_names_the_ends(tmp_path: Path) -> None:
@@ -111,9 +119,32 @@ def test_byte_tokens_give_their_byte_and_others_their_text() -> None:
     tokenizer = Tokenizer.from_checkpoint(DEMO)
     token_id = tokenizer.token_id("<0xE2>")
     assert token_id is not None
-    assert tokenizer.is_byte(token_id)
+    assert tokenizer.is_in_run(token_id)
     assert tokenizer.token_bytes(token_id) == b"\xe2"
     assert b"".join(map(tokenizer.token_bytes, tokenizer.encode("a café 😀\n<eos>"))) == "a café 😀\n<eos>".encode()
+
+
+def test_where_all_tokens_are_bytes_they_give_them_and_added_ones_their_text() -> None:
+    tokenizer = Tokenizer.from_checkpoint(byte_level_checkpoint())
+    text = "<|im_start|>a café 😀\n<think>日 本</think>東"
+    assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text))) == text.encode()
+    assert tokenizer.token_bytes(tokenizer.num_tokens) == b""
+
+
+def test_a_byte_level_tokenizer_of_another_shape_is_read_as_by_transformers(tmp_path: Path) -> None:
+    """Llama 3's: nothing is composed, and `<|begin_of_text|>` comes first."""
+    bos = write_byte_level_tokenizer(tmp_path)["<|im_start|>"]
+    processors = tokenizers.processors
+    template = processors.TemplateProcessing(single="<|im_start|> $A", special_tokens=[("<|im_start|>", bos)])
+    backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    backend.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
+    backend.normalizer = None
+    backend.save(str(tmp_path / "tokenizer.json"))
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|im_start|>"}
+    _edit(tmp_path / "tokenizer_config.json", lambda config: config.update(names, clean_up_tokenization_spaces=True))
+    expect_as_by_transformers(tmp_path, "it 's e\u0301 <|im_end|>a , b ?")
+    ours, judge = Tokenizer.from_checkpoint(tmp_path), load_judge(tmp_path)
+    assert list(ours.encode("a é", add_bos=True)) == judge.encode("a é")
 
 
 @pytest.mark.parametrize("is_back", [False, True])
@@ -203,11 +234,15 @@ def test_a_token_that_only_the_configuration_knows_is_read_as_by_transformers(
     expect_as_by_transformers(tmp_path, f"a{END}\n<new>  b<eos>")
 
 
-def expect_as_by_transformers(folder: Path, text: str) -> None:
+def load_judge(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     from_pretrained: Any = AutoTokenizer.from_pretrained
-    ours, judge = Tokenizer.from_checkpoint(folder), from_pretrained(folder)
+    return from_pretrained(folder)
+
+
+def expect_as_by_transformers(folder: Path, text: str) -> None:
+    ours, judge = Tokenizer.from_checkpoint(folder), load_judge(folder)
     assert list(ours.encode(text)) == judge.encode(text, add_special_tokens=False)
     assert ours.num_tokens == len(judge)
     for skip in (True, False):

@@ -1,6 +1,5 @@
 """The answer to a completion request, in OpenAI's shapes."""
 
-import codecs
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +21,7 @@ from keepsight.requests import TokenLogprobs, TokenOutput
 class _ToldToken(NamedTuple):
     token_id: int
     # What of it stands in the text.
-    shown: bytes
+    shown: str
     # None of a prompt's first.
     logprobs: TokenLogprobs | None
 
@@ -108,7 +107,7 @@ class CompletionAnswer(ChunkedAnswer):
         is_written = self._echoes[number].startswith(self._tokenizer.token(first) or "")
         shows_first = is_written or not self._tokenizer.is_special(first)
         first_shown, *shown = self._tokenizer.decode_each([first, *others], skip_special_tokens=False)
-        yield _ToldToken(first, first_shown if shows_first else b"", None)
+        yield _ToldToken(first, first_shown if shows_first else "", None)
         yield from map(_ToldToken, others, shown, answered.prompt_logprobs or ())
 
     def _tell_answered(self, tokens: Sequence[TokenOutput]) -> Iterator[_ToldToken]:
@@ -139,8 +138,7 @@ class CompletionAnswer(ChunkedAnswer):
 
 def _find_offsets(told: Sequence[_ToldToken], end: int) -> tuple[list[int], int]:
     """Where in the text each begins, and where the last ends.  Several may be one character, and begin there."""
-    read = codecs.getincrementaldecoder("utf-8")().decode
-    *offsets, end = itertools.accumulate((len(read(token.shown)) for token in told), initial=end)
+    *offsets, end = itertools.accumulate((len(token.shown) for token in told), initial=end)
     return offsets, end
 
 

@@ -5,7 +5,6 @@ chat template writes its own `<bos>`, and `add_bos` is for prompts that have no 
 """
 
 import itertools
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ import tokenizers
 from keepsight.end_ids import read_end_ids
 from keepsight.errors import CheckpointConfigError, InvalidArgumentError
 from keepsight.json_fields import read_optional_json_object
-from keepsight.token_bytes import TokenBytes
+from keepsight.token_bytes import ByteRun, read_token_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +25,6 @@ _LONG_TEXT = 2**14
 _MANY_TOKENS = 2**12
 # For each token that fits: texts of no more are not worth counting.  And what is counted at a time.
 MANY_CHARACTERS, PIECE_CHARACTERS = 8, 2**16
-# Each of these decodes a token without looking at its neighbours, except that ByteFallback joins a run of byte tokens.
-_STREAMABLE_DECODERS = frozenset({"Replace", "ByteFallback", "Fuse"})
 
 
 class Tokenizer:
@@ -46,7 +43,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._added = [token.content for token in added.values()]
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._bytes = TokenBytes(backend)
+        self._bytes = read_token_bytes(backend)
 
     @classmethod
     def from_checkpoint(cls, directory: Path | str) -> "Tokenizer":
@@ -104,18 +101,19 @@ class Tokenizer:
             raise InvalidArgumentError("token_ids", f"must be token ids: {error}") from error
         return text
 
-    def decode_each(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> list[bytes]:
-        """What each adds to one decode() of them all.  A bad byte makes U+FFFD of every byte token of its run."""
+    def decode_each(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
+        """What each adds to one decode() of them all: a character comes with the token that completes it."""
         parts = [b"" if skip_special_tokens and self.is_special(each) else self.token_bytes(each) for each in token_ids]
+        texts = [""] * len(parts)
         # What adds nothing does not end a run either.
         visible = [place for place, part in enumerate(parts) if part]
-        groups = itertools.groupby(visible, lambda place: self.is_byte(token_ids[place]))
-        for run in [[*places] for is_run, places in groups if is_run]:
-            said = b"".join(parts[place] for place in run)
-            if said.decode(errors="ignore").encode() != said:
-                for place in run:
-                    parts[place] = "\ufffd".encode()
-        return parts
+        for is_run, group in itertools.groupby(visible, lambda place: self.is_in_run(token_ids[place])):
+            places = [*group]
+            said = [parts[place] for place in places]
+            read = self._bytes.read_run(said) if is_run else [part.decode() for part in said]
+            for place, text in zip(places, read, strict=True):
+                texts[place] = text
+        return texts
 
     def token_id(self, token: str) -> int | None:
         token_id: int | None = self._backend.token_to_id(token)
@@ -130,7 +128,7 @@ class Tokenizer:
         return token
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token adds to a text; for a byte token that may be less than a character."""
+        """What one token adds to a text, which may be less than a character."""
         return self._bytes.of(token_id)
 
     def lacks_bos(self, prompt: str) -> bool:
@@ -141,8 +139,12 @@ class Tokenizer:
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids
 
-    def is_byte(self, token_id: int) -> bool:
-        return self._bytes.is_byte(token_id)
+    def is_in_run(self, token_id: int) -> bool:
+        return self._bytes.is_in_run(token_id)
+
+    def begin_run(self) -> ByteRun:
+        """For tokens that are in one."""
+        return self._bytes.begin_run()
 
     def is_boundary(self, token: str) -> bool:
         """Whether the text on either side of `token` is always encoded as if it stood alone.
@@ -177,11 +179,10 @@ def _load_backend(path: Path) -> tokenizers.Tokenizer:
 
 
 def _check_can_stream(path: Path, backend: tokenizers.Tokenizer) -> None:
-    decoder = {} if backend.decoder is None else json.loads(backend.decoder.__getstate__())
-    kinds = {each.get("type") for each in decoder.get("decoders", [decoder])}
-    if not kinds <= _STREAMABLE_DECODERS:
-        known = ", ".join(sorted(_STREAMABLE_DECODERS))
-        raise CheckpointConfigError(path, f"decoder: {sorted(map(str, kinds))} is not supported, only {known}")
+    try:
+        read_token_bytes(backend)
+    except ValueError as error:
+        raise CheckpointConfigError(path, f"decoder: {error}") from error
 
 
 def _read_special_tokens(directory: Path, config: dict[str, Any]) -> dict[str, str]:

@@ -1,0 +1,53 @@
+import itertools
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers
+
+from keepsight.token_bytes import read_token_bytes
+from tests.byte_level_tokenizer import byte_level_checkpoint
+from tests.frontend.gemma_like import DEMO, gemma_like_checkpoint
+
+
+@pytest.mark.parametrize("directory", [DEMO, gemma_like_checkpoint(), byte_level_checkpoint()])
+def test_a_run_is_read_as_the_library_decodes_it(directory: Path) -> None:
+    backend = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    token_bytes = read_token_bytes(backend)
+    in_run = [each for each in range(backend.get_vocab_size()) if token_bytes.is_in_run(each)]
+    single = {token_bytes.of(each): each for each in in_run if len(token_bytes.of(each)) == 1}
+    in_bytes = (st.text(max_size=2).map(str.encode) | st.binary(max_size=2)).map(
+        lambda data: [single[bytes([byte])] for byte in data]
+    )
+    pieces = st.lists(in_bytes | st.sampled_from(in_run).map(lambda each: [each]))
+
+    @given(pieces.map(lambda each: [*itertools.chain(*each)]).filter(bool))
+    def check(token_ids: list[int]) -> None:
+        texts = token_bytes.read_run([token_bytes.of(each) for each in token_ids])
+        assert "".join(texts) == backend.decode(token_ids, skip_special_tokens=False)
+        assert len(texts) == len(token_ids)
+
+    check()
+
+
+def test_the_alphabet_of_bytes_is_the_library_s() -> None:
+    alphabet = {spelling: place for place, spelling in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    token_bytes = read_token_bytes(backend)
+    assert {token_bytes.of(each) for each in alphabet.values()} == {bytes([byte]) for byte in range(256)}
+    for character in map(chr, range(0x250)):
+        assert b"".join(map(token_bytes.of, backend.encode(character).ids)) == character.encode()
+
+
+def test_a_decoder_of_no_known_kind_is_named_beside_those_that_are() -> None:
+    backend = tokenizers.Tokenizer(models.BPE())
+    for decoder, name in ((None, "None"), (decoders.WordPiece(), "WordPiece")):
+        backend.decoder = decoder
+        with pytest.raises(ValueError, match=rf"\['{name}'\] is not supported, only .*Fuse.* or ByteLevel"):
+            read_token_bytes(backend)
+    backend.decoder = decoders.Sequence([decoders.Fuse(), decoders.ByteLevel()])
+    with pytest.raises(ValueError, match="not supported"):
+        read_token_bytes(backend)
