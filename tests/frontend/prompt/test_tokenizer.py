@@ -195,6 +195,20 @@ def test_a_token_that_eats_white_space_is_no_boundary(tmp_path: Path) -> None:
     assert tokenizer.is_boundary("<bos>")
 
 
+def test_a_token_that_is_found_in_composed_text_only_is_no_boundary(tmp_path: Path) -> None:
+    """A mark behind it may join its last character."""
+    write_byte_level_tokenizer(tmp_path)
+    added = {str(place): {"content": text, "normalized": True} for place, text in enumerate(("<new>", "[named"), 900)}
+    _edit(tmp_path / "tokenizer_config.json", lambda config: config["added_tokens_decoder"].update(added))
+    tokenizer = Tokenizer.from_checkpoint(tmp_path)
+    assert tokenizer.is_boundary("<|im_start|>")
+    assert tokenizer.is_boundary("<think>")
+    for text, mark in (("<new>", "\u0338"), ("[named", "\u0307")):
+        assert tokenizer.token_id(text) in tokenizer.encode(text)
+        assert tokenizer.token_id(text) not in tokenizer.encode(text + mark)
+        assert not tokenizer.is_boundary(text)
+
+
 def _edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     written = json.loads(path.read_text())
     change(written)

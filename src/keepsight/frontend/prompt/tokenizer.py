@@ -25,6 +25,8 @@ _LONG_TEXT = 2**14
 _MANY_TOKENS = 2**12
 # For each token that fits: texts of no more are not worth counting.  And what is counted at a time.
 MANY_CHARACTERS, PIECE_CHARACTERS = 8, 2**16
+# Which a normalizer may join to the character before them.
+_MARKS = tuple(map(chr, range(0x300, 0x370)))
 
 
 class Tokenizer:
@@ -158,7 +160,7 @@ class Tokenizer:
         for left, right in (("a", "a"), ("a \n", "\n a")):
             if self.encode(left + token + right) != (*self.encode(left), token_id, *self.encode(right)):
                 return False
-        return True
+        return all(self.encode(token + mark)[:1] == (token_id,) for mark in _MARKS)
 
     def _find_named_id(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
