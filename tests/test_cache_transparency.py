@@ -9,10 +9,9 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import product
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -21,7 +20,7 @@ from hypothesis import strategies as st
 from keepsight import LLM, SamplingParams
 from keepsight.demo import checkpoint_path
 from keepsight.engine_config import EncoderCacheConfig, EngineConfig, KvCacheConfig, SchedulerConfig
-from keepsight.media import Geometry, MediaItem, TokenSpan
+from keepsight.media import MediaItem
 from keepsight.models.cpu_library import has_library
 from keepsight.models.cpu_products import rounds_rows
 from keepsight.models.layers import Placement
@@ -32,9 +31,9 @@ from keepsight.scheduling.step_plan import Encoding, KeptStretch
 from keepsight.scheduling.stretch_loads import StretchLoad
 from keepsight.tiers.tier import StoredArray
 from tests.drawn import ask, draw
-from tests.models.gemma3 import reference as ref
-from tests.runner.small_model import PLACE, WAIT_SECONDS, SmallModel
+from tests.runner.small_model import PLACE, WAIT_SECONDS
 from tests.scheduling.long_run import thorough
+from tests.small_judges import Family, SmallGemma3, SmallQwen3VL, write_prompt
 
 NUM_TOKENS = 6
 # Greedy choices closer than this may fall either way in another order of additions.
@@ -71,47 +70,33 @@ class Reference:
 class Judge:
     """A small model, the prompts, and what transformers answers to each."""
 
-    def __init__(self, seed: int, directory: Path, place: Placement = PLACE) -> None:
-        self.small = SmallModel(seed, directory, place)
-        self.tokens_per_picture = self.small.arguments["mm_tokens_per_image"]
+    def __init__(self, small: Family) -> None:
+        self.small = small
         self._answers: dict[str, Reference] = {}
 
-    def prompt(self, name: str) -> tuple[list[int], list[tuple[int, TokenSpan]]]:
-        """Its token ids; its pictures and their spans."""
+    def prompt(self, name: str) -> tuple[list[int], list[MediaItem]]:
+        """Its token ids and its pictures."""
         first, _, again = name.partition(" ")
-        token_ids, pictures = [2], []
-        for part in first:
-            if part.isdigit():
-                token_ids.append(ref.BOI_TOKEN)
-                pictures.append((int(part), TokenSpan(len(token_ids), self.tokens_per_picture)))
-                token_ids += [ref.IMAGE_TOKEN] * self.tokens_per_picture + [ref.EOI_TOKEN]
-            else:
-                token_ids += TEXTS[part]
+        token_ids, media = write_prompt(self.small, [int(part) if part.isdigit() else TEXTS[part] for part in first])
         if again:
             token_ids += self.answer(first).token_ids + TEXTS["c"]
-        return token_ids, pictures
+        return token_ids, media
 
     def request(self, request_id: str, name: str, *, tells_prompt: bool = False, **options: Any) -> EngineRequest:
-        token_ids, pictures = self.prompt(name)
-        size = self.small.size
-        media = tuple(MediaItem(str(picture), span, Geometry(size, size)) for picture, span in pictures)
+        token_ids, media = self.prompt(name)
         params = SamplingParams(
             temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1,
             prompt_logprobs=1 if tells_prompt else None,
         )  # fmt: skip
-        return EngineRequest(request_id, tuple(token_ids), media, params, **options)
+        return EngineRequest(request_id, tuple(token_ids), tuple(media), params, **options)
 
     def answer(self, name: str) -> Reference:
         if name not in self._answers:
             self._answers[name] = self._ask(*self.prompt(name))
         return self._answers[name]
 
-    def _ask(self, token_ids: list[int], pictures: list[tuple[int, TokenSpan]]) -> Reference:
-        pixels = torch.zeros(0)
-        if pictures:
-            stacked = torch.from_numpy(np.stack([self.small.pixels(picture) for picture, _ in pictures]))
-            pixels = self.small.normalizer(stacked).permute(0, 3, 1, 2)
-        inputs = ref.reference_inputs(ref.Prompt(token_ids, [span for _, span in pictures], pixels))
+    def _ask(self, token_ids: list[int], media: list[MediaItem]) -> Reference:
+        inputs = self.small.reference_inputs(token_ids, media)
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         output = self.small.reference.generate(
             **inputs, max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0,
@@ -122,16 +107,17 @@ class Judge:
         answer = output.sequences[0, len(token_ids) :].tolist()
         with torch.inference_mode():
             logits = self.small.reference(**inputs).logits[0, :-1]
-        if cap := self.small.reference.config.text_config.final_logit_softcapping:
-            logits = torch.tanh(logits / cap) * cap  # which transformers leaves out where there are pictures
-        logprobs = logits.log_softmax(dim=-1)
+        logprobs = self.small.true_logits(logits).log_softmax(dim=-1)
         told = logprobs.gather(1, torch.tensor(token_ids[1:])[:, None])[:, 0].tolist()
         return Reference(answer, ties.index(True) if True in ties else NUM_TOKENS, told)
 
 
-@pytest.fixture(scope="module", params=[0, 5, 8, 12], ids=lambda seed: f"config{seed}")
+@pytest.fixture(
+    scope="module", params=[*product([SmallGemma3], [0, 5, 8, 12]), *product([SmallQwen3VL], [1, 3, 5])], ids=str
+)
 def judge(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Judge:
-    return Judge(request.param, tmp_path_factory.mktemp("checkpoint"))
+    family, seed = request.param
+    return Judge(family(seed, tmp_path_factory.mktemp("checkpoint")))
 
 
 @dataclass(frozen=True)
@@ -149,6 +135,8 @@ class Settings:
     has_tiers: bool
     max_prompt_ends: int
     blocks_per_stretch: int
+    # Where the model allows it.
+    cuts_pictures: bool = True
 
 
 SETTINGS = st.builds(
@@ -166,20 +154,25 @@ SETTINGS = st.builds(
     has_tiers=st.booleans(),
     max_prompt_ends=st.sampled_from([0, 2, 50]),
     blocks_per_stretch=st.sampled_from([0, 1, 2]),
+    cuts_pictures=st.booleans(),
 )
 
 
-def engine_config(settings: Settings, tokens_per_picture: int, longest: int) -> EngineConfig:
+def engine_config(settings: Settings, small: Family, longest: int) -> EngineConfig:
+    tokens_per_picture = small.most_tokens
+    cuts_items = settings.cuts_pictures and not small.model.shape.sees_pictures_whole
+    at_once = 1 if cuts_items else tokens_per_picture
     num_blocks = -(-longest // settings.block_size) + settings.num_spare_blocks
     return EngineConfig(
         scheduler=SchedulerConfig(
-            max_num_batched_tokens=tokens_per_picture + settings.max_num_seqs - 1 + settings.num_spare_tokens,
+            max_num_batched_tokens=at_once + settings.max_num_seqs - 1 + settings.num_spare_tokens,
             max_num_seqs=settings.max_num_seqs,
             max_model_len=longest,
             max_num_encoder_input_tokens=tokens_per_picture * settings.num_encodings,
             max_prompt_tokens_beside_streams=settings.joining,
             takes_turns=settings.takes_turns,
             tokens_per_item=tokens_per_picture,
+            cuts_items=cuts_items,
         ),
         kv_cache=KvCacheConfig(
             num_blocks=num_blocks,
@@ -299,7 +292,7 @@ def test_every_answer_is_the_one_that_transformers_gives_alone(
     judge: Judge, settings: Settings, names: list[str], seed: int
 ) -> None:
     longest = max(len(judge.prompt(name)[0]) for name in names) + NUM_TOKENS
-    engine = Engine(judge, engine_config(settings, judge.tokens_per_picture, longest))
+    engine = Engine(judge, engine_config(settings, judge.small, longest))
     left = run_workload(judge, engine, names, random.Random(seed))
     engine.runner.close()
     engine.scheduler.check_invariants()
@@ -330,7 +323,7 @@ class Alone:
     def _ask(self, name: str) -> Engine:
         longest = len(self.judge.prompt(name)[0]) + NUM_TOKENS
         nothing = Settings(16, 200, False, 6, False, 1, 1000, 4, None, False, False, 0, 0)
-        engine = Engine(self.judge, engine_config(nothing, self.judge.tokens_per_picture, longest))
+        engine = Engine(self.judge, engine_config(nothing, self.judge.small, longest))
         engine.tokens[name] = []
         assert engine.scheduler.add(self.judge.request(name, name, tells_prompt=True)) is None
         while engine.scheduler.has_requests:
@@ -343,13 +336,17 @@ class Alone:
 
 
 # Those whose attention the kernel knows: without a cap of its own, which no published Gemma 3 has.
-@pytest.fixture(scope="module", params=[(8, False), (8, True), (12, False), (12, True)], ids=str)
+@pytest.fixture(
+    scope="module",
+    params=product([(SmallGemma3, 8), (SmallGemma3, 12), (SmallQwen3VL, 1)], [False, True]),
+    ids=str,
+)
 def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Alone:
     if not has_library():
         pytest.skip("NO KERNELS FOR THE CPU HERE: torch's products depend on how many rows they have")
-    seed, in_bfloat16 = request.param
+    (family, seed), in_bfloat16 = request.param
     place = Placement(torch.device("cpu"), torch.float32, torch.bfloat16, rounds_rows()) if in_bfloat16 else PLACE
-    return Alone(Judge(seed, tmp_path_factory.mktemp("checkpoint"), place))
+    return Alone(Judge(family(seed, tmp_path_factory.mktemp("checkpoint"), place)))
 
 
 @pytest.mark.parametrize("blocks_per_stretch", [1, 2])
@@ -359,7 +356,7 @@ def test_another_engine_that_finds_all_that_was_kept_says_the_same_to_the_last_b
     judge = alone.judge
     longest = max(len(judge.prompt(name)[0]) for name in PROMPTS) + NUM_TOKENS
     settings = Settings(4, 200, True, 6, True, 5, 300, 4, None, False, True, 0, blocks_per_stretch)
-    config = engine_config(settings, judge.tokens_per_picture, longest)
+    config = engine_config(settings, judge.small, longest)
     before, after = Engine(judge, config), Engine(judge, config)
     after.stretches, after.tier = before.stretches, before.tier
     for engine in (before, after):
@@ -378,7 +375,7 @@ def test_every_number_is_the_one_that_is_computed_alone_to_the_last_bit(
 ) -> None:
     judge = alone.judge
     longest = max(len(judge.prompt(name)[0]) for name in names) + NUM_TOKENS
-    engine = Engine(judge, engine_config(settings, judge.tokens_per_picture, longest))
+    engine = Engine(judge, engine_config(settings, judge.small, longest))
     run_workload(judge, engine, names, random.Random(seed))
     engine.runner.close()
     for number, name in enumerate(map(str, names)):

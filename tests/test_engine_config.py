@@ -58,6 +58,7 @@ def test_a_step_that_cannot_be_is_refused(changed: dict[str, int], field: str, m
 def test_the_least_step_that_can_be_is_taken() -> None:
     assert scheduler().max_num_batched_tokens == 511
     assert scheduler(max_num_batched_tokens=256, max_num_seqs=1).max_num_seqs == 1
+    assert scheduler(max_num_batched_tokens=256, cuts_items=True).tokens_at_once == 0
     assert scheduler(max_num_batched_tokens=256, tokens_per_item=0).tokens_per_item == 0
     assert scheduler(max_prompt_tokens_beside_streams=None).max_prompt_tokens_beside_streams is None
 

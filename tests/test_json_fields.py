@@ -18,7 +18,9 @@ def fields_of(folder: Path, **values: Any) -> JsonFields:
 
 
 def test_what_is_given_is_taken_and_null_is_as_nothing(tmp_path: Path) -> None:
-    fields = fields_of(tmp_path, whole=2, part=0.5, is_so=False, kind="a", names=["a"], inner={"deep": 3}, nothing=None)
+    fields = fields_of(
+        tmp_path, whole=2, part=0.5, is_so=False, kind="a", names=["a"], inner={"deep": 3}, nothing=None, places=[]
+    )
     assert (fields.integer("whole"), fields.number("whole"), fields.number("part")) == (2, 2.0, 0.5)
     assert (fields.flag("is_so", True), fields.choice("kind", ["a", "b"]), fields.strings("names")) == (
         False,
@@ -26,6 +28,7 @@ def test_what_is_given_is_taken_and_null_is_as_nothing(tmp_path: Path) -> None:
         ("a",),
     )
     assert fields.section("inner").integer("deep") == 3
+    assert (fields.indexes("places", (7,)), fields.indexes("nothing", (7,))) == ((), (7,))
     assert (fields.integer("nothing", 7), fields.optional_number("nothing"), fields.strings("nothing")) == (7, None, ())
     assert "whole" in fields
     assert "nothing" not in fields
@@ -48,6 +51,9 @@ def test_what_is_given_is_taken_and_null_is_as_nothing(tmp_path: Path) -> None:
         (lambda inner: inner.flag("x", True), 1, "must be true or false, not 1"),
         (lambda inner: inner.choice("x", ["a"]), ["a"], "must be one of a, not ['a']"),
         (lambda inner: inner.strings("x"), "a", "must be a list of strings, not 'a'"),
+        (lambda inner: inner.indexes("x", ()), 3, "must be a list of some integers, not 3"),
+        (lambda inner: inner.indexes("x", (), length=2), [1], "must be a list of 2 integers, not [1]"),
+        (lambda inner: inner.indexes("x", ()), [1, -1], "must be an integer of at least 0, not -1"),
         (lambda inner: inner.section("x"), 3, "must be an object, not 3"),
     ],
 )

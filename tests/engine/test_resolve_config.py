@@ -196,7 +196,18 @@ def test_prefix_caching_and_page_size_are_passed_on() -> None:
     assert resolve(TINY).kv_cache.enable_prefix_caching
 
 
-def test_a_picture_is_computed_whole_whatever_is_asked(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_picture_whose_tokens_see_only_what_is_before_them_may_be_larger_than_a_step() -> None:
+    size = replace(SIZE, tokens_per_item=16_384, sees_pictures_whole=False)
+    scheduler = resolve(size).scheduler
+    assert (scheduler.max_num_batched_tokens, scheduler.max_num_encoder_input_tokens) == (2048, 16_384)
+    assert scheduler.cuts_items
+    whole = resolve(size, disable_chunked_mm_input=True).scheduler
+    assert (whole.max_num_batched_tokens, whole.cuts_items) == (16_384 + 255, False)
+
+
+def test_one_whose_tokens_see_each_other_is_computed_whole_whatever_is_asked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.INFO):
         assert resolve(disable_chunked_mm_input=True) == resolve(disable_chunked_mm_input=False)
     assert caplog.text.count("disable_chunked_mm_input changes nothing") == 1

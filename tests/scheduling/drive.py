@@ -114,7 +114,12 @@ class Drive:
         self.scheduler = Scheduler(self.config, END_IDS)
         kv_cache = self.config.kv_cache
         self.runner = FakeRunner(
-            kv_cache.num_blocks, kv_cache.block_size, self.is_done, self.keep, keep_stretch=self.keep_stretch
+            kv_cache.num_blocks,
+            kv_cache.block_size,
+            self.is_done,
+            self.keep,
+            keep_stretch=self.keep_stretch,
+            cuts_items=self.config.scheduler.cuts_items,
         )
 
     def keep(self, encoding: Encoding, _seconds: float, make_array: Callable[[], StoredArray]) -> None:

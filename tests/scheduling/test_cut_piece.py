@@ -33,3 +33,19 @@ def test_a_picture_is_computed_as_soon_as_it_is_encoded_though_the_next_is_not_h
     assert [state.parked_for for state in drive.scheduler.lineup.parked] == [ParkedFor.PIXELS]
     drive.deliver("dog")
     drive.expect_all_answered()
+
+
+@pytest.mark.parametrize("cuts_items", [False, True])
+def test_a_step_computes_a_part_of_a_picture_where_no_token_of_it_sees_those_behind(cuts_items: bool) -> None:
+    room = TOKENS_PER_PICTURE + 4
+    drive = Drive(make_config(max_num_batched_tokens=room, max_num_seqs=1, cuts_items=cuts_items))
+    plans = drive.run(make_request("a", 8, "cat", 9, max_tokens=1))
+    lengths = [piece.length for plan in plans for piece in plan.now]
+    assert lengths == ([room, room, 3] if cuts_items else [8, room, 5])
+    drive.expect_right_answers()
+
+
+def test_where_pictures_may_be_cut_a_step_may_be_smaller_than_one() -> None:
+    drive = Drive(make_config(max_num_batched_tokens=2, max_num_seqs=1, cuts_items=True))
+    drive.run(make_request("a", 1, "cat", "dog", 1))
+    drive.expect_right_answers()

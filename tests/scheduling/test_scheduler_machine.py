@@ -22,7 +22,7 @@ def configs(draw: st.DrawFn) -> Any:
     block_size = draw(st.sampled_from([1, 2, 4, 8]))
     shares_embeddings = draw(st.booleans())
     num_positions = draw(st.sampled_from([60, 80, 160, 400]))
-    caches_prefixes = draw(st.booleans())
+    caches_prefixes, cuts_items = draw(st.booleans()), draw(st.booleans())
     return make_config(
         block_size=block_size,
         num_blocks=num_positions // block_size,
@@ -34,7 +34,8 @@ def configs(draw: st.DrawFn) -> Any:
         shares_embeddings=shares_embeddings,
         has_tiers=shares_embeddings and draw(st.booleans()),
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=5 + max_num_seqs + draw(st.integers(0, 60)),
+        max_num_batched_tokens=max_num_seqs + draw(st.integers(0 if cuts_items else 5, 65)),
+        cuts_items=cuts_items,
         max_num_encoder_input_tokens=6 * draw(st.integers(1, 4)),
         takes_turns=draw(st.booleans()),
         max_prompt_tokens_beside_streams=draw(st.sampled_from([None, 0, 1, 4, 16])),

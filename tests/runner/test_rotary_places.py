@@ -1,0 +1,52 @@
+"""Each token stands where transformers' Qwen3-VL puts it, whatever part of a prompt is asked for."""
+
+from typing import Any
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepsight.media import Geometry, MediaItem, TokenSpan
+from keepsight.runner.rotary_places import RotaryPlaces
+from tests.models.qwen3_vl import reference as ref
+
+ARGUMENTS = ref.draw_config(0)
+# Words before a picture, its rows and columns.
+PICTURES = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=4)
+
+
+def reference_places(token_ids: list[int], grids: list[tuple[int, int]]) -> torch.Tensor:
+    from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
+
+    class Holder:
+        config = ref.make_reference(ARGUMENTS, 0).config
+        get_vision_position_ids = Qwen3VLModel.get_vision_position_ids
+
+    ids = torch.tensor([token_ids])
+    patches = [(1, rows * ref.MERGE_SIZE, columns * ref.MERGE_SIZE) for rows, columns in grids]
+    get_rope_index: Any = Qwen3VLModel.get_rope_index
+    places, _ = get_rope_index(Holder(), ids, (ids == ref.IMAGE_TOKEN).int(), torch.tensor(patches))
+    return places[:, 0]  # type: ignore[no-any-return]
+
+
+@given(pictures=PICTURES, behind=st.integers(1, 6), data=st.data())
+def test_they_are_the_reference_s(pictures: list[tuple[int, int, int]], behind: int, data: st.DataObject) -> None:
+    token_ids, media = list[int](), []
+    for index, (words, rows, columns) in enumerate(pictures):
+        span = TokenSpan(len(token_ids) + words, rows * columns)
+        token_ids += [5] * words + [ref.IMAGE_TOKEN] * span.length
+        media.append(MediaItem(str(index), span, Geometry(1, 1), columns=columns))
+    token_ids += [5] * behind
+    expected = reference_places(token_ids, [(rows, columns) for _, rows, columns in pictures])
+    places = RotaryPlaces(media)
+    start = data.draw(st.integers(0, len(token_ids) - 1))
+    end = data.draw(st.integers(start + 1, len(token_ids)))
+    assert torch.equal(places.between(start, end), expected[:, start:end])
+    assert len(token_ids) - 1 - places.shift == int(expected[0, -1])
+
+
+def test_what_has_no_rows_is_a_line_as_text_is() -> None:
+    strip = MediaItem("strip", TokenSpan(2, 3), Geometry(1, 3), "prompt_embeds")
+    places = RotaryPlaces([strip])
+    assert places.shift == 0
+    assert places.between(0, 8).tolist() == [list(range(8))] * 3

@@ -1,0 +1,112 @@
+"""Small random models of each family, with prompts of pictures and words, and what transformers answers to them."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from keepsight.image_processor_config import ImageProcessorConfig
+from keepsight.media import Geometry, MediaItem, TokenSpan
+from keepsight.models.layers import Placement
+from keepsight.models.model import Model
+from keepsight.models.qwen3_vl.model import Qwen3VL
+from keepsight.requests import Pixels
+from keepsight.runner.normalize_pixels import PixelNormalizer
+from tests.models.gemma3 import reference as gemma3
+from tests.models.qwen3_vl import reference as qwen3_vl
+from tests.runner.small_model import PLACE, SmallModel
+
+# In tokens, of pictures 0, 1, 2 and 3.
+QWEN_GRIDS = ((2, 3), (4, 1), (1, 2), (3, 3))
+
+
+class Family(Protocol):
+    model: Model
+    normalizer: PixelNormalizer
+    reference: Any
+    # Of any picture.
+    most_tokens: int
+
+    def pixels(self, picture: int) -> Pixels: ...
+
+    def show(self, picture: int, start: int) -> tuple[list[int], MediaItem]:
+        """The tokens that stand for it in a prompt from position `start` on; its hash is its number."""
+        ...
+
+    def reference_inputs(self, token_ids: list[int], media: Sequence[MediaItem]) -> dict[str, Any]: ...
+
+    def true_logits(self, logits: Tensor) -> Tensor:
+        """Of what transformers gave."""
+        ...
+
+
+class SmallGemma3(SmallModel):
+    def __init__(self, seed: int, directory: Path, place: Placement = PLACE) -> None:
+        super().__init__(seed, directory, place)
+        self.most_tokens = int(self.arguments["mm_tokens_per_image"])
+
+    def show(self, picture: int, start: int) -> tuple[list[int], MediaItem]:
+        span = TokenSpan(start + 1, self.most_tokens)
+        token_ids = [gemma3.BOI_TOKEN, *[gemma3.IMAGE_TOKEN] * span.length, gemma3.EOI_TOKEN]
+        return token_ids, MediaItem(str(picture), span, Geometry(self.size, self.size))
+
+    def reference_inputs(self, token_ids: list[int], media: Sequence[MediaItem]) -> dict[str, Any]:
+        pixels = torch.zeros(0)
+        if media:
+            stacked = np.stack([self.pixels(int(item.media_hash)) for item in media])
+            pixels = self.normalizer(torch.from_numpy(stacked)).permute(0, 3, 1, 2)
+        return gemma3.reference_inputs(gemma3.Prompt(token_ids, [item.span for item in media], pixels))
+
+    def true_logits(self, logits: Tensor) -> Tensor:
+        # transformers leaves the cap out where there are pictures.
+        cap = self.reference.config.text_config.final_logit_softcapping
+        return torch.tanh(logits / cap) * cap if cap else logits
+
+
+class SmallQwen3VL:
+    def __init__(self, seed: int, directory: Path, place: Placement = PLACE) -> None:
+        self.arguments = qwen3_vl.draw_config(seed)
+        self.reference = qwen3_vl.make_reference(self.arguments, seed)
+        self.model = Qwen3VL.from_checkpoint(qwen3_vl.save_checkpoint(self.reference, directory), place)
+        self.token_side = self.arguments["vision_config"]["patch_size"] * qwen3_vl.MERGE_SIZE
+        self.normalizer = PixelNormalizer(ImageProcessorConfig(), place.device, place.dtype)
+        self.most_tokens = max(rows * columns for rows, columns in QWEN_GRIDS)
+
+    def pixels(self, picture: int) -> Pixels:
+        rows, columns = QWEN_GRIDS[picture]
+        shape = (rows * self.token_side, columns * self.token_side, 3)
+        return np.random.default_rng(picture).integers(0, 256, shape, np.uint8)
+
+    def show(self, picture: int, start: int) -> tuple[list[int], MediaItem]:
+        rows, columns = QWEN_GRIDS[picture]
+        span = TokenSpan(start + 1, rows * columns)
+        token_ids = [qwen3_vl.BEGIN_TOKEN, *[qwen3_vl.IMAGE_TOKEN] * span.length, qwen3_vl.END_TOKEN]
+        geometry = Geometry(columns * self.token_side, rows * self.token_side)
+        return token_ids, MediaItem(str(picture), span, geometry, columns=columns)
+
+    def reference_inputs(self, token_ids: list[int], media: Sequence[MediaItem]) -> dict[str, Any]:
+        pixels = [self._normalized(item) for item in media]
+        return qwen3_vl.reference_inputs(qwen3_vl.Prompt(token_ids, list(media), pixels), self.arguments)
+
+    def _normalized(self, item: MediaItem) -> Tensor:
+        normalized: Tensor = self.normalizer(torch.from_numpy(self.pixels(int(item.media_hash)))[None])[0]
+        return normalized
+
+    def true_logits(self, logits: Tensor) -> Tensor:
+        return logits
+
+
+def write_prompt(family: Family, parts: Iterable[int | Sequence[int]]) -> tuple[list[int], list[MediaItem]]:
+    """`parts`: a picture by its number, or the tokens of a text."""
+    token_ids, media = [2], []
+    for part in parts:
+        if isinstance(part, int):
+            shown, item = family.show(part, len(token_ids))
+            token_ids += shown
+            media.append(item)
+        else:
+            token_ids += part
+    return token_ids, media
