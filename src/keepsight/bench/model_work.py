@@ -19,20 +19,24 @@ _FIRST_PICTURE_TOKEN = 4
 
 
 class ModelWork:
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, num_image_tokens: int | None = None) -> None:
+        """`num_image_tokens`: of the picture, where not all have as many."""
         self.model, self._place = model, model.place
-        self._store = KvBlockStore(model.shape, CONTEXT // BLOCK_SIZE, BLOCK_SIZE, self._place)
+        self._num_image_tokens = model.shape.tokens_per_image if num_image_tokens is None else num_image_tokens
+        num_blocks = -(-max(CONTEXT, self._num_image_tokens + NUM_WORDS) // BLOCK_SIZE)
+        self._store = KvBlockStore(model.shape, num_blocks, BLOCK_SIZE, self._place)
         self._attention = PagedAttention()
-        self._blocks = BlockTable(BLOCK_SIZE, range(CONTEXT // BLOCK_SIZE), self._place.device)
+        self._blocks = BlockTable(BLOCK_SIZE, range(num_blocks), self._place.device)
 
     def encode(self, pixels: Tensor) -> Tensor:
         """Normalised."""
         return self.model.encode_images(pixels)
 
     def prefill(self) -> Tensor:
-        num_image_tokens = self.model.shape.tokens_per_image
-        spans = (TokenSpan(_FIRST_PICTURE_TOKEN, num_image_tokens),) if num_image_tokens else ()
-        return self._compute(RequestSlice(0, NUM_WORDS + num_image_tokens, self._blocks, spans))
+        length = self._num_image_tokens
+        is_whole = length and self.model.shape.sees_pictures_whole
+        spans = (TokenSpan(_FIRST_PICTURE_TOKEN, length),) if is_whole else ()
+        return self._compute(RequestSlice(0, NUM_WORDS + length, self._blocks, spans))
 
     def decode(self) -> Tensor:
         return self._compute(RequestSlice(CONTEXT - 2, 1, self._blocks))

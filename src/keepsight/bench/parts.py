@@ -82,10 +82,12 @@ def _frontend_parts(jpeg: bytes, config: ImageProcessorConfig) -> Iterator[Part]
 
 def _model_parts(config: Config, jpeg: bytes, image_config: ImageProcessorConfig) -> Iterator[Part]:
     model = load_model_for(config, choose_place(config))
-    place, work = model.place, ModelWork(model)
+    place = model.place
     normalize = PixelNormalizer(image_config, place.device, place.dtype)
     pixels = torch.from_numpy(resize_pixels(decode_picture(jpeg), image_config).copy())[None]
     normalized = normalize(pixels.to(place.device))
+    [embeddings] = model.encode_images(normalized)
+    work = ModelWork(model, len(embeddings))
     encoder, decoder = _weight_bytes(model)
     yield Part("to the device, normalised", lambda: normalize(pixels.to(place.device)), pixels.numel(), place.device)
     yield Part("encode", lambda: work.encode(normalized), encoder, place.device)
