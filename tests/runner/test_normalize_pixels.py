@@ -91,3 +91,11 @@ def test_the_result_is_contiguous_and_the_pixels_are_left_alone() -> None:
     before = pixels.clone()
     assert PixelNormalizer(config, "cpu", torch.bfloat16)(pixels).is_contiguous()
     assert torch.equal(pixels, before)
+
+
+def test_pictures_of_any_width_are_normalized_by_one_table() -> None:
+    config = config_for("torchvision", OPTIONS[1])
+    normalize = PixelNormalizer(config, "cpu", torch.float32)
+    for height, width in ((8, 32), (1, 1), (3, 100), (7, 2)):
+        pixels = torch.randint(0, 256, (2, height, width, 3), dtype=torch.uint8)
+        assert torch.equal(normalize(pixels), torchvision_reference(pixels, config))

@@ -19,8 +19,7 @@ class PixelNormalizer:
         self._is_grey = bool((table == table[0]).all())
         self._table = (table[0] if self._is_grey else table.flatten()).to(device)
         # Where the part of red, green and blue begins; int32 because uint8 as an index is a mask to torch.
-        starts = torch.tensor([0, 256, 512], dtype=torch.int32)
-        self._starts_of_row = starts.repeat(config.width).to(device)  # [width * 3]
+        self._starts = torch.tensor([0, 256, 512], dtype=torch.int32).to(device)
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         assert pixels.dtype == torch.uint8, pixels.dtype
@@ -28,7 +27,8 @@ class PixelNormalizer:
         indices = pixels.to(torch.int32, memory_format=torch.contiguous_format)
         if not self._is_grey:
             # Whole rows: adding rows of three would take ten times as long.
-            indices.view(-1, len(self._starts_of_row)).add_(self._starts_of_row)
+            starts = self._starts.repeat(pixels.shape[-2])  # [width * 3]
+            indices.view(-1, len(starts)).add_(starts)
         # index_select with int32 takes a quarter of the time of table[indices], here and with int64.
         return self._table.index_select(0, indices.view(-1)).view(pixels.shape)
 
