@@ -29,6 +29,7 @@ SMALL_NOUNS = {
     "keepsight.pixels",
     "keepsight.requests",
     "keepsight.sampling_params",
+    "keepsight.shown_sizes",
     "keepsight.structured_outputs",
     "keepsight.token_bytes",
 }

@@ -1,0 +1,87 @@
+"""How large a picture is shown to a model that has no one size for all: arithmetic on its geometry alone.
+
+Equal to the reference's `smart_resize` for every size, so that prompts can be laid out before any pixel is decoded.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.media import Geometry
+
+# Larger ones would not reach another process.
+MAX_COUNT = 2**31 - 1
+# Of the longer side to the shorter one: the reference refuses longer pictures, too.
+MAX_ASPECT_RATIO = 200
+
+
+def is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_positive_int(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_COUNT:
+        raise InvalidArgumentError(name, f"must be an integer from 1 to {MAX_COUNT}, got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class ShownSizes:
+    """About a picture's own, in whole tokens, each a square of `merge_size` x `merge_size` patches."""
+
+    patch_size: int
+    merge_size: int
+    min_pixels: int
+    max_pixels: int
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            check_positive_int(field.name, getattr(self, field.name))
+        if self.min_pixels > self.max_pixels:
+            message = f"min_pixels may be at most max_pixels, but {self.min_pixels} exceeds {self.max_pixels}"
+            raise InvalidArgumentError("max_pixels", message)
+
+    @property
+    def token_side(self) -> int:
+        return self.patch_size * self.merge_size
+
+    @property
+    def max_tokens(self) -> int:
+        """No picture has more.  It may be more than `max_pixels` have room for: what is enlarged is rounded up, and no
+        side becomes shorter than a token.  Both do most to the longest pictures.
+        """
+        least, most = (math.sqrt(pixels) / self.token_side for pixels in (self.min_pixels, self.max_pixels))
+        stretch = math.sqrt(MAX_ASPECT_RATIO)
+        enlarged = (least / stretch + 1) * (least * stretch + 1)
+        return max(self.max_pixels // self.token_side**2, math.ceil(most * stretch), math.ceil(enlarged))
+
+    def check_cost_no_more_than(self, limit: "ShownSizes") -> None:
+        """Room is made for what that allows, and no more."""
+        if self.max_pixels > limit.max_pixels:
+            raise InvalidArgumentError("max_pixels", f"may be at most {limit.max_pixels} here, got {self.max_pixels}")
+        if self.max_tokens > limit.max_tokens:
+            message = f"may enlarge pictures to {self.max_tokens} tokens, at most {limit.max_tokens} are allowed here"
+            raise InvalidArgumentError("min_pixels", message)
+
+    def can_show(self, geometry: Geometry) -> bool:
+        short_side, long_side = sorted((geometry.width, geometry.height))
+        return long_side / short_side <= MAX_ASPECT_RATIO
+
+    def size_of(self, geometry: Geometry) -> Geometry:
+        """In pixels."""
+        rows, columns = self.grid_of(geometry)
+        return Geometry(columns * self.token_side, rows * self.token_side)
+
+    def grid_of(self, geometry: Geometry) -> tuple[int, int]:
+        """Rows and columns of tokens.  The order of operations is the reference's, whose last bits decide."""
+        assert self.can_show(geometry), geometry
+        side, num_pixels = self.token_side, geometry.width * geometry.height
+        rows, columns = round(geometry.height / side), round(geometry.width / side)
+        if rows * columns * side**2 > self.max_pixels:
+            shrink = math.sqrt(num_pixels / self.max_pixels)
+            rows, columns = (math.floor(each / shrink / side) for each in (geometry.height, geometry.width))
+            return max(1, rows), max(1, columns)
+        if rows * columns * side**2 < self.min_pixels:
+            enlarge = math.sqrt(self.min_pixels / num_pixels)
+            return math.ceil(geometry.height * enlarge / side), math.ceil(geometry.width * enlarge / side)
+        return rows, columns
