@@ -14,6 +14,8 @@ from keepsight.errors import CheckpointConfigError, InvalidArgumentError, Unsupp
 from keepsight.frontend.identity.pan_and_scan import plan_crops
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import Geometry
+from keepsight.shown_sizes import ShownSizes
+from tests.frontend.qwen_like import PROCESSOR as PUBLISHED_BY_QWEN
 from tests.frontend.reference_processor import skip_where_the_reference_is_older
 
 # As Google publishes it with gemma-3-4b-it.
@@ -230,3 +232,151 @@ def test_lists_become_tuples_so_that_equal_configurations_hash_equally() -> None
     of_lists = ImageProcessorConfig(image_mean=[0.5, 0.5, 0.5])  # type: ignore[arg-type]
     assert hash(of_lists) == hash(ImageProcessorConfig())
     assert dataclasses.replace(of_lists) == of_lists
+
+
+# Sizes that follow from the picture's own -------------------------------------------------------------------------
+
+
+def sizes_of(directory: Path, **overrides: Any) -> ShownSizes:
+    sizes = read(directory, **overrides).sizes
+    assert sizes is not None
+    return sizes
+
+
+def test_what_qwen_publishes_gives_the_published_values(tmp_path: Path) -> None:
+    config = read(write(tmp_path, PUBLISHED_BY_QWEN))
+    assert config == ImageProcessorConfig(resample=3, sizes=ShownSizes(16, 2, 65_536, 16_777_216))
+    assert config.max_tokens_per_picture == 16_384
+    assert read(write(tmp_path, PUBLISHED)).max_tokens_per_picture == 0
+
+
+@pytest.mark.parametrize("suffix", ["", "Fast", "Pil"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"size": None, "min_pixels": None, "max_pixels": None},
+        {"min_pixels": 4000},
+        {"size": {"shortest_edge": 5000, "longest_edge": 6000}, "max_pixels": 70_000},
+        {"min_pixels": 3136, "max_pixels": 12_845_056, "patch_size": 14, "merge_size": 3, "resample": 2},
+        {"size": {"shortest_edge": 5000, "longest_edge": 6000}, "image_mean": [0.1, 0.2, 0.3], "rescale_factor": 0.1},
+    ],
+)
+def test_the_values_of_such_a_file_are_those_that_transformers_reads(
+    tmp_path: Path, values: dict[str, Any], suffix: str
+) -> None:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    write(tmp_path, values | {"image_processor_type": f"Qwen2VLImageProcessor{suffix}"})
+    ours, reference = read(tmp_path), Qwen2VLImageProcessorPil.from_pretrained(tmp_path)
+    limits = (reference.size["shortest_edge"], reference.size["longest_edge"])
+    assert ours.sizes == ShownSizes(reference.patch_size, reference.merge_size, *limits)
+    assert (ours.resample, ours.rescale_factor) == (reference.resample, reference.rescale_factor)
+    assert (ours.image_mean, ours.image_std) == (tuple(reference.image_mean), tuple(reference.image_std))
+
+
+def test_a_file_that_names_no_processor_is_known_by_its_sizes(tmp_path: Path) -> None:
+    unnamed = {name: value for name, value in PUBLISHED_BY_QWEN.items() if name != "image_processor_type"}
+    assert sizes_of(write(tmp_path, unnamed)) == sizes_of(write(tmp_path, PUBLISHED_BY_QWEN))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temporal_patch_size", 1),
+        ("temporal_patch_size", None),
+        ("patch_size", None),
+        ("patch_size", 0),
+        ("merge_size", "2"),
+        ("size", {"shortest_edge": 5000}),
+        ("size", {"height": 896, "width": 896}),
+        ("size", 448),
+        ("min_pixels", 0),
+        ("max_pixels", 65_535),
+        ("do_resize", False),
+        ("resample", None),
+        ("image_mean", None),
+    ],
+)
+def test_what_such_a_file_cannot_say_is_refused_by_name(tmp_path: Path, field: str, value: object) -> None:
+    with pytest.raises(CheckpointConfigError, match=rf"preprocessor_config\.json: {field}:"):
+        read(write(tmp_path, PUBLISHED_BY_QWEN | {field: value}))
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"max_pixels": 70_000}, (65_536, 70_000)),
+        ({"min_pixels": 1}, (1, 16_777_216)),
+        ({"size": {"longest_edge": 70_000}}, (65_536, 70_000)),
+        ({"size": {"shortest_edge": 5, "longest_edge": 70_000}, "min_pixels": 6}, (6, 70_000)),
+        ({"size": None, "max_pixels": None}, (65_536, 16_777_216)),
+    ],
+)
+def test_the_limits_may_be_said_as_elsewhere(tmp_path: Path, said: dict[str, Any], expected: tuple[int, int]) -> None:
+    expected_sizes = ShownSizes(16, 2, *expected)
+    assert sizes_of(write(tmp_path, PUBLISHED_BY_QWEN), **said) == expected_sizes
+    assert read(tmp_path).with_overrides(**said).sizes == expected_sizes
+
+
+@pytest.mark.parametrize(
+    ("said", "field"),
+    [
+        ({"max_pixels": 65_535}, "max_pixels"),
+        ({"min_pixels": 16_777_217}, "min_pixels"),
+        ({"size": {"longest_edge": 5}}, "size"),
+        ({"size": {"shortest_edge": 5, "height": 6}}, "size"),
+        ({"size": 448}, "size"),
+        ({"size": {"shortest_edge": 0}}, "size"),
+        ({"max_pixels": "many"}, "max_pixels"),
+        ({"max_pixels": 2**31}, "max_pixels"),
+        ({"do_pan_and_scan": True}, "do_pan_and_scan"),
+        ({"patch_size": 14}, "patch_size"),
+        ({"sizes": None}, "sizes"),
+    ],
+)
+def test_limits_that_cannot_be_are_the_caller_s_mistake_by_the_name_that_was_said(
+    tmp_path: Path, said: dict[str, Any], field: str
+) -> None:
+    write(tmp_path, PUBLISHED_BY_QWEN)
+    for make in (read(tmp_path).with_overrides, lambda **changes: read(tmp_path, **changes)):
+        with pytest.raises(InvalidArgumentError) as caught:
+            make(**said)
+        assert caught.value.field == field
+
+
+def test_an_operator_may_allow_larger_pictures_than_the_file_and_a_request_none_larger(tmp_path: Path) -> None:
+    config = read(write(tmp_path, PUBLISHED_BY_QWEN), max_pixels=20_000_000)
+    assert config.sizes is not None
+    assert config.sizes.max_pixels == 20_000_000
+    for said in ({"max_pixels": 20_000_001}, {"size": {"longest_edge": 20_000_001}}):
+        with pytest.raises(InvalidArgumentError, match=r"may be at most 20000000 here, got 20000001") as caught:
+            config.with_overrides(**said)
+        assert caught.value.field in said
+
+
+def test_a_request_cannot_have_pictures_enlarged_beyond_the_tokens_that_there_is_room_for(tmp_path: Path) -> None:
+    """By so large a `min_pixels` that rounding up exceeds `max_pixels`."""
+    config = read(write(tmp_path, PUBLISHED_BY_QWEN))
+    with pytest.raises(InvalidArgumentError, match=r"min_pixels: may enlarge .* at most 16384 are allowed"):
+        config.with_overrides(min_pixels=16_777_216)
+
+
+def test_options_of_the_other_kind_are_refused_and_those_that_can_be_changed_named(tmp_path: Path) -> None:
+    of_gemma, of_qwen = read(write(tmp_path, PUBLISHED)), read(write(tmp_path, PUBLISHED_BY_QWEN))
+    with pytest.raises(UnsupportedFieldError, match=r"changed: do_pan_and_scan, image_mean, .* rescale_factor$"):
+        of_gemma.with_overrides(max_pixels=70_000)
+    changeable = "image_mean, image_std, max_pixels, min_pixels, resample, rescale_factor, size"
+    with pytest.raises(UnsupportedFieldError, match=f"changed: {changeable}$"):
+        of_qwen.with_overrides(do_pan_and_scan=False)
+    assert of_qwen.request_options == {"max_pixels", "min_pixels", "size", "resample"}
+    assert of_gemma.request_options.isdisjoint({"max_pixels", "min_pixels", "size"})
+
+
+def test_a_configuration_settled_for_a_size_says_how_large_that_is_shown(tmp_path: Path) -> None:
+    config = read(write(tmp_path, PUBLISHED_BY_QWEN))
+    settled = config.settled_for(Geometry(640, 300))
+    assert (settled.width, settled.height, settled.sizes) == (640, 288, None)
+    assert dataclasses.replace(settled, height=config.height, width=config.width, sizes=config.sizes) == config
+    of_gemma = read(write(tmp_path, PUBLISHED))
+    assert of_gemma.settled_for(Geometry(640, 300)) is of_gemma

@@ -13,12 +13,14 @@ from typing import Any, Literal, Self
 
 from keepsight.errors import CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
 from keepsight.json_fields import read_json_object
+from keepsight.media import Geometry
+from keepsight.shown_sizes import ShownSizes, check_positive_int, is_integer
 
 Backend = Literal["torchvision", "pil"]
 PerChannel = tuple[float, float, float]
 
 # PIL's resampling codes: nearest, lanczos, bilinear, bicubic, box, hamming.
-BILINEAR = 2
+BILINEAR, BICUBIC = 2, 3
 # What torch resizes as uint8 under the same meaning. Its box and hamming do not exist, and what "lanczos" means to the
 # reference depends on the torchvision version.
 RESAMPLES: dict[Backend, frozenset[int]] = {
@@ -26,19 +28,29 @@ RESAMPLES: dict[Backend, frozenset[int]] = {
     "pil": frozenset(range(6)),
 }
 
-# Larger ones would not reach another process.
-MAX_COUNT = 2**31 - 1
+# By how a file names them, but for the backend: whether pictures are shown at sizes that follow from their own.
+FOLLOWS = {"Gemma3ImageProcessor": False, "Qwen2VLImageProcessor": True}
+# What Qwen2VLImageProcessor has instead of the defaults below.
+DEFAULTS_WHERE_SIZES_FOLLOW: dict[str, Any] = {
+    "resample": BICUBIC,
+    "image_mean": (0.48145466, 0.4578275, 0.40821073),
+    "image_std": (0.26862954, 0.26130258, 0.27577711),
+}
+LIMITS = ("min_pixels", "max_pixels")
+DEFAULT_EDGES = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
 
 # What may be changed of one request's pictures, and what of all pictures of a model: the rest is the tower's.
-REQUEST_OPTIONS = frozenset(
+PAN_AND_SCAN_OPTIONS = frozenset(
     {
         "do_pan_and_scan",
         "pan_and_scan_min_crop_size",
         "pan_and_scan_max_num_crops",
         "pan_and_scan_min_ratio_to_activate",
-        "resample",
     }
 )
+SIZES_OPTIONS = frozenset({*LIMITS, "size"})
+# Of any model; a checkpoint's own has one of the two above.
+REQUEST_OPTIONS = PAN_AND_SCAN_OPTIONS | SIZES_OPTIONS | {"resample"}
 OPERATOR_OPTIONS = REQUEST_OPTIONS | {"image_mean", "image_std", "rescale_factor"}
 
 
@@ -75,10 +87,12 @@ class ImageProcessorConfig:
     pan_and_scan_min_ratio_to_activate: float = 1.2
     # Which of the reference's two implementations the pixels equal; they differ by 1 of 255 here and there.
     backend: Backend = "torchvision"
+    # None: every picture and crop is shown height x width.
+    sizes: ShownSizes | None = None
 
     def __post_init__(self) -> None:
         for name in ("height", "width", "pan_and_scan_min_crop_size", "pan_and_scan_max_num_crops"):
-            _check_positive_int(name, getattr(self, name))
+            check_positive_int(name, getattr(self, name))
         for name in ("rescale_factor", "pan_and_scan_min_ratio_to_activate"):
             object.__setattr__(self, name, _positive(name, getattr(self, name)))
         if not isinstance(self.do_pan_and_scan, bool):
@@ -94,7 +108,7 @@ class ImageProcessorConfig:
         if not isinstance(self.backend, str) or self.backend not in RESAMPLES:
             raise InvalidArgumentError("backend", f"must be one of {', '.join(RESAMPLES)}, got {self.backend!r}")
         allowed = RESAMPLES[self.backend]
-        if not _is_integer(self.resample) or self.resample not in allowed:
+        if not is_integer(self.resample) or self.resample not in allowed:
             codes = ", ".join(map(str, sorted(allowed)))
             raise InvalidArgumentError(
                 "resample", f"must be one of {codes} for the {self.backend} backend, got {self.resample!r}"
@@ -107,12 +121,12 @@ class ImageProcessorConfig:
         if found is None:
             return None
         path, values = found
+        _check_steps(path, values)
         # The overrides may repair what the file says (a resample that only one backend has), so all is checked at once,
         # and a complaint is laid at the door of whoever set the field.
-        _check_names(overrides)
-        _check_steps(path, values)
         try:
-            return cls(**{**_fields_from_json(values), **overrides})
+            fields = _fields_from_json(values)
+            return cls(**{**fields, **_fields_from_overrides(overrides, fields.get("sizes"))})
         except InvalidArgumentError as error:
             if error.field in overrides:
                 raise
@@ -120,8 +134,28 @@ class ImageProcessorConfig:
 
     def with_overrides(self, **overrides: Any) -> Self:
         """The same with some fields changed, as a request may ask."""
-        _check_names(overrides)
-        return dataclasses.replace(self, **overrides)
+        with _told_as_said(overrides):
+            changed = dataclasses.replace(self, **_fields_from_overrides(overrides, self.sizes))
+            if changed.sizes is not None and self.sizes is not None:
+                changed.sizes.check_cost_no_more_than(self.sizes)
+        return changed
+
+    @property
+    def request_options(self) -> frozenset[str]:
+        """What one request may change of its pictures."""
+        return REQUEST_OPTIONS - (SIZES_OPTIONS if self.sizes is None else PAN_AND_SCAN_OPTIONS)
+
+    @property
+    def max_tokens_per_picture(self) -> int:
+        """0: all have as many as the model says, crops as well."""
+        return 0 if self.sizes is None else self.sizes.max_tokens
+
+    def settled_for(self, geometry: Geometry) -> Self:
+        """The same for pictures of this size alone, of which it can be said how large they are shown."""
+        if self.sizes is None:
+            return self
+        shown = self.sizes.size_of(geometry)
+        return dataclasses.replace(self, height=shown.height, width=shown.width, sizes=None)
 
 
 def _read_image_processor(directory: Path) -> tuple[Path, dict[str, Any]] | None:
@@ -153,9 +187,60 @@ def _fields_from_json(values: dict[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {
         name: values[name] for name in ("resample", "image_mean", "image_std", "rescale_factor") if name in values
     }
+    if _follows(values):
+        return {**DEFAULTS_WHERE_SIZES_FOLLOW, **fields, "sizes": _read_sizes(values)}
     if "size" in values:
         fields["height"], fields["width"] = _height_and_width(values["size"])
     return fields
+
+
+def _follows(values: dict[str, Any]) -> bool:
+    """As the processor's name says, or else its sizes."""
+    name, size = values.get("image_processor_type"), values.get("size")
+    known = FOLLOWS.get(str(name).removesuffix("Fast").removesuffix("Pil"))
+    return isinstance(size, dict) and size.keys() == DEFAULT_EDGES.keys() if known is None else known
+
+
+def _read_sizes(values: dict[str, Any]) -> ShownSizes:
+    if (depth := values.get("temporal_patch_size", 2)) != 2:
+        raise InvalidArgumentError("temporal_patch_size", f"only 2 is supported, got {depth!r}")
+    edges = DEFAULT_EDGES if values.get("size") is None else values["size"]
+    limits = _read_limits({**values, "size": edges})
+    if len(limits) < 2:
+        raise InvalidArgumentError("size", f"must give a {' and a '.join(DEFAULT_EDGES)}, got {edges!r}")
+    return ShownSizes(values.get("patch_size", 14), values.get("merge_size", 2), **limits)
+
+
+def _read_limits(said: Mapping[str, Any]) -> dict[str, Any]:
+    """`min_pixels` and `max_pixels`, which go before what `size` says of them."""
+    size = said.get("size")
+    if size is not None and not (isinstance(size, dict) and size.keys() <= DEFAULT_EDGES.keys()):
+        raise InvalidArgumentError("size", f"can give a {' and a '.join(DEFAULT_EDGES)}, got {size!r}")
+    limits = {name: (size or {}).get(edge) for name, edge in zip(LIMITS, DEFAULT_EDGES, strict=True)}
+    limits.update({name: said[name] for name in LIMITS if said.get(name) is not None})
+    return {name: value for name, value in limits.items() if value is not None}
+
+
+def _fields_from_overrides(overrides: dict[str, Any], sizes: ShownSizes | None) -> dict[str, Any]:
+    """Those of which `sizes` are made become new ones."""
+    _check_names(overrides, sizes)
+    fields = {name: value for name, value in overrides.items() if name not in SIZES_OPTIONS}
+    if sizes is None:
+        return fields
+    with _told_as_said(overrides):
+        return {**fields, "sizes": dataclasses.replace(sizes, **_read_limits(overrides))}
+
+
+@contextmanager
+def _told_as_said(overrides: dict[str, Any]) -> Iterator[None]:
+    """A fault of a limit that was said in another way, or that does not go with the other, which was."""
+    try:
+        yield
+    except InvalidArgumentError as error:
+        if error.field not in LIMITS or error.field in overrides:
+            raise
+        said = next(name for name in ("size", *LIMITS) if name in overrides)
+        raise InvalidArgumentError(said, error.message) from error
 
 
 def _height_and_width(size: Any) -> tuple[Any, Any]:
@@ -168,25 +253,20 @@ def _height_and_width(size: Any) -> tuple[Any, Any]:
     raise InvalidArgumentError("size", f"must give a height and a width, got {size!r}")
 
 
-def _check_names(overrides: dict[str, Any]) -> None:
-    known = {field.name for field in dataclasses.fields(ImageProcessorConfig)}
+def _check_names(overrides: dict[str, Any], sizes: ShownSizes | None) -> None:
+    fields = {field.name for field in dataclasses.fields(ImageProcessorConfig)} - {"sizes"}
+    known = fields if sizes is None else fields - PAN_AND_SCAN_OPTIONS | SIZES_OPTIONS
     for name in overrides:
         if name not in known:
-            raise UnsupportedFieldError(name, f"is no option of the image processor; it has {', '.join(sorted(known))}")
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+            changeable = ", ".join(sorted(known & OPERATOR_OPTIONS))
+            raise UnsupportedFieldError(
+                name, f"is no option of this checkpoint's image processor; these can be changed: {changeable}"
+            )
 
 
 def _is_number(value: Any) -> bool:
     """Finite, as a float too."""
-    return (isinstance(value, float) or _is_integer(value)) and abs(value) <= sys.float_info.max
-
-
-def _check_positive_int(name: str, value: Any) -> None:
-    if not _is_integer(value) or not 1 <= value <= MAX_COUNT:
-        raise InvalidArgumentError(name, f"must be an integer from 1 to {MAX_COUNT}, got {value!r}")
+    return (isinstance(value, float) or is_integer(value)) and abs(value) <= sys.float_info.max
 
 
 def _positive(name: str, value: Any) -> float:

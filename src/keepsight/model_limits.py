@@ -52,11 +52,22 @@ def load_image_config(directory: Path, backend: str, overrides: dict[str, object
         raise CheckpointConfigError(
             directory / "preprocessor_config.json", "is missing, though config.json has a vision tower"
         )
-    vision = fields.section("vision_config")
-    if "image_size" in vision:
+    _check_agree(fields.section("vision_config"), config)
+    return config
+
+
+def _check_agree(vision: JsonFields, config: ImageProcessorConfig) -> None:
+    if config.sizes is not None:
+        expected = {"patch_size": config.sizes.patch_size, "spatial_merge_size": config.sizes.merge_size}
+        for name, value in {**expected, "temporal_patch_size": 2}.items():
+            if vision.integer(name) != value:
+                raise vision.refuse(name, f"is {vision.integer(name)}, but {value} to the image processor")
+    elif "spatial_merge_size" in vision:
+        message = f"is for pictures of many sizes, but all are resized to {config.width} x {config.height}"
+        raise vision.refuse("spatial_merge_size", message)
+    elif "image_size" in vision:
         side = vision.integer("image_size")
         if (config.width, config.height) != (side, side):
             raise vision.refuse(
                 "image_size", f"is {side}, but pictures are resized to {config.width} x {config.height}"
             )
-    return config

@@ -1,5 +1,6 @@
-"""What transformers makes of a case; the class of its image processor is the caller's choice."""
+"""What transformers makes of a case; the classes of its image processors are the caller's choice."""
 
+import dataclasses
 import io
 from typing import Any
 
@@ -26,27 +27,33 @@ def config_of(case: Case, backend: Backend) -> ImageProcessorConfig:
     return ImageProcessorConfig(**{**BASE, **case.options}, backend=backend)
 
 
-def reference_pixels(case: Case, processor_class: Any) -> Floats:
-    """float32 [1 + crops, 3, height, width], through `load_image` where the case is bytes."""
+def reference_pixels(case: Case, gemma_class: Any, qwen_class: Any) -> Floats:
+    """float32 [1 + crops, 3, height, width], or [patches, values] of Qwen's; through `load_image` if it is bytes."""
     from transformers.image_utils import load_image
 
     config = config_of(case, "pil")
+    processor_class, options = (
+        (gemma_class, _options_of_gemma) if config.sizes is None else (qwen_class, _options_of_qwen)
+    )
     processor = processor_class(
-        size={"height": config.height, "width": config.width},
         resample=config.resample,
         image_mean=list(config.image_mean),
         image_std=list(config.image_std),
         rescale_factor=config.rescale_factor,
+        do_convert_rgb=True,
     )
     image = load_image(Image.open(io.BytesIO(case.source))) if isinstance(case.source, bytes) else case.source
-    output = processor(
-        image,
-        return_tensors="pt",
-        do_convert_rgb=True,
-        do_pan_and_scan=config.do_pan_and_scan,
-        pan_and_scan_min_crop_size=config.pan_and_scan_min_crop_size,
-        pan_and_scan_max_num_crops=config.pan_and_scan_max_num_crops,
-        pan_and_scan_min_ratio_to_activate=config.pan_and_scan_min_ratio_to_activate,
-    )
-    pixels: Floats = output["pixel_values"].numpy()
+    pixels: Floats = processor(image, return_tensors="pt", **options(config))["pixel_values"].numpy()
     return pixels
+
+
+def _options_of_gemma(config: ImageProcessorConfig) -> dict[str, Any]:
+    names = [field.name for field in dataclasses.fields(config) if "pan_and_scan" in field.name]
+    size = {"height": config.height, "width": config.width}
+    return {"size": size, "do_convert_rgb": True, **{name: getattr(config, name) for name in names}}
+
+
+def _options_of_qwen(config: ImageProcessorConfig) -> dict[str, Any]:
+    assert config.sizes is not None
+    size = {"shortest_edge": config.sizes.min_pixels, "longest_edge": config.sizes.max_pixels}
+    return {"size": size, "patch_size": config.sizes.patch_size, "merge_size": config.sizes.merge_size}

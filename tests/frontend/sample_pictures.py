@@ -14,6 +14,7 @@ from PIL import Image
 
 from keepsight.frontend.intake.open_picture import PictureSource
 from keepsight.requests import Pixels
+from keepsight.shown_sizes import ShownSizes
 
 SIZES = (
     *((1, 1), (1, 2), (2, 1), (1, 97), (97, 1), (3, 500), (500, 3), (1, 3000)),
@@ -99,7 +100,7 @@ CROPPING = {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 20}
 
 
 def all_cases() -> tuple[Case, ...]:
-    return (*_encoded(), *_from_pil(), *_from_arrays(), *_under_other_options())
+    return (*_encoded(), *_from_pil(), *_from_arrays(), *_under_other_options(), *_shown_at_sizes_of_their_own())
 
 
 def _encoded() -> Iterator[Case]:
@@ -155,3 +156,16 @@ def _under_other_options() -> Iterator[Case]:
     for size in ((1024, 768), (20, 30), (896, 896)):
         picture = random_picture("RGB", size, seed=4)
         yield Case(f"896 jpeg {size}", encode(picture, "JPEG"), {"height": 896, "width": 896})
+
+
+def _shown_at_sizes_of_their_own() -> Iterator[Case]:
+    small = {"resample": 3, "sizes": ShownSizes(4, 2, 500, 20_000)}
+    for size in (*(size for size in SIZES if max(size) <= 200 * min(size)), (200, 1), (64, 40), (600, 400)):
+        picture = random_picture("RGB", size, seed=5)
+        yield Case(f"of its own png {size}", encode(picture, "PNG"), small)
+        yield Case(f"of its own jpeg {size}", encode(picture, "JPEG"), {**small, **COLOURFUL})
+    for size in ((61, 43), (1023, 767)):
+        picture = random_picture("RGB", size, seed=6)
+        yield Case(f"of its own, as published {size}", picture, {"sizes": ShownSizes(16, 2, 65_536, 16_777_216)})
+    turned = encode_turned(random_picture("RGB", (61, 43)), "JPEG", 6)
+    yield Case("of its own, turned", turned, small)

@@ -41,11 +41,13 @@ def main(folder: Path, output: Path) -> None:
     torch.set_num_threads(1)
     import_torchvision(folder)
     from transformers.models.gemma3.image_processing_gemma3 import Gemma3ImageProcessor
+    from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
 
     from tests.frontend.reference_processor import reference_pixels
     from tests.frontend.sample_pictures import all_cases
 
-    arrays: dict[str, Any] = {case.name: reference_pixels(case, Gemma3ImageProcessor) for case in all_cases()}
+    classes = (Gemma3ImageProcessor, Qwen2VLImageProcessor)
+    arrays: dict[str, Any] = {case.name: reference_pixels(case, *classes) for case in all_cases()}
     np.savez(output, **arrays)
 
 

@@ -59,6 +59,8 @@ def test_what_a_picture_costs_is_chosen_by_requests_that_are_trusted_alone() -> 
         asked.as_overrides(are_trusted=False)
     assert caught.value.field == "mm_processor_kwargs.pan_and_scan_max_num_crops"
     assert MediaProcessorOptions(do_pan_and_scan=False).as_overrides(are_trusted=False) == {"do_pan_and_scan": False}
+    sizes = {"min_pixels": 5, "max_pixels": 6, "size": {"shortest_edge": 7}}
+    assert MediaProcessorOptions(**sizes).as_overrides(are_trusted=False) == sizes  # type: ignore[arg-type]
     assert {*MediaProcessorOptions.__struct_fields__} == REQUEST_OPTIONS
 
 
@@ -153,7 +155,7 @@ def test_a_field_that_is_not_served_is_refused_by_name(name: str) -> None:
         ({"response_format": {"regex": "a+"}}, "response_format.regex", "knows$"),
         ({"separate_reasoning": True}, "separate_reasoning", "knows$"),  # include_reasoning is refused, too
         ({"stream": True, "stream_options": {"include": 1}}, "stream_options.include", "include_usage"),
-        ({"mm_processor_kwargs": {"size": 1}}, "mm_processor_kwargs.size", "no field"),
+        ({"mm_processor_kwargs": {"do_resize": 1}}, "mm_processor_kwargs.do_resize", "no field"),
         (OBFUSCATED, "stream_options.include_obfuscation", "not supported"),
     ],
 )  # fmt: skip

@@ -104,6 +104,8 @@ def misbehave(patch: pytest.MonkeyPatch) -> None:
 def job_of(source: PictureSource, **options: object) -> PictureJob:
     """Of the whole picture, and its crops under options that ask for them."""
     config = ImageProcessorConfig(**{**BASE, **options})
+    if config.sizes is not None:
+        config = config.settled_for(read_geometry(source, FIELD))
     crops = plan_crops(read_geometry(source, FIELD), config) if config.do_pan_and_scan else ()
     return PictureJob(source, FIELD, {str(index): part for index, part in enumerate((None, *crops))}, config)
 

@@ -26,6 +26,7 @@ from keepsight.frontend.pixels.picture_wire import (
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import CropBox
 from keepsight.requests import Pixels
+from keepsight.shown_sizes import ShownSizes
 
 SOON = 20
 FIELD = "messages[0].content[1]"
@@ -74,6 +75,8 @@ jobs = st.builds(
         rescale_factor=st.floats(1e-6, 1),
         do_pan_and_scan=st.booleans(),
         backend=st.sampled_from(["torchvision", "pil"]),
+        sizes=st.none()
+        | st.builds(ShownSizes, *[st.integers(1, 16)] * 2, st.integers(1, 99), st.integers(99, 2**31 - 1)),
     ),
 )
 

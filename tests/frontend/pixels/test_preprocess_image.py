@@ -21,6 +21,7 @@ from keepsight.image_processor_config import Backend, ImageProcessorConfig
 from keepsight.media import CropBox
 from keepsight.requests import Pixels
 from keepsight.runner.normalize_pixels import PixelNormalizer
+from keepsight.shown_sizes import ShownSizes
 from tests.frontend.reference_processor import Floats, config_of, reference_pixels, skip_where_the_reference_is_older
 from tests.frontend.sample_pictures import Case, all_cases, encode, random_picture
 
@@ -52,13 +53,23 @@ def torchvision_pixels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Map
 
 
 def our_pixels(case: Case, backend: Backend) -> Floats:
-    """float32 [1 + crops, 3, height, width], as the reference lays them out."""
+    """As the reference lays them out: float32 [1 + crops, 3, height, width], or [patches, values]."""
     config = config_of(case, backend)
     source = take_source(case.source, "picture")
-    crops = plan_crops(read_geometry(source, "picture"), config)
-    prepared = preprocess_image(decode_picture(source, "picture"), (None, *crops), config)
+    geometry = read_geometry(source, "picture")
+    settled = config.settled_for(geometry)
+    prepared = preprocess_image(decode_picture(source, "picture"), (None, *plan_crops(geometry, config)), settled)
     normalized = PixelNormalizer(config, "cpu", torch.float32)(torch.from_numpy(np.stack(prepared)))
-    return normalized.permute(0, 3, 1, 2).contiguous().numpy()
+    channels_first = normalized.permute(0, 3, 1, 2).contiguous()
+    return (channels_first if config.sizes is None else cut_into_patches(channels_first, config.sizes)).numpy()
+
+
+def cut_into_patches(pixels: torch.Tensor, sizes: ShownSizes) -> torch.Tensor:
+    """[1, 3, height, width] to [patches, values], those of a token together, each patch in two frames."""
+    patch, merge, side = sizes.patch_size, sizes.merge_size, sizes.token_side
+    _, _, height, width = pixels.shape
+    cut = pixels.reshape(3, height // side, merge, patch, width // side, merge, patch).permute(1, 4, 2, 5, 0, 3, 6)
+    return cut.unsqueeze(5).expand(-1, -1, -1, -1, -1, 2, -1, -1).reshape(-1, 3 * 2 * patch**2)
 
 
 def are_bit_equal(ours: Floats, reference: Floats) -> bool:
@@ -72,10 +83,12 @@ def test_there_are_more_than_two_hundred_cases_of_different_names(cases: tuple[C
 def test_every_case_equals_the_pil_backend_of_transformers_bit_for_bit(cases: tuple[Case, ...]) -> None:
     skip_where_the_reference_is_older()
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+    classes = (Gemma3ImageProcessorPil, Qwen2VLImageProcessorPil)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the reference's
-        reference = {case.name: reference_pixels(case, Gemma3ImageProcessorPil) for case in cases}
+        reference = {case.name: reference_pixels(case, *classes) for case in cases}
     wrong = [case.name for case in cases if not are_bit_equal(our_pixels(case, "pil"), reference[case.name])]
     assert wrong == []
 

@@ -23,19 +23,25 @@ from keepsight.structured_outputs import StructuredOutputsParams
 
 
 class MediaProcessorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`mm_processor_kwargs`, as far as one request may choose them: the first in any case, the others where trusted."""
+    """`mm_processor_kwargs`, as far as one request may choose them, some only where it is trusted."""
 
     do_pan_and_scan: bool | None = None
+    # Whoever may send a larger picture may as well ask for this one to be shown as large.
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    size: dict[str, int] | None = None
 
     pan_and_scan_min_crop_size: int | None = None
     pan_and_scan_max_num_crops: int | None = None
     pan_and_scan_min_ratio_to_activate: float | None = None
     resample: int | None = None
 
+    FREE: ClassVar[frozenset[str]] = frozenset({"do_pan_and_scan", "min_pixels", "max_pixels", "size"})
+
     def as_overrides(self, *, are_trusted: bool) -> dict[str, Any]:
         overrides = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
         for name in overrides:
-            if name != "do_pan_and_scan" and not are_trusted:
+            if name not in self.FREE and not are_trusted:
                 raise UnsupportedFieldError(
                     f"mm_processor_kwargs.{name}",
                     "is taken from a request only with --trust-request-mm-processor-kwargs",

@@ -135,9 +135,11 @@ def _hash_terms(
 
 
 def _options_of_all(config: ImageProcessorConfig) -> dict[str, object]:
-    """Without those that choose the crops: the boxes say it, and the whole is the same picture whether or not."""
+    """Without those that choose the crops: the boxes say it, and the whole is the same picture whether or not.  Nor
+    those that choose its size: in a configuration settled for it, height and width say that.
+    """
     options = dataclasses.asdict(config)
-    return {name: value for name, value in options.items() if "pan_and_scan" not in name}
+    return {name: value for name, value in options.items() if "pan_and_scan" not in name and name != "sizes"}
 
 
 def _bytes_of(array: npt.NDArray[np.generic]) -> memoryview:

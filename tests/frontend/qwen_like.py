@@ -1,0 +1,65 @@
+"""A checkpoint whose pictures are shown at sizes that follow from their own, as Qwen3-VL's; without weights.
+
+Its files say what Qwen publishes, its template what that of Qwen writes for a picture.  Its tokenizer is another, with
+Qwen's special tokens.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from tests.frontend.gemma_like import DEMO
+
+SPECIAL = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
+PROCESSOR: dict[str, Any] = {
+    "size": {"longest_edge": 16_777_216, "shortest_edge": 65_536},
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "processor_class": "Qwen3VLProcessor",
+    "image_processor_type": "Qwen2VLImageProcessorFast",
+}
+VISION = {"patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2}
+TEMPLATE = """\
+{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content -%}
+{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}
+{%- endfor %}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def build_qwen_like_checkpoint(directory: Path, vision: Mapping[str, Any] = VISION, **processor: Any) -> dict[str, int]:
+    """The ids of its special tokens; `processor`: what else the image processor's file says."""
+    for name in ("tokenizer.json", "config.json"):
+        shutil.copy(DEMO / name, directory)
+    tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.post_processor = None
+    ids = {token["content"]: token["id"] for token in json.loads(tokenizer.to_str())["added_tokens"]}
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config = json.loads((directory / "config.json").read_text())
+    text = config["text_config"] | {"max_position_embeddings": 40_960, "vocab_size": 1000}
+    contents = {
+        "config.json": {
+            "text_config": text,
+            "vision_config": {**vision},
+            "image_token_id": ids[IMAGE],
+            "video_token_id": ids[VIDEO],
+            "eos_token_id": ids["<|im_end|>"],
+        },
+        "tokenizer_config.json": {"eos_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast"},
+        "preprocessor_config.json": PROCESSOR | processor,
+    }
+    for name, values in contents.items():
+        (directory / name).write_text(json.dumps(values))
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return ids
