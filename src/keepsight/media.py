@@ -12,7 +12,8 @@ Modality = Literal["image", "image_embeds", "prompt_embeds"]
 DEFAULT_MAX_PIXELS = 64_000_000
 # Of one picture, whatever anybody says: Pillow's decoders of WebP, TIFF and GIF refuse more by themselves.
 MAX_PIXELS = 178_956_970
-# A strip is as long as a picture, so that whatever has room for one has room for it; of models that read text only:
+# A strip is as long as a picture, so that whatever has room for one has room for it; where pictures differ in that, or
+# there are none:
 TOKENS_PER_STRIP = 64
 
 
@@ -65,6 +66,25 @@ class CropBox:
     top: int
     width: int
     height: int
+
+
+@dataclass(frozen=True, slots=True)
+class PictureLayout:
+    """How a picture, with its crops, will lie in a prompt."""
+
+    # Of the whole, and of each crop.
+    tokens_per_part: int
+    num_crops: int = 0
+    # As a `MediaItem` has it.
+    columns: int = 0
+
+    @property
+    def num_parts(self) -> int:
+        return 1 + self.num_crops
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_parts * self.tokens_per_part
 
 
 @dataclass(frozen=True, slots=True)

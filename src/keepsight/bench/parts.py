@@ -19,6 +19,7 @@ from keepsight.frontend.pixels.decode_picture import decode_picture
 from keepsight.frontend.pixels.pixel_cache import LocalCache
 from keepsight.frontend.pixels.preprocess_image import resize_pixels
 from keepsight.image_processor_config import ImageProcessorConfig
+from keepsight.media import Geometry
 from keepsight.model_limits import load_image_config
 from keepsight.models.model import Model
 from keepsight.models.vision_language_model import VisionLanguageModel
@@ -52,6 +53,7 @@ def measure_parts(config: Config, picture_size: tuple[int, int], runs: int) -> l
     if image_config is None:
         raise CheckpointError(config.directory, "reads text only, so there is no picture's way to measure")
     jpeg = photograph(0, *picture_size)
+    image_config = image_config.settled_for(Geometry(*picture_size))
     parts = [*_frontend_parts(jpeg, image_config), *_model_parts(config, jpeg, image_config)]
     return [_measure(part, runs) for part in parts]
 

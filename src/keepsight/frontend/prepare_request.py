@@ -36,8 +36,8 @@ from keepsight.frontend.prompt.read_token_ids import read_token_ids
 from keepsight.frontend.prompt.render_prompt import ChatTemplate
 from keepsight.frontend.prompt.sampling_defaults import read_sampling_defaults
 from keepsight.frontend.prompt.tokenizer import Tokenizer
-from keepsight.image_processor_config import REQUEST_OPTIONS, ImageProcessorConfig, check_options, options_named
-from keepsight.media import TOKENS_PER_STRIP, MediaItem, TokenSpan
+from keepsight.image_processor_config import ImageProcessorConfig, check_options, options_named
+from keepsight.media import PictureLayout, TokenSpan
 from keepsight.model_limits import ModelLimits, load_image_config
 from keepsight.observe.account import RequestAccount
 from keepsight.requests import MAX_PRIORITY, EngineRequest, PromptPin
@@ -92,8 +92,7 @@ class RequestPreparer:
         # What `SamplingParams` of those that say nothing are made of.
         self.sampling_defaults = sampling_defaults or {}
         self.image_config, self.max_model_len = image_config, limits.max_model_len
-        self._image_token_ids = frozenset() if image_format is None else image_format.token_ids
-        self._tokens_per_image = 0 if image_format is None else image_format.tokens_per_image
+        self._image_token_ids = frozenset() if image_format is None else frozenset(image_format.reserved)
         self._identifier, self.intake = identifier, intake
         self._vocab_size = limits.vocab_size
         # Several frontends may ask one engine: each has its own.
@@ -117,7 +116,7 @@ class RequestPreparer:
             algorithm,
             config.trust_exif_image_id,
             config.max_image_pixels,
-            (TOKENS_PER_STRIP if image_format is None else image_format.tokens_per_image, limits.hidden_size),
+            (0 if image_format is None else image_format.tokens_per_image, limits.hidden_size),
             common,
         )
         intake = MediaIntake(config)
@@ -164,7 +163,7 @@ class RequestPreparer:
         """One by itself, as requests that say no more of it would name it."""
         config = self._image_config_for([part], None, part.field)
         [fetched] = self.intake.fetch_all([part], cache_salt, downloaded)
-        [named] = self._identifier.name([self._identifier.look_at(fetched, config, cache_salt)], config, cache_salt)
+        [named] = self._identifier.name([self._identifier.look_at(fetched, config, cache_salt)], cache_salt)
         return named
 
     def prefer_held(self, is_held: Callable[[str], bool]) -> None:
@@ -233,13 +232,13 @@ class RequestPreparer:
 
     def _prepare_embedded(self, source: object, field: str, terms: _Terms) -> PreparedRequest:
         began = time.monotonic()
-        strips = self._identifier.cut_prompt(source, field)
-        lengths = [strip.geometry.height for strip in strips]
+        strips = self._identifier.cut_prompt(source, field, self.image_config or NO_PROCESSOR)
+        lengths = [strip.layout.num_tokens for strip in strips]
         ends = list(itertools.accumulate(lengths))
         spans = tuple(TokenSpan(end - length, length) for end, length in zip(ends, lengths, strict=True))
         token_ids = (PLACEHOLDER,) * ends[-1]
         self._check_fits(ExpandedPrompt(token_ids, ()), field, terms)
-        named = self._identifier.name(strips, self.image_config or NO_PROCESSOR, terms.cache_salt)
+        named = self._identifier.name(strips, terms.cache_salt)
         request = self._finish(ExpandedPrompt(token_ids, spans), named, terms)
         return PreparedRequest(request, named, account=_open_account(request, began, began))
 
@@ -262,7 +261,7 @@ class RequestPreparer:
         pictures: list[Picture] = []
         try:
             pictures.extend(self._identifier.look_at(part, config, terms.cache_salt) for part in parts)
-            request, named = self._prepare_looked_at(text, pictures, terms, config, field, kept, add_bos=add_bos)
+            request, named = self._prepare_looked_at(text, pictures, terms, field, kept, add_bos=add_bos)
         except Exception:
             self._identifier.forget(pictures)
             raise
@@ -274,23 +273,20 @@ class RequestPreparer:
         text: str,
         pictures: Sequence[Picture],
         terms: _Terms,
-        config: ImageProcessorConfig,
         field: str,
         kept: Iterable[Beginning],
         *,
         add_bos: bool,
     ) -> tuple[EngineRequest, Sequence[NamedPicture]]:
-        num_crops = [picture.num_crops for picture in pictures]
-        self._check_pictures_fit(len(pictures) + sum(num_crops), field, terms)
+        layouts = [picture.layout for picture in pictures]
+        self._check_pictures_fit(layouts, field, terms)
         if self.tokenizer.is_far_too_long(text, self._longest(terms), field):
             raise self._too_long(field, f"has {len(text)} characters, far more than fit", terms)
-        expanded = self.expander.expand(text, num_crops, add_bos, field, terms.cache_salt)
+        expanded = self.expander.expand(text, layouts, add_bos, field, terms.cache_salt)
         # Refused before any content is hashed.
         self._check_fits(expanded, field, terms)
-        named = self._identifier.name(pictures, config, terms.cache_salt)
-        count = partial(
-            self.expander.count_tokens_of, expanded=expanded, num_crops=num_crops, cache_salt=terms.cache_salt
-        )
+        named = self._identifier.name(pictures, terms.cache_salt)
+        count = partial(self.expander.count_tokens_of, expanded=expanded, layouts=layouts, cache_salt=terms.cache_salt)
         pins = [PromptPin(count(each.text), each.seconds) for each in kept]
         return self._finish(expanded, named, terms, pins), named
 
@@ -300,7 +296,7 @@ class RequestPreparer:
         if overrides is not None:
             if not isinstance(overrides, dict):
                 raise InvalidArgumentError("mm_processor_kwargs", f"must be a mapping of options, not {overrides!r}")
-            check_options(overrides, REQUEST_OPTIONS)
+            check_options(overrides, (self.image_config or NO_PROCESSOR).request_options)
         if self.image_config is None:
             if parts:
                 raise PictureCountError(field, f"holds {len(parts)} pictures, but this model reads text only")
@@ -312,9 +308,10 @@ class RequestPreparer:
         """Prompt, in tokens: an answer has at least one."""
         return self.max_model_len - 1 if terms.max_told is None else terms.max_told
 
-    def _check_pictures_fit(self, num_pictures: int, field: str, terms: _Terms) -> None:
+    def _check_pictures_fit(self, layouts: Sequence[PictureLayout], field: str, terms: _Terms) -> None:
         """Before any of their crops and tokens are laid out."""
-        num_image_tokens = num_pictures * self._tokens_per_image
+        num_pictures = sum(layout.num_parts for layout in layouts)
+        num_image_tokens = sum(layout.num_tokens for layout in layouts)
         if num_image_tokens > self._longest(terms):
             raise self._too_long(field, f"has {num_image_tokens} tokens of {num_pictures} pictures alone", terms)
 
@@ -361,18 +358,20 @@ class RequestPreparer:
         terms: _Terms,
         pins: Sequence[PromptPin] = (),
     ) -> EngineRequest:
-        items = [item for named in pictures for item in named.items()]
+        spans = iter(prompt.spans)
+        media = tuple(item for named in pictures for item in named.items(spans))
+        assert next(spans, None) is None, "more spans than parts of pictures"
         makeable = makeable_of(pictures)
         self._check_named_tokens(terms.sampling_params)
         return EngineRequest(
             request_id=f"{self.request_prefix}{next(self._request_numbers)}",
             token_ids=prompt.token_ids,
-            media=tuple(MediaItem(h, span, g, m, c) for (h, g, m, c), span in zip(items, prompt.spans, strict=True)),
+            media=media,
             sampling_params=terms.sampling_params,
             priority=terms.priority,
             cache_salt=terms.cache_salt,
             banned_runs=tuple(self._spell_banned(terms.sampling_params)),
-            unsent_media=tuple(dict.fromkeys(media_hash for media_hash, *_ in items if media_hash not in makeable)),
+            unsent_media=tuple(dict.fromkeys(item.media_hash for item in media if item.media_hash not in makeable)),
             pins=tuple(pin for pin in pins if pin.num_tokens),
         )
 

@@ -48,7 +48,7 @@ def identify(
     client_uuid: str | None = None,
 ) -> NamedPicture:
     picture = identifier.look_at(PicturePart(source, "picture", client_uuid), config, salt)
-    [named] = identifier.name([picture], config, salt)
+    [named] = identifier.name([picture], salt)
     return named
 
 

@@ -1,6 +1,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ from PIL import Image
 from keepsight.errors import CheckpointConfigError, PictureCountError, ReservedTokenError
 from keepsight.frontend.prompt.expand_prompt import ImagePromptFormat, PromptExpander
 from keepsight.frontend.prompt.tokenizer import Tokenizer
+from keepsight.media import PictureLayout
 from tests.frontend.gemma_like import DEMO, gemma_like_checkpoint, load_processor
+from tests.frontend.qwen_like import IMAGE, SPECIAL, VIDEO, build_qwen_like_checkpoint
 
 CHECKPOINTS = [pytest.param(DEMO, id="demo"), pytest.param(gemma_like_checkpoint(), id="gemma-like")]
 MARKER = "<start_of_image>"
@@ -27,6 +30,11 @@ TEXTS = st.one_of(
 PIECES = st.tuples(NEWLINES, TEXTS, NEWLINES).map("".join)
 # A prompt is text, then any number of (crops of a picture, text after it): pictures come first, last and adjacent.
 PROMPTS = st.tuples(PIECES, st.lists(st.tuples(st.sampled_from([0, 0, 1, 2, 4]), PIECES), max_size=4))
+
+
+def laid_out(num_crops: list[int]) -> list[PictureLayout]:
+    """As the pictures of both checkpoints are."""
+    return [PictureLayout(16, crops) for crops in num_crops]
 
 
 def make_expander(directory: Path, **options: Any) -> PromptExpander:
@@ -53,12 +61,12 @@ def test_token_ids_and_spans_are_those_of_transformers_for_any_text(directory: P
     def check(prompt: tuple[str, list[tuple[int, str]]], add_bos: bool) -> None:
         text = prompt[0] + "".join(MARKER + after for _, after in prompt[1])
         num_crops = [crops for crops, _ in prompt[1]]
-        expanded = expander.expand(text, num_crops, add_bos=add_bos)
+        expanded = expander.expand(text, laid_out(num_crops), add_bos=add_bos)
         assert list(expanded.token_ids) == expand_by_transformers(directory, text, num_crops, add_bos)
         assert len(expanded.spans) == sum(1 + crops for crops in num_crops)
         soft_places = [index for index, token_id in enumerate(expanded.token_ids) if token_id == soft_token_id]
         assert soft_places == [index for span in expanded.spans for index in range(span.start, span.end)]
-        assert expander.expand(text, num_crops, add_bos=add_bos) == expanded  # now out of the cache
+        assert expander.expand(text, laid_out(num_crops), add_bos=add_bos) == expanded  # now out of the cache
 
     check()
     expander._cache.check_invariants()
@@ -75,7 +83,7 @@ def test_newlines_beside_a_marker_merge_as_in_transformers(directory: Path, left
         ):
             num_crops = [0] * text.count(MARKER)
             expected = expand_by_transformers(directory, text, num_crops, add_bos=False)
-            assert list(expander.expand(text, num_crops).token_ids) == expected
+            assert list(expander.expand(text, laid_out(num_crops)).token_ids) == expected
 
 
 @pytest.mark.parametrize("directory", CHECKPOINTS)
@@ -87,14 +95,16 @@ def test_the_whole_processor_agrees_with_crops_and_without(directory: Path) -> N
         output = processor(
             text=text, images=pictures, do_pan_and_scan=pan_and_scan, pan_and_scan_min_crop_size=8, return_tensors="np"
         )
-        assert list(expander.expand(text, num_crops, add_bos=True).token_ids) == output["input_ids"][0].tolist()
+        assert (
+            list(expander.expand(text, laid_out(num_crops), add_bos=True).token_ids) == output["input_ids"][0].tolist()
+        )
         assert output["pixel_values"].shape[0] == sum(1 + crops for crops in num_crops)
 
 
 @pytest.mark.parametrize(("text", "num_pictures"), [("no picture", 1), (MARKER, 0), (MARKER * 3, 2)])
 def test_more_or_fewer_markers_than_pictures_are_refused_with_both_numbers(text: str, num_pictures: int) -> None:
     with pytest.raises(PictureCountError, match=rf"{text.count(MARKER)} {MARKER} markers for {num_pictures} pictures"):
-        make_expander(DEMO).expand(text, [0] * num_pictures)
+        make_expander(DEMO).expand(text, laid_out([0] * num_pictures))
 
 
 @pytest.mark.parametrize("token", ["<image_soft_token>", "<end_of_image>"])
@@ -102,14 +112,14 @@ def test_a_text_that_forges_a_picture_is_refused_every_time(token: str) -> None:
     expander = make_expander(DEMO)
     for _ in range(2):
         with pytest.raises(ReservedTokenError, match=f"messages: the text must not hold {token}"):
-            expander.expand(f"{MARKER} look {token}", [0])
+            expander.expand(f"{MARKER} look {token}", laid_out([0]))
 
 
 def test_a_text_only_model_takes_no_pictures_and_knows_no_markers() -> None:
     expander = PromptExpander(Tokenizer.from_checkpoint(DEMO), None)
     assert expander.expand(f"a {MARKER}").spans == ()
     with pytest.raises(PictureCountError, match="text only"):
-        expander.expand("a", [0])
+        expander.expand("a", laid_out([0]))
 
 
 def test_known_text_is_not_encoded_again_when_a_conversation_grows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,9 +127,9 @@ def test_known_text_is_not_encoded_again_when_a_conversation_grows(monkeypatch: 
     expander = PromptExpander(tokenizer, ImagePromptFormat.from_checkpoint(DEMO, tokenizer))
     encoded = note_encoded(monkeypatch, tokenizer)
     turn = f"<bos><start_of_turn>user\nwhat is {MARKER} this<end_of_turn>\n<start_of_turn>model\na cat<end_of_turn>"
-    expander.expand(turn, [0])
+    expander.expand(turn, laid_out([0]))
     encoded.clear()
-    expander.expand(turn + "\n<start_of_turn>user\nsure?<end_of_turn>\n<start_of_turn>model\n", [0])
+    expander.expand(turn + "\n<start_of_turn>user\nsure?<end_of_turn>\n<start_of_turn>model\n", laid_out([0]))
     assert encoded == ["\n<start_of_turn>user\nsure?", "\n<start_of_turn>model\n"]
 
 
@@ -172,7 +182,13 @@ def make_checkpoint(directory: Path, name: str, **changes: Any) -> Tokenizer:
 def test_the_format_of_the_checkpoints() -> None:
     tokenizer = Tokenizer.from_checkpoint(DEMO)
     assert ImagePromptFormat.from_checkpoint(DEMO, tokenizer) == ImagePromptFormat(
-        16, "<start_of_image>", "<image_soft_token>", "<end_of_image>", 7, 909, 8
+        "<start_of_image>",
+        909,
+        {7: "<start_of_image>", 909: "<image_soft_token>", 8: "<end_of_image>"},
+        (7,),
+        (8,),
+        "\n\n",
+        16,
     )
 
 
@@ -219,4 +235,75 @@ def test_a_checkpoint_without_a_vision_tower_has_no_format(tmp_path: Path) -> No
 def test_a_checkpoint_that_contradicts_itself_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     tokenizer = make_checkpoint(tmp_path, "config.json", **changes)
     with pytest.raises(CheckpointConfigError, match=said):
+        ImagePromptFormat.from_checkpoint(tmp_path, tokenizer)
+
+
+# Qwen's ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def qwen_like(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("qwen-like")
+    build_qwen_like_checkpoint(directory)
+    return directory
+
+
+def expand_as_qwen_does(tokenizer: Any, text: str, grids: list[tuple[int, int]]) -> list[int]:
+    """By Qwen3VLProcessor's own rule: the whole cannot be made without torchvision."""
+    from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+
+    processor: Any = SimpleNamespace(image_processor=SimpleNamespace(merge_size=2), image_token=IMAGE)
+    inputs = {"image_grid_thw": np.array([(1, 2 * rows, 2 * columns) for rows, columns in grids])}
+    first, *others = text.split(IMAGE)
+    for index, after in enumerate(others):
+        first += Qwen3VLProcessor.replace_image_token(processor, inputs, index) + after
+    token_ids: list[int] = tokenizer(first, add_special_tokens=False)["input_ids"]
+    return token_ids
+
+
+def test_a_marker_becomes_as_many_as_its_picture_has_tokens_as_in_transformers(qwen_like: Path) -> None:
+    import transformers
+
+    expander = make_expander(qwen_like)
+    reference: Any = transformers.PreTrainedTokenizerFast.from_pretrained(qwen_like)
+    pictures = st.tuples(st.integers(1, 5), st.integers(1, 40))
+    texts = st.one_of(PIECES, st.sampled_from([each for each in SPECIAL if each not in (IMAGE, VIDEO)]))
+
+    @settings(max_examples=200)
+    @given(texts, st.lists(st.tuples(pictures, texts), max_size=4))
+    def check(before: str, prompt: list[tuple[tuple[int, int], str]]) -> None:
+        text = before + "".join(IMAGE + after for _, after in prompt)
+        grids = [grid for grid, _ in prompt]
+        layouts = [PictureLayout(rows * columns, columns=columns) for rows, columns in grids]
+        expanded = expander.expand(text, layouts)
+        assert list(expanded.token_ids) == expand_as_qwen_does(reference, text, grids)
+        places = [place for place, token_id in enumerate(expanded.token_ids) if token_id == reference.vocab[IMAGE]]
+        assert places == [place for span in expanded.spans for place in range(span.start, span.end)]
+        assert [span.length for span in expanded.spans] == [rows * columns for rows, columns in grids]
+
+    check()
+
+
+def test_a_text_must_not_hold_what_stands_for_a_picture_or_for_frames(qwen_like: Path) -> None:
+    expander = make_expander(qwen_like)
+    with pytest.raises(ReservedTokenError, match=r"messages: the text must not hold <\|video_pad\|>"):
+        expander.expand(f"{IMAGE} {VIDEO}", [PictureLayout(4, columns=2)])
+    with pytest.raises(PictureCountError, match=r"2 <\|image_pad\|> markers for 1 pictures"):
+        expander.expand(f"{IMAGE}{IMAGE}", [PictureLayout(4, columns=2)])
+
+
+def test_the_beginning_of_a_prompt_counts_the_tokens_of_its_own_pictures(qwen_like: Path) -> None:
+    expander = make_expander(qwen_like)
+    layouts = [PictureLayout(6, columns=3), PictureLayout(4, columns=2)]
+    text = f"<|vision_start|>{IMAGE}<|vision_end|><|vision_start|>{IMAGE}<|vision_end|>"
+    expanded = expander.expand(text, layouts)
+    assert expander.count_tokens_of(text[: len(text) // 2], expanded, layouts) == 8
+
+
+def test_a_checkpoint_without_a_token_for_pictures_is_refused(tmp_path: Path) -> None:
+    build_qwen_like_checkpoint(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"image_token_id": None}))
+    tokenizer = Tokenizer.from_checkpoint(tmp_path)
+    with pytest.raises(CheckpointConfigError, match="image_token_index: names no token"):
         ImagePromptFormat.from_checkpoint(tmp_path, tokenizer)

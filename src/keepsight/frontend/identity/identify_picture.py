@@ -7,7 +7,13 @@ trusted.  Nobody proves what it is given to, so invariant: a given name is no co
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from keepsight.errors import MediaConflictError, UnknownMediaError, UnreadablePictureError
+from keepsight.errors import (
+    MediaConflictError,
+    PictureEmbedsError,
+    UnknownMediaError,
+    UnreadablePictureError,
+    UnsupportedPictureError,
+)
 from keepsight.frontend.identity.common_geometries import CommonGeometries
 from keepsight.frontend.identity.exif_image_id import read_image_id
 from keepsight.frontend.identity.hash_media import (
@@ -23,13 +29,24 @@ from keepsight.frontend.identity.pan_and_scan import count_crops, plan_crops
 from keepsight.frontend.intake.fetch_media import freeze, scheme_of, take_source
 from keepsight.frontend.intake.open_picture import PictureSource
 from keepsight.frontend.intake.read_data_url import read_data_url
-from keepsight.frontend.intake.read_embeds import Embeds, read_embeds
+from keepsight.frontend.intake.read_embeds import Embeds, Values, read_embeds
 from keepsight.frontend.intake.read_header import read_geometry
 from keepsight.frontend.pixels.make_pixels import PictureJob
 from keepsight.frontend.prompt.read_messages import PicturePart
 from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.media import DEFAULT_MAX_PIXELS, CropBox, Geometry, KnownContent, Modality
+from keepsight.media import (
+    DEFAULT_MAX_PIXELS,
+    TOKENS_PER_STRIP,
+    CropBox,
+    Geometry,
+    KnownContent,
+    MediaItem,
+    Modality,
+    PictureLayout,
+    TokenSpan,
+)
 from keepsight.requests import Pixels
+from keepsight.shown_sizes import MAX_ASPECT_RATIO
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +57,9 @@ class Picture:
     source: PictureSource | Embeds | None
     field: str
     geometry: Geometry
-    num_crops: int
+    layout: PictureLayout
+    # Settled for it.
+    config: ImageProcessorConfig
     uuid: str | None = None
     # What stands for its content, if anything does.
     given_name: str | None = None
@@ -56,23 +75,23 @@ class NamedPicture:
     picture: Picture
     # By media hash: the whole, then its crops.
     parts: Mapping[str, CropBox | None]
-    _config: ImageProcessorConfig
     _hasher: MediaHasher
     _known: KnownMedia
     _max_pixels: int
 
-    def items(self) -> Iterator[tuple[str, Geometry, Modality, bool]]:
-        """What a `MediaItem` tells of each part, but for its span."""
+    def items(self, spans: Iterator[TokenSpan]) -> Iterator[MediaItem]:
+        """One for each part, at the next of the spans."""
+        modality, columns = self.picture.modality, self.picture.layout.columns
         for media_hash, crop in self.parts.items():
             geometry = self.picture.geometry if crop is None else Geometry(crop.width, crop.height)
-            yield media_hash, geometry, self.picture.modality, crop is not None
+            yield MediaItem(media_hash, next(spans), geometry, modality, crop is not None, columns)
 
     def job(self, media_hashes: Sequence[str]) -> PictureJob:
         """Raises UnknownMediaError if only its uuid came."""
         if self.picture.source is None:
             raise ask_for_picture(self.picture.field, self.picture.uuid)
         parts = {media_hash: self.parts[media_hash] for media_hash in media_hashes}
-        return PictureJob(self.picture.source, self.picture.field, parts, self._config, self._max_pixels)
+        return PictureJob(self.picture.source, self.picture.field, parts, self.picture.config, self._max_pixels)
 
     def forget(self) -> None:
         forget_name(self.picture, self._known)
@@ -100,7 +119,7 @@ class PictureIdentifier:
         embeds_shape: tuple[int, int] = (0, 0),
         common: CommonGeometries | None = None,
     ) -> None:
-        """`embeds_shape`: tokens and hidden size of what may come in place of a picture, or of a strip of a prompt."""
+        """`embeds_shape`: tokens of every picture, 0 where they follow from its size or there are none; hidden size."""
         self._model_id, self._algorithm, self._max_pixels = model_id, algorithm, max_pixels
         self._trusts_exif_image_id, self._embeds_shape = trusts_exif_image_id, embeds_shape
         self._known = KnownMedia(common=common)
@@ -118,23 +137,25 @@ class PictureIdentifier:
 
     def look_at(self, part: PicturePart, config: ImageProcessorConfig, cache_salt: str | None) -> Picture:
         if part.modality == "image_embeds":
-            return self._look_at_embeds(part, Geometry(config.width, config.height), cache_salt)
+            return self._look_at_embeds(part, config, cache_salt)
         if part.known is not None:
-            return _as_known(part, part.known, config)
+            return self._as_known(part, part.known, config)
         field, uuid, source, is_first = part.field, part.uuid, None, False
         given_name = None if uuid is None else hash_client_uuid(uuid, cache_salt, self._algorithm)
         if given_name is not None and part.source is None:
             geometry = self._recall(part, given_name)
+            shown = self._show(geometry, config, field)
         else:
             sent = take_source(part.source, field)
             geometry = read_geometry(sent, field, self._max_pixels)
+            # Whoever is refused has named nothing.
+            shown = self._show(geometry, config, field)
             if given_name is None:
                 given_name = self._name_given_by_exif(sent, field)
             else:
                 is_first = self._is_first_or_the_same(part, geometry, given_name)
             source = freeze(sent, field)
-        num_crops = count_crops(geometry, config)
-        return Picture(source, field, geometry, num_crops, uuid, given_name, is_first_of_its_name=is_first)
+        return Picture(source, field, geometry, *shown, uuid, given_name, is_first_of_its_name=is_first)
 
     def prefer_held(self, is_held: Callable[[str], bool]) -> None:
         """Content goes by the name of other content only while something is held under that."""
@@ -145,45 +166,62 @@ class PictureIdentifier:
         for picture in pictures:
             forget_name(picture, self._known)
 
-    def cut_prompt(self, source: object, field: str) -> list[Picture]:
+    def cut_prompt(self, source: object, field: str, config: ImageProcessorConfig) -> list[Picture]:
         """A prompt's embeddings as strips, which are named as pictures are: prompts that begin alike share those."""
-        length, hidden = self._embeds_shape
+        tokens, hidden = self._embeds_shape
+        length = tokens or TOKENS_PER_STRIP
         values = read_embeds(source, field, (None, hidden)).values
         strips = [values[first : first + length] for first in range(0, len(values), length)]
-        return [
-            Picture(Embeds(each), field, Geometry(hidden, len(each)), 0, modality="prompt_embeds") for each in strips
-        ]
+        return [_as_strip(each, field, config) for each in strips]
 
-    def name(
-        self, pictures: Sequence[Picture], config: ImageProcessorConfig, cache_salt: str | None
-    ) -> tuple[NamedPicture, ...]:
+    def name(self, pictures: Sequence[Picture], cache_salt: str | None) -> tuple[NamedPicture, ...]:
         hashers = {
-            each: MediaHasher(self._model_id, config, cache_salt, self._algorithm, each)
-            for each in {picture.modality for picture in pictures}
+            (config, modality): MediaHasher(self._model_id, config, cache_salt, self._algorithm, modality)
+            for config, modality in {(picture.config, picture.modality) for picture in pictures}
         }
-        named = [(picture, hashers[picture.modality]) for picture in pictures]
-        parts = [self._name_parts(picture, config, hasher, cache_salt) for picture, hasher in named]
+        named = [(picture, hashers[picture.config, picture.modality]) for picture in pictures]
+        parts = [self._name_parts(picture, hasher, cache_salt) for picture, hasher in named]
         return tuple(
-            NamedPicture(picture, names, config, hasher, self._known, self._max_pixels)
+            NamedPicture(picture, names, hasher, self._known, self._max_pixels)
             for (picture, hasher), names in zip(named, parts, strict=True)
         )
 
-    def _look_at_embeds(self, part: PicturePart, geometry: Geometry, cache_salt: str | None) -> Picture:
+    def _show(
+        self, geometry: Geometry, config: ImageProcessorConfig, field: str
+    ) -> tuple[PictureLayout, ImageProcessorConfig]:
+        """How a picture of this size will lie in the prompt, and what its pixels are made by."""
+        if config.sizes is None:
+            return PictureLayout(self._embeds_shape[0], count_crops(geometry, config)), config
+        if not config.sizes.can_show(geometry):
+            size = f"{geometry.width} x {geometry.height} pixels"
+            limit = f"no side may be more than {MAX_ASPECT_RATIO} times as long as the other to this model"
+            raise UnsupportedPictureError(field, f"{size}: {limit}")
+        rows, columns = config.sizes.grid_of(geometry)
+        return PictureLayout(rows * columns, columns=columns), config.settled_for(geometry)
+
+    def _as_known(self, part: PicturePart, known: KnownContent, config: ImageProcessorConfig) -> Picture:
+        assert isinstance(part.source, bytes), part
+        shown = self._show(known.geometry, config, part.field)
+        return Picture(part.source, part.field, known.geometry, *shown, content_name=known.name)
+
+    def _look_at_embeds(self, part: PicturePart, config: ImageProcessorConfig, cache_salt: str | None) -> Picture:
         """Of a picture as large as the tower's: whatever it was, its embeddings are of the whole."""
+        if config.sizes is not None:
+            message = "are not taken by this model: they do not tell in how many rows and columns a picture was"
+            raise PictureEmbedsError(part.field, message)
         given_name = None if part.uuid is None else hash_embeds_uuid(part.uuid, cache_salt, self._algorithm)
         source = None if part.source is None else read_embeds(part.source, part.field, self._embeds_shape)
-        is_first = False
+        geometry, is_first = Geometry(config.width, config.height), False
         if source is None:
             assert given_name is not None
             geometry = self._recall(part, given_name)
         elif given_name is not None:
             is_first = self._is_first_or_the_same(part, geometry, given_name)
-        return Picture(source, part.field, geometry, 0, part.uuid, given_name, part.modality, is_first)
+        layout = PictureLayout(self._embeds_shape[0])
+        return Picture(source, part.field, geometry, layout, config, part.uuid, given_name, part.modality, is_first)
 
-    def _name_parts(
-        self, picture: Picture, config: ImageProcessorConfig, hasher: MediaHasher, cache_salt: str | None
-    ) -> dict[str, CropBox | None]:
-        crops = (None, *plan_crops(picture.geometry, config)) if picture.num_crops else (None,)
+    def _name_parts(self, picture: Picture, hasher: MediaHasher, cache_salt: str | None) -> dict[str, CropBox | None]:
+        crops = (None, *plan_crops(picture.geometry, picture.config)) if picture.layout.num_crops else (None,)
         if picture.given_name is not None:
             names: Iterable[str] = hasher.hash_parts(picture.given_name, picture.geometry, crops)
         else:
@@ -235,10 +273,10 @@ class PictureIdentifier:
         return known is geometry
 
 
-def _as_known(part: PicturePart, known: KnownContent, config: ImageProcessorConfig) -> Picture:
-    assert isinstance(part.source, bytes), part
-    num_crops = count_crops(known.geometry, config)
-    return Picture(part.source, part.field, known.geometry, num_crops, content_name=known.name)
+def _as_strip(values: Values, field: str, config: ImageProcessorConfig) -> Picture:
+    length, hidden = values.shape
+    geometry, layout = Geometry(hidden, length), PictureLayout(length)
+    return Picture(Embeds(values), field, geometry, layout, config, modality="prompt_embeds")
 
 
 def forget_name(picture: Picture, known: KnownMedia) -> None:

@@ -1,6 +1,6 @@
-"""A rendered text and the number of crops of each picture become token ids, and a span for each picture and crop.
+"""A rendered text and the layout of each picture become token ids, and a span for each picture and crop.
 
-The ids are those of transformers' Gemma3Processor.  Special tokens split a text before the tokenizer's model runs, so
+The ids are those of the reference's processor.  Special tokens split a text before the tokenizer's model runs, so
 what stands between two of them is encoded alone, together with the newlines that expansion adds to it, and kept: a
 conversation that comes back one turn longer is encoded one turn at a time.  Never looks at a picture.
 """
@@ -8,7 +8,7 @@ conversation that comes back one turn longer is encoded one turn at a time.  Nev
 import re
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -16,9 +16,9 @@ from typing import Any
 
 from keepsight.errors import CheckpointConfigError, PictureCountError, ReservedTokenError
 from keepsight.frontend.prompt.tokenizer import Tokenizer
-from keepsight.json_fields import get_optional_int, read_json_object, read_optional_json_object
+from keepsight.json_fields import JsonFields, get_optional_int, read_json_object, read_optional_json_object
 from keepsight.lru_cache import LruCache
-from keepsight.media import TokenSpan
+from keepsight.media import PictureLayout, TokenSpan
 
 DEFAULT_TOKENS_PER_IMAGE = 256  # transformers' own, for checkpoints that name no number
 TEXT_CACHE_MAX_BYTES = 32 * 2**20
@@ -29,19 +29,19 @@ _Encoded = tuple[_Text, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class ImagePromptFormat:
-    """How this checkpoint writes one picture: start, so many soft tokens, end."""
+    """How this checkpoint writes one picture: what opens it, its soft tokens, what closes it."""
 
-    tokens_per_image: int
-    start_token: str  # also the marker that stands for a whole picture in an unexpanded prompt
-    soft_token: str
-    end_token: str
-    start_token_id: int
+    # Stands for a whole picture in an unexpanded prompt.
+    marker: str
     soft_token_id: int
-    end_token_id: int
-
-    @property
-    def token_ids(self) -> frozenset[int]:
-        return frozenset({self.start_token_id, self.soft_token_id, self.end_token_id})
+    # Those that no text may hold.
+    reserved: Mapping[int, str]
+    opening: tuple[int, ...] = ()
+    closing: tuple[int, ...] = ()
+    # The text on either side of it.
+    margin: str = ""
+    # Of every picture; 0: they follow from its size.
+    tokens_per_image: int = 0
 
     @classmethod
     def from_checkpoint(cls, directory: Path | str, tokenizer: Tokenizer) -> "ImagePromptFormat | None":
@@ -50,8 +50,22 @@ class ImagePromptFormat:
         config = read_json_object(path)
         if config.get("vision_config") is None:
             return None
-        start, soft, end = (_find_token(path, config, tokenizer, name) for name in ("boi", "image", "eoi"))
-        return cls(_find_tokens_per_image(path, config), start[0], soft[0], end[0], start[1], soft[1], end[1])
+        follows = "spatial_merge_size" in JsonFields(path, config).section("vision_config")
+        return (_read_format_of_qwen if follows else _read_format_of_gemma)(path, config, tokenizer)
+
+
+def _read_format_of_gemma(path: Path, config: dict[str, Any], tokenizer: Tokenizer) -> ImagePromptFormat:
+    start, soft, end = tokens = [_find_token(path, config, tokenizer, name) for name in ("boi", "image", "eoi")]
+    return ImagePromptFormat(
+        start[1], soft[0], dict(tokens), (start[0],), (end[0],), "\n\n", _find_tokens_per_image(path, config)
+    )
+
+
+def _read_format_of_qwen(path: Path, config: dict[str, Any], tokenizer: Tokenizer) -> ImagePromptFormat:
+    """Its template writes what opens a picture and what closes it."""
+    tokens = [_find_token(path, config, tokenizer, name) for name in ("image", "video")]
+    soft_token_id, marker = tokens[0]
+    return ImagePromptFormat(marker, soft_token_id, dict(tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,27 +97,28 @@ class PromptExpander:
     def expand(
         self,
         text: str,
-        num_crops: Sequence[int] = (),
+        layouts: Sequence[PictureLayout] = (),
         add_bos: bool = False,
         field: str = "messages",
         cache_salt: str | None = None,
     ) -> ExpandedPrompt:
-        """`num_crops` has one number for each picture, 0 where it is not cropped; `field` is named in errors."""
-        around = self._split_at_markers(text, len(num_crops), field)
+        """`layouts` has one for each picture; `field` is named in errors."""
+        first, *pieces = self._write_out_pictures(self._split_at_markers(text, len(layouts), field), layouts)
         token_ids = list(self._bos_prefix) if add_bos else []
+        token_ids.extend(self._encode(first, field, cache_salt))
         spans: list[TokenSpan] = []
-        for index, piece in enumerate(_write_out_pictures(around, num_crops)):
-            if index > 0:
-                spans.append(self._append_image(token_ids))
+        lengths = [layout.tokens_per_part for layout in layouts for _ in range(layout.num_parts)]
+        for length, piece in zip(lengths, pieces, strict=True):
+            spans.append(self._append_image(token_ids, length))
             token_ids.extend(self._encode(piece, field, cache_salt))
         return ExpandedPrompt(tuple(token_ids), tuple(spans))
 
     def count_tokens_of(
-        self, beginning: str, expanded: ExpandedPrompt, num_crops: Sequence[int], cache_salt: str | None = None
+        self, beginning: str, expanded: ExpandedPrompt, layouts: Sequence[PictureLayout], cache_salt: str | None = None
     ) -> int:
         """How many of its first tokens its text's `beginning` becomes, which may end otherwise than that goes on."""
-        num_pictures = beginning.count(self._format.start_token) if self._format else 0
-        own = self.expand(beginning, num_crops[:num_pictures], cache_salt=cache_salt).token_ids
+        num_pictures = beginning.count(self._format.marker) if self._format else 0
+        own = self.expand(beginning, layouts[:num_pictures], cache_salt=cache_salt).token_ids
         shared = takewhile(lambda pair: pair[0] == pair[1], zip(own, expanded.token_ids, strict=False))
         return sum(1 for _ in shared)
 
@@ -112,19 +127,32 @@ class PromptExpander:
             if num_pictures:
                 raise PictureCountError(field, f"holds {num_pictures} pictures, but this model reads text only")
             return [text]
-        around = text.split(self._format.start_token)
+        marker = self._format.marker
+        around = text.split(marker)
         if len(around) - 1 != num_pictures:
-            marker = self._format.start_token
             message = f"the prompt has {len(around) - 1} {marker} markers for {num_pictures} pictures"
             raise PictureCountError(field, message)
         return around
 
-    def _append_image(self, token_ids: list[int]) -> TokenSpan:
+    def _write_out_pictures(self, around: Sequence[str], layouts: Sequence[PictureLayout]) -> list[str]:
+        """The texts between images once every marker is replaced as the reference's processor does it.
+
+        Gemma's writes `\\n\\n<image>\\n\\n` for a picture, and a sentence around that where there are crops.
+        """
+        margin = self._format.margin if self._format else ""
+        pieces = [around[0]]
+        for layout, after in zip(layouts, around[1:], strict=True):
+            between = _write_between_crops(layout.num_crops)
+            pieces[-1] += ("Here is the original image " if between else "") + margin
+            pieces += [*between, margin + after]
+        return pieces
+
+    def _append_image(self, token_ids: list[int], length: int) -> TokenSpan:
         assert self._format is not None
-        span = TokenSpan(len(token_ids) + 1, self._format.tokens_per_image)
-        token_ids.append(self._format.start_token_id)
-        token_ids.extend([self._format.soft_token_id] * span.length)
-        token_ids.append(self._format.end_token_id)
+        token_ids.extend(self._format.opening)
+        span = TokenSpan(len(token_ids), length)
+        token_ids.extend([self._format.soft_token_id] * length)
+        token_ids.extend(self._format.closing)
         return span
 
     def _encode(self, text: str, field: str, cache_salt: str | None) -> Iterator[int]:
@@ -148,13 +176,7 @@ class PromptExpander:
 
     def _check_holds_no_image(self, token_ids: tuple[int, ...], field: str) -> None:
         """A caller who writes these out would forge a picture that nobody sent."""
-        if self._format is None:
-            return
-        reserved = {
-            self._format.start_token_id: self._format.start_token,
-            self._format.soft_token_id: self._format.soft_token,
-            self._format.end_token_id: self._format.end_token,
-        }
+        reserved = self._format.reserved if self._format else {}
         for token_id in token_ids:
             if token_id in reserved:
                 raise ReservedTokenError(field, f"the text must not hold {reserved[token_id]}")
@@ -168,25 +190,13 @@ class PromptExpander:
         return {token: token_id for token, token_id in boundaries.items() if token_id is not None}
 
 
-def _write_out_pictures(around: Sequence[str], num_crops: Sequence[int]) -> list[str]:
-    """The texts between images once every marker is replaced as Gemma3Processor does it.
-
-    It writes `\\n\\n<image>\\n\\n` for a picture, and a sentence around that where there are crops.
-    """
-    pieces = [around[0]]
-    for crops, after in zip(num_crops, around[1:], strict=True):
-        if crops:
-            pieces[-1] += "Here is the original image "
-            between = ["\n\n and here are some crops to help you see better \n\n"] + ["\n\n \n\n"] * (crops - 1)
-        else:
-            between = []
-        pieces[-1] += "\n\n"
-        pieces += [*between, "\n\n" + after]
-    return pieces
+def _write_between_crops(num_crops: int) -> list[str]:
+    first = "\n\n and here are some crops to help you see better \n\n"
+    return [first, *["\n\n \n\n"] * (num_crops - 1)] if num_crops else []
 
 
-def _find_token(path: Path, config: dict[str, Any], tokenizer: Tokenizer, name: str) -> tuple[str, int]:
-    """The text and id of `<name>_token`, from the tokenizer's files, from config.json, or agreeing from both."""
+def _find_token(path: Path, config: dict[str, Any], tokenizer: Tokenizer, name: str) -> tuple[int, str]:
+    """The id and text of `<name>_token`, from the tokenizer's files, from config.json, or agreeing from both."""
     named = tokenizer.special_tokens.get(f"{name}_token")
     named_id = None if named is None else tokenizer.token_id(named)
     config_id = get_optional_int(path, config, f"{name}_token_index", f"{name}_token_id")
@@ -200,7 +210,7 @@ def _find_token(path: Path, config: dict[str, Any], tokenizer: Tokenizer, name: 
         )
     if not tokenizer.is_boundary(token):
         raise CheckpointConfigError(path, f"{name}_token_index: {token} is not a plain special token of the tokenizer")
-    return token, token_id
+    return token_id, token
 
 
 def _find_tokens_per_image(path: Path, config: dict[str, Any]) -> int:
