@@ -44,7 +44,9 @@ def load_engine(
     # Not a part of it: other engines may have theirs already.
     model = load_model_for(config, place, measure_machine(place.device).available_bytes)
     machine = part.of_memory(measure_machine(place.device))
-    size = measure_model(model, max_model_len, takes_prompt_embeds=config.enable_prompt_embeds)
+    # What has more tokens than there are positions is refused when it comes.
+    largest = 0 if image_config is None else min(image_config.max_tokens_per_picture, max_model_len)
+    size = measure_model(model, max_model_len, largest, takes_prompt_embeds=config.enable_prompt_embeds)
     engine_config = resolve_config(config, size, machine)
     scheduler, inbox = Scheduler(engine_config, end_ids), Inbox()
     processor = describe_processor(image_config or ImageProcessorConfig())
@@ -123,12 +125,15 @@ def make_guides(config: Config, end_ids: frozenset[int]) -> GuideMaker:
     return GuideMaker(config.directory / "tokenizer.json", end_ids)
 
 
-def measure_model(model: Model, max_model_len: int, *, takes_prompt_embeds: bool = False) -> ModelSize:
+def measure_model(
+    model: Model, max_model_len: int, largest_picture: int = 0, *, takes_prompt_embeds: bool = False
+) -> ModelSize:
+    """`largest_picture`: in tokens, where not all have as many as the model says."""
     shape = model.shape
     tokens_per_strip = TOKENS_PER_STRIP if takes_prompt_embeds else 0
     return ModelSize(
         max_model_len=max_model_len,
-        tokens_per_item=shape.tokens_per_image or tokens_per_strip,
+        tokens_per_item=shape.tokens_per_image or largest_picture or tokens_per_strip,
         bytes_per_position=2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * model.place.of_keys.itemsize,
         bytes_per_embedding=shape.media_width * model.place.dtype.itemsize,
         bytes_of_logits=shape.vocab_size * model.place.dtype.itemsize,

@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,20 +74,21 @@ def draw_config(seed: int) -> dict[str, Any]:
     }
 
 
-def make_reference(arguments: dict[str, Any], seed: int) -> Any:
+TOKENS = {
+    "image_token_id": IMAGE_TOKEN,
+    "video_token_id": VIDEO_TOKEN,
+    "vision_start_token_id": BEGIN_TOKEN,
+    "vision_end_token_id": END_TOKEN,
+}
+
+
+def make_reference(arguments: dict[str, Any], seed: int, tokens: Mapping[str, Any] = TOKENS) -> Any:
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
     # Else a GPU's convolution of float32 would round to ten bits: no judge of ours, which is exact.
     torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(seed)
-    config = Qwen3VLConfig(
-        **arguments,
-        image_token_id=IMAGE_TOKEN,
-        video_token_id=VIDEO_TOKEN,
-        vision_start_token_id=BEGIN_TOKEN,
-        vision_end_token_id=END_TOKEN,
-    )
-    model: Any = Qwen3VLForConditionalGeneration(config)
+    model: Any = Qwen3VLForConditionalGeneration(Qwen3VLConfig(**arguments, **tokens))
     model.set_attn_implementation("eager")
     randomize(model, seed)
     return model.float().eval()
