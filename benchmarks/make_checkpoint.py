@@ -1,10 +1,11 @@
-"""A checkpoint with random weights in Gemma 3's shape, small enough for a CPU, for every benchmark that wants a FOLDER.
+"""A checkpoint with random weights, small enough for a CPU, for every benchmark that wants a FOLDER.
 
     PYTHONPATH=. python benchmarks/make_checkpoint.py tiny-gemma3 FOLDER [--dtype bfloat16]
 
-Pictures have 4096 patches and 256 tokens, as published; layers and widths are fewer.  The demo's chat template, and a
-tokenizer of 8192 tokens learnt from Python's own help.  It answers nonsense, in the time that sense would take; any
-server that loads a folder of Gemma 3 loads it.  Needs transformers.
+In Gemma 3's shape, or in Qwen3-VL's (`make_qwen_checkpoint.py`).  Pictures have 4096 patches and 256 tokens, as
+published; layers and widths are fewer.  The demo's chat template, and a tokenizer of 8192 tokens learnt from Python's
+own help.  It answers nonsense, in the time that sense would take; any server that loads a folder of Gemma 3 loads it.
+Needs transformers.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
+from benchmarks.make_qwen_checkpoint import QWEN_SIZES, make_qwen_checkpoint
 from tests.models.gemma3.reference import randomize, save_checkpoint
 from tests.random_checkpoint import copy_all_but_the_model
 
@@ -55,12 +57,16 @@ PICTURE_TOKEN = "<image_soft_token>"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("size", choices=SIZES)
+    parser.add_argument("size", choices=[*SIZES, *QWEN_SIZES])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    num_parameters = make_checkpoint(args.folder, SIZES[args.size], getattr(torch, args.dtype), args.seed)
+    dtype = getattr(torch, args.dtype)
+    if args.size in QWEN_SIZES:
+        num_parameters = make_qwen_checkpoint(args.folder, QWEN_SIZES[args.size], dtype, args.seed)
+    else:
+        num_parameters = make_checkpoint(args.folder, SIZES[args.size], dtype, args.seed)
     print(f"{args.folder}: {num_parameters / 1e6:.1f} M parameters")
 
 

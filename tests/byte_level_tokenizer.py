@@ -6,7 +6,7 @@ Some of its added tokens are special, and some are not.
 import functools
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -30,9 +30,11 @@ _CORPUS = [
 ] * 3
 
 
-def write_byte_level_tokenizer(directory: Path, odd: Sequence[str] = ()) -> dict[str, int]:
+def write_byte_level_tokenizer(
+    directory: Path, odd: Sequence[str] = (), corpus: Iterable[str] = _CORPUS, vocab_size: int = 480
+) -> dict[str, int]:
     """`tokenizer.json` and `tokenizer_config.json`.  Returns the ids of the added tokens, with `odd` at their end."""
-    tokenizer = _train()
+    tokenizer = _train(corpus, vocab_size)
     tokenizer.add_special_tokens(SPECIAL)
     tokenizer.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in (*PLAIN, *odd)])
     tokenizer.save(str(directory / "tokenizer.json"))
@@ -55,7 +57,7 @@ def _built_checkpoint() -> "tempfile.TemporaryDirectory[str]":
     return directory
 
 
-def _train() -> tokenizers.Tokenizer:
+def _train(corpus: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     to_words = pre_tokenizers.Split(tokenizers.Regex(_WORDS), "isolated")
@@ -64,8 +66,8 @@ def _train() -> tokenizers.Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=480, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(_CORPUS, trainer)
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(corpus, trainer)
     return tokenizer
 
 

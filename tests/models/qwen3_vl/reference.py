@@ -104,7 +104,10 @@ def randomize(model: Any, seed: int) -> None:
                 weight.copy_(1 + 0.1 * noise)
             elif weight.ndim == 1:
                 weight.copy_(0.1 * noise)
-            elif "embed_tokens" in name or "pos_embed" in name:
+            elif "embed_tokens" in name:
+                # Small beside what the layers add, or every token would be followed by itself.
+                weight.copy_(0.1 * noise)
+            elif "pos_embed" in name:
                 weight.copy_(0.5 * noise)
             else:
                 weight.copy_(noise / weight[0].numel() ** 0.5)

@@ -9,42 +9,9 @@ import pytest
 from keepsight.errors import CheckpointConfigError
 from keepsight.models.decoder_config import RotaryConfig
 from keepsight.models.qwen3_vl.config import Qwen3VLConfig
+from tests.models.qwen3_vl.real_configs import REAL_CONFIGS
 
-# As published, of 4 billion parameters, without what says nothing of the shapes.
-PUBLISHED: dict[str, Any] = {
-    "architectures": ["Qwen3VLForConditionalGeneration"],
-    "text_config": {
-        "attention_bias": False,
-        "head_dim": 128,
-        "hidden_act": "silu",
-        "hidden_size": 2560,
-        "intermediate_size": 9728,
-        "max_position_embeddings": 262_144,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 36,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-06,
-        "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
-        "rope_theta": 5_000_000,
-        "vocab_size": 151_936,
-    },
-    "tie_word_embeddings": True,
-    "vision_config": {
-        "deepstack_visual_indexes": [5, 11, 17],
-        "depth": 24,
-        "hidden_act": "gelu_pytorch_tanh",
-        "hidden_size": 1024,
-        "in_channels": 3,
-        "intermediate_size": 4096,
-        "model_type": "qwen3_vl",
-        "num_heads": 16,
-        "num_position_embeddings": 2304,
-        "out_hidden_size": 2560,
-        "patch_size": 16,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-    },
-}
+PUBLISHED = REAL_CONFIGS["4b"]
 
 
 def read(tmp_path: Path, fields: dict[str, Any]) -> Qwen3VLConfig:

@@ -1,0 +1,79 @@
+"""The same in Qwen3-VL's shape: pictures are shown at their own sizes, and text is bytes.
+
+A picture of 896 x 896 has 3136 patches and 784 tokens, as published; layers and widths are fewer.  A tokenizer of 8192
+tokens learnt from Python's own help.
+"""
+
+import json
+import pydoc_data.topics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.byte_level_tokenizer import write_byte_level_tokenizer
+from tests.frontend.qwen_like import PROCESSOR, TEMPLATE
+from tests.models.qwen3_vl.reference import make_reference, save_checkpoint
+
+VOCAB_SIZE, MAX_LENGTH = 8192, 32_768
+QwenSize = Mapping[str, Mapping[str, Any]]
+QWEN_SIZES: Mapping[str, QwenSize] = {
+    "tiny-qwen3-vl": {
+        "text": {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "head_dim": 64},
+        "vision": {"hidden_size": 192, "intermediate_size": 768, "depth": 4, "num_heads": 3},
+    },
+    "small-qwen3-vl": {
+        "text": {"hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 12, "head_dim": 128},
+        "vision": {"hidden_size": 576, "intermediate_size": 2152, "depth": 12, "num_heads": 9},
+    },
+}
+
+
+def make_qwen_checkpoint(folder: Path, size: QwenSize, dtype: torch.dtype, seed: int) -> int:
+    """The number of its parameters."""
+    folder.mkdir(parents=True, exist_ok=True)
+    corpus = pydoc_data.topics.topics.values()
+    ids = write_byte_level_tokenizer(folder, corpus=corpus, vocab_size=VOCAB_SIZE - 32)
+    model = make_reference(_arguments(size), seed, _tokens(ids))
+    model.generation_config.eos_token_id = [ids["<|im_end|>"], ids["<|endoftext|>"]]
+    save_checkpoint(model.to(dtype), folder)
+    films = {**PROCESSOR, "video_processor_type": "Qwen3VLVideoProcessor"}
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(films))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return sum(each.numel() for each in model.parameters())
+
+
+def _arguments(size: QwenSize) -> dict[str, Any]:
+    text, vision = size["text"], size["vision"]
+    sixth = text["head_dim"] // 6
+    rotary = {
+        "rope_type": "default",
+        "rope_theta": 5e6,
+        "mrope_section": [text["head_dim"] // 2 - 2 * sixth, sixth, sixth],
+        "mrope_interleaved": True,
+    }
+    depth = vision["depth"]
+    return {
+        "text_config": {
+            "vocab_size": VOCAB_SIZE,
+            "max_position_embeddings": MAX_LENGTH,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "rope_parameters": rotary,
+            **text,
+        },
+        "vision_config": {
+            "deepstack_visual_indexes": [depth // 4, depth // 2, 3 * depth // 4],
+            "out_hidden_size": text["hidden_size"],
+            **vision,
+        },
+        "tie_word_embeddings": True,
+    }
+
+
+def _tokens(ids: Mapping[str, int]) -> dict[str, int]:
+    names = {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"}
+    names |= {"vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>"}
+    return {field: ids[token] for field, token in names.items()}

@@ -1,0 +1,37 @@
+"""The published sizes want exactly the tensors that transformers' classes have; nothing is allocated."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from keepsight.models.layers import Placement
+from keepsight.models.qwen3_vl.config import Qwen3VLConfig
+from keepsight.models.qwen3_vl.model import Qwen3VL
+from keepsight.models.qwen3_vl.weight_names import canonical_name
+from tests.models.qwen3_vl.real_configs import REAL_CONFIGS
+
+
+def reference_shapes(size: str) -> dict[str, tuple[int, ...]]:
+    from transformers import Qwen3VLConfig as ReferenceConfig
+    from transformers import Qwen3VLForConditionalGeneration
+
+    with torch.device("meta"):
+        model = Qwen3VLForConditionalGeneration(ReferenceConfig(**REAL_CONFIGS[size]))
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("size", REAL_CONFIGS)
+def test_every_tensor_of_a_published_size_has_its_place(size: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(REAL_CONFIGS[size]))
+    config = Qwen3VLConfig.from_checkpoint(tmp_path)
+    model = Qwen3VL(config, Placement(torch.device("meta"), torch.bfloat16))
+    ours = {slot.name: slot.shape for slot in model.slots()}
+    theirs = {canonical_name(name): shape for name, shape in reference_shapes(size).items()}
+    if config.text.tie_word_embeddings:
+        del theirs["lm_head.weight"]
+    assert ours == theirs
+    num_parameters = sum(torch.Size(shape).numel() for shape in ours.values())
+    assert sum(parameter.numel() for parameter in model.parameters()) == num_parameters
+    assert model.shape.media_width == 4 * config.text.hidden_size
