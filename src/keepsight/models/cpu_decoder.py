@@ -43,12 +43,14 @@ class _Decoder(Structure):
 class LayerWeights(NamedTuple):
     norms: Sequence[Tensor]  # scales, in the order of `_NORMS`
     of_heads: Tensor  # [heads + kv_heads, head_dim]: scales, too
-    products: Sequence[Panels]  # in the order of `_PRODUCTS`; GELU follows the gate
+    products: Sequence[Panels]  # in the order of `_PRODUCTS`
+    activation: str  # of the gate
     base: int  # which of the angles
 
     def told(self) -> _Layer:
         scales = (each.data_ptr() for each in (*self.norms, self.of_heads))
-        products = (each.told(then_gelu=name == "gate") for name, each in zip(_PRODUCTS, self.products, strict=True))
+        activations = {"gate": self.activation}
+        products = (each.told(activations.get(name)) for name, each in zip(_PRODUCTS, self.products, strict=True))
         return _Layer(*scales, *products, self.base)
 
 

@@ -8,6 +8,7 @@
  * stay in registers, of vectors or tiles, while the inputs pass.
  */
 
+#include "cpu_activations.h"
 #include "cpu_products.h"
 
 #if defined(__AMX_BF16__)
@@ -45,15 +46,6 @@ INLINE long inputs_of_block(long inputs, arithmetic kind)
 {
     const long at_once = inputs_at_once(kind), steps = parts_of(inputs, at_once);
     return parts_of(steps, parts_of(steps, most_inputs_of_block(kind) / at_once)) * at_once;
-}
-
-/* x times the share of a normal distribution below it, nearly: x / (1 + exp(-2 * sqrt(2 / pi) * (x + 0.044715 * x^3))). */
-INLINE lanes gelu(lanes x)
-{
-    const lanes power = (x + 0.044715f * x * x * x) * 2.3022082f; /* 2 * sqrt(2 / pi) / ln 2 */
-    const whole_lanes is_negative = power < 0.0f;
-    const lanes small = power_of_2(choose(is_negative, power, -power));
-    return x * choose(is_negative, small, (lanes){} + 1.0f) / (1.0f + small);
 }
 
 /* Some rows by some panels. */
@@ -104,11 +96,7 @@ INLINE void take_sums(const product_work *w, piece p, int is_first, float *sums)
 /* When all inputs have passed. */
 INLINE void finish_sums(const product_work *w, piece p, float *sums)
 {
-    if (w->then_gelu)
-        for (long i = 0; i < p.rows * PANEL; i += LANES) {
-            const lanes number = gelu(vector_at(sums + i));
-            memcpy(sums + i, &number, sizeof number);
-        }
+    activate(w->activation, sums, p.rows * PANEL);
     if (w->times)
         for (long row = 0; row < p.rows; row++) {
             float times[PANEL] = {};
@@ -168,7 +156,7 @@ INLINE void multiply_turn(
     const long inputs = inputs_left(w, o, (turn){t.panel, t.block, 0});
     const int is_first = !t.block, begins_anew = is_first && !w->is_onto && !w->bias;
     const int is_last = t.input + weight.inputs == inputs;
-    const int is_finished = is_last && t.block + 1 == o.blocks && (w->then_gelu || w->times);
+    const int is_finished = is_last && t.block + 1 == o.blocks && (w->activation || w->times);
     const long strips = parts_of(p.rows, MOST_ROWS);
     for (long index = 0; index < strips; index++) {
         const strip s = strip_of(p.rows, index);

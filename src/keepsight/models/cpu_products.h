@@ -22,9 +22,9 @@ typedef struct {
     const float *bias;   /* [panels * PANEL], or null */
     const float *times;  /* [rows, outputs], what each number is multiplied by in the end; or null */
     long rows, inputs, outputs;
-    long kind;      /* an `arithmetic` */
-    long then_gelu; /* tanh's approximation */
-    long is_onto;   /* whether it is added to what `out` holds */
+    long kind;       /* an `arithmetic` */
+    long activation; /* an `activation`, before it is multiplied */
+    long is_onto;    /* whether it is added to what `out` holds */
 } product_work;
 
 void keepsight_multiply(const product_work *w);

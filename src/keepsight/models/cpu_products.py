@@ -16,12 +16,14 @@ from keepsight.models.cpu_library import call, has_library, number
 
 # As cpu_products.c calls them: a weight of float32, one of bfloat16, and one whose rows are rounded likewise.
 _FLOAT32, _BFLOAT16, _BFLOAT16_BY_SAME = range(3)
+# In the order of cpu_activations.h, by the names that checkpoints give them.
+_ACTIVATIONS = (None, "gelu_pytorch_tanh", "gelu", "silu")
 
 
 class ProductWork(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("out", "hidden", "weight", "bias", "times")),
-        *((name, c_long) for name in ("rows", "inputs", "outputs", "kind", "then_gelu", "is_onto")),
+        *((name, c_long) for name in ("rows", "inputs", "outputs", "kind", "activation", "is_onto")),
     )
 
 
@@ -61,10 +63,10 @@ class Panels:
             self._bias = weight.new_zeros(num_panels * panel, dtype=torch.float32)
             self._bias[: self.num_outputs] = bias
 
-    def multiply(self, hidden: Tensor, *, then_gelu: bool = False, onto: Tensor | None = None) -> Tensor:
+    def multiply(self, hidden: Tensor, *, activation: str | None = None, onto: Tensor | None = None) -> Tensor:
         """[..., inputs] -> [..., outputs], with the bias on top.
 
-        GELU (tanh), and `onto` other numbers, which change, cost next to nothing here.
+        An activation, and `onto` other numbers, which change, cost next to nothing here.
         """
         assert hidden.dtype is torch.float32
         hidden = hidden.contiguous()
@@ -74,17 +76,18 @@ class Panels:
         assert out.shape == shape
         assert out.is_contiguous()
         assert out.dtype is torch.float32
-        work = self.told(then_gelu=then_gelu)
+        work = self.told(activation)
         work.out, work.hidden, work.rows = out.data_ptr(), hidden.data_ptr(), hidden.numel() // self.num_inputs
         work.is_onto = onto is not None
         call("multiply", work)
         return out
 
-    def told(self, *, then_gelu: bool = False) -> ProductWork:
+    def told(self, activation: str | None = None) -> ProductWork:
         """What the kernel is told, but for what it reads and writes."""
+        which = _ACTIVATIONS.index(activation)
         bias = None if self._bias is None else self._bias.data_ptr()
         sizes = (0, self.num_inputs, self.num_outputs)
-        return ProductWork(None, None, self._weight.data_ptr(), bias, None, *sizes, self._kind, then_gelu)
+        return ProductWork(None, None, self._weight.data_ptr(), bias, None, *sizes, self._kind, which)
 
     def rows(self, which: Tensor) -> Tensor:
         """[count] -> [count, inputs]: what the weight has for some outputs."""

@@ -195,6 +195,7 @@ class DecoderLayer(nn.Module):
             norms=[each.scale for each in norms if each is not None],
             of_heads=attention.scales,
             products=[each.packed for each in (attention.qkv, attention.out, wide.gate, wide.up, wide.down)],
+            activation=attention.config.activation,
             base=rotary.configs.index(self.layer.rotary),
         )
 

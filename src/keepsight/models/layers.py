@@ -4,6 +4,7 @@ Parameters are made empty on their final device and filled by `load_weights`; no
 `WeightSlot` may be a view of a larger parameter: that is how separate checkpoint tensors become one fused product.
 """
 
+import functools
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -72,13 +73,8 @@ def empty_parameter(place: Placement, *shape: int) -> nn.Parameter:
     return nn.Parameter(memory, requires_grad=False)
 
 
-def _gelu_tanh(hidden: Tensor) -> Tensor:
-    return F.gelu(hidden, approximate="tanh")
-
-
-Activation = Callable[[Tensor], Tensor]
-ACTIVATIONS: Mapping[str, Activation] = {
-    "gelu_pytorch_tanh": _gelu_tanh,
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "gelu_pytorch_tanh": functools.partial(F.gelu, approximate="tanh"),
     "gelu": F.gelu,
     "silu": F.silu,
 }
@@ -113,10 +109,10 @@ class Linear(nn.Module):
             return F.linear(hidden, self.weight, self.bias)
         return self.panels.multiply(hidden)
 
-    def then_activate(self, hidden: Tensor, activation: Activation) -> Tensor:
-        if self.panels is None or activation is not _gelu_tanh:
-            return activation(self(hidden))
-        return self.panels.multiply(hidden, then_gelu=True)
+    def then_activate(self, hidden: Tensor, activation: str) -> Tensor:
+        if self.panels is None:
+            return ACTIVATIONS[activation](self(hidden))
+        return self.panels.multiply(hidden, activation=activation)
 
     def add_to(self, sums: Tensor, hidden: Tensor) -> None:
         """Changes `sums`."""

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from keepsight.models.cpu_kernels import attend_to_all, can_attend
-from keepsight.models.layers import ACTIVATIONS, Angles, LayerNorm, Linear, Placement, WeightSlot, rotate, under
+from keepsight.models.layers import Angles, LayerNorm, Linear, Placement, WeightSlot, rotate, under
 
 # On a CPU the inner rows of more would leave its cache between two products.
 ROWS_PER_CPU_GROUP = 1024
@@ -41,7 +41,7 @@ class VisionLayer(nn.Module):
         size = config.hidden_size
         self.num_heads, self.head_dim = config.num_heads, config.head_dim
         self.rounds = place.rounds
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = config.activation
         self.norm1 = LayerNorm(place, size, config.layer_norm_eps)
         self.qkv = Linear(place, size, dict.fromkeys(config.qkv_names, 3 * size // len(config.qkv_names)), bias=True)
         self.out = Linear(place, size, {"out_proj": size}, bias=True)

@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from keepsight.models.layers import (
@@ -70,7 +69,7 @@ class PatchMerger(nn.Module):
         """[pictures, patches, vision hidden] -> [pictures, tokens, text hidden]"""
         shape = (len(patches), -1, self.width)
         merged = self.norm(patches.view(shape)) if self.norms_merged else self.norm(patches).view(shape)
-        return self.down(self.up.then_activate(merged, F.gelu))  # type: ignore[no-any-return]
+        return self.down(self.up.then_activate(merged, "gelu"))  # type: ignore[no-any-return]
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from under("norm.", self.norm.slots())
