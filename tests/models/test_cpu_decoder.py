@@ -45,6 +45,8 @@ CONFIGS = {
     "one key head": dataclasses.replace(CONFIG, num_kv_heads=1, head_dim=40, hidden_size=33, intermediate_size=7),
     "as many key heads": dataclasses.replace(CONFIG, num_kv_heads=4, head_dim=8, attention_bias=True),
     "one layer": dataclasses.replace(CONFIG, layers=CONFIG.layers[:1]),
+    "no norms behind, SiLU": dataclasses.replace(CONFIG, norms_results=False, norms_add_one=False, activation="silu"),
+    "no norms, one layer": dataclasses.replace(CONFIG, norms_results=False, layers=CONFIG.layers[:1]),
 }
 FLOAT32 = Placement(CPU, torch.float32)
 ROUNDED = Placement(CPU, torch.float32, torch.bfloat16, rounds=True)
@@ -89,12 +91,13 @@ def compute(
 
 @of_each_config
 @pytest.mark.parametrize("ends", [(1,), (1, 1, 1), (40,), (30, 1, 560)], ids=str)
-@pytest.mark.parametrize("reads_all", [True, False])
+@pytest.mark.parametrize("read", ["all", "the ends of all", "the last"])
 def test_all_layers_at_once_give_what_they_give_one_after_another(
-    config: DecoderConfig, ends: tuple[int, ...], reads_all: bool
+    config: DecoderConfig, ends: tuple[int, ...], read: str
 ) -> None:
     decoder, pieces = make_decoder(config), slices(*((0, end) for end in ends))
-    batch = AttentionBatch(pieces, CPU, None if reads_all else [len(ends) - 1])
+    all_ends = range(len(ends))
+    batch = AttentionBatch(pieces, CPU, {"all": None, "the ends of all": all_ends, "the last": all_ends[-1:]}[read])
     hidden = torch.randn(batch.num_tokens, config.hidden_size)
     given, caches, others = hidden.clone(), make_caches(config), make_caches(config)
     at_once = decoder(hidden, PagedAttention(), caches, batch)

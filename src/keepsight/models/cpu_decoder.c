@@ -1,4 +1,4 @@
-/* Layers of Gemma's decoder on a CPU, one after another: with few tokens it takes longer to ask for a layer's parts one by
+/* A decoder's layers on a CPU, one after another: with few tokens it takes longer to ask for a layer's parts one by
  * one than to compute them.
  */
 
@@ -13,8 +13,9 @@ const long keepsight_wide_rows = WIDE_ROWS;
 
 /* What is the same for all steps; products and attention lack what they read and write. */
 typedef struct {
-    const float *before_attention, *after_attention, *before_feed_forward, *after_feed_forward; /* scales of norms [size] */
-    const float *of_heads;                                                                      /* [heads + kv_heads, dim] */
+    /* Scales of norms [size]; null after a part that has none. */
+    const float *before_attention, *after_attention, *before_feed_forward, *after_feed_forward;
+    const float *of_heads; /* [heads + kv_heads, dim] */
     product_work qkv, out, gate, up, down;
     long base; /* which of the angles */
 } layer;
@@ -50,6 +51,16 @@ static void multiply(product_work product, float *out, const float *hidden, cons
     keepsight_multiply(&product);
 }
 
+/* Onto the hidden states; where there is a scale it is normed before. */
+static void add_product(
+    const decoder_work *w, product_work product, float *hidden, const float *others, const float *scale, long rows)
+{
+    product.is_onto = !scale;
+    multiply(product, scale ? w->normed : hidden, others, 0, rows);
+    if (scale)
+        norm(w, hidden, w->normed, scale, hidden, rows);
+}
+
 /* Rows that are read come to the front. */
 static void gather(float *rows, const int64_t *read, long count, long size)
 {
@@ -73,8 +84,7 @@ static void attend(const decoder_work *w, const layer *l, long index, long rows)
     attention_work sight = *w->sights[index];
     sight.out = w->projected, sight.query = w->query, sight.keys = w->keys[index], sight.values = w->values[index];
     keepsight_attend(&sight);
-    multiply(l->out, w->normed, w->projected, 0, rows);
-    norm(w, w->hidden, w->normed, l->after_attention, w->hidden, rows);
+    add_product(w, l->out, w->hidden, w->projected, l->after_attention, rows);
 }
 
 static void feed_forward(const decoder_work *w, const layer *l, long all_rows)
@@ -85,8 +95,7 @@ static void feed_forward(const decoder_work *w, const layer *l, long all_rows)
         norm(w, w->normed, hidden, l->before_feed_forward, 0, rows);
         multiply(l->gate, w->gate, w->normed, 0, rows);
         multiply(l->up, w->up, w->normed, w->gate, rows);
-        multiply(l->down, w->normed, w->up, 0, rows);
-        norm(w, hidden, w->normed, l->after_feed_forward, hidden, rows);
+        add_product(w, l->down, hidden, w->up, l->after_feed_forward, rows);
     }
 }
 

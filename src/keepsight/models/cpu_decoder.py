@@ -41,14 +41,14 @@ class _Decoder(Structure):
 
 
 class LayerWeights(NamedTuple):
-    norms: Sequence[Tensor]  # scales, in the order of `_NORMS`
+    norms: Sequence[Tensor | None]  # scales, in the order of `_NORMS`; None after a part that has none
     of_heads: Tensor  # [heads + kv_heads, head_dim]: scales, too
     products: Sequence[Panels]  # in the order of `_PRODUCTS`
     activation: str  # of the gate
     base: int  # which of the angles
 
     def told(self) -> _Layer:
-        scales = (each.data_ptr() for each in (*self.norms, self.of_heads))
+        scales = (None if each is None else each.data_ptr() for each in (*self.norms, self.of_heads))
         activations = {"gate": self.activation}
         products = (each.told(activations.get(name)) for name, each in zip(_PRODUCTS, self.products, strict=True))
         return _Layer(*scales, *products, self.base)

@@ -192,7 +192,7 @@ class DecoderLayer(nn.Module):
         attention, wide = self.attention, self.feed_forward
         norms = (self.before_attention, self.after_attention, self.before_feed_forward, self.after_feed_forward)
         return LayerWeights(
-            norms=[each.scale for each in norms if each is not None],
+            norms=[None if each is None else each.scale for each in norms],
             of_heads=attention.scales,
             products=[each.packed for each in (attention.qkv, attention.out, wide.gate, wide.up, wide.down)],
             activation=attention.config.activation,
@@ -283,11 +283,8 @@ class Decoder(nn.Module):
     def pack(self) -> None:
         """Once all weights are packed."""
         config = self.config
-        is_usual = config.norms_results and config.attention_softcap is None
-        has_activation, is_on_cpu = config.activation == "gelu_pytorch_tanh", self.embedding.panels is not None
-        if not (is_usual and has_activation and is_on_cpu):
-            return
-        if fits_tiles(config.num_heads, config.num_kv_heads, config.head_dim):
+        has_cap, is_on_cpu = config.attention_softcap is not None, self.embedding.panels is not None
+        if is_on_cpu and not has_cap and fits_tiles(config.num_heads, config.num_kv_heads, config.head_dim):
             weights = [layer.for_cpu(self.rotary) for layer in self._all_layers()]
             self._layers_on_cpu = CpuDecoder(weights, config.attention_scale, config.rms_norm_eps)
 
