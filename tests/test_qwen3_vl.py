@@ -1,16 +1,23 @@
 """Qwen3-VL as its users have it: from a folder, pictures of any size and words to the answers of transformers."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
+import torch
+from openai import OpenAI
 
 from keepsight import LLM, SamplingParams
+from keepsight.errors import KeepsightError
 from keepsight.requests import Pixels
-from tests.drawn import ask
-from tests.qwen_checkpoint import make_qwen_checkpoint, reference_answer
+from keepsight.structured_outputs import StructuredOutputsParams
+from tests.drawn import ask, by_url, draw, say
+from tests.qwen_checkpoint import MAX_PIXELS, make_qwen_checkpoint, reference_answer
+from tests.real_server import real_server
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 SIZES = [(40, 30), (200, 90), (17, 300), (1, 1), (64, 64)]
@@ -61,3 +68,66 @@ def test_pictures_of_several_sizes_in_turns_that_are_found_again(llm: LLM, check
         conversation = [*conversation, assistant, *ask(*shown(third), "One more.")]
     [again] = llm.chat(conversation[:-2], GREEDY)
     assert again.num_cached_tokens == len(again.prompt_token_ids) - 1
+
+
+def test_embeddings_of_a_prompt_are_answered_as_its_tokens_are(checkpoint: tuple[Path, Any]) -> None:
+    directory, reference = checkpoint
+    ids = list(range(40, 130))
+    embeds = reference.get_input_embeddings()(torch.tensor(ids)).detach()
+    with LLM(directory, device="cpu", enable_prompt_embeds=True) as llm:
+        by_tokens, by_embeds = llm.generate([{"prompt_token_ids": ids}, {"prompt_embeds": embeds}], GREEDY)
+    assert by_embeds.outputs[0].token_ids == by_tokens.outputs[0].token_ids
+
+
+def test_an_answer_may_be_kept_to_a_grammar(llm: LLM) -> None:
+    choices = ["Größe", "東京"]
+    form = StructuredOutputsParams(choice=choices)
+    params = SamplingParams(temperature=0, max_tokens=40, structured_outputs=form)
+    [output] = llm.chat(ask(*shown(picture(50, 50)), "Which?"), params)
+    assert output.outputs[0].text in choices
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "options", "message"),
+    [
+        (2010, 10, {}, "200"),
+        (40, 40, {"do_pan_and_scan": True}, "cannot be changed; these can: max_pixels, min_pixels"),
+        (40, 40, {"max_pixels": 2 * MAX_PIXELS}, f"may be at most {MAX_PIXELS} here"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_with_the_limit(
+    llm: LLM, width: int, height: int, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(KeepsightError, match=message):
+        llm.chat(ask(*shown(picture(width, height)), "What?"), GREEDY, mm_processor_kwargs=options)
+
+
+def test_a_request_may_have_its_pictures_shown_smaller(llm: LLM) -> None:
+    conversation, options = ask(*shown(picture(150, 150)), "What?"), {"max_pixels": 8 * 32 * 32}
+    [usual], [smaller] = (llm.chat(conversation, GREEDY, mm_processor_kwargs=each) for each in ({}, options))
+    assert len(smaller.prompt_token_ids) < len(usual.prompt_token_ids)
+
+
+def test_a_server_knows_pictures_again_after_a_restart(checkpoint: tuple[Path, Any], tmp_path: Path) -> None:
+    directory, _ = checkpoint
+    kept = ("--encoder-disk-cache", str(tmp_path / "embeddings"), "--prefix-disk-cache", str(tmp_path / "prefixes"))
+    url = by_url(draw(4).picture)
+    questions = ["What is it?", "What is it?", "And this?", "What is it?"]
+    answers, encoded = [], list[str]()
+    for asked in (questions[:3], questions[3:]):
+        with real_server(str(directory), *kept) as server:
+            client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+            for question in asked:
+                content: Any = [url, say(question)]
+                answer = client.chat.completions.create(
+                    model=str(directory),
+                    messages=[{"role": "user", "content": content}],
+                    temperature=0,
+                    max_tokens=6,
+                    extra_body={"ignore_eos": True},
+                )
+                answers.append(answer.choices[0].message.content)
+            metrics = httpx.get(f"{server.url}/metrics").text
+            encoded += re.findall(r'^keepsight_media_encoded_total\{modality="image"\} (\S+)', metrics, re.MULTILINE)
+    assert list(map(float, encoded)) == [1, 0]
+    assert answers[0] == answers[1] == answers[3]
