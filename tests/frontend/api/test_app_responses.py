@@ -1,5 +1,6 @@
 """The Responses API, of an engine that says what it is told to; OpenAI's own types are the judge of its shapes."""
 
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +14,13 @@ from pydantic import TypeAdapter
 from keepsight.api_settings import ApiSettings
 from keepsight.errors import EngineLostError
 from keepsight.frontend.api.kept_responses import KeptResponses
-from keepsight.frontend.prompt.call_text import write_call
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prompt.call_text import TAGGED, write_call
+from keepsight.frontend.prompt.render_prompt import ChatTemplate
 from keepsight.requests import EngineRequest
 from tests.drawn import draw
-from tests.frontend.api.app_client import MODEL, Client, error_of
+from tests.frontend.api.app_client import MODEL, Client, FakeEngine, error_of
+from tests.qwen_like import QWEN_LIKE
 
 LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}
 GO = LOOK | {"name": "go", "description": "Somewhere."}
@@ -181,6 +185,25 @@ def test_calls_are_items_of_their_own(client: Client) -> None:
     ids = [item[name] for item in body["output"] for name in ("id", "call_id")]
     assert [each.partition("_")[0] for each in ids] == ["fc", "call", "fc", "call"]
     assert len(set(ids)) == 4
+
+
+def test_what_is_said_before_calls_is_an_item_of_its_own_and_all_of_it_can_be_sent_back(
+    preparer: RequestPreparer,
+) -> None:
+    tagged = copy.copy(preparer)
+    tagged.template = ChatTemplate(QWEN_LIKE, {})
+    client, call = Client(tagged, FakeEngine(tagged)), write_call("look", ARGUMENTS, TAGGED)
+    client.engine.text = f"I look.\n{call}"
+    events = stream(client, tools=[LOOK], include=LOGPROBS)
+    message, called = output = events[-1]["response"]["output"]
+    assert [event["item"] for event in events if event["type"] == "response.output_item.done"] == output
+    assert (message["content"][0]["text"], message["status"]) == ("I look.", "completed")
+    assert "".join(one["token"] for one in message["content"][0]["logprobs"]) == "I look."
+    assert (called["name"], called["arguments"], called["status"]) == ("look", ARGUMENTS, "completed")
+    result = {"type": "function_call_output", "call_id": called["call_id"], "output": "the sea"}
+    ask(client, tools=[LOOK], input=[{"role": "user", "content": "Hello"}, *output, result])
+    first, second = (tagged.tokenizer.decode(each.token_ids) for each in client.engine.requests)
+    assert second.startswith(f"{first}I look.\n{call}<|im_end|>")
 
 
 def test_a_stream_of_calls_tells_each_with_its_arguments(client: Client) -> None:

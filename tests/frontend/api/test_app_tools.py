@@ -1,16 +1,21 @@
 """Calls of tools in OpenAI's shapes, of an engine that says what it is told to."""
 
+import copy
 import json
 from typing import Any
 
 import pytest
 
-from keepsight.frontend.prompt.call_text import write_call
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prompt.call_text import TAGGED, write_call
+from keepsight.frontend.prompt.render_prompt import ChatTemplate
 from tests.frontend.api.app_client import Client, FakeEngine, error_of
+from tests.qwen_like import QWEN_LIKE
 
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("look", "go")]
 LOOK, GO = '{"at": "the sea"}', '{"to": {"a": [1, 2]}}'
 CALLS = f"{write_call('look', LOOK)}\n{write_call('go', GO)}"
+TAGGED_CALLS = f"{write_call('look', LOOK, TAGGED)}\n{write_call('go', GO, TAGGED)}"
 NAMED = {"type": "function", "function": {"name": "look"}}
 
 
@@ -179,3 +184,63 @@ def test_engines_are_given_the_grammar(client: Client, engine: FakeEngine) -> No
     guide = engine.requests[-1].sampling_params.structured_outputs
     assert guide is not None
     assert str(guide.grammar).startswith("start: TEXT | call+")
+
+
+# Of a template that teaches calls with tags ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tagged(preparer: RequestPreparer) -> Client:
+    own = copy.copy(preparer)
+    own.template = ChatTemplate(QWEN_LIKE, {})
+    return Client(own, FakeEngine(own))
+
+
+def prompt_of(client: Client) -> str:
+    return client.preparer.tokenizer.decode(client.engine.requests[-1].token_ids, skip_special_tokens=False)
+
+
+def test_engines_are_given_the_grammar_of_the_template_s_form(tagged: Client) -> None:
+    for choice, opening in (("auto", "start: TEXT | first call*"), (NAMED, 'start: call "\\n"?')):
+        tagged.chat(tools=TOOLS, tool_choice=choice)
+        guide = tagged.engine.requests[-1].sampling_params.structured_outputs
+        assert guide is not None
+        assert str(guide.grammar).startswith(opening)
+        assert "</tool_call>" in str(guide.grammar).replace("\\/", "/")
+
+
+@pytest.mark.parametrize("said", ["", "I look.", "I look.\n<b>"])
+def test_a_text_and_the_calls_behind_it_are_both_told(tagged: Client, said: str) -> None:
+    choice = chat(tagged, f"{said}\n{TAGGED_CALLS}" if said else TAGGED_CALLS)
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", said or None)
+    calls = [tuple(call["function"].values()) for call in choice["message"]["tool_calls"]]
+    assert calls == [("look", LOOK), ("go", GO)]
+    assert join(tagged.stream(tools=TOOLS)) == (said, calls, "tool_calls")
+
+
+@pytest.mark.parametrize("text", ["I see.", "<tool_call>", CALLS, '<tool_call>\n{"name": "Anna", "arguments": {}}'])
+def test_a_text_without_tagged_calls_is_told_as_ever(tagged: Client, text: str) -> None:
+    choice = chat(tagged, text)
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", text)
+    assert "tool_calls" not in choice["message"]
+    assert join(tagged.stream(tools=TOOLS)) == (text, [], "stop")
+
+
+@pytest.mark.parametrize("said", ["", "I look.", "I look.\n"])
+def test_the_next_turn_s_prompt_goes_on_from_the_answer(tagged: Client, said: str) -> None:
+    text = f"{said}\n{TAGGED_CALLS}" if said else TAGGED_CALLS
+    called = chat(tagged, text)["message"]
+    answered = prompt_of(tagged) + text
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "wet"} for call in called["tool_calls"]]
+    chat(tagged, "Wet.", messages=[{"role": "user", "content": "Hello"}, called, *results])
+    assert prompt_of(tagged).startswith(f"{answered}<|im_end|>")
+
+
+def test_a_tagged_call_that_is_cut_off_may_be_sent_back(tagged: Client) -> None:
+    tagged.engine.end = "length"
+    cut = TAGGED_CALLS.partition("sea")[0]
+    choice = chat(tagged, f"I look.\n{cut}")
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "I look.")
+    result = {"role": "tool", "tool_call_id": choice["message"]["tool_calls"][0]["id"], "content": "That was no JSON."}
+    chat(tagged, "Again.", messages=[{"role": "user", "content": "Hello"}, choice["message"], result])
+    assert f"assistant\nI look.\n{cut}}}\n</tool_call><|im_end|>" in prompt_of(tagged)

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from keepsight.frontend.api.call_parser import ArgumentsSaid, CallBegun, CallParser, Event, Said
-from keepsight.frontend.prompt.call_text import write_call
+from keepsight.frontend.prompt.call_text import TAGGED, write_call
 
 NAMES = ("look", "look_up", "a.b-c")
 CALL = '{"name": "look", "parameters": {"at": "the \\"sea\\" {"}}'
@@ -128,8 +128,75 @@ def test_a_call_that_is_cut_off_is_known_for_it() -> None:
     assert parser.is_amid_arguments
 
 
+# Of the form with tags ------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def tagged_calls(draw: st.DrawFn) -> tuple[str, str, str]:
+    written, name, arguments = draw(calls())
+    key, tag = written.replace('"parameters"', '"arguments"', 1), draw(st.sampled_from(["", "\n"]))
+    return f"<tool_call>{key}{draw(spaces)}</tool_call>{tag}", name, arguments
+
+
+pieces_of_tags = st.sampled_from(["<tool_call>", "<", "<tool", "\n", "</tool_call>", '{"name": "', '", "arguments": '])
+tagged_texts = st.lists(pieces_of_tags | fragments | st.text(max_size=4) | tagged_calls().map(lambda each: each[0]))
+TAGGED_CALL = write_call("look", '{"at": "the \\"sea\\" {"}', TAGGED)
+
+
+def parse_tagged(pieces: Sequence[str]) -> list[Event]:
+    parser = CallParser(NAMES, TAGGED)
+    events = [event for piece in pieces for event in parser.push(piece)]
+    return list(join(events + parser.finish()))
+
+
+@given(tagged_texts.map("".join), st.lists(st.integers(0, 1000)))
+@example('\n<tool_call>{"name": "lo", "arguments": \n<tool_call>{"name": "look", "arguments": {}', [35])
+def test_tagged_calls_are_read_the_same_however_the_text_is_cut(text: str, places: list[int]) -> None:
+    whole = parse_tagged([text])
+    assert parse_tagged(cut(text, places)) == parse_tagged(list(text)) == whole
+    if not any(isinstance(event, CallBegun) for event in whole):
+        assert whole == ([Said(text)] if text else [])
+
+
+@given(st.lists(tagged_calls(), min_size=1, max_size=3), st.text("a<tool_call>\n"), st.lists(st.integers(0, 1000)))
+def test_tagged_calls_and_what_is_said_before_them_are_read_as_they_were_written(
+    written: Any, before: str, places: list[int]
+) -> None:
+    text, content = before + "".join(each for each, _, _ in written), before.removesuffix("\n")
+    expected = [event for _, name, arguments in written for event in (CallBegun(name), ArgumentsSaid(arguments))]
+    assert parse_tagged(cut(text, places)) == [*([Said(content)] if content else []), *expected]
+
+
+def test_of_a_text_only_what_may_begin_a_tagged_call_is_held_back() -> None:
+    parser = CallParser(NAMES, TAGGED)
+    assert parser.push("I look.\n") == [Said("I look.")]
+    assert parser.push("<") == []
+    assert parser.push("b>\n<tool_call>") == [Said("\n<b>")]
+    assert parser.push('\n{"name": "Anna') == [Said('\n<tool_call>\n{"name": "Anna')]
+    assert parser.push(f"\n{TAGGED_CALL[:-14]}") == [CallBegun("look"), ArgumentsSaid('{"at": "the \\"sea\\" {"}')]
+    assert parser.push("}\n</tool_call>\n") == []
+    assert parser.finish() == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CALL,
+        '<tool_call>\n{"name": "Anna", "arguments": {}}\n</tool_call>',
+        '<tool_call>\n{"name": "look", "parameters": {}}\n</tool_call>',
+        '<tool_call>\n{"name": "look", "arguments": ',
+        "I would write <tool_call>\n",
+    ],
+)
+def test_what_is_no_tagged_call_is_text(text: str) -> None:
+    assert parse_tagged(list(text)) == [Said(text)]
+
+
 def test_a_long_text_that_is_held_back_takes_no_longer_than_another() -> None:
     began = time.process_time()
     for text in ("```" + "a" * 16 + " " * 24, '{"name": "' + "look" * 32, " " * 24 + "{" + " " * 24):
         parse(list(text * 50))
+    for text in ("\n<tool_call>" + " " * 24 + '{"name": "look"', '<tool_call>{"name": "' + "look" * 32, "\n<"):
+        parse_tagged(list(text * 50))
+        parse_tagged([text * 500])
     assert time.process_time() - began < 5

@@ -1,5 +1,6 @@
 """What the grammar lets a model write, byte by byte."""
 
+import itertools
 import json
 from typing import Any
 
@@ -8,7 +9,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.prompt.call_grammar import CallGrammar
-from keepsight.frontend.prompt.call_text import write_call
+from keepsight.frontend.prompt.call_text import BARE, TAGGED, write_call
 from keepsight.frontend.prompt.check_grammar import check_structured_outputs
 from keepsight.structured_outputs import StructuredOutputsParams, write_schema
 
@@ -16,6 +17,8 @@ LOOK = {"type": "object", "properties": {"at": {"enum": ["sea", "sky"]}}, "addit
 SCHEMAS = {"look": write_schema(dict(LOOK)), "go.to-it": write_schema({"type": "object"})}
 FORM = write_schema({"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]})
 SEA, GO = write_call("look", '{"at": "sea"}'), write_call("go.to-it", '{"x" : [1,2 ]\n}')
+TAGGED_SEA = write_call("look", '{"at": "sea"}', TAGGED)
+TAGGED_GO = write_call("go.to-it", '{"x" : [1,2 ]\n}', TAGGED)
 PRETTY = '{\n  "name": "look",\n  "parameters": {\n    "at": "sky"\n  }\n}'
 
 
@@ -117,6 +120,64 @@ def test_what_has_a_form_is_that_or_calls() -> None:
     assert follow(f"{SEA}\n{SEA}", form=FORM, is_single=True) == (f"{SEA}\n", True)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Hello, Größe 日本\n\n",
+        SEA,
+        "One writes <tool_call>, and then",
+        '<tool_call>\n{"name": "Anna", "arguments": {}}\n</tool_call>',
+        TAGGED_SEA,
+        f"I look.\n{TAGGED_SEA}\n{TAGGED_GO}\n",
+        f"\n\n{TAGGED_GO}{TAGGED_SEA}",
+        '<tool_call>{"name":"look","arguments":{"at":"sky"} } \n</tool_call>',
+        f'<tool_call>\n{{"name": "{TAGGED_SEA}',
+    ],
+)
+def test_where_calls_have_tags_an_answer_is_any_text_and_calls_behind_it(text: str) -> None:
+    assert follow(text, call_form=TAGGED) == (text, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ('So: <tool_call>\n{"name": "look"}', 'So: <tool_call>\n{"name": "look"'),
+        ('<tool_call>{"name":"look","parameters"', '<tool_call>{"name":"look","'),
+        (TAGGED_SEA.replace("sea", "lake"), '<tool_call>\n{"name": "look", "arguments": {"at": "'),
+        (f"{TAGGED_SEA}\nand so", f"{TAGGED_SEA}\n"),
+        (f"{TAGGED_SEA}\n<tool_call>no", f"{TAGGED_SEA}\n<tool_call>"),
+    ],
+)
+def test_what_has_begun_like_a_tagged_call_becomes_one(text: str, written: str) -> None:
+    wrongly, ends = follow(text, call_form=TAGGED)
+    assert wrongly.startswith(written)
+    assert len(wrongly) <= len(written) + 1
+    assert ends == (written == f"{TAGGED_SEA}\n")
+
+
+def test_what_must_be_tagged_calls_is_written_in_one_way() -> None:
+    terms: dict[str, Any] = {"must_call": True, "call_form": TAGGED}
+    for calls in (TAGGED_SEA, f"{TAGGED_SEA}\n{TAGGED_GO}", f"{TAGGED_SEA}\n"):
+        assert follow(calls, **terms) == (calls, True)
+    for text in ("", "Hello", "\n", SEA, TAGGED_SEA.replace("\n", ""), TAGGED_SEA.replace("look", "Anna")):
+        written, ends = follow(text, **terms)
+        assert not ends
+        assert TAGGED_SEA.startswith(written)
+
+
+@pytest.mark.parametrize("terms", [{}, {"must_call": True}, {"form": FORM}])
+def test_of_one_tagged_call_there_is_no_second(terms: dict[str, Any]) -> None:
+    twice = f"{TAGGED_SEA}\n{TAGGED_SEA}"
+    assert follow(twice, call_form=TAGGED, is_single=True, **terms) == (f"{TAGGED_SEA}\n", True)
+
+
+def test_what_has_a_form_is_that_or_tagged_calls() -> None:
+    for text in ('{"count": 1}', f"{TAGGED_SEA}\n{TAGGED_GO}", '<tool_call>{"name":"look","arguments":{}}</tool_call>'):
+        assert follow(text, form=FORM, call_form=TAGGED) == (text, True)
+    assert follow("I look.", form=FORM, call_form=TAGGED) == ("", False)
+
+
 def test_a_schema_that_cannot_be_compiled_is_known_by_its_function() -> None:
     unknown: dict[str, Any] = {"type": "object", "uniqueItems": True}
     grammar = CallGrammar(SCHEMAS | {"touch": unknown, "last": {"type": "object"}})
@@ -132,7 +193,8 @@ def test_a_schema_that_cannot_be_compiled_is_known_by_its_function() -> None:
 def test_many_functions_are_compiled() -> None:
     schema = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(4)}}
     names = [f"function_number_{index}" for index in range(128)]
-    for terms in ({}, {"must_call": True}, {"form": FORM}):
-        grammar = CallGrammar({name: write_schema(dict(schema)) for name in names}, **terms)
+    asked: list[dict[str, Any]] = [{}, {"must_call": True}, {"form": FORM}]
+    for form, terms in itertools.product((BARE, TAGGED), asked):
+        grammar = CallGrammar({name: write_schema(dict(schema)) for name in names}, call_form=form, **terms)
         check_structured_outputs(StructuredOutputsParams(grammar=str(grammar)))
     assert json.loads(write_call(names[7], "{}")) == {"name": names[7], "parameters": {}}

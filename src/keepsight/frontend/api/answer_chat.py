@@ -21,6 +21,7 @@ from keepsight.frontend.api.response_parts import Usage
 from keepsight.frontend.api.tell_calls import CallTeller
 from keepsight.frontend.assemble_answer import AnswerPiece
 from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.frontend.prompt.call_text import CallForm
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.requests import TokenOutput
 
@@ -29,10 +30,15 @@ class ChatAnswer(ChunkedAnswer):
     ID_PREFIX = "chatcmpl-"
 
     def __init__(
-        self, asked: ChatRequest, prompts: Sequence[PreparedRequest], tokenizer: Tokenizer, model_name: str
+        self,
+        asked: ChatRequest,
+        prompts: Sequence[PreparedRequest],
+        tokenizer: Tokenizer,
+        model_name: str,
+        call_form: CallForm,
     ) -> None:
         super().__init__(asked, prompts, tokenizer, model_name)
-        self._terms = asked.read_call_terms()
+        self._terms = asked.read_call_terms(call_form)
         # By choice, of a stream.  What they are made with is not this: a prompt would stay until garbage is looked for.
         self._tellers = defaultdict[int, CallTeller](partial(CallTeller, self._terms))
 

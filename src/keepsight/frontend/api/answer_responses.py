@@ -24,6 +24,7 @@ from keepsight.frontend.api.tell_items import ItemTeller
 from keepsight.frontend.assemble_answer import AnswerPiece
 from keepsight.frontend.http.error_response import ErrorResponse
 from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.frontend.prompt.call_text import CallForm
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 
 _encode = msgspec.json.Encoder().encode
@@ -45,10 +46,15 @@ class ResponsesAnswer(Answer):
     ID_PREFIX = "resp_"
 
     def __init__(
-        self, asked: ResponsesChat, prompts: Sequence[PreparedRequest], tokenizer: Tokenizer, model_name: str
+        self,
+        asked: ResponsesChat,
+        prompts: Sequence[PreparedRequest],
+        tokenizer: Tokenizer,
+        model_name: str,
+        call_form: CallForm,
     ) -> None:
         super().__init__(asked, prompts, tokenizer, model_name)
-        self._items = ItemTeller(asked.read_call_terms())
+        self._items = ItemTeller(asked.read_call_terms(call_form))
         self._is_cut = False
         # Where it shall be kept.
         self.keeping: Keeping | None = None

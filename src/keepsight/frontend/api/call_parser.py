@@ -1,27 +1,16 @@
 """Reads calls of tools out of an answer: text in, in any pieces; events out, as soon as they are certain.
 
-An answer is calls from its beginning on, or a text to its end.  Its grammar saw to it that calls are written to their
-ends, so that nothing is checked here: what is between two calls, and behind the last, says nothing.
+An answer is a text, or calls, in some forms behind a text.  Its grammar saw to it that calls are written to their ends,
+so that nothing is checked here: what is between two calls, and behind the last, says nothing.
 """
 
+import functools
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from keepsight.frontend.prompt.call_text import (
-    BEFORE_NAME,
-    BEHIND_NAME,
-    END_PATTERN,
-    NAME_PATTERN,
-    match_unfinished_opening,
-)
-
-_NAME = f"(?P<name>{NAME_PATTERN})"
-# Arguments are an object.
-_OPENING = re.compile(rf"{BEFORE_NAME}{_NAME}{BEHIND_NAME}(?=\{{)")
-_NEXT_OPENING = re.compile(rf"{END_PATTERN}{_OPENING.pattern}")
-_UNFINISHED = re.compile(match_unfinished_opening(_NAME))
+from keepsight.frontend.prompt.call_text import BARE, NAME_PATTERN, CallForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +31,33 @@ class ArgumentsSaid:
 
 
 Event = Said | CallBegun | ArgumentsSaid
+# Before the first call, where it can still come; a text to its end; within a call; behind it.
 State = Literal["undecided", "text", "arguments", "between"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Patterns:
+    """`unfinished`: all that is left, which may become an opening."""
+
+    opening: re.Pattern[str]
+    unfinished: re.Pattern[str]
+    next_opening: re.Pattern[str]
+
+    @classmethod
+    @functools.cache
+    def of(cls, form: CallForm) -> "_Patterns":
+        name, start = f"(?P<name>{NAME_PATTERN})", "" if form.can_follow_text else r"\A"
+        # Arguments are an object.
+        opening = rf"{form.before_name}{name}{form.behind_name}(?=\{{)"
+        unfinished = rf"{start}(?:{form.match_unfinished_opening(name)})\Z"
+        return cls(*map(re.compile, (start + opening, unfinished, rf"\A{form.end}{opening}")))
 
 
 class CallParser:
     """Of one answer; `names` are of the functions that it may call.  Where there are none it is a text."""
 
-    def __init__(self, names: Collection[str]) -> None:
-        self._names = names
+    def __init__(self, names: Collection[str], form: CallForm = BARE) -> None:
+        self._names, self._form, self._patterns = names, form, _Patterns.of(form)
         self._state: State = "undecided" if names else "text"
         self._held = ""
         self._arguments = _JsonObject()
@@ -79,34 +87,51 @@ class CallParser:
         if self._state == "undecided":
             return self._find_beginning()
         if self._state == "between":
-            return self._begin_call(_NEXT_OPENING)
+            return self._begin_call(self._patterns.next_opening)
         if not self._held:
             return None
         return Said(self._take(len(self._held))) if self._state == "text" else self._find_arguments()
 
     def _find_beginning(self) -> Event | None:
-        if (begun := self._begin_call(_OPENING)) is not None:
+        """Of calls, or of what is certain to stand before them."""
+        if (begun := self._begin_call(self._patterns.opening)) is not None:
             return begun
-        if self._may_begin_call():
+        num_certain = self._find_where_call_may_begin()
+        if num_certain == 0:
             return None
-        self._state = "text"
-        return self._find_next()
+        if not self._form.can_follow_text:
+            self._state = "text"
+        return Said(self._take(num_certain))
 
-    def _begin_call(self, opening: re.Pattern[str]) -> CallBegun | None:
-        found = opening.match(self._held)
-        if found is None or found["name"] not in self._names:
+    def _begin_call(self, opening: re.Pattern[str]) -> Event | None:
+        """Or what is said before it."""
+        begun = next((each for each in self._search(opening) if each["name"] in self._names), None)
+        if begun is None:
             return None
-        self._take(found.end())
+        if begun.start():
+            return Said(self._take(begun.start()))
+        self._take(begun.end())
         self._state, self._arguments = "arguments", _JsonObject()
-        return CallBegun(found["name"])
+        return CallBegun(begun["name"])
 
-    def _may_begin_call(self) -> bool:
-        found = _UNFINISHED.fullmatch(self._held)
-        if found is None or found["name"] is None:
-            return found is not None
-        if found.end("name") < len(self._held):
-            return found["name"] in self._names
-        return any(name.startswith(found["name"]) for name in self._names)
+    def _find_where_call_may_begin(self) -> int:
+        begun = filter(self._may_have_name, self._search(self._patterns.unfinished))
+        return next((each.start() for each in begun), len(self._held))
+
+    def _search(self, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
+        """One may begin amid another, and both not be meant."""
+        found = pattern.search(self._held)
+        while found is not None:
+            yield found
+            is_last = found.start() == len(self._held)
+            found = None if is_last else pattern.search(self._held, found.start() + 1)
+
+    def _may_have_name(self, begun: re.Match[str]) -> bool:
+        if begun["name"] is None:
+            return True
+        if begun.end("name") < len(self._held):
+            return begun["name"] in self._names
+        return any(name.startswith(begun["name"]) for name in self._names)
 
     def _find_arguments(self) -> ArgumentsSaid:
         end = self._arguments.find_end(self._held)

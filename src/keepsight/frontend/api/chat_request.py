@@ -17,6 +17,7 @@ from keepsight.frontend.api.tool_fields import (
     read_terms,
 )
 from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, Refused
+from keepsight.frontend.prompt.call_text import BARE, CallForm
 from keepsight.frontend.prompt.lift_data_urls import decode_lifting
 from keepsight.frontend.prompt.read_messages import choose_end, read_messages
 from keepsight.structured_outputs import StructuredOutputsParams
@@ -106,8 +107,9 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
         shown = () if self.tool_choice == "none" else self.tools or ()
         return [msgspec.to_builtins(each) for each in shown]
 
-    def read_call_terms(self) -> CallTerms:
-        return read_terms(self.tools or (), self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
+    def read_call_terms(self, form: CallForm = BARE) -> CallTerms:
+        is_parallel = self.parallel_tool_calls is not False
+        return read_terms(self.tools or (), self.tool_choice, form, is_parallel=is_parallel)
 
     def without_words(self) -> Self:
         """What an answer has to know: all else may be megabytes, and the answer may take minutes."""
@@ -121,8 +123,8 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
         check_tools(self.tools or ())
         self.read_call_terms()  # a wrong choice is refused before anything is done
 
-    def read_form(self) -> StructuredOutputsParams | None:
-        form, terms = super().read_form(), self.read_call_terms()
+    def read_form(self, call_form: CallForm = BARE) -> StructuredOutputsParams | None:
+        form, terms = super().read_form(), self.read_call_terms(call_form)
         if not terms.names:
             return form
         if self.ignore_eos:

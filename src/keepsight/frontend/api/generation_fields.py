@@ -21,6 +21,7 @@ from keepsight.frontend.api.response_format import (
     read_structured_outputs,
 )
 from keepsight.frontend.http.decode_body import Refused, check_refused
+from keepsight.frontend.prompt.call_text import BARE, CallForm
 from keepsight.sampling_params import SamplingParams
 from keepsight.structured_outputs import StructuredOutputsParams
 
@@ -173,10 +174,12 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         if options.continuous_usage_stats and not options.include_usage:
             raise InvalidArgumentError("stream_options.continuous_usage_stats", "needs include_usage to be true")
 
-    def to_sampling_params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
-        """`defaults`: where the request says nothing."""
+    def to_sampling_params(
+        self, defaults: Mapping[str, Any] = NO_DEFAULTS, call_form: CallForm = BARE
+    ) -> SamplingParams:
+        """`defaults`: where the request says nothing; `call_form`: of calls of tools, where there are any."""
         asked = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
-        asked["structured_outputs"] = self.read_form()
+        asked["structured_outputs"] = self.read_form(call_form)
         if (max_tokens := self.choose_max_tokens()) is not None:
             asked["max_tokens"] = max_tokens
         asked |= {"logprobs": self.choose_logprobs(), "prompt_logprobs": self.choose_prompt_logprobs()}
@@ -185,7 +188,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         except InvalidArgumentError as error:
             raise type(error)(self.name_as_asked(error.field), error.message) from error
 
-    def read_form(self) -> StructuredOutputsParams | None:
+    def read_form(self, call_form: CallForm = BARE) -> StructuredOutputsParams | None:
         """Of the answer."""
         return read_structured_outputs(self._forms, self.structured_outputs)
 

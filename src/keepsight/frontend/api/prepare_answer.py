@@ -71,7 +71,8 @@ class AnswerPreparer:
             prepared = prepare() if little else await self._on_thread(asked, prepare)
             with prepared.free_names_if_refused():
                 _check_told_prompts(asked, [prepared])
-        answered, terms = asked.without_words(), ([prepared], self.preparer.tokenizer, self.model_name)
+        answered = asked.without_words()
+        terms = ([prepared], self.preparer.tokenizer, self.model_name, self.preparer.template.call_form)
         if isinstance(answered, ResponsesChat):
             return ResponsesAnswer(answered, *terms)
         return ChatAnswer(answered, *terms)
@@ -85,7 +86,7 @@ class AnswerPreparer:
     def _prepare_chat(
         self, asked: ChatRequest, conversation: Conversation, cache_salt: str | None, downloaded: Downloaded
     ) -> PreparedRequest:
-        params = asked.to_sampling_params(self.preparer.sampling_defaults)
+        params = asked.to_sampling_params(self.preparer.sampling_defaults, self.preparer.template.call_form)
         terms = (cache_salt, asked.priority or 0, asked.shown_tools)
         prepared = self.preparer.prepare_chat(conversation, params, self._overrides_of(asked), *terms, downloaded)
         return dataclasses.replace(prepared, cache_key=asked.prompt_cache_key)

@@ -1,4 +1,4 @@
-"""What a choice of an answer says, in OpenAI's shapes: a text, or calls of tools in its place."""
+"""What a choice of an answer says, in OpenAI's shapes: a text, calls of tools, or both."""
 
 import os
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class CallTeller:
     """Of one choice, once: whole, or as it comes."""
 
     def __init__(self, terms: CallTerms) -> None:
-        self._terms, self._parser = terms, CallParser(terms.names)
+        self._terms, self._parser = terms, CallParser(terms.names, terms.form)
         self._num_calls = 0
 
     def tell_piece(self, piece: AnswerPiece) -> list[ChatDelta]:
@@ -40,7 +40,8 @@ class CallTeller:
         if not calls:
             return ChatMessage(content=said)
         functions = [CalledFunction(name=name, arguments="".join(arguments)) for name, arguments in calls]
-        return ChatMessage(content=None, tool_calls=[ToolCall(id=make_call_id(), function=each) for each in functions])
+        told = [ToolCall(id=make_call_id(), function=each) for each in functions]
+        return ChatMessage(content=said or None, tool_calls=told)
 
     def name_end(self, last: AnswerPiece) -> ChatFinishReason | None:
         """Of what was told.  Whoever is cut off amid a call has called nothing."""

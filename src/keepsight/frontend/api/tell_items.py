@@ -1,4 +1,4 @@
-"""What an answer says, as items of a response: one message, or calls of functions, told as they come."""
+"""What an answer says, as items of a response: a message, calls of functions, or both, told as they come."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ class ItemTeller:
     """Of one answer, once.  At most one item is begun at a time; `items` are those that were ended."""
 
     def __init__(self, terms: CallTerms) -> None:
-        self._parser = CallParser(terms.names)
+        self._parser = CallParser(terms.names, terms.form)
         self.items: list[OutputItem] = []
         self._begun: _Message | _Call | None = None
         # Of tokens whose text was not told yet.

@@ -13,7 +13,7 @@ import msgspec
 
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.prompt.call_grammar import CallGrammar
-from keepsight.frontend.prompt.call_text import MAX_NAME_LENGTH, NAME_PATTERN
+from keepsight.frontend.prompt.call_text import BARE, MAX_NAME_LENGTH, NAME_PATTERN, CallForm
 from keepsight.frontend.prompt.check_grammar import check_structured_outputs
 from keepsight.structured_outputs import WHITE_SPACE, StructuredOutputsParams, write_schema
 
@@ -21,8 +21,6 @@ MAX_TOOLS = 128
 MAX_SHOWN_NAMES = 16
 # Each fault is found by compiling all once more; beyond this many, every tool that is not strict is freed.
 MAX_FREED_SINGLY = 8
-# Between the tokens of arguments that a model has to write: one that would rather not may go on with spaces for long.
-_ONE_SPACE = {"whitespace_pattern": " ?"}
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -66,12 +64,13 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool | ToolsChoice
 
 @dataclass(frozen=True, slots=True)
 class CallTerms:
-    """Of an answer: which functions it may call, if any."""
+    """Of an answer: which functions it may call, if any, and how that is written."""
 
     names: tuple[str, ...] = ()
     must_call: bool = False
     is_single: bool = False
     is_named: bool = False  # the caller has chosen the one
+    form: CallForm = BARE
 
 
 def check_tools(tools: Sequence[Tool]) -> None:
@@ -88,19 +87,19 @@ def check_tools(tools: Sequence[Tool]) -> None:
         names.add(name)
 
 
-def read_terms(tools: Sequence[Tool], choice: ToolChoice | None, *, is_parallel: bool) -> CallTerms:
+def read_terms(tools: Sequence[Tool], choice: ToolChoice | None, form: CallForm, *, is_parallel: bool) -> CallTerms:
     """Of tools that were checked."""
     names = tuple(tool.function.name for tool in tools)
     if isinstance(choice, NamedTool):
         named = _choose([choice], names, "tool_choice.function.name")
-        return CallTerms(named, must_call=True, is_single=True, is_named=True)
+        return CallTerms(named, must_call=True, is_single=True, is_named=True, form=form)
     mode, is_single = choice, not is_parallel
     if isinstance(choice, ToolsChoice):
         mode, allowed = choice.allowed_tools.mode, choice.allowed_tools.tools
         names = _choose(allowed, names, "tool_choice.allowed_tools.tools[{}].function.name")
     if mode == "required" and not names:
         raise InvalidArgumentError("tool_choice", "asks for a call, and there are no tools")
-    return CallTerms() if mode == "none" else CallTerms(names, mode == "required", is_single)
+    return CallTerms() if mode == "none" else CallTerms(names, mode == "required", is_single, form=form)
 
 
 def guide_calls(
@@ -110,12 +109,12 @@ def guide_calls(
     if form is not None and form.field not in ("json", "json_object"):
         raise InvalidArgumentError(form_field, "cannot be asked for beside tools: JSON can, or any form with none")
     functions = {tool.function.name: (index, tool.function) for index, tool in enumerate(tools)}
-    white_space = _ONE_SPACE if terms.must_call else WHITE_SPACE
+    white_space = terms.form.spacing if terms.must_call else WHITE_SPACE
     form_schema = None if form is None else form.to_schema()
     freed: set[str] = set()
     while True:
         schemas = {name: _write_schema(*functions[name], white_space, is_free=name in freed) for name in terms.names}
-        grammar = CallGrammar(schemas, terms.must_call, terms.is_single, form_schema)
+        grammar = CallGrammar(schemas, terms.must_call, terms.is_single, form_schema, terms.form)
         try:
             params = StructuredOutputsParams(grammar=str(grammar))
             check_structured_outputs(params, "tools")

@@ -10,14 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from keepsight.frontend.prompt.call_text import (
-    BEFORE_NAME,
-    BEHIND_NAME,
-    END_PATTERN,
-    NAME_END,
-    TAIL_PATTERN,
-    write_opening,
-)
+from keepsight.frontend.prompt.call_text import BARE, NAME_END, CallForm, write_closing, write_opening
 
 Schema = Mapping[str, Any]
 _PLACE = re.compile(r"\bat (?P<line>[0-9]+)\([0-9]+\): (?P<what>[^\n]*)")
@@ -31,6 +24,7 @@ class CallGrammar:
     must_call: bool = False
     is_single: bool = False
     form: Schema | None = None  # of what is no call; None: any text
+    call_form: CallForm = BARE
 
     def __str__(self) -> str:
         rules = self._forced() if self.must_call else self._free() if self.form is None else self._formed(self.form)
@@ -47,39 +41,62 @@ class CallGrammar:
         return (list(self.schemas)[int(rule[1])], found["what"]) if rule else None
 
     def _forced(self) -> list[str]:
-        openings = [f"OPENING_{index}: {json.dumps(write_opening(name))}" for index, name in enumerate(self.schemas)]
+        written = [write_opening(name, self.call_form) for name in self.schemas]
+        openings = [f"OPENING_{index}: {json.dumps(each)}" for index, each in enumerate(written)]
+        closing = json.dumps(write_closing(self.call_form)).replace("}", "}}")
         calls = "call" if self.is_single else r'call ("\n" call)*'
-        return [rf'start: {calls} "\n"?', self._choose('OPENING_{} args_{} "}}"'), *openings]
+        return [rf'start: {calls} "\n"?', self._choose("call", f"OPENING_{{}} args_{{}} {closing}"), *openings]
 
     def _free(self) -> list[str]:
         """A text and an opening are one token each: whichever gets further is what was written."""
-        names = "|".join(map(re.escape, self.schemas))
+        own, names = self.call_form, "|".join(map(re.escape, self.schemas))
         openings = [f"OPENING_{index}: BEFORE {json.dumps(name)} BEHIND" for index, name in enumerate(self.schemas)]
+        anything = "(?s:.*)"
+        before = anything if own.can_follow_text else ""
         return [
-            f"start: TEXT | {'call' if self.is_single else 'call+'} TAIL?",
-            self._choose("OPENING_{} args_{} END"),
+            f"start: TEXT | {self._name_calls()} TAIL?",
+            self._choose("call", "OPENING_{} args_{} END"),
             # llguidance takes no notice of a negation that stands by itself.
-            rf"TEXT: /(?s:.*)/ & ~/{BEFORE_NAME}({names}){NAME_END}(?s:.*)/",
-            f"BEFORE: /{BEFORE_NAME}/",
-            f"BEHIND: /{BEHIND_NAME}/",
-            f"END: /{END_PATTERN}/",
-            f"TAIL: /{TAIL_PATTERN}/",
+            f"TEXT: /{anything}/ & ~{_pattern(f'{before}{own.before_name}({names}){NAME_END}{anything}')}",
+            f"BEFORE: {_pattern(own.before_name)}",
+            f"BEHIND: {_pattern(own.behind_name)}",
+            f"END: {_pattern(own.end)}",
+            f"TAIL: {_pattern(own.tail)}",
             *openings,
+            *(self._follow_text() if own.can_follow_text else ()),
         ]
+
+    def _name_calls(self) -> str:
+        if self.call_form.can_follow_text:
+            return "first" if self.is_single else "first call*"
+        return "call" if self.is_single else "call+"
+
+    def _follow_text(self) -> list[str]:
+        """What is said before the first call is one token with its opening: as a text it would not end there."""
+        openings = [f"FIRST_{index}: TEXT OPENING_{index}" for index in range(len(self.schemas))]
+        return [self._choose("first", "FIRST_{} args_{} END"), *openings]
 
     def _formed(self, form: Schema) -> list[str]:
         """Both are JSON, and are cut into its tokens."""
+        own = self.call_form
         names = [f"NAME_{index}: {json.dumps(json.dumps(name))}" for index, name in enumerate(self.schemas)]
-        parts = ('"{{"', r'"\"name\""', '":"', "NAME_{}", '","', r'"\"parameters\""', '":"', "args_{}", '"}}"')
+        key = json.dumps(json.dumps(own.arguments_key))
+        parts = ('"{{"', r'"\"name\""', '":"', "NAME_{}", '","', key, '":"', "args_{}", '"}}"')
+        tags = [json.dumps(each.strip()) for each in (own.opening, own.closing) if each]
         calls = "call" if self.is_single else "call (SPACE? call)*"
         return [
             f"start: form | {calls} SPACE?",
-            self._choose(" SPACE? ".join(parts)),
+            self._choose("call", " SPACE? ".join((*tags[:1], *parts, *tags[1:]))),
             r"SPACE: /[ \n\t]{1,24}/",
             *names,
             f"form: %json {json.dumps(form)}",
         ]
 
-    def _choose(self, rule: str) -> str:
+    def _choose(self, name: str, rule: str) -> str:
         """A call of any of the functions."""
-        return "call: " + " | ".join(rule.format(index, index) for index in range(len(self.schemas)))
+        return f"{name}: " + " | ".join(rule.format(index, index) for index in range(len(self.schemas)))
+
+
+def _pattern(pattern: str) -> str:
+    """As Lark writes one."""
+    return "/" + pattern.replace("/", r"\/") + "/"

@@ -20,6 +20,7 @@ import jinja2.sandbox
 import jinja2.utils
 
 from keepsight.errors import ChatTemplateError, CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
+from keepsight.frontend.prompt.call_text import BARE, TAGGED, CallForm
 from keepsight.frontend.prompt.read_messages import TemplateMessage, read_messages
 from keepsight.frontend.prompt.read_tool_calls import show_tool_calls
 from keepsight.frontend.prompt.tell_tools import as_parts, tell_calls, tell_results, tell_tools
@@ -37,6 +38,8 @@ _OWN_VARIABLES = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "dict", "namespace")
 )
 _PROBE = "What does this template show?"
+# Not as anything would write what it means.
+_PROBED_ARGUMENTS = '{"probe":  [1,2]'
 # Behind a text that is to be gone on with.  A template that trims takes its last character away.
 _GOES_ON = "(and here the answer goes on) "
 
@@ -56,7 +59,10 @@ class ChatTemplate:
         # Of what there is about tools: the names that the template knows.
         self._tool_words = _find_tool_words(parsed, self._texts)
         self._variables = jinja2.meta.find_undeclared_variables(parsed)
+        # In which a model that is told of tools writes their calls.
+        self.call_form = _find_call_form(parsed, self._tool_words)
         self._content_form = self._find_content_form()
+        self._wants_objects = not self._shows_arguments_as_sent()
         self._drops_system_parts = self._find_whether_it_drops_system_parts()
 
     @classmethod
@@ -139,9 +145,13 @@ class ChatTemplate:
         """Most templates would leave out what they do not know, and say nothing."""
         if "tool" not in self._tool_words:
             messages = tell_results(messages)
-        tell = show_tool_calls if "tool_calls" in self._tool_words else tell_calls
-        messages = [tell(message) if "tool_calls" in message else message for message in messages]
+        messages = [self._tell_calls(message) if "tool_calls" in message else message for message in messages]
         return tell_tools(messages, tools) if tools and "tools" not in self._tool_words else messages
+
+    def _tell_calls(self, message: TemplateMessage) -> TemplateMessage:
+        if "tool_calls" not in self._tool_words:
+            return tell_calls(message, self.call_form)
+        return show_tool_calls(message) if self._wants_objects else message
 
     def _find_content_form(self) -> ContentForm | None:
         """Tried out: many templates know only one, and would write the other as Python does, or leave it out."""
@@ -150,7 +160,15 @@ class ChatTemplate:
 
     def _shows(self, form: ContentForm) -> bool:
         text = self._try_out(_write_contents([{"role": "user", "content": _PROBE}], form))
-        return _PROBE in text and not any(quoted in text for quoted in (f"'{_PROBE}'", f'"{_PROBE}"'))
+        return _is_shown(_PROBE, text)
+
+    def _shows_arguments_as_sent(self) -> bool:
+        """Tried out: many templates would quote them, and some cannot take a text."""
+        function = {"name": "probe", "arguments": _PROBED_ARGUMENTS}
+        call = {"id": "call_0", "type": "function", "function": function}
+        user, assistant = {"role": "user", "content": _PROBE}, {"role": "assistant", "content": ""}
+        messages = _write_contents([user, assistant | {"tool_calls": [call]}], self._content_form)
+        return _is_shown(_PROBED_ARGUMENTS, self._try_out(messages))
 
     def _find_whether_it_drops_system_parts(self) -> bool:
         """Tried out too: Gemma 3's own shows the first part of a system's message, and leaves out the others."""
@@ -173,6 +191,10 @@ class ChatTemplate:
         if "developer" in self._texts:
             return messages
         return [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
+
+
+def _is_shown(probe: str, text: str) -> bool:
+    return probe in text and not any(quoted in text for quoted in (f"'{probe}'", f'"{probe}"'))
 
 
 def _mark_end(messages: list[TemplateMessage]) -> list[TemplateMessage]:
@@ -289,6 +311,13 @@ def _find_tool_words(template: jinja2.nodes.Template, texts: set[str]) -> set[st
     fields = {each.attr for each in template.find_all(jinja2.nodes.Getattr)}
     variables = jinja2.meta.find_undeclared_variables(template)
     return ({"tools"} & variables) | ({"tool"} & texts) | ({"tool_calls"} & (texts | fields))
+
+
+def _find_call_form(template: jinja2.nodes.Template, tool_words: set[str]) -> CallForm:
+    """Of a template that tells of tools by itself: the form that it teaches, if it is known."""
+    written = [each.data for each in template.find_all(jinja2.nodes.TemplateData)]
+    taught = "\n".join((*written, *_find_texts(template)))
+    return TAGGED if "tools" in tool_words and TAGGED.is_taught_by(taught) else BARE
 
 
 def _make_environment() -> jinja2.Environment:

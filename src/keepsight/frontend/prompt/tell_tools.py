@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keepsight.errors import InvalidArgumentError
-from keepsight.frontend.prompt.call_text import write_call
+from keepsight.frontend.prompt.call_text import BARE, CallForm, write_call
 
 Message = dict[str, Any]
 Content = str | list[Mapping[str, Any]]
@@ -32,11 +32,11 @@ def tell_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) 
     return [{"role": "system", "content": told}, *messages]
 
 
-def tell_calls(message: Message) -> Message:
+def tell_calls(message: Message, form: CallForm = BARE) -> Message:
     """Behind what was said with them."""
     others = {name: value for name, value in message.items() if name != "tool_calls"}
     functions = [call["function"] for call in message["tool_calls"]]
-    written = "\n".join(write_call(each["name"], each["arguments"]) for each in functions)
+    written = "\n".join(write_call(each["name"], each["arguments"], form) for each in functions)
     return {**others, "content": join_contents(message["content"], written, "\n")}
 
 

@@ -1,0 +1,58 @@
+"""Of a template that knows calls: the form that it teaches is the one in which calls are told and written."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from keepsight.frontend.prompt.call_text import BARE, TAGGED, CallForm, write_call
+from keepsight.frontend.prompt.render_prompt import ChatTemplate
+from keepsight.frontend.prompt.tokenizer import Tokenizer
+from tests.frontend.gemma_like import DEMO
+from tests.qwen_like import OLDER_QWEN_LIKE, QWEN_LIKE
+
+NO_TOKENS: Mapping[str, str] = {}
+ARGUMENTS = '{"at": "the \\"séa\\"", "times": [1, 2.5, {}], "deep": {"is": true}}'
+
+
+def calling(*calls: tuple[str, str], said: str | None = None) -> dict[str, Any]:
+    functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
+    listed = [{"id": f"c{at}", "type": "function", "function": each} for at, each in enumerate(functions)]
+    return {"role": "assistant", "content": said, "tool_calls": listed}
+
+
+@pytest.mark.parametrize("source", [QWEN_LIKE, OLDER_QWEN_LIKE])
+@pytest.mark.parametrize("said", [None, "I look."])
+def test_a_call_is_written_as_the_template_writes_it_into_the_next_turn(source: str, said: str | None) -> None:
+    template, user = ChatTemplate(source, NO_TOKENS), {"role": "user", "content": "Hello"}
+    calls = ("look", ARGUMENTS), ("a.b-c", "{}")
+    written = "\n".join(([said] if said else []) + [write_call(*each, template.call_form) for each in calls])
+    later = template.render([user, calling(*calls, said=said), {"role": "tool", "content": "x", "tool_call_id": "c0"}])
+    assert later.startswith(template.render([user]) + written + "<|im_end|>\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "form"),
+    [
+        (QWEN_LIKE, TAGGED),
+        (OLDER_QWEN_LIKE, TAGGED),
+        ('{% if tools %}Write <tool_call>{"name": NAME, "arguments": OBJECT}</tool_call>{% endif %}', TAGGED),
+        ('{% if tools %}{{ "<tool_call><function=NAME>" }}{{ messages[0].arguments }}{% endif %}', BARE),
+        ('{% if tools %}{{ tools | tojson }}{"name": NAME, "arguments": OBJECT}{% endif %}', BARE),
+        ('<tool_call>{"name": NAME, "arguments": OBJECT}</tool_call>', BARE),
+        ("{{ messages[0].content }}", BARE),
+    ],
+)
+def test_the_form_is_that_which_a_template_teaches_with_the_tools(source: str, form: CallForm) -> None:
+    assert ChatTemplate(source, NO_TOKENS).call_form is form
+
+
+def test_gemma_s_template_teaches_none() -> None:
+    template = ChatTemplate.from_checkpoint(DEMO, Tokenizer.from_checkpoint(DEMO).special_tokens)
+    assert template.call_form is BARE
+
+
+def test_a_template_that_only_teaches_the_form_is_shown_calls_as_text_of_that_form() -> None:
+    source = '{% if tools %}<tool_call>"arguments"{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}'
+    shown = ChatTemplate(source, NO_TOKENS).render([calling(("look", '{"at":'))])
+    assert shown == '<tool_call>\n{"name": "look", "arguments": {"at":}\n</tool_call>'

@@ -1,0 +1,48 @@
+"""A chat template in the shape of Qwen3-VL's: it tells of tools, and writes calls and their results, by itself."""
+
+TEMPLATE = """\
+{%- macro show(content) -%}
+    {%- if content is string %}{{ content }}{% else -%}
+        {%- for part in content -%}
+            {%- if part.type == 'image' %}{{ '<|vision_start|><|image_pad|><|vision_end|>' }}{% endif -%}
+            {%- if part.type == 'text' %}{{ part.text }}{% endif -%}
+        {%- endfor -%}
+    {%- endif -%}
+{%- endmacro -%}
+{%- set speaks_first = messages[0].role == 'system' -%}
+{%- if tools or speaks_first -%}
+    {{- '<|im_start|>system\\n' -}}
+    {%- if speaks_first %}{{ show(messages[0].content) }}{% endif -%}
+    {%- if tools -%}
+        {%- if speaks_first %}{{ '\\n\\n' }}{% endif -%}
+        {{- 'Functions that you may call:\\n<tools>' -}}
+        {%- for tool in tools %}{{ '\\n' }}{{ tool | tojson }}{% endfor -%}
+        {{- '\\n</tools>\\nCall one so:\\n<tool_call>\\n{"name": NAME, "arguments": OBJECT}\\n</tool_call>' -}}
+    {%- endif -%}
+    {{- '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+    {%- if message.role == 'tool' -%}
+        {%- if loop.index0 == 0 or messages[loop.index0 - 1].role != 'tool' %}{{ '<|im_start|>user' }}{% endif -%}
+        {{- '\\n<tool_response>\\n' }}{{ show(message.content) }}{{ '\\n</tool_response>' -}}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{ '<|im_end|>\\n' }}{% endif -%}
+    {%- elif not (loop.first and speaks_first) -%}
+        {{- '<|im_start|>' }}{{ message.role }}{{ '\\n' }}{{ show(message.content) -}}
+        {%- for call in message.tool_calls or () -%}
+            {%- if message.content or not loop.first %}{{ '\\n' }}{% endif -%}
+            {{- '<tool_call>\\n{"name": "' }}{{ call.function.name }}{{ '", "arguments": ' -}}
+            {{- WRITTEN_ARGUMENTS -}}
+            {{- '}\\n</tool_call>' -}}
+        {%- endfor -%}
+        {{- '<|im_end|>\\n' -}}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{- '<|im_start|>assistant\\n' -}}
+    {%- if enable_thinking is defined and not enable_thinking %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif -%}
+{%- endif -%}
+"""
+_AS_SENT = "(call.function.arguments if call.function.arguments is string else call.function.arguments | tojson)"
+# Qwen3's takes arguments as a text, too.  Qwen2.5's writes what they say anew.
+QWEN_LIKE = TEMPLATE.replace("WRITTEN_ARGUMENTS", _AS_SENT)
+OLDER_QWEN_LIKE = TEMPLATE.replace("WRITTEN_ARGUMENTS", "call.function.arguments | tojson")
