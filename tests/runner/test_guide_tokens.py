@@ -15,13 +15,15 @@ import torch
 from llguidance import LLMatcher
 
 from keepsight.demo import checkpoint_path
+from keepsight.frontend.prompt.call_grammar import CallGrammar
+from keepsight.frontend.prompt.call_text import TAGGED, write_call
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.requests import EngineRequest
 from keepsight.runner.guide_tokens import Guide, GuideMaker, forbid_tokens
 from keepsight.runner.sample_tokens import SamplingState, Wishes, sample_tokens
 from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.step_plan import Fault
-from keepsight.structured_outputs import StructuredOutputsParams
+from keepsight.structured_outputs import StructuredOutputsParams, write_schema
 from tests.byte_level_tokenizer import byte_level_checkpoint
 from tests.frontend.gemma_like import build_checkpoint_with_hole, gemma_like_checkpoint
 from tests.runner.small_model import Driver, SmallModel
@@ -119,6 +121,25 @@ def test_where_all_tokens_are_bytes_a_demanded_text_is_said_in_the_tokens_that_i
     said = say(state, lambda: torch.zeros(1, tokenizer.num_tokens), tokenizer.eos_token_ids)
     assert tuple(said[:-1]) == tokenizer.encode(text)
     maker.close()
+
+
+@pytest.mark.parametrize("names", [["look"], ["look", "look_up", "go"]])
+def test_a_call_that_must_be_is_said_in_the_tokens_that_it_has_in_the_next_turn(names: list[str]) -> None:
+    """With a tag's own token, and the template's own spaces."""
+    tokenizer = Tokenizer.from_checkpoint(byte_level_checkpoint())
+    maker = GuideMaker(byte_level_checkpoint() / "tokenizer.json", tokenizer.eos_token_ids)
+    properties = {"at": {"const": "the sea"}, "size": {"const": [1, 2]}}
+    schema = {"properties": properties, "required": ["at", "size"], "additionalProperties": False}
+    schemas = {name: write_schema({"type": "object"} | schema, TAGGED.spacing) for name in names}
+    grammar = CallGrammar(schemas, must_call=True, is_single=True, call_form=TAGGED)
+    form = StructuredOutputsParams(grammar=str(grammar))
+    assert allowed_by(maker.begin(form), tokenizer.num_tokens) == {tokenizer.token_id("<tool_call>")}
+    state = state_for(maker, form, temperature=2.0, seed=3)
+    said = say(state, lambda: torch.zeros(1, tokenizer.num_tokens), tokenizer.eos_token_ids)[:-1]
+    maker.close()
+    called = tokenizer.decode(said)
+    assert called.strip() in [write_call(name, '{"at": "the sea", "size": [1, 2]}', TAGGED) for name in names]
+    assert len(names) > 1 or tuple(said) == tokenizer.encode(called)
 
 
 def test_a_character_that_is_read_as_a_space_is_said_in_bytes_and_no_other_is() -> None:
