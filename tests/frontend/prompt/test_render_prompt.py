@@ -482,6 +482,22 @@ def test_arguments_that_are_no_object_are_none_to_a_template_that_wants_one(argu
     assert call["tool_calls"][0]["function"] == {"name": "look", "arguments": {}}
 
 
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        ("{{ given if given is string else given | tojson }}", '{"at":"sea"'),
+        ("{{ given | tojson }}", "{}"),
+        # One with words of its own for what an object says.
+        ("{{ given if given is string else given | length }}", "0"),
+    ],
+)
+def test_arguments_are_word_by_word_where_a_template_writes_a_text_as_it_would_the_object(
+    shown: str, text: str
+) -> None:
+    source = "{% for m in messages %}{% for c in m.tool_calls %}{% set given = c.function.arguments %}"
+    assert render(f"{source}{shown}{{% endfor %}}{{% endfor %}}", [calling('{"at":"sea"')]) == text
+
+
 def test_a_template_that_knows_results_only_is_given_them_and_calls_as_text() -> None:
     source = "{% if messages[1].role == 'tool' %}{{ messages | tojson }}{% endif %}"
     call, answer = json.loads(render(source, [calling(), ANSWER]))

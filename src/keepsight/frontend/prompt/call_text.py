@@ -23,7 +23,7 @@ _FENCES = rf"{WHITE_SPACE}(?:```[a-z_]{{0,16}}{WHITE_SPACE}){{0,2}}"
 _TO_NAME = (r"\{", WHITE_SPACE, *'"name"', WHITE_SPACE, ":", WHITE_SPACE, '"')
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)  # each is one of its own
 class CallForm:
     """A call is JSON: `{"name": ..., arguments_key: ...}`, between `opening` and `closing`.
 

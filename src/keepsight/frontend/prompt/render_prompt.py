@@ -38,8 +38,6 @@ _OWN_VARIABLES = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "dict", "namespace")
 )
 _PROBE = "What does this template show?"
-# Not as anything would write what it means.
-_PROBED_ARGUMENTS = '{"probe":  [1,2]'
 # Behind a text that is to be gone on with.  A template that trims takes its last character away.
 _GOES_ON = "(and here the answer goes on) "
 
@@ -62,7 +60,7 @@ class ChatTemplate:
         # In which a model that is told of tools writes their calls.
         self.call_form = _find_call_form(parsed, self._tool_words)
         self._content_form = self._find_content_form()
-        self._wants_objects = not self._shows_arguments_as_sent()
+        self._takes_texts_as_arguments = self._find_whether_arguments_may_be_texts()
         self._drops_system_parts = self._find_whether_it_drops_system_parts()
 
     @classmethod
@@ -151,7 +149,7 @@ class ChatTemplate:
     def _tell_calls(self, message: TemplateMessage) -> TemplateMessage:
         if "tool_calls" not in self._tool_words:
             return tell_calls(message, self.call_form)
-        return show_tool_calls(message) if self._wants_objects else message
+        return message if self._takes_texts_as_arguments else show_tool_calls(message)
 
     def _find_content_form(self) -> ContentForm | None:
         """Tried out: many templates know only one, and would write the other as Python does, or leave it out."""
@@ -160,15 +158,17 @@ class ChatTemplate:
 
     def _shows(self, form: ContentForm) -> bool:
         text = self._try_out(_write_contents([{"role": "user", "content": _PROBE}], form))
-        return _is_shown(_PROBE, text)
+        return _PROBE in text and not any(quoted in text for quoted in (f"'{_PROBE}'", f'"{_PROBE}"'))
 
-    def _shows_arguments_as_sent(self) -> bool:
-        """Tried out: many templates would quote them, and some cannot take a text."""
-        function = {"name": "probe", "arguments": _PROBED_ARGUMENTS}
-        call = {"id": "call_0", "type": "function", "function": function}
+    def _find_whether_arguments_may_be_texts(self) -> bool:
+        """Tried out: many templates would quote one, or write an object in words of their own."""
+        as_text, as_object = map(self._try_call, ('{"probe": [1, 2]}', {"probe": [1, 2]}))
+        return as_text == as_object != ""
+
+    def _try_call(self, arguments: object) -> str:
+        call = {"id": "call_0", "type": "function", "function": {"name": "probe", "arguments": arguments}}
         user, assistant = {"role": "user", "content": _PROBE}, {"role": "assistant", "content": ""}
-        messages = _write_contents([user, assistant | {"tool_calls": [call]}], self._content_form)
-        return _is_shown(_PROBED_ARGUMENTS, self._try_out(messages))
+        return self._try_out(_write_contents([user, assistant | {"tool_calls": [call]}], self._content_form))
 
     def _find_whether_it_drops_system_parts(self) -> bool:
         """Tried out too: Gemma 3's own shows the first part of a system's message, and leaves out the others."""
@@ -191,10 +191,6 @@ class ChatTemplate:
         if "developer" in self._texts:
             return messages
         return [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
-
-
-def _is_shown(probe: str, text: str) -> bool:
-    return probe in text and not any(quoted in text for quoted in (f"'{probe}'", f'"{probe}"'))
 
 
 def _mark_end(messages: list[TemplateMessage]) -> list[TemplateMessage]:
