@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from tests.byte_level_tokenizer import write_byte_level_tokenizer
-from tests.frontend.qwen_like import PROCESSOR, TEMPLATE
+from tests.frontend.qwen_like import PROCESSOR
 from tests.models.qwen3_vl.reference import make_reference, save_checkpoint
+from tests.qwen_template import QWEN_LIKE
 
 VOCAB_SIZE, MAX_LENGTH = 8192, 32_768
 QwenSize = Mapping[str, Mapping[str, Any]]
@@ -41,7 +42,7 @@ def make_qwen_checkpoint(folder: Path, size: QwenSize, dtype: torch.dtype, seed:
     films = {**PROCESSOR, "video_processor_type": "Qwen3VLVideoProcessor"}
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
     (folder / "video_preprocessor_config.json").write_text(json.dumps(films))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "chat_template.jinja").write_text(QWEN_LIKE)
     return sum(each.numel() for each in model.parameters())
 
 

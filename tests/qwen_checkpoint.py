@@ -9,8 +9,9 @@ import torch
 
 from keepsight.requests import Pixels
 from tests.byte_level_tokenizer import write_byte_level_tokenizer
-from tests.frontend.qwen_like import PROCESSOR, TEMPLATE
+from tests.frontend.qwen_like import PROCESSOR
 from tests.models.qwen3_vl import reference as ref
+from tests.qwen_template import QWEN_LIKE
 
 PATCH_SIZE = 16
 MIN_PIXELS, MAX_PIXELS = 4 * 32 * 32, 24 * 32 * 32
@@ -34,7 +35,7 @@ def make_qwen_checkpoint(directory: Path, seed: int = 1, **processor: Any) -> An
     ref.save_checkpoint(reference, directory)
     sizes = {"size": {"shortest_edge": MIN_PIXELS, "longest_edge": MAX_PIXELS}}
     (directory / "preprocessor_config.json").write_text(json.dumps(PROCESSOR | sizes | processor))
-    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    (directory / "chat_template.jinja").write_text(QWEN_LIKE)
     return reference
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import tokenizers
 
 from tests.frontend.gemma_like import DEMO
+from tests.qwen_template import QWEN_LIKE
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
@@ -27,14 +28,6 @@ PROCESSOR: dict[str, Any] = {
     "image_processor_type": "Qwen2VLImageProcessorFast",
 }
 VISION = {"patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2}
-TEMPLATE = """\
-{%- for message in messages -%}
-<|im_start|>{{ message.role }}
-{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content -%}
-{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}
-{%- endfor %}{% endif %}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
 
 
 def build_qwen_like_checkpoint(directory: Path, vision: Mapping[str, Any] = VISION, **processor: Any) -> dict[str, int]:
@@ -61,5 +54,5 @@ def build_qwen_like_checkpoint(directory: Path, vision: Mapping[str, Any] = VISI
     }
     for name, values in contents.items():
         (directory / name).write_text(json.dumps(values))
-    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    (directory / "chat_template.jinja").write_text(QWEN_LIKE)
     return ids

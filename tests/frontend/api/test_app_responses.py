@@ -20,7 +20,7 @@ from keepsight.frontend.prompt.render_prompt import ChatTemplate
 from keepsight.requests import EngineRequest
 from tests.drawn import draw
 from tests.frontend.api.app_client import MODEL, Client, FakeEngine, error_of
-from tests.qwen_like import QWEN_LIKE
+from tests.qwen_template import QWEN_LIKE
 
 LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}
 GO = LOOK | {"name": "go", "description": "Somewhere."}

@@ -10,7 +10,7 @@ from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prompt.call_text import TAGGED, write_call
 from keepsight.frontend.prompt.render_prompt import ChatTemplate
 from tests.frontend.api.app_client import Client, FakeEngine, error_of
-from tests.qwen_like import QWEN_LIKE
+from tests.qwen_template import QWEN_LIKE
 
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("look", "go")]
 LOOK, GO = '{"at": "the sea"}', '{"to": {"a": [1, 2]}}'

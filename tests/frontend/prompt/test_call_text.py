@@ -9,7 +9,7 @@ from keepsight.frontend.prompt.call_text import BARE, TAGGED, CallForm, write_ca
 from keepsight.frontend.prompt.render_prompt import ChatTemplate
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from tests.frontend.gemma_like import DEMO
-from tests.qwen_like import OLDER_QWEN_LIKE, QWEN_LIKE
+from tests.qwen_template import OLDER_QWEN_LIKE, QWEN_LIKE
 
 NO_TOKENS: Mapping[str, str] = {}
 ARGUMENTS = '{"at": "the \\"séa\\"", "times": [1, 2.5, {}], "deep": {"is": true}}'

@@ -15,7 +15,7 @@ from keepsight.frontend.prompt.find_beginnings import find_beginnings
 from keepsight.frontend.prompt.read_messages import choose_end, read_messages
 from keepsight.frontend.prompt.render_prompt import ChatTemplate
 from tests.byte_level_tokenizer import byte_level_checkpoint
-from tests.qwen_like import OLDER_QWEN_LIKE, QWEN_LIKE
+from tests.qwen_template import OLDER_QWEN_LIKE, QWEN_LIKE
 
 NO_TOKENS: Mapping[str, str] = {}
 TEMPLATES = {source: ChatTemplate(source, NO_TOKENS) for source in (QWEN_LIKE, OLDER_QWEN_LIKE)}
