@@ -296,7 +296,7 @@ async def run(arguments: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--model", type=Path, required=True, help="a Gemma 3 checkpoint")
+    add("--model", type=Path, required=True, help="a checkpoint that both know")
     add("--vllm-python", required=True, help="the interpreter of an environment that has vLLM")
     add("--rounds", type=int, default=3)
     usual = [*ONE_BY_ONE, "zipf", "photos"]
