@@ -21,18 +21,28 @@ from torch import Tensor
 
 from keepsight.bench.model_work import BLOCK_SIZE, CONTEXT, ModelWork, median_seconds
 from keepsight.engine_config import KvCacheConfig
-from keepsight.models.gemma3.config import Gemma3Config, VisionConfig
+from keepsight.models.gemma3.config import Gemma3Config
+from keepsight.models.gemma3.config import VisionConfig as Gemma3Vision
 from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.layers import Placement
 from keepsight.models.model import Model
 from keepsight.models.paged_attention import use_kernels_of_any_length
+from keepsight.models.qwen3_vl.config import Qwen3VLConfig
+from keepsight.models.qwen3_vl.config import VisionConfig as Qwen3VLVision
+from keepsight.models.qwen3_vl.model import Qwen3VL
 from keepsight.requests import EngineRequest
 from keepsight.runner.model_runner import ModelRunner
 from keepsight.runner.prove_kernels import prove_kernels
 from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.step_plan import NewSequence, Slice, StepPlan
-from tests.models.gemma3.real_configs import REAL_CONFIGS
+from tests.models.gemma3.real_configs import REAL_CONFIGS as GEMMA3_CONFIGS
+from tests.models.qwen3_vl.real_configs import REAL_CONFIGS as QWEN3_VL_CONFIGS
 
+QWEN = "qwen3-vl-"
+SIZES = {**GEMMA3_CONFIGS, **{QWEN + size: config for size, config in QWEN3_VL_CONFIGS.items()}}
+PICTURE_SIZE = 896
+# Of a picture of that size.
+TOKENS_OF_QWEN = 784
 # Sequences of one step.
 FEW, MANY = 1, 64
 
@@ -40,18 +50,16 @@ FEW, MANY = 1, 64
 class Machine(ModelWork):
     """A model of one size, with random weights."""
 
-    def __init__(self, config: Gemma3Config, place: Placement) -> None:
-        model = Gemma3(config, place)
+    def __init__(self, model: Gemma3 | Qwen3VL) -> None:
         for parameter in model.parameters():
             parameter.normal_(0, 0.02)
         model.pack()
-        super().__init__(model)
-        self.config, self.place, self.decoder = config, place, model.decoder
+        super().__init__(model, TOKENS_OF_QWEN if isinstance(model, Qwen3VL) else None)
+        self.vision, self.place, self.decoder = model.config.vision, model.place, model.decoder
 
     def encode_zeros(self, num_pictures: int = 1) -> Tensor:
-        assert self.config.vision is not None
-        size = self.config.vision.image_size
-        return self.encode(torch.zeros(num_pictures, size, size, 3, device=self.place.device, dtype=self.place.dtype))
+        shape = (num_pictures, PICTURE_SIZE, PICTURE_SIZE, 3)
+        return self.encode(torch.zeros(shape, device=self.place.device, dtype=self.place.dtype))
 
     def seconds(self, work: Callable[[], object], runs: int) -> float:
         return median_seconds(work, runs, self.place.device)
@@ -96,27 +104,35 @@ class Answers:
         self._runner.close()
 
 
-def encoder_flops(vision: VisionConfig) -> float:
-    """Of one picture; a multiply-add counts twice."""
-    patches, hidden = vision.patches_per_side**2, vision.hidden_size
-    products = 4 * hidden * hidden + 2 * hidden * vision.intermediate_size
-    layer = 2 * patches * products + 4 * patches * patches * hidden
-    return float(vision.num_layers * layer + 2 * patches * hidden * 3 * vision.patch_size**2)
+def encoder_flops(vision: Gemma3Vision | Qwen3VLVision) -> float:
+    """Of one picture's layers; a multiply-add counts twice."""
+    patches, hidden = (PICTURE_SIZE // vision.patch_size) ** 2, vision.layer.hidden_size
+    products = 4 * hidden * hidden + 2 * hidden * vision.layer.intermediate_size
+    return float(vision.num_layers * (2 * patches * products + 4 * patches * patches * hidden))
 
 
-def read_config(size: str, num_layers: int | None) -> Gemma3Config:
+def make_model(size: str, num_layers: int | None, place: Placement) -> Gemma3 | Qwen3VL:
     with tempfile.TemporaryDirectory() as directory:
-        Path(directory, "config.json").write_text(json.dumps(REAL_CONFIGS[size]))
+        Path(directory, "config.json").write_text(json.dumps(SIZES[size]))
+        if size.startswith(QWEN):
+            return make_qwen(Qwen3VLConfig.from_checkpoint(Path(directory)), num_layers, place)
         config = Gemma3Config.from_checkpoint(Path(directory))
-    if num_layers is None:
-        return config
-    vision = config.vision and replace(config.vision, num_layers=num_layers)
-    return replace(config, text=replace(config.text, layers=config.text.layers[:num_layers]), vision=vision)
+    if num_layers is not None:
+        vision = config.vision and replace(config.vision, num_layers=num_layers)
+        config = replace(config, text=replace(config.text, layers=config.text.layers[:num_layers]), vision=vision)
+    return Gemma3(config, place)
+
+
+def make_qwen(config: Qwen3VLConfig, num_layers: int | None, place: Placement) -> Qwen3VL:
+    if num_layers is not None:
+        vision = replace(config.vision, num_layers=num_layers, deep_layers=())
+        config = replace(config, text=replace(config.text, layers=config.text.layers[:num_layers]), vision=vision)
+    return Qwen3VL(config, place)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=REAL_CONFIGS, default="4b")
+    parser.add_argument("--size", choices=SIZES, default="4b")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--layers", type=int)
@@ -124,11 +140,10 @@ def main() -> None:
     parser.add_argument("--peak-tflops", type=float, default=790.0, help="an H200's, measured, in bfloat16")
     parser.add_argument("--bandwidth-gb", type=float, default=4300.0, help="an H200's, measured")
     arguments = parser.parse_args()
-    config = read_config(arguments.size, arguments.layers)
     use_kernels_of_any_length()
     place = Placement(torch.device(arguments.device), getattr(torch, arguments.dtype))
     with torch.inference_mode():
-        report(Machine(config, place), arguments)
+        report(Machine(make_model(arguments.size, arguments.layers, place)), arguments)
 
 
 def report(machine: Machine, arguments: argparse.Namespace) -> None:
@@ -136,9 +151,8 @@ def report(machine: Machine, arguments: argparse.Namespace) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     print(f"{arguments.size}, {arguments.dtype} on {arguments.device}, medians of {arguments.runs}")
     prove_kernels(machine.model)
-    vision = machine.config.vision
-    if vision is not None:
-        limit = encoder_flops(vision) / (arguments.peak_tflops * 1e12)
+    if machine.vision is not None:
+        limit = encoder_flops(machine.vision) / (arguments.peak_tflops * 1e12)
         for num_pictures in (1, 4):
             seconds = (
                 machine.seconds(functools.partial(machine.encode_zeros, num_pictures), arguments.runs) / num_pictures
