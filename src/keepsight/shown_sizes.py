@@ -7,7 +7,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from keepsight.errors import InvalidArgumentError
+from keepsight.errors import InvalidArgumentError, UnsupportedPictureError
 from keepsight.media import Geometry
 
 # Larger ones would not reach another process.
@@ -66,6 +66,12 @@ class ShownSizes:
     def can_show(self, geometry: Geometry) -> bool:
         short_side, long_side = sorted((geometry.width, geometry.height))
         return long_side / short_side <= MAX_ASPECT_RATIO
+
+    def check_can_show(self, geometry: Geometry, field: str) -> None:
+        if not self.can_show(geometry):
+            size = f"{geometry.width} x {geometry.height} pixels"
+            limit = f"no side may be more than {MAX_ASPECT_RATIO} times as long as the other to this model"
+            raise UnsupportedPictureError(field, f"{size}: {limit}")
 
     def size_of(self, geometry: Geometry) -> Geometry:
         """In pixels."""

@@ -52,8 +52,10 @@ def measure_parts(config: Config, picture_size: tuple[int, int], runs: int) -> l
     image_config = load_image_config(config.directory, config.image_backend, {})
     if image_config is None:
         raise CheckpointError(config.directory, "reads text only, so there is no picture's way to measure")
-    jpeg = photograph(0, *picture_size)
-    image_config = image_config.settled_for(Geometry(*picture_size))
+    geometry = Geometry(*picture_size)
+    if image_config.sizes is not None:
+        image_config.sizes.check_can_show(geometry, "picture_size")
+    jpeg, image_config = photograph(0, *picture_size), image_config.settled_for(geometry)
     parts = [*_frontend_parts(jpeg, image_config), *_model_parts(config, jpeg, image_config)]
     return [_measure(part, runs) for part in parts]
 

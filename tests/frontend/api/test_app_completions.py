@@ -164,6 +164,20 @@ def test_where_all_tokens_are_bytes_a_bad_one_is_a_character_and_those_around_it
     assert [each for choice in choices for each in choice.get("token_ids", ())] == engine.token_ids
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_token_may_end_a_character_and_begin_another(
+    client: Client, engine: FakeEngine, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer.from_checkpoint(byte_level_checkpoint())
+    monkeypatch.setattr(client.preparer, "tokenizer", tokenizer)
+    by_bytes = {tokenizer.token_bytes(each): each for each in range(tokenizer.num_tokens)}
+    said = [b"a", b" \xf0\x9f\x98", b"\x80", b" \xe6\x9d", b"\xb1"]
+    engine.token_ids, engine.end = [by_bytes[each] for each in said], "length"
+    response = complete(client, "Hello", logprobs=0, stream=stream)
+    choices = [each["choices"][0] for each in (events_of(response) if stream else [response.json()])]
+    assert "".join(choice["text"] for choice in choices) == "a 😀 東"
+
+
 def find_ids(tokenizer: Tokenizer, said: str) -> list[int]:
     """Of tokens, of which those of bytes are written as two digits."""
     found = [tokenizer.token_id(f"<0x{each}>" if len(each) == 2 else each) for each in said.split()]

@@ -91,7 +91,7 @@ def test_a_text_that_stands_there_twice_is_gone_on_with_at_its_end() -> None:
 @pytest.mark.parametrize(
     ("source", "content"),
     [
-        ("{% for part in messages[0].content %}{{ part.text }}{% endfor %}", [PICTURE]),
+        ("{% for part in messages[0].content %}{{ part.type }}{{ part.text }}{% endfor %}", [PICTURE]),
         ("{{ messages[0].role }}", "Yes"),
     ],
     ids=["a picture", "left out"],
@@ -245,11 +245,40 @@ def test_a_template_that_shows_the_first_part_of_a_systems_message_is_given_one(
     assert render(every, [system]) == "<Be brief.><Be kind.>"
 
 
+# As the one that Qwen publishes: a system's message is shown where it is the first, a picture where a user sends it.
+SHOWS_SOME = (
+    "{% if messages[0].role == 'system' %}{% for part in messages[0].content %}{{ part.text }}{% endfor %}{% endif %}"
+    "{% for each in messages if each.role != 'system' %}{% for part in each.content %}"
+    "{% if part.type == 'image' and each.role == 'user' %}<image>{% endif %}{{ part.text }}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_system_s_message_is_refused_where_the_template_would_leave_it_out(role: str) -> None:
+    said, asked = {"role": role, "content": [text_part("Be brief.")]}, user(text_part("Hi"))
+    assert render(SHOWS_SOME, [said, asked]) == "Be brief.Hi"
+    with pytest.raises(UnsupportedFieldError, match=r"^messages\[1\]\.role: .* only where it is the first"):
+        render(SHOWS_SOME, [asked, said, asked])
+    every = "{% for each in messages %}{% for part in each.content %}<{{ part.text }}>{% endfor %}{% endfor %}"
+    assert render(every, [asked, said]) == "<Hi><Be brief.>"
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "assistant"])
+def test_a_picture_is_refused_in_a_message_of_a_role_whose_pictures_would_be_left_out(role: str) -> None:
+    asked = user(text_part("Hi"), PICTURE)
+    assert render(SHOWS_SOME, [asked]) == "Hi<image>"
+    said = {"role": role, "content": [text_part("Look."), PICTURE]}
+    turns = [said, asked] if role != "assistant" else [asked, said]
+    at = turns.index(said)
+    with pytest.raises(UnsupportedFieldError, match=rf"^messages\[{at}\]\.content: .* no place for pictures in"):
+        render(SHOWS_SOME, turns)
+
+
 @pytest.mark.parametrize("role", ["system", "developer"])
 @pytest.mark.parametrize("content", [[PICTURE], [text_part("Be brief."), PICTURE]])
 def test_a_picture_is_refused_in_a_system_s_message_whose_template_would_leave_it_out(role: str, content: Any) -> None:
     tools = [{"type": "function", "function": {"name": "look"}}]
-    with pytest.raises(UnsupportedFieldError, match=r"^messages\[0\]\.content: .* no place for pictures in a system"):
+    with pytest.raises(UnsupportedFieldError, match=r"^messages\[0\]\.content: .* no place for pictures in system"):
         demo_template().render([{"role": role, "content": content}, user(text_part("Hi"))], tools=tools)
 
 

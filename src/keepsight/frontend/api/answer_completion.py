@@ -88,7 +88,8 @@ class CompletionAnswer(ChunkedAnswer):
         del self._held[index]
         choice = CompletionChoice(
             index=index,
-            text=piece.text,
+            # A token may end one character and begin another.
+            text="".join(each.text for each in pieces),
             finish_reason=piece.finish_reason,
             logprobs=self._logprobs(self._tell_answered([each.token for each in pieces]), index),
             stop_reason=msgspec.UNSET if piece.finish_reason is None else piece.stop_reason,

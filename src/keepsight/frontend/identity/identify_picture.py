@@ -12,7 +12,6 @@ from keepsight.errors import (
     PictureEmbedsError,
     UnknownMediaError,
     UnreadablePictureError,
-    UnsupportedPictureError,
 )
 from keepsight.frontend.identity.common_geometries import CommonGeometries
 from keepsight.frontend.identity.exif_image_id import read_image_id
@@ -46,7 +45,6 @@ from keepsight.media import (
     TokenSpan,
 )
 from keepsight.requests import Pixels
-from keepsight.shown_sizes import MAX_ASPECT_RATIO
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +190,7 @@ class PictureIdentifier:
         """How a picture of this size will lie in the prompt, and what its pixels are made by."""
         if config.sizes is None:
             return PictureLayout(self._embeds_shape[0], count_crops(geometry, config)), config
-        if not config.sizes.can_show(geometry):
-            size = f"{geometry.width} x {geometry.height} pixels"
-            limit = f"no side may be more than {MAX_ASPECT_RATIO} times as long as the other to this model"
-            raise UnsupportedPictureError(field, f"{size}: {limit}")
+        config.sizes.check_can_show(geometry, field)
         rows, columns = config.sizes.grid_of(geometry)
         return PictureLayout(rows * columns, columns=columns), config.settled_for(geometry)
 

@@ -61,7 +61,10 @@ class ChatTemplate:
         self.call_form = _find_call_form(parsed, self._tool_words)
         self._content_form = self._find_content_form()
         self._takes_texts_as_arguments = self._find_whether_arguments_may_be_texts()
+        # What it leaves out without a word.
         self._drops_system_parts = self._find_whether_it_drops_system_parts()
+        self._drops_later_systems = self._find_whether_it_drops_later_systems()
+        self._roles_without_pictures = frozenset(self._find_roles_without_pictures())
 
     @classmethod
     def from_checkpoint(
@@ -81,9 +84,7 @@ class ChatTemplate:
         # Before anything is told: faults name a message by its place in what the caller sent.
         for index, message in enumerate(conversation.messages):
             self._check_role(message["role"], f"messages[{index}].role")
-            if self._drops_system_parts and _is_of_system(message) and _holds_picture(message["content"]):
-                what = "this model's chat template has no place for pictures in a system message"
-                raise UnsupportedFieldError(f"messages[{index}].content", what)
+            self._check_is_shown(index, message)
         written = _write_contents(conversation.messages, self._content_form)
         written = _write_contents(self._tell_tools(written, tools), self._content_form)
         tools = tools if "tools" in self._tool_words else ()
@@ -139,6 +140,15 @@ class ChatTemplate:
         hint = "; results of calls are of the role tool now" if role == "function" else ""
         raise InvalidArgumentError(field, f"must be one of {', '.join(ROLES)}, not {role[:40]!r}{hint}")
 
+    def _check_is_shown(self, index: int, message: TemplateMessage) -> None:
+        role = "system" if _is_of_system(message) else message["role"]
+        if index and role == "system" and self._drops_later_systems:
+            what = "this model's chat template shows a system's message only where it is the first"
+            raise UnsupportedFieldError(f"messages[{index}].role", what)
+        if role in self._roles_without_pictures and _holds_picture(message["content"]):
+            what = f"this model's chat template has no place for pictures in {role} messages"
+            raise UnsupportedFieldError(f"messages[{index}].content", what)
+
     def _tell_tools(self, messages: list[TemplateMessage], tools: Sequence[Mapping[str, Any]]) -> list[TemplateMessage]:
         """Most templates would leave out what they do not know, and say nothing."""
         if "tool" not in self._tool_words:
@@ -176,6 +186,24 @@ class ChatTemplate:
         user = {"role": "user", "content": [{"type": "text", "text": "Hello"}]}
         text = self._try_out([{"role": "system", "content": [first, second]}, user])
         return first["text"] in text and second["text"] not in text
+
+    def _find_whether_it_drops_later_systems(self) -> bool:
+        text = self._try_out(_write_contents([_say("user"), _say("system", _PROBE), _say("user")], self._content_form))
+        return bool(text) and _PROBE not in text
+
+    def _find_roles_without_pictures(self) -> Iterator[str]:
+        """Of which the text is the same without the picture."""
+        if self._drops_system_parts:
+            yield "system"
+        if self._content_form == "text":
+            return  # whatever the role
+        for role in ("system", "user", "assistant", "tool"):
+            before = [] if role in ("system", "user") else [_say("user")]
+            plain = _say(role)
+            shown = {**plain, "content": [{"type": "image"}, *plain["content"]]}
+            text, text_of_plain = (self._try_out([*before, each, _say("user")]) for each in (shown, plain))
+            if text and text == text_of_plain:
+                yield role
 
     def _try_out(self, messages: list[TemplateMessage]) -> str:
         """Nothing where it refuses them."""
@@ -231,6 +259,10 @@ def _as_text(content: str | list[Mapping[str, Any]], field: str) -> str:
     if _holds_picture(content):
         raise UnsupportedFieldError(f"{field}.content", "this model's chat template has no place for pictures")
     return "\n".join(part["text"] for part in content)
+
+
+def _say(role: str, text: str = "Hello") -> TemplateMessage:
+    return {"role": role, "content": [{"type": "text", "text": text}]}
 
 
 def _is_of_system(message: TemplateMessage) -> bool:
