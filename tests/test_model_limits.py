@@ -1,4 +1,4 @@
-"""Two files of a checkpoint that say how large its pictures are, and have to agree."""
+"""What a checkpoint can take; two files say how large its pictures are, and have to agree."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 from keepsight.demo import checkpoint_path
 from keepsight.errors import CheckpointConfigError, InvalidArgumentError
-from keepsight.model_limits import load_image_config
+from keepsight.model_limits import ModelLimits, load_image_config
 from tests.frontend.qwen_like import PROCESSOR, VISION, build_qwen_like_checkpoint
 
 
@@ -52,3 +52,17 @@ def test_an_operator_s_option_of_another_kind_of_model_is_refused_as_it_was_said
     with pytest.raises(InvalidArgumentError, match=r"these can be changed: do_pan_and_scan, ") as caught:
         load_image_config(checkpoint_path(), "torchvision", options)
     assert caught.value.field == f"mm_processor_kwargs.{next(iter(options))}"
+
+
+def test_what_is_left_out_is_the_default_of_its_family(tmp_path: Path) -> None:
+    from transformers import Gemma3TextConfig, Qwen3VLTextConfig
+
+    families: dict[str, Any] = {
+        "Gemma3ForConditionalGeneration": Gemma3TextConfig(),
+        "Qwen3VLForConditionalGeneration": Qwen3VLTextConfig(),
+    }
+    for name, defaults in families.items():
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": [name], "text_config": {}}))
+        limits = ModelLimits.from_checkpoint(tmp_path, None)
+        expected = (defaults.max_position_embeddings, defaults.vocab_size, defaults.hidden_size)
+        assert (limits.max_model_len, limits.vocab_size, limits.hidden_size) == expected

@@ -13,6 +13,7 @@ from openai import OpenAI
 
 from keepsight import LLM, SamplingParams
 from keepsight.errors import KeepsightError
+from keepsight.media import TOKENS_PER_STRIP
 from keepsight.requests import Pixels
 from keepsight.structured_outputs import StructuredOutputsParams
 from tests.drawn import ask, by_url, draw, say
@@ -77,6 +78,21 @@ def test_embeddings_of_a_prompt_are_answered_as_its_tokens_are(checkpoint: tuple
     with LLM(directory, device="cpu", enable_prompt_embeds=True) as llm:
         by_tokens, by_embeds = llm.generate([{"prompt_token_ids": ids}, {"prompt_embeds": embeds}], GREEDY)
     assert by_embeds.outputs[0].token_ids == by_tokens.outputs[0].token_ids
+
+
+def test_a_step_too_small_for_a_strip_of_an_embedded_prompt_is_refused(checkpoint: tuple[Path, Any]) -> None:
+    """Pictures are smaller, as they are asked to be shown."""
+    smaller = {"min_pixels": 4 * 32 * 32, "max_pixels": 8 * 32 * 32}
+    with pytest.raises(KeepsightError, match=f"must be at least {TOKENS_PER_STRIP}"):
+        LLM(
+            checkpoint[0],
+            device="cpu",
+            enable_prompt_embeds=True,
+            max_num_seqs=1,
+            disable_chunked_mm_input=True,
+            max_num_batched_tokens=60,
+            mm_processor_kwargs=smaller,
+        )
 
 
 def test_an_answer_may_be_kept_to_a_grammar(llm: LLM) -> None:

@@ -3,16 +3,26 @@
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from keepsight.errors import CheckpointConfigError, InvalidArgumentError
 from keepsight.image_processor_config import ImageProcessorConfig, options_named
 from keepsight.json_fields import JsonFields
 
 logger = logging.getLogger(__name__)
-# transformers' own, for checkpoints that name no numbers.
-DEFAULT_MAX_POSITIONS = 131_072
-DEFAULT_VOCAB_SIZE = 262_208
 DEFAULT_HIDDEN_SIZE = 2304
+
+
+class _Defaults(NamedTuple):
+    """transformers' own, for checkpoints that name no numbers."""
+
+    max_positions: int
+    vocab_size: int
+    hidden_size: int
+
+
+_DEFAULTS_OF_GEMMA3 = _Defaults(131_072, 262_208, DEFAULT_HIDDEN_SIZE)
+_DEFAULTS = {"Qwen3VLForConditionalGeneration": _Defaults(128_000, 151_936, 4096)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +40,16 @@ class ModelLimits:
         """`max_model_len` is what the user asked for."""
         fields = JsonFields.read(directory / "config.json")
         text = fields.section("text_config") if "text_config" in fields else fields
-        longest = text.integer("max_position_embeddings", DEFAULT_MAX_POSITIONS)
+        defaults = next(filter(None, map(_DEFAULTS.get, fields.strings("architectures"))), _DEFAULTS_OF_GEMMA3)
+        longest = text.integer("max_position_embeddings", defaults.max_positions)
         if max_model_len is not None and max_model_len > longest:
             raise InvalidArgumentError(
                 "max_model_len", f"{max_model_len} exceeds the {longest} positions of the checkpoint"
             )
         reason = "the checkpoint's positions" if max_model_len is None else f"as asked, of {longest} positions"
         logger.info("max_model_len is %d: %s", max_model_len or longest, reason)
-        vocab_size = text.integer("vocab_size", DEFAULT_VOCAB_SIZE)
-        return cls(max_model_len or longest, vocab_size, text.integer("hidden_size", DEFAULT_HIDDEN_SIZE))
+        vocab_size = text.integer("vocab_size", defaults.vocab_size)
+        return cls(max_model_len or longest, vocab_size, text.integer("hidden_size", defaults.hidden_size))
 
 
 def load_image_config(directory: Path, backend: str, overrides: dict[str, object]) -> ImageProcessorConfig | None:

@@ -199,7 +199,7 @@ def test_prefix_caching_and_page_size_are_passed_on() -> None:
 def test_a_picture_whose_tokens_see_only_what_is_before_them_may_be_larger_than_a_step() -> None:
     size = replace(SIZE, tokens_per_item=16_384, sees_pictures_whole=False)
     scheduler = resolve(size).scheduler
-    assert (scheduler.max_num_batched_tokens, scheduler.max_num_encoder_input_tokens) == (2048, 16_384)
+    assert (scheduler.max_num_batched_tokens, scheduler.max_num_encoder_input_tokens) == (2048, 16_384 + 2048)
     assert scheduler.cuts_items
     whole = resolve(size, disable_chunked_mm_input=True).scheduler
     assert (whole.max_num_batched_tokens, whole.cuts_items) == (16_384 + 255, False)

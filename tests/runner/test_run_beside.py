@@ -179,3 +179,17 @@ def test_a_fault_of_the_device_between_two_parts_is_told_to_whoever_asks_what_ha
 def test_whoever_begins_a_job_after_such_a_fault_is_told_it_too(lost: BesideThread[str]) -> None:
     with pytest.raises(RuntimeError, match="the device is lost"):
         lost.begin(never())
+
+
+def test_a_far_smaller_job_takes_turns_with_one_that_was_begun_before(story: Story) -> None:
+    story.thread.begin(story.job("large", 4), size=100)
+    story.go_on(1)
+    for _ in range(2):
+        assert story.waits.acquire(timeout=WAIT_SECONDS)
+    # One part is done, and the next waits.
+    story.thread.begin(story.job("alike", 1), size=26)
+    story.thread.begin(story.job("small", 2), size=25)
+    story.go_on(6)
+    story.await_finished(3)
+    done = [part for part in story.parts if part != "in"]
+    assert done == ["large0", "large1", "small0", "large2", "small1", "large3", "alike0"]

@@ -133,7 +133,7 @@ def measure_model(
     tokens_per_strip = TOKENS_PER_STRIP if takes_prompt_embeds else 0
     return ModelSize(
         max_model_len=max_model_len,
-        tokens_per_item=shape.tokens_per_image or largest_picture or tokens_per_strip,
+        tokens_per_item=shape.tokens_per_image or max(largest_picture, tokens_per_strip),
         bytes_per_position=2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * model.place.of_keys.itemsize,
         bytes_per_embedding=shape.media_width * model.place.dtype.itemsize,
         bytes_of_logits=shape.vocab_size * model.place.dtype.itemsize,

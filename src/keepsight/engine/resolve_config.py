@@ -105,8 +105,10 @@ def _choose_whether_to_cut(config: Config, size: ModelSize) -> bool:
 
 def _derive_encoder_tokens(size: ModelSize, max_num_batched_tokens: int) -> int:
     usual, largest = max_num_batched_tokens, size.tokens_per_item
-    reason = "as many as a step computes" if usual >= largest else "the largest picture, which is encoded at once"
-    return _derive("max_num_encoder_input_tokens", max(usual, largest), reason)
+    if usual >= largest:
+        return _derive("max_num_encoder_input_tokens", usual, "as many as a step computes")
+    reason = "the largest picture, and beside it as many as a step computes"
+    return _derive("max_num_encoder_input_tokens", largest + usual, reason)
 
 
 def _choose_batch(config: Config, tokens_at_once: int, machine: Machine) -> tuple[int, int]:

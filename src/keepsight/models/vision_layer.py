@@ -89,7 +89,7 @@ class VisionLayer(nn.Module):
         for picture, head in itertools.product(range(pictures), range(self.num_heads)):
             query, key, value = heads[picture, :, :, head].unbind(1)  # each [patches, head_dim]
             output = attended[picture, :, head]
-            for rows in _chunks(patches, ROWS_OF_ATTENTION):
+            for rows in chunks(patches, ROWS_OF_ATTENTION):
                 attend_to_all(query[rows], key, value, scale, output[rows], rounds=self.rounds)
                 yield
 
@@ -108,10 +108,10 @@ def _row_groups(hidden: Tensor) -> list[tuple[slice, slice]]:
     if hidden.device.type != "cpu":
         return [(slice(None), slice(None))]
     if patches <= ROWS_PER_CPU_GROUP:
-        return [(each, slice(None)) for each in _chunks(pictures, ROWS_PER_CPU_GROUP // patches)]
-    rows = _chunks(patches, ROWS_PER_CPU_GROUP)
+        return [(each, slice(None)) for each in chunks(pictures, ROWS_PER_CPU_GROUP // patches)]
+    rows = chunks(patches, ROWS_PER_CPU_GROUP)
     return [(slice(picture, picture + 1), each) for picture in range(pictures) for each in rows]
 
 
-def _chunks(count: int, size: int) -> list[slice]:
+def chunks(count: int, size: int) -> list[slice]:
     return [slice(first, min(first + size, count)) for first in range(0, count, size)]

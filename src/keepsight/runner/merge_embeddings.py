@@ -17,5 +17,7 @@ def merge_embeddings(embeddings: Tensor, media: Iterable[MediaRows]) -> list[Dee
     for first, rows in media:
         embeddings[first : first + len(rows)] = rows[:, :size]
         if rows.shape[1] > size:
-            deep.append(DeepRows(first, rows[:, size:].view(len(rows), -1, size)))
+            # They may be kept on the host.
+            on_device = rows[:, size:].to(embeddings.device)
+            deep.append(DeepRows(first, on_device.view(len(rows), -1, size)))
     return deep

@@ -132,7 +132,8 @@ class ModelRunner:
         placed = self._place(plan.place)
         for encodings in group_encodings(plan.encode, self._pixels, self.model):
             pixels = [self._pixels.get(each.media_hash) for each in encodings]
-            self._beside.begin(self._encode(encodings, pixels, self._keeping() if self._keeping else None))
+            size = sum(each.shape[0] * each.shape[1] for each in pixels if each is not None)
+            self._beside.begin(self._encode(encodings, pixels, self._keeping() if self._keeping else None), size=size)
         self._copy(plan.copy)
         results = [placed, self._recall(plan.recall), self._begin_beside(plan.beside), self._compute_now(plan.now)]
         return _merge((*results, *self._beside.take_finished()))

@@ -9,10 +9,17 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 Job = Generator[None, None, T]
+# So many times as large as another is a job that takes turns with it.
+FAR_LARGER = 4
+
+
+class _Patient(NamedTuple, Generic[T]):
+    job: Job[T]
+    size: int
 
 
 class BesideThread(Generic[T]):
@@ -33,7 +40,9 @@ class BesideThread(Generic[T]):
         self._before_rest, self._on_finished = before_rest, on_finished
         self._urgent: deque[Job[T]] = deque()
         self._light: deque[Job[T]] = deque()
-        self._patient: deque[Job[T]] = deque()
+        self._patient: deque[_Patient[T]] = deque()
+        # Whether the first of them had the last part.
+        self._first_had_part = False
         self._finished: deque[T] = deque()
         self._is_closing = False
         self._fault: Exception | None = None
@@ -49,16 +58,20 @@ class BesideThread(Generic[T]):
     def has_heavy_work(self) -> bool:
         return bool(self._urgent or self._patient)
 
-    def begin(self, job: Job[T], *, is_urgent: bool = False, is_light: bool = False) -> None:
+    def begin(self, job: Job[T], *, is_urgent: bool = False, is_light: bool = False, size: int = 0) -> None:
         """A light one takes no more of the machine than a moment of one core, before the next patient one.
 
-        Raises what ended the thread, if anything has.
+        Patient ones follow each other, but one that is far smaller than the first takes turns with it.  Raises what
+        ended the thread, if anything has.
         """
         if self._fault is not None:
             raise self._fault
         assert self._thread.is_alive(), "closed"
         with self._changed:
-            (self._light if is_light else self._urgent if is_urgent else self._patient).append(job)
+            if is_light or is_urgent:
+                (self._light if is_light else self._urgent).append(job)
+            else:
+                self._patient.append(_Patient(job, size))
             self._changed.notify()
 
     def take_finished(self) -> Iterator[T]:
@@ -77,29 +90,44 @@ class BesideThread(Generic[T]):
 
     def _work(self) -> None:
         with self._surroundings():
-            while (queue := self._wait_for_work()) is not None:
+            while (job := self._wait_for_work()) is not None:
                 try:
                     self._before_part()
-                    self._do_part(queue)
+                    self._do_part(job)
                 except Exception as fault:  # of the device, or ours: a job tells of its own in what it returns
                     self._fault = fault
                     self._on_finished()
                     return
 
-    def _do_part(self, queue: deque[Job[T]]) -> None:
+    def _do_part(self, job: Job[T]) -> None:
         try:
-            next(queue[0])
+            next(job)
         except StopIteration as end:
             self._after_job()
-            queue.popleft()
+            self._remove(job)
             self._finished.append(end.value)
             self._on_finished()
 
-    def _wait_for_work(self) -> deque[Job[T]] | None:
+    def _remove(self, job: Job[T]) -> None:
+        for queue in (self._urgent, self._light):
+            if queue and queue[0] is job:
+                queue.popleft()
+                return
+        self._patient.remove(next(each for each in self._patient if each.job is job))
+
+    def _wait_for_work(self) -> Job[T] | None:
         if not self.has_work:
             self._before_rest()
         with self._changed:
             self._changed.wait_for(lambda: self._is_closing or self.has_work)
             if self._is_closing:
-                return self._light or None
-            return self._urgent or self._light or self._patient
+                return self._light[0] if self._light else None
+            first = self._urgent or self._light
+            return first[0] if first else self._choose_patient()
+
+    def _choose_patient(self) -> Job[T]:
+        first = self._patient[0]
+        smaller = (each for each in self._patient if each.size * FAR_LARGER <= first.size)
+        other = next(smaller, first) if self._first_had_part else first
+        self._first_had_part = other is first
+        return other.job

@@ -305,5 +305,5 @@ def test_a_checkpoint_without_a_token_for_pictures_is_refused(tmp_path: Path) ->
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"image_token_id": None}))
     tokenizer = Tokenizer.from_checkpoint(tmp_path)
-    with pytest.raises(CheckpointConfigError, match="image_token_index: names no token"):
+    with pytest.raises(CheckpointConfigError, match="image_token_id: names no token"):
         ImagePromptFormat.from_checkpoint(tmp_path, tokenizer)

@@ -13,6 +13,7 @@ from keepsight.models import cpu_library, vision_layer
 from keepsight.models.attention import Attention
 from keepsight.models.layers import Placement
 from keepsight.models.paged_attention import PagedAttention
+from keepsight.models.qwen3_vl import vision_tower
 from keepsight.models.qwen3_vl.model import Qwen3VL
 from tests.models.qwen3_vl import reference as ref
 from tests.models.reference_attention import ReferenceAttention
@@ -78,9 +79,37 @@ def test_pictures_of_one_size_may_be_encoded_together_and_some_patches_at_a_time
     [pixels] = pair.prompt(1).pixels
     both = torch.stack([pixels, pixels.flip(0, 1)]).to(pair.device)
     alone = torch.cat([pair.model.encode_images(each[None]) for each in both])
-    monkeypatch.setattr(vision_layer, "ROWS_PER_CPU_GROUP", 3)
+    for module in (vision_layer, vision_tower):
+        monkeypatch.setattr(module, "ROWS_PER_CPU_GROUP", 3)
     monkeypatch.setattr(vision_layer, "ROWS_OF_ATTENTION", 2)
     assert_close(pair.model.encode_images(both), alone)
+
+
+def test_embedding_and_merging_are_cut_into_parts_as_layers_are(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    side = pair.model.config.vision.patch_size * ref.MERGE_SIZE
+    pixels = torch.zeros(1, 6 * side, 4 * side, 3, device=pair.device)
+    monkeypatch.setattr(vision_tower, "ROWS_PER_CPU_GROUP", 4 * ref.MERGE_SIZE**2)
+    patched = [hidden.shape[1] for hidden in watch_rows(pair, monkeypatch, pixels)]
+    assert set(patched) == ({4 * ref.MERGE_SIZE**2} if pair.device == "cpu" else {24 * ref.MERGE_SIZE**2})
+
+
+def watch_rows(pair: Pair, monkeypatch: pytest.MonkeyPatch, pixels: Tensor) -> list[Tensor]:
+    """What the patches' embedding gave, and what mergers were given."""
+    seen: list[Tensor] = []
+    embed, merge = vision_tower.PatchEmbedding.forward, vision_tower.PatchMerger.forward
+
+    def watch_embedding(self: vision_tower.PatchEmbedding, pixels: Tensor) -> Tensor:
+        seen.append(embed(self, pixels))
+        return seen[-1]
+
+    def watch_merger(self: vision_tower.PatchMerger, patches: Tensor) -> Tensor:
+        seen.append(patches)
+        return merge(self, patches)
+
+    monkeypatch.setattr(vision_tower.PatchEmbedding, "forward", watch_embedding)
+    monkeypatch.setattr(vision_tower.PatchMerger, "forward", watch_merger)
+    pair.model.encode_images(pixels)
+    return seen
 
 
 def reference_stages(pair: Pair, prompt: ref.Prompt) -> tuple[list[Tensor], Tensor]:

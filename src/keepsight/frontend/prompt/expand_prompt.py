@@ -55,7 +55,10 @@ class ImagePromptFormat:
 
 
 def _read_format_of_gemma(path: Path, config: dict[str, Any], tokenizer: Tokenizer) -> ImagePromptFormat:
-    start, soft, end = tokens = [_find_token(path, config, tokenizer, name) for name in ("boi", "image", "eoi")]
+    start, soft, end = tokens = [
+        _find_token(path, config, tokenizer, name, f"{name}_token_index", f"{name}_token_id")
+        for name in ("boi", "image", "eoi")
+    ]
     return ImagePromptFormat(
         start[1], soft[0], dict(tokens), (start[0],), (end[0],), "\n\n", _find_tokens_per_image(path, config)
     )
@@ -63,7 +66,7 @@ def _read_format_of_gemma(path: Path, config: dict[str, Any], tokenizer: Tokeniz
 
 def _read_format_of_qwen(path: Path, config: dict[str, Any], tokenizer: Tokenizer) -> ImagePromptFormat:
     """Its template writes what opens a picture and what closes it."""
-    tokens = [_find_token(path, config, tokenizer, name) for name in ("image", "video")]
+    tokens = [_find_token(path, config, tokenizer, name, f"{name}_token_id") for name in ("image", "video")]
     soft_token_id, marker = tokens[0]
     return ImagePromptFormat(marker, soft_token_id, dict(tokens))
 
@@ -195,21 +198,20 @@ def _write_between_crops(num_crops: int) -> list[str]:
     return [first, *["\n\n \n\n"] * (num_crops - 1)] if num_crops else []
 
 
-def _find_token(path: Path, config: dict[str, Any], tokenizer: Tokenizer, name: str) -> tuple[int, str]:
-    """The id and text of `<name>_token`, from the tokenizer's files, from config.json, or agreeing from both."""
+def _find_token(path: Path, config: dict[str, Any], tokenizer: Tokenizer, name: str, *fields: str) -> tuple[int, str]:
+    """The id and text of `<name>_token`, from the tokenizer's files, from one of config.json's fields, or agreeing from
+    both."""
     named = tokenizer.special_tokens.get(f"{name}_token")
     named_id = None if named is None else tokenizer.token_id(named)
-    config_id = get_optional_int(path, config, f"{name}_token_index", f"{name}_token_id")
+    config_id = get_optional_int(path, config, *fields)
     token_id = named_id if config_id is None else config_id
     token = None if token_id is None else tokenizer.token(token_id)
     if token_id is None or token is None:
-        raise CheckpointConfigError(path, f"{name}_token_index: names no token, nor does {name}_token of the tokenizer")
+        raise CheckpointConfigError(path, f"{fields[0]}: names no token, nor does {name}_token of the tokenizer")
     if named_id is not None and named_id != token_id:
-        raise CheckpointConfigError(
-            path, f"{name}_token_index: is {token_id}, but {named} of the tokenizer is {named_id}"
-        )
+        raise CheckpointConfigError(path, f"{fields[0]}: is {token_id}, but {named} of the tokenizer is {named_id}")
     if not tokenizer.is_boundary(token):
-        raise CheckpointConfigError(path, f"{name}_token_index: {token} is not a plain special token of the tokenizer")
+        raise CheckpointConfigError(path, f"{fields[0]}: {token} is not a plain special token of the tokenizer")
     return token_id, token
 
 

@@ -50,7 +50,7 @@ HANDLE_PREFIX = "media://"
 # OpenAI's, of a content part.
 BREAKPOINT = "prompt_cache_breakpoint"
 BREAKPOINT_SECONDS = {None: 1800.0, "30m": 1800.0, "12h": 12 * 3600.0}
-# OpenAI's, of a picture.  How large it is shown follows from the model and from `max_pixels`, whichever of them is asked.
+# OpenAI's, of a picture.  How large it is shown follows from the model and from `max_pixels`, whichever is asked.
 DETAILS = ("auto", "low", "high", "original")
 _JSON_TYPES = (str, int, float, bool, type(None), Mapping, list, tuple)
 

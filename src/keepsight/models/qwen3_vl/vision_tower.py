@@ -22,7 +22,10 @@ from keepsight.models.layers import (
     under,
 )
 from keepsight.models.qwen3_vl.config import FRAMES_PER_PATCH, LAYER_NORM_EPS, VisionConfig
-from keepsight.models.vision_layer import VisionLayer
+from keepsight.models.vision_layer import ROWS_PER_CPU_GROUP, VisionLayer, chunks
+
+# More than any picture has.
+MAX_PATCHES = 2**31
 
 
 class PatchEmbedding(nn.Module):
@@ -59,7 +62,7 @@ class PatchMerger(nn.Module):
     def __init__(self, config: VisionConfig, place: Placement, *, norms_merged: bool) -> None:
         super().__init__()
         size = config.layer.hidden_size
-        self.width = size * config.merge_size**2
+        self.merge_size, self.width = config.merge_size, size * config.merge_size**2
         self.norms_merged = norms_merged
         self.norm = LayerNorm(place, self.width if norms_merged else size, LAYER_NORM_EPS)
         self.up = Linear(place, self.width, {"linear_fc1": self.width}, bias=True)
@@ -68,8 +71,16 @@ class PatchMerger(nn.Module):
     def forward(self, patches: Tensor) -> Tensor:
         """[pictures, patches, vision hidden] -> [pictures, tokens, text hidden]"""
         shape = (len(patches), -1, self.width)
-        merged = self.norm(patches.view(shape)) if self.norms_merged else self.norm(patches).view(shape)
+        merged = self.norm(patches.reshape(shape)) if self.norms_merged else self.norm(patches).view(shape)
         return self.down(self.up.then_activate(merged, "gelu"))  # type: ignore[no-any-return]
+
+    def in_parts(self, patches: Tensor) -> Generator[None, None, Tensor]:
+        """The same, some tokens at a time."""
+        merged, of_token = [], self.merge_size**2
+        for some in chunks(patches.shape[1], of_token * _num_together(patches.device, of_token)):
+            merged.append(self(patches[:, some]))
+            yield
+        return torch.cat(merged, dim=1)
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from under("norm.", self.norm.slots())
@@ -90,27 +101,41 @@ class VisionTower(nn.Module):
     def in_parts(self, pixels: Tensor) -> Generator[None, None, Tensor]:
         """[pictures, height, width, 3] -> [pictures, tokens, media width]"""
         size = self.config.patch_size
-        rows, columns = _places_of_patches(pixels.shape[1] // size, pixels.shape[2] // size, self.config.merge_size)
-        hidden = self.embedding(pixels) + self._embed_places(rows, columns).to(pixels.dtype)
+        grid = (pixels.shape[1] // size, pixels.shape[2] // size)
+        rows, columns = _places_of_patches(*grid, self.config.merge_size)
+        hidden = yield from self._embed(pixels, rows, columns, grid)
         angles = self._angles(rows, columns)
         layers = cast("list[VisionLayer]", list(self.layers))
-        mergers = dict(zip(self.config.deep_layers, self.deep_mergers, strict=True))
-        heads = layers[0].make_heads(hidden)
-        deep = []
+        mergers = dict(zip(self.config.deep_layers, cast("list[PatchMerger]", list(self.deep_mergers)), strict=True))
+        heads, deep = layers[0].make_heads(hidden), []
         for index, layer in enumerate(layers):
             yield from layer(hidden, heads, angles)
             if index in mergers:
-                deep.append(mergers[index](hidden))
-                yield
-        return torch.cat((self.merger(hidden), *deep), dim=-1)
+                deep.append((yield from mergers[index].in_parts(hidden)))
+        merged = yield from self.merger.in_parts(hidden)
+        return torch.cat((merged, *deep), dim=-1)
 
-    def _embed_places(self, rows: Tensor, columns: Tensor) -> Tensor:
+    def _embed(
+        self, pixels: Tensor, rows: Tensor, columns: Tensor, grid: tuple[int, int]
+    ) -> Generator[None, None, Tensor]:
+        """[pictures, patches, hidden], some rows of tokens at a time."""
+        hidden = pixels.new_empty(len(pixels), len(rows), self.config.layer.hidden_size)
+        row_of_tokens, side = grid[1] * self.config.merge_size, self.config.patch_size * self.config.merge_size
+        for some in chunks(len(rows) // row_of_tokens, _num_together(pixels.device, row_of_tokens)):
+            patches = slice(some.start * row_of_tokens, some.stop * row_of_tokens)
+            places = self._embed_places(rows[patches], columns[patches], grid)
+            shown = self.embedding(pixels[:, some.start * side : some.stop * side])
+            hidden[:, patches] = shown + places.to(pixels.dtype)
+            yield
+        return hidden
+
+    def _embed_places(self, rows: Tensor, columns: Tensor, grid: tuple[int, int]) -> Tensor:
         """[patches, hidden]: between the learnt embeddings, which are spread over the picture from edge to edge."""
         side = self.config.positions_per_side
         table = self.positions.float()
         embedded = table.new_zeros(len(rows), table.shape[1])
-        for row, row_share in _neighbours(rows, side):
-            for column, column_share in _neighbours(columns, side):
+        for row, row_share in _neighbours(rows, grid[0], side):
+            for column, column_share in _neighbours(columns, grid[1], side):
                 share = (row_share * column_share).to(table.device)
                 embedded += table[(row * side + column).to(table.device)] * share[:, None]
         return embedded
@@ -146,9 +171,13 @@ def _places_of_patches(num_rows: int, num_columns: int, merge: int) -> tuple[Ten
     return row, column
 
 
-def _neighbours(places: Tensor, side: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of places in a row of `places.max() + 1`: the two of `side` places that each lies between, and their shares."""
-    num_places = int(places.max()) + 1
+def _num_together(device: torch.device, num_patches: int) -> int:
+    """How many of so many patches each are computed at once: on a CPU as many as its cache holds."""
+    return max(1, ROWS_PER_CPU_GROUP // num_patches) if device.type == "cpu" else MAX_PATCHES
+
+
+def _neighbours(places: Tensor, num_places: int, side: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The two of `side` places that each of `num_places` in a row lies between, and their shares."""
     spread = places.float() * (side - 1) / max(1, num_places - 1)
     before = spread.floor()
     share = spread - before
