@@ -52,7 +52,7 @@ class VisionLayer(nn.Module):
     def forward(self, hidden: Tensor, heads: Tensor, angles: Angles | None = None) -> Iterator[None]:
         """Changes `hidden` [pictures, patches, hidden] in place; `heads` is room for queries, keys and values.
 
-        `angles`, each [patches, 1, 1, head_dim], turn queries and keys.
+        `angles`, each [patches, 1, head_dim], turn queries and keys.
         """
         groups = _row_groups(hidden)
         for group in groups:
@@ -60,7 +60,8 @@ class VisionLayer(nn.Module):
             some.copy_(self.qkv(self.norm1(hidden[group])).view_as(some))
             if angles is not None:
                 cos, sin = (each[group[1]] for each in angles)
-                some[:, :, :2] = rotate(some[:, :, :2].float(), (cos, sin))
+                for turned in some[:, :, :2].unbind(2):
+                    turned.copy_(rotate(turned.float(), (cos, sin)))
             yield
         attended = torch.empty_like(hidden)
         yield from self._attend(heads, attended.view(*hidden.shape[:2], *heads.shape[3:]))

@@ -141,11 +141,11 @@ class VisionTower(nn.Module):
         return embedded
 
     def _angles(self, rows: Tensor, columns: Tensor) -> Angles:
-        """Each [patches, 1, 1, head_dim]: a head's first quarter turns by rows, its second by columns, and so on."""
+        """Each [patches, 1, head_dim]: a head's first quarter turns by rows, its second by columns, and so on."""
         spatial = self.config.layer.head_dim // 2
         frequencies = 1.0 / self.config.rotary_theta ** (torch.arange(0, spatial, 2, dtype=torch.float32) / spatial)
         turned = torch.cat([places[:, None].float() * frequencies for places in (rows, columns)], dim=-1)
-        turned = turned.to(self.positions.device)[:, None, None]
+        turned = turned.to(self.positions.device)[:, None]
         cos, sin = turned.cos(), turned.sin()
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
