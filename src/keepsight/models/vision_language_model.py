@@ -18,6 +18,21 @@ from keepsight.models.load_weights import load_weights
 from keepsight.models.model import DeepRows, LayerWatcher, ModelShape
 
 
+def shape_of(
+    config: DecoderConfig, *, media_width: int, patch_size: int, tokens_per_image: int, sees_pictures_whole: bool
+) -> ModelShape:
+    return ModelShape(
+        num_layers=len(config.layers),
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        vocab_size=config.vocab_size,
+        media_width=media_width,
+        patch_size=patch_size,
+        tokens_per_image=tokens_per_image,
+        sees_pictures_whole=sees_pictures_whole,
+    )
+
+
 class VisionLanguageModel(nn.Module):
     def __init__(self, config: DecoderConfig, shape: ModelShape, place: Placement) -> None:
         super().__init__()

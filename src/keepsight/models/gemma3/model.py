@@ -14,7 +14,7 @@ from keepsight.models.gemma3.vision_tower import Projector, VisionTower
 from keepsight.models.gemma3.weight_names import canonical_name, is_never_read
 from keepsight.models.layers import Placement, WeightSlot, under
 from keepsight.models.model import ModelShape
-from keepsight.models.vision_language_model import VisionLanguageModel
+from keepsight.models.vision_language_model import VisionLanguageModel, shape_of
 
 
 class Gemma3(VisionLanguageModel):
@@ -51,11 +51,8 @@ class Gemma3(VisionLanguageModel):
 
 def _shape_of(config: Gemma3Config) -> ModelShape:
     text, vision = config.text, config.vision
-    return ModelShape(
-        num_layers=len(text.layers),
-        num_kv_heads=text.num_kv_heads,
-        head_dim=text.head_dim,
-        vocab_size=text.vocab_size,
+    return shape_of(
+        text,
         media_width=text.hidden_size,
         patch_size=0 if vision is None else vision.patch_size,
         tokens_per_image=config.tokens_per_image,

@@ -11,7 +11,7 @@ from keepsight.models.model import ModelShape
 from keepsight.models.qwen3_vl.config import Qwen3VLConfig
 from keepsight.models.qwen3_vl.vision_tower import VisionTower
 from keepsight.models.qwen3_vl.weight_names import canonical_name
-from keepsight.models.vision_language_model import VisionLanguageModel
+from keepsight.models.vision_language_model import VisionLanguageModel, shape_of
 
 
 class Qwen3VL(VisionLanguageModel):
@@ -37,11 +37,8 @@ class Qwen3VL(VisionLanguageModel):
 
 def _shape_of(config: Qwen3VLConfig) -> ModelShape:
     text, vision = config.text, config.vision
-    return ModelShape(
-        num_layers=len(text.layers),
-        num_kv_heads=text.num_kv_heads,
-        head_dim=text.head_dim,
-        vocab_size=text.vocab_size,
+    return shape_of(
+        text,
         media_width=text.hidden_size * (1 + len(vision.deep_layers)),
         patch_size=vision.patch_size,
         tokens_per_image=0,
