@@ -1,5 +1,6 @@
 """Jobs in parts: an urgent one waits for a part at most, each is reported once, closing waits for a part at most."""
 
+import sys
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext
@@ -193,3 +194,23 @@ def test_a_far_smaller_job_takes_turns_with_one_that_was_begun_before(story: Sto
     story.await_finished(3)
     done = [part for part in story.parts if part != "in"]
     assert done == ["large0", "large1", "small0", "large2", "small1", "large3", "alike0"]
+
+
+def test_jobs_may_be_begun_while_others_end() -> None:
+    interval, finished = sys.getswitchinterval(), threading.Semaphore(0)
+    sys.setswitchinterval(1e-6)
+    thread: BesideThread[int] = BesideThread(nullcontext, lambda: None, lambda: None, lambda: None, finished.release)
+    try:
+        for number in range(20_000):
+            thread.begin(at_once(number), size=number % 7 + 1)
+        for _ in range(20_000):
+            assert finished.acquire(timeout=WAIT_SECONDS)
+        assert sorted(thread.take_finished()) == [*range(20_000)]
+    finally:
+        sys.setswitchinterval(interval)
+        thread.close()
+
+
+def at_once(number: int) -> Generator[None, None, int]:
+    yield from ()
+    return number

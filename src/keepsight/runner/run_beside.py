@@ -17,8 +17,9 @@ Job = Generator[None, None, T]
 FAR_LARGER = 4
 
 
-class _Patient(NamedTuple, Generic[T]):
+class _Work(NamedTuple, Generic[T]):
     job: Job[T]
+    # Of a patient one.
     size: int
 
 
@@ -38,10 +39,10 @@ class BesideThread(Generic[T]):
     ) -> None:
         self._surroundings, self._before_part, self._after_job = surroundings, before_part, after_job
         self._before_rest, self._on_finished = before_rest, on_finished
-        self._urgent: deque[Job[T]] = deque()
-        self._light: deque[Job[T]] = deque()
-        self._patient: deque[_Patient[T]] = deque()
-        # Whether the first of them had the last part.
+        self._urgent: deque[_Work[T]] = deque()
+        self._light: deque[_Work[T]] = deque()
+        self._patient: deque[_Work[T]] = deque()
+        # Whether the first of the patient ones had their last part.
         self._first_had_part = False
         self._finished: deque[T] = deque()
         self._is_closing = False
@@ -68,10 +69,8 @@ class BesideThread(Generic[T]):
             raise self._fault
         assert self._thread.is_alive(), "closed"
         with self._changed:
-            if is_light or is_urgent:
-                (self._light if is_light else self._urgent).append(job)
-            else:
-                self._patient.append(_Patient(job, size))
+            queue = self._light if is_light else self._urgent if is_urgent else self._patient
+            queue.append(_Work(job, size))
             self._changed.notify()
 
     def take_finished(self) -> Iterator[T]:
@@ -90,44 +89,39 @@ class BesideThread(Generic[T]):
 
     def _work(self) -> None:
         with self._surroundings():
-            while (job := self._wait_for_work()) is not None:
+            while (found := self._wait_for_work()) is not None:
                 try:
                     self._before_part()
-                    self._do_part(job)
+                    self._do_part(*found)
                 except Exception as fault:  # of the device, or ours: a job tells of its own in what it returns
                     self._fault = fault
                     self._on_finished()
                     return
 
-    def _do_part(self, job: Job[T]) -> None:
+    def _do_part(self, queue: deque[_Work[T]], work: _Work[T]) -> None:
         try:
-            next(job)
+            next(work.job)
         except StopIteration as end:
             self._after_job()
-            self._remove(job)
+            with self._changed:  # others may be begun meanwhile
+                queue.remove(work)
             self._finished.append(end.value)
             self._on_finished()
 
-    def _remove(self, job: Job[T]) -> None:
-        for queue in (self._urgent, self._light):
-            if queue and queue[0] is job:
-                queue.popleft()
-                return
-        self._patient.remove(next(each for each in self._patient if each.job is job))
-
-    def _wait_for_work(self) -> Job[T] | None:
+    def _wait_for_work(self) -> tuple[deque[_Work[T]], _Work[T]] | None:
+        """And where it lies until it is done."""
         if not self.has_work:
             self._before_rest()
         with self._changed:
             self._changed.wait_for(lambda: self._is_closing or self.has_work)
-            if self._is_closing:
-                return self._light[0] if self._light else None
-            first = self._urgent or self._light
-            return first[0] if first else self._choose_patient()
+            queue = self._light if self._is_closing else self._urgent or self._light or self._patient
+            if not queue:
+                return None
+            return queue, self._choose_patient() if queue is self._patient else queue[0]
 
-    def _choose_patient(self) -> Job[T]:
+    def _choose_patient(self) -> _Work[T]:
         first = self._patient[0]
         smaller = (each for each in self._patient if each.size * FAR_LARGER <= first.size)
         other = next(smaller, first) if self._first_had_part else first
         self._first_had_part = other is first
-        return other.job
+        return other
