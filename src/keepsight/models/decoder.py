@@ -39,10 +39,12 @@ class RotaryTable:
 
     def __init__(self, configs: Iterable[RotaryConfig], head_dim: int, place: Placement) -> None:
         self.configs = tuple(dict.fromkeys(configs))
-        [self._by_row_and_column] = {config.by_row_and_column for config in self.configs}
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=place.device) / head_dim
         frequencies = [1.0 / config.theta**exponents / config.scaling_factor for config in self.configs]
         self.frequencies = torch.stack(frequencies)  # [bases, half of head_dim]
+        # Which numbers of a head turn by a token's row, and which by its column; None: pictures have none.
+        [shares] = {config.by_row_and_column for config in self.configs}
+        self._turned_by = None if shares is None else _numbers_turned_by(*shares, head_dim // 2, place.device)
         self.dtype = place.dtype
 
     def angles(self, positions: Tensor) -> dict[RotaryConfig, Angles]:
@@ -54,18 +56,11 @@ class RotaryTable:
         """`positions`: [tokens], or [3, tokens] where a token has a time, a row and a column."""
         if positions.dim() == 1:
             return self._turn(positions)
+        assert self._turned_by is not None, "pictures have no rows for this decoder"
         (cos, sin), *others = map(self._turn, positions)
-        for which, (its_cos, its_sin) in zip(self._turned_by_row_and_column(), others, strict=True):
+        for which, (its_cos, its_sin) in zip(self._turned_by, others, strict=True):
             cos[..., which], sin[..., which] = its_cos[..., which], its_sin[..., which]
         return cos, sin
-
-    def _turned_by_row_and_column(self) -> Iterator[Tensor]:
-        """Of each of the two, which numbers of a head."""
-        assert self._by_row_and_column is not None, "pictures have no rows for this decoder"
-        half = self.frequencies.shape[1]
-        for first, count in enumerate(self._by_row_and_column, start=1):
-            some = torch.arange(half)[first : 3 * count : 3]
-            yield torch.cat((some, some + half)).to(self.frequencies.device)
 
     def _turn(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         if takes_kernels(self.frequencies) and self.dtype is torch.float32:
@@ -73,6 +68,13 @@ class RotaryTable:
         angles = positions[:, None, None].float() * self.frequencies[:, None, None]
         cos, sin = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
+def _numbers_turned_by(rows: int, columns: int, half: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Every third frequency, so many of each, the two one behind the other; each frequency turns two numbers."""
+    places = torch.arange(half, device=device)
+    by_row, by_column = places[1 : 3 * rows : 3], places[2 : 3 * columns : 3]
+    return torch.cat((by_row, by_row + half)), torch.cat((by_column, by_column + half))
 
 
 class LayerStep(NamedTuple):

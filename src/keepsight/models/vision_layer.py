@@ -4,6 +4,7 @@ Pictures of a batch do not see each other.  Every `yield` is a place where the w
 """
 
 import itertools
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -106,12 +107,15 @@ class VisionLayer(nn.Module):
 def _row_groups(hidden: Tensor) -> list[tuple[slice, slice]]:
     """Pictures and patches."""
     pictures, patches, _ = hidden.shape
-    if hidden.device.type != "cpu":
-        return [(slice(None), slice(None))]
-    if patches <= ROWS_PER_CPU_GROUP:
-        return [(each, slice(None)) for each in chunks(pictures, ROWS_PER_CPU_GROUP // patches)]
-    rows = chunks(patches, ROWS_PER_CPU_GROUP)
+    most = rows_at_once(hidden.device)
+    if patches <= most:
+        return [(each, slice(None)) for each in chunks(pictures, most // patches)]
+    rows = chunks(patches, most)
     return [(slice(picture, picture + 1), each) for picture in range(pictures) for each in rows]
+
+
+def rows_at_once(device: torch.device) -> int:
+    return ROWS_PER_CPU_GROUP if device.type == "cpu" else sys.maxsize
 
 
 def chunks(count: int, size: int) -> list[slice]:

@@ -79,8 +79,7 @@ def test_pictures_of_one_size_may_be_encoded_together_and_some_patches_at_a_time
     [pixels] = pair.prompt(1).pixels
     both = torch.stack([pixels, pixels.flip(0, 1)]).to(pair.device)
     alone = torch.cat([pair.model.encode_images(each[None]) for each in both])
-    for module in (vision_layer, vision_tower):
-        monkeypatch.setattr(module, "ROWS_PER_CPU_GROUP", 3)
+    monkeypatch.setattr(vision_layer, "ROWS_PER_CPU_GROUP", 3)
     monkeypatch.setattr(vision_layer, "ROWS_OF_ATTENTION", 2)
     assert_close(pair.model.encode_images(both), alone)
 
@@ -88,7 +87,7 @@ def test_pictures_of_one_size_may_be_encoded_together_and_some_patches_at_a_time
 def test_embedding_and_merging_are_cut_into_parts_as_layers_are(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     side = pair.model.config.vision.patch_size * ref.MERGE_SIZE
     pixels = torch.zeros(1, 6 * side, 4 * side, 3, device=pair.device)
-    monkeypatch.setattr(vision_tower, "ROWS_PER_CPU_GROUP", 4 * ref.MERGE_SIZE**2)
+    monkeypatch.setattr(vision_layer, "ROWS_PER_CPU_GROUP", 4 * ref.MERGE_SIZE**2)
     patched = [hidden.shape[1] for hidden in watch_rows(pair, monkeypatch, pixels)]
     assert set(patched) == ({4 * ref.MERGE_SIZE**2} if pair.device == "cpu" else {24 * ref.MERGE_SIZE**2})
 

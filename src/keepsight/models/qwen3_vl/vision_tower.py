@@ -22,10 +22,7 @@ from keepsight.models.layers import (
     under,
 )
 from keepsight.models.qwen3_vl.config import FRAMES_PER_PATCH, LAYER_NORM_EPS, VisionConfig
-from keepsight.models.vision_layer import ROWS_PER_CPU_GROUP, VisionLayer, chunks
-
-# More than any picture has.
-MAX_PATCHES = 2**31
+from keepsight.models.vision_layer import VisionLayer, chunks, rows_at_once
 
 
 class PatchEmbedding(nn.Module):
@@ -77,7 +74,7 @@ class PatchMerger(nn.Module):
     def in_parts(self, patches: Tensor) -> Generator[None, None, Tensor]:
         """The same, some tokens at a time."""
         merged, of_token = [], self.merge_size**2
-        for some in chunks(patches.shape[1], of_token * _num_together(patches.device, of_token)):
+        for some in chunks(patches.shape[1], of_token * max(1, rows_at_once(patches.device) // of_token)):
             merged.append(self(patches[:, some]))
             yield
         return torch.cat(merged, dim=1)
@@ -121,7 +118,7 @@ class VisionTower(nn.Module):
         """[pictures, patches, hidden], some rows of tokens at a time."""
         hidden = pixels.new_empty(len(pixels), len(rows), self.config.layer.hidden_size)
         row_of_tokens, side = grid[1] * self.config.merge_size, self.config.patch_size * self.config.merge_size
-        for some in chunks(len(rows) // row_of_tokens, _num_together(pixels.device, row_of_tokens)):
+        for some in chunks(len(rows) // row_of_tokens, max(1, rows_at_once(pixels.device) // row_of_tokens)):
             patches = slice(some.start * row_of_tokens, some.stop * row_of_tokens)
             places = self._embed_places(rows[patches], columns[patches], grid)
             shown = self.embedding(pixels[:, some.start * side : some.stop * side])
@@ -169,11 +166,6 @@ def _places_of_patches(num_rows: int, num_columns: int, merge: int) -> tuple[Ten
     tokens = (num_rows // merge, merge, num_columns // merge, merge)
     row, column = (each.reshape(tokens).transpose(1, 2).flatten() for each in (rows, columns))
     return row, column
-
-
-def _num_together(device: torch.device, num_patches: int) -> int:
-    """How many of so many patches each are computed at once: on a CPU as many as its cache holds."""
-    return max(1, ROWS_PER_CPU_GROUP // num_patches) if device.type == "cpu" else MAX_PATCHES
 
 
 def _neighbours(places: Tensor, num_places: int, side: int) -> Iterator[tuple[Tensor, Tensor]]:
