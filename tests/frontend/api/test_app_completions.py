@@ -116,7 +116,7 @@ def test_logprobs_say_where_each_token_begins_also_in_pieces(client: Client, eng
 def test_offsets_are_of_the_text_whatever_of_it_a_token_is(client: Client, engine: FakeEngine, stream: bool) -> None:
     engine.text, engine.end = "a🎉<end_of_turn>\xe9b", "length"
     response = complete(client, "Hello", logprobs=0, stream=stream)
-    choices = [each["choices"][0] for each in (events_of(response) if stream else [response.json()])]
+    choices = choices_of(response, stream)
     assert "".join(choice["text"] for choice in choices) == "a🎉éb"
     offsets = [offset for choice in choices for offset in choice["logprobs"]["text_offset"]]
     #                  a  🎉, four bytes  <end_of_turn>  é, two bytes  b
@@ -140,7 +140,7 @@ def test_a_bad_byte_is_a_character_and_so_is_each_of_its_run(
 ) -> None:
     engine.token_ids, engine.end = find_ids(client.preparer.tokenizer, said), "length"
     response = complete(client, "Hello", logprobs=0, stream=stream, return_token_ids=True)
-    choices = [each["choices"][0] for each in (events_of(response) if stream else [response.json()])]
+    choices = choices_of(response, stream)
     assert "".join(choice["text"] for choice in choices) == text
     assert [each for choice in choices if choice["logprobs"] for each in choice["logprobs"]["text_offset"]] == offsets
     assert [each for choice in choices for each in choice.get("token_ids", ())] == engine.token_ids
@@ -150,13 +150,11 @@ def test_a_bad_byte_is_a_character_and_so_is_each_of_its_run(
 def test_where_all_tokens_are_bytes_a_bad_one_is_a_character_and_those_around_it_stay(
     client: Client, engine: FakeEngine, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer = Tokenizer.from_checkpoint(byte_level_checkpoint())
-    monkeypatch.setattr(client.preparer, "tokenizer", tokenizer)
-    by_bytes = {tokenizer.token_bytes(each): each for each in range(tokenizer.num_tokens)}
+    by_bytes = take_byte_level_tokenizer(client, monkeypatch)
     said = [b"a", b"\xc3", b"\xa9", b"\xe2", b"b", b"\xff", b"c"]
     engine.token_ids, engine.end = [by_bytes[each] for each in said], "length"
     response = complete(client, "Hello", logprobs=0, stream=stream, return_token_ids=True)
-    choices = [each["choices"][0] for each in (events_of(response) if stream else [response.json()])]
+    choices = choices_of(response, stream)
     assert "".join(choice["text"] for choice in choices) == "aé�b�c"
     told = [choice["logprobs"]["text_offset"] for choice in choices if choice["logprobs"]]
     #               a  é, two bytes  �b       �  c
@@ -168,14 +166,24 @@ def test_where_all_tokens_are_bytes_a_bad_one_is_a_character_and_those_around_it
 def test_a_token_may_end_a_character_and_begin_another(
     client: Client, engine: FakeEngine, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer = Tokenizer.from_checkpoint(byte_level_checkpoint())
-    monkeypatch.setattr(client.preparer, "tokenizer", tokenizer)
-    by_bytes = {tokenizer.token_bytes(each): each for each in range(tokenizer.num_tokens)}
+    by_bytes = take_byte_level_tokenizer(client, monkeypatch)
     said = [b"a", b" \xf0\x9f\x98", b"\x80", b" \xe6\x9d", b"\xb1"]
     engine.token_ids, engine.end = [by_bytes[each] for each in said], "length"
     response = complete(client, "Hello", logprobs=0, stream=stream)
-    choices = [each["choices"][0] for each in (events_of(response) if stream else [response.json()])]
+    choices = choices_of(response, stream)
     assert "".join(choice["text"] for choice in choices) == "a 😀 東"
+
+
+def choices_of(response: httpx.Response, stream: bool) -> list[dict[str, Any]]:
+    """The first of each chunk, or of the whole."""
+    return [each["choices"][0] for each in (events_of(response) if stream else [response.json()])]
+
+
+def take_byte_level_tokenizer(client: Client, monkeypatch: pytest.MonkeyPatch) -> dict[bytes, int]:
+    """Its tokens, by what they say."""
+    tokenizer = Tokenizer.from_checkpoint(byte_level_checkpoint())
+    monkeypatch.setattr(client.preparer, "tokenizer", tokenizer)
+    return {tokenizer.token_bytes(each): each for each in range(tokenizer.num_tokens)}
 
 
 def find_ids(tokenizer: Tokenizer, said: str) -> list[int]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from keepsight.models import cpu_library, vision_layer
+from keepsight.models import vision_layer
 from keepsight.models.attention import Attention
 from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.layers import Placement, run_to_end
 from keepsight.models.paged_attention import PagedAttention
 from tests.models.gemma3 import reference as ref
+from tests.models.judged import CASES, DEVICES, MAX_ERROR, NUM_PICTURES, assert_close, judging, name_of_case
 from tests.models.reference_attention import ReferenceAttention
-
-MAX_ERROR = 1e-4
-SEEDS = range(14)
-NUM_PICTURES = (0, 1, 3)
-DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-CASES = [*product(SEEDS, DEVICES, [True]), *product(SEEDS[:4], ["cpu"], [False])]
 
 
 def place(device: str, dtype: torch.dtype = torch.float32) -> Placement:
@@ -41,20 +35,13 @@ class Pair:
         return ref.draw_prompt(self.arguments, num_pictures, self.seed)
 
 
-def name_of_case(case: tuple[int, str, bool]) -> str:
-    seed, device, has_kernels = case
-    return f"config{seed}-{device}" + ("" if has_kernels else "-without-kernels")
-
-
 @pytest.fixture(scope="module", params=CASES, ids=name_of_case)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     seed, device, has_kernels = request.param
     arguments = ref.draw_config(seed)
     model = ref.make_reference(arguments, seed)
     directory = ref.save_checkpoint(model, tmp_path_factory.mktemp("checkpoint"))
-    with torch.inference_mode(), pytest.MonkeyPatch.context() as monkeypatch:
-        if not has_kernels:
-            monkeypatch.setattr(cpu_library, "_library", lambda: None)
+    with judging(has_kernels=has_kernels):
         yield Pair(arguments, seed, device, model.to(device), Gemma3.from_checkpoint(directory, place(device)))
 
 
@@ -66,11 +53,6 @@ def reference_stages(pair: Pair, prompt: ref.Prompt) -> tuple[list[Tensor], Tens
     # transformers leaves the final cap out of the multimodal class, though it reads it and applies it to text models.
     cap = pair.reference.config.text_config.final_logit_softcapping
     return [state[0] for state in output.hidden_states], logits if cap is None else torch.tanh(logits / cap) * cap
-
-
-def assert_close(ours: Tensor, theirs: Tensor) -> None:
-    assert ours.shape == theirs.shape
-    assert (ours - theirs).abs().max().item() <= MAX_ERROR
 
 
 def test_the_vision_tower_sees_what_the_reference_sees(pair: Pair) -> None:

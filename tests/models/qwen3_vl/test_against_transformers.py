@@ -2,27 +2,21 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from keepsight.models import cpu_library, vision_layer
+from keepsight.models import vision_layer
 from keepsight.models.attention import Attention
 from keepsight.models.layers import Placement
 from keepsight.models.paged_attention import PagedAttention
 from keepsight.models.qwen3_vl import vision_tower
 from keepsight.models.qwen3_vl.model import Qwen3VL
+from tests.models.judged import CASES, DEVICES, MAX_ERROR, NUM_PICTURES, assert_close, judging, name_of_case
 from tests.models.qwen3_vl import reference as ref
 from tests.models.reference_attention import ReferenceAttention
-
-MAX_ERROR = 1e-4
-SEEDS = range(14)
-NUM_PICTURES = (0, 1, 3)
-DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-CASES = [*product(SEEDS, DEVICES, [True]), *product(SEEDS[:4], ["cpu"], [False])]
 
 
 @dataclass
@@ -40,27 +34,15 @@ class Pair:
         return ref.reference_inputs(prompt, self.arguments, self.device)
 
 
-def name_of_case(case: tuple[int, str, bool]) -> str:
-    seed, device, has_kernels = case
-    return f"config{seed}-{device}" + ("" if has_kernels else "-without-kernels")
-
-
 @pytest.fixture(scope="module", params=CASES, ids=name_of_case)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     seed, device, has_kernels = request.param
     arguments = ref.draw_config(seed)
     reference = ref.make_reference(arguments, seed)
     directory = ref.save_checkpoint(reference, tmp_path_factory.mktemp("checkpoint"))
-    with torch.inference_mode(), pytest.MonkeyPatch.context() as monkeypatch:
-        if not has_kernels:
-            monkeypatch.setattr(cpu_library, "_library", lambda: None)
+    with judging(has_kernels=has_kernels):
         model = Qwen3VL.from_checkpoint(directory, Placement(torch.device(device), torch.float32))
         yield Pair(arguments, seed, device, reference.to(device), model)
-
-
-def assert_close(ours: Tensor, theirs: Tensor) -> None:
-    assert ours.shape == theirs.shape
-    assert (ours - theirs).abs().max().item() <= MAX_ERROR
 
 
 def test_the_tower_gives_the_reference_s_embeddings_and_what_is_added_behind_layers(pair: Pair) -> None:

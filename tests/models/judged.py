@@ -1,0 +1,36 @@
+"""Against how many random configurations, and where, each family is judged by transformers."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from keepsight.models import cpu_library
+
+MAX_ERROR = 1e-4
+SEEDS = range(14)
+NUM_PICTURES = (0, 1, 3)
+DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+# By kernels, or on a CPU without them.
+CASES = [*product(SEEDS, DEVICES, [True]), *product(SEEDS[:4], ["cpu"], [False])]
+
+
+def name_of_case(case: tuple[int, str, bool]) -> str:
+    seed, device, has_kernels = case
+    return f"config{seed}-{device}" + ("" if has_kernels else "-without-kernels")
+
+
+@contextmanager
+def judging(*, has_kernels: bool) -> Iterator[None]:
+    with torch.inference_mode(), pytest.MonkeyPatch.context() as monkeypatch:
+        if not has_kernels:
+            monkeypatch.setattr(cpu_library, "_library", lambda: None)
+        yield
+
+
+def assert_close(ours: Tensor, theirs: Tensor) -> None:
+    assert ours.shape == theirs.shape
+    assert (ours - theirs).abs().max().item() <= MAX_ERROR
