@@ -1,4 +1,4 @@
-"""What every layer knows about one picture: where its tokens lie, how large it is, what it is called.
+"""What every layer knows about one picture or film: where its tokens lie, how large it is, what it is called.
 
 Knows nothing of pixels or tensors.  `TokenSpan` is the only place where spans are compared.
 """
@@ -6,8 +6,9 @@ Knows nothing of pixels or tensors.  `TokenSpan` is the only place where spans a
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-# What an item is made of: a picture, its embeddings, which a caller computed, or a strip of a prompt's.
-Modality = Literal["image", "image_embeds", "prompt_embeds"]
+# What an item is made of: a picture, two frames of a film, the embeddings of a picture, which a caller computed, or a
+# strip of a prompt's.
+Modality = Literal["image", "video", "image_embeds", "prompt_embeds"]
 # Of one picture, where nobody says otherwise.
 DEFAULT_MAX_PIXELS = 64_000_000
 # Of one picture, whatever anybody says: Pillow's decoders of WebP, TIFF and GIF refuse more by themselves.
@@ -44,11 +45,21 @@ class TokenSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class Timeline:
+    """How many frames a film has, and how many of them are shown in a second."""
+
+    num_frames: int
+    frames_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
 class Geometry:
-    """The size of a picture as it will be looked at (after EXIF orientation), in pixels."""
+    """The size of a picture as it will be looked at (after EXIF orientation), in pixels; of a film that of a frame."""
 
     width: int
     height: int
+    # Of a film as it was sent.
+    timeline: Timeline | None = None
 
 
 class KnownContent(NamedTuple):
@@ -69,18 +80,32 @@ class CropBox:
 
 
 @dataclass(frozen=True, slots=True)
-class PictureLayout:
-    """How a picture, with its crops, will lie in a prompt."""
+class Moment:
+    """Two frames of a film, by their numbers, that become one picture; a last one that is alone, twice."""
 
-    # Of the whole, and of each crop.
+    first: int
+    last: int
+
+
+# What becomes an item of its own: the whole picture, a crop of it, two frames of a film.
+Part = CropBox | Moment | None
+
+
+@dataclass(frozen=True, slots=True)
+class PictureLayout:
+    """How a picture with its crops, or a film's moments, will lie in a prompt."""
+
+    # Of the whole and of each crop, or of each moment.
     tokens_per_part: int
     num_crops: int = 0
     # As a `MediaItem` has it.
     columns: int = 0
+    # Of a film, when each of its moments is, in seconds.
+    times: tuple[float, ...] = ()
 
     @property
     def num_parts(self) -> int:
-        return 1 + self.num_crops
+        return len(self.times) or 1 + self.num_crops
 
     @property
     def num_tokens(self) -> int:
@@ -89,15 +114,17 @@ class PictureLayout:
 
 @dataclass(frozen=True, slots=True)
 class MediaItem:
-    """One thing that becomes the embeddings of one span: a picture, a crop of it, a strip of an embedded prompt."""
+    """One thing that becomes the embeddings of one span: a picture, a crop of it, two frames of a film, or a strip of
+    an embedded prompt.
+    """
 
     # Names everything that its embeddings depend on, but for the model.
     media_hash: str
     span: TokenSpan
     geometry: Geometry
     modality: Modality = "image"
-    # Of the last picture before it that is whole: the pixels of both are made of one decoding.
-    is_crop: bool = False
+    # Of the same picture or film as the item before it: the pixels of both are made of one decoding.
+    is_further_part: bool = False
     # So many of its tokens are a row of the picture, to models that tell rows and columns apart; 0: to none.
     columns: int = 0
 

@@ -68,8 +68,8 @@ def make_request(request_id: str, *parts: int | str, **options: Any) -> EngineRe
         if isinstance(part, int):
             token_ids += [20 + (len(token_ids) + place) % 13 for place in range(part)]
         else:
-            span, is_crop = TokenSpan(len(token_ids), TOKENS_PER_PICTURE), part.startswith("+")
-            media.append(MediaItem(part, span, Geometry(4, 4), is_crop=is_crop))
+            span, is_further_part = TokenSpan(len(token_ids), TOKENS_PER_PICTURE), part.startswith("+")
+            media.append(MediaItem(part, span, Geometry(4, 4), is_further_part=is_further_part))
             token_ids += [1] * TOKENS_PER_PICTURE
     names = ("priority", "cache_salt", "adapter", "coming_media", "unsent_media", "pins")
     outside = {name: options.pop(name) for name in names if name in options}

@@ -28,7 +28,7 @@ def make_states(
         max_length = min(max_length, num_tokens + params.max_tokens)
     hasher = BlockHasher(request, config.kv_cache.block_size)
     encoder_keys = _encoder_keys(request, is_shared=config.encoder_cache.is_shared)
-    pictures = tuple(accumulate(not item.is_crop for item in request.media))
+    pictures = tuple(accumulate(not item.is_further_part for item in request.media))
     return [
         RequestState(
             request=request,
