@@ -18,6 +18,8 @@ SMALL_NOUNS = {
     "keepsight.end_ids",
     "keepsight.engine_config",
     "keepsight.errors",
+    "keepsight.film_config",
+    "keepsight.film_sizes",
     "keepsight.gbnf",
     "keepsight.image_processor_config",
     "keepsight.json_fields",

@@ -36,6 +36,9 @@ DEFAULTS_WHERE_SIZES_FOLLOW: dict[str, Any] = {
     "image_mean": (0.48145466, 0.4578275, 0.40821073),
     "image_std": (0.26862954, 0.26130258, 0.27577711),
 }
+# Whose results the device makes with one table.
+NORMALISING = ("image_mean", "image_std", "rescale_factor")
+STEPS = ("do_resize", "do_rescale", "do_normalize")
 LIMITS = ("min_pixels", "max_pixels")
 DEFAULT_EDGES = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
 
@@ -51,7 +54,7 @@ PAN_AND_SCAN_OPTIONS = frozenset(
 SIZES_OPTIONS = frozenset({*LIMITS, "size"})
 # Of any model; a checkpoint's own has one of the two above.
 REQUEST_OPTIONS = PAN_AND_SCAN_OPTIONS | SIZES_OPTIONS | {"resample"}
-OPERATOR_OPTIONS = REQUEST_OPTIONS | {"image_mean", "image_std", "rescale_factor"}
+OPERATOR_OPTIONS = REQUEST_OPTIONS | {*NORMALISING}
 
 
 def check_options(options: Mapping[str, object], allowed: Collection[str]) -> None:
@@ -94,12 +97,12 @@ class ImageProcessorConfig:
         for name in ("height", "width", "pan_and_scan_min_crop_size", "pan_and_scan_max_num_crops"):
             check_positive_int(name, getattr(self, name))
         for name in ("rescale_factor", "pan_and_scan_min_ratio_to_activate"):
-            object.__setattr__(self, name, _positive(name, getattr(self, name)))
+            object.__setattr__(self, name, check_positive(name, getattr(self, name)))
         if not isinstance(self.do_pan_and_scan, bool):
             raise InvalidArgumentError("do_pan_and_scan", f"must be true or false, got {self.do_pan_and_scan!r}")
         # Lists are what JSON gives; as tuples two equal configurations hash equally.
-        object.__setattr__(self, "image_mean", _per_channel("image_mean", self.image_mean))
-        object.__setattr__(self, "image_std", _per_channel("image_std", self.image_std))
+        object.__setattr__(self, "image_mean", per_channel("image_mean", self.image_mean))
+        object.__setattr__(self, "image_std", per_channel("image_std", self.image_std))
         if 0.0 in self.image_std:
             raise InvalidArgumentError("image_std", f"must not contain 0, got {list(self.image_std)}")
         self._check_backend()
@@ -117,20 +120,15 @@ class ImageProcessorConfig:
     @classmethod
     def from_checkpoint(cls, directory: Path, **overrides: Any) -> Self | None:
         """The checkpoint's configuration, or None where it has none because it takes no pictures."""
-        found = _read_image_processor(directory)
+        found = read_processor(directory, "image_processor", "preprocessor_config.json")
         if found is None:
             return None
         path, values = found
-        _check_steps(path, values)
-        # The overrides may repair what the file says (a resample that only one backend has), so all is checked at once,
-        # and a complaint is laid at the door of whoever set the field.
-        try:
+        check_steps(path, values, STEPS)
+        # The overrides may repair what the file says (a resample that only one backend has), so all is checked at once.
+        with faults_told_of(path, overrides):
             fields = _fields_from_json(values)
             return cls(**{**fields, **_fields_from_overrides(overrides, fields.get("sizes"))})
-        except InvalidArgumentError as error:
-            if error.field in overrides:
-                raise
-            raise CheckpointConfigError(path, str(error)) from None
 
     def with_overrides(self, **overrides: Any) -> Self:
         """The same with some fields changed, as a request may ask."""
@@ -158,21 +156,32 @@ class ImageProcessorConfig:
         return dataclasses.replace(self, height=shown.height, width=shown.width, sizes=None)
 
 
-def _read_image_processor(directory: Path) -> tuple[Path, dict[str, Any]] | None:
-    """transformers writes a section of processor_config.json today, and once wrote preprocessor_config.json."""
+def read_processor(directory: Path, section: str, older_file: str) -> tuple[Path, dict[str, Any]] | None:
+    """transformers writes a section of processor_config.json today, and once wrote a file for each."""
     path = directory / "processor_config.json"
     if path.is_file():
-        section = read_json_object(path).get("image_processor")
-        if isinstance(section, dict):
-            return path, section
-        if section is not None:
-            raise CheckpointConfigError(path, f"image_processor: must be an object, got {section!r}")
-    path = directory / "preprocessor_config.json"
+        values = read_json_object(path).get(section)
+        if isinstance(values, dict):
+            return path, values
+        if values is not None:
+            raise CheckpointConfigError(path, f"{section}: must be an object, got {values!r}")
+    path = directory / older_file
     return (path, read_json_object(path)) if path.is_file() else None
 
 
-def _check_steps(path: Path, values: dict[str, Any]) -> None:
-    for name in ("do_resize", "do_rescale", "do_normalize"):
+@contextmanager
+def faults_told_of(path: Path, overrides: Collection[str]) -> Iterator[None]:
+    """A complaint is laid at the door of whoever set the field."""
+    try:
+        yield
+    except InvalidArgumentError as error:
+        if error.field in overrides:
+            raise
+        raise CheckpointConfigError(path, str(error)) from None
+
+
+def check_steps(path: Path, values: Mapping[str, Any], names: Collection[str]) -> None:
+    for name in names:
         # To the reference null means false here; only an absent value means the default.
         if values.get(name, True) is not True:
             raise CheckpointConfigError(path, f"{name}: only true is supported, got {values[name]!r}")
@@ -184,11 +193,9 @@ def _fields_from_json(values: dict[str, Any]) -> dict[str, Any]:
     The pan-and-scan values of the file are not read: Gemma3Processor passes its own with every call, whatever the file
     says, and that is the reference.
     """
-    fields: dict[str, Any] = {
-        name: values[name] for name in ("resample", "image_mean", "image_std", "rescale_factor") if name in values
-    }
+    fields: dict[str, Any] = {name: values[name] for name in ("resample", *NORMALISING) if name in values}
     if _follows(values):
-        return {**DEFAULTS_WHERE_SIZES_FOLLOW, **fields, "sizes": _read_sizes(values)}
+        return {**DEFAULTS_WHERE_SIZES_FOLLOW, **fields, "sizes": read_sizes(values, 14, DEFAULT_EDGES)}
     if "size" in values:
         fields["height"], fields["width"] = _height_and_width(values["size"])
     return fields
@@ -201,14 +208,15 @@ def _follows(values: dict[str, Any]) -> bool:
     return isinstance(size, dict) and size.keys() == DEFAULT_EDGES.keys() if known is None else known
 
 
-def _read_sizes(values: dict[str, Any]) -> ShownSizes:
+def read_sizes(values: Mapping[str, Any], patch_size: int, default_edges: Mapping[str, int]) -> ShownSizes:
+    """`patch_size`: where none is said."""
     if (depth := values.get("temporal_patch_size", 2)) != 2:
         raise InvalidArgumentError("temporal_patch_size", f"only 2 is supported, got {depth!r}")
-    edges = DEFAULT_EDGES if values.get("size") is None else values["size"]
+    edges = dict(default_edges) if values.get("size") is None else values["size"]
     limits = _read_limits({**values, "size": edges})
     if len(limits) < 2:
         raise InvalidArgumentError("size", f"must give a {' and a '.join(DEFAULT_EDGES)}, got {edges!r}")
-    return ShownSizes(values.get("patch_size", 14), values.get("merge_size", 2), **limits)
+    return ShownSizes(values.get("patch_size", patch_size), values.get("merge_size", 2), **limits)
 
 
 def _read_limits(said: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,13 +277,13 @@ def _is_number(value: Any) -> bool:
     return (isinstance(value, float) or is_integer(value)) and abs(value) <= sys.float_info.max
 
 
-def _positive(name: str, value: Any) -> float:
+def check_positive(name: str, value: Any) -> float:
     if not _is_number(value) or value <= 0:
         raise InvalidArgumentError(name, f"must be a number above 0, got {value!r}")
     return float(value)
 
 
-def _per_channel(name: str, value: Any) -> PerChannel:
+def per_channel(name: str, value: Any) -> PerChannel:
     values = [value] * 3 if _is_number(value) else value
     if not isinstance(values, list | tuple) or len(values) != 3 or not all(map(_is_number, values)):
         raise InvalidArgumentError(name, f"must be one number or three, got {value!r}")

@@ -25,6 +25,16 @@ def check_positive_int(name: str, value: object) -> None:
         raise InvalidArgumentError(name, f"must be an integer from 1 to {MAX_COUNT}, got {value!r}")
 
 
+def most_tokens(side: int, min_pixels: float, max_pixels: float) -> int:
+    """It may be more than `max_pixels` have room for: what is enlarged is rounded up, and no side becomes shorter than
+    a token.  Both do most to the longest pictures.
+    """
+    least, most = (math.sqrt(pixels) / side for pixels in (min_pixels, max_pixels))
+    stretch = math.sqrt(MAX_ASPECT_RATIO)
+    enlarged = (least / stretch + 1) * (least * stretch + 1)
+    return max(int(max_pixels // side**2), math.ceil(most * stretch), math.ceil(enlarged))
+
+
 @dataclass(frozen=True, slots=True)
 class ShownSizes:
     """About a picture's own, in whole tokens, each a square of `merge_size` x `merge_size` patches."""
@@ -47,13 +57,8 @@ class ShownSizes:
 
     @property
     def max_tokens(self) -> int:
-        """No picture has more.  It may be more than `max_pixels` have room for: what is enlarged is rounded up, and no
-        side becomes shorter than a token.  Both do most to the longest pictures.
-        """
-        least, most = (math.sqrt(pixels) / self.token_side for pixels in (self.min_pixels, self.max_pixels))
-        stretch = math.sqrt(MAX_ASPECT_RATIO)
-        enlarged = (least / stretch + 1) * (least * stretch + 1)
-        return max(self.max_pixels // self.token_side**2, math.ceil(most * stretch), math.ceil(enlarged))
+        """No picture has more."""
+        return most_tokens(self.token_side, self.min_pixels, self.max_pixels)
 
     def check_cost_no_more_than(self, limit: "ShownSizes") -> None:
         """Room is made for what that allows, and no more."""

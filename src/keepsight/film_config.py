@@ -1,0 +1,222 @@
+"""How a checkpoint wants its films prepared: which frames are shown, in pairs, when each pair is, and how large.
+
+Read from the JSON files beside its weights, as `ImageProcessorConfig` is, and equal to what the reference's
+Qwen3VLVideoProcessor does.  Arithmetic on a film's geometry alone: knows no pixels and no torch.
+"""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from keepsight.errors import CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError, UnsupportedPictureError
+from keepsight.film_sizes import FRAMES_PER_MOMENT, FilmSizes
+from keepsight.image_processor_config import (
+    BICUBIC,
+    NORMALISING,
+    STEPS,
+    ImageProcessorConfig,
+    check_positive,
+    check_steps,
+    faults_told_of,
+    per_channel,
+    read_processor,
+    read_sizes,
+)
+from keepsight.media import Geometry, Moment, Timeline
+from keepsight.shown_sizes import MAX_COUNT, ShownSizes, check_positive_int
+
+PROCESSOR = "Qwen3VLVideoProcessor"
+DEFAULT_EDGES = {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768}
+DEFAULT_NORMALISING: Mapping[str, Any] = {"image_mean": 0.5, "image_std": 0.5, "rescale_factor": 1 / 255}
+
+# What may be changed of one request's films, and what of all films of a model.  Neither `size` nor `resample`: these
+# names are the pictures'.
+FILM_REQUEST_OPTIONS = frozenset({"fps", "num_frames", "min_frames", "max_frames"})
+FILM_OPERATOR_OPTIONS = FILM_REQUEST_OPTIONS | {"cap_pixels_per_frame", "max_video_tokens"}
+
+
+@dataclass(frozen=True, slots=True)
+class FilmPlan:
+    """How one film is shown."""
+
+    moments: tuple[Moment, ...]
+    # When each is, in seconds.
+    times: tuple[float, ...]
+    # Of each moment, in tokens.
+    rows: int
+    columns: int
+    # How a frame is prepared, settled for its size.
+    config: ImageProcessorConfig
+
+
+@dataclass(frozen=True, slots=True)
+class FilmConfig:
+    """The defaults are those of Qwen3VLVideoProcessor."""
+
+    sizes: FilmSizes
+    # How each frame is prepared, but for its size. The reference has one backend for films.
+    frame: ImageProcessorConfig
+    # Of what is shown, per second: of the film's own time. None: every frame.
+    fps: float | None = 2.0
+    # However long it is; in place of `fps`.
+    num_frames: int | None = None
+    # What `fps` leads to, at least and at most.
+    min_frames: int = 4
+    max_frames: int = 768
+
+    def __post_init__(self) -> None:
+        for name in ("min_frames", "max_frames") + ("num_frames",) * (self.num_frames is not None):
+            _check_makes_a_moment(name, getattr(self, name))
+        if self.fps is not None:
+            object.__setattr__(self, "fps", _check_rate(self.fps))
+            if self.num_frames is not None:
+                raise InvalidArgumentError("num_frames", "and fps exclude one another: give one of them")
+
+    @classmethod
+    def from_checkpoint(
+        cls, directory: Path, image_config: ImageProcessorConfig | None, **overrides: Any
+    ) -> Self | None:
+        """None where it takes no films: no video processor is described, or all pictures have one size.
+
+        `overrides` may hold what goes for pictures too, and is `image_config`'s already (`NORMALISING`).
+        """
+        found = read_processor(directory, "video_processor", "video_preprocessor_config.json")
+        if found is None or image_config is None or image_config.sizes is None:
+            return None
+        path, values = found
+        _check_processor(path, values)
+        _check_names(overrides, FILM_OPERATOR_OPTIONS | {*NORMALISING})
+        with faults_told_of(path, overrides):
+            _check_one_table(values, image_config, overrides)
+            sizes = _read_film_sizes({**values, **overrides})
+            _check_one_tower(sizes.limits, image_config.sizes)
+            return cls(sizes, _frame_of(values, image_config), **{**_said(values), **_said(overrides)})
+
+    def with_overrides(self, **overrides: Any) -> Self:
+        """The same with some fields changed, as a request may ask: never so that a film costs more."""
+        _check_names(overrides, FILM_REQUEST_OPTIONS)
+        said = {name: value for name, value in overrides.items() if value is not None}
+        changed = dataclasses.replace(self, **_said(said))
+        for name in ("max_frames", "num_frames"):
+            if (asked := getattr(changed, name) or 0) > self.most_frames:
+                raise InvalidArgumentError(name, f"may be at most {self.most_frames} here, got {asked}")
+        return changed
+
+    @property
+    def most_frames(self) -> int:
+        """No film is shown more."""
+        return max(self.num_frames or 0, self.max_frames)
+
+    @property
+    def max_tokens_per_moment(self) -> int:
+        """No moment of any film has more, whatever a request asks."""
+        return self.sizes.max_tokens_per_moment
+
+    def plan(self, geometry: Geometry, field: str = "video") -> FilmPlan:
+        """Refuses what cannot be shown; `field` is what the caller calls the film."""
+        assert geometry.timeline is not None, geometry
+        numbers, rate = self._frame_numbers(geometry.timeline), geometry.timeline.frames_per_second
+        if len(numbers) < FRAMES_PER_MOMENT:
+            raise UnsupportedPictureError(field, "a film of 1 frame; send it as a picture (image_url)")
+        self.sizes.check_can_show(geometry, field)
+        moments = tuple(_in_pairs(numbers))
+        rows, columns = self.sizes.grid_of(geometry, len(numbers))
+        side = self.sizes.token_side
+        return FilmPlan(
+            moments,
+            tuple((moment.first / rate + moment.last / rate) / 2 for moment in moments),
+            rows,
+            columns,
+            dataclasses.replace(self.frame, height=rows * side, width=columns * side),
+        )
+
+    def _frame_numbers(self, timeline: Timeline) -> list[int]:
+        spread = np.linspace(0, timeline.num_frames - 1, self._num_shown(timeline))
+        numbers: list[int] = spread.round().astype(int).tolist()
+        return numbers
+
+    def _num_shown(self, timeline: Timeline) -> int:
+        """More than the film has only where the reference shows some of them several times, too."""
+        if self.num_frames is not None:
+            return self.num_frames
+        if self.fps is None:
+            return min(max(timeline.num_frames, self.min_frames), self.max_frames)
+        wanted = int(timeline.num_frames / timeline.frames_per_second * self.fps)
+        return min(max(wanted, self.min_frames), self.max_frames, timeline.num_frames)
+
+
+def _in_pairs(numbers: list[int]) -> list[Moment]:
+    paired = numbers + numbers[-1:] * (len(numbers) % FRAMES_PER_MOMENT)
+    return [Moment(first, last) for first, last in zip(paired[::2], paired[1::2], strict=True)]
+
+
+def _check_makes_a_moment(name: str, value: object) -> None:
+    check_positive_int(name, value)
+    if value == 1:
+        raise InvalidArgumentError(name, f"must be at least {FRAMES_PER_MOMENT}, as many as are shown together")
+
+
+def _check_rate(value: object) -> float:
+    rate = check_positive("fps", value)
+    if rate > MAX_COUNT:
+        raise InvalidArgumentError("fps", f"may be at most {MAX_COUNT}, got {value!r}")
+    return rate
+
+
+def _check_processor(path: Path, values: Mapping[str, Any]) -> None:
+    if (name := values.get("video_processor_type", PROCESSOR)) != PROCESSOR:
+        raise CheckpointConfigError(path, f"video_processor_type: only {PROCESSOR} is supported, got {name!r}")
+    check_steps(path, values, (*STEPS, "do_sample_frames"))
+
+
+def _check_names(overrides: Collection[str], known: Collection[str]) -> None:
+    for name in overrides:
+        if name not in known:
+            changeable = ", ".join(sorted(known))
+            raise UnsupportedFieldError(name, f"is no option of films; these can be changed: {changeable}")
+
+
+def _check_one_table(values: Mapping[str, Any], image_config: ImageProcessorConfig, said: Collection[str]) -> None:
+    """One table of the device normalises pictures and films."""
+    for name in NORMALISING:
+        value, pictures = values.get(name, DEFAULT_NORMALISING[name]), getattr(image_config, name)
+        own = check_positive(name, value) if name == "rescale_factor" else per_channel(name, value)
+        if name not in said and own != pictures:
+            raise InvalidArgumentError(name, f"only that of pictures is supported, {pictures}; got {value!r}")
+
+
+def _check_one_tower(films: ShownSizes, pictures: ShownSizes) -> None:
+    for name in ("patch_size", "merge_size"):
+        if (own := getattr(films, name)) != (shared := getattr(pictures, name)):
+            raise InvalidArgumentError(name, f"only that of pictures is supported, {shared}; got {own}")
+
+
+def _said(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the fields above: `num_frames` goes in place of `fps`, and that in place of it."""
+    said = {name: values[name] for name in FILM_REQUEST_OPTIONS if name in values}
+    if said.get("num_frames") is not None:
+        said.setdefault("fps", None)
+    elif said.get("fps") is not None:
+        said.setdefault("num_frames", None)
+    return said
+
+
+def _read_film_sizes(values: Mapping[str, Any]) -> FilmSizes:
+    read = {
+        name: values[name] for name in ("patch_size", "merge_size", "temporal_patch_size", "size") if name in values
+    }
+    # To the reference null means false here.
+    return FilmSizes(
+        read_sizes(read, 16, DEFAULT_EDGES),
+        values.get("cap_pixels_per_frame") or False,
+        values.get("max_video_tokens", 768),
+    )
+
+
+def _frame_of(values: Mapping[str, Any], image_config: ImageProcessorConfig) -> ImageProcessorConfig:
+    resample = values.get("resample", BICUBIC)
+    return dataclasses.replace(image_config, resample=resample, backend="torchvision", sizes=None)

@@ -1,0 +1,80 @@
+"""How large the frames of a film are shown: arithmetic on its geometry and on how many frames are shown.
+
+Equal to the `smart_resize` of the reference's Qwen3VLVideoProcessor for every film.  It is not that of pictures: its
+limits are those of all frames together, and what is smaller than a token is enlarged before anything else.
+"""
+
+import math
+from dataclasses import dataclass
+
+from keepsight.errors import InvalidArgumentError, UnsupportedPictureError
+from keepsight.media import Geometry
+from keepsight.shown_sizes import MAX_ASPECT_RATIO, ShownSizes, check_positive_int, most_tokens
+
+FRAMES_PER_MOMENT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class FilmSizes:
+    # Its pixels are those of all frames that are shown.
+    limits: ShownSizes
+    # Whether a frame has an end to its pixels that does not depend on how many frames there are: so many tokens.
+    cap_pixels_per_frame: bool = False
+    max_video_tokens: int = 768
+
+    def __post_init__(self) -> None:
+        check_positive_int("max_video_tokens", self.max_video_tokens)
+        if not isinstance(self.cap_pixels_per_frame, bool):
+            message = f"must be true or false, got {self.cap_pixels_per_frame!r}"
+            raise InvalidArgumentError("cap_pixels_per_frame", message)
+
+    @property
+    def token_side(self) -> int:
+        return self.limits.token_side
+
+    @property
+    def max_tokens_per_moment(self) -> int:
+        """No moment has more: those of films of two frames have most of what all frames may have.  Only of five frames
+        four are counted, so that each may exceed its cap by a quarter.
+        """
+        fewest = FRAMES_PER_MOMENT
+        pixels = self._max_pixels(fewest) / fewest * (5 / 4 if self.cap_pixels_per_frame else 1)
+        return most_tokens(self.token_side, self.limits.min_pixels / fewest, pixels)
+
+    def check_can_show(self, geometry: Geometry, field: str) -> None:
+        width, height = self._at_least_a_token(geometry)
+        if max(width, height) / min(width, height) > MAX_ASPECT_RATIO:
+            size = f"frames of {geometry.width} x {geometry.height} pixels"
+            limit = f"no side may be more than {MAX_ASPECT_RATIO} times as long as the other to this model"
+            raise UnsupportedPictureError(field, f"{size}: {limit}")
+
+    def grid_of(self, geometry: Geometry, num_frames: int) -> tuple[int, int]:
+        """Rows and columns of tokens.  The order of operations is the reference's, whose last bits decide."""
+        side, max_pixels, min_pixels = self.token_side, self._max_pixels(num_frames), self.limits.min_pixels
+        width, height = self._at_least_a_token(geometry)
+        rows, columns = round(height / side), round(width / side)
+        num_counted = round(num_frames / FRAMES_PER_MOMENT) * FRAMES_PER_MOMENT
+        num_pixels = num_counted * rows * columns * side**2
+        if num_pixels > max_pixels:
+            shrink = math.sqrt(num_frames * height * width / max_pixels)
+            return max(1, math.floor(height / shrink / side)), max(1, math.floor(width / shrink / side))
+        if num_pixels < min_pixels:
+            enlarge = math.sqrt(min_pixels / (num_frames * height * width))
+            return math.ceil(height * enlarge / side), math.ceil(width * enlarge / side)
+        return rows, columns
+
+    def _max_pixels(self, num_frames: int) -> int:
+        """Of all frames."""
+        limits = self.limits
+        if not self.cap_pixels_per_frame:
+            return limits.max_pixels
+        capped = min(self.max_video_tokens * self.token_side**2, limits.max_pixels // num_frames)
+        return max(capped, int(limits.min_pixels * 1.05)) * num_frames
+
+    def _at_least_a_token(self, geometry: Geometry) -> tuple[int, int]:
+        """Width and height."""
+        width, height, side = geometry.width, geometry.height, self.token_side
+        if width >= side and height >= side:
+            return width, height
+        scale = max(side / height, side / width)
+        return int(width * scale), int(height * scale)

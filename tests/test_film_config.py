@@ -1,0 +1,263 @@
+"""Which frames are shown, when, and how large: for any film what transformers' Qwen3VLVideoProcessor says."""
+
+import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keepsight.errors import CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError, UnsupportedPictureError
+from keepsight.film_config import FilmConfig
+from keepsight.film_sizes import FilmSizes
+from keepsight.image_processor_config import BICUBIC, ImageProcessorConfig
+from keepsight.media import Geometry, Moment, Timeline
+from keepsight.shown_sizes import ShownSizes
+
+IMAGE_CONFIG = ImageProcessorConfig(resample=BICUBIC, backend="pil", sizes=ShownSizes(16, 2, 65_536, 16_777_216))
+# As Qwen publishes it with Qwen3-VL.
+PUBLISHED: dict[str, Any] = {
+    "size": {"longest_edge": 25_165_824, "shortest_edge": 4096},
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "processor_class": "Qwen3VLProcessor",
+    "video_processor_type": "Qwen3VLVideoProcessor",
+}
+
+
+def write(directory: Path, values: object, name: str = "video_preprocessor_config.json") -> Path:
+    (directory / name).write_text(json.dumps(values))
+    return directory
+
+
+def read(directory: Path, **overrides: Any) -> FilmConfig:
+    config = FilmConfig.from_checkpoint(directory, IMAGE_CONFIG, **overrides)
+    assert config is not None
+    return config
+
+
+def film(num_frames: int, rate: float = 24.0, width: int = 64, height: int = 48) -> Geometry:
+    return Geometry(width, height, Timeline(num_frames, rate))
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> FilmConfig:
+    return read(write(tmp_path, PUBLISHED))
+
+
+# What it says for a film --------------------------------------------------------------------------------------
+
+
+limits = st.tuples(st.integers(1, 2**26), st.integers(1, 2**26)).map(sorted)
+any_sizes = st.builds(
+    lambda patch, merge, both, capped, most: FilmSizes(ShownSizes(patch, merge, *both), capped, most),
+    st.integers(1, 20),
+    st.integers(1, 3),
+    limits | st.integers(1, 2**20).map(lambda pixels: (pixels, pixels)),
+    st.booleans(),
+    st.integers(1, 2000),
+)
+any_configs = st.builds(
+    lambda sizes, rule, least, most: FilmConfig(sizes, IMAGE_CONFIG, **rule, min_frames=least, max_frames=most),
+    any_sizes,
+    st.builds(lambda rate: {"fps": rate}, st.none() | st.floats(0.01, 60))
+    | st.builds(lambda number: {"fps": None, "num_frames": number}, st.integers(2, 99)),
+    st.integers(2, 9),
+    st.integers(2, 99),
+)
+sides = st.integers(1, 300) | st.integers(1, 8000)
+films = st.builds(film, st.integers(1, 2000), st.floats(0.1, 240), sides, sides)
+
+
+@dataclasses.dataclass
+class Reference:
+    indices: list[int]
+    times: list[float]
+    height: int
+    width: int
+
+
+def ask_reference(config: FilmConfig, geometry: Geometry) -> Reference | None:
+    """None where it refuses."""
+    from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor, smart_resize
+
+    timeline, limits = geometry.timeline, config.sizes.limits
+    assert timeline is not None
+    metadata: Any = SimpleNamespace(total_num_frames=timeline.num_frames, fps=timeline.frames_per_second)
+    itself: Any = SimpleNamespace(fps=config.fps, min_frames=config.min_frames, max_frames=config.max_frames)
+    indices = Qwen3VLVideoProcessor.sample_frames(itself, metadata, config.num_frames, config.fps)
+    times = Qwen3VLProcessor._calculate_timestamps(itself, indices, timeline.frames_per_second)
+    # As in its `resize`, which does not say what size it found.
+    max_pixels, factor, num_frames = limits.max_pixels, config.sizes.token_side, len(indices)
+    if config.sizes.cap_pixels_per_frame:
+        cap = min(config.sizes.max_video_tokens * factor * factor, max_pixels // num_frames)
+        max_pixels = max(cap, int(limits.min_pixels * 1.05)) * num_frames
+    try:
+        height, width = smart_resize(
+            num_frames, geometry.height, geometry.width, 2, factor, limits.min_pixels, max_pixels
+        )
+    except ValueError:
+        return None
+    return Reference(indices.tolist(), times, height, width)
+
+
+@settings(max_examples=500, deadline=None)
+@given(any_configs, films)
+def test_every_film_is_shown_as_by_transformers_and_within_the_bound(config: FilmConfig, geometry: Geometry) -> None:
+    expected = ask_reference(config, geometry)
+    if expected is None:
+        with pytest.raises(UnsupportedPictureError):
+            config.plan(geometry)
+        return
+    plan = config.plan(geometry)
+    shown = [number for moment in plan.moments for number in (moment.first, moment.last)]
+    assert shown == expected.indices + expected.indices[-1:] * (len(expected.indices) % 2)
+    assert list(plan.times) == expected.times
+    assert (plan.config.height, plan.config.width) == (expected.height, expected.width)
+    side = config.sizes.token_side
+    assert (plan.rows * side, plan.columns * side) == (expected.height, expected.width)
+    assert plan.rows * plan.columns <= config.max_tokens_per_moment
+    assert len(expected.indices) <= config.most_frames
+
+
+@settings(max_examples=500, deadline=None)
+@given(any_sizes, st.integers(2, 12), st.integers(1, 200 * 64), st.integers(1, 64))
+def test_the_longest_films_are_within_the_bound_too(sizes: FilmSizes, num_frames: int, long: int, short: int) -> None:
+    geometry = Geometry(min(long, 200 * short), short)
+    try:
+        sizes.check_can_show(geometry, "video")
+    except UnsupportedPictureError:
+        return
+    rows, columns = sizes.grid_of(geometry, num_frames)
+    assert 1 <= rows * columns <= sizes.max_tokens_per_moment
+
+
+def test_two_frames_are_a_moment_and_the_last_of_an_odd_number_is_shown_twice(published: FilmConfig) -> None:
+    plan = published.plan(film(30, rate=10.0))  # two frames a second, so six
+    assert [(each.first, each.last) for each in plan.moments] == [(0, 6), (12, 17), (23, 29)]
+    assert plan.times == pytest.approx((0.3, 1.45, 2.6))
+    assert published.with_overrides(num_frames=5).plan(film(9)).moments[-1] == Moment(8, 8)
+
+
+def test_frames_are_resized_as_the_reference_resizes_them_whatever_becomes_of_pictures(published: FilmConfig) -> None:
+    config = published.plan(film(30)).config
+    assert (config.backend, config.resample, config.sizes) == ("torchvision", BICUBIC, None)
+
+
+def test_a_film_of_one_frame_is_refused_and_its_caller_told_what_to_do(published: FilmConfig) -> None:
+    with pytest.raises(UnsupportedPictureError, match=r"^here: a film of 1 frame; send it as a picture"):
+        published.plan(film(1), "here")
+
+
+def test_a_film_that_is_too_long_on_one_side_is_refused(published: FilmConfig) -> None:
+    with pytest.raises(UnsupportedPictureError, match="frames of 20100 x 100 pixels: no side may be more than 200"):
+        published.plan(film(9, width=20_100, height=100))
+
+
+# What is read -------------------------------------------------------------------------------------------------
+
+
+def test_the_published_file_gives_the_published_values(published: FilmConfig) -> None:
+    assert published.sizes == FilmSizes(ShownSizes(16, 2, 4096, 25_165_824))
+    assert (published.fps, published.num_frames, published.min_frames, published.max_frames) == (2.0, None, 4, 768)
+    assert published.max_tokens_per_moment == 12_288
+
+
+def test_what_is_absent_is_as_the_reference_has_it(tmp_path: Path) -> None:
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor as Reference
+
+    ours = read(write(tmp_path, {}))
+    edges = {"shortest_edge": ours.sizes.limits.min_pixels, "longest_edge": ours.sizes.limits.max_pixels}
+    assert edges == Reference.size
+    for name in ("fps", "num_frames", "min_frames", "max_frames"):
+        assert getattr(ours, name) == getattr(Reference, name)
+    assert ours.sizes.max_video_tokens == Reference.max_video_tokens
+    assert ours.frame.resample == Reference.resample
+    assert list(ours.frame.image_mean) == Reference.image_mean
+    assert list(ours.frame.image_std) == Reference.image_std
+
+
+def test_the_section_goes_before_the_file(tmp_path: Path) -> None:
+    write(tmp_path, PUBLISHED)
+    write(tmp_path, {"video_processor": {**PUBLISHED, "fps": 1}}, "processor_config.json")
+    assert read(tmp_path).fps == 1.0
+
+
+def test_there_are_no_films_where_none_are_described_or_all_pictures_have_one_size(tmp_path: Path) -> None:
+    assert FilmConfig.from_checkpoint(tmp_path, IMAGE_CONFIG) is None
+    write(tmp_path, PUBLISHED)
+    assert FilmConfig.from_checkpoint(tmp_path, None) is None
+    assert FilmConfig.from_checkpoint(tmp_path, ImageProcessorConfig()) is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"video_processor_type": "Qwen2VLVideoProcessor"},
+        {"do_sample_frames": False},
+        {"do_resize": None},
+        {"image_mean": [0.1, 0.2, 0.3]},
+        {"rescale_factor": 1.0},
+        {"temporal_patch_size": 3},
+        {"patch_size": 14},
+        {"size": {"longest_edge": 4096}},
+        {"resample": 1},
+        {"fps": 0},
+        {"num_frames": 1},
+        {"min_frames": None},
+        {"max_frames": 2.5},
+        {"max_video_tokens": 0},
+        {"cap_pixels_per_frame": 1},
+    ],
+    ids=lambda said: next(iter(said)),
+)
+def test_what_cannot_be_done_as_the_file_says_is_refused_by_name(tmp_path: Path, said: dict[str, Any]) -> None:
+    write(tmp_path, {**PUBLISHED, **said})
+    with pytest.raises(CheckpointConfigError, match=next(iter(said))):
+        read(tmp_path)
+
+
+def test_overrides_go_before_the_file_and_those_of_pictures_are_not_asked_for_twice(tmp_path: Path) -> None:
+    write(tmp_path, {**PUBLISHED, "image_mean": 0.25, "num_frames": 8, "fps": None})
+    config = read(tmp_path, fps=3, image_mean=0.5, cap_pixels_per_frame=True)
+    assert (config.fps, config.num_frames, config.sizes.cap_pixels_per_frame) == (3.0, None, True)
+    with pytest.raises(InvalidArgumentError, match="max_frames") as caught:
+        read(tmp_path, image_mean=0.5, max_frames=0)
+    assert caught.value.field == "max_frames"
+
+
+# What a request may ask ---------------------------------------------------------------------------------------
+
+
+def test_a_request_may_say_how_many_frames_it_wants_in_either_way(published: FilmConfig) -> None:
+    assert len(published.with_overrides(num_frames=8).plan(film(99)).moments) == 4
+    assert len(published.with_overrides(fps=4, num_frames=None).plan(film(240)).moments) == 20
+    assert len(published.with_overrides(max_frames=6).plan(film(2400)).moments) == 3
+    assert published.with_overrides(num_frames=8).with_overrides(fps=1).num_frames is None
+
+
+@pytest.mark.parametrize("name", ["num_frames", "max_frames"])
+def test_no_request_may_have_more_frames_than_the_setting_allows(published: FilmConfig, name: str) -> None:
+    setting = published.with_overrides(max_frames=32)
+    with pytest.raises(InvalidArgumentError, match=f"^{name}: may be at most 32 here, got 33"):
+        setting.with_overrides(**{name: 33})
+    assert len(setting.with_overrides(fps=2**31 - 1).plan(film(2**31 - 1)).moments) == 16
+
+
+@pytest.mark.parametrize("asked", [{"fps": 2**31}, {"fps": True}, {"fps": 1, "num_frames": 2}, {"num_frames": "all"}])
+def test_what_makes_no_sense_is_refused(published: FilmConfig, asked: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError):
+        published.with_overrides(**asked)
+
+
+@pytest.mark.parametrize("name", ["size", "cap_pixels_per_frame", "image_mean"])
+def test_what_is_no_option_of_a_request_is_refused_by_name(published: FilmConfig, name: str) -> None:
+    with pytest.raises(UnsupportedFieldError, match=name):
+        published.with_overrides(**{name: 1})
