@@ -67,8 +67,10 @@ def _parse(file: io.BytesIO, format_: str) -> ImageFile.ImageFile:
 
 
 @contextmanager
-def refusing_damage(field: str, num_bytes: int | None) -> Iterator[None]:
-    """Pillow's parsers raise whatever they stumbled over.  `num_bytes`: None of an image that a caller opened."""
+def refusing_damage(field: str, num_bytes: int | None, kind: str = "picture") -> Iterator[None]:
+    """Pillow's parsers raise whatever they stumbled over, ffmpeg's too.  `num_bytes`: None of an image that a caller
+    opened.
+    """
     try:
         yield
     except (KeepsightError, MemoryError):
@@ -79,8 +81,8 @@ def refusing_damage(field: str, num_bytes: int | None) -> Iterator[None]:
         if num_bytes is None:
             fault = "was closed (ask within its `with`, or load() it first), or its file is damaged or truncated"
         else:
-            fault = f"the picture ({num_bytes} bytes) is damaged or truncated"
-        told = str(error) or type(error).__name__
+            fault = f"the {kind} ({num_bytes} bytes) is damaged or truncated"
+        told = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise UnreadablePictureError(field, f"{fault}: {told}") from error
 
 

@@ -1,0 +1,133 @@
+"""The bytes of a film behind PyAV's interface, opened but not decoded.
+
+What strangers send reaches ffmpeg here, which reads several hundred formats, some of which name other files and
+addresses.  So the demuxer is chosen by the first bytes, only such as lie in one file are, and nothing else can be
+opened; the decoders are those of films that people have.
+"""
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from keepsight.errors import PictureTooLargeError, UnreadablePictureError, UnsupportedPictureError
+from keepsight.frontend.intake.open_picture import refusing_damage
+from keepsight.media import MAX_PIXELS
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+    from av.video.frame import VideoFrame
+    from av.video.stream import VideoStream
+
+FilmArray = npt.NDArray[np.uint8]  # [frames, height, width, 3]
+FilmSource = bytes | FilmArray
+
+# As ffmpeg names the demuxers.
+FORMATS = {"mov": "MP4, MOV", "matroska": "WebM, MKV", "avi": "AVI", "gif": "GIF"}
+_MOV_BOXES = frozenset({b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot"})
+DECODERS = (
+    "gif",
+    "h263",
+    "h264",
+    "hevc",
+    "libdav1d",
+    "mjpeg",
+    "mpeg1video",
+    "mpeg2video",
+    "mpeg4",
+    "prores",
+    "vp8",
+    "vp9",
+)
+
+
+@contextmanager
+def open_film(data: bytes, field: str, max_pixels: int) -> Iterator[tuple["InputContainer", "VideoStream"]]:
+    """And its first video stream, of at most `max_pixels` per frame.  What ffmpeg stumbles over inside becomes ours."""
+    format_ = _format_of(data, field)
+    av = _import_av(field)
+    options = {
+        "format_whitelist": format_,
+        "codec_whitelist": ",".join(DECODERS),
+        "protocol_whitelist": "",
+        # Of what ffmpeg decodes to find out what the streams are like; it does not say how many are too many for it.
+        "max_pixels": str(MAX_PIXELS),
+    }
+    with (
+        refusing_damage(field, len(data), "film"),
+        _refusing_bombs(av, field),
+        # A title may be in any encoding.
+        av.open(
+            io.BytesIO(data), "r", format_, options, metadata_errors="replace", io_open=_open_nothing_else
+        ) as container,
+    ):
+        yield container, _video_stream(container, field, max_pixels)
+
+
+def _format_of(data: bytes, field: str) -> str:
+    if data[4:8] in _MOV_BOXES:
+        return "mov"
+    if data.startswith(b"\x1aE\xdf\xa3"):
+        return "matroska"
+    if data.startswith(b"RIFF") and data[8:12] == b"AVI ":
+        return "avi"
+    if data.startswith((b"GIF87a", b"GIF89a")):
+        return "gif"
+    raise UnreadablePictureError(field, f"{len(data)} bytes that are none of {', '.join(FORMATS.values())}")
+
+
+def _import_av(field: str) -> ModuleType:
+    try:
+        import av
+    except ImportError as error:
+        message = "films are not read here, as PyAV is missing: pip install 'keepsight[video]'"
+        raise UnsupportedPictureError(field, message) from error
+    return av
+
+
+@contextmanager
+def _refusing_bombs(av: ModuleType, field: str) -> Iterator[None]:
+    """A few bytes may announce that gigabytes follow."""
+    try:
+        yield
+    except av.error.MemoryError as error:
+        raise PictureTooLargeError(field, "the film takes more memory than there is") from error
+
+
+def _open_nothing_else(url: str, flags: int, options: object) -> NoReturn:
+    """What a film refers to outside of itself."""
+    raise PermissionError("a film may not name other files")
+
+
+def _video_stream(container: "InputContainer", field: str, max_pixels: int) -> "VideoStream":
+    if not container.streams.video:
+        raise UnreadablePictureError(field, "a film without a video stream")
+    stream = container.streams.video[0]
+    codec = stream.codec_context.name if stream.codec_context else "unknown"
+    if codec not in DECODERS:
+        raise UnsupportedPictureError(field, f"a film in {codec}; these are read: {', '.join(DECODERS)}")
+    check_frame_size(stream.width, stream.height, field, max_pixels)
+    # A worker has one core; and threads would have the frames of many in memory at once.
+    stream.codec_context.thread_count = 1
+    stream.codec_context.options = {"max_pixels": str(max_pixels)}
+    return stream
+
+
+def check_frame_size(width: int, height: int, field: str, max_pixels: int) -> None:
+    if width < 1 or height < 1:
+        raise UnreadablePictureError(field, f"a film whose frames have no pixels, or more than {MAX_PIXELS}")
+    if width * height > max_pixels:
+        message = f"frames of {width} x {height} pixels have {width * height}, at most {max_pixels} are allowed"
+        raise PictureTooLargeError(field, message)
+
+
+def turns_of(frame: "VideoFrame") -> int:
+    """By how many right angles it is turned counterclockwise before it is shown: films of phones say so.
+
+    Any other angle is left alone, and so are mirrors, as by OpenCV.
+    """
+    return frame.rotation // 90 % 4 if frame.rotation % 90 == 0 else 0

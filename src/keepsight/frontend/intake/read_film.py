@@ -1,0 +1,84 @@
+"""How large a film's frames are, how many it has and how many of them a second, from the packets of its file.
+
+Decodes one frame, the first: how it is turned is told nowhere else.  Frames are counted as they lie in the file, which
+is as they will be decoded: some headers tell no number, and those that do count what was cut off by an editor.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from keepsight.errors import PictureTooLargeError, UnreadablePictureError, UnsupportedPictureError
+from keepsight.frontend.intake.open_film import FilmArray, FilmSource, check_frame_size, open_film, turns_of
+from keepsight.media import DEFAULT_MAX_PIXELS, Geometry, Timeline
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+    from av.video.frame import VideoFrame
+    from av.video.stream import VideoStream
+
+# An hour at 60 a second: all before the last that is shown are decoded, which takes minutes of a core then.
+MAX_FRAMES = 60 * 60 * 60
+# Frames a second: none is faster, and what is slower has no second frame within a day.
+MAX_RATE, MIN_RATE = 1_000_000, 1e-5
+# What the reference takes for granted of a film that does not say it.
+ARRAY_FRAMES_PER_SECOND = 24.0
+
+
+def read_film(
+    source: FilmSource,
+    field: str,
+    max_pixels: int = DEFAULT_MAX_PIXELS,
+    frames_per_second: float = ARRAY_FRAMES_PER_SECOND,
+) -> Geometry:
+    """Refuses what cannot be served; `field` is what the caller calls the film, `frames_per_second` an array's."""
+    if isinstance(source, np.ndarray):
+        geometry = _describe_array(source, field, frames_per_second)
+    else:
+        with open_film(source, field, max_pixels) as (container, stream):
+            geometry = _look_through(container, stream, field)
+    check_film(geometry, field, max_pixels)
+    return geometry
+
+
+def check_film(geometry: Geometry, field: str, max_pixels: int) -> None:
+    """Whoever says that a film is so."""
+    check_frame_size(geometry.width, geometry.height, field, max_pixels)
+    assert geometry.timeline is not None, geometry
+    num_frames, rate = geometry.timeline.num_frames, geometry.timeline.frames_per_second
+    if num_frames < 1:
+        raise UnreadablePictureError(field, "a film without frames")
+    if num_frames > MAX_FRAMES:
+        raise PictureTooLargeError(field, f"more than {MAX_FRAMES} frames, the most that a film may have")
+    if not MIN_RATE <= rate <= MAX_RATE:
+        raise UnreadablePictureError(field, f"a film that says to have {rate} frames in a second")
+
+
+def _describe_array(array: FilmArray, field: str, frames_per_second: float) -> Geometry:
+    if array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] != 3:
+        message = (
+            f"an array of {array.dtype} {list(array.shape)} is no film; allowed are uint8 [frames, height, width, 3]"
+        )
+        raise UnsupportedPictureError(field, message)
+    num_frames, height, width, _ = array.shape
+    return Geometry(width, height, Timeline(num_frames, float(frames_per_second)))
+
+
+def _look_through(container: "InputContainer", stream: "VideoStream", field: str) -> Geometry:
+    first: VideoFrame | None = None
+    num_frames = 0
+    for packet in container.demux(stream):
+        if first is None:
+            first = next(iter(packet.decode()), None)
+        if packet.is_corrupt:
+            raise UnreadablePictureError(field, "a film that ends in the middle of a frame")
+        # An editor cuts by a list of what is left out.
+        num_frames += packet.size > 0 and not packet.is_discard
+        if num_frames > MAX_FRAMES:
+            break
+    if first is None:
+        raise UnreadablePictureError(field, "a film without frames")
+    if not stream.average_rate:
+        raise UnreadablePictureError(field, "a film that does not say how many frames it has in a second")
+    width, height = (first.width, first.height) if turns_of(first) % 2 == 0 else (first.height, first.width)
+    return Geometry(width, height, Timeline(num_frames, float(stream.average_rate)))

@@ -1,0 +1,125 @@
+"""What is said of a film before it is decoded is what decoding gives; whatever strangers send is a film or refused."""
+
+import io
+import random
+import sys
+
+import av
+import numpy as np
+import pytest
+
+from keepsight.errors import KeepsightError, PictureTooLargeError, UnreadablePictureError, UnsupportedPictureError
+from keepsight.frontend.intake import read_film as reading
+from keepsight.frontend.intake.read_film import read_film
+from keepsight.media import Geometry, Timeline
+from tests.frontend.sample_films import HEIGHT, KINDS, RATE, WIDTH, drawn_frames, film, trimmed
+
+FIELD = "messages[0].content[1]"
+
+
+def by_reference(data: bytes) -> Geometry:
+    """As transformers' `read_video_pyav` and its decoding."""
+    with av.open(io.BytesIO(data), "r") as container:
+        stream = container.streams.video[0]
+        assert stream.average_rate
+        frames = list(container.decode(video=0))
+        return Geometry(frames[0].width, frames[0].height, Timeline(len(frames), float(stream.average_rate)))
+
+
+@pytest.mark.parametrize(("format_", "codec"), KINDS)
+def test_a_film_has_the_frames_that_decoding_gives(format_: str, codec: str) -> None:
+    geometry = read_film(film(format_, codec), FIELD)
+    assert geometry == Geometry(WIDTH, HEIGHT, Timeline(20, float(RATE))) == by_reference(film(format_, codec))
+
+
+@pytest.mark.parametrize(("rotation", "is_upright"), [(90, False), (180, True), (270, False), (-90, False), (30, True)])
+def test_a_film_of_a_phone_is_as_large_as_it_is_shown(rotation: int, is_upright: bool) -> None:
+    geometry = read_film(film(rotation=rotation), FIELD)
+    assert (geometry.width, geometry.height) == ((WIDTH, HEIGHT) if is_upright else (HEIGHT, WIDTH))
+
+
+@pytest.mark.parametrize("group", ["5", "250"])
+def test_frames_that_an_editor_cut_off_are_none_whatever_the_header_counts(group: str) -> None:
+    data = trimmed(film(codec="libx264", g=group), 8)
+    assert av.open(io.BytesIO(data)).streams.video[0].frames == 20
+    assert read_film(data, FIELD) == by_reference(data)
+    assert read_film(data, FIELD).timeline == Timeline(8, float(RATE))
+
+
+def test_an_array_is_a_film_of_24_frames_a_second_unless_somebody_says_otherwise() -> None:
+    assert read_film(drawn_frames(), FIELD) == Geometry(WIDTH, HEIGHT, Timeline(20, 24.0))
+    assert read_film(drawn_frames(), FIELD, frames_per_second=30).timeline == Timeline(20, 30.0)
+
+
+@pytest.mark.parametrize("shape", [(48, 64, 3), (9, 48, 64, 4), (9, 3, 48, 64)])
+def test_an_array_of_another_shape_is_no_film(shape: tuple[int, ...]) -> None:
+    with pytest.raises(UnsupportedPictureError, match=r"is no film; allowed are uint8 \[frames, height, width, 3\]"):
+        read_film(np.zeros(shape, np.uint8), FIELD)
+
+
+# What is refused ----------------------------------------------------------------------------------------------
+
+PLAYLIST = b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n"
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"no film", PLAYLIST, b"ffconcat version 1.0\nfile /etc/passwd\n", b"\x89PNG\r\n\x1a\n" + bytes(99)]
+)
+def test_what_is_none_of_the_formats_never_reaches_ffmpeg(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(av, "open", None)
+    with pytest.raises(UnreadablePictureError, match="bytes that are none of MP4, MOV, WebM, MKV, AVI, GIF"):
+        read_film(data, FIELD)
+
+
+def test_a_format_behind_another_s_first_bytes_is_not_found_out() -> None:
+    for first_bytes in (b"\0\0\0\x08free", b"\x1aE\xdf\xa3", b"RIFF\xff\0\0\0AVI ", b"GIF89a"):
+        with pytest.raises(UnreadablePictureError):
+            read_film(first_bytes + PLAYLIST, FIELD)
+
+
+def test_a_codec_that_films_seldom_have_is_refused_by_its_name() -> None:
+    with pytest.raises(UnsupportedPictureError, match="a film in ffv1; these are read: gif, h263, h264"):
+        read_film(film("matroska", "ffv1"), FIELD)
+
+
+def test_limits_are_those_of_a_frame_and_of_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    for source in (film(), drawn_frames()):
+        with pytest.raises(PictureTooLargeError, match="64 x 48 pixels have 3072, at most 3071 are allowed"):
+            read_film(source, FIELD, max_pixels=3071)
+    monkeypatch.setattr(reading, "MAX_FRAMES", 19)
+    for source in (film(), drawn_frames()):
+        with pytest.raises(PictureTooLargeError, match="more than 19 frames"):
+            read_film(source, FIELD)
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_rate_that_is_none_is_refused(rate: float) -> None:
+    with pytest.raises(UnreadablePictureError, match="frames in a second"):
+        read_film(drawn_frames(), FIELD, frames_per_second=rate)
+
+
+def test_where_pyav_is_missing_files_are_refused_and_arrays_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    assert read_film(drawn_frames(), FIELD).timeline
+    with pytest.raises(UnsupportedPictureError, match=r"pip install 'keepsight\[video\]'"):
+        read_film(film(), FIELD)
+
+
+@pytest.mark.parametrize("kept", [0.3, 0.6, 0.9])
+def test_half_a_film_is_refused_where_that_can_be_told(kept: float) -> None:
+    data = film()
+    with pytest.raises(UnreadablePictureError):
+        read_film(data[: int(kept * len(data))], FIELD)
+
+
+def test_whatever_is_done_to_a_film_it_is_a_film_or_refused() -> None:
+    chance, outcomes = random.Random(0), set()
+    for _ in range(600):
+        data = bytearray(film(*chance.choice(KINDS)))
+        for _ in range(chance.choice([1, 3, 30])):
+            data[chance.randrange(chance.choice([400, len(data)]))] = chance.randrange(256)
+        try:
+            outcomes.add(read_film(bytes(data[: chance.choice([-1, len(data) // 2])]), FIELD).timeline is not None)
+        except KeepsightError as error:
+            outcomes.add(str(error).startswith(FIELD))
+    assert outcomes == {True}
