@@ -9,10 +9,12 @@ import signal
 
 from keepsight.errors import ModelNotFoundError
 from keepsight.frontend.pixels import media_worker
-from keepsight.frontend.pixels.make_pixels import Made, PictureJob
-from keepsight.frontend.pixels.picture_wire import receive_job
+from keepsight.frontend.pixels.make_pixels import FilmLook, Made, PictureJob
+from keepsight.frontend.pixels.picture_wire import Job, receive_job
+from keepsight.media import Geometry, Timeline
 
 CRASH, SPIN, STOP, DEVOUR, BLUNDER, IMPOSE = b"CRASH", b"SPIN", b"STOP", b"DEVOUR", b"BLUNDER", b"IMPOSE"
+IMPOSED = Geometry(2**40, 2**40, Timeline(1, 1.0))
 
 
 class _MisbehavingJob(PictureJob):
@@ -32,7 +34,14 @@ class _MisbehavingJob(PictureJob):
         return super().run()
 
 
-def _as_misbehaving(job: PictureJob) -> PictureJob:
+class _MisbehavingLook(FilmLook):
+    def run(self) -> Geometry:
+        return IMPOSED if self.source == IMPOSE else super().run()
+
+
+def _as_misbehaving(job: Job) -> Job:
+    if isinstance(job, FilmLook):
+        return _MisbehavingLook(job.source, job.field)
     return _MisbehavingJob(job.source, job.field, job.parts, job.config)
 
 

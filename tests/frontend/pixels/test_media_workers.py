@@ -24,6 +24,7 @@ from keepsight.config import Config
 from keepsight.errors import KeepsightError, MediaWorkersLostError, PictureTooLargeError, UnreadablePictureError
 from keepsight.frontend.identity.pan_and_scan import plan_crops
 from keepsight.frontend.intake.open_picture import PictureSource
+from keepsight.frontend.intake.read_film import read_film
 from keepsight.frontend.intake.read_header import read_geometry
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixels import media_workers
@@ -31,6 +32,7 @@ from keepsight.frontend.pixels.make_pixels import Made, PictureJob
 from keepsight.frontend.pixels.media_workers import MediaWorkers
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.image_processor_config import ImageProcessorConfig
+from keepsight.media import Moment
 from keepsight.observe.catalogue import DECODED
 from keepsight.observe.process_memory import children_of
 from keepsight.requests import CarriedPixels
@@ -38,6 +40,7 @@ from keepsight.sampling_params import SamplingParams
 from tests.counted import counted
 from tests.drawn import ask, to_data_url
 from tests.frontend.misbehaving_worker import BLUNDER, CRASH, DEVOUR, IMPOSE, SPIN, STOP
+from tests.frontend.sample_films import KINDS, drawn_frames, film
 from tests.frontend.sample_pictures import BASE, CROPPING, all_cases, encode, random_picture
 from tests.wait_until import wait_until
 
@@ -205,6 +208,28 @@ def test_what_is_no_file_is_made_here_and_starts_no_process(start: Start) -> Non
     assert workers.pids() == []
 
 
+@pytest.mark.parametrize(("format_", "codec"), KINDS)
+def test_films_are_looked_at_and_made_as_without_them(workers: MediaWorkers, format_: str, codec: str) -> None:
+    data = film(format_, codec)
+    assert workers.read_film(data, FIELD) == read_film(data, FIELD)
+    moments = {"first": Moment(0, 7), "last": Moment(13, 19)}
+    job = PictureJob(data, FIELD, moments, ImageProcessorConfig(height=32, width=40))
+    assert_equal(workers.make(job), job.run())
+
+
+def test_a_film_is_refused_in_the_same_words_and_one_in_memory_is_read_here(workers: MediaWorkers) -> None:
+    for data in (b"no film", film()[:500]):
+        assert error_of(lambda: workers.read_film(data, FIELD)) == error_of(lambda: read_film(data, FIELD))  # noqa: B023
+    with pytest.raises(PictureTooLargeError, match="at most 99 are allowed"):
+        workers.read_film(film(), FIELD, 99)
+    assert workers.read_film(drawn_frames(), FIELD) == read_film(drawn_frames(), FIELD)
+
+
+def test_what_a_worker_says_of_a_film_is_not_believed(misbehaving: MediaWorkers) -> None:
+    with pytest.raises(PictureTooLargeError, match="at most 64000000 are allowed"):
+        misbehaving.read_film(IMPOSE, FIELD)
+
+
 # Their processes ----------------------------------------------------------------------------------------------
 
 
@@ -221,6 +246,7 @@ def test_there_are_no_more_workers_than_seats_and_they_are_used_again(workers: M
 
 def test_the_template_has_one_thread_or_it_could_not_be_forked(workers: MediaWorkers) -> None:
     assert_works(workers)
+    workers.make(PictureJob(film(codec="libx264"), FIELD, {"": Moment(0, 19)}, ImageProcessorConfig()))
     for pid in workers.pids():
         assert "Threads:\t1\n" in Path(f"/proc/{pid}/status").read_text()
 

@@ -12,19 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepsight.errors import ModelNotFoundError, PictureTooLargeError, UnreadablePictureError
-from keepsight.frontend.pixels.make_pixels import Made, PictureJob
+from keepsight.errors import ModelNotFoundError, PictureError, PictureTooLargeError, UnreadablePictureError
+from keepsight.frontend.pixels.make_pixels import FilmLook, Made, PictureJob
 from keepsight.frontend.pixels.picture_wire import (
     MAX_HEADER_BYTES,
     MAX_MESSAGE_CHARACTERS,
+    Job,
     receive_answer,
     receive_job,
     send_error,
     send_job,
-    send_made,
+    send_result,
 )
 from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.media import CropBox
+from keepsight.media import CropBox, Geometry, Moment, Timeline
 from keepsight.requests import Pixels
 from keepsight.shown_sizes import ShownSizes
 
@@ -52,7 +53,7 @@ def sent_by(send: Callable[[socket.socket], None]) -> Iterator[socket.socket]:
     assert not thread.is_alive()
 
 
-def answer_to(job: PictureJob, send: Callable[[socket.socket], None]) -> Any:
+def answer_to(job: Job, send: Callable[[socket.socket], None]) -> Any:
     with sent_by(send) as connection:
         return receive_answer(connection, job)
 
@@ -63,11 +64,12 @@ def framed(header: object) -> bytes:
 
 
 crops = st.none() | st.builds(CropBox, *[st.integers(0, 2**31)] * 4)
+moments = st.builds(Moment, *[st.integers(0, 2**31)] * 2)
 jobs = st.builds(
     PictureJob,
     st.binary() | st.binary(min_size=1).map(lambda data: data * 10_000),
     st.just("picture"),
-    st.dictionaries(st.text(), crops, max_size=5),
+    st.dictionaries(st.text(), crops, max_size=5) | st.dictionaries(st.text(), moments, max_size=5),
     st.builds(
         ImageProcessorConfig,
         height=st.integers(1, 1000),
@@ -89,6 +91,7 @@ def test_a_job_arrives_as_it_was_sent_and_the_next_one_behind_it(job: PictureJob
 
     with sent_by(send) as connection:
         received = receive_job(connection)
+        assert isinstance(received, PictureJob)
         assert received == job
         assert list(received.parts) == list(job.parts)
         assert receive_job(connection).source == JOB.source
@@ -101,7 +104,51 @@ def test_as_many_crops_as_fit_a_long_prompt_reach_a_worker() -> None:
     parts = {f"{index:0128x}": box for index in range(131_072 // 260)}
     job = PictureJob(b"bytes", "picture", parts, ImageProcessorConfig())
     with sent_by(lambda connection: send_job(connection, job)) as connection:
-        assert receive_job(connection).parts == parts
+        received = receive_job(connection)
+        assert isinstance(received, PictureJob)
+        assert received.parts == parts
+
+
+def test_the_moments_of_a_film_arrive_as_pixels_that_are_twice_as_high() -> None:
+    parts = {"a": Moment(0, 3), "b": Moment(6, 6)}
+    film = PictureJob(b"bytes", FIELD, parts, ImageProcessorConfig(height=2, width=3))
+    made: dict[str, Pixels] = {name: np.full((4, 3, 3), place, np.uint8) for place, name in enumerate(parts)}
+    received = answer_to(film, lambda connection: send_result(connection, Made(made, (1.0, 0.5))))
+    assert {name: pixels.tolist() for name, pixels in received.pixels.items()} == {
+        name: pixels.tolist() for name, pixels in made.items()
+    }
+
+
+LOOK = FilmLook(b"bytes", FIELD, 4096)
+
+
+def test_a_look_at_a_film_and_what_was_seen_arrive() -> None:
+    with sent_by(lambda connection: send_job(connection, LOOK)) as connection:
+        assert receive_job(connection) == FilmLook(b"bytes", "video", 4096)
+    seen = Geometry(64, 48, Timeline(20, 10.0))
+    assert answer_to(LOOK, lambda connection: send_result(connection, seen)) == seen
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Geometry(65, 64, Timeline(20, 10.0)),
+        Geometry(-1, -1, Timeline(20, 10.0)),
+        Geometry(64, 48, Timeline(0, 10.0)),
+        Geometry(64, 48, Timeline(2**40, 10.0)),
+        Geometry(64, 48, Timeline(20, float("nan"))),
+    ],
+)
+def test_what_no_film_may_be_is_not_believed(said: Geometry) -> None:
+    received = answer_to(LOOK, lambda connection: send_result(connection, said))
+    assert isinstance(received, PictureError)
+    assert received.field == FIELD
+
+
+@pytest.mark.parametrize("said", [{}, {"geometry": {"width": 64, "height": 48}}, {"geometry": {"width": "64"}}])
+def test_half_a_word_of_a_film_is_none(said: object) -> None:
+    with pytest.raises((ConnectionError, msgspec.MsgspecError)):
+        answer_to(LOOK, lambda connection: connection.sendall(framed(said)))
 
 
 def test_pixels_arrive_under_the_names_of_their_parts_in_memory_of_their_own() -> None:
@@ -109,7 +156,7 @@ def test_pixels_arrive_under_the_names_of_their_parts_in_memory_of_their_own() -
         media_hash: np.random.default_rng(seed).integers(0, 256, (2, 3, 3), dtype=np.uint8)
         for seed, media_hash in enumerate(JOB.parts)
     }
-    received = answer_to(JOB, lambda connection: send_made(connection, Made(made, (1.0, 0.5))))
+    received = answer_to(JOB, lambda connection: send_result(connection, Made(made, (1.0, 0.5))))
     assert received.seconds == (1.0, 0.5)
     assert list(received.pixels) == ["whole", "crop"]
     for media_hash, pixels in received.pixels.items():

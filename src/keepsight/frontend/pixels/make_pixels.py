@@ -1,17 +1,23 @@
-"""One picture's work: decoded once, and made into the pixels of each of its parts that is wanted.
+"""One picture's or film's work: decoded once, and made into the pixels of each of its parts that is wanted.
 
 Knows nothing of requests, threads or processes: a job is a value, and whoever has one may run it.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
+from keepsight.frontend.intake.open_film import FilmSource
 from keepsight.frontend.intake.open_picture import PictureSource
 from keepsight.frontend.intake.read_embeds import Embeds
+from keepsight.frontend.intake.read_film import read_film
+from keepsight.frontend.pixels.decode_film import decode_film
 from keepsight.frontend.pixels.decode_picture import decode_picture
 from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.media import DEFAULT_MAX_PIXELS, CropBox
+from keepsight.media import DEFAULT_MAX_PIXELS, CropBox, Geometry, Moment, Part
 from keepsight.pixels import carry_embeddings
 from keepsight.requests import Pixels
 
@@ -26,13 +32,30 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class PictureJob:
-    source: PictureSource | Embeds
-    # What the caller calls the picture.
+    source: PictureSource | FilmSource | Embeds
+    # What the caller calls the picture, or the film.
     field: str
-    # By media hash; None is the whole.
-    parts: Mapping[str, CropBox | None]
+    # By media hash; None is the whole of a picture. All those of a film are moments.
+    parts: Mapping[str, Part]
     config: ImageProcessorConfig
     max_pixels: int = DEFAULT_MAX_PIXELS
+
+    @property
+    def moments(self) -> dict[str, Moment]:
+        return {media_hash: part for media_hash, part in self.parts.items() if isinstance(part, Moment)}
+
+    @property
+    def crops(self) -> dict[str, CropBox | None]:
+        return {media_hash: part for media_hash, part in self.parts.items() if not isinstance(part, Moment)}
+
+    @property
+    def is_film(self) -> bool:
+        return bool(self.moments)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of the pixels of each part: the second frame of a moment lies below the first."""
+        return (2 if self.is_film else 1) * self.config.height, self.config.width, 3
 
     def run(self) -> Made:
         """Raises PictureError if the picture cannot be decoded."""
@@ -40,14 +63,57 @@ class PictureJob:
             began = time.perf_counter()
             carried = dict.fromkeys(self.parts, carry_embeddings(self.source.values))
             return Made(carried, (time.perf_counter() - began, 0.0))
+        if not self.is_film:
+            return self._make_picture(self.source)
+        assert isinstance(self.source, bytes | np.ndarray), "an image has no moments"
+        return self._make_film(self.source)
+
+    def _make_picture(self, source: PictureSource) -> Made:
         # Imported when needed: a frontend that leaves this to other processes does without torch.
         from keepsight.frontend.pixels.preprocess_image import preprocess_image
 
         began = time.perf_counter()
-        rgb = decode_picture(self.source, self.field, self.max_pixels)
+        rgb = decode_picture(source, self.field, self.max_pixels)
         decoded = time.perf_counter()
-        made = preprocess_image(rgb, tuple(self.parts.values()), self.config)
+        made = preprocess_image(rgb, tuple(self.crops.values()), self.config)
         return Made(dict(zip(self.parts, made, strict=True)), (decoded - began, time.perf_counter() - decoded))
+
+    def _make_film(self, source: FilmSource) -> Made:
+        """Each frame is resized before the next is decoded: never are two held at their full size."""
+        from keepsight.frontend.pixels.preprocess_image import resize_pixels
+
+        began, resizing = time.perf_counter(), 0.0
+        made, places = self._make_room()
+        for number, rgb in decode_film(source, places.keys(), self.field, self.max_pixels):
+            decoded = time.perf_counter()
+            resized = resize_pixels(rgb, self.config)
+            for place in places[number]:
+                place[:] = resized
+            resizing += time.perf_counter() - decoded
+        return Made(made, (time.perf_counter() - began - resizing, resizing))
+
+    def _make_room(self) -> tuple[dict[str, Pixels], Mapping[int, list[Pixels]]]:
+        """For each moment; and where in them each frame goes, by its number."""
+        made: dict[str, Pixels] = {}
+        places: defaultdict[int, list[Pixels]] = defaultdict(list)
+        for media_hash, moment in self.moments.items():
+            pixels = made[media_hash] = np.empty(self.shape, np.uint8)
+            places[moment.first].append(pixels[: self.config.height])
+            places[moment.last].append(pixels[self.config.height :])
+        return made, places
+
+
+@dataclass(frozen=True, slots=True)
+class FilmLook:
+    """A film's frames counted and measured, which takes the same code that decodes them."""
+
+    source: FilmSource
+    field: str
+    max_pixels: int = DEFAULT_MAX_PIXELS
+    is_film = True
+
+    def run(self) -> Geometry:
+        return read_film(self.source, self.field, self.max_pixels)
 
 
 MakePixels = Callable[[PictureJob], Made]

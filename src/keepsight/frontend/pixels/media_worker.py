@@ -1,4 +1,4 @@
-"""A process that forks others, and what those do: decode and resize pictures that strangers sent.
+"""A process that forks others, and what those do: decode and resize pictures and films that strangers sent.
 
     python -m keepsight.frontend.pixels.media_worker FD
 
@@ -11,6 +11,7 @@ than the picture that it is at.
 
 import faulthandler
 import gc
+import importlib
 import io
 import os
 import resource
@@ -29,11 +30,13 @@ from PIL import Image
 
 from keepsight.errors import PictureError, PictureTooLargeError
 from keepsight.frontend.pixels.make_pixels import PictureJob
-from keepsight.frontend.pixels.picture_wire import receive_job, send_error, send_made
+from keepsight.frontend.pixels.picture_wire import Job, receive_job, send_error, send_result
 from keepsight.image_processor_config import ImageProcessorConfig
 
 # For one picture. Of 64 million pixels, JPEG, PNG and WebP take at most 6 s, and 1 GiB beside what is mapped already.
 MAX_CPU_SECONDS = 60
+# For a film, as all frames before the last that is shown are decoded: a few hundred a second of 1080 lines.
+MAX_FILM_CPU_SECONDS = 300
 MAX_BYTES = 6 * 2**30
 # How often a template that is still importing looks whether anybody waits for it.
 LOOK_SECONDS = 0.05
@@ -83,7 +86,9 @@ def _end_with(control: socket.socket, is_over: threading.Event) -> None:
 
 
 def _import_everything() -> None:
-    """Some of it is loaded only when the first picture comes."""
+    """Some of it is loaded only when the first picture comes.  PyAV may be missing: then films are refused."""
+    with suppress(ImportError):
+        importlib.import_module("av")
     config = ImageProcessorConfig(height=4, width=4)
     for format_ in ("JPEG", "PNG"):
         encoded = io.BytesIO()
@@ -117,14 +122,14 @@ def work(connection: socket.socket) -> None:
     connection.sendall(os.getpid().to_bytes(4))
     while True:
         job = receive_job(connection)
-        _limit_time()
+        _limit_time(MAX_FILM_CPU_SECONDS if job.is_film else MAX_CPU_SECONDS)
         _answer(connection, job)
         del job
 
 
-def _answer(connection: socket.socket, job: PictureJob) -> None:
+def _answer(connection: socket.socket, job: Job) -> None:
     try:
-        made = job.run()
+        result = job.run()
     except MemoryError:
         send_error(connection, PictureTooLargeError(job.field, f"takes more than {MAX_BYTES} bytes to be decoded"))
     except Exception as error:
@@ -132,7 +137,7 @@ def _answer(connection: socket.socket, job: PictureJob) -> None:
             traceback.print_exc()
         send_error(connection, error)
     else:
-        send_made(connection, made)
+        send_result(connection, result)
 
 
 def _limit_memory() -> None:
@@ -142,9 +147,9 @@ def _limit_memory() -> None:
     _lower_limit(resource.RLIMIT_CORE, 0)
 
 
-def _limit_time() -> None:
+def _limit_time(max_seconds: int) -> None:
     """A decoder that never ends is ended by the kernel: no handler of Python's would run."""
-    _lower_limit(resource.RLIMIT_CPU, int(time.process_time()) + MAX_CPU_SECONDS)
+    _lower_limit(resource.RLIMIT_CPU, int(time.process_time()) + max_seconds)
 
 
 def _lower_limit(kind: int, limit: int) -> None:

@@ -1,4 +1,4 @@
-"""Pictures are made in processes of their own, so that a decoder that crashes costs one picture and not the server.
+"""Pictures and films are made in processes of their own, so that a decoder that crashes costs one, not the server.
 
 Each caller borrows a worker for a picture; the template process (`media_worker`) forks a new one when there is none.
 Knows no cache and no waiters: that is `MediaPool`, whose threads call `make`.  Invariant: a seat
@@ -22,9 +22,11 @@ from queue import LifoQueue
 import msgspec
 
 from keepsight.errors import MediaWorkersLostError, UnreadablePictureError
-from keepsight.frontend.pixels.make_pixels import Made, PictureJob
-from keepsight.frontend.pixels.picture_wire import receive_answer, send_job
+from keepsight.frontend.intake.open_film import FilmSource
+from keepsight.frontend.pixels.make_pixels import FilmLook, Made, PictureJob
+from keepsight.frontend.pixels.picture_wire import Job, receive_answer, send_job
 from keepsight.ipc.start_folder import start_folder
+from keepsight.media import DEFAULT_MAX_PIXELS, Geometry
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +36,7 @@ PROGRAM = "keepsight.frontend.pixels.media_worker"
 MAX_ATTEMPTS = 2
 MAX_STARTS = 3
 # For what does not even use the processor; a worker's own limits are much closer.
-MAX_WAIT_SECONDS = 300
+MAX_WAIT_SECONDS = 900
 # A numeric library that starts threads when it is imported could not be forked.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -68,14 +70,18 @@ class MediaWorkers:
         """As `job.run()`; a picture that ends two workers is refused, too."""
         if not isinstance(job.source, bytes):
             return job.run()  # an object of this process, decoded already
-        seat = self._free_seats.get()
-        try:
-            answer = self._make_in(seat, job)
-        finally:
-            self._free_seats.put(seat)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        made = self._ask(job)
+        assert isinstance(made, Made)
+        return made
+
+    def read_film(self, source: FilmSource, field: str, max_pixels: int = DEFAULT_MAX_PIXELS) -> Geometry:
+        """As the function of that name; what ends two workers is refused, too."""
+        look = FilmLook(source, field, max_pixels)
+        if not isinstance(source, bytes):
+            return look.run()
+        geometry = self._ask(look)
+        assert isinstance(geometry, Geometry)
+        return geometry
 
     def close(self) -> None:
         """Ends every process, whatever it is at; returns when nobody is in `make` any more."""
@@ -105,20 +111,31 @@ class MediaWorkers:
         assert sorted(map(id, self._free_seats.queue)) == sorted(map(id, self._seats))
         assert not (self._is_closed and self.pids())
 
-    def _make_in(self, seat: "_Seat", job: PictureJob) -> Made | Exception:
+    def _ask(self, job: Job) -> Made | Geometry:
+        seat = self._free_seats.get()
+        try:
+            answer = self._ask_in(seat, job)
+        finally:
+            self._free_seats.put(seat)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _ask_in(self, seat: "_Seat", job: Job) -> Made | Geometry | Exception:
         for _ in range(MAX_ATTEMPTS):
-            answer = self._worker_in(seat).try_make(job)
+            answer = self._worker_in(seat).try_ask(job)
             if answer is not None:
                 return answer
             self._note_crash(job)
-        return UnreadablePictureError(job.field, "the picture could not be decoded: the decoder crashed")
+        kind = "film" if job.is_film else "picture"
+        return UnreadablePictureError(job.field, f"the {kind} could not be decoded: the decoder crashed")
 
-    def _note_crash(self, job: PictureJob) -> None:
+    def _note_crash(self, job: Job) -> None:
         with self._lock:
             if self._is_closed:
                 return
             self._on_crash()
-        logger.warning("%s: a media worker ended while it made this picture", job.field)
+        logger.warning("%s: a media worker ended while it was at this", job.field)
 
     def _worker_in(self, seat: "_Seat") -> "_Worker":
         if seat.worker is None or seat.worker.has_ended():
@@ -226,7 +243,7 @@ class _Worker:
         connection.close()
         return None
 
-    def try_make(self, job: PictureJob) -> Made | Exception | None:
+    def try_ask(self, job: Job) -> Made | Geometry | Exception | None:
         """What it answers; None if it ended instead, or did what it must not."""
         try:
             send_job(self._connection, job)

@@ -1,8 +1,8 @@
-"""A picture's job and its answer over a stream socket: a length, a msgpack header of that length, and raw bytes.
+"""A picture's or film's job and its answer over a stream socket: a length, a msgpack header of that length, raw bytes.
 
 Knows neither decoders nor processes.  A worker has read what strangers sent, so its answer is not believed: its pixels
-are exactly as many as the job's options say, and its error is one of those that a picture can have.  When the other end
-is gone, everything here raises a ConnectionError.
+are exactly as many as the job's options say, a film is as it says only if it could be, and its error is one of those
+that a picture can have.  When the other end is gone, everything here raises a ConnectionError.
 """
 
 import socket
@@ -12,10 +12,13 @@ import msgspec
 import numpy as np
 
 from keepsight.errors import PictureError, PictureTooLargeError, UnreadablePictureError, UnsupportedPictureError
-from keepsight.frontend.pixels.make_pixels import Made, PictureJob
+from keepsight.frontend.intake.read_film import check_film
+from keepsight.frontend.pixels.make_pixels import FilmLook, Made, PictureJob
 from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.media import CropBox
+from keepsight.media import CropBox, Geometry, Moment
 from keepsight.requests import Pixels
+
+Job = PictureJob | FilmLook
 
 # The crops that fit a prompt of 131,072 tokens, named by the longest digests, take a third of it.
 MAX_HEADER_BYTES = 256 * 1024
@@ -26,44 +29,62 @@ _ERRORS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _JobHeader:
+class _PictureHeader(msgspec.Struct, frozen=True, tag="picture"):
     num_bytes: int
-    parts: dict[str, CropBox | None]
+    max_pixels: int
     config: ImageProcessorConfig
+    crops: dict[str, CropBox | None]
+    moments: dict[str, Moment]
+
+
+class _LookHeader(msgspec.Struct, frozen=True, tag="look"):
+    num_bytes: int
     max_pixels: int
 
 
 @dataclass(frozen=True, slots=True)
 class _AnswerHeader:
-    """Without an error, the pixels of all parts follow, in their order."""
+    """Without an error, the pixels of all parts follow, in their order; none do if a film was only looked at."""
 
     error: str | None = None
     message: str = ""
     # Of decoding and of resizing, as the worker says.
     seconds: tuple[float, float] = (0.0, 0.0)
+    # Of a film that was looked at.
+    geometry: Geometry | None = None
 
 
-_job_header = msgspec.msgpack.Decoder(_JobHeader)
+_Header = _PictureHeader | _LookHeader
+_job_header = msgspec.msgpack.Decoder(_Header)
 _answer_header = msgspec.msgpack.Decoder(_AnswerHeader)
 
 
-def send_job(connection: socket.socket, job: PictureJob) -> None:
+def send_job(connection: socket.socket, job: Job) -> None:
     assert isinstance(job.source, bytes)
-    _send_header(connection, _JobHeader(len(job.source), dict(job.parts), job.config, job.max_pixels))
+    num_bytes = len(job.source)
+    if isinstance(job, FilmLook):
+        header: _Header = _LookHeader(num_bytes, job.max_pixels)
+    else:
+        header = _PictureHeader(num_bytes, job.max_pixels, job.config, job.crops, job.moments)
+    _send_header(connection, header)
     connection.sendall(job.source)
 
 
-def receive_job(connection: socket.socket) -> PictureJob:
+def receive_job(connection: socket.socket) -> Job:
     header = _job_header.decode(_receive_header(connection))
     source = bytes(_receive_exactly(connection, header.num_bytes))
     # The name that the caller knows the picture by stays where it is needed.
-    return PictureJob(source, "picture", header.parts, header.config, header.max_pixels)
+    if isinstance(header, _LookHeader):
+        return FilmLook(source, "video", header.max_pixels)
+    return PictureJob(source, "picture", {**header.crops, **header.moments}, header.config, header.max_pixels)
 
 
-def send_made(connection: socket.socket, made: Made) -> None:
-    _send_header(connection, _AnswerHeader(seconds=made.seconds))
-    for pixels in made.pixels.values():
+def send_result(connection: socket.socket, result: Made | Geometry) -> None:
+    if isinstance(result, Geometry):
+        _send_header(connection, _AnswerHeader(geometry=result))
+        return
+    _send_header(connection, _AnswerHeader(seconds=result.seconds))
+    for pixels in result.pixels.values():
         connection.sendall(np.ascontiguousarray(pixels).data)
 
 
@@ -72,24 +93,36 @@ def send_error(connection: socket.socket, error: Exception) -> None:
     _send_header(connection, _AnswerHeader(type(error).__name__, message[:MAX_MESSAGE_CHARACTERS]))
 
 
-def receive_answer(connection: socket.socket, job: PictureJob) -> Made | Exception:
+def receive_answer(connection: socket.socket, job: Job) -> Made | Geometry | Exception:
     """A ConnectionError or a MsgspecError is raised, not returned: no answer came, and none will."""
     header = _answer_header.decode(_receive_header(connection))
-    if header.error is None:
-        pixels = {media_hash: _receive_pixels(connection, job.config) for media_hash in job.parts}
-        return Made(pixels, header.seconds)
     if header.error in _ERRORS:
         return _ERRORS[header.error](job.field, header.message)
-    return RuntimeError(f"a media worker failed: {header.error}: {header.message}")
+    if header.error is not None:
+        return RuntimeError(f"a media worker failed: {header.error}: {header.message}")
+    if isinstance(job, FilmLook):
+        return _believable(header.geometry, job)
+    pixels = {media_hash: _receive_pixels(connection, job.shape) for media_hash in job.parts}
+    return Made(pixels, header.seconds)
 
 
-def _receive_pixels(connection: socket.socket, config: ImageProcessorConfig) -> Pixels:
-    pixels = np.empty((config.height, config.width, 3), np.uint8)
+def _believable(geometry: Geometry | None, look: FilmLook) -> Geometry | Exception:
+    if geometry is None or geometry.timeline is None:
+        raise ConnectionError("a film that was looked at without a word of it")
+    try:
+        check_film(geometry, look.field, look.max_pixels)
+    except PictureError as error:
+        return error
+    return geometry
+
+
+def _receive_pixels(connection: socket.socket, shape: tuple[int, int, int]) -> Pixels:
+    pixels = np.empty(shape, np.uint8)
     _receive_into(connection, pixels.data.cast("B"))
     return pixels
 
 
-def _send_header(connection: socket.socket, header: _JobHeader | _AnswerHeader) -> None:
+def _send_header(connection: socket.socket, header: _Header | _AnswerHeader) -> None:
     encoded = msgspec.msgpack.encode(header)
     assert len(encoded) <= MAX_HEADER_BYTES
     connection.sendall(len(encoded).to_bytes(4) + encoded)

@@ -1,0 +1,34 @@
+"""From a film to those of its frames that are wanted: upright and in RGB, as the reference's PyAV reader has them.
+
+They come in the order in which they are shown, each once, until the last one.  Those that nobody wants are decoded, as
+others are made of them, but not converted; no frame is kept here.
+"""
+
+from collections.abc import Iterator, Set
+
+import numpy as np
+
+from keepsight.errors import UnreadablePictureError
+from keepsight.frontend.intake.open_film import FilmSource, open_film, turns_of
+from keepsight.media import DEFAULT_MAX_PIXELS
+from keepsight.requests import Pixels
+
+
+def decode_film(
+    source: FilmSource, wanted: Set[int], field: str = "video", max_pixels: int = DEFAULT_MAX_PIXELS
+) -> Iterator[tuple[int, Pixels]]:
+    """Of each its number and uint8 [height, width, 3].  Refuses a film that has fewer than it said."""
+    if isinstance(source, np.ndarray):
+        yield from ((number, source[number]) for number in sorted(wanted))
+        return
+    number, last, turns = -1, max(wanted), 0
+    with open_film(source, field, max_pixels) as (container, stream):
+        for number, frame in enumerate(container.decode(stream)):
+            if number == 0:
+                turns = turns_of(frame)
+            if number in wanted:
+                # By one thread, as it is decoded.
+                yield number, np.rot90(frame.to_ndarray(format="rgb24", threads=1), turns)
+            if number == last:
+                return
+    raise UnreadablePictureError(field, f"its header says that there is a frame {last}, its content ends at {number}")
