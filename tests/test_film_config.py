@@ -16,16 +16,11 @@ from keepsight.film_sizes import FilmSizes
 from keepsight.image_processor_config import BICUBIC, ImageProcessorConfig
 from keepsight.media import Geometry, Moment, Timeline
 from keepsight.shown_sizes import ShownSizes
+from tests.frontend.reference_processor import PUBLISHED_FOR_FILMS
 
 IMAGE_CONFIG = ImageProcessorConfig(resample=BICUBIC, backend="pil", sizes=ShownSizes(16, 2, 65_536, 16_777_216))
-# As Qwen publishes it with Qwen3-VL.
 PUBLISHED: dict[str, Any] = {
-    "size": {"longest_edge": 25_165_824, "shortest_edge": 4096},
-    "patch_size": 16,
-    "temporal_patch_size": 2,
-    "merge_size": 2,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
+    **PUBLISHED_FOR_FILMS,
     "processor_class": "Qwen3VLProcessor",
     "video_processor_type": "Qwen3VLVideoProcessor",
 }

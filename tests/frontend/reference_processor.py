@@ -10,9 +10,19 @@ import pytest
 from PIL import Image
 
 from keepsight.image_processor_config import Backend, ImageProcessorConfig
+from tests.frontend.sample_films import FilmCase
 from tests.frontend.sample_pictures import BASE, Case
 
 Floats = npt.NDArray[np.float32]
+# As Qwen publishes it with Qwen3-VL.
+PUBLISHED_FOR_FILMS: dict[str, Any] = {
+    "size": {"longest_edge": 25_165_824, "shortest_edge": 4096},
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
 
 
 def skip_where_the_reference_is_older() -> None:
@@ -57,3 +67,17 @@ def _options_of_qwen(config: ImageProcessorConfig) -> dict[str, Any]:
     assert config.sizes is not None
     size = {"shortest_edge": config.sizes.min_pixels, "longest_edge": config.sizes.max_pixels}
     return {"size": size, "patch_size": config.sizes.patch_size, "merge_size": config.sizes.merge_size}
+
+
+def reference_film(case: FilmCase, processor_class: Any) -> Floats:
+    """float32 [patches, values]; read by transformers' PyAV reader if it is bytes."""
+    from transformers import video_utils
+
+    read_video_pyav: Any = video_utils.read_video_pyav
+    processor = processor_class(**{**PUBLISHED_FOR_FILMS, "cap_pixels_per_frame": False, **case.options})
+    frames = case.source
+    if is_file := isinstance(frames, bytes):
+        frames, _ = read_video_pyav(io.BytesIO(frames), processor.sample_frames)
+    made = processor([frames], do_sample_frames=not is_file, return_tensors="pt")
+    pixels: Floats = made["pixel_values_videos"].numpy()
+    return pixels

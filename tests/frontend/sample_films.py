@@ -1,12 +1,14 @@
 """Small films in the formats that people have, made when they are asked for."""
 
 import io
+from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import av
 import numpy as np
 
-from keepsight.frontend.intake.open_film import FilmArray
+from keepsight.frontend.intake.open_film import FilmArray, FilmSource
 
 WIDTH, HEIGHT, RATE = 64, 48, 10
 
@@ -48,3 +50,30 @@ def trimmed(data: bytes, num_kept: int) -> bytes:
     """An MP4 whose list of edits says that only its first frames are to be shown."""
     place = data.index(b"elst") + 12
     return data[:place] + (num_kept * 1000 // RATE).to_bytes(4) + data[place + 4 :]
+
+
+@dataclass(frozen=True, slots=True)
+class FilmCase:
+    name: str
+    source: FilmSource
+    # What the processor is told beside what is published.
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def film_cases() -> tuple[FilmCase, ...]:
+    noise = np.random.default_rng(1).integers(0, 256, (9, 61, 83, 3), np.uint8)
+    small, enlarged = (
+        {"shortest_edge": 4096, "longest_edge": 3 * 64 * 64},
+        {"shortest_edge": 99_999, "longest_edge": 999_999},
+    )
+    return (
+        FilmCase("film: an array", drawn_frames()),
+        FilmCase("film: an odd number of frames", noise, {"fps": 14}),
+        FilmCase("film: made smaller", noise, {"size": small}),
+        FilmCase("film: made larger", noise, {"size": enlarged}),
+        FilmCase("film: capped", noise, {"size": enlarged, "cap_pixels_per_frame": True, "max_video_tokens": 9}),
+        FilmCase("film: bilinear", noise, {"resample": 2}),
+        # What else it decides depends in its last bits on what the process did before, and these are made in two.
+        FilmCase("film: h264", film(codec="libx264", qp="20"), {"fps": 5}),
+        FilmCase("film: mpeg4", film(), {"max_frames": 6, "fps": 10}),
+    )

@@ -1,4 +1,5 @@
-"""Writes what transformers' torchvision backend makes of all cases into an npz: `python -m ... FOLDER OUTPUT`.
+"""Writes what transformers' torchvision backend makes of all cases, and of films, into an npz: `python -m ... FOLDER
+OUTPUT`.
 
 There is no torchvision for a CPU torch.  The ordinary wheel does as well, from a FOLDER of its own (`pip install
 --no-deps --target FOLDER torchvision==0.28.0`), once the operators exist whose library it cannot load.  A process of
@@ -42,12 +43,15 @@ def main(folder: Path, output: Path) -> None:
     import_torchvision(folder)
     from transformers.models.gemma3.image_processing_gemma3 import Gemma3ImageProcessor
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 
-    from tests.frontend.reference_processor import reference_pixels
+    from tests.frontend.reference_processor import reference_film, reference_pixels
+    from tests.frontend.sample_films import film_cases
     from tests.frontend.sample_pictures import all_cases
 
     classes = (Gemma3ImageProcessor, Qwen2VLImageProcessor)
     arrays: dict[str, Any] = {case.name: reference_pixels(case, *classes) for case in all_cases()}
+    arrays |= {case.name: reference_film(case, Qwen3VLVideoProcessor) for case in film_cases()}
     np.savez(output, **arrays)
 
 
