@@ -60,7 +60,7 @@ class FilmConfig:
     sizes: FilmSizes
     # How each frame is prepared, but for its size. The reference has one backend for films.
     frame: ImageProcessorConfig
-    # Of what is shown, per second: of the film's own time. None: every frame.
+    # How many frames are shown of each second of a film. None: all.
     fps: float | None = 2.0
     # However long it is; in place of `fps`.
     num_frames: int | None = None
@@ -69,12 +69,14 @@ class FilmConfig:
     max_frames: int = 768
 
     def __post_init__(self) -> None:
-        for name in ("min_frames", "max_frames") + ("num_frames",) * (self.num_frames is not None):
-            _check_makes_a_moment(name, getattr(self, name))
+        _check_makes_a_moment("min_frames", self.min_frames)
+        _check_makes_a_moment("max_frames", self.max_frames)
+        if self.num_frames is not None:
+            _check_makes_a_moment("num_frames", self.num_frames)
         if self.fps is not None:
             object.__setattr__(self, "fps", _check_rate(self.fps))
-            if self.num_frames is not None:
-                raise InvalidArgumentError("num_frames", "and fps exclude one another: give one of them")
+        if self.num_frames is not None and self.fps is not None:
+            raise InvalidArgumentError("num_frames", "and fps exclude one another: give one of them")
 
     @classmethod
     def from_checkpoint(
@@ -196,7 +198,7 @@ def _check_one_tower(films: ShownSizes, pictures: ShownSizes) -> None:
 
 
 def _said(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the fields above: `num_frames` goes in place of `fps`, and that in place of it."""
+    """What they say of the fields above.  Of `num_frames` and `fps` whichever is given takes the other's place."""
     said = {name: values[name] for name in FILM_REQUEST_OPTIONS if name in values}
     if said.get("num_frames") is not None:
         said.setdefault("fps", None)

@@ -34,8 +34,8 @@ class FilmSizes:
 
     @property
     def max_tokens_per_moment(self) -> int:
-        """No moment has more: those of films of two frames have most of what all frames may have.  Only of five frames
-        four are counted, so that each may exceed its cap by a quarter.
+        """No moment has more.  Where all frames share what they may have, two have most; where each has a cap, five do,
+        as the reference counts only four of them.
         """
         fewest = FRAMES_PER_MOMENT
         pixels = self._max_pixels(fewest) / fewest * (5 / 4 if self.cap_pixels_per_frame else 1)
