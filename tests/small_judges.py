@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.media import Geometry, MediaItem, TokenSpan
+from keepsight.media import Geometry, MediaItem, Modality, TokenSpan
 from keepsight.models.layers import Placement
 from keepsight.models.model import Model
 from keepsight.models.qwen3_vl.model import Qwen3VL
@@ -19,8 +19,10 @@ from tests.models.gemma3 import reference as gemma3
 from tests.models.qwen3_vl import reference as qwen3_vl
 from tests.runner.small_model import PLACE, SmallModel
 
-# In tokens, of pictures 0, 1, 2 and 3.
+# In tokens, of pictures 0, 1, 2 and 3, of which one is two frames of a film.
 QWEN_GRIDS = ((2, 3), (4, 1), (1, 2), (3, 3))
+QWEN_FILM = 1
+MODALITIES: tuple[Modality, Modality] = ("image", "video")
 
 
 class Family(Protocol):
@@ -77,15 +79,15 @@ class SmallQwen3VL:
 
     def pixels(self, picture: int) -> Pixels:
         rows, columns = QWEN_GRIDS[picture]
-        shape = (rows * self.token_side, columns * self.token_side, 3)
+        shape = (rows * self.token_side * (1 + (picture == QWEN_FILM)), columns * self.token_side, 3)
         return np.random.default_rng(picture).integers(0, 256, shape, np.uint8)
 
     def show(self, picture: int, start: int) -> tuple[list[int], MediaItem]:
-        rows, columns = QWEN_GRIDS[picture]
-        span = TokenSpan(start + 1, rows * columns)
-        token_ids = [qwen3_vl.BEGIN_TOKEN, *[qwen3_vl.IMAGE_TOKEN] * span.length, qwen3_vl.END_TOKEN]
-        geometry = Geometry(columns * self.token_side, rows * self.token_side)
-        return token_ids, MediaItem(str(picture), span, geometry, columns=columns)
+        (rows, columns), is_film = QWEN_GRIDS[picture], picture == QWEN_FILM
+        span, token = TokenSpan(start + 1, rows * columns), qwen3_vl.VIDEO_TOKEN if is_film else qwen3_vl.IMAGE_TOKEN
+        token_ids = [qwen3_vl.BEGIN_TOKEN, *[token] * span.length, qwen3_vl.END_TOKEN]
+        geometry, modality = Geometry(columns * self.token_side, rows * self.token_side), MODALITIES[is_film]
+        return token_ids, MediaItem(str(picture), span, geometry, modality, columns=columns)
 
     def reference_inputs(self, token_ids: list[int], media: Sequence[MediaItem]) -> dict[str, Any]:
         pixels = [self._normalized(item) for item in media]
@@ -93,7 +95,7 @@ class SmallQwen3VL:
 
     def _normalized(self, item: MediaItem) -> Tensor:
         normalized: Tensor = self.normalizer(torch.from_numpy(self.pixels(int(item.media_hash)))[None])[0]
-        return normalized
+        return normalized.view(2, -1, *normalized.shape[1:]) if item.modality == "video" else normalized
 
     def true_logits(self, logits: Tensor) -> Tensor:
         return logits

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
 from keepsight.errors import CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError, UnsupportedPictureError
-from keepsight.film_sizes import FRAMES_PER_MOMENT, FilmSizes
+from keepsight.film_sizes import FilmSizes
 from keepsight.image_processor_config import (
     BICUBIC,
     NORMALISING,
@@ -26,7 +24,7 @@ from keepsight.image_processor_config import (
     read_processor,
     read_sizes,
 )
-from keepsight.media import Geometry, Moment, Timeline
+from keepsight.media import FRAMES_PER_MOMENT, Geometry, Moment, Timeline
 from keepsight.shown_sizes import MAX_COUNT, ShownSizes, check_positive_int
 
 PROCESSOR = "Qwen3VLVideoProcessor"
@@ -137,9 +135,10 @@ class FilmConfig:
         )
 
     def _frame_numbers(self, timeline: Timeline) -> list[int]:
-        spread = np.linspace(0, timeline.num_frames - 1, self._num_shown(timeline))
-        numbers: list[int] = spread.round().astype(int).tolist()
-        return numbers
+        """As numpy's linspace spreads them, which would be loaded wherever options are read."""
+        last, num_shown = timeline.num_frames - 1, self._num_shown(timeline)
+        step = last / max(1, num_shown - 1)
+        return [*(round(place * step) for place in range(num_shown - 1)), last]
 
     def _num_shown(self, timeline: Timeline) -> int:
         """More than the film has only where the reference shows some of them several times, too."""

@@ -8,10 +8,8 @@ import math
 from dataclasses import dataclass
 
 from keepsight.errors import InvalidArgumentError, UnsupportedPictureError
-from keepsight.media import Geometry
+from keepsight.media import FRAMES_PER_MOMENT, Geometry
 from keepsight.shown_sizes import MAX_ASPECT_RATIO, ShownSizes, check_positive_int, most_tokens
-
-FRAMES_PER_MOMENT = 2
 
 
 @dataclass(frozen=True, slots=True)

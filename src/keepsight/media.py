@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple
 # What an item is made of: a picture, two frames of a film, the embeddings of a picture, which a caller computed, or a
 # strip of a prompt's.
 Modality = Literal["image", "video", "image_embeds", "prompt_embeds"]
+# The frames of a moment, one above the other in its pixels.
+FRAMES_PER_MOMENT = 2
 # Of one picture, where nobody says otherwise.
 DEFAULT_MAX_PIXELS = 64_000_000
 # Of one picture, whatever anybody says: Pillow's decoders of WebP, TIFF and GIF refuse more by themselves.
@@ -91,6 +93,11 @@ class Moment:
 Part = CropBox | Moment | None
 
 
+def frames_of(modality: Modality) -> int:
+    """How many are shown as one picture."""
+    return FRAMES_PER_MOMENT if modality == "video" else 1
+
+
 @dataclass(frozen=True, slots=True)
 class PictureLayout:
     """How a picture with its crops, or a film's moments, will lie in a prompt."""
@@ -102,6 +109,10 @@ class PictureLayout:
     columns: int = 0
     # Of a film, when each of its moments is, in seconds.
     times: tuple[float, ...] = ()
+
+    @property
+    def is_of_film(self) -> bool:
+        return bool(self.times)
 
     @property
     def num_parts(self) -> int:

@@ -45,7 +45,10 @@ class Model(Protocol):
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
     def encode_images(self, pixels: Tensor) -> Tensor:
-        """Normalised pixels [pictures, height, width, 3] -> embeddings [pictures, tokens, hidden]"""
+        """Normalised pixels [pictures, height, width, 3] -> embeddings [pictures, tokens, hidden]
+
+        Of films, where the model takes them: [moments, frames, height, width, 3].
+        """
         ...
 
     def encode_in_parts(self, pixels: Tensor) -> Generator[None, None, Tensor]:

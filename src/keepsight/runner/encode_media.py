@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from keepsight.media import Modality
+from keepsight.media import Modality, frames_of
 from keepsight.models.model import Model
 from keepsight.pixels import carried_embeddings, shape_of, show_a_picture
 from keepsight.requests import Pixels
@@ -31,16 +31,17 @@ def group_encodings(
         pixels = held.get(each.media_hash)
         by_shape.setdefault(each.encoder_key if pixels is None else (each.modality, pixels.shape), []).append(each)
     for group in by_shape.values():
-        together = _num_together(held.get(group[0].media_hash), model)
+        together = _num_together(held.get(group[0].media_hash), group[0].modality, model)
         yield from (tuple(group[first : first + together]) for first in range(0, len(group), together))
 
 
-def _num_together(pixels: Pixels | None, model: Model) -> int:
+def _num_together(pixels: Pixels | None, modality: Modality, model: Model) -> int:
     if pixels is None:
         return 1
     height, width, _ = shape_of(pixels)
     side = model.shape.patch_size
-    num_rows = (height // side) * (width // side) if show_a_picture(pixels) else height  # patches, or embeddings
+    # Patches, or embeddings.
+    num_rows = (height // frames_of(modality) // side) * (width // side) if show_a_picture(pixels) else height
     return max(1, MAX_PATCHES_TOGETHER[model.place.device.type] // num_rows)
 
 
@@ -48,14 +49,17 @@ def encode_media(
     model: Model, normalizer: PixelNormalizer | None, pixels: Sequence[Pixels], modality: Modality = "image"
 ) -> Generator[None, None, Tensor]:
     """Pixels of one shape -> [pictures, tokens, hidden]"""
-    if modality != "image":  # as the projector, or the table of the tokens, would have given them
+    if not show_a_picture(pixels[0]):  # as the projector, or the table of the tokens, would have given them
         embeddings = torch.from_numpy(carried_embeddings(np.stack(pixels)))
         # Nothing of them is added behind layers.
         missing = max(0, model.shape.media_width - embeddings.shape[-1])
         return F.pad(embeddings, (0, missing)).to(model.place.device, model.place.dtype)
     assert normalizer is not None, "a model that takes no pictures was given one"
-    batch = torch.from_numpy(np.stack(pixels)).to(model.place.device)
-    return (yield from model.encode_in_parts(normalizer(batch)))
+    batch = normalizer(torch.from_numpy(np.stack(pixels)).to(model.place.device))
+    if (frames := frames_of(modality)) > 1:
+        num_items, height, width, _ = batch.shape
+        batch = batch.view(num_items, frames, height // frames, width, 3)
+    return (yield from model.encode_in_parts(batch))
 
 
 def keep_embeddings(encodings: Sequence[Encoding], embeddings: Tensor, store: EncoderOutputStore) -> StepResult:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keepsight.media import Geometry, MediaItem, TokenSpan
+from keepsight.media import Geometry, MediaItem, Modality, TokenSpan
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache, RequestSlice
 from keepsight.models.block_table import BlockTable
 from keepsight.models.model import DeepRows
@@ -118,7 +118,7 @@ def randomize(model: Any, seed: int) -> None:
 class Prompt:
     token_ids: list[int]
     media: list[MediaItem]
-    pixels: list[Tensor]  # normalised, each [height, width, 3]
+    pixels: list[Tensor]  # normalised, each [height, width, 3], of a film [2, height, width, 3]
 
     def span_of(self, index: int) -> TokenSpan:
         return self.media[index].span
@@ -134,39 +134,49 @@ def draw_prompt(arguments: dict[str, Any], num_pictures: int, seed: int, num_wor
         token_ids.extend(rng.randrange(3, END_TOKEN) for _ in range(count))
 
     for index in range(num_pictures):
-        rows, columns = rng.randrange(1, 6), rng.randrange(1, 6)
+        rows, columns, is_film = rng.randrange(1, 6), rng.randrange(1, 6), rng.random() < 0.4
         say(rng.randrange(4))
         token_ids.append(BEGIN_TOKEN)
-        span = TokenSpan(len(token_ids), rows * columns)
-        media.append(MediaItem(str(index), span, Geometry(columns * side, rows * side), columns=columns))
-        token_ids += [IMAGE_TOKEN] * span.length + [END_TOKEN]
-        pixels.append(torch.rand(rows * side, columns * side, 3, generator=generator) * 2 - 1)
+        span, geometry = TokenSpan(len(token_ids), rows * columns), Geometry(columns * side, rows * side)
+        modality: Modality = "video" if is_film else "image"
+        media.append(MediaItem(str(index), span, geometry, modality, columns=columns))
+        token_ids += [VIDEO_TOKEN if is_film else IMAGE_TOKEN] * span.length + [END_TOKEN]
+        frames = [2] if is_film else []
+        pixels.append(torch.rand(*frames, rows * side, columns * side, 3, generator=generator) * 2 - 1)
     say(num_words)
     return Prompt(token_ids, media, pixels)
 
 
 def reference_inputs(prompt: Prompt, arguments: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
     """As transformers' processor would give them, of pictures that are resized and normalised already."""
-    inputs = {"input_ids": torch.tensor([prompt.token_ids])}
+    ids, size = torch.tensor([prompt.token_ids]), arguments["vision_config"]["patch_size"]
+    inputs = {"input_ids": ids}
     if prompt.pixels:
-        size = arguments["vision_config"]["patch_size"]
-        patches = [as_patches(pixels, size) for pixels in prompt.pixels]
-        grids = [(1, pixels.shape[0] // size, pixels.shape[1] // size) for pixels in prompt.pixels]
-        inputs |= {
-            "pixel_values": torch.cat(patches),
-            "image_grid_thw": torch.tensor(grids),
-            "mm_token_type_ids": (inputs["input_ids"] == IMAGE_TOKEN).int(),
-        }
+        # A film of two frames each, whose times stand between them.
+        inputs["mm_token_type_ids"] = (ids == IMAGE_TOKEN).int() + 2 * (ids == VIDEO_TOKEN).int()
+    for modality, values, grids in (
+        ("image", "pixel_values", "image_grid_thw"),
+        ("video", "pixel_values_videos", "video_grid_thw"),
+    ):
+        own = [pixels for item, pixels in zip(prompt.media, prompt.pixels, strict=True) if item.modality == modality]
+        if own:
+            inputs[values] = torch.cat([as_patches(pixels, size) for pixels in own])
+            sides = [(pixels.shape[-3], pixels.shape[-2]) for pixels in own]
+            inputs[grids] = torch.tensor([(1, height // size, width // size) for height, width in sides])
     return {name: tensor.to(device) for name, tensor in inputs.items()}
 
 
 def as_patches(pixels: Tensor, size: int) -> Tensor:
-    """[patches, 3 * 2 * size * size], by transformers' own processor."""
+    """[patches, 3 * 2 * size * size], by transformers' own processors."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 
-    patchify: Any = Qwen2VLImageProcessorPil.patchify
-    patches, _, _ = patchify(None, pixels.permute(2, 0, 1).numpy(), size, MERGE_SIZE, 2)
-    return torch.from_numpy(patches)
+    of_picture: Any = Qwen2VLImageProcessorPil.patchify
+    of_film: Any = Qwen3VLVideoProcessor.patchify
+    if pixels.dim() == 3:
+        return torch.from_numpy(of_picture(None, pixels.permute(2, 0, 1).numpy(), size, MERGE_SIZE, 2)[0])
+    patches: Tensor = of_film(None, pixels.permute(0, 3, 1, 2)[None], size, MERGE_SIZE, 2)[0][0]
+    return patches
 
 
 def save_checkpoint(reference: Any, directory: Path) -> Path:

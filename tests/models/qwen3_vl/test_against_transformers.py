@@ -47,12 +47,26 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def test_the_tower_gives_the_reference_s_embeddings_and_what_is_added_behind_layers(pair: Pair) -> None:
     prompt = pair.prompt(3)
-    inputs = pair.inputs(prompt)
-    theirs = pair.reference.model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"])
-    for index, pixels in enumerate(prompt.pixels):
+    theirs = reference_features(pair, pair.inputs(prompt))
+    for item, pixels in zip(prompt.media, prompt.pixels, strict=True):
         [ours] = pair.model.encode_images(pixels[None].to(pair.device))
-        deep = [features[index] for features in theirs.deepstack_features]
-        assert_close(ours, torch.cat([theirs.pooler_output[index], *deep], dim=-1))
+        assert_close(ours, next(theirs[item.modality]))
+
+
+def reference_features(pair: Pair, inputs: dict[str, Any]) -> dict[str, Iterator[Tensor]]:
+    """Of the pictures and of the films, in their order."""
+    features = dict[str, Iterator[Tensor]]()
+    model = pair.reference.model
+    if "pixel_values" in inputs:
+        features["image"] = joined(model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"]))
+    if "pixel_values_videos" in inputs:
+        features["video"] = joined(model.get_video_features(inputs["pixel_values_videos"], inputs["video_grid_thw"]))
+    return features
+
+
+def joined(theirs: Any) -> Iterator[Tensor]:
+    for index, output in enumerate(theirs.pooler_output):
+        yield torch.cat([output, *(features[index] for features in theirs.deepstack_features)], dim=-1)
 
 
 def test_pictures_of_one_size_may_be_encoded_together_and_some_patches_at_a_time(

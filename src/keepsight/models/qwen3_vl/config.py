@@ -16,7 +16,7 @@ from keepsight.models.vision_layer import VisionLayerConfig
 ARCHITECTURES = ("Qwen3VLForConditionalGeneration",)
 # How many frequencies turn by time, row and column.
 DEFAULT_SECTIONS = (24, 20, 20)
-# A picture is a film of as many equal frames.
+# Of a film; a picture is one of as many equal frames.
 FRAMES_PER_PATCH = 2
 LAYER_NORM_EPS = 1e-6
 

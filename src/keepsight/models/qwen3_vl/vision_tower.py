@@ -1,7 +1,8 @@
 """Qwen3-VL's eye: patches of a picture of any size to the decoder's embeddings, and to what is added behind its layers.
 
-Takes normalised pixels, channels last, whose sides are multiples of a token's.  The patches of a token follow each
-other, so that merging them is reading them as one.  Every `yield` is a place where the work may be laid aside.
+Takes normalised pixels, channels last, whose sides are multiples of a token's; of a film two frames at once.  The
+patches of a token follow each other, so that merging them is reading them as one.  Every `yield` is a place where the
+work may be laid aside.
 """
 
 from collections.abc import Generator, Iterator
@@ -26,7 +27,7 @@ from keepsight.models.vision_layer import VisionLayer, chunks, rows_at_once
 
 
 class PatchEmbedding(nn.Module):
-    """The reference's convolution over two frames, of which a picture's are the same: one matrix product."""
+    """The reference's convolution over two frames, as one matrix product; a picture is both of its frames."""
 
     def __init__(self, config: VisionConfig, place: Placement) -> None:
         super().__init__()
@@ -34,13 +35,13 @@ class PatchEmbedding(nn.Module):
         self.linear = Linear(place, FRAMES_PER_PATCH * self.size**2 * 3, {"proj": config.layer.hidden_size}, bias=True)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """[pictures, height, width, 3] -> [pictures, patches, hidden]"""
-        pictures, height, width, _ = pixels.shape
+        """[pictures, frames, height, width, 3] -> [pictures, patches, hidden]"""
+        pictures, frames, height, width, _ = pixels.shape
         size, merge = self.size, self.merge
         side = size * merge
-        grid = pixels.reshape(pictures, height // side, merge, size, width // side, merge, size, 3)
-        patches = grid.permute(0, 1, 4, 2, 5, 3, 6, 7).reshape(pictures, -1, size * size * 3)
-        return self.linear(patches.repeat(1, 1, FRAMES_PER_PATCH))  # type: ignore[no-any-return]
+        grid = pixels.reshape(pictures, frames, height // side, merge, size, width // side, merge, size, 3)
+        patches = grid.permute(0, 2, 5, 3, 6, 1, 4, 7, 8).reshape(pictures, -1, frames * size * size * 3)
+        return self.linear(patches.repeat(1, 1, FRAMES_PER_PATCH // frames))  # type: ignore[no-any-return]
 
     def slots(self) -> Iterator[WeightSlot]:
         weight, bias = self.linear.slots()
@@ -96,9 +97,11 @@ class VisionTower(nn.Module):
         self.deep_mergers = nn.ModuleList(PatchMerger(config, place, norms_merged=True) for _ in config.deep_layers)
 
     def in_parts(self, pixels: Tensor) -> Generator[None, None, Tensor]:
-        """[pictures, height, width, 3] -> [pictures, tokens, media width]"""
+        """[pictures, height, width, 3], or [moments, 2, height, width, 3] -> [pictures, tokens, media width]"""
         size = self.config.patch_size
-        grid = (pixels.shape[1] // size, pixels.shape[2] // size)
+        if pixels.dim() == 4:
+            pixels = pixels[:, None]
+        grid = (pixels.shape[2] // size, pixels.shape[3] // size)
         rows, columns = _places_of_patches(*grid, self.config.merge_size)
         hidden = yield from self._embed(pixels, rows, columns, grid)
         angles = self._angles(rows, columns)
@@ -121,7 +124,7 @@ class VisionTower(nn.Module):
         for some in chunks(len(rows) // row_of_tokens, max(1, rows_at_once(pixels.device) // row_of_tokens)):
             patches = slice(some.start * row_of_tokens, some.stop * row_of_tokens)
             places = self._embed_places(rows[patches], columns[patches], grid)
-            shown = self.embedding(pixels[:, some.start * side : some.stop * side])
+            shown = self.embedding(pixels[:, :, some.start * side : some.stop * side])
             hidden[:, patches] = shown + places.to(pixels.dtype)
             yield
         return hidden
