@@ -27,8 +27,8 @@ def embed(*pictures: Image.Image) -> list[Values]:
     preparer = RequestPreparer.from_config(config)
     place = Placement(torch.device("cpu"), torch.float32)
     model = load_model(config.directory, place)
-    assert preparer.image_config is not None
-    normalizer = PixelNormalizer(preparer.image_config, place.device, place.dtype)
+    assert preparer.processor is not None
+    normalizer = PixelNormalizer(preparer.processor.image, place.device, place.dtype)
     named = [preparer.name_picture(PicturePart(picture, "picture"), None) for picture in pictures]
     pixels = [next(iter(each.job(tuple(each.parts)).run().pixels.values())) for each in named]
     preparer.close()

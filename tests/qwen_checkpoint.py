@@ -14,6 +14,15 @@ from tests.models.qwen3_vl import reference as ref
 from tests.qwen_template import QWEN_LIKE
 
 PATCH_SIZE = 16
+FILM_PROCESSOR = {
+    "video_processor_type": "Qwen3VLVideoProcessor",
+    "size": {"shortest_edge": 4 * 32 * 32, "longest_edge": 32 * 32 * 32},
+    "patch_size": PATCH_SIZE,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
 MIN_PIXELS, MAX_PIXELS = 4 * 32 * 32, 24 * 32 * 32
 
 
@@ -35,23 +44,42 @@ def make_qwen_checkpoint(directory: Path, seed: int = 1, **processor: Any) -> An
     ref.save_checkpoint(reference, directory)
     sizes = {"size": {"shortest_edge": MIN_PIXELS, "longest_edge": MAX_PIXELS}}
     (directory / "preprocessor_config.json").write_text(json.dumps(PROCESSOR | sizes | processor))
+    (directory / "video_preprocessor_config.json").write_text(json.dumps(FILM_PROCESSOR))
     (directory / "chat_template.jinja").write_text(QWEN_LIKE)
     return reference
 
 
 def reference_answer(
-    reference: Any, directory: Path, prompt_ids: list[int], pictures: list[Pixels], num_tokens: int
+    reference: Any,
+    directory: Path,
+    prompt_ids: list[int],
+    pictures: list[Pixels],
+    num_tokens: int,
+    frames: Pixels | None = None,
 ) -> list[int]:
-    """Greedy, of pictures as they came, by transformers' own processor."""
+    """Greedy, of pictures as they came, by transformers' own processor; `frames`: of a film, those that are shown."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    inputs: dict[str, Any] = {"input_ids": torch.tensor([prompt_ids])}
-    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    ids = torch.tensor([prompt_ids])
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if pictures:
         process: Any = Qwen2VLImageProcessorPil.from_pretrained(directory)
-        processed = process(images=[np.ascontiguousarray(each) for each in pictures], return_tensors="pt")
-        is_picture = inputs["input_ids"] == reference.config.image_token_id
-        inputs |= {**processed, "mm_token_type_ids": is_picture.int()}
+        inputs |= process(images=[np.ascontiguousarray(each) for each in pictures], return_tensors="pt")
+    if frames is not None:
+        inputs |= _film_inputs(frames)
+    if pictures or frames is not None:
+        config = reference.config
+        inputs["mm_token_type_ids"] = (ids == config.image_token_id).int() + 2 * (ids == config.video_token_id).int()
     output = reference.generate(**inputs, max_new_tokens=num_tokens, do_sample=False, pad_token_id=0)
     answer: list[int] = output[0, len(prompt_ids) :].tolist()
     return answer
+
+
+def _film_inputs(frames: Pixels) -> dict[str, Any]:
+    """Of frames that are shown as they are: the whole processor cannot be made without torchvision."""
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
+
+    pixels = (torch.from_numpy(frames).permute(0, 3, 1, 2) / 255 - 0.5) / 0.5
+    patchify: Any = Qwen3VLVideoProcessor.patchify
+    patches, *grid = patchify(None, pixels[None], PATCH_SIZE, ref.MERGE_SIZE, 2)
+    return {"pixel_values_videos": patches[0], "video_grid_thw": torch.tensor([grid])}

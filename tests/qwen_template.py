@@ -5,6 +5,7 @@ TEMPLATE = """\
     {%- if content is string %}{{ content }}{% else -%}
         {%- for part in content -%}
             {%- if part.type == 'image' %}{{ '<|vision_start|><|image_pad|><|vision_end|>' }}{% endif -%}
+            {%- if part.type == 'video' %}{{ '<|vision_start|><|video_pad|><|vision_end|>' }}{% endif -%}
             {%- if part.type == 'text' %}{{ part.text }}{% endif -%}
         {%- endfor -%}
     {%- endif -%}

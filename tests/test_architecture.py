@@ -29,6 +29,7 @@ SMALL_NOUNS = {
     "keepsight.model_limits",
     "keepsight.outputs",
     "keepsight.pixels",
+    "keepsight.processor_config",
     "keepsight.requests",
     "keepsight.sampling_params",
     "keepsight.shown_sizes",

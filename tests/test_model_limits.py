@@ -1,57 +1,10 @@
-"""What a checkpoint can take; two files say how large its pictures are, and have to agree."""
+"""What a checkpoint can take."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from keepsight.demo import checkpoint_path
-from keepsight.errors import CheckpointConfigError, InvalidArgumentError
-from keepsight.model_limits import ModelLimits, load_image_config
-from tests.frontend.qwen_like import PROCESSOR, VISION, build_qwen_like_checkpoint
-
-
-def test_a_tower_for_pictures_of_many_sizes_agrees_with_its_processor(tmp_path: Path) -> None:
-    build_qwen_like_checkpoint(tmp_path)
-    config = load_image_config(tmp_path, "torchvision", {"max_pixels": 70_000})
-    assert config is not None
-    assert config.sizes is not None
-    assert (config.sizes.token_side, config.sizes.max_pixels) == (32, 70_000)
-
-
-@pytest.mark.parametrize("name", VISION)
-def test_a_tower_that_disagrees_or_says_nothing_is_refused_by_name(tmp_path: Path, name: str) -> None:
-    build_qwen_like_checkpoint(tmp_path, {**VISION, name: 5})
-    with pytest.raises(CheckpointConfigError, match=rf"vision_config\.{name}: is 5, but (16|2) to the image processor"):
-        load_image_config(tmp_path, "torchvision", {})
-    build_qwen_like_checkpoint(tmp_path, {other: value for other, value in VISION.items() if other != name})
-    with pytest.raises(CheckpointConfigError, match=rf"vision_config\.{name}: is missing"):
-        load_image_config(tmp_path, "torchvision", {})
-
-
-def test_a_tower_for_many_sizes_with_a_processor_for_one_is_refused(tmp_path: Path) -> None:
-    size = {"height": 896, "width": 896}
-    build_qwen_like_checkpoint(tmp_path, image_processor_type="Gemma3ImageProcessor", size=size)
-    with pytest.raises(CheckpointConfigError, match=r"spatial_merge_size: .* all are resized to 896 x 896"):
-        load_image_config(tmp_path, "torchvision", {})
-
-
-def test_a_tower_for_one_size_with_a_processor_for_another_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"vision_config": {"image_size": 896}}))
-    (tmp_path / "preprocessor_config.json").write_text("{}")
-    with pytest.raises(CheckpointConfigError, match="image_size: is 896, but pictures are resized to 224 x 224"):
-        load_image_config(tmp_path, "torchvision", {})
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
-    with pytest.raises(CheckpointConfigError, match=r"vision_config\.patch_size: is missing"):
-        load_image_config(tmp_path, "torchvision", {})
-
-
-@pytest.mark.parametrize("options", [{"max_pixels": 70_000}, {"size": {"longest_edge": 70_000}}])
-def test_an_operator_s_option_of_another_kind_of_model_is_refused_as_it_was_said(options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"these can be changed: do_pan_and_scan, ") as caught:
-        load_image_config(checkpoint_path(), "torchvision", options)
-    assert caught.value.field == f"mm_processor_kwargs.{next(iter(options))}"
+from keepsight.model_limits import ModelLimits
 
 
 def test_what_is_left_out_is_the_default_of_its_family(tmp_path: Path) -> None:

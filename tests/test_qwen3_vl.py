@@ -16,7 +16,8 @@ from keepsight.errors import KeepsightError
 from keepsight.media import TOKENS_PER_STRIP
 from keepsight.requests import Pixels
 from keepsight.structured_outputs import StructuredOutputsParams
-from tests.drawn import ask, by_url, draw, say
+from tests.drawn import ask, by_url, draw, say, to_data_url
+from tests.frontend import sample_films
 from tests.qwen_checkpoint import MAX_PIXELS, make_qwen_checkpoint, reference_answer
 from tests.real_server import real_server
 
@@ -71,6 +72,40 @@ def test_pictures_of_several_sizes_in_turns_that_are_found_again(llm: LLM, check
     assert again.num_cached_tokens == len(again.prompt_token_ids) - 1
 
 
+def film(num_frames: int, seed: int = 0) -> Pixels:
+    """Of a size that is shown as it is."""
+    return np.random.default_rng(seed).integers(0, 256, (num_frames, 64, 96, 3), np.uint8)
+
+
+def test_an_answer_about_a_film_is_the_reference_s(llm: LLM, checkpoint: tuple[Path, Any]) -> None:
+    seen, beside = film(49), picture(40, 60, 1)
+    asked = ask(*shown(beside), {"type": "video", "video": seen}, "What happens?")
+    [output] = llm.chat(asked, GREEDY)
+    directory, reference = checkpoint
+    # Two a second of 24, but four at least.
+    frames = seen[[0, 16, 32, 48]]
+    theirs = reference_answer(reference, directory, output.prompt_token_ids, [beside], 8, frames)
+    assert output.outputs[0].token_ids[: len(theirs)] == theirs
+    tokenizer = llm.get_tokenizer()
+    written = tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
+    assert "<0.3 seconds><|vision_start|>" in written
+    assert "<|vision_end|><1.7 seconds><|vision_start|>" in written
+    [again] = llm.chat(asked, GREEDY)
+    assert again.outputs[0].token_ids == output.outputs[0].token_ids
+    assert again.num_cached_tokens == len(again.prompt_token_ids) - 1
+
+
+def test_films_and_pictures_of_a_written_prompt_stand_where_their_markers_do(llm: LLM) -> None:
+    seen, beside = film(8), picture(40, 60, 1)
+    prompts = [
+        {"prompt": f"<|{first}_pad|>and<|{second}_pad|>", "multi_modal_data": {"image": beside, "video": seen}}
+        for first, second in (("image", "video"), ("video", "image"))
+    ]
+    one, other = llm.generate(prompts, GREEDY)
+    assert sorted(one.prompt_token_ids) == sorted(other.prompt_token_ids)
+    assert one.prompt_token_ids != other.prompt_token_ids
+
+
 def test_embeddings_of_a_prompt_are_answered_as_its_tokens_are(checkpoint: tuple[Path, Any]) -> None:
     directory, reference = checkpoint
     ids = list(range(40, 130))
@@ -107,7 +142,7 @@ def test_an_answer_may_be_kept_to_a_grammar(llm: LLM) -> None:
     ("width", "height", "options", "message"),
     [
         (2010, 10, {}, "200"),
-        (40, 40, {"do_pan_and_scan": True}, "cannot be changed; these can: max_pixels, min_pixels"),
+        (40, 40, {"do_pan_and_scan": True}, "cannot be changed; these can: fps, max_frames, max_pixels, "),
         (40, 40, {"max_pixels": 2 * MAX_PIXELS}, f"may be at most {MAX_PIXELS} here"),
     ],
 )
@@ -124,17 +159,20 @@ def test_a_request_may_have_its_pictures_shown_smaller(llm: LLM) -> None:
     assert len(smaller.prompt_token_ids) < len(usual.prompt_token_ids)
 
 
-def test_a_server_knows_pictures_again_after_a_restart(checkpoint: tuple[Path, Any], tmp_path: Path) -> None:
+def test_a_server_knows_pictures_and_films_again_after_a_restart(checkpoint: tuple[Path, Any], tmp_path: Path) -> None:
     directory, _ = checkpoint
     kept = ("--encoder-disk-cache", str(tmp_path / "embeddings"), "--prefix-disk-cache", str(tmp_path / "prefixes"))
-    url = by_url(draw(4).picture)
+    url, seen = by_url(draw(4).picture), sample_films.film()
+    by_bytes = {"type": "video_url", "video_url": {"url": to_data_url(seen, "video/mp4")}}
     questions = ["What is it?", "What is it?", "And this?", "What is it?"]
     answers, encoded = [], list[str]()
     for asked in (questions[:3], questions[3:]):
         with real_server(str(directory), *kept) as server:
             client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+            handle = httpx.post(f"{server.url}/v1/media", content=seen, headers={"Content-Type": "video/mp4"}).json()
+            by_handle = {"type": "video", "media_id": handle["id"]}
             for question in asked:
-                content: Any = [url, say(question)]
+                content: Any = [url, by_bytes if question == questions[0] else by_handle, say(question)]
                 answer = client.chat.completions.create(
                     model=str(directory),
                     messages=[{"role": "user", "content": content}],
@@ -145,5 +183,6 @@ def test_a_server_knows_pictures_again_after_a_restart(checkpoint: tuple[Path, A
                 answers.append(answer.choices[0].message.content)
             metrics = httpx.get(f"{server.url}/metrics").text
             encoded += re.findall(r'^keepsight_media_encoded_total\{modality="image"\} (\S+)', metrics, re.MULTILINE)
-    assert list(map(float, encoded)) == [1, 0]
+    # Of the film, two moments: its least number of frames is four.
+    assert list(map(float, encoded)) == [1 + 2, 0]
     assert answers[0] == answers[1] == answers[3]

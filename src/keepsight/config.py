@@ -18,8 +18,9 @@ from typing import Any, Self
 
 from keepsight import demo
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
-from keepsight.image_processor_config import OPERATOR_OPTIONS, RESAMPLES, check_options
+from keepsight.image_processor_config import RESAMPLES, check_options
 from keepsight.media import DEFAULT_MAX_PIXELS, MAX_PIXELS
+from keepsight.processor_config import OPERATOR_OPTIONS
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class Config:
     generation_config: str | Path = "auto"
     # Which of the reference's two image processors the pixels equal.
     image_backend: str = "torchvision"
-    # Of the image processor, in place of what the checkpoint says; some of them a request may give, too.
+    # Of the processors of pictures and films, in place of what the checkpoint says; some a request may give, too.
     mm_processor_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     # What names pictures; None: as KEEPSIGHT_MM_HASHER_ALGORITHM says, else blake3.
     mm_hasher_algorithm: str | None = None
@@ -165,8 +166,9 @@ class Config:
     # Processes (in `LLM` threads) that decode and resize pictures; None: one for each core.
     media_workers: int | None = None
 
-    # What a request may bring: pictures, those of earlier turns too; pixels and bytes of one; bytes of all of them.
-    limit_mm_per_prompt: Mapping[str, int] = dataclasses.field(default_factory=lambda: {"image": 256})
+    # What a request may bring: pictures and films, those of earlier turns too; pixels (of a frame) and bytes of one;
+    # bytes of all of them.
+    limit_mm_per_prompt: Mapping[str, int] = dataclasses.field(default_factory=lambda: {"image": 256, "video": 16})
     max_image_pixels: int = DEFAULT_MAX_PIXELS
     max_media_bytes: int = 64 * 2**20
     max_request_media_bytes: int = 128 * 2**20

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from keepsight.errors import CheckpointConfigError, InvalidArgumentError
-from keepsight.image_processor_config import ImageProcessorConfig, options_named
+from keepsight.errors import InvalidArgumentError
 from keepsight.json_fields import JsonFields
 
 logger = logging.getLogger(__name__)
@@ -50,35 +49,3 @@ class ModelLimits:
         logger.info("max_model_len is %d: %s", max_model_len or longest, reason)
         vocab_size = text.integer("vocab_size", defaults.vocab_size)
         return cls(max_model_len or longest, vocab_size, text.integer("hidden_size", defaults.hidden_size))
-
-
-def load_image_config(directory: Path, backend: str, overrides: dict[str, object]) -> ImageProcessorConfig | None:
-    """None for a model that reads text only.  Two files say how large pictures are, and they must agree."""
-    fields = JsonFields.read(directory / "config.json")
-    if "vision_config" not in fields:
-        return None
-    with options_named():
-        config = ImageProcessorConfig.from_checkpoint(directory, backend=backend, **overrides)
-    if config is None:
-        raise CheckpointConfigError(
-            directory / "preprocessor_config.json", "is missing, though config.json has a vision tower"
-        )
-    _check_agree(fields.section("vision_config"), config)
-    return config
-
-
-def _check_agree(vision: JsonFields, config: ImageProcessorConfig) -> None:
-    if config.sizes is not None:
-        expected = {"patch_size": config.sizes.patch_size, "spatial_merge_size": config.sizes.merge_size}
-        for name, value in {**expected, "temporal_patch_size": 2}.items():
-            if vision.integer(name) != value:
-                raise vision.refuse(name, f"is {vision.integer(name)}, but {value} to the image processor")
-    elif "spatial_merge_size" in vision:
-        message = f"is for pictures of many sizes, but all are resized to {config.width} x {config.height}"
-        raise vision.refuse("spatial_merge_size", message)
-    elif "image_size" in vision:
-        side = vision.integer("image_size")
-        if (config.width, config.height) != (side, side):
-            raise vision.refuse(
-                "image_size", f"is {side}, but pictures are resized to {config.width} x {config.height}"
-            )

@@ -47,6 +47,8 @@ def build_qwen_like_checkpoint(directory: Path, vision: Mapping[str, Any] = VISI
             "vision_config": {**vision},
             "image_token_id": ids[IMAGE],
             "video_token_id": ids[VIDEO],
+            "vision_start_token_id": ids["<|vision_start|>"],
+            "vision_end_token_id": ids["<|vision_end|>"],
             "eos_token_id": ids["<|im_end|>"],
         },
         "tokenizer_config.json": {"eos_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast"},

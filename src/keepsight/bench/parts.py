@@ -20,9 +20,9 @@ from keepsight.frontend.pixels.pixel_cache import LocalCache
 from keepsight.frontend.pixels.preprocess_image import resize_pixels
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import Geometry
-from keepsight.model_limits import load_image_config
 from keepsight.models.model import Model
 from keepsight.models.vision_language_model import VisionLanguageModel
+from keepsight.processor_config import ProcessorConfig
 from keepsight.runner.load_runner import choose_place, load_model_for
 from keepsight.runner.normalize_pixels import PixelNormalizer
 
@@ -49,10 +49,10 @@ class PartCost:
 @torch.inference_mode()
 def measure_parts(config: Config, picture_size: tuple[int, int], runs: int) -> list[PartCost]:
     check_is_folder(config.directory)
-    image_config = load_image_config(config.directory, config.image_backend, {})
-    if image_config is None:
+    processor = ProcessorConfig.from_checkpoint(config.directory, config.image_backend, {})
+    if processor is None:
         raise CheckpointError(config.directory, "reads text only, so there is no picture's way to measure")
-    geometry = Geometry(*picture_size)
+    geometry, image_config = Geometry(*picture_size), processor.image
     if image_config.sizes is not None:
         image_config.sizes.check_can_show(geometry, "picture_size")
     jpeg, image_config = photograph(0, *picture_size), image_config.settled_for(geometry)

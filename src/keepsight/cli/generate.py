@@ -6,7 +6,7 @@ from typing import Any
 
 from keepsight.cli.end_on_ctrl_c import ending_on_ctrl_c
 from keepsight.cli.model_arguments import add_model, add_model_arguments, config_from
-from keepsight.cli.read_picture import read_picture
+from keepsight.cli.read_picture import read_file, read_picture
 from keepsight.cli.strip_controls import strip_controls
 
 
@@ -14,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", help="what to ask")
     add_model(parser)
     parser.add_argument("--image", action="append", default=[], type=Path, help="a picture; may be given several times")
+    parser.add_argument("--video", action="append", default=[], type=Path, help="a film; may be given several times")
     parser.add_argument("--max-tokens", type=int, default=256, help="longest answer (default: 256)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default: 0)")
     parser.add_argument("--seed", type=int, help="makes a temperature above 0 repeatable")
@@ -25,6 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     content: list[dict[str, Any]] = [
         {"type": "image_pil", "image_pil": read_picture(path, "--image")} for path in arguments.image
     ]
+    content += [{"type": "video", "video": read_file(path, "--video")} for path in arguments.video]
     content.append({"type": "text", "text": arguments.prompt})
 
     with ending_on_ctrl_c():

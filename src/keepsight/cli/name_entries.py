@@ -22,8 +22,8 @@ def name_entries(config: Config, pictures: Mapping[str, bytes]) -> dict[str, lis
         }
     finally:
         preparer.close()
-    assert preparer.image_config is not None, "what reads no pictures has refused them"
+    assert preparer.processor is not None, "what reads no pictures has refused them"
     arithmetic = choose_place(config).arithmetic
-    name = plan_tiers(config).namer(describe_processor(preparer.image_config), arithmetic)
+    name = plan_tiers(config).namer(describe_processor(preparer.processor.image), arithmetic)
     # No adapter: an encoder key is the media hash.
     return {picture: [name(media_hash) for media_hash in its] for picture, its in media_hashes.items()}

@@ -16,11 +16,11 @@ from keepsight.engine.prefix_tiers import Pages, PrefixTiers
 from keepsight.engine.resolve_config import ModelSize, resolve_config
 from keepsight.engine_config import EngineConfig
 from keepsight.frontend.prompt.tokenizer import Tokenizer
-from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import TOKENS_PER_STRIP
-from keepsight.model_limits import ModelLimits, load_image_config
+from keepsight.model_limits import ModelLimits
 from keepsight.models.layers import name_of
 from keepsight.models.model import Model
+from keepsight.processor_config import NO_PROCESSOR, ProcessorConfig
 from keepsight.runner.guide_tokens import GuideMaker
 from keepsight.runner.load_runner import choose_place, describe_kernels, load_model_for, load_runner
 from keepsight.runner.lock_pages import make_page_lock
@@ -32,7 +32,7 @@ from keepsight.scheduling.scheduler import Scheduler
 def load_engine(
     config: Config,
     max_model_len: int,
-    image_config: ImageProcessorConfig | None,
+    processor_config: ProcessorConfig | None,
     end_ids: frozenset[int],
     part: MachinePart = WHOLE_MACHINE,
     guides: GuideMaker | None = None,
@@ -45,11 +45,11 @@ def load_engine(
     model = load_model_for(config, place, measure_machine(place.device).available_bytes)
     machine = part.of_memory(measure_machine(place.device))
     # What has more tokens than there are positions is refused when it comes.
-    largest = 0 if image_config is None else min(image_config.max_tokens_per_picture, max_model_len)
+    largest = 0 if processor_config is None else min(processor_config.max_tokens_per_item, max_model_len)
     size = measure_model(model, max_model_len, largest, takes_prompt_embeds=config.enable_prompt_embeds)
     engine_config = resolve_config(config, size, machine)
     scheduler, inbox = Scheduler(engine_config, end_ids), Inbox()
-    processor = describe_processor(image_config or ImageProcessorConfig())
+    processor = describe_processor((processor_config or NO_PROCESSOR).image)
     with ExitStack() as undoing:  # if any fails: their threads would stay, and one more set with each try
         if tiers := _open_tiers(tier_plan, model, processor, engine_config, inbox):
             undoing.callback(tiers.close)
@@ -58,7 +58,7 @@ def load_engine(
         runner = load_runner(
             config,
             model,
-            image_config,
+            None if processor_config is None else processor_config.image,
             engine_config,
             end_ids,
             inbox.wake,
@@ -109,14 +109,14 @@ def load_engine_alone(config: Config, part: MachinePart = WHOLE_MACHINE) -> Load
     directory = config.directory
     check_is_folder(directory)
     limits = ModelLimits.from_checkpoint(directory, config.max_model_len)
-    image_config = load_image_config(directory, config.image_backend, config.mm_processor_kwargs)
+    processor = ProcessorConfig.from_checkpoint(directory, config.image_backend, config.mm_processor_kwargs)
     end_ids = read_end_ids(directory)
     if end_ids is None:
         end_ids = Tokenizer.from_checkpoint(directory).eos_token_ids
     guides = make_guides(config, end_ids)
     # Beside the weights; nobody is to wait for it later.
     preparing = guides.prepare()
-    engine = load_engine(config, limits.max_model_len, image_config, end_ids, part, guides)
+    engine = load_engine(config, limits.max_model_len, processor, end_ids, part, guides)
     wait([preparing])
     return engine
 

@@ -22,7 +22,7 @@ def open_engine(config: Config, preparer: RequestPreparer) -> InProcessEngine:
     """To be started, and closed.  What prompts may be prepared is limited to what the engine has room for."""
     # Before the model, which may need that memory.
     clean_dead()
-    engine = load_engine(config, preparer.max_model_len, preparer.image_config, preparer.tokenizer.eos_token_ids)
+    engine = load_engine(config, preparer.max_model_len, preparer.processor, preparer.tokenizer.eos_token_ids)
     preparer.max_model_len = engine.max_model_len
     with ExitStack() as undoing:  # if this fails: threads and files would stay, and more with each try
         undoing.callback(engine.close)

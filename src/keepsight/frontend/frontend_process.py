@@ -60,13 +60,14 @@ class FrontendProcess:
         self._start, config = start, Config.from_options(**start.options)
         check_is_unchanged(config.directory, start.files)
         self._run_directory, name = Path(start.run_directory), f"frontend-{start.rank}"
-        self._preparer = RequestPreparer.from_config(config, CommonGeometries.open(self._run_directory))
-        self._preparer.request_prefix = f"{start.frontend_id}-"
         num_workers = share_of(config.media_workers or count_cores(), start.rank, start.num_frontends)
         self._counters = counters = Counters.open(self._run_directory, name)
-        self._preparer.intake.watch_downloads(partial(counters.add, FETCHED))
         self._workers = MediaWorkers(num_workers, partial(counters.add, RESTARTED["media_worker"]))
-        if self._preparer.image_config is not None:
+        common = CommonGeometries.open(self._run_directory)
+        self._preparer = RequestPreparer.from_config(config, common, self._workers.read_film)
+        self._preparer.request_prefix = f"{start.frontend_id}-"
+        self._preparer.intake.watch_downloads(partial(counters.add, FETCHED))
+        if self._preparer.processor is not None:
             # Beside the engine's start.
             self._workers.start()
         self._cache = self._open_cache(config)
@@ -98,7 +99,7 @@ class FrontendProcess:
         self._server = make_server(app, api, partial(self._counters.add, RESPONSES[4]))
         if self._is_draining:  # asked to end before there was anything to end; never unasked, as it may be meanwhile
             self._server.should_exit = True
-        if self._preparer.image_config is not None:
+        if self._preparer.processor is not None:
             # Neither shall the first picture wait for them, nor the first answers share the cores with their start.
             self._workers.wait_until_started()
         # All that was loaded stays: there is no garbage in it to look for.
@@ -129,12 +130,12 @@ class FrontendProcess:
                 raise AssertionError(message)
 
     def _open_cache(self, config: Config) -> PixelCache:
-        mode = self._start.pixel_mode if self._preparer.image_config is not None else "none"
+        mode = self._start.pixel_mode if self._preparer.processor is not None else "none"
         return open_pixel_cache(mode, config, self._run_directory)
 
     def _open_handles(self) -> MediaHandles | None:
         api = self._start.api
-        if self._preparer.image_config is None or not api.media_quota_bytes:
+        if self._preparer.processor is None or not api.media_quota_bytes:
             return None
         quota = MediaQuota(api.media_quota_bytes, api.media_quota_count)
         return _try_open("nothing can be uploaded to this process", partial(MediaHandles, self._run_directory, quota))

@@ -22,11 +22,14 @@ from keepsight.errors import (
     PromptTooLongError,
     ReservedTokenError,
     UnreadablePictureError,
+    UnsupportedFieldError,
 )
 from keepsight.frontend.identity.common_geometries import CommonGeometries
 from keepsight.frontend.identity.hash_media import hash_values
 from keepsight.frontend.identity.identify_picture import NamedPicture, Picture, PictureIdentifier
 from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED, Downloaded, MediaIntake
+from keepsight.frontend.intake.open_film import looks_like_a_film
+from keepsight.frontend.intake.read_film import ReadFilm, read_film
 from keepsight.frontend.prepared_request import PreparedRequest, makeable_of
 from keepsight.frontend.prompt.check_grammar import check_structured_outputs
 from keepsight.frontend.prompt.expand_prompt import ExpandedPrompt, ImagePromptFormat, PromptExpander
@@ -36,10 +39,11 @@ from keepsight.frontend.prompt.read_token_ids import read_token_ids
 from keepsight.frontend.prompt.render_prompt import ChatTemplate
 from keepsight.frontend.prompt.sampling_defaults import read_sampling_defaults
 from keepsight.frontend.prompt.tokenizer import Tokenizer
-from keepsight.image_processor_config import ImageProcessorConfig, check_options, options_named
-from keepsight.media import PictureLayout, TokenSpan
-from keepsight.model_limits import ModelLimits, load_image_config
+from keepsight.image_processor_config import check_options, options_named
+from keepsight.media import Modality, PictureLayout, TokenSpan
+from keepsight.model_limits import ModelLimits
 from keepsight.observe.account import RequestAccount
+from keepsight.processor_config import NO_PROCESSOR, ProcessorConfig
 from keepsight.requests import MAX_PRIORITY, EngineRequest, PromptPin
 from keepsight.sampling_params import SamplingParams
 
@@ -47,8 +51,6 @@ from keepsight.sampling_params import SamplingParams
 MAX_SALT_CHARACTERS = 64 * 2**10
 # Of a position whose vector the caller sent: never embedded.
 PLACEHOLDER = 0
-# Of a model that reads text only: it changes nothing.
-NO_PROCESSOR = ImageProcessorConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class RequestPreparer:
         tokenizer: Tokenizer,
         template: ChatTemplate,
         image_format: ImagePromptFormat | None,
-        image_config: ImageProcessorConfig | None,
+        processor: ProcessorConfig | None,
         limits: ModelLimits,
         identifier: PictureIdentifier,
         intake: MediaIntake,
@@ -91,7 +93,8 @@ class RequestPreparer:
         self.expander = PromptExpander(tokenizer, image_format)
         # What `SamplingParams` of those that say nothing are made of.
         self.sampling_defaults = sampling_defaults or {}
-        self.image_config, self.max_model_len = image_config, limits.max_model_len
+        # None: the model reads text only.
+        self.processor, self.max_model_len = processor, limits.max_model_len
         self._image_token_ids = frozenset() if image_format is None else frozenset(image_format.reserved)
         self._identifier, self.intake = identifier, intake
         self._vocab_size = limits.vocab_size
@@ -100,14 +103,19 @@ class RequestPreparer:
         self._request_numbers = itertools.count()
 
     @classmethod
-    def from_config(cls, config: Config, common: CommonGeometries | None = None) -> "RequestPreparer":
+    def from_config(
+        cls, config: Config, common: CommonGeometries | None = None, read_film: ReadFilm = read_film
+    ) -> "RequestPreparer":
         """`common`: what the frontends of a server know together."""
         directory = config.directory
         check_is_folder(directory)
         tokenizer = Tokenizer.from_checkpoint(directory)
         image_format = ImagePromptFormat.from_checkpoint(directory, tokenizer)
-        image_config = load_image_config(directory, config.image_backend, config.mm_processor_kwargs)
+        processor = ProcessorConfig.from_checkpoint(directory, config.image_backend, config.mm_processor_kwargs)
         reads_pictures = image_format is not None
+        if processor is not None and (image_format is None or image_format.film is None):
+            # Nothing says how one would be written.
+            processor = replace(processor, film=None)
         template = ChatTemplate.from_checkpoint(directory, tokenizer.special_tokens, reads_pictures=reads_pictures)
         limits = ModelLimits.from_checkpoint(directory, config.max_model_len)
         algorithm = resolve_hasher_algorithm(config.mm_hasher_algorithm)
@@ -118,10 +126,11 @@ class RequestPreparer:
             config.max_image_pixels,
             (0 if image_format is None else image_format.tokens_per_image, limits.hidden_size),
             common,
+            read_film,
         )
         intake = MediaIntake(config)
         defaults = read_sampling_defaults(directory, config.generation_config)
-        return cls(tokenizer, template, image_format, image_config, limits, identifier, intake, defaults)
+        return cls(tokenizer, template, image_format, processor, limits, identifier, intake, defaults)
 
     def prepare_chat(
         self,
@@ -153,7 +162,7 @@ class RequestPreparer:
         return None if pictures is None else replace(conversation, pictures=pictures)
 
     def pictures_to_download(self, conversation: Conversation) -> list[PicturePart]:
-        if self.image_config is None:
+        if self.processor is None:
             return []  # and whatever there is will be refused
         return self.intake.find_remote(conversation.pictures)
 
@@ -161,8 +170,11 @@ class RequestPreparer:
         self, part: PicturePart, cache_salt: str | None, downloaded: Downloaded = NOTHING_DOWNLOADED
     ) -> NamedPicture:
         """One by itself, as requests that say no more of it would name it."""
-        config = self._image_config_for([part], None, part.field)
+        self._processor_for([part], None, part.field)
         [fetched] = self.intake.fetch_all([part], cache_salt, downloaded)
+        if isinstance(fetched.source, bytes) and looks_like_a_film(fetched.source):
+            fetched = replace(fetched, modality="video")
+        config = self._processor_for([fetched], None, part.field)
         [named] = self._identifier.name([self._identifier.look_at(fetched, config, cache_salt)], cache_salt)
         return named
 
@@ -187,12 +199,14 @@ class RequestPreparer:
         cache_salt: str | None = None,
         priority: int = 0,
         uuids: Sequence[object] | None = None,
+        films: Sequence[object] = (),
+        film_uuids: Sequence[object] | None = None,
     ) -> PreparedRequest:
-        """A prompt written by the caller, with the checkpoint's own marker where each picture belongs.
+        """A prompt written by the caller, with the checkpoint's own marker where each picture and film belongs.
 
-        A picture of which `uuids` has one may be None.
+        What has a uuid may be None.
         """
-        parts = _as_parts(pictures, [None] * len(pictures) if uuids is None else uuids)
+        parts = self._in_order(prompt, _as_parts(pictures, uuids, "image"), _as_parts(films, film_uuids, "video"))
         terms = _Terms(params, cache_salt, priority)
         add_bos = self.tokenizer.lacks_bos(prompt)
         return self._prepare(prompt, parts, terms, mm_processor_kwargs, "prompt", add_bos=add_bos)
@@ -232,7 +246,7 @@ class RequestPreparer:
 
     def _prepare_embedded(self, source: object, field: str, terms: _Terms) -> PreparedRequest:
         began = time.monotonic()
-        strips = self._identifier.cut_prompt(source, field, self.image_config or NO_PROCESSOR)
+        strips = self._identifier.cut_prompt(source, field, (self.processor or NO_PROCESSOR).image)
         lengths = [strip.layout.num_tokens for strip in strips]
         ends = list(itertools.accumulate(lengths))
         spans = tuple(TokenSpan(end - length, length) for end, length in zip(ends, lengths, strict=True))
@@ -254,7 +268,7 @@ class RequestPreparer:
         *,
         add_bos: bool,
     ) -> PreparedRequest:
-        config = self._image_config_for(parts, overrides, field)
+        config = self._processor_for(parts, overrides, field)
         began = time.monotonic()
         parts = self.intake.fetch_all(parts, terms.cache_salt, downloaded)
         fetched = time.monotonic()
@@ -290,19 +304,30 @@ class RequestPreparer:
         pins = [PromptPin(count(each.text), each.seconds) for each in kept]
         return self._finish(expanded, named, terms, pins), named
 
-    def _image_config_for(
+    def _processor_for(
         self, parts: Sequence[PicturePart], overrides: dict[str, Any] | None, field: str
-    ) -> ImageProcessorConfig:
+    ) -> ProcessorConfig:
         if overrides is not None:
             if not isinstance(overrides, dict):
                 raise InvalidArgumentError("mm_processor_kwargs", f"must be a mapping of options, not {overrides!r}")
-            check_options(overrides, (self.image_config or NO_PROCESSOR).request_options)
-        if self.image_config is None:
+            check_options(overrides, (self.processor or NO_PROCESSOR).request_options)
+        if self.processor is None:
             if parts:
                 raise PictureCountError(field, f"holds {len(parts)} pictures, but this model reads text only")
             return NO_PROCESSOR
+        if self.processor.film is None and (film := next(filter(_is_film, parts), None)):
+            why = "is a video, and this model takes none; send its frames as pictures"
+            raise UnsupportedFieldError(film.field, why)
         with options_named():
-            return self.image_config.with_overrides(**overrides) if overrides else self.image_config
+            return self.processor.with_overrides(overrides) if overrides else self.processor
+
+    def _in_order(
+        self, prompt: str, pictures: Iterable[PicturePart], films: Iterable[PicturePart]
+    ) -> list[PicturePart]:
+        """Of their markers in a prompt.  What has none, or what no marker is for, is refused later."""
+        left = {False: iter(pictures), True: iter(films)}
+        placed = [next(left[is_film], None) for is_film in self.expander.find_films(prompt)]
+        return [*filter(None, placed), *left[False], *left[True]]
 
     def _longest(self, terms: _Terms) -> int:
         """Prompt, in tokens: an answer has at least one."""
@@ -402,11 +427,16 @@ def _name_model(directory: Path, algorithm: str) -> str:
     return hash_values(algorithm, config=(directory / "config.json").read_bytes())
 
 
-def _as_parts(pictures: Sequence[object], uuids: Sequence[object]) -> list[PicturePart]:
-    field = "multi_modal_uuids.image"
-    if len(uuids) != len(pictures):
-        raise InvalidArgumentError(field, f"holds {len(uuids)} for {len(pictures)} pictures")
+def _is_film(part: PicturePart) -> bool:
+    return part.modality == "video"
+
+
+def _as_parts(sources: Sequence[object], uuids: Sequence[object] | None, modality: Modality) -> list[PicturePart]:
+    data_field, field = f"multi_modal_data.{modality}", f"multi_modal_uuids.{modality}"
+    uuids = [None] * len(sources) if uuids is None else uuids
+    if len(uuids) != len(sources):
+        raise InvalidArgumentError(field, f"holds {len(uuids)} for {len(sources)} of multi_modal_data")
     return [
-        PicturePart(picture, f"multi_modal_data.image[{index}]", read_uuid(uuid, f"{field}[{index}]"))
-        for index, (picture, uuid) in enumerate(zip(pictures, uuids, strict=True))
+        PicturePart(source, f"{data_field}[{index}]", read_uuid(uuid, f"{field}[{index}]"), modality=modality)
+        for index, (source, uuid) in enumerate(zip(sources, uuids, strict=True))
     ]

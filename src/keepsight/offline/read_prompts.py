@@ -6,11 +6,13 @@ from dataclasses import replace
 from typing import Any, TypeGuard
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.frontend.intake.take_film import are_films
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.sampling_params import SamplingParams
 
 Prompt = str | list[int] | Mapping[str, Any]
+MODALITIES = ("image", "video")
 PROMPT_FIELDS = frozenset(
     {
         "prompt",
@@ -77,11 +79,13 @@ def prepare_prompt(preparer: RequestPreparer, prompt: Prompt, params: SamplingPa
     _check_fields(prompt)
     if "prompt_embeds" in prompt:
         return _prepare_embeds(preparer, prompt, params, priority)
-    pictures, uuids, salt = _pictures_of(prompt), _uuids_of(prompt), prompt.get("cache_salt")
-    overrides = prompt.get("mm_processor_kwargs")
+    (pictures, films), (uuids, film_uuids) = _media_of(prompt), _uuids_of(prompt)
+    overrides, salt = prompt.get("mm_processor_kwargs"), prompt.get("cache_salt")
     if "prompt_token_ids" not in prompt:
-        return preparer.prepare_text(_text_of(prompt), pictures, params, overrides, salt, priority, uuids)
-    for field, given in (("multi_modal_data", pictures or uuids or None), ("mm_processor_kwargs", overrides)):
+        terms = (params, overrides, salt, priority)
+        return preparer.prepare_text(_text_of(prompt), pictures, *terms, uuids, films, film_uuids)
+    media = pictures or films or uuids or film_uuids or None
+    for field, given in (("multi_modal_data", media), ("mm_processor_kwargs", overrides)):
         if given is not None:
             raise UnsupportedFieldError(field, "needs the prompt as text, not as token ids")
     text = None if prompt.get("prompt") is None else _text_of(prompt)
@@ -111,21 +115,24 @@ def _prepare_embeds(
     return prepared
 
 
-def _pictures_of(prompt: Mapping[str, Any]) -> Sequence[object]:
-    pictures = _read_images(prompt, "multi_modal_data", ())
-    return pictures if isinstance(pictures, list | tuple) else [pictures]
+def _media_of(prompt: Mapping[str, Any]) -> tuple[Sequence[object], Sequence[object]]:
+    """Pictures, and films."""
+    pictures, films = _read_by_modality(prompt, "multi_modal_data", ())
+    several = pictures if isinstance(pictures, list | tuple) else [pictures]
+    return several, films if are_films(films) else [films]
 
 
-def _uuids_of(prompt: Mapping[str, Any]) -> Sequence[object] | None:
-    uuids = _read_images(prompt, "multi_modal_uuids", None)
-    return uuids if uuids is None or isinstance(uuids, list | tuple) else [uuids]
+def _uuids_of(prompt: Mapping[str, Any]) -> list[Sequence[object] | None]:
+    """Of pictures, and of films."""
+    given = _read_by_modality(prompt, "multi_modal_uuids", None)
+    return [each if each is None or isinstance(each, list | tuple) else [each] for each in given]
 
 
-def _read_images(prompt: Mapping[str, Any], field: str, default: object) -> object:
+def _read_by_modality(prompt: Mapping[str, Any], field: str, default: object) -> list[Any]:
     by_modality = prompt.get(field) or {}
     if not isinstance(by_modality, Mapping):
         raise InvalidArgumentError(field, f"must be a mapping such as {{'image': [...]}}, not {by_modality!r}")
     for modality in by_modality:
-        if modality != "image":
-            raise UnsupportedFieldError(f"{field}.{modality}", "only image is supported")
-    return by_modality.get("image", default)
+        if modality not in MODALITIES:
+            raise UnsupportedFieldError(f"{field}.{modality}", f"only {' and '.join(MODALITIES)} are supported")
+    return [by_modality.get(modality, default) for modality in MODALITIES]

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import io
 import uuid
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -19,7 +19,6 @@ from keepsight.frontend.identity.hash_media import (
     MediaHasher,
     hash_client_uuid,
     hash_content,
-    hash_embeds_uuid,
     hash_exif_image_id,
     hash_values,
 )
@@ -301,8 +300,12 @@ def test_what_stands_for_content_is_in_a_namespace_of_its_own() -> None:
     texts = [str(image_id), image_id.hex, "5", ""]
     names = [
         *(name_content(each) for each in (image_id.bytes, *(text.encode() for text in texts))),
-        *(hash_client_uuid(text, salt, "blake3") for text in texts for salt in (None, "", "5")),
-        *(hash_embeds_uuid(text, salt, "blake3") for text in texts for salt in (None, "", "5")),
+        *(
+            hash_client_uuid(text, modality, salt, "blake3")
+            for text in texts
+            for modality in get_args(Modality)
+            for salt in (None, "", "5")
+        ),
         *(hash_exif_image_id(each, "blake3") for each in (image_id, uuid.UUID(int=6))),
     ]
     assert len(set(names)) == len(names)

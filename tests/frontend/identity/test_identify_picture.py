@@ -25,6 +25,7 @@ from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt.read_messages import PicturePart, read_messages
 from keepsight.image_processor_config import ImageProcessorConfig
+from keepsight.processor_config import ProcessorConfig
 from keepsight.sampling_params import SamplingParams
 from tests.drawn import ask, by_object, by_url, draw, to_data_url, to_png
 from tests.frontend.sample_pictures import CROPPING, encode
@@ -47,7 +48,7 @@ def identify(
     salt: str | None = None,
     client_uuid: str | None = None,
 ) -> NamedPicture:
-    picture = identifier.look_at(PicturePart(source, "picture", client_uuid), config, salt)
+    picture = identifier.look_at(PicturePart(source, "picture", client_uuid), ProcessorConfig(config), salt)
     [named] = identifier.name([picture], salt)
     return named
 
@@ -348,7 +349,7 @@ def test_what_a_caller_changes_after_sending_it_with_a_uuid_changes_nothing(prep
 
 @pytest.mark.parametrize("uuids", [[], ["a"], ["a", "b", "c"]])
 def test_there_are_as_many_uuids_as_pictures(preparer: RequestPreparer, uuids: list[str]) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"holds {len(uuids)} for 2 pictures") as caught:
+    with pytest.raises(InvalidArgumentError, match=f"holds {len(uuids)} for 2 of multi_modal_data") as caught:
         preparer.prepare_text(MARKER * 2, [draw(1).picture] * 2, PARAMS, uuids=uuids)
     assert caught.value.field == "multi_modal_uuids.image"
 

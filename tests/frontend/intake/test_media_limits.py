@@ -4,12 +4,13 @@ from keepsight.config import Config
 from keepsight.errors import MediaTooLargeError, TooManyPicturesError
 from keepsight.frontend.intake.media_limits import MediaLimits
 from keepsight.frontend.prompt.read_messages import PicturePart
+from keepsight.media import Modality
 
-LIMITS = MediaLimits(max_pictures=2, max_bytes=10, max_request_bytes=15, fetch_seconds=1)
+LIMITS = MediaLimits({"image": 2, "video": 1}, max_bytes=10, max_request_bytes=15, fetch_seconds=1)
 
 
-def parts_of(num_parts: int) -> list[PicturePart]:
-    return [PicturePart(b"", f"part[{index}]") for index in range(num_parts)]
+def parts_of(num_parts: int, modality: Modality = "image") -> list[PicturePart]:
+    return [PicturePart(b"", f"part[{index}]", modality=modality) for index in range(num_parts)]
 
 
 def test_the_first_picture_too_many_is_named_with_the_limit() -> None:
@@ -17,6 +18,12 @@ def test_the_first_picture_too_many_is_named_with_the_limit() -> None:
     with pytest.raises(TooManyPicturesError, match="one of 5 pictures, at most 2") as caught:
         LIMITS.check_count(parts_of(5))
     assert (caught.value.field, caught.value.status, caught.value.code) == ("part[2]", 400, "too_many_pictures")
+
+
+def test_videos_are_counted_by_themselves() -> None:
+    LIMITS.check_count([*parts_of(2), *parts_of(1, "video")])
+    with pytest.raises(TooManyPicturesError, match="one of 2 videos, at most 1"):
+        LIMITS.check_count(parts_of(2, "video"))
 
 
 def test_a_picture_may_have_exactly_its_limit() -> None:
@@ -39,4 +46,5 @@ def test_all_pictures_of_a_request_are_summed_and_those_of_another_are_not() -> 
 def test_without_a_number_pictures_are_not_counted() -> None:
     unlimited = MediaLimits.from_config(Config(limit_mm_per_prompt={"video": 0}))
     unlimited.check_count(parts_of(1000))
-    assert MediaLimits.from_config(Config(limit_mm_per_prompt={"image": 0})).max_pictures == 0
+    with pytest.raises(TooManyPicturesError, match="at most 0"):
+        MediaLimits.from_config(Config(limit_mm_per_prompt={"image": 0})).check_count(parts_of(1))

@@ -1,5 +1,6 @@
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -284,9 +285,55 @@ def test_a_marker_becomes_as_many_as_its_picture_has_tokens_as_in_transformers(q
     check()
 
 
+def write_film_as_qwen_does(numbers: list[int], rate: float, rows: int, columns: int) -> str:
+    from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+
+    sizes = SimpleNamespace(merge_size=2, temporal_patch_size=2)
+    processor: Any = SimpleNamespace(video_processor=sizes, video_token=VIDEO, _calculate_timestamps=None)
+    processor.vision_start_token, processor.vision_end_token = SPECIAL[2:4]
+    processor._calculate_timestamps = partial(Qwen3VLProcessor._calculate_timestamps, processor)
+    metadata = SimpleNamespace(fps=rate, frames_indices=numbers)
+    grid = np.array([[(len(numbers) + 1) // 2, 2 * rows, 2 * columns]])
+    inputs = {"video_grid_thw": grid, "video_metadata": [metadata]}
+    written: str = Qwen3VLProcessor.replace_video_token(processor, inputs, 0)
+    return written
+
+
+@pytest.mark.parametrize("marker", [VIDEO, f"{SPECIAL[2]}{VIDEO}{SPECIAL[3]}"], ids=["bare", "as templates write it"])
+def test_a_film_becomes_its_moments_each_behind_its_time_as_in_transformers(qwen_like: Path, marker: str) -> None:
+    import transformers
+
+    expander = make_expander(qwen_like)
+    reference: Any = transformers.PreTrainedTokenizerFast.from_pretrained(qwen_like)
+
+    @settings(max_examples=50)
+    @given(st.lists(st.integers(0, 9000), min_size=2, max_size=9), st.sampled_from([24.0, 29.97, 1.0]), PIECES)
+    def check(numbers: list[int], rate: float, between: str) -> None:
+        paired = [*numbers, *numbers[-1:] * (len(numbers) % 2)]
+        times = tuple((first / rate + last / rate) / 2 for first, last in zip(paired[::2], paired[1::2], strict=True))
+        film, picture = PictureLayout(6, columns=3, times=times), PictureLayout(4, columns=2)
+        expanded = expander.expand(f"Look: {marker}{between}{IMAGE}", [film, picture])
+        text = f"Look: {write_film_as_qwen_does(list(numbers), rate, 2, 3)}{between}{IMAGE * 4}"
+        assert list(expanded.token_ids) == reference(text, add_special_tokens=False)["input_ids"]
+        assert [span.length for span in expanded.spans] == [6] * len(times) + [4]
+        soft = [expanded.token_ids[span.start : span.end] for span in expanded.spans]
+        assert [set(each) for each in soft] == [{reference.vocab[VIDEO]}] * len(times) + [{reference.vocab[IMAGE]}]
+
+    check()
+
+
+def test_films_and_pictures_are_told_apart_by_their_markers(qwen_like: Path) -> None:
+    expander = make_expander(qwen_like)
+    film, picture = PictureLayout(4, columns=2, times=(0.5,)), PictureLayout(4, columns=2)
+    with pytest.raises(PictureCountError, match=r"0 <\|video_pad\|> markers for 1 videos"):
+        expander.expand(IMAGE, [picture, film])
+    with pytest.raises(PictureCountError, match="in another order than they came in"):
+        expander.expand(f"{IMAGE}{VIDEO}", [film, picture])
+
+
 def test_a_text_must_not_hold_what_stands_for_a_picture_or_for_frames(qwen_like: Path) -> None:
     expander = make_expander(qwen_like)
-    with pytest.raises(ReservedTokenError, match=r"messages: the text must not hold <\|video_pad\|>"):
+    with pytest.raises(PictureCountError, match=r"1 <\|video_pad\|> markers for 0 videos"):
         expander.expand(f"{IMAGE} {VIDEO}", [PictureLayout(4, columns=2)])
     with pytest.raises(PictureCountError, match=r"2 <\|image_pad\|> markers for 1 pictures"):
         expander.expand(f"{IMAGE}{IMAGE}", [PictureLayout(4, columns=2)])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from keepsight.errors import InvalidArgumentError
+from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.prompt.read_messages import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -54,6 +54,30 @@ def test_a_picture_may_have_a_uuid_and_then_be_left_out(part: dict[str, Any], so
             with pytest.raises(InvalidArgumentError) as caught:
                 read_part(nameless)
             assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("part", "source", "field"),
+    [
+        ({"type": "video_url", "video_url": {"url": "u"}}, "u", f"{AT}.video_url.url"),
+        ({"type": "video_url", "video_url": "u"}, "u", f"{AT}.video_url"),
+        ({"type": "video", "video": "u"}, "u", f"{AT}.video"),
+        ({"type": "video", "video": b"a film"}, b"a film", f"{AT}.video"),
+        ({"type": "video", "url": "u"}, "u", f"{AT}.url"),
+        ({"type": "video", "media_id": "media_1"}, "media://media_1", f"{AT}.media_id"),
+    ],
+)
+def test_a_film_is_a_part_as_a_picture_is(part: dict[str, Any], source: object, field: str) -> None:
+    read = read_messages(ask(part, {"type": "image_url", "image_url": "p"}))
+    assert read.pictures[0] == PicturePart(source, field, modality="video")
+    assert read.messages[0]["content"] == [{"type": "video"}, {"type": "image"}]
+    assert read_part({**part, "uuid": "cat"}).uuid == "cat"
+
+
+def test_a_film_has_no_detail() -> None:
+    with pytest.raises(UnsupportedFieldError) as caught:
+        read_part({"type": "video_url", "video_url": {"url": "u", "detail": "low"}})
+    assert caught.value.field == f"{AT}.video_url.detail"
 
 
 @pytest.mark.parametrize(

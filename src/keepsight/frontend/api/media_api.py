@@ -1,4 +1,4 @@
-"""`/v1/media`: pictures are uploaded once, then named by a handle; what holds them is told, and can be made to.
+"""`/v1/media`: pictures and films are uploaded once, then named by a handle; what holds them is told, and made to.
 
 Knows neither where bytes are kept nor how pixels are made.  Each caller's key is a tenant of its own; without keys all
 callers are one.
@@ -285,7 +285,8 @@ class MediaApi:
 
     async def _warm(self, named: NamedPicture, salt: str | None, pin_seconds: float = 0) -> None:
         """By an ordinary request of one token: whatever it leaves in the caches, others find; for so long at least."""
-        messages = [{"role": "user", "content": [{"type": "image_pil", "image_pil": named.picture.source}]}]
+        kind = "video" if named.picture.modality == "video" else "image"
+        messages = [{"role": "user", "content": [{"type": kind, kind: named.picture.source}]}]
         params = SamplingParams(max_tokens=1, temperature=0)
         try:
             prepared = await run_in_threadpool(self._preparer.prepare_chat, messages, params, None, salt, WARM_PRIORITY)

@@ -40,7 +40,7 @@ def _part(kind: str, *required: str, **properties: Json) -> Json:
     return object_of("type", *required, type={"const": kind}, **properties, **{BREAKPOINT: breakpoint_ | told})
 
 
-_UUID = _text("The caller's own name for the picture.")
+_UUID = _text("The caller's own name for the picture or the video.")
 CONTENT_PART: Json = {
     "anyOf": [
         _part("text", "text", text={"type": "string"}),
@@ -59,6 +59,21 @@ CONTENT_PART: Json = {
         _part(
             "image",
             image=_text("A URL."),
+            url=_text("The same, in place of it."),
+            media_id=_text("Of an upload, in place of a URL."),
+            uuid=_UUID,
+        ),
+        _part(
+            "video_url",
+            uuid=_UUID,
+            video_url={
+                "description": "As an image_url's; of a model that takes videos.",
+                "anyOf": [{"type": ["string", "null"]}, object_of(url={"type": ["string", "null"]})],
+            },
+        ),
+        _part(
+            "video",
+            video=_text("A URL."),
             url=_text("The same, in place of it."),
             media_id=_text("Of an upload, in place of a URL."),
             uuid=_UUID,

@@ -1,4 +1,5 @@
-"""The sizes of pictures by the names they were given, for all frontends of a server, and for those that come later.
+"""How large pictures are, and how long films, by the names they were given: for all frontends of a server, and for
+those that come later.
 
 A table in memory that they share, where a name has one place: of two that have the same the later is kept, and the
 other's picture has to be sent again.  Nobody waits for anybody; what is read while it is written is not there.
@@ -13,15 +14,15 @@ from typing import Self
 
 from blake3 import blake3
 
-from keepsight.media import Geometry
+from keepsight.media import Geometry, Timeline
 from keepsight.observe.shared_page import open_shared_page
 
 logger = logging.getLogger(__name__)
 FILE = "geometries"
-# 112 KiB: some machines have little shared memory.
+# 160 KiB: some machines have little shared memory.
 NUM_PLACES = 2**12
-# Digest of the name, width, height; then their checksum.
-_ENTRY, _CHECKSUM = struct.Struct("<16sII"), struct.Struct("<I")
+# Digest of the name, width, height, frames and how many of them in a second, 0 of a picture; then their checksum.
+_ENTRY, _CHECKSUM = struct.Struct("<16sIIId"), struct.Struct("<I")
 PLACE_BYTES = _ENTRY.size + _CHECKSUM.size
 
 
@@ -42,12 +43,16 @@ class CommonGeometries:
         digest, place = self._locate(name)
         entry = self._page[place : place + _ENTRY.size]
         [checksum] = _CHECKSUM.unpack_from(self._page, place + _ENTRY.size)
-        held, width, height = _ENTRY.unpack(entry)
-        return Geometry(width, height) if held == digest and checksum == zlib.crc32(entry) else None
+        held, width, height, *frames = _ENTRY.unpack(entry)
+        if held != digest or checksum != zlib.crc32(entry):
+            return None
+        return Geometry(width, height, Timeline(*frames) if frames[0] else None)
 
     def put(self, name: str, geometry: Geometry) -> None:
         digest, place = self._locate(name)
-        entry = _ENTRY.pack(digest, geometry.width, geometry.height)
+        timeline = geometry.timeline or Timeline(0, 0.0)
+        frames = (timeline.num_frames, timeline.frames_per_second)
+        entry = _ENTRY.pack(digest, geometry.width, geometry.height, *frames)
         self._page[place : place + PLACE_BYTES] = entry + _CHECKSUM.pack(zlib.crc32(entry))
 
     def forget(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""The media hash: one name for everything that the embeddings of a picture or crop depend on.
+"""The media hash: one name for everything that the embeddings of a picture, a crop, a film's moment depend on.
 
 Nothing is decoded for it, but for PIL images that somebody opened without loading them.  What is hashed could be read
 back: every value is tagged by its kind and framed by its length, so that values which differ have hashes that differ,
@@ -17,10 +17,11 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from keepsight.frontend.intake.open_film import FilmSource
 from keepsight.frontend.intake.open_picture import PictureSource
 from keepsight.frontend.intake.read_embeds import Embeds
 from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.media import CropBox, Geometry, Modality
+from keepsight.media import Geometry, Modality, Moment, Part
 from keepsight.requests import Pixels
 
 
@@ -47,7 +48,7 @@ def hash_values(algorithm: str, /, **parts: object) -> str:
     return hasher.hexdigest()
 
 
-def hash_content(source: PictureSource | Embeds, algorithm: str) -> str:
+def hash_content(source: PictureSource | FilmSource | Embeds, algorithm: str) -> str:
     """Of the bytes as they were received, or of all that decoding a PIL image or an array looks at."""
     if isinstance(source, bytes):
         return hash_values(algorithm, received=source)
@@ -67,19 +68,16 @@ def hash_content(source: PictureSource | Embeds, algorithm: str) -> str:
     )
 
 
-def hash_shown_content(content: str, cache_salt: str | None, algorithm: str) -> str:
+def hash_shown_content(content: str, modality: Modality, cache_salt: str | None, algorithm: str) -> str:
     """What a tenant has shown is known to nobody else by the time that it takes."""
-    return hash_values(algorithm, content=content, cache_salt=cache_salt)
+    return hash_values(algorithm, content=content, modality=modality, cache_salt=cache_salt)
 
 
-def hash_client_uuid(uuid: str, cache_salt: str | None, algorithm: str) -> str:
-    """In place of the content, because a caller says so.  No content and no other tenant's uuid is named so."""
-    return hash_values(algorithm, client_uuid=uuid, cache_salt=cache_salt)
-
-
-def hash_embeds_uuid(uuid: str, cache_salt: str | None, algorithm: str) -> str:
-    """The same for embeddings: a caller may have one name for a picture and for what was computed of it."""
-    return hash_values(algorithm, embeds_uuid=uuid, cache_salt=cache_salt)
+def hash_client_uuid(uuid: str, modality: Modality, cache_salt: str | None, algorithm: str) -> str:
+    """In place of the content, because a caller says so.  No content and no other tenant's uuid is named so; a caller
+    may have one name for a picture, for a film and for the embeddings of either.
+    """
+    return hash_values(algorithm, client_uuid=uuid, modality=modality, cache_salt=cache_salt)
 
 
 def hash_exif_image_id(image_id: UUID, algorithm: str) -> str:
@@ -103,19 +101,24 @@ class MediaHasher:
         hash_terms = _hash_terms if is_short else _hash_terms.__wrapped__
         self._terms = hash_terms(algorithm, model_id, config, cache_salt, modality)
 
-    def hash_parts(self, content: str, geometry: Geometry, crops: Iterable[CropBox | None]) -> Iterator[str]:
-        """One for each crop of a picture; None is the whole."""
-        for crop in crops:
-            yield self._hash_item(geometry, crop, content=content)
+    def hash_parts(self, content: str, geometry: Geometry, parts: Iterable[Part]) -> Iterator[str]:
+        """One for each part of a picture or a film; None is the whole."""
+        for part in parts:
+            yield self._hash_item(geometry, part, content=content)
 
-    def hash_pixels(self, pixels: Pixels, geometry: Geometry, crop: CropBox | None) -> str:
-        """Equal for two items only if the model is shown the same and the engine is told the same of them."""
-        return self._hash_item(geometry, crop, shape=pixels.shape, pixels=_bytes_of(pixels))
+    def hash_pixels(self, pixels: Pixels, geometry: Geometry, part: Part) -> str:
+        """Equal for two items only if the model is shown the same and the engine is told the same of them.
 
-    def _hash_item(self, geometry: Geometry, crop: CropBox | None, **shown: object) -> str:
+        When a moment is, it is told by the text before it: while nothing moves, one is as good as the other.
+        """
+        shown = None if isinstance(part, Moment) else part
+        return self._hash_item(geometry, shown, shape=pixels.shape, pixels=_bytes_of(pixels))
+
+    def _hash_item(self, geometry: Geometry, part: Part, **shown: object) -> str:
         size = (geometry.width, geometry.height)
-        box = None if crop is None else dataclasses.astuple(crop)
-        return hash_values(self._algorithm, terms=self._terms, geometry=size, crop=box, **shown)
+        # Four numbers of a crop, two of a moment.
+        numbers = None if part is None else dataclasses.astuple(part)
+        return hash_values(self._algorithm, terms=self._terms, geometry=size, crop=numbers, **shown)
 
 
 @lru_cache(maxsize=256)

@@ -1,4 +1,4 @@
-"""Which picture a caller means, before anything of it is decoded: its geometry, and its name in every cache.
+"""Which picture or film a caller means, before anything of it is decoded: its geometry, and its name in every cache.
 
 Its content names it, or in place of the content a *given name*: its caller's uuid, or its EXIF ImageID where that is
 trusted.  Nobody proves what it is given to, so invariant: a given name is no content's alias and has none.
@@ -19,17 +19,19 @@ from keepsight.frontend.identity.hash_media import (
     MediaHasher,
     hash_client_uuid,
     hash_content,
-    hash_embeds_uuid,
     hash_exif_image_id,
     hash_shown_content,
 )
 from keepsight.frontend.identity.known_media import KnownMedia
 from keepsight.frontend.identity.pan_and_scan import count_crops, plan_crops
 from keepsight.frontend.intake.fetch_media import freeze, scheme_of, take_source
+from keepsight.frontend.intake.open_film import FilmSource
 from keepsight.frontend.intake.open_picture import PictureSource
 from keepsight.frontend.intake.read_data_url import read_data_url
 from keepsight.frontend.intake.read_embeds import Embeds, Values, read_embeds
+from keepsight.frontend.intake.read_film import ReadFilm, read_film
 from keepsight.frontend.intake.read_header import read_geometry
+from keepsight.frontend.intake.take_film import take_film
 from keepsight.frontend.pixels.make_pixels import PictureJob
 from keepsight.frontend.prompt.read_messages import PicturePart
 from keepsight.image_processor_config import ImageProcessorConfig
@@ -41,18 +43,21 @@ from keepsight.media import (
     KnownContent,
     MediaItem,
     Modality,
+    Moment,
+    Part,
     PictureLayout,
     TokenSpan,
 )
+from keepsight.processor_config import ProcessorConfig
 from keepsight.requests import Pixels
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture that was looked at, but not decoded."""
+    """A picture or a film that was looked at, but not decoded."""
 
     # None: only its uuid came.
-    source: PictureSource | Embeds | None
+    source: PictureSource | FilmSource | Embeds | None
     field: str
     geometry: Geometry
     layout: PictureLayout
@@ -64,15 +69,19 @@ class Picture:
     modality: Modality = "image"
     # Nobody had named one by its uuid before: should this fail, nobody has.
     is_first_of_its_name: bool = False
-    # Its content's, where that was looked at before.
+    # Its content's, where that is known already.
     content_name: str | None = None
+    # Of a film.
+    moments: tuple[Moment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class NamedPicture:
     picture: Picture
-    # By media hash: the whole, then its crops.
-    parts: Mapping[str, CropBox | None]
+    # Of each part: the whole, then its crops; or the moments of a film, of which some may show the same.
+    names: tuple[str, ...]
+    # By media hash.
+    parts: Mapping[str, Part]
     _hasher: MediaHasher
     _known: KnownMedia
     _max_pixels: int
@@ -80,9 +89,9 @@ class NamedPicture:
     def items(self, spans: Iterator[TokenSpan]) -> Iterator[MediaItem]:
         """One for each part, at the next of the spans."""
         modality, columns = self.picture.modality, self.picture.layout.columns
-        for media_hash, crop in self.parts.items():
-            geometry = self.picture.geometry if crop is None else Geometry(crop.width, crop.height)
-            yield MediaItem(media_hash, next(spans), geometry, modality, crop is not None, columns)
+        for index, media_hash in enumerate(self.names):
+            geometry = _geometry_of(self.parts[media_hash], self.picture.geometry)
+            yield MediaItem(media_hash, next(spans), geometry, modality, index > 0, columns)
 
     def job(self, media_hashes: Sequence[str]) -> PictureJob:
         """Raises UnknownMediaError if only its uuid came."""
@@ -100,7 +109,7 @@ class NamedPicture:
 
     def learn(self, media_hash: str, pixels: Pixels) -> None:
         """Other content that proves to have the same pixels goes by the same name from then on."""
-        if self.picture.given_name is None and self.picture.modality == "image":
+        if self.picture.given_name is None and self.picture.modality in ("image", "video"):
             pixel_hash = self._hasher.hash_pixels(pixels, self.picture.geometry, self.parts[media_hash])
             self._known.learn_pixels(media_hash, pixel_hash)
 
@@ -116,8 +125,10 @@ class PictureIdentifier:
         max_pixels: int = DEFAULT_MAX_PIXELS,
         embeds_shape: tuple[int, int] = (0, 0),
         common: CommonGeometries | None = None,
+        read_film: ReadFilm = read_film,
     ) -> None:
         """`embeds_shape`: tokens of every picture, 0 where they follow from its size or there are none; hidden size."""
+        self._read_film = read_film
         self._model_id, self._algorithm, self._max_pixels = model_id, algorithm, max_pixels
         self._trusts_exif_image_id, self._embeds_shape = trusts_exif_image_id, embeds_shape
         self._known = KnownMedia(common=common)
@@ -133,27 +144,24 @@ class PictureIdentifier:
             recognized.append(known)
         return tuple(recognized)
 
-    def look_at(self, part: PicturePart, config: ImageProcessorConfig, cache_salt: str | None) -> Picture:
+    def look_at(self, part: PicturePart, config: ProcessorConfig, cache_salt: str | None) -> Picture:
+        given_name = self._name_given_by_caller(part, cache_salt)
         if part.modality == "image_embeds":
-            return self._look_at_embeds(part, config, cache_salt)
+            return self._look_at_embeds(part, config.image, given_name)
         if part.known is not None:
-            return self._as_known(part, part.known, config)
-        field, uuid, source, is_first = part.field, part.uuid, None, False
-        given_name = None if uuid is None else hash_client_uuid(uuid, cache_salt, self._algorithm)
-        if given_name is not None and part.source is None:
-            geometry = self._recall(part, given_name)
-            shown = self._show(geometry, config, field)
-        else:
-            sent = take_source(part.source, field)
-            geometry = read_geometry(sent, field, self._max_pixels)
-            # Whoever is refused has named nothing.
-            shown = self._show(geometry, config, field)
-            if given_name is None:
-                given_name = self._name_given_by_exif(sent, field)
-            else:
-                is_first = self._is_first_or_the_same(part, geometry, given_name)
-            source = freeze(sent, field)
-        return Picture(source, field, geometry, *shown, uuid, given_name, is_first_of_its_name=is_first)
+            assert isinstance(part.source, bytes), part
+            return self._show(part, part.source, part.known.geometry, config, content_name=part.known.name)
+        if part.modality == "video":
+            return self._look_at_film(part, config, given_name, cache_salt)
+        if part.source is None:
+            return self._show(part, None, self._recall(part, given_name), config, given_name)
+        sent = take_source(part.source, part.field)
+        geometry = read_geometry(sent, part.field, self._max_pixels)
+        # Whoever is refused has named nothing.
+        shown = self._show(part, freeze(sent, part.field), geometry, config, given_name)
+        if given_name is None:
+            return replace(shown, given_name=self._name_given_by_exif(sent, part.field))
+        return self._remember(shown)
 
     def prefer_held(self, is_held: Callable[[str], bool]) -> None:
         """Content goes by the name of other content only while something is held under that."""
@@ -180,62 +188,107 @@ class PictureIdentifier:
         named = [(picture, hashers[picture.config, picture.modality]) for picture in pictures]
         parts = [self._name_parts(picture, hasher, cache_salt) for picture, hasher in named]
         return tuple(
-            NamedPicture(picture, names, hasher, self._known, self._max_pixels)
-            for (picture, hasher), names in zip(named, parts, strict=True)
+            NamedPicture(picture, tuple(name for name, _ in own), dict(own), hasher, self._known, self._max_pixels)
+            for (picture, hasher), own in zip(named, parts, strict=True)
         )
 
     def _show(
-        self, geometry: Geometry, config: ImageProcessorConfig, field: str
-    ) -> tuple[PictureLayout, ImageProcessorConfig]:
-        """How a picture of this size will lie in the prompt, and what its pixels are made by."""
-        if config.sizes is None:
-            return PictureLayout(self._embeds_shape[0], count_crops(geometry, config)), config
-        config.sizes.check_can_show(geometry, field)
-        rows, columns = config.sizes.grid_of(geometry)
-        return PictureLayout(rows * columns, columns=columns), config.settled_for(geometry)
+        self,
+        part: PicturePart,
+        source: PictureSource | FilmSource | None,
+        geometry: Geometry,
+        config: ProcessorConfig,
+        given_name: str | None = None,
+        content_name: str | None = None,
+    ) -> Picture:
+        layout, settled, moments = self._lay_out(part, geometry, config)
+        return Picture(
+            source,
+            part.field,
+            geometry,
+            layout,
+            settled,
+            part.uuid,
+            given_name,
+            part.modality,
+            content_name=content_name,
+            moments=moments,
+        )
 
-    def _as_known(self, part: PicturePart, known: KnownContent, config: ImageProcessorConfig) -> Picture:
-        assert isinstance(part.source, bytes), part
-        shown = self._show(known.geometry, config, part.field)
-        return Picture(part.source, part.field, known.geometry, *shown, content_name=known.name)
+    def _lay_out(
+        self, part: PicturePart, geometry: Geometry, config: ProcessorConfig
+    ) -> tuple[PictureLayout, ImageProcessorConfig, tuple[Moment, ...]]:
+        """How one of this size will lie in the prompt, and what its pixels are made by and from."""
+        image = config.image
+        if part.modality == "video":
+            assert config.film is not None, "a film for a model that takes none"
+            plan = config.film.plan(geometry, part.field)
+            layout = PictureLayout(plan.rows * plan.columns, columns=plan.columns, times=plan.times)
+            return layout, plan.config, plan.moments
+        if image.sizes is None:
+            return PictureLayout(self._embeds_shape[0], count_crops(geometry, image)), image, ()
+        image.sizes.check_can_show(geometry, part.field)
+        rows, columns = image.sizes.grid_of(geometry)
+        return PictureLayout(rows * columns, columns=columns), image.settled_for(geometry), ()
 
-    def _look_at_embeds(self, part: PicturePart, config: ImageProcessorConfig, cache_salt: str | None) -> Picture:
+    def _look_at_film(
+        self, part: PicturePart, config: ProcessorConfig, given_name: str | None, cache_salt: str | None
+    ) -> Picture:
+        if part.source is None:
+            return self._show(part, None, self._recall(part, given_name), config, given_name)
+        source, rate = take_film(part.source, part.field)
+        # Sooner hashed than opened.
+        name = hash_content(source, self._algorithm)
+        if isinstance(source, bytes):
+            geometry = self._recall_or_read(
+                source, part.field, hash_shown_content(name, "video", cache_salt, self._algorithm)
+            )
+        else:
+            geometry = read_film(source, part.field, self._max_pixels, rate)
+        return self._remember(self._show(part, source, geometry, config, given_name, name))
+
+    def _recall_or_read(self, film: bytes, field: str, shown_as: str) -> Geometry:
+        geometry = self._known.recall_content(shown_as)
+        if geometry is None:
+            geometry = self._read_film(film, field, self._max_pixels)
+            self._known.learn_content(shown_as, geometry)
+        return geometry
+
+    def _look_at_embeds(self, part: PicturePart, config: ImageProcessorConfig, given_name: str | None) -> Picture:
         """Of a picture as large as the tower's: whatever it was, its embeddings are of the whole."""
         if config.sizes is not None:
             message = "are not taken by this model: they do not tell in how many rows and columns a picture was"
             raise PictureEmbedsError(part.field, message)
-        given_name = None if part.uuid is None else hash_embeds_uuid(part.uuid, cache_salt, self._algorithm)
         source = None if part.source is None else read_embeds(part.source, part.field, self._embeds_shape)
-        geometry, is_first = Geometry(config.width, config.height), False
-        if source is None:
-            assert given_name is not None
-            geometry = self._recall(part, given_name)
-        elif given_name is not None:
-            is_first = self._is_first_or_the_same(part, geometry, given_name)
+        geometry = Geometry(config.width, config.height) if part.source is not None else self._recall(part, given_name)
         layout = PictureLayout(self._embeds_shape[0])
-        return Picture(source, part.field, geometry, layout, config, part.uuid, given_name, part.modality, is_first)
+        shown = Picture(source, part.field, geometry, layout, config, part.uuid, given_name, part.modality)
+        return self._remember(shown)
 
-    def _name_parts(self, picture: Picture, hasher: MediaHasher, cache_salt: str | None) -> dict[str, CropBox | None]:
-        crops = (None, *plan_crops(picture.geometry, picture.config)) if picture.layout.num_crops else (None,)
+    def _name_parts(self, picture: Picture, hasher: MediaHasher, cache_salt: str | None) -> list[tuple[str, Part]]:
+        parts = _parts_of(picture)
         if picture.given_name is not None:
-            names: Iterable[str] = hasher.hash_parts(picture.given_name, picture.geometry, crops)
+            names: Iterable[str] = hasher.hash_parts(picture.given_name, picture.geometry, parts)
         else:
             assert picture.source is not None
             content = picture.content_name or self._name_content(picture.source, picture.geometry, cache_salt)
-            names = map(self._known.canonical_name, hasher.hash_parts(content, picture.geometry, crops))
-        return dict(zip(names, crops, strict=True))
+            names = map(self._known.canonical_name, hasher.hash_parts(content, picture.geometry, parts))
+        return list(zip(names, parts, strict=True))
 
-    def _name_content(self, source: PictureSource | Embeds, geometry: Geometry, cache_salt: str | None) -> str:
+    def _name_content(
+        self, source: PictureSource | FilmSource | Embeds, geometry: Geometry, cache_salt: str | None
+    ) -> str:
         name = hash_content(source, self._algorithm)
         if isinstance(source, bytes):
-            self._known.learn_content(hash_shown_content(name, cache_salt, self._algorithm), geometry)
+            self._known.learn_content(hash_shown_content(name, "image", cache_salt, self._algorithm), geometry)
         return name
 
     def _recognize(self, part: PicturePart, cache_salt: str | None) -> PicturePart | None:
         if part.source is None:
             return part
         # Whatever has another name, or may have, is not known by its content.
-        is_named_so = part.uuid is None and part.modality == "image" and not self._trusts_exif_image_id
+        may_have_another = part.uuid is not None or (part.modality == "image" and self._trusts_exif_image_id)
+        is_named_so = part.modality in ("image", "video") and not may_have_another
         if not is_named_so or not isinstance(part.source, str) or scheme_of(part.source) != "data":
             return None
         try:
@@ -243,29 +296,53 @@ class PictureIdentifier:
         except UnreadablePictureError:
             return None
         name = hash_content(content, self._algorithm)
-        geometry = self._known.recall_content(hash_shown_content(name, cache_salt, self._algorithm))
+        shown_as = hash_shown_content(name, part.modality, cache_salt, self._algorithm)
+        geometry = self._known.recall_content(shown_as)
         return None if geometry is None else replace(part, source=content, known=KnownContent(name, geometry))
 
     def _name_given_by_exif(self, source: PictureSource, field: str) -> str | None:
         image_id = read_image_id(source, field) if self._trusts_exif_image_id else None
         return None if image_id is None else hash_exif_image_id(image_id, self._algorithm)
 
-    def _recall(self, part: PicturePart, given_name: str) -> Geometry:
-        geometry = self._known.geometry_of(given_name)
+    def _name_given_by_caller(self, part: PicturePart, cache_salt: str | None) -> str | None:
+        return None if part.uuid is None else hash_client_uuid(part.uuid, part.modality, cache_salt, self._algorithm)
+
+    def _recall(self, part: PicturePart, given_name: str | None) -> Geometry:
+        geometry = None if given_name is None else self._known.geometry_of(given_name)
         if geometry is None:
             raise ask_for_picture(part.field, part.uuid)
         return geometry
 
-    def _is_first_or_the_same(self, part: PicturePart, geometry: Geometry, given_name: str) -> bool:
-        """The same as far as a header can tell; whether it is the first."""
+    def _remember(self, picture: Picture) -> Picture:
+        """By the name that its caller gave it, if any: the same as far as a header can tell as whatever had it."""
+        geometry, given_name = picture.geometry, picture.given_name
+        if picture.source is None or given_name is None:
+            return picture
         known = self._known.remember_geometry(given_name, geometry)
         if known != geometry:
-            raise MediaConflictError(
-                part.field,
-                f"has {geometry.width} x {geometry.height} pixels, but the uuid {part.uuid!r} already names a picture "
-                f"of {known.width} x {known.height}; another picture needs another uuid",
+            message = (
+                f"has {_describe(geometry)}, but the uuid {picture.uuid!r} already names what has {_describe(known)}; "
+                "what is another needs another uuid"
             )
-        return known is geometry
+            raise MediaConflictError(picture.field, message)
+        return replace(picture, is_first_of_its_name=known is geometry)
+
+
+def _parts_of(picture: Picture) -> tuple[Part, ...]:
+    if picture.moments:
+        return picture.moments
+    return (None, *plan_crops(picture.geometry, picture.config)) if picture.layout.num_crops else (None,)
+
+
+def _geometry_of(part: Part, whole: Geometry) -> Geometry:
+    if isinstance(part, CropBox):
+        return Geometry(part.width, part.height)
+    return Geometry(whole.width, whole.height)
+
+
+def _describe(geometry: Geometry) -> str:
+    size, timeline = f"{geometry.width} x {geometry.height} pixels", geometry.timeline
+    return size if timeline is None else f"{timeline.num_frames} frames of {size}"
 
 
 def _as_strip(values: Values, field: str, config: ImageProcessorConfig) -> Picture:

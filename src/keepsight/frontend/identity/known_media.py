@@ -1,4 +1,5 @@
-"""What earlier requests taught about media: which of two names mean the same pixels, and how large pictures are.
+"""What earlier requests taught about media: which of two names mean the same pixels, and how large pictures are,
+and how long films.
 
 Knows neither pictures nor pixels, only digests of them.  All of it may be forgotten at any moment (the least recently
 used goes first): it is then learned again.  Invariant: a name that others stand behind stands behind none itself.

@@ -1,6 +1,6 @@
 """How much media a request may bring, checked as early as each number is known."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -11,8 +11,9 @@ from keepsight.frontend.prompt.read_messages import PicturePart
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    max_pictures: int | None
-    # Of one picture as it is sent or fetched, and of all that one request brings.
+    # By modality: pictures and films of one request.
+    max_number: Mapping[str, int]
+    # Of each of them as it is sent or fetched, and of all that one request brings.
     max_bytes: int
     max_request_bytes: int
     # Of all that one request has to download.
@@ -21,19 +22,20 @@ class MediaLimits:
     @classmethod
     def from_config(cls, config: Config) -> Self:
         return cls(
-            config.limit_mm_per_prompt.get("image"),
+            config.limit_mm_per_prompt,
             config.max_media_bytes,
             config.max_request_media_bytes,
             config.media_fetch_timeout,
         )
 
     def check_count(self, parts: Sequence[PicturePart]) -> None:
-        """Pictures of earlier turns count, crops do not."""
-        if self.max_pictures is not None and len(parts) > self.max_pictures:
-            field = parts[self.max_pictures].field
-            raise TooManyPicturesError(
-                field, f"is one of {len(parts)} pictures, at most {self.max_pictures} may be sent"
-            )
+        """Those of earlier turns count, crops do not."""
+        films = [part for part in parts if part.modality == "video"]
+        pictures = [part for part in parts if part.modality != "video"]
+        for modality, what, own in (("image", "pictures", pictures), ("video", "videos", films)):
+            most = self.max_number.get(modality, len(own))
+            if len(own) > most:
+                raise TooManyPicturesError(own[most].field, f"is one of {len(own)} {what}, at most {most} may be sent")
 
     def check_size(self, num_bytes: int, field: str) -> None:
         if num_bytes > self.max_bytes:

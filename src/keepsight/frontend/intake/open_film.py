@@ -29,6 +29,7 @@ FilmSource = bytes | FilmArray
 # As ffmpeg names the demuxers.
 FORMATS = {"mov": "MP4, MOV", "matroska": "WebM, MKV", "avi": "AVI", "gif": "GIF"}
 _MOV_BOXES = frozenset({b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot"})
+_BRANDS_OF_PICTURES = frozenset({b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1"})
 DECODERS = (
     "gif",
     "h263",
@@ -68,16 +69,26 @@ def open_film(data: bytes, field: str, max_pixels: int) -> Iterator[tuple["Input
         yield container, _video_stream(container, field, max_pixels)
 
 
+def looks_like_a_film(data: bytes) -> bool:
+    """And not like a picture, which a GIF may be, and what a film's boxes may hold."""
+    return _find_format(data) not in (None, "gif") and data[8:12] not in _BRANDS_OF_PICTURES
+
+
 def _format_of(data: bytes, field: str) -> str:
+    found = _find_format(data)
+    if found is None:
+        raise UnreadablePictureError(field, f"{len(data)} bytes that are none of {', '.join(FORMATS.values())}")
+    return found
+
+
+def _find_format(data: bytes) -> str | None:
     if data[4:8] in _MOV_BOXES:
         return "mov"
     if data.startswith(b"\x1aE\xdf\xa3"):
         return "matroska"
     if data.startswith(b"RIFF") and data[8:12] == b"AVI ":
         return "avi"
-    if data.startswith((b"GIF87a", b"GIF89a")):
-        return "gif"
-    raise UnreadablePictureError(field, f"{len(data)} bytes that are none of {', '.join(FORMATS.values())}")
+    return "gif" if data.startswith((b"GIF87a", b"GIF89a")) else None
 
 
 def _import_av(field: str) -> ModuleType:

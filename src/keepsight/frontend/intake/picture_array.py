@@ -25,7 +25,7 @@ def try_freeze_array(source: object, field: str) -> PictureArray | None:
         return None
     described: Any = source
     _check_kind(str(described.dtype).removeprefix("torch."), tuple(described.shape), field)
-    frozen = np.array(source if isinstance(source, np.ndarray) else _to_numpy(source, field), order="C")
+    frozen = np.array(source if isinstance(source, np.ndarray) else to_numpy(source, field), order="C")
     frozen.flags.writeable = False
     return frozen
 
@@ -57,7 +57,7 @@ def is_tensor(source: object) -> bool:
     return all(hasattr(source, name) for name in ("detach", "cpu", "numpy", "dtype", "shape"))
 
 
-def _to_numpy(tensor: Any, field: str) -> PictureArray:
+def to_numpy(tensor: Any, field: str) -> PictureArray:
     try:
         array: PictureArray = tensor.detach().cpu().numpy()
     except (RuntimeError, TypeError) as error:  # sparse, or on the meta device

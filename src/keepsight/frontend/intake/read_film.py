@@ -4,6 +4,7 @@ Decodes one frame, the first: how it is turned is told nowhere else.  Frames are
 is as they will be decoded: some headers tell no number, and those that do count what was cut off by an editor.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
 
+# A film, what its caller calls it, and how many pixels a frame may have.
+ReadFilm = Callable[[FilmSource, str, int], Geometry]
 # An hour at 60 a second: all before the last that is shown are decoded, which takes minutes of a core then.
 MAX_FRAMES = 60 * 60 * 60
 # Frames a second: none is faster, and what is slower has no second frame within a day.

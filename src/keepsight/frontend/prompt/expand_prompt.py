@@ -1,4 +1,4 @@
-"""A rendered text and the layout of each picture become token ids, and a span for each picture and crop.
+"""A rendered text and the layout of each picture or film become token ids, and a span for each of their parts.
 
 The ids are those of the reference's processor.  Special tokens split a text before the tokenizer's model runs, so
 what stands between two of them is encoded alone, together with the newlines that expansion adds to it, and kept: a
@@ -28,6 +28,18 @@ _Encoded = tuple[_Text, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
+class FilmPromptFormat:
+    """How this checkpoint writes one film: the time of each of its moments, and that as a picture."""
+
+    # Stands for a whole film in an unexpanded prompt, and in whose midst it does where a template has written it.
+    marker: str
+    framed_marker: str
+    soft_token_id: int
+    opening: tuple[int, ...]
+    closing: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ImagePromptFormat:
     """How this checkpoint writes one picture: what opens it, its soft tokens, what closes it."""
 
@@ -42,6 +54,8 @@ class ImagePromptFormat:
     margin: str = ""
     # Of every picture; 0: they follow from its size.
     tokens_per_image: int = 0
+    # None: it reads none.
+    film: FilmPromptFormat | None = None
 
     @classmethod
     def from_checkpoint(cls, directory: Path | str, tokenizer: Tokenizer) -> "ImagePromptFormat | None":
@@ -65,16 +79,21 @@ def _read_format_of_gemma(path: Path, config: dict[str, Any], tokenizer: Tokeniz
 
 
 def _read_format_of_qwen(path: Path, config: dict[str, Any], tokenizer: Tokenizer) -> ImagePromptFormat:
-    """Its template writes what opens a picture and what closes it."""
-    tokens = [_find_token(path, config, tokenizer, name, f"{name}_token_id") for name in ("image", "video")]
-    soft_token_id, marker = tokens[0]
-    return ImagePromptFormat(marker, soft_token_id, dict(tokens))
+    """Its template writes what opens a picture and what closes it; each moment of a film has that of its own."""
+    image, video = (_find_token(path, config, tokenizer, name, f"{name}_token_id") for name in ("image", "video"))
+    around = ("vision_start", "vision_end")
+    film = None
+    if all(f"{name}_token_id" in config for name in around):
+        start, end = (_find_token(path, config, tokenizer, name, f"{name}_token_id") for name in around)
+        film = FilmPromptFormat(video[1], start[1] + video[1] + end[1], video[0], (start[0],), (end[0],))
+    return ImagePromptFormat(image[1], image[0], dict((image, video)), film=film)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpandedPrompt:
     token_ids: tuple[int, ...]
-    spans: tuple[TokenSpan, ...]  # the soft tokens of each picture, and after it of each of its crops
+    # The soft tokens of each picture, and after it of each of its crops; of each moment of a film.
+    spans: tuple[TokenSpan, ...]
 
 
 class PromptExpander:
@@ -88,6 +107,7 @@ class PromptExpander:
     ) -> None:
         self._tokenizer = tokenizer
         self._format = image_format
+        self._markers = _compile_markers(image_format)
         # Each lies beside its tokens, to be counted.
         self._cache = LruCache[_Text, _Encoded](text_cache_max_bytes, _count_bytes)
         self._cache_lock = threading.Lock()  # LLM may be called from several threads
@@ -105,37 +125,49 @@ class PromptExpander:
         field: str = "messages",
         cache_salt: str | None = None,
     ) -> ExpandedPrompt:
-        """`layouts` has one for each picture; `field` is named in errors."""
-        first, *pieces = self._write_out_pictures(self._split_at_markers(text, len(layouts), field), layouts)
+        """`layouts` has one for each picture and film; `field` is named in errors."""
+        first, *pieces = self._write_out_pictures(self._split_at_markers(text, layouts, field), layouts)
         token_ids = list(self._bos_prefix) if add_bos else []
         token_ids.extend(self._encode(first, field, cache_salt))
         spans: list[TokenSpan] = []
-        lengths = [layout.tokens_per_part for layout in layouts for _ in range(layout.num_parts)]
-        for length, piece in zip(lengths, pieces, strict=True):
-            spans.append(self._append_image(token_ids, length))
+        parts = [layout for layout in layouts for _ in range(layout.num_parts)]
+        for layout, piece in zip(parts, pieces, strict=True):
+            spans.append(self._append_part(token_ids, layout))
             token_ids.extend(self._encode(piece, field, cache_salt))
         return ExpandedPrompt(tuple(token_ids), tuple(spans))
+
+    def find_films(self, text: str) -> list[bool]:
+        """Of each marker in a text: whether it is a film's."""
+        return [] if self._markers is None else [self._is_of_film(each) for each in self._markers.findall(text)]
 
     def count_tokens_of(
         self, beginning: str, expanded: ExpandedPrompt, layouts: Sequence[PictureLayout], cache_salt: str | None = None
     ) -> int:
         """How many of its first tokens its text's `beginning` becomes, which may end otherwise than that goes on."""
-        num_pictures = beginning.count(self._format.marker) if self._format else 0
+        num_pictures = len(self.find_films(beginning))
         own = self.expand(beginning, layouts[:num_pictures], cache_salt=cache_salt).token_ids
         shared = takewhile(lambda pair: pair[0] == pair[1], zip(own, expanded.token_ids, strict=False))
         return sum(1 for _ in shared)
 
-    def _split_at_markers(self, text: str, num_pictures: int, field: str) -> list[str]:
-        if self._format is None:
-            if num_pictures:
-                raise PictureCountError(field, f"holds {num_pictures} pictures, but this model reads text only")
+    def _split_at_markers(self, text: str, layouts: Sequence[PictureLayout], field: str) -> list[str]:
+        if self._format is None or self._markers is None:
+            if layouts:
+                raise PictureCountError(field, f"holds {len(layouts)} pictures, but this model reads text only")
             return [text]
-        marker = self._format.marker
-        around = text.split(marker)
-        if len(around) - 1 != num_pictures:
-            message = f"the prompt has {len(around) - 1} {marker} markers for {num_pictures} pictures"
-            raise PictureCountError(field, message)
-        return around
+        around = self._markers.split(text)  # every second is a marker
+        marked, sent = [self._is_of_film(each) for each in around[1::2]], [layout.is_of_film for layout in layouts]
+        kinds = [(False, self._format.marker, "pictures")]
+        if self._format.film is not None:
+            kinds.append((True, self._format.film.marker, "videos"))
+        for is_film, marker, what in kinds:
+            if (num_markers := marked.count(is_film)) != (num_sent := sent.count(is_film)):
+                raise PictureCountError(field, f"the prompt has {num_markers} {marker} markers for {num_sent} {what}")
+        if marked != sent:
+            raise PictureCountError(field, "the prompt has its pictures and videos in another order than they came in")
+        return around[::2]
+
+    def _is_of_film(self, marker: str) -> bool:
+        return self._format is not None and marker != self._format.marker
 
     def _write_out_pictures(self, around: Sequence[str], layouts: Sequence[PictureLayout]) -> list[str]:
         """The texts between images once every marker is replaced as the reference's processor does it.
@@ -145,17 +177,19 @@ class PromptExpander:
         margin = self._format.margin if self._format else ""
         pieces = [around[0]]
         for layout, after in zip(layouts, around[1:], strict=True):
-            between = _write_between_crops(layout.num_crops)
-            pieces[-1] += ("Here is the original image " if between else "") + margin
+            before, *between = _write_times(layout.times) or _write_around_crops(layout.num_crops, margin)
+            pieces[-1] += before
             pieces += [*between, margin + after]
         return pieces
 
-    def _append_image(self, token_ids: list[int], length: int) -> TokenSpan:
+    def _append_part(self, token_ids: list[int], layout: PictureLayout) -> TokenSpan:
         assert self._format is not None
-        token_ids.extend(self._format.opening)
-        span = TokenSpan(len(token_ids), length)
-        token_ids.extend([self._format.soft_token_id] * length)
-        token_ids.extend(self._format.closing)
+        written = self._format.film if layout.is_of_film else self._format
+        assert written is not None, "a film for a model that reads none"
+        token_ids.extend(written.opening)
+        span = TokenSpan(len(token_ids), layout.tokens_per_part)
+        token_ids.extend([written.soft_token_id] * span.length)
+        token_ids.extend(written.closing)
         return span
 
     def _encode(self, text: str, field: str, cache_salt: str | None) -> Iterator[int]:
@@ -193,9 +227,25 @@ class PromptExpander:
         return {token: token_id for token, token_id in boundaries.items() if token_id is not None}
 
 
-def _write_between_crops(num_crops: int) -> list[str]:
+def _compile_markers(image_format: ImagePromptFormat | None) -> re.Pattern[str] | None:
+    """The longer one of a film's goes first."""
+    if image_format is None:
+        return None
+    film = image_format.film
+    markers = [image_format.marker, *((film.framed_marker, film.marker) if film else ())]
+    return re.compile(f"({'|'.join(map(re.escape, markers))})")
+
+
+def _write_around_crops(num_crops: int, margin: str) -> list[str]:
+    """What stands before the whole, and before each of its crops."""
+    if not num_crops:
+        return [margin]
     first = "\n\n and here are some crops to help you see better \n\n"
-    return [first, *["\n\n \n\n"] * (num_crops - 1)] if num_crops else []
+    return [f"Here is the original image {margin}", first, *["\n\n \n\n"] * (num_crops - 1)]
+
+
+def _write_times(times: Sequence[float]) -> list[str]:
+    return [f"<{seconds:.1f} seconds>" for seconds in times]
 
 
 def _find_token(path: Path, config: dict[str, Any], tokenizer: Tokenizer, name: str, *fields: str) -> tuple[int, str]:

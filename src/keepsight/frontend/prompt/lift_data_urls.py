@@ -20,6 +20,8 @@ MIN_BYTES = 4096
 MAX_HEAD_BYTES = 128
 # More than any prompt has pictures.  What stands behind them is left: each, however short, costs two pieces.
 MAX_STRINGS = 1024
+# Of a content part.
+_PLACES = ("image_url", "image", "url", "image_embeds", "video_url", "video")
 _OPENING, _MARKER = b'"data:', b";base64,"
 
 
@@ -131,6 +133,6 @@ def _find_places(messages: object) -> Iterator[tuple[dict[str, Any], str]]:
         contents = (message.get("content"), message.get("output")) if isinstance(message, dict) else ()
         for part in itertools.chain.from_iterable(each for each in contents if isinstance(each, list)):
             if isinstance(part, dict):
-                yield from ((part, key) for key in ("image_url", "image", "url", "image_embeds") if key in part)
-                if isinstance(inner := part.get("image_url"), dict) and "url" in inner:
+                yield from ((part, key) for key in _PLACES if key in part)
+                if isinstance(inner := part.get("image_url", part.get("video_url")), dict) and "url" in inner:
                     yield inner, "url"

@@ -1,4 +1,4 @@
-"""OpenAI chat messages, checked and split: what the chat template sees, and the pictures in the order they come.
+"""OpenAI chat messages, checked and split: what the chat template sees, and pictures and films in the order they come.
 
 Every fault names its place as the caller wrote it (`messages[1].content[0].type`).  Knows nothing of URLs or decoding.
 """
@@ -6,6 +6,7 @@ Every fault names its place as the caller wrote it (`messages[1].content[0].type
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
@@ -41,7 +42,7 @@ EMPTY_IN_ANSWERS = (
 MESSAGE_TYPES = ("text", None)
 # Beside those of every message.  `parsed` is OpenAI's own client's, of an answer's content, which stands beside it.
 _FIELDS_OF = {"assistant": ("parsed", "refusal", "tool_calls"), "tool": ("tool_call_id",)}
-# The other content parts are pictures.
+# The other content parts are pictures and films.
 TEXT_PARTS = ("text", "refusal")
 MAX_UUID_LENGTH = 256
 MAX_MESSAGES = MAX_PARTS = 2**14
@@ -57,10 +58,10 @@ _JSON_TYPES = (str, int, float, bool, type(None), Mapping, list, tuple)
 
 @dataclass(frozen=True, slots=True)
 class PicturePart:
-    """One picture of a conversation, not yet fetched or opened."""
+    """One picture or film of a conversation, not yet fetched or opened."""
 
-    # A URL if it is a string, else an object of this process: PIL image, array, bytes.  None only with a uuid: the
-    # picture that came with it before.
+    # A URL if it is a string, else an object of this process: PIL image, array, bytes.  None only with a uuid: what
+    # came with it before.
     source: object
     field: str  # where the caller put it
     uuid: str | None = None  # stands for the content, because the caller says so
@@ -184,7 +185,7 @@ def _read_part(part: object, field: str, pictures: list[PicturePart]) -> Fields:
     if isinstance(read, str):
         return {"type": "text", "text": read}
     pictures.append(read)
-    return {"type": "image"}
+    return {"type": "video" if read.modality == "video" else "image"}
 
 
 def _read_text(part: Fields, field: str) -> str:
@@ -198,24 +199,26 @@ def _read_refusal(part: Fields, field: str) -> str:
     return check_is_text(part.get("refusal"), f"{field}.refusal")
 
 
-def _read_image_url(part: Fields, field: str) -> PicturePart:
-    check_fields(part, field, {"type", "image_url", "uuid", BREAKPOINT})
-    image_url, url_field = part.get("image_url"), f"{field}.image_url"
+def _read_url(part: Fields, field: str, modality: Modality) -> PicturePart:
+    """OpenAI's form for pictures, and vLLM's for films: `image_url`, `video_url`."""
+    name = f"{modality}_url"
+    check_fields(part, field, {"type", name, "uuid", BREAKPOINT})
+    url, url_field = part.get(name), f"{field}.{name}"
     uuid = read_uuid(part.get("uuid"), f"{field}.uuid")
-    if not isinstance(image_url, str) and not _is_left_out(image_url, uuid):
-        image_url, url_field = _read_image_url_object(check_is_object(image_url, url_field), url_field)
-    if image_url == "" and uuid is not None:
-        image_url = None  # as some clients write it, for vLLM lets them
-    if not _is_left_out(image_url, uuid):
-        check_is_url(image_url, url_field)
-    return PicturePart(image_url, url_field, uuid)
+    if not isinstance(url, str) and not _is_left_out(url, uuid):
+        url, url_field = _read_url_object(check_is_object(url, url_field), url_field, modality)
+    if url == "" and uuid is not None:
+        url = None  # as some clients write it, for vLLM lets them
+    if not _is_left_out(url, uuid):
+        check_is_url(url, url_field)
+    return PicturePart(url, url_field, uuid, modality=modality)
 
 
-def _read_image_url_object(image_url: Fields, field: str) -> tuple[object, str]:
-    check_fields(image_url, field, {"url", "detail"})
-    if image_url.get("detail") not in (None, *DETAILS):
+def _read_url_object(url: Fields, field: str, modality: Modality) -> tuple[object, str]:
+    check_fields(url, field, {"url", "detail"} if modality == "image" else {"url"})
+    if url.get("detail") not in (None, *DETAILS):
         raise UnsupportedFieldError(f"{field}.detail", f"must be one of {', '.join(DETAILS)}")
-    return image_url.get("url"), f"{field}.url"
+    return url.get("url"), f"{field}.url"
 
 
 def _read_image_pil(part: Fields, field: str) -> PicturePart:
@@ -226,27 +229,27 @@ def _read_image_pil(part: Fields, field: str) -> PicturePart:
     return PicturePart(source, f"{field}.image_pil", uuid)
 
 
-def _read_image(part: Fields, field: str) -> PicturePart:
+def _read_named(part: Fields, field: str, modality: Modality) -> PicturePart:
     """transformers' own form: `image` holds an object or a URL, or `url` a URL; or `media_id` a handle."""
-    check_fields(part, field, {"type", "image", "url", "media_id", "uuid", BREAKPOINT})
+    check_fields(part, field, {"type", modality, "url", "media_id", "uuid", BREAKPOINT})
     if part.get("media_id") is not None:
-        return _read_handle(part, field)
-    name = "url" if part.get("image") is None and part.get("url") is not None else "image"
-    if name == "image" and part.get("url") is not None:
-        raise InvalidArgumentError(f"{field}.url", "must not be given together with image")
+        return _read_handle(part, field, modality)
+    name = "url" if part.get(modality) is None and part.get("url") is not None else modality
+    if name == modality and part.get("url") is not None:
+        raise InvalidArgumentError(f"{field}.url", f"must not be given together with {modality}")
     source, uuid = part.get(name), read_uuid(part.get("uuid"), f"{field}.uuid")
     if name == "url" or (isinstance(source, _JSON_TYPES) and not _is_left_out(source, uuid)):
         check_is_url(source, f"{field}.{name}")
-    return PicturePart(source, f"{field}.{name}", uuid)
+    return PicturePart(source, f"{field}.{name}", uuid, modality=modality)
 
 
-def _read_handle(part: Fields, field: str) -> PicturePart:
-    for name in ("image", "url"):
+def _read_handle(part: Fields, field: str, modality: Modality) -> PicturePart:
+    for name in (modality, "url"):
         if part.get(name) is not None:
             raise InvalidArgumentError(f"{field}.{name}", "must not be given together with media_id")
     media_id = check_is_text(part["media_id"], f"{field}.media_id")
     uuid = read_uuid(part.get("uuid"), f"{field}.uuid")
-    return PicturePart(f"{HANDLE_PREFIX}{media_id}", f"{field}.media_id", uuid)
+    return PicturePart(f"{HANDLE_PREFIX}{media_id}", f"{field}.media_id", uuid, modality=modality)
 
 
 def _read_image_embeds(part: Fields, field: str) -> PicturePart:
@@ -295,7 +298,7 @@ def _is_left_out(source: object, uuid: str | None) -> bool:
 
 
 def read_uuid(value: object, field: str) -> str | None:
-    """A client's own name for a picture; whatever text it likes, as long as it can be shown in one line."""
+    """A client's own name for a picture or a film; whatever text it likes, as long as it can be shown in one line."""
     if value is None:
         return None
     if not isinstance(value, str) or not 0 < len(value) <= MAX_UUID_LENGTH or not value.isprintable():
@@ -306,8 +309,10 @@ def read_uuid(value: object, field: str) -> str | None:
 _PART_READERS: dict[str, Callable[[Fields, str], str | PicturePart]] = {
     "text": _read_text,
     "refusal": _read_refusal,
-    "image_url": _read_image_url,
+    "image_url": partial(_read_url, modality="image"),
     "image_pil": _read_image_pil,
-    "image": _read_image,
+    "image": partial(_read_named, modality="image"),
     "image_embeds": _read_image_embeds,
+    "video_url": partial(_read_url, modality="video"),
+    "video": partial(_read_named, modality="video"),
 }

@@ -1,0 +1,92 @@
+"""How a checkpoint's pictures and films are prepared for its encoder: read once, changed by what a request asks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from keepsight.errors import CheckpointConfigError, InvalidArgumentError
+from keepsight.film_config import FILM_OPERATOR_OPTIONS, FILM_REQUEST_OPTIONS, FilmConfig
+from keepsight.image_processor_config import NORMALISING, ImageProcessorConfig, options_named
+from keepsight.image_processor_config import OPERATOR_OPTIONS as IMAGE_OPERATOR_OPTIONS
+from keepsight.json_fields import JsonFields
+
+# Of any model.
+OPERATOR_OPTIONS = IMAGE_OPERATOR_OPTIONS | FILM_OPERATOR_OPTIONS
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorConfig:
+    image: ImageProcessorConfig
+    # None: the model takes none.
+    film: FilmConfig | None = None
+
+    @classmethod
+    def from_checkpoint(cls, directory: Path, backend: str, overrides: Mapping[str, Any]) -> Self | None:
+        """None for a model that reads text only.  Two files say how large pictures are, and they must agree."""
+        fields = JsonFields.read(directory / "config.json")
+        if "vision_config" not in fields:
+            return None
+        with options_named():
+            config = cls._read(directory, backend, overrides)
+        if config is None:
+            raise CheckpointConfigError(
+                directory / "preprocessor_config.json", "is missing, though config.json has a vision tower"
+            )
+        _check_agree(fields.section("vision_config"), config.image)
+        return config
+
+    @classmethod
+    def _read(cls, directory: Path, backend: str, overrides: Mapping[str, Any]) -> Self | None:
+        of_pictures, of_films = _split(overrides)
+        image = ImageProcessorConfig.from_checkpoint(directory, backend=backend, **of_pictures)
+        if image is None:
+            return None
+        of_both = {name: value for name, value in of_pictures.items() if name in NORMALISING}
+        film = FilmConfig.from_checkpoint(directory, image, **of_both, **of_films)
+        if film is None and of_films:
+            raise InvalidArgumentError(next(iter(of_films)), "is an option of videos, and this model takes none")
+        return cls(image, film)
+
+    def with_overrides(self, overrides: Mapping[str, Any]) -> "ProcessorConfig":
+        """The same with some options changed, as a request may ask."""
+        of_pictures, of_films = _split(overrides)
+        image = self.image.with_overrides(**of_pictures) if of_pictures else self.image
+        return ProcessorConfig(image, self.film.with_overrides(**of_films) if self.film and of_films else self.film)
+
+    @property
+    def request_options(self) -> frozenset[str]:
+        """What one request may change of its pictures and films."""
+        return self.image.request_options | (FILM_REQUEST_OPTIONS if self.film else frozenset())
+
+    @property
+    def max_tokens_per_item(self) -> int:
+        """0: all have as many as the model says, crops as well."""
+        return max(self.image.max_tokens_per_picture, self.film.max_tokens_per_moment if self.film else 0)
+
+
+# Of a model that reads text only: it changes nothing.
+NO_PROCESSOR = ProcessorConfig(ImageProcessorConfig())
+
+
+def _split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Those of pictures, and those of films."""
+    of_films = {name: value for name, value in options.items() if name in FILM_OPERATOR_OPTIONS}
+    return {name: value for name, value in options.items() if name not in of_films}, of_films
+
+
+def _check_agree(vision: JsonFields, config: ImageProcessorConfig) -> None:
+    if config.sizes is not None:
+        expected = {"patch_size": config.sizes.patch_size, "spatial_merge_size": config.sizes.merge_size}
+        for name, value in {**expected, "temporal_patch_size": 2}.items():
+            if vision.integer(name) != value:
+                raise vision.refuse(name, f"is {vision.integer(name)}, but {value} to the image processor")
+    elif "spatial_merge_size" in vision:
+        message = f"is for pictures of many sizes, but all are resized to {config.width} x {config.height}"
+        raise vision.refuse("spatial_merge_size", message)
+    elif "image_size" in vision:
+        side = vision.integer("image_size")
+        if (config.width, config.height) != (side, side):
+            raise vision.refuse(
+                "image_size", f"is {side}, but pictures are resized to {config.width} x {config.height}"
+            )
