@@ -1,4 +1,7 @@
-"""A chat template in the shape of Qwen3-VL's: it tells of tools, and writes calls and their results, by itself."""
+"""A chat template in the shape of Qwen3-VL's: it tells of tools, and writes calls and their results, by itself.
+
+Its thinking variant opens a thought for each answer, and shows earlier ones only behind the user's last question.
+"""
 
 TEMPLATE = """\
 {%- macro show(content) -%}
@@ -28,7 +31,9 @@ TEMPLATE = """\
         {{- '\\n<tool_response>\\n' }}{{ show(message.content) }}{{ '\\n</tool_response>' -}}
         {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{ '<|im_end|>\\n' }}{% endif -%}
     {%- elif not (loop.first and speaks_first) -%}
-        {{- '<|im_start|>' }}{{ message.role }}{{ '\\n' }}{{ show(message.content) -}}
+        {{- '<|im_start|>' }}{{ message.role }}{{ '\\n' -}}
+        {{- WRITTEN_THOUGHT -}}
+        {{- show(message.content) -}}
         {%- for call in message.tool_calls or () -%}
             {%- if message.content or not loop.first %}{{ '\\n' }}{% endif -%}
             {{- '<tool_call>\\n{"name": "' }}{{ call.function.name }}{{ '", "arguments": ' -}}
@@ -40,10 +45,22 @@ TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}
     {{- '<|im_start|>assistant\\n' -}}
-    {%- if enable_thinking is defined and not enable_thinking %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif -%}
+    {{- BEGUN_THOUGHT -}}
 {%- endif -%}
 """
 _AS_SENT = "(call.function.arguments if call.function.arguments is string else call.function.arguments | tojson)"
 # Qwen3's takes arguments as a text, too.  Qwen2.5's writes what they say anew.
-QWEN_LIKE = TEMPLATE.replace("WRITTEN_ARGUMENTS", _AS_SENT)
-OLDER_QWEN_LIKE = TEMPLATE.replace("WRITTEN_ARGUMENTS", "call.function.arguments | tojson")
+_WITHOUT_THOUGHT = TEMPLATE.replace("WRITTEN_THOUGHT", "''").replace(
+    "BEGUN_THOUGHT", r"'<think>\n\n</think>\n\n' if enable_thinking is defined and not enable_thinking else ''"
+)
+QWEN_LIKE = _WITHOUT_THOUGHT.replace("WRITTEN_ARGUMENTS", _AS_SENT)
+OLDER_QWEN_LIKE = _WITHOUT_THOUGHT.replace("WRITTEN_ARGUMENTS", "call.function.arguments | tojson")
+_IS_SHOWN = "message.reasoning_content and 'user' not in messages[loop.index0:] | map(attribute='role')"
+THINKING_QWEN_LIKE = (
+    TEMPLATE.replace("WRITTEN_ARGUMENTS", _AS_SENT)
+    .replace(
+        "WRITTEN_THOUGHT",
+        rf"('<think>\n' + message.reasoning_content.strip('\n') + '\n</think>\n\n') if {_IS_SHOWN} else ''",
+    )
+    .replace("BEGUN_THOUGHT", r"'<think>\n'")
+)

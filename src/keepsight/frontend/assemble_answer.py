@@ -1,11 +1,14 @@
-"""The tokens of a request's choices become their texts, and each choice ends exactly once.
+"""The tokens of a request's choices become their texts, without what they thought first if that is told apart, and each
+choice ends exactly once.
 
 An engine knows stop tokens and lengths; stop strings are found here, where the text is.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from keepsight.frontend.prompt.thought_text import Thought
 from keepsight.frontend.prompt.tokenizer import Tokenizer
+from keepsight.frontend.split_thought import ThoughtSplitter
 from keepsight.frontend.stream_text import TextStreamer
 from keepsight.requests import FinishReason, TokenOutput
 from keepsight.sampling_params import SamplingParams
@@ -22,6 +25,9 @@ class AnswerPiece:
     stop_reason: str | int | None = None
     # What its bytes become comes with a later one.
     is_amid_bytes: bool = False
+    # What it added to what is thought before the answer; and whether it is a token of that, a tag of it included.
+    thought: str = ""
+    is_of_thought: bool = False
 
     @property
     def choice(self) -> int:
@@ -34,8 +40,10 @@ class AnswerPiece:
 
 
 class AnswerAssembler:
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, thought: Thought | None = None) -> None:
+        """`thought`: what each choice may begin with; None: all of it is its text."""
         self._streamers = {choice: TextStreamer(tokenizer, params) for choice in range(params.n)}
+        self._splitters = {} if thought is None else {choice: ThoughtSplitter(thought) for choice in range(params.n)}
         self._stop_token_ids = frozenset(params.stop_token_ids)
 
     @property
@@ -47,6 +55,10 @@ class AnswerAssembler:
         streamer = self._streamers.get(token.choice)
         if streamer is None:
             return None
+        piece = self._read(token, streamer)
+        return _split(piece, self._splitters[token.choice]) if self._splitters else piece
+
+    def _read(self, token: TokenOutput, streamer: TextStreamer) -> AnswerPiece:
         ends_by_token = token.finish_reason == "stop"
         text = streamer.push(token.token_id, is_stop_token=ends_by_token)
         if streamer.stop_string is None and token.finish_reason is None:
@@ -57,3 +69,10 @@ class AnswerAssembler:
             return AnswerPiece(token, text, "stop", streamer.stop_string)
         is_callers = ends_by_token and token.token_id in self._stop_token_ids
         return AnswerPiece(token, text, token.finish_reason, token.token_id if is_callers else None)
+
+
+def _split(piece: AnswerPiece, splitter: ThoughtSplitter) -> AnswerPiece:
+    was_of_thought = splitter.state == "thought"
+    thought, text = splitter.push(piece.text, is_last=piece.finish_reason is not None)
+    is_of_thought = was_of_thought or splitter.state == "thought"
+    return replace(piece, text=text, thought=thought, is_of_thought=is_of_thought)

@@ -90,6 +90,12 @@ class Conversation:
     # What else its chat template is told.
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    @property
+    def begun_answer(self) -> str:
+        """What is to be gone on with."""
+        content = self.messages[-1]["content"] if self.end == "text" else ""
+        return content if isinstance(content, str) else "".join(part.get("text", "") for part in content[-1:])
+
     def emptied_after(self, breakpoint_: Breakpoint) -> "Conversation":
         """The same turns, but nothing is said behind it: some templates write one turn into the next."""
         index = breakpoint_.num_messages

@@ -24,6 +24,7 @@ from keepsight.frontend.prompt.call_text import BARE, TAGGED, CallForm
 from keepsight.frontend.prompt.read_messages import TemplateMessage, read_messages
 from keepsight.frontend.prompt.read_tool_calls import show_tool_calls
 from keepsight.frontend.prompt.tell_tools import as_parts, tell_calls, tell_results, tell_tools
+from keepsight.frontend.prompt.thought_text import TAGS, ThoughtForm
 from keepsight.json_fields import read_json_object, read_optional_json_object
 
 MAX_RENDERED_CHARACTERS = 64 * 2**20
@@ -58,7 +59,10 @@ class ChatTemplate:
         self._tool_words = _find_tool_words(parsed, self._texts)
         self._variables = jinja2.meta.find_undeclared_variables(parsed)
         # In which a model that is told of tools writes their calls.
-        self.call_form = _find_call_form(parsed, self._tool_words)
+        written = _find_all_written(parsed, self._texts)
+        self.call_form = _find_call_form(written, self._tool_words)
+        # In which the model writes what it thinks; None: the template knows of no thoughts.
+        self.thought_form = _find_thought_form(written)
         self._content_form = self._find_content_form()
         self._takes_texts_as_arguments = self._find_whether_arguments_may_be_texts()
         # What it leaves out without a word.
@@ -341,11 +345,17 @@ def _find_tool_words(template: jinja2.nodes.Template, texts: set[str]) -> set[st
     return ({"tools"} & variables) | ({"tool"} & texts) | ({"tool_calls"} & (texts | fields))
 
 
-def _find_call_form(template: jinja2.nodes.Template, tool_words: set[str]) -> CallForm:
+def _find_all_written(template: jinja2.nodes.Template, texts: set[str]) -> str:
+    return "\n".join((*(each.data for each in template.find_all(jinja2.nodes.TemplateData)), *texts))
+
+
+def _find_call_form(written: str, tool_words: set[str]) -> CallForm:
     """Of a template that tells of tools by itself: the form that it teaches, if it is known."""
-    written = [each.data for each in template.find_all(jinja2.nodes.TemplateData)]
-    taught = "\n".join((*written, *_find_texts(template)))
-    return TAGGED if "tools" in tool_words and TAGGED.is_taught_by(taught) else BARE
+    return TAGGED if "tools" in tool_words and TAGGED.is_taught_by(written) else BARE
+
+
+def _find_thought_form(written: str) -> ThoughtForm | None:
+    return TAGS if TAGS.opening in written and TAGS.closing in written else None
 
 
 def _make_environment() -> jinja2.Environment:

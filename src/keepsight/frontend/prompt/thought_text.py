@@ -1,0 +1,36 @@
+"""How a model writes what it thinks before it answers: between two tags, the first of which a prompt may have written.
+
+Which tags they are the chat template shows; whether an answer can begin with a thought, the end of the prompt.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtForm:
+    """Newlines beside the tags belong to them, as templates write them and take them off again."""
+
+    opening: str
+    closing: str
+
+
+# Qwen's, DeepSeek's and most others'.
+TAGS = ThoughtForm("<think>", "</think>")
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """That an answer may begin with."""
+
+    form: ThoughtForm
+    # The prompt has opened it, and the answer is in it from its first word on.
+    is_open: bool
+
+
+def find_thought(form: ThoughtForm, prompt: str, begun: str = "") -> Thought | None:
+    """`begun`: what the prompt has of the answer already, whose beginning is not to come any more."""
+    written = prompt.rstrip()
+    if written.endswith(form.opening) or begun.rfind(form.opening) > begun.rfind(form.closing):
+        return Thought(form, is_open=True)
+    is_behind = written.endswith(form.closing) or begun.strip()
+    return None if is_behind else Thought(form, is_open=False)

@@ -1,0 +1,61 @@
+"""Whether an answer begins with a thought is known from the chat template and the end of the prompt."""
+
+import pytest
+
+from keepsight.frontend.prompt.read_messages import PromptEnd, read_messages
+from keepsight.frontend.prompt.render_prompt import ChatTemplate
+from keepsight.frontend.prompt.thought_text import TAGS, Thought, find_thought
+from tests.frontend.gemma_like import DEMO
+from tests.qwen_template import QWEN_LIKE, THINKING_QWEN_LIKE
+
+OPEN, POSSIBLE = Thought(TAGS, is_open=True), Thought(TAGS, is_open=False)
+USER = {"role": "user", "content": "What is <think>?"}
+
+
+@pytest.mark.parametrize("source", [QWEN_LIKE, THINKING_QWEN_LIKE])
+def test_a_template_that_writes_the_tags_knows_thoughts(source: str) -> None:
+    assert ChatTemplate(source, {}).thought_form is TAGS
+
+
+def test_others_know_none() -> None:
+    assert ChatTemplate.from_checkpoint(DEMO, {}).thought_form is None
+    assert ChatTemplate("{{ '<think>' }}{{ messages[0].content }}", {}).thought_form is None
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "expected"),
+    [
+        (THINKING_QWEN_LIKE, {}, OPEN),
+        (QWEN_LIKE, {}, POSSIBLE),
+        (QWEN_LIKE, {"enable_thinking": True}, POSSIBLE),
+        (QWEN_LIKE, {"enable_thinking": False}, None),
+    ],
+)
+def test_the_end_of_the_prompt_says_whether_one_can_come(
+    source: str, options: dict[str, bool], expected: Thought | None
+) -> None:
+    prompt = ChatTemplate(source, {}).render(read_messages([USER], "answer", options))
+    assert find_thought(TAGS, prompt) == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("It is", None),
+        ("Let me see.</think>It is", None),
+        ("<think>\nLet me see", OPEN),
+        ("<think>\nLet me see.\n</think>\n\nIt is", None),
+        (" ", POSSIBLE),
+    ],
+)
+@pytest.mark.parametrize("as_parts", [False, True])
+def test_an_answer_that_is_gone_on_with_is_where_its_own_tags_leave_it(
+    said: str, expected: Thought | None, as_parts: bool
+) -> None:
+    content = [{"type": "text", "text": said}] if as_parts else said
+    for end, begun in {"text": said, "answer": ""}.items():
+        place: PromptEnd = "text" if end == "text" else "answer"
+        read = read_messages([USER, {"role": "assistant", "content": content}], place)
+        assert read.begun_answer == begun
+        if end == "text":
+            assert find_thought(TAGS, ChatTemplate(QWEN_LIKE, {}).render(read), begun) == expected
