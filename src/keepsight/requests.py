@@ -40,6 +40,15 @@ class PromptPin:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class ThoughtTokens:
+    """Those between which an answer may first think: what form it is to have, it has behind them."""
+
+    # None: the prompt has it already, and the answer begins within the thought.
+    opening: int | None
+    closing: int
+
+
 # To the engine ------------------------------------------------------------------------------------------------
 
 
@@ -62,6 +71,8 @@ class EngineRequest:
     # Hashes of media of which only the uuid came: with this request nobody can make their pixels.
     unsent_media: tuple[str, ...] = ()
     pins: tuple[PromptPin, ...] = ()
+    # None: the form holds from the first token on.
+    thought: ThoughtTokens | None = None
 
     @property
     def known_token_ids(self) -> tuple[int, ...]:

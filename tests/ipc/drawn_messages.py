@@ -27,6 +27,7 @@ from keepsight.requests import (
     ResetCaches,
     RingPlace,
     StoredPixels,
+    ThoughtTokens,
     ToEngine,
     TokenLogprob,
     TokenOutput,
@@ -89,6 +90,7 @@ def requests(draw: st.DrawFn) -> EngineRequest:
         coming_media=tuple(draw(st.lists(st.sampled_from(hashes), max_size=3))) if hashes else (),
         unsent_media=tuple(draw(st.lists(st.sampled_from(hashes), max_size=3))) if hashes else (),
         pins=tuple(draw(st.lists(st.builds(PromptPin, st.integers(1, max(1, end)), pin_seconds), max_size=2))),
+        thought=draw(st.none() | st.builds(ThoughtTokens, st.none() | token_ids, token_ids)),
     )
 
 

@@ -37,6 +37,7 @@ from keepsight.requests import (
     RequestFailed,
     RingPlace,
     StoredPixels,
+    ThoughtTokens,
     TiersChanged,
     TierStatus,
     ToEngine,
@@ -49,7 +50,14 @@ from tests.ipc.drawn_messages import comparable, outputs, spoil, to_engine
 ITEM = MediaItem("hash", TokenSpan(2, 3), Geometry(640, 480))
 PINS = (PromptPin(4, 1800.0),)
 REQUEST = EngineRequest(
-    "7", tuple(range(10)), (ITEM,), SamplingParams(), coming_media=("hash",), unsent_media=("hash",), pins=PINS
+    "7",
+    tuple(range(10)),
+    (ITEM,),
+    SamplingParams(),
+    coming_media=("hash",),
+    unsent_media=("hash",),
+    pins=PINS,
+    thought=ThoughtTokens(None, 7),
 )
 PIXELS = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
 
@@ -178,6 +186,7 @@ WRONG: dict[str, list[Frame]] = {
     "a pin until nobody knows when": edited(REQUEST, "pins", 0, "seconds", value=math.nan),
     "spans that overlap": encode_to_engine(replace(REQUEST, media=(ITEM, replace(ITEM, span=TokenSpan(4, 1))))),
     "spans out of order": encode_to_engine(replace(REQUEST, media=(ITEM, replace(ITEM, span=TokenSpan(0, 1))))),
+    "a thought that ends with no token": edited(REQUEST, "thought", "closing", value=-1),
     "no choices": edited(REQUEST, "sampling_params", "n", value=0),
     "absurdly many choices": edited(REQUEST, "sampling_params", "n", value=10**9),
     "an infinite temperature": edited(REQUEST, "sampling_params", "temperature", value=float("inf")),

@@ -18,7 +18,7 @@ from keepsight.demo import checkpoint_path
 from keepsight.frontend.prompt.call_grammar import CallGrammar
 from keepsight.frontend.prompt.call_text import TAGGED, write_call
 from keepsight.frontend.prompt.tokenizer import Tokenizer
-from keepsight.requests import EngineRequest
+from keepsight.requests import EngineRequest, ThoughtTokens
 from keepsight.runner.guide_tokens import Guide, GuideMaker, forbid_tokens
 from keepsight.runner.sample_tokens import SamplingState, Wishes, sample_tokens
 from keepsight.sampling_params import SamplingParams
@@ -210,6 +210,39 @@ def test_the_end_of_a_grammar_goes_before_min_tokens_and_every_ban(maker: GuideM
     banned = {"min_tokens": 50, "logit_bias": dict.fromkeys(END, -100.0), "allowed_token_ids": [20]}
     state = state_for(maker, regex("A"), temperature=1.0, seed=1, **banned)
     assert len(say(state, lambda: torch.randn(1, VOCAB_SIZE))) == 2
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_thought_is_free_and_the_answer_behind_it_has_its_form(is_open: bool) -> None:
+    tokenizer = Tokenizer.from_checkpoint(byte_level_checkpoint())
+    maker = GuideMaker(byte_level_checkpoint() / "tokenizer.json", tokenizer.eos_token_ids)
+    opening, closing = tokenizer.encode("<think></think>")
+    guide = maker.begin(regex("AB?"), ThoughtTokens(None if is_open else opening, closing))
+    begun = maker.begin(regex("AB?"))
+    if not is_open:
+        assert allowed_by(guide, tokenizer.num_tokens) == {*allowed_by(begun, tokenizer.num_tokens), opening}
+        guide.follow(opening)
+    for token_id in tokenizer.encode("A? No: <think> 5"):
+        assert guide.mask() is None
+        guide.follow(token_id)
+    guide.follow(closing)
+    assert allowed_by(guide, tokenizer.num_tokens) == allowed_by(begun, tokenizer.num_tokens)
+    [a] = tokenizer.encode("A")
+    guide.follow(a)
+    begun.follow(a)
+    assert allowed_by(guide, tokenizer.num_tokens) == allowed_by(begun, tokenizer.num_tokens)
+    maker.close()
+
+
+def test_an_answer_that_begins_without_a_thought_has_none_any_more() -> None:
+    tokenizer = Tokenizer.from_checkpoint(byte_level_checkpoint())
+    maker = GuideMaker(byte_level_checkpoint() / "tokenizer.json", tokenizer.eos_token_ids)
+    opening, closing = tokenizer.encode("<think></think>")
+    guide = maker.begin(regex("AB?"), ThoughtTokens(opening, closing))
+    guide.follow(*tokenizer.encode("A"))
+    assert opening not in allowed_by(guide, tokenizer.num_tokens)
+    assert guide.fault is None
+    maker.close()
 
 
 def test_rows_without_a_guide_are_left_alone_and_others_are_each_its_own(maker: GuideMaker) -> None:

@@ -189,6 +189,9 @@ def _check_request(request: EngineRequest) -> None:
     own = {item.media_hash for item in media}
     _check(own.issuperset(request.coming_media), "media to come of another request")
     _check(own.issuperset(request.unsent_media), "unsent media of another request")
+    if (thought := request.thought) is not None:
+        for tag in (thought.opening, thought.closing):
+            _check(tag is None or 0 <= tag <= MAX_COUNT, "a thought's token out of range")
     for pin in request.pins:
         _check(0 < pin.num_tokens <= len(token_ids) and 0 < pin.seconds < inf, "a pin out of range")
 

@@ -2,8 +2,8 @@
 
 A grammar is compiled on a thread of its own from when its sequence is made known, and waited for only with the first
 token.  A guide follows its own sequence and no other; what goes wrong with it is that sequence's fault alone, told by
-`fault`: its grammar's, or ours.  Knows nothing of how a token is chosen.  llguidance is imported with the first
-grammar, or by `prepare`.
+`fault`: its grammar's, or ours.  What is thought before an answer is free.  Knows nothing of how a token is chosen.
+llguidance is imported with the first grammar, or by `prepare`.
 """
 
 import itertools
@@ -20,6 +20,7 @@ import tokenizers
 import torch
 from torch import Tensor
 
+from keepsight.requests import ThoughtTokens
 from keepsight.scheduling.step_plan import Fault
 from keepsight.structured_outputs import StructuredOutputsParams
 from keepsight.token_bytes import read_token_bytes
@@ -40,23 +41,35 @@ class GrammarError(Exception):
 class Guide:
     """One sequence's place in its grammar."""
 
-    def __init__(self, compiled: "Future[LLMatcher]", field: str) -> None:
-        """`field`: where in the request the grammar stands."""
+    def __init__(self, compiled: "Future[LLMatcher]", field: str, thought: ThoughtTokens | None = None) -> None:
+        """`field`: where in the request the grammar stands; `thought`: what may be before what it describes."""
         self._compiled, self._field = compiled, field
+        # The token that would begin a thought now, and the one that ends what has begun.
+        self._opening = None if thought is None else thought.opening
+        self._closing = None if thought is None else thought.closing
+        self._is_thinking = thought is not None and thought.opening is None
         self._matcher: LLMatcher | None = None
         self.fault: Fault | None = None
 
     def mask(self) -> bytes | None:
-        """A bit for each token of the tokenizer, None if it has no say any more."""
+        """A bit for each token of the tokenizer, None if it has no say now."""
+        if self._is_thinking:
+            return None
         matcher = self._find_matcher()
         if matcher is None:
             return None
         mask: bytes = matcher.compute_bitmask()
         self._note_fault(matcher)
-        return None if self.fault else mask
+        if self.fault:
+            return None
+        return mask if self._opening is None else _with_token(mask, self._opening)
 
     def follow(self, token_id: int) -> None:
         """The end of an answer is no part of what the grammar describes, and the last that is heard of it."""
+        may_open, self._opening = self._opening, None
+        if self._is_thinking or token_id == may_open:
+            self._is_thinking = token_id != self._closing
+            return
         matcher = self._find_matcher()
         if matcher is not None and not matcher.is_stopped():
             matcher.consume_token(token_id)
@@ -99,14 +112,14 @@ class GuideMaker:
         """
         return self._find_thread().submit(self._find_tokenizer)
 
-    def begin(self, form: StructuredOutputsParams) -> Guide:
+    def begin(self, form: StructuredOutputsParams, thought: ThoughtTokens | None = None) -> Guide:
         grammar = form.to_grammar()
         if grammar not in self._compiled:
             self._compiled[grammar] = self._find_thread().submit(self._compile, grammar)
         self._compiled.move_to_end(grammar)
         if len(self._compiled) > MAX_COMPILED:
             self._compiled.popitem(last=False)
-        return Guide(self._compiled[grammar], form.path)
+        return Guide(self._compiled[grammar], form.path, thought)
 
     def close(self) -> None:
         if self._thread is not None:
@@ -191,6 +204,11 @@ def forbid_tokens(logits: Tensor, guides: Sequence[Guide | None]) -> None:
     forbidden = _unpack(np.stack([np.frombuffer(mask, np.uint8) for mask in masks.values()]), logits)
     for row, each in zip(masks, forbidden, strict=True):
         logits[row].masked_fill_(each, float("-inf"))
+
+
+def _with_token(mask: bytes, token_id: int) -> bytes:
+    byte, bit = divmod(token_id, 8)
+    return mask[:byte] + bytes([mask[byte] | 1 << bit]) + mask[byte + 1 :]
 
 
 def _unpack(masks: npt.NDArray[np.uint8], logits: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class SequenceTable:
     def remember(self, new: NewSequence) -> None:
         request = new.request
         form = request.sampling_params.structured_outputs
-        guide = None if form is None else self._guides.begin(form)
+        guide = None if form is None else self._guides.begin(form, request.thought)
         pictures = [item.span for item in request.media if item.is_picture]
         has_rows = any(item.columns for item in request.media)
         self._sequences[new.sequence_id] = RunningSequence(
