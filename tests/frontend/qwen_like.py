@@ -13,7 +13,7 @@ from typing import Any
 import tokenizers
 
 from tests.frontend.gemma_like import DEMO
-from tests.qwen_template import QWEN_LIKE
+from tests.qwen_template import QWEN_LIKE, THINKING_QWEN_LIKE
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
@@ -58,3 +58,12 @@ def build_qwen_like_checkpoint(directory: Path, vision: Mapping[str, Any] = VISI
         (directory / name).write_text(json.dumps(values))
     (directory / "chat_template.jinja").write_text(QWEN_LIKE)
     return ids
+
+
+def build_thinking_checkpoint(directory: Path, template: str = THINKING_QWEN_LIKE) -> None:
+    """The same, with tokens for a thought's tags, which are text."""
+    build_qwen_like_checkpoint(directory)
+    tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.add_tokens([tokenizers.AddedToken(tag, normalized=False) for tag in ("<think>", "</think>")])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "chat_template.jinja").write_text(template)

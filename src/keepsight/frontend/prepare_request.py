@@ -38,13 +38,14 @@ from keepsight.frontend.prompt.read_messages import Conversation, PicturePart, r
 from keepsight.frontend.prompt.read_token_ids import read_token_ids
 from keepsight.frontend.prompt.render_prompt import ChatTemplate
 from keepsight.frontend.prompt.sampling_defaults import read_sampling_defaults
+from keepsight.frontend.prompt.thought_text import find_thought
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.image_processor_config import check_options, options_named
 from keepsight.media import Modality, PictureLayout, TokenSpan
 from keepsight.model_limits import ModelLimits
 from keepsight.observe.account import RequestAccount
 from keepsight.processor_config import NO_PROCESSOR, ProcessorConfig
-from keepsight.requests import MAX_PRIORITY, EngineRequest, PromptPin
+from keepsight.requests import MAX_PRIORITY, EngineRequest, PromptPin, ThoughtTokens
 from keepsight.sampling_params import SamplingParams
 
 # Kept by frontend and engine for as long as an answer takes.
@@ -155,6 +156,24 @@ class RequestPreparer:
         return self._prepare(
             text, conversation.pictures, terms, mm_processor_kwargs, "messages", downloaded, kept, add_bos=False
         )
+
+    def part_thought(self, prepared: PreparedRequest, conversation: Conversation) -> PreparedRequest:
+        """So that what its answers think first is told apart, where they can think, and has not their form."""
+        form = self.template.thought_form
+        if form is None or prepared.text is None:
+            return prepared
+        thought = find_thought(form, prepared.text, conversation.begun_answer)
+        opening, closing = map(self._find_text_token, (form.opening, form.closing))
+        if thought is None or opening is None or closing is None:
+            return prepared
+        tokens = ThoughtTokens(None if thought.is_open else opening, closing)
+        request = replace(prepared.engine_request, thought=tokens)
+        return replace(prepared, engine_request=request, thought=thought)
+
+    def _find_text_token(self, text: str) -> int | None:
+        """That is all of this text, and is not left out of an answer's."""
+        token_id = self.tokenizer.token_id(text)
+        return None if token_id is None or self.tokenizer.is_special(token_id) else token_id
 
     def recognize(self, conversation: Conversation, cache_salt: str | None) -> Conversation | None:
         """The same, of whose pictures nothing has to be read any more; None where they are not all known."""

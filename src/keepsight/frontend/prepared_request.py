@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from keepsight.errors import PictureError, RequestFailedError, UnknownMediaError
 from keepsight.frontend.identity.identify_picture import NamedPicture, ask_for_picture
 from keepsight.frontend.pixels.make_pixels import MakePixels, PictureJob
+from keepsight.frontend.prompt.thought_text import Thought
 from keepsight.observe.account import RequestAccount
 from keepsight.requests import EngineRequest, Pixels, PromptPin
 
@@ -22,6 +23,8 @@ class PreparedRequest:
     cache_key: str | None = None
     # As it was before its pictures were written out.  None: it came as token ids, or as embeddings.
     text: str | None = None
+    # What each of its answers may begin with, to be told apart.
+    thought: Thought | None = None
     account: RequestAccount = field(kw_only=True)
 
     def pinned(self, seconds: float) -> "PreparedRequest":

@@ -153,7 +153,7 @@ def test_a_field_that_is_not_served_is_refused_by_name(name: str) -> None:
         ({"json_schema": {}}, "json_schema", "did you mean 'response_format'"),
         ({"regex": "a+"}, "regex", "did you mean 'structured_outputs.regex'"),
         ({"response_format": {"regex": "a+"}}, "response_format.regex", "knows$"),
-        ({"separate_reasoning": True}, "separate_reasoning", "knows$"),  # include_reasoning is refused, too
+        ({"separate_reasoning": True}, "separate_reasoning", "did you mean 'include_reasoning'"),
         ({"stream": True, "stream_options": {"include": 1}}, "stream_options.include", "include_usage"),
         ({"mm_processor_kwargs": {"do_resize": 1}}, "mm_processor_kwargs.do_resize", "no field"),
         (OBFUSCATED, "stream_options.include_obfuscation", "not supported"),

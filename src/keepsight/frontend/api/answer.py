@@ -5,6 +5,7 @@ exactly the tokens that were told.
 """
 
 import asyncio
+import dataclasses
 import logging
 import os
 import time
@@ -74,13 +75,17 @@ class Answer(ABC):
         self._forget_usage()
 
     def _forget_usage(self) -> None:
-        self._num_tokens = 0
+        self._num_tokens = self._num_thought_tokens = 0
         # By prompt that was heard of, of the choice that found least: the others find what that one has just computed.
         self._num_cached_tokens: dict[int, int] = {}
 
     @property
     def prompts(self) -> Sequence[PreparedRequest]:
         return self._prompts
+
+    @property
+    def _may_think(self) -> bool:
+        return self._prompts[0].thought is not None
 
     @property
     def is_streamed(self) -> bool:
@@ -123,7 +128,7 @@ class Answer(ABC):
             try:
                 async with aclosing(self._pieces(engine)) as pieces:
                     async for index, piece in pieces:
-                        self._count_token()
+                        self._count_token(piece)
                         choices[index].append(piece)
             except EngineLostError as lost:
                 if attempt == MAX_ATTEMPTS or not lost.had_begun:
@@ -161,7 +166,7 @@ class Answer(ABC):
                     has_begun = True
                     for event in self._open():
                         yield event
-                self._count_token()
+                self._count_token(piece)
                 for event in self._tell(index, piece):
                     yield event
         for event in await self._close():
@@ -174,13 +179,15 @@ class Answer(ABC):
     async def _pieces_of(self, engine: Engine, number: int) -> AsyncGenerator[IndexedPiece, None]:
         prepared = self._prompts[number]
         request = prepared.engine_request
-        assembler = AnswerAssembler(self._tokenizer, request.sampling_params)
+        assembler = AnswerAssembler(self._tokenizer, request.sampling_params, prepared.thought)
         try:
             async with aclosing(engine.generate(prepared)) as tokens:
                 async for token in tokens:
                     if piece := assembler.push(token):
                         if not self._asked.wants_answer:
                             piece = AnswerPiece(token, "", "length")
+                        if not self._is_shown(piece):
+                            piece = dataclasses.replace(piece, thought="")
                         least = self._num_cached_tokens.get(number, token.num_cached_tokens)
                         self._num_cached_tokens[number] = min(least, token.num_cached_tokens)
                         if piece.ends_before_engine:
@@ -191,17 +198,23 @@ class Answer(ABC):
         except InvalidArgumentError as error:
             raise type(error)(self._asked.name_as_asked(error.field), error.message) from error
 
-    def _count_token(self) -> None:
+    def _is_shown(self, piece: AnswerPiece) -> bool:
+        return self._asked.shows_thoughts or not piece.is_of_thought
+
+    def _count_token(self, piece: AnswerPiece) -> None:
         """Where it is told: what opens a stream is before that, and of several prompts some are ahead of it."""
         if self._asked.wants_answer:
             self._num_tokens += 1
+            self._num_thought_tokens += piece.is_of_thought
 
     @property
     def usage(self) -> Usage:
         requests = [each.engine_request for each in self._prompts]
         num_prompt_tokens = sum(len(each.token_ids) for each in requests)
         num_image_tokens = sum(each.num_image_tokens for each in requests)
-        return Usage.count(num_prompt_tokens, self._num_tokens, num_image_tokens, sum(self._num_cached_tokens.values()))
+        num_cached_tokens = sum(self._num_cached_tokens.values())
+        num_thought_tokens = self._num_thought_tokens if self._may_think else None
+        return Usage.count(num_prompt_tokens, self._num_tokens, num_image_tokens, num_cached_tokens, num_thought_tokens)
 
     def _token_logprobs(self, token: TokenOutput) -> ContentLogprob:
         assert token.logprobs is not None

@@ -23,7 +23,6 @@ from keepsight.frontend.assemble_answer import AnswerPiece
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt.call_text import CallForm
 from keepsight.frontend.prompt.tokenizer import Tokenizer
-from keepsight.requests import TokenOutput
 
 
 class ChatAnswer(ChunkedAnswer):
@@ -40,7 +39,8 @@ class ChatAnswer(ChunkedAnswer):
         super().__init__(asked, prompts, tokenizer, model_name)
         self._terms = asked.read_call_terms(call_form)
         # By choice, of a stream.  What they are made with is not this: a prompt would stay until garbage is looked for.
-        self._tellers = defaultdict[int, CallTeller](partial(CallTeller, self._terms))
+        self._make_teller = partial(CallTeller, self._terms, may_think=self._may_think)
+        self._tellers = defaultdict[int, CallTeller](self._make_teller)
 
     def _completion(self, choices: Sequence[Sequence[AnswerPiece]]) -> ChatCompletion:
         return ChatCompletion(
@@ -55,14 +55,14 @@ class ChatAnswer(ChunkedAnswer):
 
     def _choice(self, index: int, pieces: Sequence[AnswerPiece]) -> ChatChoice:
         last = pieces[-1]
-        teller = CallTeller(self._terms)
+        teller = self._make_teller()
         message, finish_reason = teller.tell_whole(pieces), teller.name_end(last)
         assert finish_reason is not None
         return ChatChoice(
             index=index,
             message=message,
             finish_reason=finish_reason,
-            logprobs=self._logprobs([piece.token for piece in pieces]),
+            logprobs=self._logprobs(pieces),
             stop_reason=last.stop_reason,
             token_ids=self._tell_ids(pieces),
         )
@@ -77,7 +77,7 @@ class ChatAnswer(ChunkedAnswer):
         """What is asked beside its text is told with the first, and the end with the last of them."""
         teller = self._tellers[index]
         deltas = teller.tell_piece(piece)
-        logprobs, token_ids = self._logprobs([piece.token]), self._tell_ids([piece])
+        logprobs, token_ids = self._logprobs([piece]), self._tell_ids([piece])
         if not deltas and (piece.finish_reason or logprobs or token_ids):
             deltas = [ChatDelta()]
         last = len(deltas) - 1 if piece.finish_reason else None
@@ -98,7 +98,8 @@ class ChatAnswer(ChunkedAnswer):
             id=self.id, created=self._created, model=self._model_name, choices=choices, usage=usage
         )
 
-    def _logprobs(self, tokens: Sequence[TokenOutput]) -> ChoiceLogprobs | None:
+    def _logprobs(self, pieces: Sequence[AnswerPiece]) -> ChoiceLogprobs | None:
         if self._asked.choose_logprobs() is None:
             return None
-        return ChoiceLogprobs(content=[self._token_logprobs(token) for token in tokens])
+        shown = [piece.token for piece in pieces if self._is_shown(piece)]
+        return ChoiceLogprobs(content=[self._token_logprobs(token) for token in shown])

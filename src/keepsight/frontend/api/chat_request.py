@@ -66,6 +66,7 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    include_reasoning: bool | None = None
 
     audio: Refused = None
     chat_template: Refused = None
@@ -73,7 +74,6 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
     echo: Refused = None
     function_call: Refused = None
     functions: Refused = None
-    include_reasoning: Refused = None
     media_io_kwargs: Refused = None
     modalities: Refused = None
     prediction: Refused = None
@@ -91,7 +91,6 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
         "echo": (False,),
         "function_call": ("none", "auto"),
         "functions": ([],),
-        "include_reasoning": (True, False),  # it is not told apart from text, either
         "media_io_kwargs": ({},),
         "modalities": (["text"],),
         "reasoning_effort": ("none",),
@@ -106,6 +105,10 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
         """As a chat template sees them.  Whoever wants none to be called had best not show any."""
         shown = () if self.tool_choice == "none" else self.tools or ()
         return [msgspec.to_builtins(each) for each in shown]
+
+    @property
+    def shows_thoughts(self) -> bool:
+        return self.include_reasoning is not False
 
     def read_call_terms(self, form: CallForm = BARE) -> CallTerms:
         is_parallel = self.parallel_tool_calls is not False
@@ -159,6 +162,11 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
         return None
 
 
+def choose_variables(kwargs: Mapping[str, Any] | None, effort: object) -> Mapping[str, Any] | None:
+    """Of the chat template.  An effort of "none" is what many call so: others do not look at it."""
+    return {"enable_thinking": False} | dict(kwargs or {}) if effort == "none" else kwargs
+
+
 _decoder = BodyDecoder(ChatRequest, {**NESTED_STRUCTS, "mm_processor_kwargs": MediaProcessorOptions})
 
 
@@ -166,5 +174,6 @@ def parse_chat_request(body: Buffer) -> ChatRequest:
     request = decode_lifting(_decoder, body)
     request.check()
     end = choose_end(request.add_generation_prompt, request.continue_final_message)
-    conversation = read_messages(request.messages, end, request.chat_template_kwargs)
+    variables = choose_variables(request.chat_template_kwargs, request.reasoning_effort)
+    conversation = read_messages(request.messages, end, variables)
     return msgspec.structs.replace(request, messages=conversation)

@@ -19,9 +19,12 @@ class ChoiceLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
-    content: str | None  # null where there are only calls
+    content: str | None  # null where there are only calls, or only a thought
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    # Of a model that may think, by either name that clients read: null where it did not.
+    reasoning: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType | None = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
@@ -67,6 +70,8 @@ class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 

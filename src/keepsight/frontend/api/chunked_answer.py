@@ -25,7 +25,8 @@ class ChunkedAnswer(Answer):
 
     def _tell(self, index: int, piece: AnswerPiece) -> Iterator[bytes]:
         # A token may add no text yet; what else was asked of it is told all the same.
-        if piece.text or piece.finish_reason or piece.token.logprobs or self._asked.return_token_ids:
+        says_more = self._is_shown(piece) and (piece.token.logprobs or self._asked.return_token_ids)
+        if piece.text or piece.thought or piece.finish_reason or says_more:
             for choice in self._chunk_choices(index, piece):
                 yield _event(self._chunk_of([choice]))
 
@@ -54,7 +55,7 @@ class ChunkedAnswer(Answer):
     def _tell_ids(self, pieces: Sequence[AnswerPiece]) -> list[int] | msgspec.UnsetType:
         if not self._asked.return_token_ids:
             return msgspec.UNSET
-        return [piece.token.token_id for piece in pieces] if self._asked.wants_answer else []
+        return [piece.token.token_id for piece in pieces if self._is_shown(piece)] if self._asked.wants_answer else []
 
     def _describe(self, one: TokenLogprob) -> PromptLogprob:
         shown = show_bytes(self._tokenizer.token_bytes(one.token_id))

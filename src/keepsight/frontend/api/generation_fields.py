@@ -224,6 +224,11 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return [] if self.prompt_logprobs is None else [self.prompt_logprobs]
 
     @property
+    def shows_thoughts(self) -> bool:
+        """Where answers have some that are told apart."""
+        return True
+
+    @property
     def wants_answer(self) -> bool:
         """Not: only the prompt is to be told."""
         return True

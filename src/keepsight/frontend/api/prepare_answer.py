@@ -89,6 +89,7 @@ class AnswerPreparer:
         params = asked.to_sampling_params(self.preparer.sampling_defaults, self.preparer.template.call_form)
         terms = (cache_salt, asked.priority or 0, asked.shown_tools)
         prepared = self.preparer.prepare_chat(conversation, params, self._overrides_of(asked), *terms, downloaded)
+        prepared = self.preparer.part_thought(prepared, conversation)
         return dataclasses.replace(prepared, cache_key=asked.prompt_cache_key)
 
     async def completion(self, asked: CompletionRequest, cache_salt: str | None) -> CompletionAnswer:

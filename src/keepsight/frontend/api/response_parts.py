@@ -3,6 +3,7 @@
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from keepsight.observe.account import AccountBody
 
@@ -13,15 +14,27 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     text_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    # Of what was thought before the answer, its tags included.
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    # Of a model that may think.
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
     @classmethod
     def count(
-        cls, num_prompt_tokens: int, num_completion_tokens: int, num_image_tokens: int, num_cached_tokens: int
+        cls,
+        num_prompt_tokens: int,
+        num_completion_tokens: int,
+        num_image_tokens: int,
+        num_cached_tokens: int,
+        num_thought_tokens: int | None = None,
     ) -> "Usage":
         details = PromptTokensDetails(
             cached_tokens=num_cached_tokens,
@@ -33,6 +46,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
             completion_tokens=num_completion_tokens,
             total_tokens=num_prompt_tokens + num_completion_tokens,
             prompt_tokens_details=details,
+            completion_tokens_details=UNSET
+            if num_thought_tokens is None
+            else CompletionTokensDetails(reasoning_tokens=num_thought_tokens),
         )
 
 

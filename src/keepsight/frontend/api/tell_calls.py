@@ -1,7 +1,9 @@
-"""What a choice of an answer says, in OpenAI's shapes: a text, calls of tools, or both."""
+"""What a choice of an answer says, in OpenAI's shapes: a text, calls of tools, or both, and what it thought before."""
 
 import os
 from collections.abc import Sequence
+
+from msgspec import UNSET
 
 from keepsight.frontend.api.call_parser import ArgumentsSaid, CallBegun, CallParser, Event, Said
 from keepsight.frontend.api.chat_response import (
@@ -19,13 +21,14 @@ from keepsight.frontend.prompt.read_tool_calls import CalledFunction, ToolCall
 class CallTeller:
     """Of one choice, once: whole, or as it comes."""
 
-    def __init__(self, terms: CallTerms) -> None:
-        self._terms, self._parser = terms, CallParser(terms.names, terms.form)
+    def __init__(self, terms: CallTerms, *, may_think: bool = False) -> None:
+        self._terms, self._parser, self._may_think = terms, CallParser(terms.names, terms.form), may_think
         self._num_calls = 0
 
     def tell_piece(self, piece: AnswerPiece) -> list[ChatDelta]:
         """None where it may yet become this or that."""
-        return [self._tell_event(event) for event in self._read([piece])]
+        thought = [ChatDelta(reasoning=piece.thought, reasoning_content=piece.thought)] if piece.thought else []
+        return thought + [self._tell_event(event) for event in self._read([piece])]
 
     def tell_whole(self, pieces: Sequence[AnswerPiece]) -> ChatMessage:
         said, calls = "", list[tuple[str, list[str]]]()
@@ -37,11 +40,16 @@ class CallTeller:
             else:
                 calls[-1][1].append(event.text)
         self._num_calls = len(calls)
-        if not calls:
-            return ChatMessage(content=said)
         functions = [CalledFunction(name=name, arguments="".join(arguments)) for name, arguments in calls]
         told = [ToolCall(id=make_call_id(), function=each) for each in functions]
-        return ChatMessage(content=said or None, tool_calls=told)
+        thought = ("".join(piece.thought for piece in pieces) or None) if self._may_think else UNSET
+        has_more = bool(calls) or any(piece.is_of_thought for piece in pieces)
+        return ChatMessage(
+            content=said or (None if has_more else ""),
+            tool_calls=told or UNSET,
+            reasoning=thought,
+            reasoning_content=thought,
+        )
 
     def name_end(self, last: AnswerPiece) -> ChatFinishReason | None:
         """Of what was told.  Whoever is cut off amid a call has called nothing."""

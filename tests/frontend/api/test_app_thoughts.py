@@ -1,0 +1,134 @@
+"""What a model thinks before it answers is told apart, of an engine that says what it is told to."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keepsight.config import Config
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prompt.call_text import TAGGED, write_call
+from keepsight.requests import ThoughtTokens
+from tests.frontend.api.app_client import Client, complete
+from tests.frontend.qwen_like import build_thinking_checkpoint
+from tests.qwen_template import QWEN_LIKE, THINKING_QWEN_LIKE
+
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+CALL = write_call("look", '{"at": "the sea"}', TAGGED)
+ANSWERED = "Let me see.\n\nIt is red.\n</think>\n\nRed."
+
+
+@pytest.fixture(scope="module", params=[THINKING_QWEN_LIKE, QWEN_LIKE], ids=["thinking", "hybrid"])
+def preparer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RequestPreparer]:
+    directory: Path = tmp_path_factory.mktemp("thinking")
+    build_thinking_checkpoint(directory, request.param)
+    preparer = RequestPreparer.from_config(Config(model=directory))
+    yield preparer
+    preparer.close()
+
+
+def opens(client: Client) -> bool:
+    """Whether the prompt does."""
+    assert client.preparer.template.source is not None
+    return client.preparer.template.source == THINKING_QWEN_LIKE
+
+
+def say(client: Client, text: str) -> None:
+    """Behind the opening tag, whoever writes it."""
+    client.engine.text = text if opens(client) else f"<think>\n{text}"
+
+
+def join(chunks: list[dict[str, Any]]) -> dict[str, Any]:
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    joined = {name: "".join(each.get(name, "") for each in deltas) for name in ("reasoning_content", "content")}
+    assert all(each.get("reasoning") == each.get("reasoning_content") for each in deltas)
+    assert not any("reasoning" in each and "content" in each for each in deltas)
+    return joined
+
+
+def test_a_thought_has_a_field_of_its_own_by_both_names_whole_and_streamed(client: Client) -> None:
+    say(client, ANSWERED)
+    body = client.chat().json()
+    message = body["choices"][0]["message"]
+    assert message == {
+        "role": "assistant",
+        "content": "Red.",
+        "refusal": None,
+        "reasoning": "Let me see.\n\nIt is red.",
+        "reasoning_content": "Let me see.\n\nIt is red.",
+    }
+    *chunks, last = client.stream(stream_options={"include_usage": True})
+    assert join(chunks) == {"reasoning_content": message["reasoning_content"], "content": "Red."}
+    num_of_answer = len(client.preparer.tokenizer.encode("\n\nRed.")) + 1
+    for usage in (body["usage"], last["usage"]):
+        num_thought = usage["completion_tokens_details"]["reasoning_tokens"]
+        assert usage["completion_tokens"] == num_thought + num_of_answer
+
+
+def test_a_thought_that_is_cut_off_has_no_answer(client: Client) -> None:
+    say(client, "Let me see")
+    client.engine.end = "length"
+    choice = client.chat().json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("Let me see", None)
+    assert join(client.stream()) == {"reasoning_content": "Let me see", "content": ""}
+
+
+def test_where_nothing_was_thought_the_field_is_null(client: Client) -> None:
+    client.engine.text = "\n</think>\n\nRed." if opens(client) else "Red."
+    message = client.chat().json()["choices"][0]["message"]
+    assert (message["reasoning"], message["reasoning_content"], message["content"]) == (None, None, "Red.")
+
+
+def test_a_call_behind_a_thought_is_one_and_a_call_within_is_not(client: Client) -> None:
+    say(client, f"I might {CALL}\n</think>\n\n{CALL}")
+    choice = client.chat(tools=TOOLS).json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    message = choice["message"]
+    assert (message["reasoning_content"], message["content"]) == (f"I might {CALL}", None)
+    assert [call["function"]["arguments"] for call in message["tool_calls"]] == ['{"at": "the sea"}']
+    say(client, f"I might {CALL}\n</think>\n\nNo.")
+    message = client.chat(tools=TOOLS).json()["choices"][0]["message"]
+    assert (message["content"], "tool_calls" in message) == ("No.", False)
+
+
+@pytest.mark.parametrize("asked", [{"guided_regex": "[ab]+"}, {"tools": TOOLS, "tool_choice": "required"}, {}])
+def test_the_engine_is_told_where_a_form_begins(client: Client, asked: dict[str, Any]) -> None:
+    client.chat(**asked)
+    opening, closing = client.preparer.tokenizer.encode("<think></think>")
+    told = client.engine.requests[-1].thought
+    assert told == ThoughtTokens(None if opens(client) else opening, closing)
+
+
+def test_a_thought_that_is_not_to_be_told_is_in_no_part_of_the_answer(client: Client) -> None:
+    say(client, ANSWERED)
+    asked: dict[str, Any] = {"include_reasoning": False, "logprobs": True, "return_token_ids": True}
+    body = client.chat(**asked).json()
+    choice = body["choices"][0]
+    assert (choice["message"]["reasoning"], choice["message"]["content"]) == (None, "Red.")
+    told = json.dumps([choice, client.stream(**asked)])
+    assert "see" not in told
+    assert choice["token_ids"] == [*client.preparer.tokenizer.encode("\n\nRed."), 6]
+    assert len(choice["logprobs"]["content"]) == len(choice["token_ids"])
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] > 5
+
+
+def test_a_completion_is_all_of_the_text(client: Client) -> None:
+    say(client, ANSWERED)
+    body = complete(client, "Hello").json()
+    assert body["choices"][0]["text"] == client.engine.text
+    assert "completion_tokens_details" not in body["usage"]
+    assert client.engine.requests[-1].thought is None
+
+
+@pytest.mark.parametrize("asked", [{"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning_effort": "none"}])
+def test_a_model_that_is_told_not_to_think_answers_as_one_that_cannot(client: Client, asked: dict[str, Any]) -> None:
+    if opens(client):
+        return  # whatever it is told
+    client.engine.text = "<think>Red."
+    body = client.chat(**asked).json()
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": "<think>Red.", "refusal": None}
+    assert "completion_tokens_details" not in body["usage"]
+    assert client.engine.requests[-1].thought is None
