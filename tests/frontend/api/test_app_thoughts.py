@@ -12,6 +12,7 @@ from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prompt.call_text import TAGGED, write_call
 from keepsight.requests import ThoughtTokens
 from tests.frontend.api.app_client import Client, complete
+from tests.frontend.api.test_app_responses import ask, kinds, stream, without_ids
 from tests.frontend.qwen_like import build_thinking_checkpoint
 from tests.qwen_template import QWEN_LIKE, THINKING_QWEN_LIKE
 
@@ -132,3 +133,54 @@ def test_a_model_that_is_told_not_to_think_answers_as_one_that_cannot(client: Cl
     assert body["choices"][0]["message"] == {"role": "assistant", "content": "<think>Red.", "refusal": None}
     assert "completion_tokens_details" not in body["usage"]
     assert client.engine.requests[-1].thought is None
+
+
+def test_a_response_has_a_thought_as_an_item_before_its_message(client: Client) -> None:
+    say(client, ANSWERED)
+    body = ask(client)
+    thought, message = (without_ids(item) for item in body["output"])
+    part = {"type": "reasoning_text", "text": "Let me see.\n\nIt is red."}
+    assert thought == {"type": "reasoning", "status": "completed", "summary": [], "content": [part]}
+    assert [part["text"] for part in message["content"]] == ["Red."]
+    assert body["usage"]["output_tokens_details"]["reasoning_tokens"] > 5
+
+
+def test_a_stream_tells_the_thought_before_the_message(client: Client) -> None:
+    say(client, ANSWERED)
+    events = stream(client, include=["message.output_text.logprobs"])
+    told = [kind for kind in kinds(events) if not kind.endswith("text.delta")]
+    item = ["output_item.added", "content_part.added", "{}.done", "content_part.done", "output_item.done"]
+    items = [kind.format(text) for text in ("reasoning_text", "output_text") for kind in item]
+    assert told == ["created", "in_progress", *items, "completed"]
+    said = [event["delta"] for event in events if event["type"] == "response.reasoning_text.delta"]
+    thought, message = events[-1]["response"]["output"]
+    assert "".join(said) == thought["content"][0]["text"]
+    *logprobs, _end = message["content"][0]["logprobs"]
+    assert "".join(each["token"] for each in logprobs) == "\n\nRed."
+
+
+def test_a_response_that_is_cut_off_amid_a_thought_is_the_thought_alone(client: Client) -> None:
+    say(client, "Let me see")
+    client.engine.end = "length"
+    body = ask(client)
+    [thought] = body["output"]
+    assert (body["status"], thought["type"], thought["status"]) == ("incomplete", "reasoning", "incomplete")
+    assert [event["type"] for event in stream(client)][-1] == "response.incomplete"
+    assert [item["type"] for item in ask(client, include_reasoning=False)["output"]] == ["message"]
+
+
+def test_what_was_thought_may_be_sent_back_with_the_answer(client: Client) -> None:
+    say(client, f"Hm.\n</think>\n\n{CALL}")
+    called = client.chat(tools=TOOLS).json()["choices"][0]["message"]
+    result = {"role": "tool", "tool_call_id": called["tool_calls"][0]["id"], "content": "the sea"}
+    asked = {"role": "user", "content": "Hello"}
+    assert client.chat(tools=TOOLS, messages=[asked, called, result]).status_code == 200
+    tool = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+    output = ask(client, tools=[tool], input="Hello")["output"]
+    told = {"type": "function_call_output", "call_id": output[-1]["call_id"], "output": "the sea"}
+    ask(client, tools=[tool], input=[asked, *output, told])
+    first, of_chat, of_response, again = (request.token_ids for request in client.engine.requests)
+    assert of_response == first
+    assert again == of_chat
+    prompt = client.preparer.tokenizer.decode(again, skip_special_tokens=False)
+    assert ("<think>\nHm.\n</think>\n\n<tool_call>" in prompt) == opens(client)

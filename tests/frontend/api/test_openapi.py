@@ -94,10 +94,11 @@ def test_items_have_the_fields_that_are_described(client: Client) -> None:
     user: dict[str, Any] = {"role": "user", "content": "Hello"}
     call: dict[str, Any] = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
     result = {"type": "function_call_output", "call_id": "c", "output": ""}
-    taken = {"message": user, "function_call": call, "function_call_output": result}
+    thought = {"type": "reasoning"}
+    taken = {"message": user, "reasoning": thought, "function_call": call, "function_call_output": result}
     for item in describe(client)["components"]["schemas"]["InputItem"]["anyOf"]:
         kind = item["properties"]["type"].get("const", "message")
-        before = {"message": [], "function_call": [user], "function_call_output": [user, call]}[kind]
+        before = {"message": [], "function_call_output": [user, call]}.get(kind, [user])
         for name in item["properties"].keys() - taken[kind].keys() - {"type"}:
             items = [*before, taken[kind] | {name: None}]
             assert client.send("POST", "/v1/responses", json={"input": items}).status_code == 200, name

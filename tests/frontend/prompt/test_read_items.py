@@ -88,6 +88,25 @@ def test_calls_alone_are_an_answer_that_says_nothing_else() -> None:
     assert [call["id"] for call in conversation.messages[1]["tool_calls"]] == ["c1", "c2"]
 
 
+THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+
+
+def test_a_thought_belongs_to_the_answer_behind_it() -> None:
+    said = {"role": "assistant", "content": [{"type": "output_text", "text": "Red."}]}
+    conversation, places = read_items([user(text("Where?")), THOUGHT, said, user(text("And?")), THOUGHT, CALL])
+    assert [message.get("reasoning_content") for message in conversation.messages] == [None, "Hm.", None, "Hm."]
+    assert conversation.messages[1]["content"] == [{"type": "text", "text": "Red."}]
+    assert conversation.messages[3]["tool_calls"][0]["id"] == "c1"
+    assert places.find("messages[1].content[0].text") == "input[2].content[0].text"
+    summary = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]}
+    assert read_items([user(text("Where?")), summary, said])[0].messages[1]["reasoning_content"] == "Hm."
+
+
+def test_a_thought_that_came_to_no_answer_is_a_message_of_its_own() -> None:
+    conversation, _ = read_items([user(text("Where?")), THOUGHT, user(text("Go on."))])
+    assert conversation.messages[1] == {"role": "assistant", "content": "", "reasoning_content": "Hm."}
+
+
 def test_each_message_s_place_is_known_by_its_item() -> None:
     result = {"type": "function_call_output", "call_id": "c1", "output": "the sea"}
     _, places = read_items([{"role": "system", "content": "Hi"}, user(text("Where?")), CALL, result], "Be short.")
@@ -104,7 +123,9 @@ def test_each_message_s_place_is_known_by_its_item() -> None:
         (3, "input"),
         ([], "input"),
         ([3], "input[0]"),
-        ([{"type": "reasoning", "summary": []}], "input[0].type"),
+        ([{"type": "reasoning", "summary": [], "encrypted_content": "x"}], "input[0].encrypted_content"),
+        ([{"type": "reasoning", "content": [{"type": "text", "text": "Hm"}]}], "input[0].content[0].type"),
+        ([{"type": "reasoning", "content": []}], "input"),
         ([{"type": ["message"], "role": "user", "content": "Hi"}], "input[0].type"),
         ([{"type": "item_reference", "id": "msg_1"}], "input[0].id"),
         ([{"role": "user"}], "input[0].content"),

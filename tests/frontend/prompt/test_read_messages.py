@@ -132,6 +132,25 @@ def test_any_other_text_is_a_uuid(uuid: str) -> None:
     assert read_uuid(uuid, "uuid") == uuid
 
 
+@pytest.mark.parametrize("names", [["reasoning"], ["reasoning_content"], ["reasoning", "reasoning_content"]])
+def test_an_earlier_thought_is_read_by_either_name(names: list[str]) -> None:
+    answer = {"role": "assistant", "content": None} | dict.fromkeys(names, "Hm.")
+    assert read_messages([answer]).messages == [{"role": "assistant", "content": "", "reasoning_content": "Hm."}]
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ({"role": "assistant", "content": "a", "reasoning": "Hm.", "reasoning_content": "Oh."}, "reasoning"),
+        ({"role": "assistant", "content": "a", "reasoning_content": ["Hm."]}, "reasoning_content"),
+        ({"role": "user", "content": "a", "reasoning_content": "Hm."}, "reasoning_content"),
+    ],
+)
+def test_a_thought_is_one_text_and_an_assistant_s(message: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"^messages\[0\]\.{field}: "):
+        read_messages([message])
+
+
 def test_a_message_may_say_that_it_is_a_text_and_nothing_else() -> None:
     message: dict[str, Any] = {"role": "user", "content": "Hello"}
     for said in ("text", None):

@@ -15,10 +15,10 @@ from keepsight.frontend.prompt.find_beginnings import find_beginnings
 from keepsight.frontend.prompt.read_messages import choose_end, read_messages
 from keepsight.frontend.prompt.render_prompt import ChatTemplate
 from tests.byte_level_tokenizer import byte_level_checkpoint
-from tests.qwen_template import OLDER_QWEN_LIKE, QWEN_LIKE
+from tests.qwen_template import OLDER_QWEN_LIKE, QWEN_LIKE, THINKING_QWEN_LIKE
 
 NO_TOKENS: Mapping[str, str] = {}
-TEMPLATES = {source: ChatTemplate(source, NO_TOKENS) for source in (QWEN_LIKE, OLDER_QWEN_LIKE)}
+TEMPLATES = {source: ChatTemplate(source, NO_TOKENS) for source in (QWEN_LIKE, OLDER_QWEN_LIKE, THINKING_QWEN_LIKE)}
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 PICTURE = {"type": "image", "url": "data:image/png;base64,AAAA"}
 
@@ -30,14 +30,15 @@ arguments = st.sampled_from(["{}", '{"at": "the séa", "times": [1, 2.5]}'])
 
 @st.composite
 def turns(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """A user's, and the assistant's, which may call something first."""
+    """A user's, and the assistant's, which may think or call something first."""
+    thought = draw(st.sampled_from([{}, {"reasoning_content": "Hm.\n"}]))
     said: list[dict[str, Any]] = [{"role": "user", "content": draw(contents)}]
     if calls := draw(st.lists(arguments, max_size=2)):
         functions = [{"name": "look", "arguments": each} for each in calls]
         listed = [{"id": f"c{at}", "type": "function", "function": each} for at, each in enumerate(functions)]
-        said.append({"role": "assistant", "content": draw(texts), "tool_calls": listed})
+        said.append({"role": "assistant", "content": draw(texts), "tool_calls": listed} | thought)
         said += [{"role": "tool", "content": draw(contents), "tool_call_id": each["id"]} for each in listed]
-    return [*said, {"role": "assistant", "content": draw(texts)}]
+    return [*said, {"role": "assistant", "content": draw(texts)} | thought]
 
 
 systems = st.lists(contents.map(lambda content: {"role": "system", "content": content}), max_size=1)
@@ -92,6 +93,16 @@ def test_variables_are_those_that_the_template_looks_at() -> None:
         TEMPLATES[QWEN_LIKE].render(read_messages([{"role": "user", "content": "Hi"}], "answer", {"add_vision": True}))
 
 
+def test_earlier_thoughts_are_shown_as_far_as_the_template_has_a_place_for_them() -> None:
+    asked, answered = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Red."}
+    thinking = answered | {"reasoning_content": "Hm."}
+    read = read_messages([asked, thinking])
+    assert TEMPLATES[THINKING_QWEN_LIKE].render(read).count("Hm.") == 1
+    for source, messages in ((THINKING_QWEN_LIKE, [asked, thinking, asked]), (QWEN_LIKE, [asked, thinking])):
+        without = [{**each, "reasoning_content": ""} if each is thinking else each for each in messages]
+        assert TEMPLATES[source].render(messages) == TEMPLATES[source].render(without)
+
+
 @pytest.mark.parametrize("role", ["system", "user"])
 def test_up_to_a_breakpoint_a_prompt_begins_as_it_did(role: str) -> None:
     marked = {"type": "text", "text": "Look.", "prompt_cache_breakpoint": {"mode": "explicit", "ttl": "30m"}}
@@ -102,3 +113,13 @@ def test_up_to_a_breakpoint_a_prompt_begins_as_it_did(role: str) -> None:
     same = next(at for at, (one, other) in enumerate(zip(whole, beginning.text, strict=False)) if one != other)
     assert "Look." in whole[:same]
     assert whole[:same].endswith("<|im_end|>\n<|im_start|>user\n<|")
+
+
+def test_a_thought_lies_behind_the_breakpoint_of_the_question_before_it() -> None:
+    marked = {"type": "text", "text": "Look.", "prompt_cache_breakpoint": {"mode": "explicit", "ttl": "30m"}}
+    answer = {"role": "assistant", "content": "Red.", "reasoning_content": "Hm."}
+    template = TEMPLATES[THINKING_QWEN_LIKE]
+    conversation = read_messages([{"role": "user", "content": [marked]}, answer], "message")
+    [beginning] = find_beginnings(template, conversation, TOOLS)
+    assert "Hm." in template.render(conversation)
+    assert "Hm." not in beginning.text

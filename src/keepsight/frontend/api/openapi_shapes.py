@@ -9,6 +9,7 @@ from keepsight.frontend.prompt.read_messages import (
     EMPTY_IN_ANSWERS,
     MAX_MESSAGES,
     MESSAGE_TYPES,
+    THOUGHT_NAMES,
 )
 
 Json = dict[str, Any]
@@ -92,6 +93,7 @@ CONTENT_PART: Json = {
 # Of an answer that is sent back whole.
 _OF_ANSWERS: dict[str, Json] = {
     **{name: {"enum": [None, "", []]} for name in EMPTY_IN_ANSWERS},
+    **{name: _text("Of an assistant: what it thought before this answer.") for name in THOUGHT_NAMES},
     "tool_calls": {"type": ["array", "null"], "description": "Of an assistant: what it called."},
     "refusal": {"type": ["string", "null"], "description": "Of an assistant: read in place of its content."},
     "parsed": {"description": "Of an assistant: its content, as OpenAI's own client has parsed it."},
@@ -145,6 +147,13 @@ _INPUT_PARTS: Json = {
     ]
 }
 _TEXT_OR_PARTS: Json = {"anyOf": [{"type": "string"}, _list_of(_INPUT_PARTS)]}
+
+
+def _parts_of_thought(kind: str) -> Json:
+    part = object_of("type", "text", type={"const": kind}, text={"type": "string"})
+    return {"type": ["array", "null"], "items": part}
+
+
 # What `read_items` reads.
 ITEM: Json = {
     "anyOf": [
@@ -154,6 +163,14 @@ ITEM: Json = {
             type={"enum": ["message", None]},
             role={"type": "string", "examples": ["system", "developer", "user", "assistant"]},
             content=_TEXT_OR_PARTS,
+            **_OF_ITEMS,
+        ),
+        object_of(
+            "type",
+            type={"const": "reasoning"},
+            content=_parts_of_thought("reasoning_text"),
+            summary=_parts_of_thought("summary_text"),
+            encrypted_content={"type": "null"},
             **_OF_ITEMS,
         ),
         object_of(

@@ -33,7 +33,21 @@ class OutputCall(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
     status: ItemStatus
 
 
-OutputItem = OutputMessage | OutputCall
+class ReasoningText(msgspec.Struct, frozen=True, kw_only=True):
+    text: str
+    type: Literal["reasoning_text"] = "reasoning_text"
+
+
+class OutputThought(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
+    """Whole: nobody sums it up."""
+
+    id: str
+    status: ItemStatus
+    content: list[ReasoningText]
+    summary: list[Any] = []
+
+
+OutputItem = OutputThought | OutputMessage | OutputCall
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +57,7 @@ class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    reasoning_tokens: int = 0  # they are not told apart
+    reasoning_tokens: int = 0  # of a model that does not think
 
 
 class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,12 +69,14 @@ class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, usage: Usage) -> "ResponseUsage":
-        details = usage.prompt_tokens_details
+        details, thought = usage.prompt_tokens_details, usage.completion_tokens_details
         return cls(
             input_tokens=usage.prompt_tokens,
             input_tokens_details=InputTokensDetails(**msgspec.structs.asdict(details)),
             output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputTokensDetails(),
+            output_tokens_details=OutputTokensDetails(
+                reasoning_tokens=0 if isinstance(thought, UnsetType) else thought.reasoning_tokens
+            ),
             total_tokens=usage.total_tokens,
         )
 
@@ -129,22 +145,37 @@ class _WithinItem(Event, frozen=True, kw_only=True):
     item_id: str
 
 
-class _WithinMessage(_WithinItem, frozen=True, kw_only=True):
+class _WithinPart(_WithinItem, frozen=True, kw_only=True):
     content_index: int = 0
 
 
-class PartEvent(_WithinMessage, frozen=True, kw_only=True):
+class PartEvent(_WithinPart, frozen=True, kw_only=True):
     type: Literal["response.content_part.added", "response.content_part.done"]
     part: OutputText
 
 
-class TextDelta(_WithinMessage, frozen=True, kw_only=True):
+class ThoughtPartEvent(_WithinPart, frozen=True, kw_only=True):
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    part: ReasoningText
+
+
+class ThoughtDelta(_WithinPart, frozen=True, kw_only=True):
+    delta: str
+    type: Literal["response.reasoning_text.delta"] = "response.reasoning_text.delta"
+
+
+class ThoughtDone(_WithinPart, frozen=True, kw_only=True):
+    text: str
+    type: Literal["response.reasoning_text.done"] = "response.reasoning_text.done"
+
+
+class TextDelta(_WithinPart, frozen=True, kw_only=True):
     delta: str
     logprobs: list[ContentLogprob]
     type: Literal["response.output_text.delta"] = "response.output_text.delta"
 
 
-class TextDone(_WithinMessage, frozen=True, kw_only=True):
+class TextDone(_WithinPart, frozen=True, kw_only=True):
     text: str
     logprobs: list[ContentLogprob]
     type: Literal["response.output_text.done"] = "response.output_text.done"
@@ -161,4 +192,15 @@ class ArgumentsDone(_WithinItem, frozen=True, kw_only=True):
     type: Literal["response.function_call_arguments.done"] = "response.function_call_arguments.done"
 
 
-StreamedEvent = ResponseEvent | ItemEvent | PartEvent | TextDelta | TextDone | ArgumentsDelta | ArgumentsDone
+StreamedEvent = (
+    ResponseEvent
+    | ItemEvent
+    | PartEvent
+    | ThoughtPartEvent
+    | ThoughtDelta
+    | ThoughtDone
+    | TextDelta
+    | TextDone
+    | ArgumentsDelta
+    | ArgumentsDone
+)

@@ -75,7 +75,7 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """There is none; so however much it is to be told, nothing is asked for."""
+    """It is told whole, and nobody sums it up: however much of that is wanted, no more is asked for."""
 
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None

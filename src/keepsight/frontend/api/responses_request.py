@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 import msgspec
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
-from keepsight.frontend.api.chat_request import ChatRequest, MediaProcessorOptions
+from keepsight.frontend.api.chat_request import ChatRequest, MediaProcessorOptions, choose_variables
 from keepsight.frontend.api.generation_fields import NESTED_STRUCTS, GenerationFields
 from keepsight.frontend.api.responses_fields import (
     AllowedFunctions,
@@ -55,6 +55,7 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
     reasoning: Reasoning | None = None
     mm_processor_kwargs: MediaProcessorOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    include_reasoning: bool | None = None
 
     # Unless it is false later requests may go on from the answer.
     store: bool | None = None
@@ -76,7 +77,6 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
     context_management: Refused = None
     conversation: Refused = None
     image: Refused = None
-    include_reasoning: Refused = None
     max_tool_calls: Refused = None
     media_io_kwargs: Refused = None
     prompt: Refused = None
@@ -87,7 +87,6 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
         **GenerationFields.NEUTRAL_VALUES,
         "background": (False,),
         "context_management": ([],),
-        "include_reasoning": (True, False),
         "media_io_kwargs": ({},),
         "n": (1,),
         "return_token_ids": (False,),
@@ -137,7 +136,9 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
         return chat
 
     def _become_chat(self, before: Sequence[Any]) -> "ResponsesChat":
-        conversation, places = read_items(self.input, self.instructions, before, self.chat_template_kwargs)
+        effort = None if self.reasoning is None else self.reasoning.effort
+        variables = choose_variables(self.chat_template_kwargs, effort)
+        conversation, places = read_items(self.input, self.instructions, before, variables)
         form = None if self.text is None or self.text.format is None else self.text.format.as_in_chat()
         choice = self.tool_choice
         return ResponsesChat(
@@ -151,6 +152,7 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
             tool_choice=choice if isinstance(choice, str | None) else choice.as_in_chat(),
             parallel_tool_calls=self.parallel_tool_calls,
             mm_processor_kwargs=self.mm_processor_kwargs,
+            include_reasoning=self.include_reasoning,
             places=places,
             echo=self._repeat(),
         )

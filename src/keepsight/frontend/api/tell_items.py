@@ -1,4 +1,4 @@
-"""What an answer says, as items of a response: a message, calls of functions, or both, told as they come."""
+"""What an answer says, as items of a response: a thought, then a message, calls of functions, or both, as they come."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -14,10 +14,15 @@ from keepsight.frontend.api.response_object import (
     OutputItem,
     OutputMessage,
     OutputText,
+    OutputThought,
     PartEvent,
+    ReasoningText,
     StreamedEvent,
     TextDelta,
     TextDone,
+    ThoughtDelta,
+    ThoughtDone,
+    ThoughtPartEvent,
 )
 from keepsight.frontend.api.response_parts import ContentLogprob
 from keepsight.frontend.api.tell_calls import make_call_id
@@ -31,12 +36,17 @@ class ItemTeller:
     def __init__(self, terms: CallTerms) -> None:
         self._parser = CallParser(terms.names, terms.form)
         self.items: list[OutputItem] = []
-        self._begun: _Message | _Call | None = None
+        self._begun: _Thought | _Message | _Call | None = None
         # Of tokens whose text was not told yet.
         self._logprobs: list[ContentLogprob] = []
 
     def tell(self, piece: AnswerPiece, logprobs: Sequence[ContentLogprob] = ()) -> Iterator[StreamedEvent]:
-        self._logprobs += logprobs
+        if piece.thought:
+            if self._begun is None:
+                yield from self._begin_item(_Thought(len(self.items)))
+            yield self._thought.add(piece.thought)
+        if not piece.is_of_thought:
+            self._logprobs += logprobs
         for event in self._parser.read(piece.text, is_last=piece.finish_reason is not None):
             if isinstance(event, CallBegun):
                 yield from self._end_item("completed")
@@ -44,7 +54,8 @@ class ItemTeller:
             elif isinstance(event, ArgumentsSaid):
                 yield self._call.add(event.text)
             else:
-                if self._begun is None:
+                if not isinstance(self._begun, _Message):
+                    yield from self._end_item("completed")
                     yield from self._begin_item(_Message(len(self.items)))
                 yield self._message.add(event.text, self._take_logprobs())
         if piece.finish_reason is not None:
@@ -55,11 +66,11 @@ class ItemTeller:
             yield from self._begin_item(_Message(0))  # which says nothing
         if isinstance(self._begun, _Message):
             self._begun.logprobs += self._take_logprobs()
-            yield from self._end_item("incomplete" if is_cut else "completed")
-        else:
-            yield from self._end_item("incomplete" if self._parser.is_amid_arguments else "completed")
+        # Who calls something is cut only amid it.
+        is_amid = self._parser.is_amid_arguments if isinstance(self._begun, _Call) else is_cut
+        yield from self._end_item("incomplete" if is_amid else "completed")
 
-    def _begin_item(self, begun: "_Message | _Call") -> Iterator[StreamedEvent]:
+    def _begin_item(self, begun: "_Thought | _Message | _Call") -> Iterator[StreamedEvent]:
         self._begun = begun
         yield from begun.begin()
 
@@ -74,6 +85,11 @@ class ItemTeller:
         return taken
 
     @property
+    def _thought(self) -> "_Thought":
+        assert isinstance(self._begun, _Thought), "a thought is before all else"
+        return self._begun
+
+    @property
     def _message(self) -> "_Message":
         assert isinstance(self._begun, _Message), "a text is one item"
         return self._begun
@@ -82,6 +98,36 @@ class ItemTeller:
     def _call(self) -> "_Call":
         assert isinstance(self._begun, _Call), "arguments follow a call's name"
         return self._begun
+
+
+@dataclass
+class _Thought:
+    index: int
+    id: str = field(default_factory=lambda: _make_id("rs"))
+    _texts: list[str] = field(default_factory=list)
+
+    def show(self, status: ItemStatus) -> OutputThought:
+        return OutputThought(id=self.id, status=status, content=[self._part])
+
+    @property
+    def _part(self) -> ReasoningText:
+        return ReasoningText(text="".join(self._texts))
+
+    def begin(self) -> Iterator[StreamedEvent]:
+        empty = OutputThought(id=self.id, status="in_progress", content=[])
+        yield ItemEvent(type="response.output_item.added", output_index=self.index, item=empty)
+        part = ReasoningText(text="")
+        yield ThoughtPartEvent(type="response.content_part.added", output_index=self.index, item_id=self.id, part=part)
+
+    def add(self, text: str) -> StreamedEvent:
+        self._texts.append(text)
+        return ThoughtDelta(output_index=self.index, item_id=self.id, delta=text)
+
+    def end(self, status: ItemStatus) -> Iterator[StreamedEvent]:
+        part = self._part
+        yield ThoughtDone(output_index=self.index, item_id=self.id, text=part.text)
+        yield ThoughtPartEvent(type="response.content_part.done", output_index=self.index, item_id=self.id, part=part)
+        yield ItemEvent(type="response.output_item.done", output_index=self.index, item=self.show(status))
 
 
 @dataclass

@@ -23,6 +23,7 @@ from keepsight.frontend.prompt.check_fields import (
 )
 from keepsight.frontend.prompt.read_messages import HANDLE_PREFIX, Conversation, read_messages
 
+_KINDS = ("message", "reasoning", "function_call", "function_call_output", "item_reference")
 # What an item says of itself as it was answered.
 _OF_ITEMS = ("id", "status", "type")
 # OpenAI's, of what answers are for.
@@ -32,7 +33,7 @@ _OF_TEXTS = ("annotations", "logprobs")
 _SYSTEM_ROLES = ("system", "developer")
 # Where a place may be cut: before the name of a field, or before an index.
 _STEP = re.compile(r"(?=[.\[])")
-_Kind = TypeVar("_Kind", "_CallItem", "_ResultItem")
+_Kind = TypeVar("_Kind", "_CallItem", "_ResultItem", "_ThoughtItem")
 
 
 class _CallItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,6 +57,21 @@ class _ResultItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str | None = None
     namespace: None = None
     caller: None = None
+
+
+class _ThoughtPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class _ThoughtItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["reasoning"]
+    id: str | None = None
+    status: str | None = None
+    summary: list[_ThoughtPart] | None = None
+    content: list[_ThoughtPart] | None = None
+    # Another server's own words.
+    encrypted_content: None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,24 +133,40 @@ class _Messages:
             self._add_call(_convert(item, place, _CallItem), place)
         elif kind == "function_call_output":
             self._add_result(_convert(item, place, _ResultItem), place)
+        elif kind == "reasoning":
+            self._add_thought(_convert(item, place, _ThoughtItem), place)
         elif kind in (None, "message"):
             self._add_message(item, place)
         elif kind == "item_reference":
             raise InvalidArgumentError(f"{place}.id", "must be that of an item that is kept here; or send itself")
         else:
-            refuse(f"{place}.type", kind, "one of message, function_call, function_call_output, item_reference")
+            refuse(f"{place}.type", kind, f"one of {', '.join(_KINDS)}")
 
     def _add_message(self, item: Fields, place: str) -> None:
         if item.get("role") == "tool":
             refuse(f"{place}.role", "tool", "a message's: a tool's result is an item of the type function_call_output")
         check_fields(item, place, {"role", "content", *_OF_ITEMS}, _WHEN_EMPTY)
         role, content = item.get("role"), item.get("content")
+        thought = self._take_thought() if role == "assistant" else {}
         if role in _SYSTEM_ROLES and self._has_only_instructions:
             # Few templates let a system speak twice.
             content = self._join(self.messages.pop()["content"], content, f"{place}.content")
         else:
             content = self._read_content(content, f"{place}.content")
-        self.add({"role": role, "content": content}, place)
+        self.add({"role": role, "content": content} | thought, place)
+
+    def _add_thought(self, thought: _ThoughtItem, place: str) -> None:
+        """To the message or the calls behind it, or alone: its answer may not have come any more."""
+        parts = thought.content or thought.summary or ()
+        said = "\n".join(part.text for part in parts)
+        if said:
+            self.add({"role": "assistant", "content": "", "reasoning_content": said}, place)
+
+    def _take_thought(self) -> dict[str, str]:
+        """Of the answer that follows."""
+        last = self.messages[-1] if self.messages else {}
+        is_alone = "reasoning_content" in last and last["content"] == "" and "tool_calls" not in last
+        return {"reasoning_content": self.messages.pop()["reasoning_content"]} if is_alone else {}
 
     def _add_call(self, call: _CallItem, place: str) -> None:
         """To what was said with it."""

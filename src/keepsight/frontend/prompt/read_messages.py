@@ -40,8 +40,10 @@ EMPTY_IN_ANSWERS = (
 )
 # lm-eval says of each message that it is a text, whatever it holds.
 MESSAGE_TYPES = ("text", None)
+# The first is the name that templates know; an answer has both, and clients send back either or both.
+THOUGHT_NAMES = ("reasoning_content", "reasoning")
 # Beside those of every message.  `parsed` is OpenAI's own client's, of an answer's content, which stands beside it.
-_FIELDS_OF = {"assistant": ("parsed", "refusal", "tool_calls"), "tool": ("tool_call_id",)}
+_FIELDS_OF = {"assistant": ("parsed", *THOUGHT_NAMES, "refusal", "tool_calls"), "tool": ("tool_call_id",)}
 # The other content parts are pictures and films.
 TEXT_PARTS = ("text", "refusal")
 MAX_UUID_LENGTH = 256
@@ -100,7 +102,7 @@ class Conversation:
         """The same turns, but nothing is said behind it: some templates write one turn into the next."""
         index = breakpoint_.num_messages
         cut = {**self.messages[index], "content": self.messages[index]["content"][: breakpoint_.num_parts]}
-        silent = [{**each, "content": type(each["content"])()} for each in self.messages[index + 1 :]]
+        silent = [_say_nothing(each) for each in self.messages[index + 1 :]]
         return Conversation([*self.messages[:index], cut, *silent], (), variables=self.variables)
 
 
@@ -162,14 +164,30 @@ def _read_message(message: object, field: str, pictures: list[PicturePart]) -> T
         if content:
             raise InvalidArgumentError(content_field, "must not be given together with content")
         content = check_is_text(refusal, content_field)
-    # Who called may have said nothing, and a tool has not always something to tell.
-    may_be_silent = bool(calls) or role == "tool"
+    if thought := _read_thought(message, field):
+        read[THOUGHT_NAMES[0]] = thought
+    # Who called may have said nothing, or not come to it; and a tool has not always something to tell.
+    may_be_silent = bool(calls) or bool(thought) or role == "tool"
     is_silent = may_be_silent and (content is None or (isinstance(content, list | tuple) and not content))
     read["content"] = "" if is_silent else _read_content(content, content_field, pictures)
     for name in ("name", "tool_call_id"):
         if (text := message.get(name)) is not None:
             read[name] = check_is_text(text, f"{field}.{name}")
     return read
+
+
+def _read_thought(message: Fields, field: str) -> str:
+    """Of an earlier answer.  A template that has no place for it leaves it out, as each does of thoughts long past."""
+    told = {name: check_is_text(message[name], f"{field}.{name}") for name in THOUGHT_NAMES if message.get(name)}
+    if len(set(told.values())) > 1:
+        first, second = THOUGHT_NAMES
+        raise InvalidArgumentError(f"{field}.{second}", f"must say what {first} says, or nothing")
+    return next(iter(told.values()), "")
+
+
+def _say_nothing(message: TemplateMessage) -> TemplateMessage:
+    kept = {name: value for name, value in message.items() if name != THOUGHT_NAMES[0]}
+    return kept | {"content": type(message["content"])()}
 
 
 def _read_content(content: object, field: str, pictures: list[PicturePart]) -> str | list[Fields]:
