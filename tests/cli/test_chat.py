@@ -62,6 +62,17 @@ def test_an_answer_that_was_cut_says_so(terminal: Terminal, script: Script) -> N
     assert terminal.err.count("cut at the limit of tokens") == 1
 
 
+def test_a_thought_goes_to_standard_error_and_not_into_the_conversation(terminal: Terminal, script: Script) -> None:
+    thought = b'data: {"choices": [{"delta": {"reasoning_content": "Hm. ", "reasoning": "Hm. "}}]}\n\n'
+    script.answers = [[thought, thought, *answer("Hello", "!")], [thought, DONE], answer("Fine.")]
+    assert terminal.type("Hello", "And?", "How are you?") == 0
+    assert terminal.out == "Hello!\nFine.\n"
+    assert "\nHm. Hm. \n[first token " in terminal.err
+    assert terminal.err.count("\nHm. \n[first token ") == 1
+    answered = {"role": "assistant", "content": "Hello!"}
+    assert script.messages == [HELLO, answered, {"role": "user", "content": "How are you?"}]
+
+
 def test_the_whole_conversation_goes_with_every_message(terminal: Terminal, script: Script) -> None:
     script.answers = [answer("Hello", "!"), answer("Fine.")]
     terminal.type("Hello", "How are you?", options=("--system", "Be kind."))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from keepsight.cli.main import main
-from keepsight.cli.openai_server import Cut, OpenAIServer, Usage, choose_api_key
+from keepsight.cli.openai_server import OpenAIServer, Piece, Usage, choose_api_key
 from keepsight.errors import InvalidArgumentError, NoAnswerError
 from tests.cli.scripted_server import DONE, Script, answer, event, scripted_server
 
@@ -17,7 +17,7 @@ def script() -> Iterator[Script]:
         yield script
 
 
-def pieces(script: Script) -> list[str | Cut | Usage]:
+def pieces(script: Script) -> list[Piece]:
     return list(OpenAIServer(script.url).answer({"messages": []}))
 
 

@@ -1,10 +1,11 @@
 import torch
 
-from keepsight.requests import EngineRequest
+from keepsight.requests import EngineRequest, ThoughtTokens
 from keepsight.runner.guide_tokens import GuideMaker
 from keepsight.runner.sequence_table import SequenceTable
 from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.step_plan import NewSequence
+from keepsight.structured_outputs import StructuredOutputsParams
 
 
 def test_the_choices_of_a_request_have_one_set_of_wishes_as_long_as_one_of_them_is_remembered() -> None:
@@ -22,3 +23,18 @@ def test_the_choices_of_a_request_have_one_set_of_wishes_as_long_as_one_of_them_
     assert remember("a", 2) == first
     table.forget([("a", 1), ("a", 2), ("b", 0)])
     assert not table._wishes
+
+
+def test_the_guide_of_a_request_that_thinks_first_waits_for_the_end_of_the_thought() -> None:
+    table = SequenceTable(
+        16, frozenset({1}), torch.device("cpu"), GuideMaker(None, frozenset({1})), sees_pictures_whole=True
+    )
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
+    table.remember(NewSequence(("a", 0), EngineRequest("a", (2, 3), (), params, thought=ThoughtTokens(None, 7)), 0, ()))
+    guide = table["a", 0].sampling.guide
+    assert guide is not None
+    guide.follow(5)
+    assert (guide.mask(), guide.fault) == (None, None)
+    guide.follow(7)
+    # There is no tokenizer to follow its form with.
+    assert (guide.mask(), guide.fault is None) == (None, False)

@@ -20,7 +20,7 @@ from typing import Any
 
 from keepsight.cli.attach_picture import attach_pictures
 from keepsight.cli.check_is_text import check_arguments_are_text, check_is_text
-from keepsight.cli.openai_server import Cut, OpenAIServer, Usage, choose_api_key
+from keepsight.cli.openai_server import Cut, OpenAIServer, Thought, Usage, choose_api_key
 from keepsight.cli.strip_controls import strip_controls
 from keepsight.errors import InvalidArgumentError, KeepsightError, NoAnswerError
 
@@ -70,16 +70,18 @@ class Answer:
     """As much of one as has come, and how long it took.  The clock starts with the question."""
 
     text: str = ""
+    is_amid_thought: bool = False
     usage: Usage | None = None
     is_cut: bool = False
     is_stopped: bool = False
     started: float = field(default_factory=time.monotonic)
     first_seconds: float | None = None
 
-    def take(self, piece: str) -> None:
+    def take(self, piece: str | Thought) -> None:
         if self.first_seconds is None:
             self.first_seconds = time.monotonic() - self.started
-        self.text += piece
+        self.is_amid_thought = isinstance(piece, Thought)
+        self.text += piece if isinstance(piece, str) else ""
 
     def tell_cost(self) -> str:
         told = [] if self.first_seconds is None else [f"first token {self.first_seconds:.2f} s"]
@@ -145,6 +147,8 @@ class Chat:
         except KeyboardInterrupt:
             answer.is_stopped = True
         finally:
+            if answer.is_amid_thought:
+                _note("")
             if answer.text:
                 print(flush=True)
                 self._messages += [question, {"role": "assistant", "content": answer.text}]
@@ -157,7 +161,12 @@ class Chat:
                     answer.usage = piece
                 elif isinstance(piece, Cut):
                     answer.is_cut = True
+                elif isinstance(piece, Thought):
+                    answer.take(piece)
+                    _note(piece.text, end="")
                 elif piece:
+                    if answer.is_amid_thought:
+                        _note("")
                     answer.take(piece)
                     print(strip_controls(piece), end="", flush=True)
 
@@ -219,9 +228,9 @@ def _ask_for_line() -> str:
     return input()
 
 
-def _note(text: str) -> None:
+def _note(text: str, end: str = "\n") -> None:
     text = strip_controls(text)
-    print(f"\x1b[2m{text}\x1b[0m" if _may_be_dim() else text, file=sys.stderr, flush=True)
+    print(f"\x1b[2m{text}\x1b[0m" if _may_be_dim() else text, file=sys.stderr, end=end, flush=True)
 
 
 def _may_be_dim() -> bool:

@@ -46,8 +46,18 @@ class Usage:
         return cls(usage.get("completion_tokens"), usage.get("prompt_tokens"), details.get("cached_tokens"))
 
 
+@dataclass(frozen=True)
+class Thought:
+    """A piece of what is thought before the answer."""
+
+    text: str
+
+
 class Cut:
     """The answer ends here for want of tokens, not because all was said."""
+
+
+Piece = str | Thought | Cut | Usage
 
 
 class OpenAIServer:
@@ -67,8 +77,8 @@ class OpenAIServer:
                     f"{self.url} has no model, or is no OpenAI server; name one with --model"
                 ) from error
 
-    def answer(self, request: Mapping[str, Any]) -> Generator[str | Cut | Usage, None, None]:
-        """The text as it comes, whether it was cut, and what it took, if the server says.
+    def answer(self, request: Mapping[str, Any]) -> Generator[Piece, None, None]:
+        """The text as it comes, what is thought before it, whether it was cut, and what it took, if the server says.
 
         Whoever closes the iterator ends the answer.
         """
@@ -116,14 +126,17 @@ def _read_events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
         raise NoAnswerError("the connection ended before the answer did")
 
 
-def _understand(event: Mapping[str, Any]) -> list[str | Cut | Usage]:
-    pieces: list[str | Cut | Usage] = []
+def _understand(event: Mapping[str, Any]) -> list[Piece]:
+    pieces: list[Piece] = []
     try:
         if choices := event.get("choices"):
-            text = choices[0].get("delta", {}).get("content") or ""
-            if not isinstance(text, str):
-                raise TypeError(f"{text!r} is no text")
-            pieces.append(text)
+            delta = choices[0].get("delta", {})
+            # No standard names the first.
+            thought, text = delta.get("reasoning_content") or delta.get("reasoning") or "", delta.get("content") or ""
+            for said in (thought, text):
+                if not isinstance(said, str):
+                    raise TypeError(f"{said!r} is no text")
+            pieces += [Thought(thought), text] if thought else [text]
             if choices[0].get("finish_reason") == "length":
                 pieces.append(Cut())
         if usage := event.get("usage"):
