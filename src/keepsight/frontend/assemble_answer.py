@@ -74,5 +74,5 @@ class AnswerAssembler:
 def _split(piece: AnswerPiece, splitter: ThoughtSplitter) -> AnswerPiece:
     was_of_thought = splitter.state == "thought"
     thought, text = splitter.push(piece.text, is_last=piece.finish_reason is not None)
-    is_of_thought = was_of_thought or splitter.state == "thought"
+    is_of_thought = was_of_thought or splitter.state == "thought" or thought != ""
     return replace(piece, text=text, thought=thought, is_of_thought=is_of_thought)

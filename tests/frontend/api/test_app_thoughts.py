@@ -116,6 +116,23 @@ def test_a_thought_that_is_not_to_be_told_is_in_no_part_of_the_answer(client: Cl
     assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] > 5
 
 
+def test_a_thought_that_comes_with_its_answer_in_one_piece_is_not_told_either(client: Client) -> None:
+    say(client, "Hm.</think>Red.")
+    # What may begin it is held back.
+    asked: dict[str, Any] = {"include_reasoning": False, "stop": f"{client.engine.text}!"}
+    message = client.chat(**asked).json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == (None, "Red.")
+    assert join(client.stream(**asked)) == {"reasoning_content": "", "content": "Red."}
+
+
+def test_each_choice_has_its_own_thought(client: Client) -> None:
+    say(client, ANSWERED)
+    body = client.chat(n=2).json()
+    assert [choice["message"]["content"] for choice in body["choices"]] == ["Red."] * 2
+    one = client.chat().json()["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 2 * one
+
+
 def test_a_completion_is_all_of_the_text(client: Client) -> None:
     say(client, ANSWERED)
     body = complete(client, "Hello").json()

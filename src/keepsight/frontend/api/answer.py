@@ -199,7 +199,7 @@ class Answer(ABC):
             raise type(error)(self._asked.name_as_asked(error.field), error.message) from error
 
     def _is_shown(self, piece: AnswerPiece) -> bool:
-        return self._asked.shows_thoughts or not piece.is_of_thought
+        return not piece.is_of_thought or self._asked.shows_thoughts
 
     def _count_token(self, piece: AnswerPiece) -> None:
         """Where it is told: what opens a stream is before that, and of several prompts some are ahead of it."""

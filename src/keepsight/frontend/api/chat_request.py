@@ -163,7 +163,7 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def choose_variables(kwargs: Mapping[str, Any] | None, effort: object) -> Mapping[str, Any] | None:
-    """Of the chat template.  An effort of "none" is what many call so: others do not look at it."""
+    """Of the chat template.  Those of models that need not think look at this one."""
     return {"enable_thinking": False} | dict(kwargs or {}) if effort == "none" else kwargs
 
 
