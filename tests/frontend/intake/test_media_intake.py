@@ -242,9 +242,15 @@ def test_a_request_asks_for_some_at_a_time_so_that_nobody_is_flooded_in_its_name
 
 def test_the_rest_of_a_request_is_given_up_when_one_of_it_fails(server: PictureServer) -> None:
     gate = Gate()
+
+    async def fail_when_the_other_is_asked(_: Asked, writer: asyncio.StreamWriter) -> None:
+        while not gate.num_waiting:
+            await asyncio.sleep(0.005)
+        writer.write(response(status=404))
+
     with intake_with() as intake:
         with pytest.raises(MediaFetchError, match="404"):
-            fetch(intake, server.serve("/slow", gate.answer), server.url("/none"))
+            fetch(intake, server.serve("/slow", gate.answer), server.serve("/none", fail_when_the_other_is_asked))
         gate.wait_until_left()
 
 
