@@ -44,7 +44,8 @@ class RotaryTable:
         self.frequencies = torch.stack(frequencies)  # [bases, half of head_dim]
         # Which numbers of a head turn by a token's row, and which by its column; None: pictures have none.
         [shares] = {config.by_row_and_column for config in self.configs}
-        self._turned_by = None if shares is None else _numbers_turned_by(*shares, head_dim // 2, place.device)
+        half = head_dim // 2
+        self._turned_by = None if shares is None else [_numbers_of(each, half, place.device) for each in shares]
         self.dtype = place.dtype
 
     def angles(self, positions: Tensor) -> dict[RotaryConfig, Angles]:
@@ -70,11 +71,10 @@ class RotaryTable:
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
-def _numbers_turned_by(rows: int, columns: int, half: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Every third frequency, so many of each, the two one behind the other; each frequency turns two numbers."""
-    places = torch.arange(half, device=device)
-    by_row, by_column = places[1 : 3 * rows : 3], places[2 : 3 * columns : 3]
-    return torch.cat((by_row, by_row + half)), torch.cat((by_column, by_column + half))
+def _numbers_of(frequencies: range, half: int, device: torch.device) -> Tensor:
+    """Of a head, whose numbers each frequency turns two of."""
+    turned = torch.tensor(frequencies, dtype=torch.int64, device=device)
+    return torch.cat((turned, turned + half))
 
 
 class LayerStep(NamedTuple):

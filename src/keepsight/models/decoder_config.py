@@ -10,9 +10,9 @@ class RotaryConfig:
     theta: float
     # Positions are divided by this ("linear" scaling): how the larger models reach their long contexts.
     scaling_factor: float = 1.0
-    # How many frequencies turn by a token's row and by its column in a picture: every third of the fastest, one behind
-    # the other.  The rest, and all of text, turn by its place in the order of time.  None: all do.
-    by_row_and_column: tuple[int, int] | None = None
+    # Which frequencies, of which the first is the fastest, turn by a token's row and by its column in a picture.  The
+    # rest, and all of text, turn by its place in the order of time.  None: all do.
+    by_row_and_column: tuple[range, range] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ def _read_text(fields: JsonFields, outer: JsonFields) -> DecoderConfig:
         num_heads=num_heads,
         num_kv_heads=fields.integer("num_key_value_heads", num_heads),
         head_dim=head_dim,
-        layers=(LayerConfig(_read_rotary(fields)),) * fields.integer("num_hidden_layers", 32),
+        layers=(LayerConfig(_read_rotary(fields, head_dim)),) * fields.integer("num_hidden_layers", 32),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         attention_scale=head_dim**-0.5,
         attention_bias=fields.flag("attention_bias", False),
@@ -126,7 +126,7 @@ def _read_text(fields: JsonFields, outer: JsonFields) -> DecoderConfig:
     return config
 
 
-def _read_rotary(fields: JsonFields) -> RotaryConfig:
+def _read_rotary(fields: JsonFields, head_dim: int) -> RotaryConfig:
     new, old = fields.section("rope_parameters"), fields.section("rope_scaling")
     scaling = old if "rope_type" in old or "type" in old else new
     kind_name = "rope_type" if "rope_type" in scaling else "type"
@@ -134,4 +134,6 @@ def _read_rotary(fields: JsonFields) -> RotaryConfig:
     theta = new.number("rope_theta", old.number("rope_theta", fields.number("rope_theta", 500_000.0)))
     named = old if "mrope_section" in old else new
     _, rows, columns = named.indexes("mrope_section", DEFAULT_SECTIONS, length=3)
-    return RotaryConfig(theta, by_row_and_column=(rows, columns))
+    # One behind the other, of the fastest.
+    frequencies = range(head_dim // 2)
+    return RotaryConfig(theta, by_row_and_column=(frequencies[1 : 3 * rows : 3], frequencies[2 : 3 * columns : 3]))
