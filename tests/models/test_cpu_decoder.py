@@ -31,7 +31,8 @@ CONFIG = DecoderConfig(
     layers=(LayerConfig(NEAR, 20), LayerConfig(FAR, None), LayerConfig(NEAR, 700)),
     rms_norm_eps=1e-6,
     attention_scale=0.2,
-    attention_bias=False,
+    qkv_bias=False,
+    out_bias=False,
     attention_softcap=None,
     final_softcap=None,
     activation="gelu_pytorch_tanh",
@@ -43,9 +44,10 @@ CONFIG = DecoderConfig(
 CONFIGS = {
     "usual": CONFIG,
     "one key head": dataclasses.replace(CONFIG, num_kv_heads=1, head_dim=40, hidden_size=33, intermediate_size=7),
-    "as many key heads": dataclasses.replace(CONFIG, num_kv_heads=4, head_dim=8, attention_bias=True),
+    "as many key heads": dataclasses.replace(CONFIG, num_kv_heads=4, head_dim=8, qkv_bias=True, out_bias=True),
     "one layer": dataclasses.replace(CONFIG, layers=CONFIG.layers[:1]),
     "no norms behind, SiLU": dataclasses.replace(CONFIG, norms_results=False, norms_add_one=False, activation="silu"),
+    "no norms of heads": dataclasses.replace(CONFIG, norms_results=False, norms_heads=False, qkv_bias=True),
     "no norms, one layer": dataclasses.replace(CONFIG, norms_results=False, layers=CONFIG.layers[:1]),
 }
 FLOAT32 = Placement(CPU, torch.float32)

@@ -77,18 +77,19 @@ def test_rows_that_lie_apart_are_normed_where_they_are() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 24), (1, 1, 8), (8, 1, 64)])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "norms"), [(4, 2, 24, True), (1, 1, 8, False), (8, 1, 64, True)])
 def test_heads_are_normed_and_rotated_and_only_real_tokens_are_written(
-    heads: int, kv_heads: int, dim: int, dtype: torch.dtype
+    heads: int, kv_heads: int, dim: int, norms: bool, dtype: torch.dtype
 ) -> None:
     slots = torch.tensor([3, 39, 1, -1, 20], device=DEVICE)
     projected = randn(5, heads + 2 * kv_heads, dim, dtype=dtype)
-    scales = randn(heads + kv_heads, dim)
+    scales = randn(heads + kv_heads, dim) if norms else None
     angles = randn(5, 1, dim)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     keys, values = torch.zeros(2, 40, kv_heads, dim, device=DEVICE, dtype=dtype)
     query = gpu_kernels.place_heads(projected, scales, EPS, cos, sin, keys, values, slots)
-    normed = plain_norm(projected[:, :-kv_heads], scales)
+    turned = projected[:, :-kv_heads]
+    normed = turned if scales is None else plain_norm(turned, scales)
     rotated = normed * cos + normed.roll(dim // 2, dims=-1) * sin
     expected_keys, expected_values = torch.zeros_like(keys), torch.zeros_like(values)
     written = slots >= 0
@@ -178,7 +179,7 @@ def kernels_of(
     group = {"GROUP": heads // kv_heads, "LANES": 16, "KV_HEADS": kv_heads}
     return [
         ("_norm", of_norm, {"ADDS": True, "WIDTH": 4096}),
-        ("_place_heads", of_heads, {"HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "WIDTH": dim}),
+        ("_place_heads", of_heads, {"NORMS": True, "HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "WIDTH": dim}),
         ("_attend_share", of_share, {"SOFTCAP": 0.0, **group, **near}),
         ("_attend_share", of_share, {"SOFTCAP": 50.0, **group, **far}),
         ("_add_shares", {"out": model, **shares, "ends": wide}, {"HEADS": heads, **far}),

@@ -15,7 +15,7 @@ const long keepsight_wide_rows = WIDE_ROWS;
 typedef struct {
     /* Scales of norms [size]; null after a part that has none. */
     const float *before_attention, *after_attention, *before_feed_forward, *after_feed_forward;
-    const float *of_heads; /* [heads + kv_heads, dim] */
+    const float *of_heads; /* [heads + kv_heads, dim]; null where queries and keys have no norm */
     product_work qkv, out, gate, up, down;
     long base; /* which of the angles */
 } layer;

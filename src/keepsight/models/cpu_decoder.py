@@ -42,7 +42,7 @@ class _Decoder(Structure):
 
 class LayerWeights(NamedTuple):
     norms: Sequence[Tensor | None]  # scales, in the order of `_NORMS`; None after a part that has none
-    of_heads: Tensor  # [heads + kv_heads, head_dim]: scales, too
+    of_heads: Tensor | None  # [heads + kv_heads, head_dim]: scales, too; None where queries and keys have no norm
     products: Sequence[Panels]  # in the order of `_PRODUCTS`
     activation: str  # of the gate
     base: int  # which of the angles
@@ -104,7 +104,7 @@ class CpuDecoder:
     ) -> _Decoder:
         keys, num_layers = caches[0].keys, len(self._layers)
         _, num_kv_heads, head_dim = keys.shape
-        num_heads = len(self._weights[0].of_heads) - num_kv_heads
+        num_heads = self._weights[0].products[_PRODUCTS.index("out")].num_inputs // head_dim
         assert all(each.is_contiguous() for each in (*angles, slots, keys))
         assert hidden.dtype is torch.float32
         assert hidden.shape == (len(slots), self._weights[0].products[0].num_inputs)

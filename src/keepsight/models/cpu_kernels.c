@@ -88,6 +88,16 @@ INLINE void norm_and_rotate(
     }
 }
 
+INLINE void rotate(float *out, const float *x, const float *cos, const float *sin, long dim)
+{
+    const long half = dim / 2;
+#pragma omp simd
+    for (long i = 0; i < half; i++) {
+        out[i] = x[i] * cos[i] + x[half + i] * sin[i];
+        out[half + i] = x[half + i] * cos[half + i] + x[i] * sin[half + i];
+    }
+}
+
 /* Some of a token's keys, or values, in its slot. */
 INLINE void keep(void *kept, const heads_work *w, long token, long first, const float *numbers, long count)
 {
@@ -102,18 +112,21 @@ INLINE void keep(void *kept, const heads_work *w, long token, long first, const 
 static void heads_part(const void *shared, long part, long parts)
 {
     const heads_work *w = shared;
-    const long dim = w->dim, num_normed = w->heads + w->kv_heads;
+    const long dim = w->dim, num_turned = w->heads + w->kv_heads;
     float key[dim];
     for (long token = w->tokens * part / parts; token < w->tokens * (part + 1) / parts; token++) {
-        const float *projected = w->projected + token * (num_normed + w->kv_heads) * dim;
+        const float *projected = w->projected + token * (num_turned + w->kv_heads) * dim;
         const float *cos = w->cos + token * dim, *sin = w->sin + token * dim;
-        for (long head = 0; head < num_normed; head++) {
+        for (long head = 0; head < num_turned; head++) {
             float *out = head < w->heads ? w->query + (token * w->heads + head) * dim : key;
-            norm_and_rotate(out, projected + head * dim, w->scale + head * dim, cos, sin, dim, w->eps);
+            if (w->scale)
+                norm_and_rotate(out, projected + head * dim, w->scale + head * dim, cos, sin, dim, w->eps);
+            else
+                rotate(out, projected + head * dim, cos, sin, dim);
             if (out == key)
                 keep(w->keys, w, token, (head - w->heads) * dim, key, dim);
         }
-        keep(w->values, w, token, 0, projected + num_normed * dim, w->kv_heads * dim);
+        keep(w->values, w, token, 0, projected + num_turned * dim, w->kv_heads * dim);
     }
 }
 

@@ -18,7 +18,7 @@ typedef struct {
     float *query;           /* [tokens, heads, dim] */
     void *keys, *values;    /* [slots, kv_heads, dim] */
     const float *projected; /* [tokens, heads + 2 * kv_heads, dim] */
-    const float *scale;     /* [heads + kv_heads, dim] */
+    const float *scale;     /* [heads + kv_heads, dim]; null: no norm */
     const float *cos, *sin; /* [tokens, dim], sines negative in their first half */
     const int64_t *slots;   /* [tokens] */
     long tokens, heads, kv_heads, dim;

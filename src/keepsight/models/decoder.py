@@ -92,17 +92,17 @@ class SelfAttention(nn.Module):
     def __init__(self, config: DecoderConfig, layer: LayerConfig, place: Placement) -> None:
         super().__init__()
         self.config, self.layer = config, layer
-        dim, bias = config.head_dim, config.attention_bias
+        dim = config.head_dim
         outputs = {
             "q_proj": config.num_heads * dim,
             "k_proj": config.num_kv_heads * dim,
             "v_proj": config.num_kv_heads * dim,
         }
-        self.qkv = Linear(place, config.hidden_size, outputs, bias=bias)
-        self.out = Linear(place, config.num_heads * dim, {"o_proj": config.hidden_size}, bias=bias)
+        self.qkv = Linear(place, config.hidden_size, outputs, bias=config.qkv_bias)
+        self.out = Linear(place, config.num_heads * dim, {"o_proj": config.hidden_size}, bias=config.out_bias)
         exact = Placement(place.device, torch.float32)
-        self.query_scale = empty_parameter(exact, dim)
-        self.key_scale = empty_parameter(exact, dim)
+        self.query_scale = empty_parameter(exact, dim) if config.norms_heads else None
+        self.key_scale = empty_parameter(exact, dim) if config.norms_heads else None
 
     def forward(self, hidden: Tensor, step: LayerStep) -> Tensor:
         """What `out` is to be given, of the tokens that are read."""
@@ -128,15 +128,19 @@ class SelfAttention(nn.Module):
             tensors = (*step.angles, step.cache.keys, step.cache.values, step.batch.slots)
             return kernels.place_heads(heads, self.scales, config.rms_norm_eps, *tensors)
         query_and_key, value = heads.tensor_split([-config.num_kv_heads], dim=1)
-        rotated = rotate(rms_norm(query_and_key, self.scales, config.rms_norm_eps), step.angles)
+        if self.scales is not None:
+            query_and_key = rms_norm(query_and_key, self.scales, config.rms_norm_eps)
+        rotated = rotate(query_and_key, step.angles)
         query, key = rotated.tensor_split([config.num_heads], dim=1)
         write_cache(key, value, step.cache, step.batch)
         return query
 
     @made_once
-    def scales(self) -> Tensor:
+    def scales(self) -> Tensor | None:
         """[heads + kv_heads, head_dim]: queries and keys differ only in their scale and are normalised in one go."""
         config = self.config
+        if self.query_scale is None or self.key_scale is None:
+            return None
         rows = (self.query_scale.expand(config.num_heads, -1), self.key_scale.expand(config.num_kv_heads, -1))
         return torch.cat(rows)
 
@@ -144,8 +148,9 @@ class SelfAttention(nn.Module):
         yield from self.qkv.slots()
         yield from self.out.slots()
         to_scale = scale_by(adds_one=self.config.norms_add_one)
-        yield slot("q_norm.weight", self.query_scale, to_scale)
-        yield slot("k_norm.weight", self.key_scale, to_scale)
+        for name, scale in (("q_norm", self.query_scale), ("k_norm", self.key_scale)):
+            if scale is not None:
+                yield slot(f"{name}.weight", scale, to_scale)
 
 
 class FeedForward(nn.Module):

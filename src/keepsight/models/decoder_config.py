@@ -35,11 +35,14 @@ class DecoderConfig:
     layers: tuple[LayerConfig, ...]
     rms_norm_eps: float
     attention_scale: float
-    attention_bias: bool
+    qkv_bias: bool
+    out_bias: bool
     activation: str
     tie_word_embeddings: bool
     # What a token's embedding is multiplied by.
     embedding_scale: float = 1.0
+    # Whether queries and keys are normalised before they turn.
+    norms_heads: bool = True
     # Whether what attention and the feed-forward give is normalised before it is added.
     norms_results: bool = False
     # Whether a norm's weight is what is added to 1.

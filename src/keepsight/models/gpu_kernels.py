@@ -58,7 +58,7 @@ def _norm(out, hidden, scale, residual, size, eps, ADDS: tl.constexpr, WIDTH: tl
 
 def place_heads(
     projected: Tensor,  # [tokens, heads + 2 * kv_heads, head_dim]
-    scales: Tensor,  # [heads + kv_heads, head_dim]
+    scales: Tensor | None,  # [heads + kv_heads, head_dim]; None: they are not normed
     eps: float,
     cos: Tensor,  # [tokens, 1, head_dim], like the sines, of which the first half is negative
     sin: Tensor,
@@ -66,14 +66,16 @@ def place_heads(
     values: Tensor,
     slots: Tensor,  # [tokens]; negative: nobody's
 ) -> Tensor:
-    """Queries [tokens, heads, head_dim] and keys normed and rotated; keys and values in their slots."""
+    """Queries [tokens, heads, head_dim] and keys, normed and rotated; keys and values in their slots."""
     num_tokens, num_all, dim = projected.shape
-    num_normed, num_kv_heads = len(scales), keys.shape[1]
-    query = projected.new_empty(num_tokens, num_normed - num_kv_heads, dim)
-    assert all(each.is_contiguous() for each in (projected, scales, cos, sin, keys, values, slots))
+    num_kv_heads = keys.shape[1]
+    query = projected.new_empty(num_tokens, num_all - 2 * num_kv_heads, dim)
+    assert all(each.is_contiguous() for each in (projected, cos, sin, keys, values, slots))
+    assert scales is None or scales.is_contiguous()
     if num_tokens:
         _place_heads[(num_tokens, num_all)](
-            query, keys, values, projected, scales, cos, sin, slots, eps,
+            query, keys, values, projected, cos if scales is None else scales, cos, sin, slots, eps,
+            NORMS=scales is not None,
             HEADS=query.shape[1], KV_HEADS=num_kv_heads, DIM=dim, WIDTH=triton.next_power_of_2(dim),
         )  # fmt: skip
     return query
@@ -82,7 +84,7 @@ def place_heads(
 @triton.jit
 def _place_heads(
     query, keys, values, projected, scales, cos, sin, slots, eps,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+    NORMS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + token)
@@ -94,15 +96,16 @@ def _place_heads(
         at = (slot * KV_HEADS + head - HEADS - KV_HEADS) * DIM
         tl.store(values + at + columns, given, mask=is_there & (slot >= 0))
     else:
-        numbers = given.to(tl.float32)
-        root = tl.rsqrt(tl.sum(numbers * numbers) / DIM + eps)
-        normed = (numbers * root * tl.load(scales + head * DIM + columns, mask=is_there, other=0.0)).to(given.dtype)
         # Of the pair that a coordinate belongs to, the other.
         others = (columns + DIM // 2) % DIM
-        other_numbers = tl.load(source + others, mask=is_there, other=0.0).to(tl.float32)
-        other_scales = tl.load(scales + head * DIM + others, mask=is_there, other=0.0)
-        other = (other_numbers * root * other_scales).to(given.dtype)
-        by_cos = _times(normed, tl.load(cos + token * DIM + columns, mask=is_there, other=0.0))
+        other = tl.load(source + others, mask=is_there, other=0.0)
+        if NORMS:
+            numbers, other_numbers = given.to(tl.float32), other.to(tl.float32)
+            root = tl.rsqrt(tl.sum(numbers * numbers) / DIM + eps)
+            given = (numbers * root * tl.load(scales + head * DIM + columns, mask=is_there, other=0.0)).to(given.dtype)
+            other_scales = tl.load(scales + head * DIM + others, mask=is_there, other=0.0)
+            other = (other_numbers * root * other_scales).to(given.dtype)
+        by_cos = _times(given, tl.load(cos + token * DIM + columns, mask=is_there, other=0.0))
         by_sin = _times(other, tl.load(sin + token * DIM + columns, mask=is_there, other=0.0))
         rotated = (by_cos + by_sin).to(given.dtype)
         if head < HEADS:

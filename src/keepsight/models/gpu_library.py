@@ -21,7 +21,7 @@ class GpuKernels(Protocol):
     def place_heads(
         self,
         projected: Tensor,
-        scales: Tensor,
+        scales: Tensor | None,
         eps: float,
         cos: Tensor,
         sin: Tensor,

@@ -112,6 +112,7 @@ def _read_text(fields: JsonFields, outer: JsonFields) -> DecoderConfig:
     if fields.flag("use_bidirectional_attention", False):
         raise fields.refuse("use_bidirectional_attention", "an embedding model: it generates no text")
     hidden_size = fields.integer("hidden_size", 2304)
+    has_bias = fields.flag("attention_bias", False)
     config = DecoderConfig(
         vocab_size=fields.integer("vocab_size", 262_208),
         hidden_size=hidden_size,
@@ -122,7 +123,8 @@ def _read_text(fields: JsonFields, outer: JsonFields) -> DecoderConfig:
         layers=_read_layers(fields),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
-        attention_bias=fields.flag("attention_bias", False),
+        qkv_bias=has_bias,
+        out_bias=has_bias,
         attention_softcap=fields.optional_number("attn_logit_softcapping"),
         final_softcap=fields.optional_number("final_logit_softcapping"),
         activation=fields.choice("hidden_activation", tuple(ACTIVATIONS), "gelu_pytorch_tanh"),

@@ -107,6 +107,7 @@ def _read_deep_layers(fields: JsonFields) -> tuple[int, ...]:
 def _read_text(fields: JsonFields, outer: JsonFields) -> DecoderConfig:
     head_dim = fields.integer("head_dim", 128)
     num_heads = fields.integer("num_attention_heads", 32)
+    has_bias = fields.flag("attention_bias", False)
     config = DecoderConfig(
         vocab_size=fields.integer("vocab_size", 151_936),
         hidden_size=fields.integer("hidden_size", 4096),
@@ -117,7 +118,8 @@ def _read_text(fields: JsonFields, outer: JsonFields) -> DecoderConfig:
         layers=(LayerConfig(_read_rotary(fields, head_dim)),) * fields.integer("num_hidden_layers", 32),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         attention_scale=head_dim**-0.5,
-        attention_bias=fields.flag("attention_bias", False),
+        qkv_bias=has_bias,
+        out_bias=has_bias,
         activation=fields.choice("hidden_act", tuple(ACTIVATIONS), "silu"),
         # What the text's own section says is not looked at, as in the reference.
         tie_word_embeddings=outer.flag("tie_word_embeddings", False),
