@@ -15,9 +15,9 @@ from keepsight.models.attention import Attention, AttentionBatch, LayerCache, wr
 from keepsight.models.cpu_decoder import CpuDecoder, LayerWeights
 from keepsight.models.cpu_kernels import fits_tiles, takes_kernels
 from keepsight.models.decoder_config import DecoderConfig, LayerConfig, RotaryConfig
+from keepsight.models.feed_forward import GatedFeedForward
 from keepsight.models.gpu_library import kernels_for
 from keepsight.models.layers import (
-    ACTIVATIONS,
     Angles,
     Linear,
     Placement,
@@ -153,25 +153,6 @@ class SelfAttention(nn.Module):
                 yield slot(f"{name}.weight", scale, to_scale)
 
 
-class FeedForward(nn.Module):
-    def __init__(self, config: DecoderConfig, place: Placement) -> None:
-        super().__init__()
-        wide = config.intermediate_size
-        self.activation = ACTIVATIONS[config.activation]
-        self.gate = Linear(place, config.hidden_size, {"gate_proj": wide}, bias=False)
-        self.up = Linear(place, config.hidden_size, {"up_proj": wide}, bias=False)
-        self.down = Linear(place, wide, {"down_proj": config.hidden_size}, bias=False)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        gate = self.activation(self.gate(hidden))
-        return self.down(self.up(hidden).mul_(gate))  # type: ignore[no-any-return]
-
-    def slots(self) -> Iterator[WeightSlot]:
-        yield from self.gate.slots()
-        yield from self.up.slots()
-        yield from self.down.slots()
-
-
 class DecoderLayer(nn.Module):
     def __init__(self, config: DecoderConfig, layer: LayerConfig, place: Placement) -> None:
         super().__init__()
@@ -184,7 +165,8 @@ class DecoderLayer(nn.Module):
         self.after_attention = norm() if config.norms_results else None
         self.after_feed_forward = norm() if config.norms_results else None
         self.attention = SelfAttention(config, layer, place)
-        self.feed_forward = FeedForward(config, place)
+        wide, activation = config.intermediate_size, config.activation
+        self.feed_forward = GatedFeedForward(place, config.hidden_size, wide, activation, bias=False)
 
     def forward(self, hidden: Tensor, step: LayerStep) -> Tensor:
         """Of the tokens that are read."""

@@ -1,19 +1,21 @@
-"""A layer of a vision tower: all patches of a picture see each other.
+"""A layer of a vision tower: all patches of a picture see each other, or those of a window.
 
 Pictures of a batch do not see each other.  Every `yield` is a place where the work may be laid aside.
 """
 
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from keepsight.models.cpu_kernels import attend_to_all, can_attend
-from keepsight.models.layers import Angles, LayerNorm, Linear, Placement, WeightSlot, rotate, under
+from keepsight.models.feed_forward import FeedForward, GatedFeedForward
+from keepsight.models.layers import Angles, LayerNorm, Linear, Placement, RMSNorm, WeightSlot, rotate, under
 
 # On a CPU the inner rows of more would leave its cache between two products.
 ROWS_PER_CPU_GROUP = 1024
@@ -26,14 +28,33 @@ class VisionLayerConfig:
     hidden_size: int
     intermediate_size: int
     num_heads: int
-    layer_norm_eps: float
+    norm_eps: float
     activation: str
     # What the checkpoint calls queries, keys and values: the three of them, or all that is stacked.
     qkv_names: tuple[str, ...]
+    norms: Literal["layer", "rms"] = "layer"
+    has_gate: bool = False
 
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads
+
+
+class Windows(NamedTuple):
+    """Patches [first, end), of which each `size` that follow each other see one another."""
+
+    first: int
+    end: int
+    size: int
+
+    def works(self) -> Iterator[list[tuple[slice, slice]]]:
+        """In parts: some patches, and those that they see."""
+        windows = chunks(self.end, self.size, self.first)
+        if self.size <= ROWS_OF_ATTENTION:
+            yield [(window, window) for window in windows]
+            return
+        for window in windows:
+            yield from ([(rows, window)] for rows in chunks(window.stop, ROWS_OF_ATTENTION, window.start))
 
 
 class VisionLayer(nn.Module):
@@ -42,18 +63,22 @@ class VisionLayer(nn.Module):
         size = config.hidden_size
         self.num_heads, self.head_dim = config.num_heads, config.head_dim
         self.rounds = place.rounds
-        self.activation = config.activation
-        self.norm1 = LayerNorm(place, size, config.layer_norm_eps)
+        self.norm1, self.norm2 = _make_norm(config, place), _make_norm(config, place)
         self.qkv = Linear(place, size, dict.fromkeys(config.qkv_names, 3 * size // len(config.qkv_names)), bias=True)
         self.out = Linear(place, size, {"out_proj": size}, bias=True)
-        self.norm2 = LayerNorm(place, size, config.layer_norm_eps)
-        self.up = Linear(place, size, {"fc1": config.intermediate_size}, bias=True)
-        self.down = Linear(place, config.intermediate_size, {"fc2": size}, bias=True)
+        wide, activation = config.intermediate_size, config.activation
+        self.feed_forward: FeedForward | GatedFeedForward
+        if config.has_gate:
+            self.feed_forward = GatedFeedForward(place, size, wide, activation, bias=True)
+        else:
+            self.feed_forward = FeedForward(place, size, wide, activation)
 
-    def forward(self, hidden: Tensor, heads: Tensor, angles: Angles | None = None) -> Iterator[None]:
+    def forward(
+        self, hidden: Tensor, heads: Tensor, angles: Angles | None = None, windows: Sequence[Windows] = ()
+    ) -> Iterator[None]:
         """Changes `hidden` [pictures, patches, hidden] in place; `heads` is room for queries, keys and values.
 
-        `angles`, each [patches, 1, head_dim], turn queries and keys.
+        `angles`, each [patches, 1, head_dim], turn queries and keys.  Without `windows` all patches see each other.
         """
         groups = _row_groups(hidden)
         for group in groups:
@@ -65,11 +90,11 @@ class VisionLayer(nn.Module):
                     turned.copy_(rotate(turned.float(), (cos, sin)))
             yield
         attended = torch.empty_like(hidden)
-        yield from self._attend(heads, attended.view(*hidden.shape[:2], *heads.shape[3:]))
+        yield from self._attend(heads, attended.view(*hidden.shape[:2], *heads.shape[3:]), windows)
         for group in groups:
             rows = hidden[group]
             self.out.add_to(rows, attended[group])
-            self.down.add_to(rows, self.up.then_activate(self.norm2(rows), self.activation))
+            self.feed_forward.add_to(rows, self.norm2(rows))
             yield
 
     def make_heads(self, hidden: Tensor) -> Tensor:
@@ -78,21 +103,23 @@ class VisionLayer(nn.Module):
         room = hidden.new_empty(pictures, 3, self.num_heads, patches, self.head_dim)
         return room.permute(0, 3, 1, 2, 4)
 
-    def _attend(self, heads: Tensor, attended: Tensor) -> Iterator[None]:
+    def _attend(self, heads: Tensor, attended: Tensor, windows: Sequence[Windows]) -> Iterator[None]:
         """To `attended` [pictures, patches, heads, head_dim]."""
         scale = self.head_dim**-0.5
-        if not can_attend(attended[0], self.num_heads):
-            query, key, value = heads.permute(2, 0, 3, 1, 4)  # each [pictures, heads, patches, head_dim]
-            attended.copy_(F.scaled_dot_product_attention(query, key, value, scale=scale).transpose(1, 2))
-            yield
-            return
         pictures, patches = attended.shape[:2]
+        windows = windows or [Windows(0, patches, patches)]
+        if not can_attend(attended[0], self.num_heads):
+            for each in windows:
+                _attend_plainly(heads, attended, each, scale)
+                yield
+            return
         # A head after the other: the keys and values of one stay in the cache.
         for picture, head in itertools.product(range(pictures), range(self.num_heads)):
             query, key, value = heads[picture, :, :, head].unbind(1)  # each [patches, head_dim]
             output = attended[picture, :, head]
-            for rows in chunks(patches, ROWS_OF_ATTENTION):
-                attend_to_all(query[rows], key, value, scale, output[rows], rounds=self.rounds)
+            for work in itertools.chain.from_iterable(each.works() for each in windows):
+                for rows, seen in work:
+                    attend_to_all(query[rows], key[seen], value[seen], scale, output[rows], rounds=self.rounds)
                 yield
 
     def slots(self) -> Iterator[WeightSlot]:
@@ -100,8 +127,23 @@ class VisionLayer(nn.Module):
         yield from under("self_attn.", self.qkv.slots())
         yield from under("self_attn.", self.out.slots())
         yield from under("layer_norm2.", self.norm2.slots())
-        yield from under("mlp.", self.up.slots())
-        yield from under("mlp.", self.down.slots())
+        yield from under("mlp.", self.feed_forward.slots())
+
+
+def _make_norm(config: VisionLayerConfig, place: Placement) -> LayerNorm | RMSNorm:
+    if config.norms == "layer":
+        return LayerNorm(place, config.hidden_size, config.norm_eps)
+    return RMSNorm(place, config.hidden_size, config.norm_eps, adds_one=False)
+
+
+def _attend_plainly(heads: Tensor, attended: Tensor, windows: Windows, scale: float) -> None:
+    some = slice(windows.first, windows.end)
+    # Each [pictures * windows, heads, patches, head_dim].
+    query, key, value = (
+        each.reshape(-1, windows.size, *each.shape[2:]).transpose(1, 2) for each in heads[:, some].unbind(2)
+    )
+    output = F.scaled_dot_product_attention(query, key, value, scale=scale)
+    attended[:, some] = output.transpose(1, 2).reshape(attended[:, some].shape)
 
 
 def _row_groups(hidden: Tensor) -> list[tuple[slice, slice]]:
@@ -118,5 +160,5 @@ def rows_at_once(device: torch.device) -> int:
     return ROWS_PER_CPU_GROUP if device.type == "cpu" else sys.maxsize
 
 
-def chunks(count: int, size: int) -> list[slice]:
-    return [slice(first, min(first + size, count)) for first in range(0, count, size)]
+def chunks(end: int, size: int, start: int = 0) -> list[slice]:
+    return [slice(first, min(first + size, end)) for first in range(start, end, size)]

@@ -86,7 +86,7 @@ def _read_vision_layer(fields: JsonFields) -> VisionLayerConfig:
         hidden_size=fields.integer("hidden_size", 1152),
         intermediate_size=fields.integer("intermediate_size", 4304),
         num_heads=fields.integer("num_heads", 16),
-        layer_norm_eps=LAYER_NORM_EPS,
+        norm_eps=LAYER_NORM_EPS,
         activation=fields.choice("hidden_act", tuple(ACTIVATIONS), "gelu_pytorch_tanh"),
         qkv_names=("qkv",),
     )
