@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from keepsight.models import vision_layer
+from keepsight.models import patches, vision_layer
 from keepsight.models.attention import Attention
 from keepsight.models.layers import Placement
 from keepsight.models.paged_attention import PagedAttention
-from keepsight.models.qwen3_vl import vision_tower
 from keepsight.models.qwen3_vl.model import Qwen3VL
 from tests.models.judged import CASES, DEVICES, MAX_ERROR, NUM_PICTURES, assert_close, judging, name_of_case
 from tests.models.qwen3_vl import reference as ref
@@ -91,18 +90,18 @@ def test_embedding_and_merging_are_cut_into_parts_as_layers_are(pair: Pair, monk
 def watch_rows(pair: Pair, monkeypatch: pytest.MonkeyPatch, pixels: Tensor) -> list[Tensor]:
     """What the patches' embedding gave, and what mergers were given."""
     seen: list[Tensor] = []
-    embed, merge = vision_tower.PatchEmbedding.forward, vision_tower.PatchMerger.forward
+    embed, merge = patches.PatchEmbedding.forward, patches.PatchMerger.forward
 
-    def watch_embedding(self: vision_tower.PatchEmbedding, pixels: Tensor) -> Tensor:
+    def watch_embedding(self: patches.PatchEmbedding, pixels: Tensor) -> Tensor:
         seen.append(embed(self, pixels))
         return seen[-1]
 
-    def watch_merger(self: vision_tower.PatchMerger, patches: Tensor) -> Tensor:
-        seen.append(patches)
-        return merge(self, patches)
+    def watch_merger(self: patches.PatchMerger, given: Tensor) -> Tensor:
+        seen.append(given)
+        return merge(self, given)
 
-    monkeypatch.setattr(vision_tower.PatchEmbedding, "forward", watch_embedding)
-    monkeypatch.setattr(vision_tower.PatchMerger, "forward", watch_merger)
+    monkeypatch.setattr(patches.PatchEmbedding, "forward", watch_embedding)
+    monkeypatch.setattr(patches.PatchMerger, "forward", watch_merger)
     pair.model.encode_images(pixels)
     return seen
 

@@ -9,7 +9,7 @@ import torch
 from keepsight.models.layers import Placement
 from keepsight.models.qwen3_vl.config import Qwen3VLConfig
 from keepsight.models.qwen3_vl.model import Qwen3VL
-from keepsight.models.qwen3_vl.weight_names import canonical_name
+from keepsight.models.qwen_weight_names import canonical_name
 from tests.models.qwen3_vl.real_configs import REAL_CONFIGS
 
 

@@ -9,16 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keepsight.json_fields import JsonFields
-from keepsight.models.decoder_config import DecoderConfig, LayerConfig, RotaryConfig, check_heads
+from keepsight.models.decoder_config import DecoderConfig, LayerConfig, RotaryConfig, check_heads, check_is_whole
 from keepsight.models.layers import ACTIVATIONS
+from keepsight.models.qwen_config import NORM_EPS, check_layer, check_out_size, check_patches, read_rotary_theta
 from keepsight.models.vision_layer import VisionLayerConfig
 
 ARCHITECTURES = ("Qwen3VLForConditionalGeneration",)
 # How many frequencies turn by time, row and column.
 DEFAULT_SECTIONS = (24, 20, 20)
-# Of a film; a picture is one of as many equal frames.
-FRAMES_PER_PATCH = 2
-LAYER_NORM_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +42,10 @@ class Qwen3VLConfig:
     @classmethod
     def from_checkpoint(cls, directory: Path) -> "Qwen3VLConfig":
         fields = JsonFields.read(directory / "config.json")
-        if "quantization_config" in fields:
-            raise fields.refuse("quantization_config", "quantized weights are not supported, only whole ones")
+        check_is_whole(fields)
         text = _read_text(fields.section("text_config"), fields)
         vision = _read_vision(fields.section("vision_config"))
-        if vision.out_size != text.hidden_size:
-            raise fields.refuse(
-                "vision_config.out_hidden_size", f"is {vision.out_size}, but the decoder's is {text.hidden_size}"
-            )
+        check_out_size(fields, vision.out_size, text.hidden_size)
         if len(vision.deep_layers) >= len(text.layers):
             raise fields.refuse(
                 "vision_config.deepstack_visual_indexes",
@@ -62,22 +56,16 @@ class Qwen3VLConfig:
 
 
 def _read_vision(fields: JsonFields) -> VisionConfig:
-    if fields.integer("in_channels", 3) != 3:
-        raise fields.refuse("in_channels", "pictures are RGB, so this must be 3")
-    if fields.integer("temporal_patch_size", FRAMES_PER_PATCH) != FRAMES_PER_PATCH:
-        raise fields.refuse("temporal_patch_size", f"only {FRAMES_PER_PATCH} is supported")
-    num_positions = fields.integer("num_position_embeddings", 2304)
-    rotary = fields.section("rope_parameters")
-    rotary.choice("rope_type", ("axial", "default"), "axial")
+    check_patches(fields)
     return VisionConfig(
         layer=_read_vision_layer(fields),
         num_layers=fields.integer("depth", 27),
         patch_size=fields.integer("patch_size", 16),
         merge_size=fields.integer("spatial_merge_size", 2),
-        positions_per_side=math.isqrt(num_positions),
+        positions_per_side=math.isqrt(fields.integer("num_position_embeddings", 2304)),
         deep_layers=_read_deep_layers(fields),
         out_size=fields.integer("out_hidden_size", 3584),
-        rotary_theta=rotary.number("rope_theta", 10_000.0),
+        rotary_theta=read_rotary_theta(fields),
     )
 
 
@@ -86,13 +74,11 @@ def _read_vision_layer(fields: JsonFields) -> VisionLayerConfig:
         hidden_size=fields.integer("hidden_size", 1152),
         intermediate_size=fields.integer("intermediate_size", 4304),
         num_heads=fields.integer("num_heads", 16),
-        norm_eps=LAYER_NORM_EPS,
+        norm_eps=NORM_EPS,
         activation=fields.choice("hidden_act", tuple(ACTIVATIONS), "gelu_pytorch_tanh"),
         qkv_names=("qkv",),
     )
-    # A head's numbers turn in pairs, half of them by rows and half by columns.
-    if layer.hidden_size % layer.num_heads or layer.head_dim % 4:
-        raise fields.refuse("hidden_size", f"{layer.hidden_size} is no multiple of 4 * num_heads {layer.num_heads}")
+    check_layer(fields, layer)
     return layer
 
 

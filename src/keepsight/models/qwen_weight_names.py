@@ -1,7 +1,8 @@
-"""What checkpoints in the wild call Qwen3-VL's tensors, and what they are called here.
+"""What checkpoints in the wild call the tensors of Qwen's vision-language models, and what they are called here.
 
-Published files: `model.language_model.*`, `model.visual.*`, `lm_head.*`.  Saved without the head: these without their
-`model`.  Names of layers are those that other families have for the same.
+Published files of Qwen3-VL: `model.language_model.*`, `model.visual.*`, `lm_head.*`.  Saved without the head: these
+without their `model`.  Of Qwen2.5-VL: `model.*`, `visual.*`, `lm_head.*`, or as Qwen3-VL's where saved anew.  Names of
+layers are those that other families have for the same.
 """
 
 import re
@@ -11,10 +12,14 @@ _RULES = [
     for pattern, replacement in (
         (r"^(model\.)?visual\.", "tower."),
         (r"^(model\.)?language_model\.", "decoder."),
+        (r"^model\.(?=(embed_tokens|layers|norm)\.)", "decoder."),
         (r"^(tower\.blocks\.\d+)\.norm([12])\.", r"\1.layer_norm\2."),
         (r"^(tower\.blocks\.\d+)\.attn\.qkv\.", r"\1.self_attn.qkv."),
         (r"^(tower\.blocks\.\d+)\.attn\.proj\.", r"\1.self_attn.out_proj."),
         (r"^(tower\.blocks\.\d+)\.mlp\.linear_", r"\1.mlp."),
+        (r"^(tower\.merger)\.ln_q\.", r"\1.norm."),
+        (r"^(tower\.merger)\.mlp\.0\.", r"\1.linear_fc1."),
+        (r"^(tower\.merger)\.mlp\.2\.", r"\1.linear_fc2."),
         # Before the feed-forward, not behind attention, as Gemma's norm of that name.
         (r"^(decoder\.layers\.\d+)\.post_attention_layernorm\.", r"\1.pre_feedforward_layernorm."),
     )

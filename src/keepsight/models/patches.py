@@ -1,0 +1,115 @@
+"""What the towers share that take pictures of any size: a picture to its patches, and patches to tokens.
+
+The patches of a token, a square of them, follow each other, so that merging them is reading them as one.  Every `yield`
+is a place where the work may be laid aside.
+"""
+
+from collections.abc import Callable, Generator, Iterator
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from keepsight.models.layers import Angles, LayerNorm, Linear, Placement, RMSNorm, WeightSlot, under
+from keepsight.models.vision_layer import chunks, rows_at_once
+
+# Of a film; a picture is one of as many equal frames.
+FRAMES_PER_PATCH = 2
+
+
+class PatchEmbedding(nn.Module):
+    """The reference's convolution over two frames, as one matrix product; a picture has one, which is both."""
+
+    def __init__(self, place: Placement, patch_size: int, merge_size: int, width: int, *, bias: bool) -> None:
+        super().__init__()
+        self.size, self.merge = patch_size, merge_size
+        self.linear = Linear(place, FRAMES_PER_PATCH * self.size**2 * 3, {"proj": width}, bias=bias)
+
+    def in_parts(
+        self, pixels: Tensor, places: Callable[[slice], Tensor] | None = None
+    ) -> Generator[None, None, Tensor]:
+        """[pictures, frames, height, width, 3] -> [pictures, patches, hidden], some rows of tokens at a time.
+
+        `places`: what is added to some of the patches, [patches, hidden].
+        """
+        pictures, _, height, width, _ = pixels.shape
+        side = self.size * self.merge
+        of_row = width // side * self.merge**2
+        hidden = pixels.new_empty(pictures, height // side * of_row, self.linear.outputs["proj"])
+        for some in chunks(height // side, max(1, rows_at_once(pixels.device) // of_row)):
+            patches = slice(some.start * of_row, some.stop * of_row)
+            shown = self(pixels[:, :, some.start * side : some.stop * side])
+            hidden[:, patches] = shown if places is None else shown + places(patches).to(pixels.dtype)
+            yield
+        return hidden
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """All at once."""
+        pictures, frames, height, width, _ = pixels.shape
+        size, merge = self.size, self.merge
+        side = size * merge
+        grid = pixels.reshape(pictures, frames, height // side, merge, size, width // side, merge, size, 3)
+        patches = grid.permute(0, 2, 5, 3, 6, 1, 4, 7, 8).reshape(pictures, -1, frames * size * size * 3)
+        return self.linear(patches.repeat(1, 1, FRAMES_PER_PATCH // frames))  # type: ignore[no-any-return]
+
+    def slots(self) -> Iterator[WeightSlot]:
+        weight, *bias = self.linear.slots()
+        kernel = (weight.shape[0], 3, FRAMES_PER_PATCH, self.size, self.size)
+        yield WeightSlot(weight.name, kernel, weight.target, _channels_last)
+        yield from bias
+
+
+def _channels_last(kernel: Tensor) -> Tensor:
+    return kernel.permute(0, 2, 3, 4, 1).flatten(1)
+
+
+class PatchMerger(nn.Module):
+    """A token's patches become one embedding."""
+
+    def __init__(
+        self, place: Placement, norm: LayerNorm | RMSNorm, width: int, out_size: int, *, norms_merged: bool = False
+    ) -> None:
+        """`width`: of a token's patches together."""
+        super().__init__()
+        self.norm, self.width, self.norms_merged = norm, width, norms_merged
+        self.up = Linear(place, width, {"linear_fc1": width}, bias=True)
+        self.down = Linear(place, width, {"linear_fc2": out_size}, bias=True)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """[pictures, patches, vision hidden] -> [pictures, tokens, text hidden]"""
+        shape = (len(patches), -1, self.width)
+        merged = self.norm(patches.reshape(shape)) if self.norms_merged else self.norm(patches).view(shape)
+        return self.down(self.up.then_activate(merged, "gelu"))  # type: ignore[no-any-return]
+
+    def in_parts(self, patches: Tensor) -> Generator[None, None, Tensor]:
+        """The same, some tokens at a time."""
+        merged, of_token = [], self.width // patches.shape[2]
+        for some in chunks(patches.shape[1], of_token * max(1, rows_at_once(patches.device) // of_token)):
+            merged.append(self(patches[:, some]))
+            yield
+        return torch.cat(merged, dim=1)
+
+    def slots(self) -> Iterator[WeightSlot]:
+        yield from under("norm.", self.norm.slots())
+        yield from self.up.slots()
+        yield from self.down.slots()
+
+
+@lru_cache(maxsize=16)
+def places_of_patches(num_rows: int, num_columns: int, merge: int) -> tuple[Tensor, Tensor]:
+    """Row and column of each patch, in their order."""
+    rows = torch.arange(num_rows)[:, None].expand(-1, num_columns)
+    columns = torch.arange(num_columns).expand(num_rows, -1)
+    tokens = (num_rows // merge, merge, num_columns // merge, merge)
+    row, column = (each.reshape(tokens).transpose(1, 2).flatten() for each in (rows, columns))
+    return row, column
+
+
+def angles_of_patches(rows: Tensor, columns: Tensor, head_dim: int, theta: float, device: torch.device) -> Angles:
+    """Each [patches, 1, head_dim]: a head's first quarter turns by rows, its second by columns, and so on."""
+    spatial = head_dim // 2
+    frequencies = 1.0 / theta ** (torch.arange(0, spatial, 2, dtype=torch.float32) / spatial)
+    turned = torch.cat([places[:, None].float() * frequencies for places in (rows, columns)], dim=-1)
+    turned = turned.to(device)[:, None]
+    cos, sin = turned.cos(), turned.sin()
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)

@@ -1,0 +1,32 @@
+"""What the towers of Qwen's vision-language models have in common in their `config.json`."""
+
+from keepsight.json_fields import JsonFields
+from keepsight.models.patches import FRAMES_PER_PATCH
+from keepsight.models.vision_layer import VisionLayerConfig
+
+NORM_EPS = 1e-6
+
+
+def check_patches(fields: JsonFields) -> None:
+    if fields.integer("in_channels", 3) != 3:
+        raise fields.refuse("in_channels", "pictures are RGB, so this must be 3")
+    if fields.integer("temporal_patch_size", FRAMES_PER_PATCH) != FRAMES_PER_PATCH:
+        raise fields.refuse("temporal_patch_size", f"only {FRAMES_PER_PATCH} is supported")
+
+
+def check_layer(fields: JsonFields, layer: VisionLayerConfig) -> None:
+    """A head's numbers turn in pairs, half of them by rows and half by columns."""
+    if layer.hidden_size % layer.num_heads or layer.head_dim % 4:
+        raise fields.refuse("hidden_size", f"{layer.hidden_size} is no multiple of 4 * num_heads {layer.num_heads}")
+
+
+def read_rotary_theta(fields: JsonFields) -> float:
+    rotary = fields.section("rope_parameters")
+    rotary.choice("rope_type", ("axial", "default"), "axial")
+    return rotary.number("rope_theta", 10_000.0)
+
+
+def check_out_size(fields: JsonFields, out_size: int, hidden_size: int) -> None:
+    """`fields`: of the whole file."""
+    if out_size != hidden_size:
+        raise fields.refuse("vision_config.out_hidden_size", f"is {out_size}, but the decoder's is {hidden_size}")
