@@ -8,10 +8,11 @@ from keepsight.model_limits import ModelLimits
 
 
 def test_what_is_left_out_is_the_default_of_its_family(tmp_path: Path) -> None:
-    from transformers import Gemma3TextConfig, Qwen3VLTextConfig
+    from transformers import Gemma3TextConfig, Qwen2_5_VLTextConfig, Qwen3VLTextConfig
 
     families: dict[str, Any] = {
         "Gemma3ForConditionalGeneration": Gemma3TextConfig(),
+        "Qwen2_5_VLForConditionalGeneration": Qwen2_5_VLTextConfig(),
         "Qwen3VLForConditionalGeneration": Qwen3VLTextConfig(),
     }
     for name, defaults in families.items():

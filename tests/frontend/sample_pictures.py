@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from keepsight.frontend.intake.open_picture import PictureSource
+from keepsight.image_processor_config import DEFAULTS_WHERE_SIZES_FOLLOW
 from keepsight.requests import Pixels
 from keepsight.shown_sizes import ShownSizes
 
@@ -167,5 +168,7 @@ def _shown_at_sizes_of_their_own() -> Iterator[Case]:
     for size in ((61, 43), (1023, 767)):
         picture = random_picture("RGB", size, seed=6)
         yield Case(f"of its own, as published {size}", picture, {"sizes": ShownSizes(16, 2, 65_536, 16_777_216)})
+        smaller = DEFAULTS_WHERE_SIZES_FOLLOW | {"sizes": ShownSizes(14, 2, 3136, 12_845_056)}
+        yield Case(f"of its own, as Qwen2.5-VL's {size}", picture, smaller)
     turned = encode_turned(random_picture("RGB", (61, 43)), "JPEG", 6)
     yield Case("of its own, turned", turned, small)

@@ -1,5 +1,6 @@
 """Against how many random configurations, and where, each family is judged by transformers."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from keepsight.models import cpu_library
+from keepsight.models.vision_language_model import VisionLanguageModel
 
 MAX_ERROR = 1e-4
 SEEDS = range(14)
@@ -34,3 +36,10 @@ def judging(*, has_kernels: bool) -> Iterator[None]:
 def assert_close(ours: Tensor, theirs: Tensor) -> None:
     assert ours.shape == theirs.shape
     assert (ours - theirs).abs().max().item() <= MAX_ERROR
+
+
+def wanted_shapes(model: VisionLanguageModel) -> dict[str, tuple[int, ...]]:
+    """Of the tensors that it wants of a checkpoint, by their names here; it has no other parameters."""
+    shapes = {slot.name: slot.shape for slot in model.slots()}
+    assert sum(each.numel() for each in model.parameters()) == sum(map(math.prod, shapes.values()))
+    return shapes

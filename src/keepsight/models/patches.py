@@ -85,7 +85,7 @@ class PatchMerger(nn.Module):
         """The same, some tokens at a time."""
         merged, of_token = [], self.width // patches.shape[2]
         for some in chunks(patches.shape[1], of_token * max(1, rows_at_once(patches.device) // of_token)):
-            merged.append(self(patches[:, some]))
+            merged.append(self(patches[:, some].contiguous()))
             yield
         return torch.cat(merged, dim=1)
 

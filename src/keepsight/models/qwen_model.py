@@ -17,7 +17,7 @@ from keepsight.models.vision_language_model import VisionLanguageModel, shape_of
 
 class Tower(Protocol):
     def in_parts(self, pixels: Tensor) -> Generator[None, None, Tensor]:
-        """[pictures, height, width, 3], or of films [moments, 2, height, width, 3] -> [pictures, tokens, media width]"""
+        """[pictures, height, width, 3] -> [pictures, tokens, media width]"""
         ...
 
     def slots(self) -> Iterator[WeightSlot]: ...

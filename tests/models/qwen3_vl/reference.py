@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from keepsight.media import Geometry, MediaItem, Modality, TokenSpan
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache, RequestSlice
 from keepsight.models.block_table import BlockTable
 from keepsight.models.model import DeepRows
-from keepsight.models.qwen3_vl.model import Qwen3VL
+from keepsight.models.qwen_model import QwenModel
 from keepsight.runner.gather_embeddings import MediaRows
 from keepsight.runner.merge_embeddings import merge_embeddings
 from keepsight.runner.rotary_places import RotaryPlaces
@@ -85,10 +85,14 @@ TOKENS = {
 def make_reference(arguments: dict[str, Any], seed: int, tokens: Mapping[str, Any] = TOKENS) -> Any:
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
+    return settle(Qwen3VLForConditionalGeneration, Qwen3VLConfig(**arguments, **tokens), seed)
+
+
+def settle(make: Callable[[Any], Any], config: Any, seed: int) -> Any:
     # Else a GPU's convolution of float32 would round to ten bits: no judge of ours, which is exact.
     torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(seed)
-    model: Any = Qwen3VLForConditionalGeneration(Qwen3VLConfig(**arguments, **tokens))
+    model = make(config)
     model.set_attn_implementation("eager")
     randomize(model, seed)
     return model.float().eval()
@@ -100,7 +104,7 @@ def randomize(model: Any, seed: int) -> None:
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):
             noise = torch.randn(weight.shape, generator=generator)
-            if "norm" in name and name.endswith("weight"):
+            if ("norm" in name or "ln_q" in name) and name.endswith("weight"):
                 weight.copy_(1 + 0.1 * noise)
             elif weight.ndim == 1:
                 weight.copy_(0.1 * noise)
@@ -124,7 +128,9 @@ class Prompt:
         return self.media[index].span
 
 
-def draw_prompt(arguments: dict[str, Any], num_pictures: int, seed: int, num_words: int = 11) -> Prompt:
+def draw_prompt(
+    arguments: dict[str, Any], num_pictures: int, seed: int, num_words: int = 11, share_of_films: float = 0.4
+) -> Prompt:
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     side = arguments["vision_config"]["patch_size"] * MERGE_SIZE
@@ -134,7 +140,7 @@ def draw_prompt(arguments: dict[str, Any], num_pictures: int, seed: int, num_wor
         token_ids.extend(rng.randrange(3, END_TOKEN) for _ in range(count))
 
     for index in range(num_pictures):
-        rows, columns, is_film = rng.randrange(1, 6), rng.randrange(1, 6), rng.random() < 0.4
+        rows, columns, is_film = rng.randrange(1, 6), rng.randrange(1, 6), rng.random() < share_of_films
         say(rng.randrange(4))
         token_ids.append(BEGIN_TOKEN)
         span, geometry = TokenSpan(len(token_ids), rows * columns), Geometry(columns * side, rows * side)
@@ -185,7 +191,7 @@ def save_checkpoint(reference: Any, directory: Path) -> Path:
 
 
 def run_together(
-    model: Qwen3VL, prompts: Sequence[Prompt], attention: Attention, read: Sequence[int] | None = None
+    model: QwenModel, prompts: Sequence[Prompt], attention: Attention, read: Sequence[int] | None = None
 ) -> tuple[list[Tensor], Tensor]:
     """Every decoder layer's output, and the logits of all positions, or of the last ones of those that are read."""
     device, place, shape = model.place.device, model.place, model.shape
@@ -218,7 +224,7 @@ def run_together(
     return layers, model.logits(hidden)
 
 
-def merged_embeddings(model: Qwen3VL, prompt: Prompt) -> tuple[Tensor, list[DeepRows]]:
+def merged_embeddings(model: QwenModel, prompt: Prompt) -> tuple[Tensor, list[DeepRows]]:
     embeddings = model.embed_tokens(torch.tensor(prompt.token_ids, device=model.place.device))
     rows = []
     for item, pixels in zip(prompt.media, prompt.pixels, strict=True):

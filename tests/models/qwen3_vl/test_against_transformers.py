@@ -13,6 +13,7 @@ from keepsight.models.attention import Attention
 from keepsight.models.layers import Placement
 from keepsight.models.paged_attention import PagedAttention
 from keepsight.models.qwen3_vl.model import Qwen3VL
+from keepsight.models.qwen_model import QwenModel
 from tests.models.judged import CASES, DEVICES, MAX_ERROR, NUM_PICTURES, assert_close, judging, name_of_case
 from tests.models.qwen3_vl import reference as ref
 from tests.models.reference_attention import ReferenceAttention
@@ -24,10 +25,11 @@ class Pair:
     seed: int
     device: str
     reference: Any
-    model: Qwen3VL
+    model: QwenModel
+    share_of_films: float = 0.4
 
     def prompt(self, num_pictures: int) -> ref.Prompt:
-        return ref.draw_prompt(self.arguments, num_pictures, self.seed)
+        return ref.draw_prompt(self.arguments, num_pictures, self.seed, share_of_films=self.share_of_films)
 
     def inputs(self, prompt: ref.Prompt) -> dict[str, Any]:
         return ref.reference_inputs(prompt, self.arguments, self.device)
@@ -65,7 +67,7 @@ def reference_features(pair: Pair, inputs: dict[str, Any]) -> dict[str, Iterator
 
 def joined(theirs: Any) -> Iterator[Tensor]:
     for index, output in enumerate(theirs.pooler_output):
-        yield torch.cat([output, *(features[index] for features in theirs.deepstack_features)], dim=-1)
+        yield torch.cat([output, *(features[index] for features in getattr(theirs, "deepstack_features", ()))], dim=-1)
 
 
 def test_pictures_of_one_size_may_be_encoded_together_and_some_patches_at_a_time(
@@ -80,7 +82,7 @@ def test_pictures_of_one_size_may_be_encoded_together_and_some_patches_at_a_time
 
 
 def test_embedding_and_merging_are_cut_into_parts_as_layers_are(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    side = pair.model.config.vision.patch_size * ref.MERGE_SIZE
+    side = pair.model.shape.patch_size * ref.MERGE_SIZE
     pixels = torch.zeros(1, 6 * side, 4 * side, 3, device=pair.device)
     monkeypatch.setattr(vision_layer, "ROWS_PER_CPU_GROUP", 4 * ref.MERGE_SIZE**2)
     patched = [hidden.shape[1] for hidden in watch_rows(pair, monkeypatch, pixels)]

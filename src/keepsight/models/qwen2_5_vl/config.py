@@ -1,0 +1,132 @@
+"""Qwen2.5-VL's `config.json` as frozen values.
+
+What is left out has the reference's default.  Published files say of the decoder beside all else, those that were saved
+anew in `text_config`; and of rotation in `rope_scaling` and `rope_theta`, or in `rope_parameters`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from keepsight.json_fields import JsonFields
+from keepsight.models.decoder_config import DecoderConfig, LayerConfig, RotaryConfig, check_heads, check_is_whole
+from keepsight.models.layers import ACTIVATIONS
+from keepsight.models.qwen_config import NORM_EPS, check_layer, check_out_size, check_patches, read_rotary_theta
+from keepsight.models.vision_layer import VisionLayerConfig
+
+ARCHITECTURES = ("Qwen2_5_VLForConditionalGeneration",)
+# How many frequencies turn by time, row and column.
+DEFAULT_SECTIONS = (16, 24, 24)
+
+
+@dataclass(frozen=True, slots=True)
+class VisionConfig:
+    layer: VisionLayerConfig
+    num_layers: int
+    patch_size: int
+    # A square of so many patches on each side becomes one token.
+    merge_size: int
+    # The side of a window, in tokens; the patches of one see each other.
+    window_side: int
+    # In these layers all patches of a picture do.
+    whole_layers: frozenset[int]
+    out_size: int
+    rotary_theta: float
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen25VLConfig:
+    text: DecoderConfig
+    vision: VisionConfig
+
+    @classmethod
+    def from_checkpoint(cls, directory: Path) -> "Qwen25VLConfig":
+        fields = JsonFields.read(directory / "config.json")
+        check_is_whole(fields)
+        text = _read_text(fields.section("text_config") if "text_config" in fields else fields, fields)
+        vision = _read_vision(fields.section("vision_config"))
+        check_out_size(fields, vision.out_size, text.hidden_size)
+        return cls(text, vision)
+
+
+def _read_vision(fields: JsonFields) -> VisionConfig:
+    check_patches(fields)
+    patch_size, merge_size = fields.integer("patch_size", 14), fields.integer("spatial_merge_size", 2)
+    return VisionConfig(
+        layer=_read_vision_layer(fields),
+        num_layers=fields.integer("depth", 32),
+        patch_size=patch_size,
+        merge_size=merge_size,
+        window_side=_read_window_side(fields, patch_size * merge_size),
+        whole_layers=frozenset(fields.indexes("fullatt_block_indexes", (7, 15, 23, 31))),
+        out_size=fields.integer("out_hidden_size", 3584),
+        rotary_theta=read_rotary_theta(fields),
+    )
+
+
+def _read_vision_layer(fields: JsonFields) -> VisionLayerConfig:
+    layer = VisionLayerConfig(
+        hidden_size=fields.integer("hidden_size", 3584),
+        intermediate_size=fields.integer("intermediate_size", 3420),
+        num_heads=fields.integer("num_heads", 16),
+        norm_eps=NORM_EPS,
+        activation=fields.choice("hidden_act", tuple(ACTIVATIONS), "silu"),
+        qkv_names=("qkv",),
+        norms="rms",
+        has_gate=True,
+    )
+    check_layer(fields, layer)
+    return layer
+
+
+def _read_window_side(fields: JsonFields, token_side: int) -> int:
+    window_size = fields.integer("window_size", 112)
+    if window_size < token_side:
+        raise fields.refuse("window_size", f"is {window_size} pixels, but a token's side is {token_side}")
+    return window_size // token_side
+
+
+def _read_text(fields: JsonFields, outer: JsonFields) -> DecoderConfig:
+    _check_sees_all(fields)
+    hidden_size, num_heads = fields.integer("hidden_size", 8192), fields.integer("num_attention_heads", 64)
+    if hidden_size % num_heads:
+        raise fields.refuse("hidden_size", f"{hidden_size} is not a multiple of num_attention_heads {num_heads}")
+    head_dim = hidden_size // num_heads
+    config = DecoderConfig(
+        vocab_size=fields.integer("vocab_size", 152_064),
+        hidden_size=hidden_size,
+        intermediate_size=fields.integer("intermediate_size", 29_568),
+        num_heads=num_heads,
+        num_kv_heads=fields.integer("num_key_value_heads", 8),
+        head_dim=head_dim,
+        layers=(LayerConfig(_read_rotary(fields, head_dim)),) * fields.integer("num_hidden_layers", 80),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-5),
+        attention_scale=head_dim**-0.5,
+        qkv_bias=True,
+        out_bias=False,
+        activation=fields.choice("hidden_act", tuple(ACTIVATIONS), "silu"),
+        # Either place may say so, as in the reference.
+        tie_word_embeddings=any(each.flag("tie_word_embeddings", False) for each in (outer, fields)),
+        norms_heads=False,
+    )
+    check_heads(fields, config)
+    return config
+
+
+def _check_sees_all(fields: JsonFields) -> None:
+    """What published files say of windows is not in use."""
+    if fields.flag("use_sliding_window", False):
+        raise fields.refuse("use_sliding_window", "windows of the decoder are not supported")
+    if others := set(fields.strings("layer_types")) - {"full_attention"}:
+        raise fields.refuse("layer_types", f"only full_attention is supported, not {', '.join(sorted(others))}")
+
+
+def _read_rotary(fields: JsonFields, head_dim: int) -> RotaryConfig:
+    said = fields.section("rope_scaling" if "rope_scaling" in fields else "rope_parameters")
+    said.choice("rope_type" if "rope_type" in said else "type", ("default", "mrope"), "default")
+    theta = said.number("rope_theta", fields.number("rope_theta", 1_000_000.0))
+    sections = said.indexes("mrope_section", DEFAULT_SECTIONS, length=3)
+    if sum(sections) != head_dim // 2:
+        raise said.refuse("mrope_section", f"must be {head_dim // 2} frequencies together, not {list(sections)}")
+    times, rows, _ = sections
+    frequencies = range(head_dim // 2)
+    return RotaryConfig(theta, by_row_and_column=(frequencies[times : times + rows], frequencies[times + rows :]))

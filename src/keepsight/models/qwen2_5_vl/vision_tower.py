@@ -1,0 +1,82 @@
+"""Qwen2.5-VL's eye: patches of a picture of any size to the decoder's embeddings.
+
+Takes normalised pixels, channels last, whose sides are multiples of a token's.  In most layers a patch sees those of a
+window, a square of tokens; at the right and at the bottom windows are what is left.  So the tokens of a window follow
+each other, and windows of one size do, until all are put back.  Every `yield` is a place where the work may be laid
+aside.
+"""
+
+from collections.abc import Generator, Iterator
+from functools import lru_cache
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from keepsight.models.layers import Angles, Placement, RMSNorm, WeightSlot, under
+from keepsight.models.patches import PatchEmbedding, PatchMerger, angles_of_patches, places_of_patches
+from keepsight.models.qwen2_5_vl.config import VisionConfig
+from keepsight.models.vision_layer import VisionLayer, Windows
+
+
+class VisionTower(nn.Module):
+    def __init__(self, config: VisionConfig, place: Placement) -> None:
+        super().__init__()
+        self.config = config
+        width = config.layer.hidden_size
+        self.embedding = PatchEmbedding(place, config.patch_size, config.merge_size, width, bias=False)
+        self.layers = nn.ModuleList(VisionLayer(config.layer, place) for _ in range(config.num_layers))
+        norm = RMSNorm(place, width, config.layer.norm_eps, adds_one=False)
+        self.merger = PatchMerger(place, norm, width * config.merge_size**2, config.out_size)
+
+    def in_parts(self, pixels: Tensor) -> Generator[None, None, Tensor]:
+        """[pictures, height, width, 3] -> [pictures, tokens, hidden]"""
+        config = self.config
+        grid = (pixels.shape[1] // config.patch_size, pixels.shape[2] // config.patch_size)
+        arranged = _arrange(*grid, config.merge_size, config.window_side)
+        hidden = (yield from self.embedding.in_parts(pixels[:, None]))[:, arranged.patches.to(pixels.device)]
+        angles = self._angles(grid, arranged.patches)
+        layers = cast("list[VisionLayer]", list(self.layers))
+        heads = layers[0].make_heads(hidden)
+        for index, layer in enumerate(layers):
+            yield from layer(hidden, heads, angles, () if index in config.whole_layers else arranged.windows)
+        merged = yield from self.merger.in_parts(hidden)
+        return merged[:, arranged.tokens.argsort().to(merged.device)]
+
+    def _angles(self, grid: tuple[int, int], patches: Tensor) -> Angles:
+        rows, columns = (each[patches] for each in places_of_patches(*grid, self.config.merge_size))
+        device = self.embedding.linear.weight.device
+        return angles_of_patches(rows, columns, self.config.layer.head_dim, self.config.rotary_theta, device)
+
+    def slots(self) -> Iterator[WeightSlot]:
+        yield from under("patch_embed.", self.embedding.slots())
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, VisionLayer)
+            yield from under(f"blocks.{index}.", layer.slots())
+        yield from under("merger.", self.merger.slots())
+
+
+class _Arranged(NamedTuple):
+    tokens: Tensor  # in their new order
+    patches: Tensor  # likewise
+    windows: tuple[Windows, ...]  # of each size
+
+
+@lru_cache(maxsize=16)
+def _arrange(num_rows: int, num_columns: int, merge: int, side: int) -> _Arranged:
+    """Of patches in rows and columns; whole windows, then those at either edge, then that in the corner."""
+    num_rows, num_columns, of_token = num_rows // merge, num_columns // merge, merge**2
+    tokens = torch.arange(num_rows * num_columns).view(num_rows, num_columns)
+    rows, columns = num_rows - num_rows % side, num_columns - num_columns % side
+    order, windows, first = list[Tensor](), list[Windows](), 0
+    for area in (tokens[:rows, :columns], tokens[:rows, columns:], tokens[rows:, :columns], tokens[rows:, columns:]):
+        if area.numel():
+            height, width = (min(side, each) for each in area.shape)
+            squares = area.reshape(area.shape[0] // height, height, area.shape[1] // width, width)
+            order.append(squares.transpose(1, 2).flatten())
+            end = first + area.numel() * of_token
+            windows.append(Windows(first, end, height * width * of_token))
+            first = end
+    arranged = torch.cat(order)
+    patches = (arranged[:, None] * of_token + torch.arange(of_token)).flatten()
+    return _Arranged(arranged, patches, tuple(windows))
