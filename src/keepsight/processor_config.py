@@ -11,6 +11,8 @@ from keepsight.image_processor_config import NORMALISING, ImageProcessorConfig, 
 from keepsight.image_processor_config import OPERATOR_OPTIONS as IMAGE_OPERATOR_OPTIONS
 from keepsight.json_fields import JsonFields
 
+# Whose films are shown in another way than that of the reference's Qwen3VLVideoProcessor, whatever their files say.
+WITHOUT_FILMS = frozenset({"Qwen2_5_VLForConditionalGeneration"})
 # Of any model.
 OPERATOR_OPTIONS = IMAGE_OPERATOR_OPTIONS | FILM_OPERATOR_OPTIONS
 
@@ -28,7 +30,8 @@ class ProcessorConfig:
         if "vision_config" not in fields:
             return None
         with options_named():
-            config = cls._read(directory, backend, overrides)
+            takes_films = WITHOUT_FILMS.isdisjoint(fields.strings("architectures"))
+            config = cls._read(directory, backend, overrides, takes_films=takes_films)
         if config is None:
             raise CheckpointConfigError(
                 directory / "preprocessor_config.json", "is missing, though config.json has a vision tower"
@@ -37,13 +40,13 @@ class ProcessorConfig:
         return config
 
     @classmethod
-    def _read(cls, directory: Path, backend: str, overrides: Mapping[str, Any]) -> Self | None:
+    def _read(cls, directory: Path, backend: str, overrides: Mapping[str, Any], *, takes_films: bool) -> Self | None:
         of_pictures, of_films = _split(overrides)
         image = ImageProcessorConfig.from_checkpoint(directory, backend=backend, **of_pictures)
         if image is None:
             return None
         of_both = {name: value for name, value in of_pictures.items() if name in NORMALISING}
-        film = FilmConfig.from_checkpoint(directory, image, **of_both, **of_films)
+        film = FilmConfig.from_checkpoint(directory, image, **of_both, **of_films) if takes_films else None
         if film is None and of_films:
             raise InvalidArgumentError(next(iter(of_films)), "is an option of videos, and this model takes none")
         return cls(image, film)
