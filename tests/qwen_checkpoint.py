@@ -1,8 +1,8 @@
-"""A whole checkpoint in Qwen3-VL's shape: small and random, with a byte-level tokenizer and a template like Qwen's."""
+"""A whole small and random checkpoint in the shape of one of Qwen's, with a byte-level tokenizer and a template."""
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,8 +10,9 @@ import torch
 from keepsight.requests import Pixels
 from tests.byte_level_tokenizer import write_byte_level_tokenizer
 from tests.frontend.qwen_like import PROCESSOR
+from tests.models.qwen2_5_vl import reference as qwen2_5_vl
 from tests.models.qwen3_vl import reference as ref
-from tests.qwen_template import QWEN_LIKE
+from tests.qwen_template import PICTURES_ALONE, QWEN_LIKE
 
 PATCH_SIZE = 16
 FILM_PROCESSOR = {
@@ -26,26 +27,45 @@ FILM_PROCESSOR = {
 MIN_PIXELS, MAX_PIXELS = 4 * 32 * 32, 24 * 32 * 32
 
 
-def make_qwen_checkpoint(directory: Path, seed: int = 1, **processor: Any) -> Any:
+class Shape(NamedTuple):
+    reference: Any
+    vision: dict[str, Any]
+    processor: dict[str, Any]
+    films: dict[str, Any]
+    template: str
+
+
+QWEN3_VL = Shape(ref, {"patch_size": PATCH_SIZE}, PROCESSOR, FILM_PROCESSOR, QWEN_LIKE)
+# As published it names no means, and no `size`.
+QWEN2_5_VL = Shape(
+    qwen2_5_vl,
+    {"patch_size": 14, "window_size": 70, "fullatt_block_indexes": [1], "depth": 3},
+    {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2},
+    {"video_processor_type": "Qwen2VLVideoProcessor"},
+    PICTURES_ALONE,
+)
+
+
+def make_qwen_checkpoint(directory: Path, seed: int = 1, shape: Shape = QWEN3_VL, **processor: Any) -> Any:
     """Writes it, and returns transformers' model of it."""
     directory.mkdir(exist_ok=True)
     ids = write_byte_level_tokenizer(directory)
-    arguments = ref.draw_config(seed)
+    arguments = shape.reference.draw_config(seed)
     arguments["text_config"] |= {"vocab_size": max(ids.values()) + 20, "max_position_embeddings": 4096}
-    arguments["vision_config"] |= {"patch_size": PATCH_SIZE}
+    arguments["vision_config"] |= shape.vision
     tokens = {
         "image_token_id": ids["<|image_pad|>"],
         "video_token_id": ids["<|video_pad|>"],
         "vision_start_token_id": ids["<|vision_start|>"],
         "vision_end_token_id": ids["<|vision_end|>"],
     }
-    reference = ref.make_reference(arguments, seed, tokens)
+    reference = shape.reference.make_reference(arguments, seed, tokens)
     reference.generation_config.eos_token_id = [ids["<|im_end|>"], ids["<|endoftext|>"]]
     ref.save_checkpoint(reference, directory)
     sizes = {"size": {"shortest_edge": MIN_PIXELS, "longest_edge": MAX_PIXELS}}
-    (directory / "preprocessor_config.json").write_text(json.dumps(PROCESSOR | sizes | processor))
-    (directory / "video_preprocessor_config.json").write_text(json.dumps(FILM_PROCESSOR))
-    (directory / "chat_template.jinja").write_text(QWEN_LIKE)
+    (directory / "preprocessor_config.json").write_text(json.dumps(shape.processor | sizes | processor))
+    (directory / "video_preprocessor_config.json").write_text(json.dumps(shape.films))
+    (directory / "chat_template.jinja").write_text(shape.template)
     return reference
 
 

@@ -1,6 +1,7 @@
-"""A chat template in the shape of Qwen3-VL's: it tells of tools, and writes calls and their results, by itself.
+"""Chat templates in the shape of Qwen3-VL's: it tells of tools, and writes calls and their results, by itself.
 
 Its thinking variant opens a thought for each answer, and shows earlier ones only behind the user's last question.
+Qwen2.5-VL's knows no tools, and has something to say where no system does.
 """
 
 TEMPLATE = """\
@@ -64,3 +65,18 @@ THINKING_QWEN_LIKE = (
     )
     .replace("BEGUN_THOUGHT", r"'<think>\n'")
 )
+PICTURES_ALONE = """\
+{%- for message in messages -%}
+    {%- if loop.first and message.role != 'system' %}{{ '<|im_start|>system\\nBe of help.<|im_end|>\\n' }}{% endif -%}
+    {{- '<|im_start|>' }}{{ message.role }}{{ '\\n' -}}
+    {%- if message.content is string %}{{ message.content }}{% else -%}
+        {%- for part in message.content -%}
+            {%- if part.type == 'image' %}{{ '<|vision_start|><|image_pad|><|vision_end|>' -}}
+            {%- elif part.type == 'video' %}{{ '<|vision_start|><|video_pad|><|vision_end|>' -}}
+            {%- elif 'text' in part %}{{ part.text }}{% endif -%}
+        {%- endfor -%}
+    {%- endif -%}
+    {{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif -%}
+"""

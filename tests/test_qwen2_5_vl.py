@@ -1,0 +1,78 @@
+"""Qwen2.5-VL as its users have it: ids, pictures and answers are those of transformers.
+
+What is the same as Qwen3-VL's is tested there.
+"""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from keepsight import LLM, SamplingParams
+from keepsight.errors import KeepsightError
+from keepsight.requests import Pixels
+from tests.drawn import ask
+from tests.qwen_checkpoint import QWEN2_5_VL, make_qwen_checkpoint, reference_answer
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+SIZES = [(40, 30), (200, 90), (17, 300), (1, 1), (150, 150)]
+PICTURES = [np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8) for width, height in SIZES]
+WITHOUT_CACHES: dict[str, Any] = {"enable_prefix_caching": False, "mm_processor_cache_gb": 0, "encoder_cache_gb": 0}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    directory = tmp_path_factory.mktemp("qwen2_5-vl")
+    return directory, make_qwen_checkpoint(directory, seed=3, shape=QWEN2_5_VL)
+
+
+def load(directory: Path, **options: Any) -> LLM:
+    # Of transformers' two, the one that needs no torchvision.
+    return LLM(directory, device="cpu", image_backend="pil", max_num_batched_tokens=32, max_num_seqs=8, **options)
+
+
+def show(*pictures: Pixels) -> list[dict[str, Any]]:
+    return ask(*({"type": "image", "image": each} for each in pictures), "What is it?")
+
+
+def reference_ids(directory: Path, pictures: list[Pixels]) -> list[int]:
+    """By Qwen2_5_VLProcessor's own rule: the whole cannot be made without torchvision."""
+    from transformers import AutoTokenizer
+    from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(directory)
+    images: Any = Qwen2VLImageProcessorPil.from_pretrained(directory)
+    text = tokenizer.apply_chat_template(show(*pictures), tokenize=False, add_generation_prompt=True)
+    inputs = images(images=pictures, return_tensors="np")
+    processor: Any = SimpleNamespace(image_processor=images, image_token="<|image_pad|>")
+    first, *others = text.split(processor.image_token)
+    for index, after in enumerate(others):
+        first += Qwen2_5_VLProcessor.replace_image_token(processor, inputs, index) + after
+    token_ids: list[int] = tokenizer(first)["input_ids"]
+    return token_ids
+
+
+@pytest.mark.parametrize("options", [{}, WITHOUT_CACHES], ids=["cached", "not cached"])
+def test_answers_about_pictures_of_any_size_are_the_reference_s(
+    checkpoint: tuple[Path, Any], options: dict[str, Any]
+) -> None:
+    directory, reference = checkpoint
+    asked = [[each] for each in PICTURES] + [PICTURES[:3], PICTURES[:1]]
+    with load(directory, **options) as llm:
+        outputs = llm.chat([show(*pictures) for pictures in asked], GREEDY)
+        [again] = llm.chat(show(*PICTURES[:3]), GREEDY)
+    for pictures, output in zip(asked, outputs, strict=True):
+        assert output.prompt_token_ids == reference_ids(directory, pictures)
+        theirs = reference_answer(reference, directory, output.prompt_token_ids, pictures, 8)
+        assert output.outputs[0].token_ids[: len(theirs)] == theirs
+    assert again.outputs[0].token_ids == outputs[-2].outputs[0].token_ids
+    assert again.num_cached_tokens == (0 if options else len(again.prompt_token_ids) - 1)
+
+
+def test_a_film_is_refused_by_name(checkpoint: tuple[Path, Any]) -> None:
+    film = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
+    with load(checkpoint[0]) as llm, pytest.raises(KeepsightError, match="is a video, and this model takes none"):
+        llm.chat(ask(film, "What happens?"), GREEDY)
