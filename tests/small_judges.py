@@ -12,16 +12,17 @@ from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import Geometry, MediaItem, Modality, TokenSpan
 from keepsight.models.layers import Placement
 from keepsight.models.model import Model
+from keepsight.models.qwen2_5_vl.model import Qwen25VL
 from keepsight.models.qwen3_vl.model import Qwen3VL
 from keepsight.requests import Pixels
 from keepsight.runner.normalize_pixels import PixelNormalizer
 from tests.models.gemma3 import reference as gemma3
+from tests.models.qwen2_5_vl import reference as qwen2_5_vl
 from tests.models.qwen3_vl import reference as qwen3_vl
 from tests.runner.small_model import PLACE, SmallModel
 
-# In tokens, of pictures 0, 1, 2 and 3, of which one is two frames of a film.
+# In tokens, of pictures 0, 1, 2 and 3.
 QWEN_GRIDS = ((2, 3), (4, 1), (1, 2), (3, 3))
-QWEN_FILM = 1
 MODALITIES: tuple[Modality, Modality] = ("image", "video")
 
 
@@ -69,21 +70,26 @@ class SmallGemma3(SmallModel):
 
 
 class SmallQwen3VL:
+    drawn: Any = qwen3_vl
+    model_class: type[Qwen3VL] | type[Qwen25VL] = Qwen3VL
+    # Which of the pictures is two frames of one.
+    film: int | None = 1
+
     def __init__(self, seed: int, directory: Path, place: Placement = PLACE) -> None:
-        self.arguments = qwen3_vl.draw_config(seed)
-        self.reference = qwen3_vl.make_reference(self.arguments, seed)
-        self.model = Qwen3VL.from_checkpoint(qwen3_vl.save_checkpoint(self.reference, directory), place)
+        self.arguments = self.drawn.draw_config(seed)
+        self.reference = self.drawn.make_reference(self.arguments, seed)
+        self.model = self.model_class.from_checkpoint(qwen3_vl.save_checkpoint(self.reference, directory), place)
         self.token_side = self.arguments["vision_config"]["patch_size"] * qwen3_vl.MERGE_SIZE
         self.normalizer = PixelNormalizer(ImageProcessorConfig(), place.device, place.dtype)
         self.most_tokens = max(rows * columns for rows, columns in QWEN_GRIDS)
 
     def pixels(self, picture: int) -> Pixels:
         rows, columns = QWEN_GRIDS[picture]
-        shape = (rows * self.token_side * (1 + (picture == QWEN_FILM)), columns * self.token_side, 3)
+        shape = (rows * self.token_side * (1 + (picture == self.film)), columns * self.token_side, 3)
         return np.random.default_rng(picture).integers(0, 256, shape, np.uint8)
 
     def show(self, picture: int, start: int) -> tuple[list[int], MediaItem]:
-        (rows, columns), is_film = QWEN_GRIDS[picture], picture == QWEN_FILM
+        (rows, columns), is_film = QWEN_GRIDS[picture], picture == self.film
         span, token = TokenSpan(start + 1, rows * columns), qwen3_vl.VIDEO_TOKEN if is_film else qwen3_vl.IMAGE_TOKEN
         token_ids = [qwen3_vl.BEGIN_TOKEN, *[token] * span.length, qwen3_vl.END_TOKEN]
         geometry, modality = Geometry(columns * self.token_side, rows * self.token_side), MODALITIES[is_film]
@@ -99,6 +105,12 @@ class SmallQwen3VL:
 
     def true_logits(self, logits: Tensor) -> Tensor:
         return logits
+
+
+class SmallQwen25VL(SmallQwen3VL):
+    drawn = qwen2_5_vl
+    model_class = Qwen25VL
+    film = None
 
 
 def write_prompt(family: Family, parts: Iterable[int | Sequence[int]]) -> tuple[list[int], list[MediaItem]]:

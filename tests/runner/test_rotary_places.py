@@ -1,5 +1,7 @@
-"""Each token stands where transformers' Qwen3-VL puts it, whatever part of a prompt is asked for."""
+"""Each token stands where transformers' Qwen3-VL and Qwen2.5-VL put it, whatever part of a prompt is asked for."""
 
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,23 +12,26 @@ from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.runner.rotary_places import RotaryPlaces
 from tests.models.qwen3_vl import reference as ref
 
-ARGUMENTS = ref.draw_config(0)
 # Words before a picture, its rows and columns.
 PICTURES = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=4)
 
 
 def reference_places(token_ids: list[int], grids: list[tuple[int, int]]) -> torch.Tensor:
+    from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
     from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
-
-    class Holder:
-        config = ref.make_reference(ARGUMENTS, 0).config
-        get_vision_position_ids = Qwen3VLModel.get_vision_position_ids
 
     ids = torch.tensor([token_ids])
     patches = [(1, rows * ref.MERGE_SIZE, columns * ref.MERGE_SIZE) for rows, columns in grids]
-    get_rope_index: Any = Qwen3VLModel.get_rope_index
-    places, _ = get_rope_index(Holder(), ids, (ids == ref.IMAGE_TOKEN).int(), torch.tensor(patches))
-    return places[:, 0]  # type: ignore[no-any-return]
+    vision = SimpleNamespace(spatial_merge_size=ref.MERGE_SIZE, tokens_per_second=2)
+    models: list[Any] = [Qwen3VLModel, Qwen2_5_VLModel]
+    found = []
+    for model in models:
+        holder: Any = SimpleNamespace(config=SimpleNamespace(vision_config=vision))
+        holder.get_vision_position_ids = partial(model.get_vision_position_ids, holder)
+        places, _ = model.get_rope_index(holder, ids, (ids == ref.IMAGE_TOKEN).int(), torch.tensor(patches))
+        found.append(places[:, 0])
+    assert torch.equal(*found)
+    return found[0]  # type: ignore[no-any-return]
 
 
 @given(pictures=PICTURES, behind=st.integers(1, 6), data=st.data())
