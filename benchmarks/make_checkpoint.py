@@ -2,10 +2,10 @@
 
     PYTHONPATH=. python benchmarks/make_checkpoint.py tiny-gemma3 FOLDER [--dtype bfloat16]
 
-In Gemma 3's shape, or in Qwen3-VL's (`make_qwen_checkpoint.py`).  Pictures have 4096 patches and 256 tokens, as
-published; layers and widths are fewer.  The demo's chat template, and a tokenizer of 8192 tokens learnt from Python's
-own help.  It answers nonsense, in the time that sense would take; any server that loads a folder of Gemma 3 loads it.
-Needs transformers.
+In Gemma 3's shape, or in that of one of Qwen's (`make_qwen_checkpoint.py`).  Pictures have 4096 patches and 256 tokens,
+as published; layers and widths are fewer.  The demo's chat template, and a tokenizer of 8192 tokens learnt from
+Python's own help.  It answers nonsense, in the time that sense would take; any server that loads a folder of Gemma 3
+loads it.  Needs transformers.
 """
 
 import argparse
