@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple
 # What an item is made of: a picture, two frames of a film, the embeddings of a picture, which a caller computed, or a
 # strip of a prompt's.
 Modality = Literal["image", "video", "image_embeds", "prompt_embeds"]
+# Of pixels, which an encoder sees.
+SEEN: tuple[Modality, ...] = ("image", "video")
 # The frames of a moment, one above the other in its pixels.
 FRAMES_PER_MOMENT = 2
 # Of one picture, where nobody says otherwise.
