@@ -6,6 +6,8 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraint
 # For bit-for-bit comparison only, so it lies where nothing finds it by accident.
 TORCHVISION := $(VENV)/torchvision-reference
 KERNELS := src/keepsight/models/_cpu_kernels*.so
+# One more than there are cores: many tests wait for a server.
+WORKERS = $(shell expr $$(nproc) + 1)
 
 .PHONY: install borrow-compiler install-test serve test check bench clean
 
@@ -53,7 +55,7 @@ serve: install
 # Where compiled modules are not kept, each process that a test starts would compile all that it imports anew.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: install-test
-	$(BIN)/python -m pytest -n auto $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 check: install-test
 	$(BIN)/ruff check
