@@ -32,8 +32,12 @@ borrow-compiler:
 	$(BIN)/python -m pip uninstall -q -y ziglang
 	ls $(KERNELS)
 
+# As '.[test]' would, which would compile the kernels once more.
+LIST_TEST_EXTRA := import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	print(*project["optional-dependencies"]["test"], sep="\n")
+
 $(VENV)/installed-test: $(VENV)/installed
-	$(PIP) -e '.[fast,test]'
+	$(BIN)/python -c '$(LIST_TEST_EXTRA)' | $(PIP) -r /dev/stdin
 	test -d $(TORCHVISION) || $(PIP) --no-deps --target $(TORCHVISION) torchvision
 	touch $@
 

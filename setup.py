@@ -4,6 +4,7 @@ They are not modules, but found like them: cpu_library.py loads the one for its 
 another kind of processor, all works by torch's own kernels, slower.
 """
 
+import os
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -28,4 +29,7 @@ def _kernels(processor: str) -> Extension:
     )
 
 
-setup(ext_modules=[_kernels(processor) for processor in FLAGS_OF_PROCESSOR])
+setup(
+    ext_modules=[_kernels(processor) for processor in FLAGS_OF_PROCESSOR],
+    options={"build_ext": {"parallel": os.cpu_count() or 1}},
+)
