@@ -71,9 +71,9 @@ def test_sequences_take_each_other_s_places(small: SmallModel, driver: Driver, r
     ids = [driver.begin(small.request(str(number), number)) for number in range(3)]
     for each in ids:
         driver.compute(*driver.prompt_slices(each))
-    for together in (ids, ids[::-1], ids[1:], ids[:1], ids[::-2], ids[:2], ids[1:2], ids[1:], ids, ids):
+    for together in (ids, ids[::-1], ids[1:], ids[::-2], ids[:1], ids):
         driver.decode(*together, num_tokens=1)
-    assert replays.num == 10
+    assert replays.num == 6
     for number, each in enumerate(ids):
         assert driver.tokens[each] == small.reference_answer(number, len(driver.tokens[each]))
 
@@ -107,10 +107,11 @@ def test_prompts_and_steps_with_too_many_tokens_are_computed_as_ever(
     assert replays.num == 0
     driver.decode(one, num_tokens=1)
     assert replays.num == 1
-    alone = Driver(small)
-    for number, each in enumerate(ids):
-        expected = alone.answer(small.request(f"{number} alone", 0, prompt_seed=number), len(driver.tokens[each]))
-        assert driver.tokens[each] == expected
+    with without_kernels():  # which take long where they are interpreted
+        alone = Driver(small)
+        for number, each in enumerate(ids):
+            expected = alone.answer(small.request(f"{number} alone", 0, prompt_seed=number), len(driver.tokens[each]))
+            assert driver.tokens[each] == expected
 
 
 def test_what_is_no_single_token_of_text_that_an_answer_follows_is_no_recorded_step(
