@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from keepsight.cli.attach_picture import attach_pictures
+from keepsight.cli.attach_picture import attach
 from keepsight.errors import KeepsightError
 from tests.drawn import to_data_url
 
@@ -21,7 +21,7 @@ def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def urls(typed: str) -> list[Any]:
-    parts = attach_pictures(typed)
+    parts = attach("/image", typed)
     assert all(part["type"] == "image_url" for part in parts)
     return [part["image_url"]["url"] for part in parts]
 
@@ -68,5 +68,5 @@ def test_what_is_missing_or_no_picture_is_told(typed: str, message: str) -> None
     Path("empty.png").touch()
     Path("cut.png").write_bytes(Path("a.png").read_bytes()[:20])
     with pytest.raises(KeepsightError) as caught:
-        attach_pictures(typed)
+        attach("/image", typed)
     assert str(caught.value).startswith(message)

@@ -84,18 +84,21 @@ def test_the_whole_conversation_goes_with_every_message(terminal: Terminal, scri
     ]
 
 
-def test_pictures_go_with_the_next_message_alone(terminal: Terminal, script: Script, tmp_path: Path) -> None:
+def test_pictures_and_films_go_with_the_next_message_alone(terminal: Terminal, script: Script, tmp_path: Path) -> None:
     picture = draw(7).picture
     picture.save(tmp_path / "my cat.png")
     url = to_data_url((tmp_path / "my cat.png").read_bytes())
-    terminal.type(f"/image {tmp_path}/my cat.png", "/image http://x/y.png", "What is this?", "And now?")
+    (tmp_path / "cat.webm").write_bytes(b"a film")
+    shown = [f"/image {tmp_path}/my cat.png", "/image http://x/y.png", f"/video {tmp_path}/cat.webm"]
+    terminal.type(*shown, "What is this?", "And now?")
     assert script.messages[0]["content"] == [
         {"type": "image_url", "image_url": {"url": url}},
         {"type": "image_url", "image_url": {"url": "http://x/y.png"}},
+        {"type": "video_url", "video_url": {"url": to_data_url(b"a film", "video/webm")}},
         {"type": "text", "text": "What is this?"},
     ]
     assert script.messages[2] == {"role": "user", "content": "And now?"}
-    assert "2 with the next message" in terminal.err
+    assert "3 with the next message" in terminal.err
 
 
 def test_options_go_to_the_server_and_only_if_they_are_given(terminal: Terminal, script: Script) -> None:
@@ -145,6 +148,7 @@ def test_help_names_every_command_and_quit_leaves(terminal: Terminal, script: Sc
     [
         ("/image missing.png", "error: /image: cannot read missing.png"),
         ("/image", "error: /image: needs"),
+        ("/video missing.mp4", "error: /video: cannot read missing.mp4"),
         ("/save", "error: /save: needs a file"),
         ("/save no/such/folder/x", "error: /save: cannot write no/such/folder/x"),
         ("/sing", "error: /sing: is no command; /help names them"),

@@ -1,10 +1,11 @@
-"""What was typed after `/image` becomes pictures of a message.
+"""What was typed after `/image` or `/video` becomes pictures or films of a message.
 
 A file goes as a data URL of its own bytes, unchanged, so that the server knows it again in every later turn.  A web
 address goes as it is: the server fetches it.
 """
 
 import base64
+import mimetypes
 import shlex
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from keepsight.errors import InvalidArgumentError
 URL_STARTS = ("http://", "https://", "data:")
 
 
-def attach_pictures(typed: str) -> list[dict[str, Any]]:
+def attach(command: str, typed: str) -> list[dict[str, Any]]:
     """A path with spaces may be quoted, escaped as a shell would, or bare if it is the only one."""
     words = [typed] if _is_file(typed) else _split(typed)
     if not words:
-        raise InvalidArgumentError("/image", "needs a file or a web address")
-    return [{"type": "image_url", "image_url": {"url": _to_url(word)}} for word in words]
+        raise InvalidArgumentError(command, "needs a file or a web address")
+    kind = f"{command.removeprefix('/')}_url"
+    return [{"type": kind, kind: {"url": _to_url(command, word)}} for word in words]
 
 
 def _split(typed: str) -> list[str]:
@@ -39,15 +41,21 @@ def _is_file(typed: str) -> bool:
         return False  # too long for a name, or the home of nobody
 
 
-def _to_url(word: str) -> str:
-    return word if word.lower().startswith(URL_STARTS) else _read_as_data_url(word)
+def _to_url(command: str, word: str) -> str:
+    return word if word.lower().startswith(URL_STARTS) else _read_as_data_url(command, word)
 
 
-def _read_as_data_url(name: str) -> str:
+def _read_as_data_url(command: str, name: str) -> str:
     try:
         content = Path(name).expanduser().read_bytes()
     except (OSError, RuntimeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise InvalidArgumentError("/image", f"cannot read {name}: {reason}") from error
-    media_type = Image.MIME[look_at_header(content, name).format or ""]
+        raise InvalidArgumentError(command, f"cannot read {name}: {reason}") from error
+    media_type = _type_of_film(name) if command == "/video" else Image.MIME[look_at_header(content, name).format or ""]
     return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
+
+
+def _type_of_film(name: str) -> str:
+    """By its name: what it is its server will find out."""
+    guessed = mimetypes.guess_type(name)[0] or ""
+    return guessed if guessed.startswith("video/") else "video/mp4"

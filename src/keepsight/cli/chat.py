@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from keepsight.cli.attach_picture import attach_pictures
+from keepsight.cli.attach_picture import attach
 from keepsight.cli.check_is_text import check_arguments_are_text, check_is_text
 from keepsight.cli.openai_server import Cut, OpenAIServer, Thought, Usage, choose_api_key
 from keepsight.cli.strip_controls import strip_controls
@@ -27,6 +28,7 @@ from keepsight.errors import InvalidArgumentError, KeepsightError, NoAnswerError
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
 HELP = """\
 /image PATH-or-URL ...   show pictures with the next message
+/video PATH-or-URL ...   show films with it
 /clear                   begin a new conversation
 /save FILE               write the conversation as JSON: the body of a request
 /help                    this
@@ -107,7 +109,8 @@ class Chat:
         self._messages: list[dict[str, Any]] = list(self._opening)
         self._pictures: list[dict[str, Any]] = []
         self._commands: dict[str, Callable[[str], None]] = {
-            "/image": self._attach,
+            "/image": partial(self._attach, "/image"),
+            "/video": partial(self._attach, "/video"),
             "/clear": self._clear,
             "/save": self._save,
             "/help": lambda _rest: _note(HELP),
@@ -170,8 +173,8 @@ class Chat:
                     answer.take(piece)
                     print(strip_controls(piece), end="", flush=True)
 
-    def _attach(self, typed: str) -> None:
-        self._pictures += attach_pictures(typed)
+    def _attach(self, command: str, typed: str) -> None:
+        self._pictures += attach(command, typed)
         _note(f"{len(self._pictures)} with the next message")
 
     def _clear(self, _rest: str) -> None:
