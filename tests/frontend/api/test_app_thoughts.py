@@ -186,6 +186,15 @@ def test_a_response_that_is_cut_off_amid_a_thought_is_the_thought_alone(client: 
     assert [item["type"] for item in ask(client, include_reasoning=False)["output"]] == ["message"]
 
 
+@pytest.mark.parametrize("said", [{}, {"include_reasoning": False}])
+def test_an_answer_that_has_not_come_may_be_sent_back(client: Client, said: dict[str, Any]) -> None:
+    say(client, "\n")
+    client.engine.end = "length"
+    message = client.chat(**said).json()["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == (None, None)
+    assert client.chat(messages=[{"role": "user", "content": "Hello"}, message] * 2).status_code == 200
+
+
 def test_what_was_thought_may_be_sent_back_with_the_answer(client: Client) -> None:
     say(client, f"Hm.\n</think>\n\n{CALL}")
     called = client.chat(tools=TOOLS).json()["choices"][0]["message"]

@@ -166,8 +166,8 @@ def _read_message(message: object, field: str, pictures: list[PicturePart]) -> T
         content = check_is_text(refusal, content_field)
     if thought := _read_thought(message, field):
         read[THOUGHT_NAMES[0]] = thought
-    # Who called may have said nothing, or not come to it; and a tool has not always something to tell.
-    may_be_silent = bool(calls) or bool(thought) or role == "tool"
+    # Who called or thought may have said nothing, or not come to it; and a tool has not always something to tell.
+    may_be_silent = role in ("assistant", "tool")
     is_silent = may_be_silent and (content is None or (isinstance(content, list | tuple) and not content))
     read["content"] = "" if is_silent else _read_content(content, content_field, pictures)
     for name in ("name", "tool_call_id"):
