@@ -52,6 +52,11 @@ def test_a_thought_ends_with_its_tag_and_only_an_answer_s_beginning_is_one(
     assert split([text], is_open) == split(list(text), is_open) == said
 
 
+def test_newlines_behind_words_of_the_prompt_are_part_of_the_thought() -> None:
+    splitter = ThoughtSplitter(Thought(TAGS, is_open=True, has_words=True))
+    assert splitter.push("\nIt is red.\n</think>\nRed", is_last=True) == ("\nIt is red.", "Red")
+
+
 def test_what_is_certain_is_told_at_once() -> None:
     splitter = ThoughtSplitter(Thought(TAGS, is_open=True))
     assert splitter.push("Let me < 5 </thought") == ("Let me < 5 </thought", "")

@@ -18,7 +18,7 @@ class ThoughtSplitter:
         self._form = thought.form
         self.state: State = "thought" if thought.is_open else "undecided"
         self._held = ""
-        self._is_behind_tag = thought.is_open
+        self._is_behind_tag = thought.is_open and not thought.has_words
 
     def push(self, text: str, *, is_last: bool = False) -> tuple[str, str]:
         """What is certain of the thought, and of the answer."""

@@ -9,6 +9,7 @@ from tests.frontend.gemma_like import DEMO
 from tests.qwen_template import QWEN_LIKE, THINKING_QWEN_LIKE
 
 OPEN, POSSIBLE = Thought(TAGS, is_open=True), Thought(TAGS, is_open=False)
+BEGUN = Thought(TAGS, is_open=True, has_words=True)
 USER = {"role": "user", "content": "What is <think>?"}
 
 
@@ -43,16 +44,20 @@ def test_the_end_of_the_prompt_says_whether_one_can_come(
     [
         ("It is", None),
         ("Let me see.</think>It is", None),
-        ("<think>\nLet me see", OPEN),
+        ("Behind <think> it", None),
+        ("It ends with <think>", None),
+        ("<think>\n", OPEN),
+        ("<think>\nLet me see", BEGUN),
         ("<think>\nLet me see.\n</think>\n\nIt is", None),
         (" ", POSSIBLE),
     ],
 )
-@pytest.mark.parametrize("as_parts", [False, True])
+@pytest.mark.parametrize("num_parts", [0, 1, 2])
 def test_an_answer_that_is_gone_on_with_is_where_its_own_tags_leave_it(
-    said: str, expected: Thought | None, as_parts: bool
+    said: str, expected: Thought | None, num_parts: int
 ) -> None:
-    content = [{"type": "text", "text": said}] if as_parts else said
+    texts = [said] if num_parts == 1 else said.split("\n", 1)
+    content = [{"type": "text", "text": text} for text in texts] if num_parts else said
     for end, begun in {"text": said, "answer": ""}.items():
         place: PromptEnd = "text" if end == "text" else "answer"
         read = read_messages([USER, {"role": "assistant", "content": content}], place)

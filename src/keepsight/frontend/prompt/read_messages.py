@@ -96,7 +96,7 @@ class Conversation:
     def begun_answer(self) -> str:
         """What is to be gone on with."""
         content = self.messages[-1]["content"] if self.end == "text" else ""
-        return content if isinstance(content, str) else "".join(part.get("text", "") for part in content[-1:])
+        return content if isinstance(content, str) else "\n".join(part.get("text", "") for part in content)
 
     def emptied_after(self, breakpoint_: Breakpoint) -> "Conversation":
         """The same turns, but nothing is said behind it: some templates write one turn into the next."""

@@ -25,12 +25,22 @@ class Thought:
     form: ThoughtForm
     # The prompt has opened it, and the answer is in it from its first word on.
     is_open: bool
+    # And has words of it: newlines behind them are no tag's.
+    has_words: bool = False
 
 
 def find_thought(form: ThoughtForm, prompt: str, begun: str = "") -> Thought | None:
     """`begun`: what the prompt has of the answer already, whose beginning is not to come any more."""
+    if begun.strip():
+        return _find_begun(form, begun.lstrip())
     written = prompt.rstrip()
-    if written.endswith(form.opening) or begun.rfind(form.opening) > begun.rfind(form.closing):
-        return Thought(form, is_open=True)
-    is_behind = written.endswith(form.closing) or begun.strip()
-    return None if is_behind else Thought(form, is_open=False)
+    if written.endswith(form.closing):
+        return None
+    return Thought(form, is_open=written.endswith(form.opening))
+
+
+def _find_begun(form: ThoughtForm, begun: str) -> Thought | None:
+    """A tag that stands elsewhere is only spoken of."""
+    if not begun.startswith(form.opening) or form.closing in begun:
+        return None
+    return Thought(form, is_open=True, has_words=begun.strip() != form.opening)
