@@ -1,7 +1,7 @@
-"""A thought and its answer are the same, in whatever pieces their text comes."""
+"""A thought is what the tokens of its tags enclose, and the rest is the answer."""
 
-from collections.abc import Sequence
-from itertools import pairwise
+import re
+from collections.abc import Iterable, Iterator
 
 import pytest
 from hypothesis import given
@@ -10,27 +10,37 @@ from hypothesis import strategies as st
 from keepsight.frontend.prompt.thought_text import TAGS, Thought
 from keepsight.frontend.split_thought import ThoughtSplitter
 
+OPENING, CLOSING = ("<think>", "<think>"), ("</think>", "</think>")
 fragments = st.sampled_from(["<think>", "</think>", "<", "</", "think", ">", "\n", " ", "<tool_call>"])
 texts = st.lists(fragments | st.text(max_size=3), max_size=8).map("".join)
 
 
-def split(pieces: Sequence[str], is_open: bool) -> tuple[str, str]:
+def split(tokens: Iterable[tuple[str, str]], is_open: bool) -> tuple[str, str]:
+    """Each a text, and the tag that it is."""
     splitter = ThoughtSplitter(Thought(TAGS, is_open))
-    said = [splitter.push(piece) for piece in pieces] + [splitter.push("", is_last=True)]
+    said = [splitter.push(*token) for token in tokens] + [splitter.push("", is_last=True)]
     return "".join(thought for thought, _ in said), "".join(answer for _, answer in said)
 
 
-@given(texts, st.booleans(), st.lists(st.integers(0, 1000)))
-def test_any_pieces_of_a_text_say_the_same(text: str, is_open: bool, places: list[int]) -> None:
-    edges = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
-    pieces = [text[start:end] for start, end in pairwise(edges)]
-    whole = split([text], is_open)
-    assert split(pieces, is_open) == split(list(text), is_open) == whole
-    if is_open or text.lstrip().startswith("<think>"):
-        inner, closing, behind = (text if is_open else text.lstrip().removeprefix("<think>")).partition("</think>")
-        assert whole == ((inner.strip("\n"), behind.lstrip("\n")) if closing else (inner.lstrip("\n"), ""))
-    else:
-        assert whole == ("", text)
+def spell(text: str) -> list[tuple[str, str]]:
+    return [(character, "") for character in text]
+
+
+def read(text: str) -> Iterator[tuple[str, str]]:
+    """As a tokenizer does that has a token for each tag."""
+    return ((piece, piece if piece.endswith("think>") else "") for piece in re.split("(</?think>)", text))
+
+
+@given(texts, texts, st.booleans())
+def test_a_thought_is_what_its_tags_enclose_whatever_is_spelled_like_them(
+    thought: str, answer: str, is_open: bool
+) -> None:
+    opened = [] if is_open else [("\n", ""), OPENING]
+    for behind in (spell(answer), [OPENING, *spell(answer), CLOSING]):
+        said = "".join(text for text, _ in behind)
+        assert split([*opened, *spell(thought), CLOSING, *behind], is_open) == (thought.strip("\n"), said.lstrip("\n"))
+    assert split([*opened, *spell(thought)], is_open) == (thought.lstrip("\n"), "")
+    assert split(spell(thought), is_open=False) == ("", thought)
 
 
 @pytest.mark.parametrize(
@@ -49,17 +59,24 @@ def test_any_pieces_of_a_text_say_the_same(text: str, is_open: bool, places: lis
 def test_a_thought_ends_with_its_tag_and_only_an_answer_s_beginning_is_one(
     text: str, is_open: bool, said: tuple[str, str]
 ) -> None:
-    assert split([text], is_open) == split(list(text), is_open) == said
+    assert split(read(text), is_open) == said
 
 
 def test_newlines_behind_words_of_the_prompt_are_part_of_the_thought() -> None:
     splitter = ThoughtSplitter(Thought(TAGS, is_open=True, has_words=True))
-    assert splitter.push("\nIt is red.\n</think>\nRed", is_last=True) == ("\nIt is red.", "Red")
+    assert splitter.push("\nIt is red.\n") == ("\nIt is red.", "")
+    assert splitter.push("</think>", "</think>") == ("", "")
 
 
 def test_what_is_certain_is_told_at_once() -> None:
     splitter = ThoughtSplitter(Thought(TAGS, is_open=True))
-    assert splitter.push("Let me < 5 </thought") == ("Let me < 5 </thought", "")
-    assert splitter.push(".\n\n</th") == (".", "")
-    assert splitter.push("ree") == ("\n\n</three", "")
-    assert splitter.push("</think>\nRed") == ("", "Red")
+    assert splitter.push("Let me < 5 </think>") == ("Let me < 5 </think>", "")
+    assert splitter.push(".\n\n") == (".", "")
+    assert splitter.push("or") == ("\n\nor", "")
+    assert splitter.push("</think>", "</think>") == ("", "")
+    assert splitter.push("\nRed") == ("", "Red")
+
+
+def test_the_text_of_a_tag_may_come_with_later_tokens() -> None:
+    said = [("", "<think>"), ("<thi", ""), ("nk>Hm", ""), ("", "</think>"), ("</", ""), ("think>Red", "")]
+    assert split(said, is_open=False) == ("Hm", "Red")

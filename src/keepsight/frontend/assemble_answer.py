@@ -44,6 +44,7 @@ class AnswerAssembler:
         """`thought`: what each choice may begin with; None: all of it is its text."""
         self._streamers = {choice: TextStreamer(tokenizer, params) for choice in range(params.n)}
         self._splitters = {} if thought is None else {choice: ThoughtSplitter(thought) for choice in range(params.n)}
+        self._tags = {} if thought is None else {tokenizer.token_id(tag): tag for tag in thought.form.tags}
         self._stop_token_ids = frozenset(params.stop_token_ids)
 
     @property
@@ -56,7 +57,9 @@ class AnswerAssembler:
         if streamer is None:
             return None
         piece = self._read(token, streamer)
-        return _split(piece, self._splitters[token.choice]) if self._splitters else piece
+        if not self._splitters:
+            return piece
+        return _split(piece, self._splitters[token.choice], self._tags.get(token.token_id, ""))
 
     def _read(self, token: TokenOutput, streamer: TextStreamer) -> AnswerPiece:
         ends_by_token = token.finish_reason == "stop"
@@ -71,8 +74,8 @@ class AnswerAssembler:
         return AnswerPiece(token, text, token.finish_reason, token.token_id if is_callers else None)
 
 
-def _split(piece: AnswerPiece, splitter: ThoughtSplitter) -> AnswerPiece:
+def _split(piece: AnswerPiece, splitter: ThoughtSplitter, tag: str) -> AnswerPiece:
     was_of_thought = splitter.state == "thought"
-    thought, text = splitter.push(piece.text, is_last=piece.finish_reason is not None)
+    thought, text = splitter.push(piece.text, tag, is_last=piece.finish_reason is not None)
     is_of_thought = was_of_thought or splitter.state == "thought" or thought != ""
     return replace(piece, text=text, thought=thought, is_of_thought=is_of_thought)

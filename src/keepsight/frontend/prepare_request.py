@@ -163,7 +163,7 @@ class RequestPreparer:
         if form is None or prepared.text is None:
             return prepared
         thought = find_thought(form, prepared.text, conversation.begun_answer)
-        opening, closing = map(self._find_text_token, (form.opening, form.closing))
+        opening, closing = map(self._find_text_token, form.tags)
         if thought is None or opening is None or closing is None:
             return prepared
         tokens = ThoughtTokens(None if thought.is_open else opening, closing)

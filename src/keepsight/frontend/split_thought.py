@@ -1,6 +1,7 @@
 """A text that may begin with a thought becomes the thought and the answer, in whatever pieces it comes.
 
-Held back is only what may yet be a tag, or a newline beside one.
+A tag is its token: one that is only spelled, as in a thought about tags, is a text, to the engine's guides and here.
+Held back are only newlines, which may be beside a tag, and a tag of which the rest is to come.
 """
 
 from typing import Literal
@@ -19,10 +20,13 @@ class ThoughtSplitter:
         self.state: State = "thought" if thought.is_open else "undecided"
         self._held = ""
         self._is_behind_tag = thought.is_open and not thought.has_words
+        # Whose tokens came.  Their texts may come later: what a stop string may begin with is held back before us.
+        self._tags = set[str]()
 
-    def push(self, text: str, *, is_last: bool = False) -> tuple[str, str]:
-        """What is certain of the thought, and of the answer."""
+    def push(self, text: str, tag: str = "", *, is_last: bool = False) -> tuple[str, str]:
+        """What is certain of the thought, and of the answer.  `tag`: what its token is, if it is one."""
         self._held += text
+        self._tags.add(tag)
         if self.state == "undecided":
             self._decide(is_last)
         thought = self._take_thought(is_last) if self.state == "thought" else ""
@@ -30,25 +34,23 @@ class ThoughtSplitter:
 
     def _decide(self, is_last: bool) -> None:
         begun, opening = self._held.lstrip(), self._form.opening
-        if begun.startswith(opening):
+        may_open = opening in self._tags
+        if may_open and begun.startswith(opening):
             self._held = begun.removeprefix(opening)
             self.state, self._is_behind_tag = "thought", True
-        elif is_last or not opening.startswith(begun):
+        elif is_last or (begun and not (may_open and opening.startswith(begun))):
             self.state = "answer"
 
     def _take_thought(self, is_last: bool) -> str:
+        if self._form.closing not in self._tags:
+            return self._take(len(self._held if is_last else self._held.rstrip("\n")))
         end = self._held.find(self._form.closing)
         if end < 0:
-            return self._take(len(self._held) if is_last else self._count_certain())
+            return self._take(len(self._held) if is_last else 0)
         thought = self._take(end).rstrip("\n")
         self._held = self._held.removeprefix(self._form.closing)
         self.state, self._is_behind_tag = "answer", True
         return thought
-
-    def _count_certain(self) -> int:
-        lengths = range(len(self._form.closing) - 1, 0, -1)
-        begun = next((length for length in lengths if self._held.endswith(self._form.closing[:length])), 0)
-        return len(self._held[: len(self._held) - begun].rstrip("\n"))
 
     def _take(self, length: int) -> str:
         taken, self._held = self._held[:length], self._held[length:]

@@ -77,6 +77,15 @@ def test_a_thought_that_is_cut_off_has_no_answer(client: Client) -> None:
     assert join(client.stream()) == {"reasoning_content": "Let me see", "content": ""}
 
 
+def test_a_tag_that_is_only_spelled_ends_no_thought(client: Client) -> None:
+    """Nor does it for the engine, which keeps what is behind the tag's token to a form."""
+    encode = client.preparer.tokenizer.encode
+    opened = () if opens(client) else encode("<think>")
+    client.engine.token_ids = [*opened, *encode("Is </thi"), *encode("nk> a tag?"), *encode("</think>Red.")]
+    message = client.chat().json()["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("Is </think> a tag?", "Red.")
+
+
 def test_where_nothing_was_thought_the_field_is_null(client: Client) -> None:
     client.engine.text = "\n</think>\n\nRed." if opens(client) else "Red."
     message = client.chat().json()["choices"][0]["message"]

@@ -13,6 +13,10 @@ class ThoughtForm:
     opening: str
     closing: str
 
+    @property
+    def tags(self) -> tuple[str, str]:
+        return self.opening, self.closing
+
 
 # Qwen's, DeepSeek's and most others'.
 TAGS = ThoughtForm("<think>", "</think>")
