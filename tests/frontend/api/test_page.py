@@ -1,6 +1,7 @@
 """The page at `/` in a real Chromium, before a real server with the demo model."""
 
 import base64
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -283,6 +284,46 @@ def test_an_answer_that_breaks_off_says_so_and_stays(page: Page) -> None:
     send(page, "Hello")
     expect(page.get_by_role("alert")).to_have_text("It broke.")
     expect(answer(page)).to_contain_text("Once")
+
+
+def test_a_thought_stands_above_its_answer_and_can_be_opened_by_keyboard(page: Page) -> None:
+    tell(
+        page, {"reasoning_content": "Let me see. "}, {"reasoning_content": "Red?"}, {"content": "Red"}, {"content": "."}
+    )
+    send(page, "Hello")
+    expect(answer(page)).to_contain_text("tokens/s")
+    thought, summary = answer(page).get_by_text("Let me see. Red?", exact=True), answer(page).get_by_text("Thought")
+    expect(thought).to_be_hidden()
+    summary.focus()
+    page.keyboard.press("Enter")
+    expect(thought).to_be_visible()
+    (_, above, _, height), (_, below, _, _) = (box_of(each) for each in (thought, answer(page).locator("> p")))
+    assert above + height <= below
+    with page.expect_request("**/chat/completions") as asked:
+        send(page, "And now?")
+    assert messages_of(asked.value)[1] == {"role": "assistant", "content": "Red."}
+
+
+def test_a_thought_is_in_sight_until_an_answer_comes(page: Page) -> None:
+    tell(page, {"reasoning_content": "Let me see"}, end="length")
+    send(page, "Hello")
+    expect(answer(page)).to_contain_text("cut at the limit of tokens")
+    expect(answer(page).get_by_text("Let me see")).to_be_visible()
+
+
+def tell(page: Page, *deltas: dict[str, str], end: str = "stop") -> None:
+    """In place of the server, whose model does not think."""
+    chunks: list[Any] = [{"choices": [{"delta": each, "finish_reason": None}]} for each in deltas]
+    chunks += [{"choices": [{"delta": {}, "finish_reason": end}]}]
+    chunks += [{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 9}}]
+    events = "".join(f"data: {json.dumps(each)}\n\n" for each in chunks) + "data: [DONE]\n\n"
+    page.route("**/chat/completions", lambda route: route.fulfill(body=events, content_type="text/event-stream"))
+
+
+def box_of(shown: Locator) -> tuple[float, float, float, float]:
+    box = shown.bounding_box()
+    assert box is not None
+    return box["x"], box["y"], box["width"], box["height"]
 
 
 @pytest.mark.parametrize("max_tokens", [1, 100])

@@ -83,15 +83,18 @@ async function listen(question, place, timing) {
   await findModel(signal);
   const body = { model, messages: [...messages, question], stream: true, stream_options: { include_usage: true } };
   const response = await call("chat/completions", { method: "POST", body: JSON.stringify(body), signal });
+  let thought = null;
   for await (const event of events(response)) {
     timing.usage = event.usage ?? timing.usage;
     timing.isCut ||= event.choices[0]?.finish_reason === "length";
-    const piece = event.choices[0]?.delta.content;
-    if (piece) {
-      timing.first ??= performance.now();
-      timing.last = performance.now();
-      place.append(piece);
-    }
+    const { content, reasoning_content: thinks } = event.choices[0]?.delta ?? {};
+    if (!content && !thinks) continue;
+    timing.first ??= performance.now();
+    timing.last = performance.now();
+    if (thinks) (thought ??= addThought(place)).lastElementChild.append(thinks);
+    if (!content) continue;
+    if (thought && !place.textContent) thought.open = false;
+    place.append(content);
   }
 }
 
@@ -127,6 +130,16 @@ function add(role) {
   at("hint").hidden = true;
   talk.scrollTop = 0; // its end: the style sheet reverses it
   return { item, text: said, note };
+}
+
+// Above the answer, in sight until that begins; then it is for those who open it, and not read aloud with the answer.
+function addThought(place) {
+  const [thought, summary, said] = ["details", "summary", "p"].map((tag) => document.createElement(tag));
+  summary.textContent = "Thought";
+  thought.open = true;
+  thought.append(summary, said);
+  place.before(thought);
+  return thought;
 }
 
 function tell(failure) {
