@@ -258,6 +258,7 @@ def test_what_qwen_publishes_gives_the_published_values(tmp_path: Path) -> None:
         {"size": None, "min_pixels": None, "max_pixels": None},
         {"min_pixels": 4000},
         {"size": {"shortest_edge": 5000, "longest_edge": 6000}, "max_pixels": 70_000},
+        {"size": {"min_pixels": 4000, "max_pixels": 5000}, "min_pixels": 4000, "max_pixels": 70_000},
         {"min_pixels": 3136, "max_pixels": 12_845_056, "patch_size": 14, "merge_size": 3, "resample": 2},
         {"size": {"shortest_edge": 5000, "longest_edge": 6000}, "image_mean": [0.1, 0.2, 0.3], "rescale_factor": 0.1},
     ],

@@ -212,11 +212,17 @@ def read_sizes(values: Mapping[str, Any], patch_size: int, default_edges: Mappin
     """`patch_size`: where none is said."""
     if (depth := values.get("temporal_patch_size", 2)) != 2:
         raise InvalidArgumentError("temporal_patch_size", f"only 2 is supported, got {depth!r}")
-    edges = dict(default_edges) if values.get("size") is None else values["size"]
+    edges = dict(default_edges) if values.get("size") is None else _without_repeated(values["size"], values)
     limits = _read_limits({**values, "size": edges})
     if len(limits) < 2:
         raise InvalidArgumentError("size", f"must give a {' and a '.join(DEFAULT_EDGES)}, got {edges!r}")
     return ShownSizes(values.get("patch_size", patch_size), values.get("merge_size", 2), **limits)
+
+
+def _without_repeated(size: Any, values: Mapping[str, Any]) -> Any:
+    """Older versions of transformers wrote the limits into `size`, too, by the names that they have beside it."""
+    repeated = {name for name in LIMITS if values.get(name) is not None}
+    return {name: edge for name, edge in size.items() if name not in repeated} if isinstance(size, dict) else size
 
 
 def _read_limits(said: Mapping[str, Any]) -> dict[str, Any]:
