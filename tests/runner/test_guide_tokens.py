@@ -206,6 +206,14 @@ def test_an_answer_ends_only_where_the_grammar_does(maker: GuideMaker) -> None:
     assert allowed_by(guide) == END
 
 
+def test_an_end_that_the_tokenizer_lacks_is_none() -> None:
+    maker = GuideMaker(DEMO, END | {VOCAB_SIZE + 7})
+    guide = maker.begin(regex("a"))
+    guide.follow(next(iter(allowed_by(guide))))
+    assert allowed_by(guide) == END
+    maker.close()
+
+
 def test_the_end_of_a_grammar_goes_before_min_tokens_and_every_ban(maker: GuideMaker) -> None:
     banned = {"min_tokens": 50, "logit_bias": dict.fromkeys(END, -100.0), "allowed_token_ids": [20]}
     state = state_for(maker, regex("A"), temperature=1.0, seed=1, **banned)

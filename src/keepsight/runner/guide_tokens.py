@@ -137,7 +137,7 @@ class GuideMaker:
             raise ValueError("this model has no tokenizer")
         if self._tokenizer is None:
             vocabulary = _Vocabulary(self._path, self._end_ids)
-            self._tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=sorted(self._end_ids) or None)
+            self._tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=vocabulary.end_ids or None)
         return self._tokenizer
 
     def _compile(self, grammar: str) -> "LLMatcher":
@@ -169,9 +169,11 @@ class _Vocabulary:
         self._backend.encode_special_tokens = True
         added = self._backend.get_added_tokens_decoder()
         self.special_token_ids = [token_id for token_id, token in added.items() if token.special]
-        self.bos_token_id = None
-        self.eos_token_id = min(end_ids, default=0)
         token_bytes, ids = read_token_bytes(self._backend), range(max(self._backend.get_vocab().values()) + 1)
+        # A checkpoint may name some that its tokenizer lacks.
+        self.end_ids = sorted(end_ids.intersection(ids))
+        self.bos_token_id = None
+        self.eos_token_id = min(self.end_ids, default=0)
         # Nothing where an id has no token.
         self.tokens = [*map(token_bytes.of, ids)]
         in_runs = [each for each in ids if token_bytes.is_in_run(each)]
