@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.film_config import FILM_REQUEST_OPTIONS
 from keepsight.frontend.api.chat_request import ChatRequest, MediaProcessorOptions, parse_chat_request
 from keepsight.frontend.http.decode_body import refused_fields
 from keepsight.frontend.prompt.read_messages import read_messages
@@ -61,7 +62,9 @@ def test_what_a_picture_costs_is_chosen_by_requests_that_are_trusted_alone() -> 
     assert MediaProcessorOptions(do_pan_and_scan=False).as_overrides(are_trusted=False) == {"do_pan_and_scan": False}
     sizes = {"min_pixels": 5, "max_pixels": 6, "size": {"shortest_edge": 7}}
     assert MediaProcessorOptions(**sizes).as_overrides(are_trusted=False) == sizes  # type: ignore[arg-type]
-    assert {*MediaProcessorOptions.__struct_fields__} == REQUEST_OPTIONS
+    frames = {"fps": 0.5, "min_frames": 2, "max_frames": 9}
+    assert MediaProcessorOptions(**frames).as_overrides(are_trusted=False) == frames  # type: ignore[arg-type]
+    assert {*MediaProcessorOptions.__struct_fields__} == REQUEST_OPTIONS | FILM_REQUEST_OPTIONS
 
 
 def test_null_is_the_default_everywhere() -> None:

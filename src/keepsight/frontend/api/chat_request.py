@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Self
 import msgspec
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.film_config import FILM_REQUEST_OPTIONS
 from keepsight.frontend.api.generation_fields import NESTED_STRUCTS, GenerationFields
 from keepsight.frontend.api.tool_fields import (
     CallTerms,
@@ -31,13 +32,18 @@ class MediaProcessorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=T
     min_pixels: int | None = None
     max_pixels: int | None = None
     size: dict[str, int] | None = None
+    # Of films. No more frames are shown than the server says.
+    fps: float | None = None
+    num_frames: int | None = None
+    min_frames: int | None = None
+    max_frames: int | None = None
 
     pan_and_scan_min_crop_size: int | None = None
     pan_and_scan_max_num_crops: int | None = None
     pan_and_scan_min_ratio_to_activate: float | None = None
     resample: int | None = None
 
-    FREE: ClassVar[frozenset[str]] = frozenset({"do_pan_and_scan", "min_pixels", "max_pixels", "size"})
+    FREE: ClassVar[frozenset[str]] = FILM_REQUEST_OPTIONS | {"do_pan_and_scan", "min_pixels", "max_pixels", "size"}
 
     def as_overrides(self, *, are_trusted: bool) -> dict[str, Any]:
         overrides = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
