@@ -24,6 +24,9 @@ class MadeUpRequest:
     def makeable_media(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(item.media_hash for item in self.engine_request.media))
 
+    def is_film(self, _media_hash: str) -> bool:
+        return False
+
     def group_by_picture(self, media_hashes: Collection[str]) -> list[tuple[str, ...]]:
         return [(each,) for each in sorted(media_hashes)]
 

@@ -36,6 +36,8 @@ class _MisbehavingJob(PictureJob):
 
 class _MisbehavingLook(FilmLook):
     def run(self) -> Geometry:
+        if self.source == STOP:
+            os.kill(os.getpid(), signal.SIGSTOP)
         return IMPOSED if self.source == IMPOSE else super().run()
 
 

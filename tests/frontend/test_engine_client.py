@@ -162,7 +162,7 @@ def test_where_no_pixels_can_be_asked_for_the_request_fails_and_leaves_nothing_b
 
     engine = Engine()
     client.connect(engine.send)
-    for owner, name in ((pool._threads, "submit"), (pool._cache, "touch")):
+    for owner, name in ((pool._pictures.threads, "submit"), (pool._cache, "touch")):
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, fail)
             [error] = ask(prepared(name, "cat", "dog")).answer()

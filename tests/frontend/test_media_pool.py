@@ -69,7 +69,7 @@ class _EngineRequest:
 
 @dataclass
 class FakePrepared:
-    """A hash is a picture, and perhaps its crop: "a", "a/1"."""
+    """A hash is a picture, and perhaps its crop: "a", "a/1"; in capitals it is a film."""
 
     request_id: str
     studio: Studio
@@ -88,6 +88,9 @@ class FakePrepared:
     def group_by_picture(self, media_hashes: Collection[str]) -> list[tuple[str, ...]]:
         pictures = dict.fromkeys(each[0] for each in media_hashes)
         return [tuple(each for each in media_hashes if each[0] == picture) for picture in pictures]
+
+    def is_film(self, media_hash: str) -> bool:
+        return media_hash.isupper()
 
     def pixels_of(self, media_hashes: Collection[str], _make: MakePixels = PictureJob.run) -> dict[str, Pixels]:
         return self.studio.work(media_hashes)
@@ -379,6 +382,16 @@ def test_as_many_pictures_are_made_at_a_time_as_there_are_workers(studio: Studio
         assert not studio.begun.acquire(timeout=0.05)
         studio.door.set()
         assert asker.await_heard(4) == ["a", "b", "c", "d"]
+
+
+def test_no_picture_waits_for_films_and_no_film_for_pictures(ask: Ask, studio: Studio) -> None:
+    films, pictures = ask("first", "F", "G"), ask("second", "a", "b")
+    studio.await_begun(2)
+    assert sorted(studio.made) == [("F",), ("a",)]
+    films.forget()
+    studio.door.set()
+    assert pictures.await_heard(2) == ["a", "b"]
+    assert ("G",) not in studio.made
 
 
 def test_without_a_cache_pixels_that_were_delivered_are_not_kept(pool: MediaPool, studio: Studio) -> None:

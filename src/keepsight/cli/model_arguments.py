@@ -80,7 +80,7 @@ _HELP = {
         ),
         "mm_shm_cache_max_object_size_mb": "MiB of the largest picture that the ring takes",
         "verify_hits": "part of the processor cache's hits to make again and compare, 0 to 1",
-        "media_workers": "processes that decode and resize pictures, in LLM threads (default: one for each core)",
+        "media_workers": "processes for pictures, and as many for films; in LLM threads (default: one for each core)",
     },
     "tiers: what keeps embeddings that the encoder cache drops": {
         "encoder_host_cache_gb": "GiB of host memory, 0 for none (default: 1, at most 5 % of what is available)",

@@ -1,7 +1,8 @@
 """Threads that have pixels made, each media hash once for all who wait for it, and kept for those who come later.
 
-Knows neither engine nor event loop: callers hand in what is to be called.  Invariant: a hash has waiters (perhaps none
-any more) exactly while it is queued or being made, and what is queued has at least one.
+Films, which may take minutes, have threads of their own, so that no picture waits for one.  Knows neither engine nor
+event loop: callers hand in what is to be called.  Invariant: a hash has waiters (perhaps none any more) exactly while
+it is queued or being made, and what is queued has at least one.
 """
 
 import logging
@@ -50,6 +51,15 @@ class _Job:
     is_anew: bool
 
 
+class _Lane:
+    """Of pictures, or of films."""
+
+    def __init__(self, num_workers: int, name: str, on_thread_start: Callable[[], object]) -> None:
+        self.threads = ThreadPoolExecutor(num_workers, thread_name_prefix=name, initializer=on_thread_start)
+        # By media hash; the one that was asked for first is the first.
+        self.queue: OrderedDict[str, _Job] = OrderedDict()
+
+
 class MediaPool:
     def __init__(
         self,
@@ -60,11 +70,12 @@ class MediaPool:
         counters: Counters | None = None,
         on_thread_start: Callable[[], object] = lambda: None,
     ) -> None:
-        """So many of the hits, 0 to 1, are made again and compared."""
-        self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="media", initializer=on_thread_start)
+        """`num_workers` pictures are made at a time, and as many films; so many of the hits, 0 to 1, are made again and
+        compared.
+        """
+        self._pictures, self._films = (_Lane(num_workers, name, on_thread_start) for name in ("media", "films"))
+        self._lanes = (self._pictures, self._films)
         self._lock = threading.Lock()
-        # By media hash; the one that was asked for first is the first.
-        self._queue: OrderedDict[str, _Job] = OrderedDict()
         self._waiters = MediaWaiters[_Waiter]()
         self._cache = cache or PixelCache()
         self._make_pixels, self._verify_hits = make_pixels, verify_hits
@@ -129,18 +140,21 @@ class MediaPool:
     def close(self) -> None:
         """Nothing more is delivered or held; returns when what had begun has ended."""
         with self._lock:
-            self._queue.clear()
+            for lane in self._lanes:
+                lane.queue.clear()
             self._waiters.clear()
-        self._threads.shutdown()
+        for lane in self._lanes:
+            lane.threads.shutdown()
         self._cache.close()
 
     def check_invariants(self) -> None:
         with self._lock:
             self._waiters.check_invariants()
-            for media_hash, job in self._queue.items():
-                assert media_hash in job.media_hashes
-                assert self._waiters.has_any(media_hash)
-                assert all(self._queue[each] is job for each in job.media_hashes)
+            for lane in self._lanes:
+                for media_hash, job in lane.queue.items():
+                    assert media_hash in job.media_hashes
+                    assert self._waiters.has_any(media_hash)
+                    assert all(lane.queue[each] is job for each in job.media_hashes)
         self._cache.check_invariants()
 
     def _find_held(self, media_hashes: Collection[str], *, inline: bool) -> dict[str, CarriedPixels]:
@@ -160,13 +174,14 @@ class MediaPool:
         for media_hash in missing:
             self._waiters.add(media_hash, prepared.engine_request.request_id, waiter)
         groups = prepared.group_by_picture(new)
+        lanes = [self._films if prepared.is_film(group[0]) else self._pictures for group in groups]
         # All of them before a thread is asked for, which may fail: whoever has a waiter lies here, and can be dropped.
-        for group in groups:
+        for group, lane in zip(groups, lanes, strict=True):
             job = _Job(prepared, list(group), is_anew=waiter.inline or any(each in checked for each in group))
-            self._queue.update(dict.fromkeys(group, job))
-        for _ in groups:
+            lane.queue.update(dict.fromkeys(group, job))
+        for lane in lanes:
             # Not the job itself: one that is cancelled must not lie in the executor, with all its bytes.
-            self._threads.submit(self._run_next)
+            lane.threads.submit(self._run_next, lane)
         return None
 
     def _is_checked(self) -> bool:
@@ -174,17 +189,18 @@ class MediaPool:
 
     def _drop_waiter(self, request_id: str) -> None:
         for media_hash in self._waiters.leave(request_id):
-            if (job := self._queue.pop(media_hash, None)) is not None:
+            job = self._pictures.queue.pop(media_hash, None) or self._films.queue.pop(media_hash, None)
+            if job is not None:
                 job.media_hashes.remove(media_hash)
                 self._waiters.take(media_hash)
 
-    def _run_next(self) -> None:
+    def _run_next(self, lane: _Lane) -> None:
         with self._lock:
-            if not self._queue:
+            if not lane.queue:
                 return
-            job = next(iter(self._queue.values()))
+            job = next(iter(lane.queue.values()))
             for media_hash in job.media_hashes:
-                del self._queue[media_hash]
+                del lane.queue[media_hash]
         try:
             with self._cache.making(job.media_hashes):
                 carried, made = self._carry_out(job)

@@ -72,6 +72,10 @@ class PreparedRequest:
             made |= make(self._picture_of(group[0]).job(group)).pixels
         return made
 
+    def is_film(self, media_hash: str) -> bool:
+        """Whether it is a moment of one."""
+        return self._picture_of(media_hash).picture.modality == "video"
+
     def group_by_picture(self, media_hashes: Collection[str]) -> list[tuple[str, ...]]:
         """What had best be made together; each of them once, however often the request shows it."""
         groups, grouped = [], set[str]()

@@ -225,6 +225,17 @@ def test_a_film_is_refused_in_the_same_words_and_one_in_memory_is_read_here(work
     assert workers.read_film(drawn_frames(), FIELD) == read_film(drawn_frames(), FIELD)
 
 
+def test_no_picture_waits_for_a_film(misbehaving: CountedWorkers) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        looking = threads.submit(error_of, lambda: misbehaving.read_film(STOP, FIELD))
+        wait_until(misbehaving._for_films.empty)
+        assert_works(misbehaving)
+        assert not looking.done()
+        for pid in misbehaving.pids()[1:]:
+            os.kill(pid, signal.SIGCONT)
+        assert looking.result(SOON)[0] is UnreadablePictureError
+
+
 def test_what_a_worker_says_of_a_film_is_not_believed(misbehaving: MediaWorkers) -> None:
     with pytest.raises(PictureTooLargeError, match="at most 64000000 are allowed"):
         misbehaving.read_film(IMPOSE, FIELD)
@@ -239,7 +250,8 @@ def test_there_are_no_more_workers_than_seats_and_they_are_used_again(workers: M
         for job, made in zip(jobs, threads.map(workers.make, jobs), strict=True):
             assert_equal(made, job.run())
     template, *others = workers.pids()
-    assert 1 <= len(others) <= 2
+    # Films have as many seats of their own.
+    assert 1 <= len(others) <= 2 + 2
     assert_works(workers)
     assert workers.pids() == [template, *others]
 
@@ -335,7 +347,7 @@ def test_closing_while_the_first_is_being_started_ends_all(start: Start) -> None
     workers.start()
     with ThreadPoolExecutor(1) as threads:
         making = threads.submit(workers.make, job_of(picture()))
-        wait_until(lambda: workers._free_seats.empty())
+        wait_until(lambda: workers._for_pictures.empty())
         workers.close()
         with pytest.raises(RuntimeError, match="closed"):
             making.result(SOON)
@@ -405,7 +417,7 @@ def test_a_picture_that_ends_two_workers_is_refused_and_the_next_is_made(
 def test_one_that_is_stuck_is_given_up(misbehaving: MediaWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_works(misbehaving)
     monkeypatch.setattr(media_workers, "MAX_ATTEMPTS", 1)
-    [_, worker] = misbehaving.pids()
+    [_, worker, *_] = misbehaving.pids()
     seated = misbehaving._seats[0].worker
     assert seated
     seated._connection.settimeout(0.01)

@@ -1,6 +1,7 @@
 """Pictures and films are made in processes of their own, so that a decoder that crashes costs one, not the server.
 
 Each caller borrows a worker for a picture; the template process (`media_worker`) forks a new one when there is none.
+Films have seats of their own, as they may take minutes: the system shares the cores between them and pictures.
 Knows no cache and no waiters: that is `MediaPool`, whose threads call `make`.  Invariant: a seat
 holds a worker or none, and one that is free holds none that is at work.
 """
@@ -45,11 +46,9 @@ class MediaWorkers:
     """May be used from several threads.  Close it before the pool whose threads may be waiting here."""
 
     def __init__(self, num_workers: int, on_crash: Callable[[], object] = lambda: None) -> None:
-        self._seats = [_Seat() for _ in range(num_workers)]
-        # The last that was given back goes first: its worker's memory is warm.
-        self._free_seats: LifoQueue[_Seat] = LifoQueue()
-        for seat in self._seats:
-            self._free_seats.put(seat)
+        """So many for pictures, and as many for films."""
+        self._for_pictures, self._for_films = _free_seats(num_workers), _free_seats(num_workers)
+        self._seats = [*self._for_pictures.queue, *self._for_films.queue]
         self._lock = threading.Lock()
         self._template: _Template | None = None
         self._is_closed = False
@@ -96,9 +95,10 @@ class MediaWorkers:
             if self._template is not None:
                 self._template.end()
                 self._template = None
-        for seat in [self._free_seats.get() for _ in self._seats]:
-            self._clear(seat)
-            self._free_seats.put(seat)
+        for free in (self._for_pictures, self._for_films):
+            for seat in [free.get() for _ in range(len(self._seats) // 2)]:
+                self._clear(seat)
+                free.put(seat)
 
     def pids(self) -> list[int]:
         """Of all processes that are known to run, the template first."""
@@ -108,15 +108,17 @@ class MediaWorkers:
 
     def check_invariants(self) -> None:
         """While nobody is in `make`."""
-        assert sorted(map(id, self._free_seats.queue)) == sorted(map(id, self._seats))
+        free = [*self._for_pictures.queue, *self._for_films.queue]
+        assert sorted(map(id, free)) == sorted(map(id, self._seats))
         assert not (self._is_closed and self.pids())
 
     def _ask(self, job: Job) -> Made | Geometry:
-        seat = self._free_seats.get()
+        free = self._for_films if job.is_film else self._for_pictures
+        seat = free.get()
         try:
             answer = self._ask_in(seat, job)
         finally:
-            self._free_seats.put(seat)
+            free.put(seat)
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -183,6 +185,14 @@ class MediaWorkers:
 @dataclass(eq=False, slots=True)
 class _Seat:
     worker: "_Worker | None" = None
+
+
+def _free_seats(number: int) -> LifoQueue[_Seat]:
+    """The last that was given back goes first: its worker's memory is warm."""
+    seats: LifoQueue[_Seat] = LifoQueue()
+    for _ in range(number):
+        seats.put(_Seat())
+    return seats
 
 
 class _Template:
