@@ -27,7 +27,7 @@ from keepsight.frontend.intake.open_picture import PictureSource
 from keepsight.frontend.intake.read_film import read_film
 from keepsight.frontend.intake.read_header import read_geometry
 from keepsight.frontend.media_pool import MediaPool
-from keepsight.frontend.pixels import media_workers
+from keepsight.frontend.pixels import media_worker, media_workers
 from keepsight.frontend.pixels.make_pixels import Made, PictureJob
 from keepsight.frontend.pixels.media_workers import MediaWorkers
 from keepsight.frontend.prepare_request import RequestPreparer
@@ -401,16 +401,27 @@ def job_of_bytes(source: bytes) -> PictureJob:
     return PictureJob(source, FIELD, {"whole": None}, ImageProcessorConfig(**BASE))
 
 
-@pytest.mark.parametrize("source", [CRASH, SPIN], ids=["crashes", "never ends"])
 def test_a_picture_that_ends_two_workers_is_refused_and_the_next_is_made(
-    misbehaving: CountedWorkers, source: bytes, caplog: pytest.LogCaptureFixture
+    misbehaving: CountedWorkers, caplog: pytest.LogCaptureFixture
 ) -> None:
     num_crashes = misbehaving.num_crashes
-    error, field, message, status, _ = error_of(lambda: misbehaving.make(job_of_bytes(source)))
+    error, field, message, status, _ = error_of(lambda: misbehaving.make(job_of_bytes(CRASH)))
     assert (error, field, status) == (UnreadablePictureError, FIELD, 400)
     assert message == "the picture could not be decoded: the decoder crashed"
     assert misbehaving.num_crashes == num_crashes + 2
     assert caplog.text.count(FIELD) == 2
+    assert_works(misbehaving)
+
+
+def test_one_that_takes_too_long_is_refused_and_not_tried_again(
+    misbehaving: CountedWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in the workers.
+    monkeypatch.setattr(media_worker, "MAX_CPU_SECONDS", 1)
+    num_crashes = misbehaving.num_crashes
+    with pytest.raises(PictureTooLargeError, match="takes more than 1 seconds of a processor to be decoded"):
+        misbehaving.make(job_of_bytes(SPIN))
+    assert misbehaving.num_crashes == num_crashes + 1
     assert_works(misbehaving)
 
 

@@ -13,6 +13,7 @@ import faulthandler
 import gc
 import importlib
 import io
+import math
 import os
 import resource
 import select
@@ -116,13 +117,17 @@ def _fork_worker(control: socket.socket, connection: socket.socket) -> None:
         os._exit(0)
 
 
+def max_cpu_seconds(job: Job) -> int:
+    return MAX_FILM_CPU_SECONDS if job.is_film else MAX_CPU_SECONDS
+
+
 def work(connection: socket.socket) -> None:
     """Until the other end is closed.  Says first who it is, so that whoever waits knows that it is there."""
     _limit_memory()
     connection.sendall(os.getpid().to_bytes(4))
     while True:
         job = receive_job(connection)
-        _limit_time(MAX_FILM_CPU_SECONDS if job.is_film else MAX_CPU_SECONDS)
+        _limit_time(max_cpu_seconds(job))
         _answer(connection, job)
         del job
 
@@ -149,7 +154,7 @@ def _limit_memory() -> None:
 
 def _limit_time(max_seconds: int) -> None:
     """A decoder that never ends is ended by the kernel: no handler of Python's would run."""
-    _lower_limit(resource.RLIMIT_CPU, int(time.process_time()) + max_seconds)
+    _lower_limit(resource.RLIMIT_CPU, math.ceil(time.process_time()) + max_seconds)
 
 
 def _lower_limit(kind: int, limit: int) -> None:

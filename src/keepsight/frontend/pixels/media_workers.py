@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,9 +23,10 @@ from queue import LifoQueue
 
 import msgspec
 
-from keepsight.errors import MediaWorkersLostError, UnreadablePictureError
+from keepsight.errors import MediaWorkersLostError, PictureTooLargeError, UnreadablePictureError
 from keepsight.frontend.intake.open_film import FilmSource
 from keepsight.frontend.pixels.make_pixels import FilmLook, Made, PictureJob
+from keepsight.frontend.pixels.media_worker import max_cpu_seconds
 from keepsight.frontend.pixels.picture_wire import Job, receive_answer, send_job
 from keepsight.ipc.start_folder import start_folder
 from keepsight.media import DEFAULT_MAX_PIXELS, Geometry
@@ -124,11 +126,16 @@ class MediaWorkers:
         return answer
 
     def _ask_in(self, seat: "_Seat", job: Job) -> Made | Geometry | Exception:
+        max_seconds = max_cpu_seconds(job)
         for _ in range(MAX_ATTEMPTS):
-            answer = self._worker_in(seat).try_ask(job)
+            worker, began = self._worker_in(seat), time.monotonic()
+            answer = worker.try_ask(job)
             if answer is not None:
                 return answer
             self._note_crash(job)
+            if time.monotonic() - began >= max_seconds:  # by the kernel: another would end as late
+                message = f"takes more than {max_seconds} seconds of a processor to be decoded"
+                return PictureTooLargeError(job.field, message)
         kind = "film" if job.is_film else "picture"
         return UnreadablePictureError(job.field, f"the {kind} could not be decoded: the decoder crashed")
 
