@@ -22,10 +22,13 @@ from keepsight.frontend.api.prepare_answer import (
 )
 from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED
 from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prompt.read_messages import Conversation
 from tests.drawn import ask, by_url, to_data_url, to_png
 
 # Smaller than what may be on the loop; others of its kind are files.
 PICTURE = by_url(Image.new("RGB", (8, 8)))
+FILM = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
+SOON = 20  # seconds, for what takes much less
 
 
 @pytest.mark.parametrize(
@@ -86,6 +89,38 @@ def test_a_large_picture_takes_a_thread_though_it_is_known(monkeypatch: pytest.M
     content = to_png(Image.effect_noise((8, 8), 64)) + bytes(MAX_URL_BYTES_ON_LOOP)
     large = {"messages": ask({"type": "image_url", "image_url": {"url": to_data_url(content)}}, "What?")}
     assert prepare_in_turn([large, large], monkeypatch) == [False, False]
+
+
+def test_a_film_takes_a_thread_though_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RequestPreparer, "recognize", lambda _self, conversation, _salt: conversation)
+    assert prepare_in_turn([{"messages": ask(each, "What?")} for each in (PICTURE, FILM)], monkeypatch) == [True, False]
+
+
+def test_however_many_films_wait_for_a_worker_there_are_threads_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    preparer, looked_at = RequestPreparer.from_config(Config()), threading.Event()
+    prepare_chat = preparer.prepare_chat
+
+    def wait_for_films(conversation: Conversation, *args: Any) -> Any:
+        assert not conversation.has_films or looked_at.wait(SOON)
+        return prepare_chat(conversation, *args)
+
+    monkeypatch.setattr(preparer, "prepare_chat", wait_for_films)
+    answers = AnswerPreparer(preparer, "demo")
+
+    async def prepare(*content: Any) -> Any:
+        body = json.dumps({"messages": ask(*content)}).encode()
+        return await answers.chat(parse_chat_request(body), None, NOTHING_DOWNLOADED, len(body))
+
+    async def prepare_all() -> None:
+        films = [asyncio.create_task(prepare(FILM, "What?")) for _ in range(50)]
+        await asyncio.sleep(0)
+        try:
+            await asyncio.wait_for(prepare(PICTURE, "What?"), SOON / 2)
+        finally:
+            looked_at.set()
+            await asyncio.gather(*films, return_exceptions=True)
+
+    asyncio.run(prepare_all())
 
 
 @pytest.mark.parametrize("url", ["data:image/png;base64,????", "data:image/png;base64", "data:,%"])

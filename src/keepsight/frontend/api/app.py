@@ -233,7 +233,7 @@ class Api:
                 salt, downloaded = isolate_salt(self._settings, http, asked.cache_salt), NOTHING_DOWNLOADED
                 if asked.messages is not None:
                     downloaded = await self._download(http, asked.messages, salt)
-                return json_response(await run_in_threadpool(self._answers.tokenize, asked, salt, downloaded))
+                return json_response(await self._answers.tokenize(asked, salt, downloaded))
 
     async def count_input(self, http: Request) -> Response:
         with self._room.admit():

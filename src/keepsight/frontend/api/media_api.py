@@ -4,6 +4,7 @@ Knows neither where bytes are kept nor how pixels are made.  Each caller's key i
 callers are one.
 """
 
+import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
@@ -33,6 +34,8 @@ from keepsight.frontend.prompt.read_messages import HANDLE_PREFIX, PicturePart
 from keepsight.sampling_params import SamplingParams
 
 DEFAULT_PAGE, MAX_PAGE = 20, 100
+# Of the 40 threads that all requests share: a film waits for a worker that looks at it.
+MAX_UPLOADS_NAMED_AT_ONCE = 4
 # One who waits for an answer goes before one who will come.
 WARM_PRIORITY = 1
 
@@ -134,6 +137,7 @@ class MediaApi:
     ) -> None:
         self._preparer, self._engine, self._handles, self._pixel_cache = preparer, engine, handles, pixel_cache
         self._reading_body, self._salt_of = reading_body, salt_of
+        self._naming = asyncio.Semaphore(MAX_UPLOADS_NAMED_AT_ONCE)
 
     @property
     def routes(self) -> list[Route]:
@@ -160,7 +164,8 @@ class MediaApi:
         downloaded = NOTHING_DOWNLOADED
         if remote:
             downloaded = await unless_client_leaves(http.receive, self._preparer.intake.download(remote, salt))
-        named = await run_in_threadpool(self._preparer.name_picture, part, salt, downloaded)
+        async with self._naming:
+            named = await run_in_threadpool(self._preparer.name_picture, part, salt, downloaded)
         handle = await run_in_threadpool(self._keep, http, named, upload.options)
         if upload.options.warm:
             try:

@@ -45,8 +45,8 @@ MAX_PICTURES_ON_LOOP, MAX_URL_BYTES_ON_LOOP = 4, 2**18
 MAX_TOLD_OF_PROMPTS = 2**16
 # The same.
 MAX_TOLD_TOKEN_IDS = 2**20
-# Of the 40 threads that all requests share.  Not fewer: most forms are known, and wait for no compiler.
-MAX_FORMS_AT_ONCE = 32
+# Of the 40 threads that all requests share.  Not fewer: most forms and films are known, and wait for nobody.
+MAX_WAITING_THREADS = 32
 Prepared = TypeVar("Prepared")
 
 
@@ -58,8 +58,8 @@ class AnswerPreparer:
     model_name: str
     # Whether a request may choose what its pictures cost and how they are resized.
     trusts_processor_kwargs: bool = False
-    # What may wait for a compiler leaves some to the others.
-    _threads_of_forms: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_FORMS_AT_ONCE))
+    # What may wait, for a compiler or for a worker that looks at a film, leaves some to the others.
+    _waiting_threads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_WAITING_THREADS))
 
     async def chat(
         self, asked: ChatRequest, cache_salt: str | None, downloaded: Downloaded, num_bytes: int
@@ -68,7 +68,8 @@ class AnswerPreparer:
         little = self.preparer.recognize(asked.messages, cache_salt) if _may_be_little(asked, num_bytes) else None
         prepare = partial(self._prepare_chat, asked, little or asked.messages, cache_salt, downloaded)
         with _naming_places_of(asked):
-            prepared = prepare() if little else await self._on_thread(asked, prepare)
+            may_wait = asked.wants_form or asked.messages.has_films
+            prepared = prepare() if little else await self._on_thread(prepare, may_wait=may_wait)
             with prepared.free_names_if_refused():
                 _check_told_prompts(asked, [prepared])
         answered = asked.without_words()
@@ -77,10 +78,10 @@ class AnswerPreparer:
             return ResponsesAnswer(answered, *terms)
         return ChatAnswer(answered, *terms)
 
-    async def _on_thread(self, asked: GenerationFields, prepare: Callable[[], Prepared]) -> Prepared:
-        if not asked.wants_form:
+    async def _on_thread(self, prepare: Callable[[], Prepared], *, may_wait: bool) -> Prepared:
+        if not may_wait:
             return await run_in_threadpool(prepare)
-        async with self._threads_of_forms:
+        async with self._waiting_threads:
             return await run_in_threadpool(prepare)
 
     def _prepare_chat(
@@ -93,7 +94,8 @@ class AnswerPreparer:
         return dataclasses.replace(prepared, cache_key=asked.prompt_cache_key)
 
     async def completion(self, asked: CompletionRequest, cache_salt: str | None) -> CompletionAnswer:
-        prompts = await self._on_thread(asked, partial(self._prepare_prompts, asked, cache_salt))
+        prepare = partial(self._prepare_prompts, asked, cache_salt)
+        prompts = await self._on_thread(prepare, may_wait=asked.wants_form)
         # Each choice tells of its prompt anew.
         _check_told_prompts(asked, prompts, num_times=prompts[0].engine_request.sampling_params.n)
         # They may be megabytes, and are numbers by now.
@@ -121,7 +123,13 @@ class AnswerPreparer:
                 raise
             raise type(error)(field, error.message) from error
 
-    def tokenize(self, asked: TokenizeRequest, cache_salt: str | None, downloaded: Downloaded) -> TokenizeResponse:
+    async def tokenize(
+        self, asked: TokenizeRequest, cache_salt: str | None, downloaded: Downloaded
+    ) -> TokenizeResponse:
+        has_films = asked.messages is not None and asked.messages.has_films
+        return await self._on_thread(partial(self._tokenize, asked, cache_salt, downloaded), may_wait=has_films)
+
+    def _tokenize(self, asked: TokenizeRequest, cache_salt: str | None, downloaded: Downloaded) -> TokenizeResponse:
         tokenizer, num_image_tokens = self.preparer.tokenizer, 0
         if asked.prompt is not None:
             if tokenizer.is_far_too_long(asked.prompt, MAX_TOLD_TOKEN_IDS):
@@ -190,11 +198,12 @@ def _check_told_prompts(asked: GenerationFields, prompts: Sequence[PreparedReque
 
 
 def _may_be_little(asked: ChatRequest, num_bytes: int) -> bool:
-    """Unless its pictures have to be read.  A grammar has to be compiled."""
+    """Unless its pictures have to be read.  A grammar has to be compiled, and a film has hundreds of names."""
     urls = [part.source for part in asked.messages.pictures if isinstance(part.source, str)]
     num_url_bytes = sum(map(length_of, urls))
     return (
         not asked.wants_form
+        and not asked.messages.has_films
         and num_bytes - num_url_bytes <= MAX_BYTES_ON_LOOP
         and num_url_bytes <= MAX_URL_BYTES_ON_LOOP
         and len(urls) <= MAX_PICTURES_ON_LOOP

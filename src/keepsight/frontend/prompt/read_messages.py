@@ -93,6 +93,10 @@ class Conversation:
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
+    def has_films(self) -> bool:
+        return any(part.modality == "video" for part in self.pictures)
+
+    @property
     def begun_answer(self) -> str:
         """What is to be gone on with."""
         content = self.messages[-1]["content"] if self.end == "text" else ""
