@@ -25,7 +25,7 @@ from keepsight.frontend.pixels.picture_wire import (
     send_result,
 )
 from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.media import CropBox, Geometry, Moment, Timeline
+from keepsight.media import CropBox, Geometry, Moment, Part, Timeline
 from keepsight.requests import Pixels
 from keepsight.shown_sizes import ShownSizes
 
@@ -99,9 +99,11 @@ def test_a_job_arrives_as_it_was_sent_and_the_next_one_behind_it(job: PictureJob
             receive_job(connection)
 
 
-def test_as_many_crops_as_fit_a_long_prompt_reach_a_worker() -> None:
-    box = CropBox(2**26, 0, 2**26, 2**26)
-    parts = {f"{index:0128x}": box for index in range(131_072 // 260)}
+@pytest.mark.parametrize(
+    ("part", "tokens_each"), [(CropBox(2**26, 0, 2**26, 2**26), 260), (Moment(215_998, 215_999), 12)], ids=str
+)
+def test_as_many_parts_as_fit_a_long_prompt_reach_a_worker(part: Part, tokens_each: int) -> None:
+    parts = {f"{index:0128x}": part for index in range(262_144 // tokens_each)}
     job = PictureJob(b"bytes", "picture", parts, ImageProcessorConfig())
     with sent_by(lambda connection: send_job(connection, job)) as connection:
         received = receive_job(connection)

@@ -20,8 +20,8 @@ from keepsight.requests import Pixels
 
 Job = PictureJob | FilmLook
 
-# The crops that fit a prompt of 131,072 tokens, named by the longest digests, take a third of it.
-MAX_HEADER_BYTES = 256 * 1024
+# The moments that fit a prompt of 262,144 tokens, a dozen each, named by the longest digests, take four fifths of it.
+MAX_HEADER_BYTES = 4 * 2**20
 MAX_MESSAGE_CHARACTERS = 2000
 _ERRORS = {
     error.__name__: error
