@@ -78,12 +78,12 @@ class PreparedRequest:
 
     def group_by_picture(self, media_hashes: Collection[str]) -> list[tuple[str, ...]]:
         """What had best be made together; each of them once, however often the request shows it."""
-        groups, grouped = [], set[str]()
+        groups, left = [], set(media_hashes)
         for picture in self._pictures:
-            group = tuple(each for each in picture.parts if each in media_hashes and each not in grouped)
-            grouped.update(group)
-            groups += [group] if group else []
-        assert len(grouped) == len(set(media_hashes)), "another request's media"
+            if group := tuple(each for each in picture.parts if each in left):
+                left.difference_update(group)
+                groups.append(group)
+        assert not left, "another request's media"
         return groups
 
     def as_own(self, error: Exception, media_hash: str) -> Exception:

@@ -27,7 +27,7 @@ from keepsight.frontend.intake.picture_array import try_freeze_array
 from keepsight.frontend.intake.read_header import MODES
 from keepsight.frontend.pixels.decode_picture import decode_picture
 from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.media import CropBox, Geometry, Modality
+from keepsight.media import CropBox, Geometry, Modality, Moment
 from keepsight.requests import Pixels
 from tests.drawn import draw, to_png
 
@@ -341,6 +341,17 @@ def test_the_parts_of_a_picture_are_named_in_their_order() -> None:
     assert list(MediaHasher("a", CONFIG, None, "blake3").hash_parts("content", GEOMETRY, crops)) == [
         name_of(crop=crop) for crop in crops
     ]
+
+
+def test_the_moments_of_a_film_are_named_by_it_and_by_the_numbers_of_their_frames() -> None:
+    moments = [Moment(0, 1), Moment(1, 0), Moment(0, 0), Moment(2, 3)]
+    films = [("a", None, GEOMETRY), ("b", None, GEOMETRY), ("a", "tenant", GEOMETRY), ("a", None, Geometry(7, 5))]
+    names = {
+        name
+        for content, salt, geometry in films
+        for name in MediaHasher("model", CONFIG, salt, "blake3", "video").hash_parts(content, geometry, moments)
+    }
+    assert len(names) == len(films) * len(moments)
 
 
 def test_an_algorithm_s_names_are_its_whole_digests() -> None:

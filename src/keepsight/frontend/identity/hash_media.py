@@ -103,8 +103,14 @@ class MediaHasher:
 
     def hash_parts(self, content: str, geometry: Geometry, parts: Iterable[Part]) -> Iterator[str]:
         """One for each part of a picture or a film; None is the whole."""
+        film: str | None = None
         for part in parts:
-            yield self._hash_item(geometry, part, content=content)
+            if not isinstance(part, Moment):
+                yield self._hash_item(geometry, part, content=content)
+                continue
+            # Hundreds, which differ in two numbers.
+            film = film or self._hash_item(geometry, None, content=content)
+            yield hash_values(self._algorithm, film=film, first=part.first, last=part.last)
 
     def hash_pixels(self, pixels: Pixels, geometry: Geometry, part: Part) -> str:
         """Equal for two items only if the model is shown the same and the engine is told the same of them.
@@ -116,7 +122,6 @@ class MediaHasher:
 
     def _hash_item(self, geometry: Geometry, part: Part, **shown: object) -> str:
         size = (geometry.width, geometry.height)
-        # Four numbers of a crop, two of a moment.
         numbers = None if part is None else dataclasses.astuple(part)
         return hash_values(self._algorithm, terms=self._terms, geometry=size, crop=numbers, **shown)
 
