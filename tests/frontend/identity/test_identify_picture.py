@@ -17,6 +17,7 @@ from keepsight.errors import (
     PictureCountError,
     UnknownMediaError,
     UnreadablePictureError,
+    UnsupportedPictureError,
 )
 from keepsight.frontend.identity import identify_picture
 from keepsight.frontend.identity.identify_picture import NamedPicture, PictureIdentifier
@@ -327,6 +328,11 @@ def test_a_request_that_is_refused_or_whose_picture_cannot_be_made_binds_no_uuid
         preparer.prepare_text("no marker", [wide], PARAMS, uuids=["free"])
     preparer.prepare_text(MARKER, [wide], PARAMS, uuids=["free"]).forget_names()
     preparer.prepare_text(MARKER, [None], PARAMS, uuids=["free"])
+
+
+def test_a_film_that_is_sent_as_a_picture_is_told_from_a_broken_one(preparer: RequestPreparer) -> None:
+    with pytest.raises(UnsupportedPictureError, match="is a film, not a picture; send its frames"):
+        preparer.prepare_text(MARKER, [b"\0\0\0\x18ftypisom"], PARAMS)
 
 
 def test_a_broken_picture_is_not_excused_by_its_uuid(preparer: RequestPreparer) -> None:

@@ -12,6 +12,7 @@ from keepsight.errors import (
     PictureEmbedsError,
     UnknownMediaError,
     UnreadablePictureError,
+    UnsupportedPictureError,
 )
 from keepsight.frontend.identity.common_geometries import CommonGeometries
 from keepsight.frontend.identity.exif_image_id import read_image_id
@@ -25,7 +26,7 @@ from keepsight.frontend.identity.hash_media import (
 from keepsight.frontend.identity.known_media import KnownMedia
 from keepsight.frontend.identity.pan_and_scan import count_crops, plan_crops
 from keepsight.frontend.intake.fetch_media import freeze, scheme_of, take_source
-from keepsight.frontend.intake.open_film import FilmSource
+from keepsight.frontend.intake.open_film import FilmSource, looks_like_a_film
 from keepsight.frontend.intake.open_picture import PictureSource
 from keepsight.frontend.intake.read_data_url import read_data_url
 from keepsight.frontend.intake.read_embeds import Embeds, Values, read_embeds
@@ -157,6 +158,9 @@ class PictureIdentifier:
         if part.source is None:
             return self._show(part, None, self._recall(part, given_name), config, given_name)
         sent = take_source(part.source, part.field)
+        if isinstance(sent, bytes) and looks_like_a_film(sent):
+            way = "send its frames" if config.film is None else "send it as one (video_url)"
+            raise UnsupportedPictureError(part.field, f"is a film, not a picture; {way}")
         geometry = read_geometry(sent, part.field, self._max_pixels)
         # Whoever is refused has named nothing.
         shown = self._show(part, freeze(sent, part.field), geometry, config, given_name)

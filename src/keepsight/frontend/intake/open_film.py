@@ -77,7 +77,8 @@ def looks_like_a_film(data: bytes) -> bool:
 def _format_of(data: bytes, field: str) -> str:
     found = _find_format(data)
     if found is None:
-        raise UnreadablePictureError(field, f"{len(data)} bytes that are none of {', '.join(FORMATS.values())}")
+        formats = ", ".join(FORMATS.values())
+        raise UnreadablePictureError(field, f"{len(data)} bytes that are none of {formats}: a picture? (image_url)")
     return found
 
 
