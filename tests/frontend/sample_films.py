@@ -52,6 +52,19 @@ def trimmed(data: bytes, num_kept: int) -> bytes:
     return data[:place] + (num_kept * 1000 // RATE).to_bytes(4) + data[place + 4 :]
 
 
+def covered(data: bytes, cover: bytes) -> bytes:
+    """An MP4, whose index is its end, with a JPEG before all streams, as music has it."""
+    names = bytes(4) + _box(b"hdlr", bytes(8) + b"mdirappl" + bytes(9))
+    listed = _box(b"covr", _box(b"data", (13).to_bytes(4) + bytes(4) + cover))
+    added = _box(b"udta", _box(b"meta", names + _box(b"ilst", listed)))
+    place = data.index(b"moov") - 4
+    return data[:place] + _box(b"moov", added + data[place + 8 :])
+
+
+def _box(name: bytes, content: bytes) -> bytes:
+    return (len(content) + 8).to_bytes(4) + name + content
+
+
 @dataclass(frozen=True, slots=True)
 class FilmCase:
     name: str

@@ -12,7 +12,8 @@ from keepsight.errors import KeepsightError, PictureTooLargeError, UnreadablePic
 from keepsight.frontend.intake import read_film as reading
 from keepsight.frontend.intake.read_film import read_film
 from keepsight.media import Geometry, Timeline
-from tests.frontend.sample_films import HEIGHT, KINDS, RATE, WIDTH, drawn_frames, film, trimmed
+from tests.frontend.sample_films import HEIGHT, KINDS, RATE, WIDTH, covered, drawn_frames, film, trimmed
+from tests.frontend.sample_pictures import encode, random_picture
 
 FIELD = "messages[0].content[1]"
 
@@ -44,6 +45,12 @@ def test_frames_that_an_editor_cut_off_are_none_whatever_the_header_counts(group
     assert av.open(io.BytesIO(data)).streams.video[0].frames == 20
     assert read_film(data, FIELD) == by_reference(data)
     assert read_film(data, FIELD).timeline == Timeline(8, float(RATE))
+
+
+def test_a_cover_is_no_film_though_it_comes_first() -> None:
+    cover = encode(random_picture("RGB", (30, 20)), "JPEG")
+    assert read_film(covered(film(), cover), FIELD) == read_film(film(), FIELD)
+    assert av.open(io.BytesIO(covered(film(), cover))).streams.video[0].width == 30
 
 
 def test_an_array_is_a_film_of_24_frames_a_second_unless_somebody_says_otherwise() -> None:

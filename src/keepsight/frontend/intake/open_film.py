@@ -48,7 +48,10 @@ DECODERS = (
 
 @contextmanager
 def open_film(data: bytes, field: str, max_pixels: int) -> Iterator[tuple["InputContainer", "VideoStream"]]:
-    """And its first video stream, of at most `max_pixels` per frame.  What ffmpeg stumbles over inside becomes ours."""
+    """And its first video stream that is no cover, of at most `max_pixels` per frame.
+
+    What ffmpeg stumbles over inside becomes ours.
+    """
     format_ = _format_of(data, field)
     av = _import_av(field)
     options = {
@@ -66,7 +69,7 @@ def open_film(data: bytes, field: str, max_pixels: int) -> Iterator[tuple["Input
             io.BytesIO(data), "r", format_, options, metadata_errors="replace", io_open=_open_nothing_else
         ) as container,
     ):
-        yield container, _video_stream(container, field, max_pixels)
+        yield container, _video_stream(container, av.stream.Disposition.attached_pic, field, max_pixels)
 
 
 def looks_like_a_film(data: bytes) -> bool:
@@ -115,10 +118,10 @@ def _open_nothing_else(url: str, flags: int, options: object) -> NoReturn:
     raise PermissionError("a film may not name other files")
 
 
-def _video_stream(container: "InputContainer", field: str, max_pixels: int) -> "VideoStream":
-    if not container.streams.video:
+def _video_stream(container: "InputContainer", cover: int, field: str, max_pixels: int) -> "VideoStream":
+    stream = next((each for each in container.streams.video if not each.disposition & cover), None)
+    if stream is None:
         raise UnreadablePictureError(field, "a film without a video stream")
-    stream = container.streams.video[0]
     codec = stream.codec_context.name if stream.codec_context else "unknown"
     if codec not in DECODERS:
         raise UnsupportedPictureError(field, f"a film in {codec}; these are read: {', '.join(DECODERS)}")
