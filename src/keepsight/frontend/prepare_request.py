@@ -354,10 +354,10 @@ class RequestPreparer:
 
     def _check_pictures_fit(self, layouts: Sequence[PictureLayout], field: str, terms: _Terms) -> None:
         """Before any of their crops and tokens are laid out."""
-        num_pictures = sum(layout.num_parts for layout in layouts)
+        counted = _count_pictures(layouts)
         num_image_tokens = sum(layout.num_tokens for layout in layouts)
         if num_image_tokens > self._longest(terms):
-            raise self._too_long(field, f"has {num_image_tokens} tokens of {num_pictures} pictures alone", terms)
+            raise self._too_long(field, f"has {num_image_tokens} tokens of {counted} alone", terms)
 
     def _check_fits(self, expanded: ExpandedPrompt, field: str, terms: _Terms) -> None:
         if not expanded.token_ids:
@@ -444,6 +444,12 @@ def _open_account(request: EngineRequest, began: float, fetched: float) -> Reque
 def _name_model(directory: Path, algorithm: str) -> str:
     """The same wherever it lies, on whatever machine.  What its weights are is told where embeddings are kept."""
     return hash_values(algorithm, config=(directory / "config.json").read_bytes())
+
+
+def _count_pictures(layouts: Sequence[PictureLayout]) -> str:
+    """With their crops; and the moments of films."""
+    num_parts = sum(layout.num_parts for layout in layouts)
+    return f"{num_parts} pictures" + " and moments of videos" * any(layout.is_of_film for layout in layouts)
 
 
 def _is_film(part: PicturePart) -> bool:

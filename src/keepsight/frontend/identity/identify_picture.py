@@ -364,5 +364,5 @@ def forget_name(picture: Picture, known: KnownMedia) -> None:
 
 def ask_for_picture(field: str, uuid: str | None) -> UnknownMediaError:
     return UnknownMediaError(
-        field, f"the picture of uuid {uuid!r} is not cached here (any more): send it with its uuid"
+        field, f"what the uuid {uuid!r} names is not cached here (any more): send it with its uuid"
     )
