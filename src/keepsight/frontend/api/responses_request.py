@@ -4,13 +4,14 @@ What is found at fault behind us is told by the names that stand here.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
-from keepsight.frontend.api.chat_request import ChatRequest, MediaProcessorOptions, choose_variables
+from keepsight.frontend.api.chat_request import MediaProcessorOptions, choose_variables
 from keepsight.frontend.api.generation_fields import NESTED_STRUCTS, GenerationFields
+from keepsight.frontend.api.renamed_chat import RenamedChat
 from keepsight.frontend.api.responses_fields import (
     AllowedFunctions,
     ChosenFunction,
@@ -23,21 +24,13 @@ from keepsight.frontend.api.responses_fields import (
 )
 from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, Refused, check_refused
 from keepsight.frontend.prompt.lift_data_urls import decode_lifting
-from keepsight.frontend.prompt.read_items import NOWHERE, Places, read_items
+from keepsight.frontend.prompt.read_items import read_items
 
 LOGPROBS = "message.output_text.logprobs"
 # OpenAI's limits: an answer repeats them.
 MAX_LABELS, MAX_LABEL_NAME, MAX_LABEL = 16, 64, 512
 # Bytes, as JSON: while an answer is awaited they wait, too.
 MAX_TOLD_AGAIN = 2**20
-# By what a chat calls them.  The longest first.
-_OWN_NAMES = {
-    "max_completion_tokens": "max_output_tokens",
-    "max_tokens": "max_output_tokens",
-    "response_format.json_schema.schema": "text.format.schema",
-    "response_format.json_schema": "text.format",
-    "response_format": "text.format",
-}
 
 
 class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -128,14 +121,6 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
 
     def as_chat(self, before: Sequence[Any] = ()) -> "ResponsesChat":
         """`before`: the items of the conversation that it goes on with."""
-        chat = self._become_chat(before)
-        try:
-            chat.check()
-        except InvalidArgumentError as error:
-            raise type(error)(chat.name_own(error.field), error.message) from error
-        return chat
-
-    def _become_chat(self, before: Sequence[Any]) -> "ResponsesChat":
         effort = None if self.reasoning is None else self.reasoning.effort
         variables = choose_variables(self.chat_template_kwargs, effort)
         conversation, places = read_items(self.input, self.instructions, before, variables)
@@ -155,7 +140,7 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
             include_reasoning=self.include_reasoning,
             places=places,
             echo=self._repeat(),
-        )
+        ).checked()
 
     @property
     def _tells_logprobs(self) -> bool:
@@ -193,23 +178,19 @@ class Echo(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: int
 
 
-class ResponsesChat(ChatRequest, frozen=True, kw_only=True):
+class ResponsesChat(RenamedChat, frozen=True, kw_only=True):
     echo: Echo
-    places: Places = NOWHERE
 
-    def without_words(self) -> Self:
-        return msgspec.structs.replace(super().without_words(), places=NOWHERE)
+    OWN_NAMES: ClassVar[Mapping[str, str]] = {
+        "max_completion_tokens": "max_output_tokens",
+        "max_tokens": "max_output_tokens",
+        "response_format.json_schema.schema": "text.format.schema",
+        "response_format.json_schema": "text.format",
+        "response_format": "text.format",
+    }
 
-    def name_as_asked(self, field: str) -> str:
-        return self.name_own(super().name_as_asked(field))
-
-    def name_own(self, field: str) -> str:
-        if field.startswith(("tools[", "tool_choice.")):
-            return field.replace(".function", "", 1).replace(".allowed_tools", "", 1)
-        for name, own in _OWN_NAMES.items():
-            if field.startswith(name):
-                return own + field.removeprefix(name)
-        return self.places.find(field)
+    def _name_of_tool(self, field: str) -> str:
+        return field.replace(".allowed_tools", "", 1)
 
 
 _SHARED = tuple(

@@ -4,15 +4,12 @@ So each rule of messages is there, and here is what differs: how things are call
 names its place as the caller wrote it (`input[1].content[0].image_url`).
 """
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
 from keepsight.errors import InvalidArgumentError
-from keepsight.frontend.http.decode_body import refusal_of
 from keepsight.frontend.prompt.check_fields import (
     Fields,
     check_fields,
@@ -21,7 +18,8 @@ from keepsight.frontend.prompt.check_fields import (
     check_is_text,
     refuse,
 )
-from keepsight.frontend.prompt.read_messages import HANDLE_PREFIX, Conversation, read_messages
+from keepsight.frontend.prompt.places import Places, convert_placed, read_placed
+from keepsight.frontend.prompt.read_messages import HANDLE_PREFIX, Conversation
 
 _KINDS = ("message", "reasoning", "function_call", "function_call_output", "item_reference")
 # What an item says of itself as it was answered.
@@ -31,9 +29,6 @@ _WHEN_EMPTY = ("phase",)
 # Of a text that was answered: log-probabilities only repeat it.
 _OF_TEXTS = ("annotations", "logprobs")
 _SYSTEM_ROLES = ("system", "developer")
-# Where a place may be cut: before the name of a field, or before an index.
-_STEP = re.compile(r"(?=[.\[])")
-_Kind = TypeVar("_Kind", "_CallItem", "_ResultItem", "_ThoughtItem")
 
 
 class _CallItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,23 +69,6 @@ class _ThoughtItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     encrypted_content: None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """By where the messages have something: where the caller wrote it."""
-
-    of_items: Mapping[str, str]
-
-    def find(self, place: str) -> str:
-        """As far as it is known; behind that both are the same."""
-        for end in [len(place), *(step.start() for step in reversed([*_STEP.finditer(place)]))]:
-            if (own := self.of_items.get(place[:end])) is not None:
-                return own + place[end:]
-        return place
-
-
-NOWHERE = Places({})
-
-
 def read_items(
     items: object,
     instructions: str | None = None,
@@ -109,12 +87,7 @@ def read_items(
         for index, item in enumerate(check_is_list(items, "input", "items, or a string")):
             messages.add_item(check_is_object(item, f"input[{index}]"), f"input[{index}]")
     places = Places(messages.places)
-    try:
-        read = read_messages(messages.messages, variables=variables)
-    except InvalidArgumentError as error:
-        raise type(error)(places.find(error.field), error.message) from error
-    pictures = tuple(replace(each, field=places.find(each.field)) for each in read.pictures)
-    return replace(read, pictures=pictures), places
+    return read_placed(messages.messages, places, variables=variables), places
 
 
 class _Messages:
@@ -130,11 +103,11 @@ class _Messages:
     def add_item(self, item: Fields, place: str) -> None:
         kind = item.get("type")
         if kind == "function_call":
-            self._add_call(_convert(item, place, _CallItem), place)
+            self._add_call(convert_placed(item, place, _CallItem), place)
         elif kind == "function_call_output":
-            self._add_result(_convert(item, place, _ResultItem), place)
+            self._add_result(convert_placed(item, place, _ResultItem), place)
         elif kind == "reasoning":
-            self._add_thought(_convert(item, place, _ThoughtItem), place)
+            self._add_thought(convert_placed(item, place, _ThoughtItem), place)
         elif kind in (None, "message"):
             self._add_message(item, place)
         elif kind == "item_reference":
@@ -238,10 +211,3 @@ class _Messages:
             f"{own}.image_url.detail": f"{place}.detail",
         }
         return part | {"type": "image_url", "image_url": {"url": url, "detail": part.pop("detail", None)}}
-
-
-def _convert(item: Fields, place: str, kind: type[_Kind]) -> _Kind:
-    try:
-        return msgspec.convert(item, kind)
-    except msgspec.ValidationError as error:
-        raise refusal_of(error, place) from error

@@ -1,0 +1,42 @@
+"""A chat that was asked for by the names of another API: its faults are told by those."""
+
+from collections.abc import Mapping
+from typing import ClassVar, Self
+
+import msgspec
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.api.chat_request import ChatRequest
+from keepsight.frontend.prompt.places import NOWHERE, Places
+
+
+class RenamedChat(ChatRequest, frozen=True, kw_only=True):
+    places: Places = NOWHERE
+
+    # By what a chat calls them.  The longest first.
+    OWN_NAMES: ClassVar[Mapping[str, str]] = {}
+
+    def checked(self) -> Self:
+        try:
+            self.check()
+        except InvalidArgumentError as error:
+            raise type(error)(self.name_own(error.field), error.message) from error
+        return self
+
+    def without_words(self) -> Self:
+        return msgspec.structs.replace(super().without_words(), places=NOWHERE)
+
+    def name_as_asked(self, field: str) -> str:
+        return self.name_own(super().name_as_asked(field))
+
+    def name_own(self, field: str) -> str:
+        if field.startswith(("tools[", "tool_choice.")):
+            return self._name_of_tool(field.replace(".function", "", 1))
+        for name, own in self.OWN_NAMES.items():
+            if field.startswith(name):
+                return own + field.removeprefix(name)
+        return self.places.find(field)
+
+    def _name_of_tool(self, field: str) -> str:
+        """Of a tool that has its fields in itself, not in a `function`."""
+        raise NotImplementedError

@@ -1,0 +1,52 @@
+"""Messages that were written otherwise are read as those of a chat; faults are told where the caller wrote them."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import msgspec
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.http.decode_body import refusal_of
+from keepsight.frontend.prompt.check_fields import Fields
+from keepsight.frontend.prompt.read_messages import Conversation, PromptEnd, read_messages
+
+# Where a place may be cut: before the name of a field, or before an index.
+_STEP = re.compile(r"(?=[.\[])")
+_Kind = TypeVar("_Kind", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """By where the messages have something: where the caller wrote it."""
+
+    of_items: Mapping[str, str]
+
+    def find(self, place: str) -> str:
+        """As far as it is known; behind that both are the same."""
+        for end in [len(place), *(step.start() for step in reversed([*_STEP.finditer(place)]))]:
+            if (own := self.of_items.get(place[:end])) is not None:
+                return own + place[end:]
+        return place
+
+
+NOWHERE = Places({})
+
+
+def read_placed(
+    messages: Sequence[Any], places: Places, end: PromptEnd = "answer", variables: Mapping[str, Any] | None = None
+) -> Conversation:
+    try:
+        read = read_messages(messages, end, variables)
+    except InvalidArgumentError as error:
+        raise type(error)(places.find(error.field), error.message) from error
+    pictures = tuple(replace(each, field=places.find(each.field)) for each in read.pictures)
+    return replace(read, pictures=pictures)
+
+
+def convert_placed(fields: Fields, place: str, kind: type[_Kind]) -> _Kind:
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise refusal_of(error, place) from error
