@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.http.decode_body import BodyDecoder
 from keepsight.frontend.intake.read_data_url import read_data_url
-from keepsight.frontend.prompt.lift_data_urls import MAX_STRINGS, MIN_BYTES, LiftedUrl, decode_lifting
+from keepsight.frontend.prompt.lift_data_urls import MAX_STRINGS, MIN_BYTES, LiftedUrl, as_data_url, decode_lifting
 
 HEAD = "data:image/png;base64,"
 LARGE = HEAD + "QUJD" * MIN_BYTES
@@ -53,6 +53,39 @@ def test_the_url_of_a_picture_is_a_view_of_the_body(part: Any, find: Any) -> Non
     assert url.content.obj is body
     assert url == HEAD
     assert read_data_url(url, "url") == read_data_url(LARGE, "url") == b"ABC" * MIN_BYTES
+
+
+BARE = "QUJD" * MIN_BYTES
+
+
+@pytest.mark.parametrize(
+    ("part", "find"),
+    [
+        ({"source": {"data": BARE}}, lambda part: part["source"]["data"]),
+        ({"content": [{"source": {"data": BARE}}]}, lambda part: part["content"][0]["source"]["data"]),
+    ],
+)
+def test_base64_alone_is_a_view_of_the_body(part: Any, find: Any) -> None:
+    body = with_part(part)
+    data = find(decode_lifting(decoder, body, is_bare=True).messages[0]["content"][0])
+    assert data.content.obj is body
+    url = as_data_url("image/png", data)
+    assert url == HEAD
+    assert read_data_url(url, "url") == read_data_url(as_data_url("image/png", BARE), "url") == b"ABC" * MIN_BYTES
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        with_part({"type": "text", "text": f'"data": "{BARE}"'}),
+        with_part({"source": {"data": ["data", BARE]}}),
+        with_part({"source": {"data": BARE + "\n"}}),
+        with_part({'"data': BARE}),
+        with_part({"data": 3}, user=BARE),
+    ],
+)
+def test_what_is_no_base64_alone_is_decoded_as_ever(body: bytes) -> None:
+    assert decode_lifting(decoder, body, is_bare=True) == decoder.decode(body)
 
 
 QUOTED = f'he said "{LARGE}" and "{LARGE}'
@@ -97,17 +130,18 @@ def test_a_damaged_body_is_refused_in_the_same_words(cut: str) -> None:
 
 
 texts = st.lists(st.sampled_from([LARGE, "\\", '"', '"' + LARGE, "data:", ",", "é", ":", "{"]), max_size=4).map("".join)
+names = st.sampled_from(["url", "image_url", "text", "data", "source", "content"])
 values = st.recursive(
     texts | st.integers(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["url", "image_url", "text"]), inner),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner),
     max_leaves=5,
 )
 
 
-@given(values=st.lists(values, max_size=3), user=texts)
-def test_any_body_says_the_same_with_its_urls_put_back(values: list[Any], user: str) -> None:
+@given(values=st.lists(values, max_size=3), user=texts, is_bare=st.booleans())
+def test_any_body_says_the_same_with_its_urls_put_back(values: list[Any], user: str, is_bare: bool) -> None:
     messages = [{"role": "user", "content": values}, *values]
     body = json.dumps({"messages": messages, "user": user}, ensure_ascii=False).encode()
-    decoded = decode_lifting(decoder, body)
+    decoded = decode_lifting(decoder, body, is_bare=is_bare)
     assert unlift(decoded.messages) == messages
     assert decoded.user == user

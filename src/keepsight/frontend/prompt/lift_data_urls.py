@@ -2,10 +2,12 @@
 
 They are cut out of the JSON before it is decoded, and put back as views of the body where a message has a picture.  So
 their megabytes are neither scanned for escapes nor copied into a string.  If one stands elsewhere, or anything is
-wrong, the body is decoded as it is: what a caller sees is the same.
+wrong, the body is decoded as it is: what a caller sees is the same.  Of Anthropic's API it is the base64 alone, in a
+field `data`.
 """
 
 import itertools
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,8 +23,10 @@ MAX_HEAD_BYTES = 128
 # More than any prompt has pictures.  What stands behind them is left: each, however short, costs two pieces.
 MAX_STRINGS = 1024
 # Of a content part.
-_PLACES = ("image_url", "image", "url", "image_embeds", "video_url", "video")
+_PLACES = ("image_url", "image", "url", "image_embeds", "video_url", "video", "data")
 _OPENING, _MARKER = b'"data:', b";base64,"
+_FIELD = b'"data"'
+_BARE_OPENING = re.compile(_FIELD + rb'\s*:\s*"')
 
 
 class LiftedUrl(str):
@@ -34,8 +38,12 @@ class LiftedUrl(str):
     def of(cls, url: memoryview) -> "LiftedUrl":
         head = bytes(url[:MAX_HEAD_BYTES])
         length = head.index(_MARKER) + len(_MARKER)
-        lifted = cls(head[:length].decode("ascii"))
-        lifted.content = url[length:]
+        return cls.behind(head[:length].decode("ascii"), url[length:])
+
+    @classmethod
+    def behind(cls, head: str, content: memoryview) -> "LiftedUrl":
+        lifted = cls(head)
+        lifted.content = content
         return lifted
 
 
@@ -44,12 +52,18 @@ def length_of(url: str) -> int:
     return len(url) + (len(url.content) if isinstance(url, LiftedUrl) else 0)
 
 
+def as_data_url(media_type: str, data: str) -> str:
+    """Of base64, lifted or not."""
+    head = f"data:{media_type}{_MARKER.decode()}"
+    return LiftedUrl.behind(head, data.content) if isinstance(data, LiftedUrl) else head + data
+
+
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
-def decode_lifting(decoder: BodyDecoder[Body], body: Buffer, field: str = "messages") -> Body:
-    """`field`: where its messages are, or items that some of them are."""
-    text, lifted = _lift(body)
+def decode_lifting(decoder: BodyDecoder[Body], body: Buffer, field: str = "messages", *, is_bare: bool = False) -> Body:
+    """`field`: where its messages are, or items that some of them are; `is_bare`: pictures are base64 alone."""
+    text, lifted = _lift(body, is_bare)
     if lifted:
         with suppress(InvalidArgumentError):
             request = decoder.decode(text)
@@ -58,37 +72,44 @@ def decode_lifting(decoder: BodyDecoder[Body], body: Buffer, field: str = "messa
     return decoder.decode(body)
 
 
-def _lift(body: Buffer) -> tuple[bytes, dict[str, LiftedUrl]]:
+def _lift(body: Buffer, is_bare: bool) -> tuple[bytes, dict[str, LiftedUrl]]:
     """The body with a word in place of each large URL, and the URLs by these words, which nobody can guess."""
     word = f"data:{secrets.token_hex(16)}-"
     view, kept = memoryview(body), 0
     pieces: list[bytes | memoryview] = []
     lifted: dict[str, LiftedUrl] = {}
-    for begin, end in _find_urls(view):
-        name = f"{word}{len(lifted)}"
-        lifted[name] = LiftedUrl.of(view[begin:end])
+    for begin, end in _find_urls(view, is_bare):
+        name, url = f"{word}{len(lifted)}", view[begin:end]
+        lifted[name] = LiftedUrl.behind("", url) if is_bare else LiftedUrl.of(url)
         pieces += [view[kept:begin], name.encode()]
         kept = end
     return b"".join([*pieces, view[kept:]]) if lifted else b"", lifted
 
 
-def _find_urls(body: memoryview) -> Iterator[tuple[int, int]]:
+def _find_urls(body: memoryview, is_bare: bool) -> Iterator[tuple[int, int]]:
     """Where they begin and end, inside their quotes.
 
     A quote that no backslash precedes opens a string or closes one, and after a closing one `data:` is no JSON, with or
-    without the URL.  So what is found is a whole string, if it has no backslash.
+    without the URL.  So what is found is a whole string, if it has no backslash.  The same of a field's name.
     """
     end = 0
     for _ in range(MAX_STRINGS):
-        quote = _find(body, _OPENING, end)
+        quote = _find(body, _FIELD if is_bare else _OPENING, end)
         if quote < 0:
             return
-        begin = quote + 1
+        begin = _find_bare(body, quote) if is_bare else quote + 1
         end, has_backslash = _find_end(body, begin)
         if end < 0:
             return
-        if end - begin >= MIN_BYTES and not has_backslash and _can_lift(body, begin):
+        is_whole = end - begin >= MIN_BYTES and not has_backslash and not _is_escaped(body, quote)
+        if is_whole and (is_bare or _has_marker(body, begin)):
             yield begin, end
+
+
+def _find_bare(body: memoryview, quote: int) -> int:
+    """Behind the name of its field; of what is none, behind the quote."""
+    opening = _BARE_OPENING.match(body[quote : quote + MAX_HEAD_BYTES])
+    return quote + (1 if opening is None else opening.end())
 
 
 def _find(body: memoryview, what: bytes, begin: int) -> int:
@@ -111,11 +132,14 @@ def _find_end(body: memoryview, begin: int) -> tuple[int, bool]:
     return -1, has_backslash
 
 
-def _can_lift(body: memoryview, begin: int) -> bool:
-    is_escaped = begin >= 2 and bytes(body[begin - 2 : begin - 1]) == b"\\"
+def _is_escaped(body: memoryview, quote: int) -> bool:
+    return quote >= 1 and bytes(body[quote - 1 : quote]) == b"\\"
+
+
+def _has_marker(body: memoryview, begin: int) -> bool:
     head = bytes(body[begin : begin + MAX_HEAD_BYTES])
     marker = head.find(_MARKER)
-    return not is_escaped and marker >= 0 and head[:marker].isascii()
+    return marker >= 0 and head[:marker].isascii()
 
 
 def _put_back(messages: object, lifted: dict[str, LiftedUrl]) -> bool:
@@ -130,9 +154,22 @@ def _put_back(messages: object, lifted: dict[str, LiftedUrl]) -> bool:
 def _find_places(messages: object) -> Iterator[tuple[dict[str, Any], str]]:
     """Where a message may have the URL of a picture."""
     for message in messages if isinstance(messages, list) else ():
-        contents = (message.get("content"), message.get("output")) if isinstance(message, dict) else ()
-        for part in itertools.chain.from_iterable(each for each in contents if isinstance(each, list)):
-            if isinstance(part, dict):
-                yield from ((part, key) for key in _PLACES if key in part)
-                if isinstance(inner := part.get("image_url", part.get("video_url")), dict) and "url" in inner:
-                    yield inner, "url"
+        for part in _find_parts(message):
+            yield from ((part, key) for key in _PLACES if key in part)
+            if isinstance(inner := part.get("image_url", part.get("video_url")), dict) and "url" in inner:
+                yield inner, "url"
+            if isinstance(source := part.get("source"), dict) and "data" in source:
+                yield source, "data"
+
+
+def _find_parts(message: object) -> Iterator[dict[str, Any]]:
+    """And those that a part holds which is a tool's result."""
+    for part in _list_parts(message):
+        yield part
+        yield from _list_parts(part)
+
+
+def _list_parts(holder: object) -> Iterator[dict[str, Any]]:
+    contents = (holder.get("content"), holder.get("output")) if isinstance(holder, dict) else ()
+    listed = itertools.chain.from_iterable(each for each in contents if isinstance(each, list))
+    return (part for part in listed if isinstance(part, dict))
