@@ -12,6 +12,7 @@ from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prompt.call_text import TAGGED, write_call
 from keepsight.requests import ThoughtTokens
 from tests.frontend.api.app_client import Client, complete
+from tests.frontend.api.test_app_messages import gather
 from tests.frontend.api.test_app_responses import ask, kinds, stream, without_ids
 from tests.frontend.qwen_like import build_thinking_checkpoint
 from tests.qwen_template import QWEN_LIKE, THINKING_QWEN_LIKE
@@ -202,6 +203,34 @@ def test_an_answer_that_has_not_come_may_be_sent_back(client: Client, said: dict
     message = client.chat(**said).json()["choices"][0]["message"]
     assert (message["content"], message["reasoning_content"]) == (None, None)
     assert client.chat(messages=[{"role": "user", "content": "Hello"}, message] * 2).status_code == 200
+
+
+def test_a_message_has_a_thought_as_a_block_and_can_be_sent_back_with_it(client: Client) -> None:
+    say(client, f"Hm.\n</think>\n\n{CALL}")
+    tools = [{"name": "look", "input_schema": {"type": "object"}}]
+    message = gather(client, tools=tools)
+    thought, called = (block.to_dict() for block in message.content)
+    assert thought == {"type": "thinking", "thinking": "Hm.", "signature": "unsigned"}
+    assert message.usage.output_tokens_details is not None
+    untold = gather(client, tools=tools, thinking={"type": "adaptive", "display": "omitted"})
+    assert [block.type for block in untold.content] == ["tool_use"]
+    result = {"type": "tool_result", "tool_use_id": called["id"], "content": "the sea"}
+    hidden = {"type": "redacted_thinking", "data": "?"}
+    turns = [{"role": "assistant", "content": [thought, hidden, called]}, {"role": "user", "content": [result]}]
+    gather(client, tools=tools, messages=[{"role": "user", "content": "Hello"}, *turns])
+    answered = {"role": "assistant", "content": "", "reasoning_content": "Hm."}
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": '{"at": "the sea"}'}}
+    told = [answered | {"tool_calls": [call]}, {"role": "tool", "tool_call_id": "a", "content": "the sea"}]
+    client.chat(messages=[{"role": "user", "content": "Hello"}, *told], tools=TOOLS)
+    *_, of_message, of_chat = (request.token_ids for request in client.engine.requests)
+    assert of_message == of_chat
+
+
+def test_a_message_of_a_model_that_is_told_not_to_think_has_none(client: Client) -> None:
+    gather(client, thinking={"type": "disabled"})
+    client.chat(reasoning_effort="none")
+    of_message, of_chat = client.engine.requests
+    assert (of_message.token_ids, of_message.thought) == (of_chat.token_ids, of_chat.thought)
 
 
 def test_what_was_thought_may_be_sent_back_with_the_answer(client: Client) -> None:

@@ -10,8 +10,10 @@ import pytest
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.api.chat_request import ChatRequest
 from keepsight.frontend.api.completion_request import CompletionRequest
+from keepsight.frontend.api.messages_request import CountTokensRequest, MessagesRequest
 from keepsight.frontend.api.responses_request import ResponsesRequest
 from keepsight.frontend.api.tokenize_request import DetokenizeRequest, TokenizeRequest
+from keepsight.frontend.prompt.read_blocks import OF_ROLES
 from tests.frontend.api.app_client import Client
 
 
@@ -52,7 +54,9 @@ def test_pictures_are_described_where_they_are_shown(client: Client) -> None:
     assert "403" in paths["/debug/pictures"]["get"]["responses"]
 
 
-@pytest.mark.parametrize("schema", ["ChatRequest", "CompletionRequest", "ResponsesRequest", "TokenizeRequest"])
+@pytest.mark.parametrize(
+    "schema", ["ChatRequest", "CompletionRequest", "ResponsesRequest", "MessagesRequest", "TokenizeRequest"]
+)
 def test_fields_that_are_not_served_allow_only_what_asks_for_nothing(client: Client, schema: str) -> None:
     fields = describe(client)["components"]["schemas"][schema]["properties"]
     refused = {name: field["enum"] for name, field in fields.items() if "Not supported" in field.get("description", "")}
@@ -62,12 +66,14 @@ def test_fields_that_are_not_served_allow_only_what_asks_for_nothing(client: Cli
         "ChatRequest": ("/v1/chat/completions", messages),
         "CompletionRequest": ("/v1/completions", {"prompt": "Hello"}),
         "ResponsesRequest": ("/v1/responses", {"input": "Hello"}),
+        "MessagesRequest": ("/v1/messages", messages | {"max_tokens": 9}),
         "TokenizeRequest": ("/tokenize", messages),
     }[schema]
     for name, values in refused.items():
         for value in values:
             assert client.send("POST", path, json=body | {name: value}).status_code == 200, (name, value)
-        assert client.send("POST", path, json=body | {name: "something"}).json()["error"]["param"] == name
+        error = client.send("POST", path, json=body | {name: "something"}).json()["error"]
+        assert error["message"].partition(":")[0] == error.get("param", name) == name
 
 
 def test_messages_have_the_fields_that_are_described(client: Client) -> None:
@@ -118,7 +124,30 @@ def test_keys_are_described_where_they_are_needed(client: Client) -> None:
         assert {each for each in (chat, reset, health) if "security" in paths[each[0]][each[1]]} == closed
 
 
-@pytest.mark.parametrize("body", [ChatRequest, CompletionRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest])
+def test_blocks_have_the_fields_that_are_described(client: Client) -> None:
+    schemas = describe(client)["components"]["schemas"]
+    for role, kinds in OF_ROLES.items():
+        for kind, struct in kinds.items():
+            told = schemas[struct.__name__]
+            assert set(told["properties"]) == {"type", *struct.__struct_fields__}
+            assert not told["additionalProperties"]
+            messages = [{"role": role, "content": [{"type": kind, "something": "else"}]}]
+            refused = client.send("POST", "/v1/messages", json={"max_tokens": 9, "messages": messages})
+            assert refused.json()["error"]["message"].startswith("messages[0].content[0].something:")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        ChatRequest,
+        CompletionRequest,
+        ResponsesRequest,
+        MessagesRequest,
+        CountTokensRequest,
+        TokenizeRequest,
+        DetokenizeRequest,
+    ],
+)
 def test_the_documentation_names_each_field(body: type[msgspec.Struct]) -> None:
     documented = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
     assert [name for name in body.__struct_fields__ if f"`{name}`" not in documented] == []

@@ -33,7 +33,7 @@ from keepsight.frontend.http.error_response import MAX_TOLD_CHARACTERS, ErrorRes
 def test_what_is_the_caller_s_fault_or_worth_trying_again_is_told(
     error: AnsweredError, status: int, kind: str, code: str
 ) -> None:
-    response = error_response(error)
+    response = error_response(error, {"path": "/v1/models"})
     told = json.loads(bytes(response.body))["error"]
     assert (response.status_code, told["type"], told["code"]) == (status, kind, code)
     assert told["message"] == str(error)
@@ -42,7 +42,7 @@ def test_what_is_the_caller_s_fault_or_worth_trying_again_is_told(
 
 
 def test_of_our_own_faults_no_more_is_told_than_that_they_are_ours() -> None:
-    response = error_response(RequestFailedError("the engine failed: KeyError"))
+    response = error_response(RequestFailedError("the engine failed: KeyError"), {"path": "/v1/messages"})
     assert response.status_code == 500
     assert b"KeyError" not in response.body
 

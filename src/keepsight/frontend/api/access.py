@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from keepsight.api_settings import ApiSettings
 from keepsight.errors import AccessError, ForbiddenError
 from keepsight.frontend.api.serve_page import PAGE_FILES
-from keepsight.frontend.http.error_response import error_response
+from keepsight.frontend.http.error_response import MESSAGES_PATHS, error_response
 
 logger = logging.getLogger(__name__)
 # What says nothing of anybody: for load balancers, and for those who want to know how to ask.
@@ -25,6 +25,8 @@ OPEN_PATHS = frozenset({*PAGE_FILES, "/health", "/ready", "/version", "/openapi.
 ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/reset_encoder_cache", "/reset_mm_cache"})
 ADMIN_PREFIX = "/debug/"
 METRICS_PATH = "/metrics"
+# Where Anthropic's clients may have it.
+MESSAGES_HEADER = "x-api-key"
 
 
 class Access:
@@ -39,7 +41,7 @@ class Access:
             try:
                 scope.setdefault("state", {})["api_key"] = self._admit(scope)
             except AccessError as error:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -55,7 +57,7 @@ class Access:
             message = "only the machine that the server runs on may ask for this: it has no admin key"
             raise ForbiddenError(message, "admin_only")
         if keys := self._watching_keys if path == METRICS_PATH else self._keys:
-            return _find_key(headers, keys)
+            return _find_key(headers, keys, other_header=MESSAGES_HEADER if path in MESSAGES_PATHS else None)
         self._check_origin(headers)
         return None
 
@@ -109,9 +111,13 @@ def isolate_salt(settings: ApiSettings, http: Request, cache_salt: str | None) -
     return cache_salt if cache_salt == "" else hmac.digest(key.encode(), asked, "sha256").hex()
 
 
-def _find_key(headers: Headers, keys: Sequence[str], wanted: str = "an API key") -> str:
+def _find_key(
+    headers: Headers, keys: Sequence[str], wanted: str = "an API key", other_header: str | None = None
+) -> str:
     scheme, _, shown = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not shown.strip():
+        shown = "" if other_header is None else headers.get(other_header, "")
+    if not shown.strip():
         raise AccessError(f"{wanted} is needed: Authorization: Bearer KEY", "missing_api_key")
     digest = _digest(shown.strip())
     # All are compared, and by digests of one length: how long it takes says nothing of any key.

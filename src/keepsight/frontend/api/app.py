@@ -30,11 +30,14 @@ from keepsight.frontend.api.completion_request import parse_completion_request
 from keepsight.frontend.api.held_pictures import HeldPictures
 from keepsight.frontend.api.kept_responses import KeptResponses
 from keepsight.frontend.api.media_api import MediaApi, PixelPin
+from keepsight.frontend.api.message_object import MessageTokens
+from keepsight.frontend.api.messages_request import parse_count_tokens_request, parse_messages_request
 from keepsight.frontend.api.metrics_api import MetricsApi
 from keepsight.frontend.api.openapi import describe_api
 from keepsight.frontend.api.prepare_answer import AnswerPreparer
 from keepsight.frontend.api.request_log import CLIENT_CLOSED_REQUEST, RequestLog, tell_asked
 from keepsight.frontend.api.request_log import HEADER as REQUEST_ID_HEADER
+from keepsight.frontend.api.response_object import InputTokens
 from keepsight.frontend.api.response_parts import ModelCard, ModelList
 from keepsight.frontend.api.responses_api import ResponsesApi
 from keepsight.frontend.api.responses_request import ResponsesChat, ResponsesRequest, parse_responses_request
@@ -46,6 +49,7 @@ from keepsight.frontend.http.error_response import (
     ErrorDetail,
     ErrorResponse,
     error_response,
+    fault_response,
     json_response,
 )
 from keepsight.frontend.http.other_servers import propose_path
@@ -127,6 +131,10 @@ class Api:
         with self._room.admit():
             return await self._answer_chat(http, *await self._prepare_response(http))
 
+    async def messages(self, http: Request) -> Response:
+        with self._room.admit():
+            return await self._answer_chat(http, *await self._prepare_message(http))
+
     async def _answer_chat(self, http: Request, answer: Answer, pins: Sequence[PixelPin]) -> Response:
         response = await self._answer(http, answer)
         if self.media is not None:
@@ -142,6 +150,10 @@ class Api:
     async def _prepare_chat(self, http: Request) -> tuple[Answer, list[PixelPin]]:
         async with self._reading_body(http) as body:
             return await self._prepare_messages(http, parse_chat_request(body), len(body))
+
+    async def _prepare_message(self, http: Request) -> tuple[Answer, list[PixelPin]]:
+        async with self._reading_body(http) as body:
+            return await self._prepare_messages(http, parse_messages_request(body), len(body))
 
     async def _prepare_response(self, http: Request) -> tuple[Answer, list[PixelPin]]:
         async with self._reading_body(http) as body:
@@ -239,8 +251,16 @@ class Api:
         with self._room.admit():
             reading = self._reading_body(http)
             async with reading as body, self._going_on(http, parse_responses_request(body)) as (asked, _):
-                terms = await self._fetch(http, asked)
-                return json_response(await run_in_threadpool(self._answers.count_input, asked, *terms))
+                return json_response(InputTokens(input_tokens=await self._count(http, asked)))
+
+    async def count_message(self, http: Request) -> Response:
+        with self._room.admit():
+            async with self._reading_body(http) as body:
+                num_tokens = await self._count(http, parse_count_tokens_request(body))
+                return json_response(MessageTokens(input_tokens=num_tokens))
+
+    async def _count(self, http: Request, asked: ChatRequest) -> int:
+        return await run_in_threadpool(self._answers.count_input, asked, *await self._fetch(http, asked))
 
     async def detokenize(self, http: Request) -> Response:
         with self._room.admit():
@@ -363,6 +383,8 @@ def _routes(api: Api) -> list[Route]:
         post("/v1/completions", api.completions),
         post("/v1/responses", api.responses),
         post("/v1/responses/input_tokens", api.count_input),
+        post("/v1/messages", api.messages),
+        post("/v1/messages/count_tokens", api.count_message),
         post("/tokenize", api.tokenize),
         post("/detokenize", api.detokenize),
         post("/reset_prefix_cache", partial(api.reset, prefix=True)),
@@ -396,15 +418,15 @@ async def _note_client_left(http: Request, _error: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
-async def _refuse(_http: Request, error: Exception) -> Response:
+async def _refuse(http: Request, error: Exception) -> Response:
     assert isinstance(error, AnsweredError)
-    return error_response(error)
+    return error_response(error, http.scope)
 
 
 async def _answer_failed_request(http: Request, error: Exception) -> Response:
     assert isinstance(error, RequestFailedError)
     logger.log(logging.INFO if error.is_refusal else logging.ERROR, "%s: %s", tell_asked(http.scope), error)
-    return error_response(error)
+    return error_response(error, http.scope)
 
 
 async def _refuse_http(http: Request, error: Exception) -> Response:
@@ -416,9 +438,9 @@ async def _refuse_http(http: Request, error: Exception) -> Response:
         hint = f"did you mean {meant}? " if meant else ""
         message = f"{http.method} {path}: {message}; {hint}GET /openapi.json lists what there is"
     detail = ErrorDetail(message=message, type="invalid_request_error")
-    return json_response(ErrorResponse(error=detail), error.status_code, error.headers)
+    return fault_response(ErrorResponse(error=detail), error.status_code, http.scope, error.headers)
 
 
 async def _fail(http: Request, _error: Exception) -> Response:
     logger.error("%s failed", tell_asked(http.scope))  # uvicorn logs the traceback
-    return json_response(SERVER_FAILED, 500)
+    return fault_response(SERVER_FAILED, 500, http.scope)

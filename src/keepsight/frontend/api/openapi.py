@@ -7,22 +7,27 @@ import msgspec
 
 from keepsight import __version__
 from keepsight.api_settings import ApiSettings
-from keepsight.frontend.api.access import OPEN_PATHS, is_for_admins
+from keepsight.frontend.api.access import MESSAGES_HEADER, OPEN_PATHS, is_for_admins
 from keepsight.frontend.api.chat_request import ChatRequest
 from keepsight.frontend.api.chat_response import ChatCompletion, ChatCompletionChunk
 from keepsight.frontend.api.completion_request import CompletionRequest
 from keepsight.frontend.api.completion_response import Completion
 from keepsight.frontend.api.held_pictures import HeldList
 from keepsight.frontend.api.media_api import DEFAULT_PAGE, MAX_PAGE, DeletedMedia, MediaObject, MediaPage
+from keepsight.frontend.api.message_object import Message, MessageEvent, MessageTokens
+from keepsight.frontend.api.messages_request import CountTokensRequest, MessagesRequest
 from keepsight.frontend.api.metrics_api import DEFAULT_LIMIT, MAX_LIMIT, AccountList, ServerState
 from keepsight.frontend.api.openapi_shapes import (
     CONTENT_PART,
     INPUT,
     ITEM,
     MESSAGES,
+    OF_MESSAGES,
     PROMPT,
     PROMPT_EMBEDS,
     REFERENCE,
+    SENT,
+    SENT_BLOCKS,
     SOME_TEXT,
     Json,
     object_of,
@@ -39,16 +44,19 @@ from keepsight.frontend.api.tokenize_request import (
     TokenizeResponse,
 )
 from keepsight.frontend.http.decode_body import refused_fields
-from keepsight.frontend.http.error_response import ErrorResponse
+from keepsight.frontend.http.error_response import MESSAGES_PATHS, ErrorResponse, MessagesError
 from keepsight.frontend.intake.media_handles import DEFAULT_TTL_SECONDS
 
 REQUESTS: tuple[type[msgspec.Struct], ...] = (
     ChatRequest,
     CompletionRequest,
     ResponsesRequest,
+    MessagesRequest,
+    CountTokensRequest,
     TokenizeRequest,
     DetokenizeRequest,
 )
+MESSAGE_EVENTS: tuple[type[msgspec.Struct], ...] = get_args(MessageEvent)
 RESPONSE_EVENTS: tuple[type[msgspec.Struct], ...] = get_args(StreamedEvent)
 ANSWERS = (
     ChatCompletion,
@@ -57,6 +65,9 @@ ANSWERS = (
     Response,
     *RESPONSE_EVENTS,
     InputTokens,
+    Message,
+    *MESSAGE_EVENTS,
+    MessageTokens,
     TokenizeResponse,
     DetokenizeResponse,
     ModelList,
@@ -72,6 +83,16 @@ ANSWERS = (
 )
 
 
+# What is left to be checked by hand.
+SHAPES: Mapping[type[msgspec.Struct], Json] = {
+    ChatRequest: {"messages": MESSAGES},
+    TokenizeRequest: {"messages": {"anyOf": [MESSAGES, {"type": "null"}]}},
+    ResponsesRequest: {"input": INPUT},
+    CompletionRequest: {"prompt": PROMPT, "prompt_embeds": PROMPT_EMBEDS},
+    MessagesRequest: OF_MESSAGES,
+    CountTokensRequest: OF_MESSAGES,
+    **SENT,
+}
 PROMETHEUS: Json = {"text/plain": {"schema": {"type": "string"}}}
 BINARY: Json = {"type": "string", "format": "binary"}
 STATUSES = {
@@ -87,6 +108,12 @@ STATUSES = {
     500: "The server failed.",
     503: "No room for one more request, or nobody who could do it at this moment: try again after Retry-After seconds.",
     507: "What is kept has no room at this moment, or cannot be reached.",
+}
+
+
+KEYS = {
+    "key": {"type": "http", "scheme": "bearer"},
+    "messages_key": {"type": "apiKey", "in": "header", "name": MESSAGES_HEADER},
 }
 
 
@@ -113,13 +140,13 @@ def describe_api(settings: ApiSettings, *, has_uploads: bool = False, keeps_resp
     uploaded = _media_operations() if has_uploads else ()
     kept = _response_operations() if keeps_responses else ()
     for path, method, operation in (*_operations(), *uploaded, *kept, *shown):
-        paths.setdefault(path, {})[method] = _close(path, operation, settings)
+        paths.setdefault(path, {})[method] = _in_shape_of_its_api(path, _close(path, operation, settings))
     return {
         "openapi": "3.1.0",
         "info": {"title": "Keepsight", "version": __version__},
         "servers": [{"url": settings.root_path or "/"}],
         "paths": paths,
-        "components": {"schemas": _schemas(), "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "components": {"schemas": _schemas(), "securitySchemes": KEYS},
     }
 
 
@@ -127,8 +154,10 @@ def _operations() -> Sequence[tuple[str, str, Json]]:
     return (
         _post("/v1/chat/completions", "Answers a conversation.", ChatRequest, ChatCompletion, ChatCompletionChunk),
         _post("/v1/completions", "Goes on with each prompt.", CompletionRequest, Completion, Completion),
-        _respond(),
+        _stream("/v1/responses", "Answers items.", ResponsesRequest, Response, RESPONSE_EVENTS),
         _post("/v1/responses/input_tokens", "Counts the input's tokens.", ResponsesRequest, InputTokens),
+        _stream("/v1/messages", "Answers messages.", MessagesRequest, Message, MESSAGE_EVENTS),
+        _post("/v1/messages/count_tokens", "Counts their tokens.", CountTokensRequest, MessageTokens),
         _post("/tokenize", "The tokens of a prompt or of a conversation.", TokenizeRequest, TokenizeResponse),
         _post("/detokenize", "The text of tokens.", DetokenizeRequest, DetokenizeResponse),
         _reset("/reset_prefix_cache", "Forgets the keys and values of earlier prompts."),
@@ -241,9 +270,16 @@ def _post(
     return path, "post", operation
 
 
-def _respond() -> tuple[str, str, Json]:
-    path, method, operation = _post("/v1/responses", "Answers items.", ResponsesRequest, Response)
-    said = {"anyOf": [_refer(each) for each in RESPONSE_EVENTS]}
+def _stream(
+    path: str,
+    summary: str,
+    asked: type[msgspec.Struct],
+    answer: type[msgspec.Struct],
+    events: Sequence[type[msgspec.Struct]],
+) -> tuple[str, str, Json]:
+    """Whose events have names."""
+    path, method, operation = _post(path, summary, asked, answer)
+    said = {"anyOf": [_refer(each) for each in events]}
     data = {"type": "string", "contentMediaType": "application/json", "contentSchema": said}
     event = {"type": "object", "properties": {"event": {"type": "string"}, "data": data}}
     operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": event}
@@ -268,9 +304,19 @@ def _close(path: str, operation: Json, settings: ApiSettings) -> Json:
     responses = dict(operation["responses"])
     if is_for_admins(path):
         responses |= _failures((403,))
-    if settings.api_keys or (is_for_admins(path) and settings.admin_api_key):
-        return operation | {"responses": responses | _failures((401,)), "security": [{"key": []}]}
-    return operation | {"responses": responses}
+    if not settings.api_keys and not (is_for_admins(path) and settings.admin_api_key):
+        return operation | {"responses": responses}
+    keys = ["key", "messages_key"] if path in MESSAGES_PATHS else ["key"]
+    return operation | {"responses": responses | _failures((401,)), "security": [{key: []} for key in keys]}
+
+
+def _in_shape_of_its_api(path: str, operation: Json) -> Json:
+    """What is told of faults."""
+    if path not in MESSAGES_PATHS:
+        return operation
+    content, responses = _json_content(_refer(MessagesError)), operation["responses"]
+    told = {status: each | {"content": content} for status, each in responses.items() if status != "200"}
+    return operation | {"responses": responses | told}
 
 
 def _responses(content: Json, failures: Sequence[int]) -> Json:
@@ -291,8 +337,8 @@ def _refer(struct: type[msgspec.Struct]) -> Json:
 
 
 def _schemas() -> Json:
-    _, schemas = msgspec.json.schema_components((*REQUESTS, *ANSWERS), ref_template=REFERENCE)
-    for struct in REQUESTS:
+    _, schemas = msgspec.json.schema_components((*REQUESTS, *SENT, *SENT_BLOCKS, *ANSWERS), ref_template=REFERENCE)
+    for struct in (*REQUESTS, *SENT):
         _narrow(schemas[struct.__name__]["properties"], struct)
     return schemas | {"ContentPart": CONTENT_PART, "InputItem": ITEM}
 
@@ -302,10 +348,4 @@ def _narrow(properties: Json, struct: type[msgspec.Struct]) -> None:
     neutral: Mapping[str, tuple[Any, ...]] = getattr(struct, "NEUTRAL_VALUES", {})
     for name in refused_fields(struct):
         properties[name] |= {"enum": [None, *neutral.get(name, ())]}
-    if "messages" in properties:
-        properties["messages"] = MESSAGES if struct is ChatRequest else {"anyOf": [MESSAGES, {"type": "null"}]}
-    if struct is ResponsesRequest:
-        properties["input"] = INPUT
-    if struct is CompletionRequest:
-        properties["prompt"] = PROMPT
-        properties["prompt_embeds"] = PROMPT_EMBEDS
+    properties |= SHAPES.get(struct, {})

@@ -1,7 +1,11 @@
 """What messages, items and prompts look like, which no struct says: for the description of the API."""
 
+from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
+from keepsight.frontend.prompt.read_blocks import OF_RESULTS, OF_ROLES, SentBlock, SentMessage, SentText, SentToolResult
 from keepsight.frontend.prompt.read_messages import (
     BREAKPOINT,
     BREAKPOINT_SECONDS,
@@ -201,3 +205,23 @@ ITEM: Json = {
     ]
 }
 INPUT: Json = {"anyOf": [{"type": "string"}, _list_of({"$ref": REFERENCE.format(name="InputItem")})]}
+
+
+def _text_or(kinds: Iterable[type[SentBlock]]) -> Json:
+    return {"anyOf": [{"type": "string"}, _list_of({"anyOf": [_refer(kind) for kind in kinds]})]}
+
+
+def _refer(struct: type[msgspec.Struct]) -> Json:
+    return {"$ref": REFERENCE.format(name=struct.__name__)}
+
+
+# What `read_blocks` reads.
+SENT_BLOCKS = tuple(dict.fromkeys(kind for kinds in OF_ROLES.values() for kind in kinds.values()))
+SENT: dict[type[msgspec.Struct], Json] = {
+    SentMessage: {"content": _text_or(SENT_BLOCKS)},
+    SentToolResult: {"content": {"anyOf": [_text_or(OF_RESULTS.values()), {"type": "null"}]}},
+}
+OF_MESSAGES: Json = {
+    "messages": _list_of(_refer(SentMessage)),
+    "system": {"anyOf": [_text_or([SentText]), {"type": "null"}]},
+}

@@ -18,11 +18,12 @@ from starlette.concurrency import run_in_threadpool
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.api.answer_chat import ChatAnswer
 from keepsight.frontend.api.answer_completion import CompletionAnswer
+from keepsight.frontend.api.answer_messages import MessagesAnswer
 from keepsight.frontend.api.answer_responses import ResponsesAnswer
 from keepsight.frontend.api.chat_request import ChatRequest
 from keepsight.frontend.api.completion_request import CompletionRequest, Prompt
 from keepsight.frontend.api.generation_fields import GenerationFields
-from keepsight.frontend.api.response_object import InputTokens
+from keepsight.frontend.api.messages_request import MessagesChat
 from keepsight.frontend.api.responses_request import ResponsesChat
 from keepsight.frontend.api.tokenize_request import (
     DetokenizeRequest,
@@ -63,7 +64,7 @@ class AnswerPreparer:
 
     async def chat(
         self, asked: ChatRequest, cache_salt: str | None, downloaded: Downloaded, num_bytes: int
-    ) -> ChatAnswer | ResponsesAnswer:
+    ) -> ChatAnswer | ResponsesAnswer | MessagesAnswer:
         """`num_bytes`: what the request was read from."""
         little = self.preparer.recognize(asked.messages, cache_salt) if _may_be_little(asked, num_bytes) else None
         prepare = partial(self._prepare_chat, asked, little or asked.messages, cache_salt, downloaded)
@@ -76,6 +77,8 @@ class AnswerPreparer:
         terms = ([prepared], self.preparer.tokenizer, self.model_name, self.preparer.template.call_form)
         if isinstance(answered, ResponsesChat):
             return ResponsesAnswer(answered, *terms)
+        if isinstance(answered, MessagesChat):
+            return MessagesAnswer(answered, *terms)
         return ChatAnswer(answered, *terms)
 
     async def _on_thread(self, prepare: Callable[[], Prepared], *, may_wait: bool) -> Prepared:
@@ -149,10 +152,10 @@ class AnswerPreparer:
             image_tokens=num_image_tokens if asked.prompt is None else msgspec.UNSET,
         )
 
-    def count_input(self, asked: ResponsesChat, cache_salt: str | None, downloaded: Downloaded) -> InputTokens:
+    def count_input(self, asked: ChatRequest, cache_salt: str | None, downloaded: Downloaded) -> int:
         with _naming_places_of(asked):
             prepared = self._prepare_to_count(asked, cache_salt, downloaded)
-        return InputTokens(input_tokens=len(prepared.engine_request.token_ids))
+        return len(prepared.engine_request.token_ids)
 
     def _prepare_to_count(
         self, asked: ChatRequest | TokenizeRequest, cache_salt: str | None, downloaded: Downloaded

@@ -33,7 +33,7 @@ class RenamedChat(ChatRequest, frozen=True, kw_only=True):
         if field.startswith(("tools[", "tool_choice.")):
             return self._name_of_tool(field.replace(".function", "", 1))
         for name, own in self.OWN_NAMES.items():
-            if field.startswith(name):
+            if field == name or field.startswith((f"{name}.", f"{name}[")):
                 return own + field.removeprefix(name)
         return self.places.find(field)
 

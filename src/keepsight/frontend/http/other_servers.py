@@ -47,7 +47,6 @@ PATHS = {
     "/props": "/v1/models",
     "/slots": "/debug/state",
     "/v1/files": "/v1/media",
-    "/v1/messages": "/v1/chat/completions",
 }
 # Less alike are other endpoints: /v1/embeddings is no /v1/completions.
 MIN_LIKENESS = 0.8

@@ -51,12 +51,17 @@ def _without_nothing(call: dict[str, Any]) -> dict[str, Any]:
     return call if call["function"]["arguments"].strip() else _with_arguments(call, "{}")
 
 
-def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+def parse_arguments(arguments: str) -> dict[str, Any] | None:
+    """None: they were cut off, or are no object."""
     try:
-        arguments = msgspec.json.decode(call["function"]["arguments"], type=dict[str, Any])
+        return msgspec.json.decode(arguments, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        arguments = {}  # as vLLM has it: many templates can write nothing else
-    return _with_arguments(call, arguments)
+        return None
+
+
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    # Nothing of what was cut off, as vLLM has it: many templates can write nothing else.
+    return _with_arguments(call, parse_arguments(call["function"]["arguments"]) or {})
 
 
 def _with_arguments(call: dict[str, Any], arguments: object) -> dict[str, Any]:

@@ -1,0 +1,78 @@
+"""The answer to a request of Anthropic's API, in its shapes."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from keepsight.frontend.api.answer import Answer
+from keepsight.frontend.api.message_object import (
+    BlockEvent,
+    Message,
+    MessageDelta,
+    MessageEnd,
+    MessageEvent,
+    MessageStart,
+    MessageStop,
+    MessageUsage,
+)
+from keepsight.frontend.api.messages_request import MessagesChat
+from keepsight.frontend.api.tell_blocks import BlockTeller
+from keepsight.frontend.assemble_answer import AnswerPiece
+from keepsight.frontend.http.error_response import MessagesError
+from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.frontend.prompt.call_text import CallForm
+from keepsight.frontend.prompt.tokenizer import Tokenizer
+
+_encode = msgspec.json.Encoder().encode
+
+
+class MessagesAnswer(Answer):
+    ID_PREFIX = "msg_"
+
+    def __init__(
+        self,
+        asked: MessagesChat,
+        prompts: Sequence[PreparedRequest],
+        tokenizer: Tokenizer,
+        model_name: str,
+        call_form: CallForm,
+    ) -> None:
+        super().__init__(asked, prompts, tokenizer, model_name)
+        self._blocks = BlockTeller(asked.read_call_terms(call_form))
+        self._end: MessageEnd | None = None
+
+    def _completion(self, choices: Sequence[Sequence[AnswerPiece]]) -> Message:
+        for piece in choices[0]:
+            for _ in self._tell_blocks(piece):
+                pass
+        end = msgspec.structs.asdict(self._find_end())
+        return msgspec.structs.replace(self._begin_message(), content=self._blocks.blocks, **end)
+
+    def _open(self) -> Iterable[bytes]:
+        yield _write(MessageStart(self._begin_message()))
+
+    def _tell(self, index: int, piece: AnswerPiece) -> Iterable[bytes]:
+        return map(_write, self._tell_blocks(piece))
+
+    async def _close(self) -> Iterable[bytes]:
+        end = MessageDelta(delta=self._find_end(), usage=MessageUsage.of(self.usage))
+        return [_write(self._with_account(end)), _write(MessageStop())]
+
+    def _tell_failure(self, error: Exception) -> bytes:
+        return _write(MessagesError.of(error))
+
+    def _begin_message(self) -> Message:
+        return Message(id=self.id, model=self._model_name, content=[], usage=MessageUsage.of(self.usage))
+
+    def _find_end(self) -> MessageEnd:
+        assert self._end is not None, "an answer ends with its last piece"
+        return self._end
+
+    def _tell_blocks(self, piece: AnswerPiece) -> Iterator[BlockEvent]:
+        yield from self._blocks.tell(piece)
+        if piece.finish_reason is not None:
+            self._end = self._blocks.tell_end(piece)
+
+
+def _write(event: MessageEvent) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (str(event.__struct_config__.tag).encode(), _encode(event))

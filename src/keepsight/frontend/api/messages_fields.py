@@ -1,0 +1,84 @@
+"""What a request of Anthropic's API has within its fields, in its shapes, and the same as chats have it."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.api.response_format import JsonSchema, ResponseFormat
+from keepsight.frontend.api.tool_fields import Function, NamedTool, Tool, ToolChoice
+from keepsight.frontend.http.decode_body import Refused, check_refused
+from keepsight.frontend.prompt.read_blocks import CacheControl
+
+
+class CustomTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    type: Literal["custom"] | None = None
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+    # A call is told as it comes in any case.
+    eager_input_streaming: bool | None = None
+
+    allowed_callers: Refused = None
+    defer_loading: Refused = None
+    input_examples: Refused = None
+
+    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "allowed_callers": (["direct"],),
+        "defer_loading": (False,),
+        "input_examples": ([],),
+    }
+
+    def as_in_chat(self) -> Tool:
+        return Tool("function", Function(self.name, self.description, self.input_schema, self.strict))
+
+
+class ChosenTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    def as_in_chat(self) -> ToolChoice:
+        if self.type == "tool":
+            if self.name is None:
+                raise InvalidArgumentError("tool_choice.name", "is required")
+            return NamedTool(Function(self.name))
+        if self.name is not None:
+            raise InvalidArgumentError("tool_choice.name", "is of the type tool only")
+        return "required" if self.type == "any" else self.type
+
+
+class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether a model is not to think.  Else it does as it is used to, for as long as it likes."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+    def as_in_chat(self) -> ResponseFormat:
+        return ResponseFormat(self.type, JsonSchema("answer", schema=self.schema))
+
+
+class OutputConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: OutputFormat | None = None
+    # No model has more than one: each asks for the same.
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+
+
+class MessageMetadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A label."""
+
+    user_id: str | None = None
+
+
+def check_tools_refused(tools: list[CustomTool]) -> None:
+    for index, tool in enumerate(tools):
+        check_refused(tool, tool.NEUTRAL_VALUES, f"tools[{index}]")

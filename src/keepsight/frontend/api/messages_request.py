@@ -1,0 +1,146 @@
+"""The bodies of `POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's names of a chat request, which is what
+they become.
+
+What is found at fault behind us is told by the names that stand here.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import msgspec
+
+from keepsight.frontend.api.chat_request import MediaProcessorOptions, choose_variables
+from keepsight.frontend.api.generation_fields import OwnOptions
+from keepsight.frontend.api.messages_fields import (
+    ChosenTool,
+    CustomTool,
+    MessageMetadata,
+    OutputConfig,
+    OutputFormat,
+    Thinking,
+    check_tools_refused,
+)
+from keepsight.frontend.api.renamed_chat import RenamedChat
+from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, Refused, check_refused
+from keepsight.frontend.prompt.lift_data_urls import decode_lifting
+from keepsight.frontend.prompt.read_blocks import CacheControl, read_blocks
+
+
+class MessagesChat(RenamedChat, frozen=True, kw_only=True):
+    OWN_NAMES: ClassVar[Mapping[str, str]] = {
+        "continue_final_message": "messages",
+        "response_format.json_schema.schema": "output_config.format.schema",
+        "response_format": "output_config.format",
+        "stop": "stop_sequences",
+    }
+
+    def _name_of_tool(self, field: str) -> str:
+        return field.replace(".parameters", ".input_schema", 1)
+
+
+class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What of a request is its prompt.  Null wherever the default is asked for."""
+
+    # `read_blocks` knows the shapes of both.
+    messages: Any
+    system: Any = None
+    model: str | None = None
+    tools: list[CustomTool] | None = None
+    tool_choice: ChosenTool | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+
+    # As in chats.
+    mm_processor_kwargs: MediaProcessorOptions | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    cache_salt: str | None = None
+
+    context_management: Refused = None
+    mcp_servers: Refused = None
+    speed: Refused = None
+
+    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        # Claude Code's: all that was thought is kept.
+        "context_management": ({}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
+        "mcp_servers": ([],),
+        "speed": ("standard",),
+    }
+
+    def as_chat(self) -> MessagesChat:
+        check_refused(self, self.NEUTRAL_VALUES)
+        check_tools_refused(self.tools or [])
+        return MessagesChat(**self._list_fields()).checked()
+
+    def _list_fields(self) -> dict[str, Any]:
+        """By what a chat calls them."""
+        thinking, choice = self.thinking, self.tool_choice
+        effort = "none" if thinking is not None and thinking.type == "disabled" else None
+        variables = choose_variables(self.chat_template_kwargs, effort)
+        conversation, places = read_blocks(self.messages, self.system, variables)
+        form = None if self.output_config is None else self.output_config.format
+        return {
+            "model": self.model,
+            "messages": conversation,
+            "places": places,
+            "tools": None if self.tools is None else [each.as_in_chat() for each in self.tools],
+            "tool_choice": None if choice is None else choice.as_in_chat(),
+            "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
+            "include_reasoning": False if thinking is not None and thinking.display == "omitted" else None,
+            "response_format": None if form is None else form.as_in_chat(),
+            "mm_processor_kwargs": self.mm_processor_kwargs,
+            "cache_salt": self.cache_salt,
+        }
+
+
+class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    max_tokens: int
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] | None = None
+
+    # As in chats.
+    priority: int | None = None
+    prompt_cache_key: str | None = None
+    keepsight: OwnOptions | None = None
+
+    # Labels.
+    metadata: MessageMetadata | None = None
+    user_profile_id: str | None = None
+
+    container: Refused = None
+    diagnostics: Refused = None
+    inference_geo: Refused = None
+    service_tier: Refused = None
+    workspace_id: Refused = None
+
+    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **CountTokensRequest.NEUTRAL_VALUES,
+        "service_tier": ("auto", "standard_only"),
+    }
+
+    def _list_fields(self) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in _SHARED}
+        return super()._list_fields() | own | {"stop": self.stop_sequences}
+
+
+_SHARED = ("max_tokens", "stream", "temperature", "top_p", "top_k", "priority", "prompt_cache_key", "keepsight")
+_NESTED: dict[str, type[msgspec.Struct]] = {
+    "mm_processor_kwargs": MediaProcessorOptions,
+    "tool_choice": ChosenTool,
+    "thinking": Thinking,
+    "output_config": OutputConfig,
+    "output_config.format": OutputFormat,
+}
+_decoder = BodyDecoder(MessagesRequest, _NESTED | {"keepsight": OwnOptions, "metadata": MessageMetadata})
+_count_decoder = BodyDecoder(CountTokensRequest, _NESTED)
+
+
+def parse_messages_request(body: Buffer) -> MessagesChat:
+    return decode_lifting(_decoder, body, is_bare=True).as_chat()
+
+
+def parse_count_tokens_request(body: Buffer) -> MessagesChat:
+    return decode_lifting(_count_decoder, body, is_bare=True).as_chat()

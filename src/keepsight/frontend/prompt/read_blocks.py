@@ -1,0 +1,311 @@
+"""The messages of Anthropic's API become those that they are in a chat, which `read_messages` reads.
+
+So each rule of messages is there, and here is what differs: blocks of a message that are turns of their own in a chat,
+and messages that are one turn there.  Every fault names its place as the caller wrote it
+(`messages[1].content[0].source.data`).
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.prompt.check_fields import check_is_list, check_is_object, refuse
+from keepsight.frontend.prompt.lift_data_urls import as_data_url
+from keepsight.frontend.prompt.places import Places, convert_placed, read_placed
+from keepsight.frontend.prompt.read_messages import BREAKPOINT, HANDLE_PREFIX, Conversation, PromptEnd
+
+# Claude Code's, a block of its own: another in each request, so that no cache would know what follows.
+_LABEL = "x-anthropic-billing-header:"
+
+
+class CacheControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="ephemeral"):
+    """All prompts are kept, as long as there is room; where is said by none."""
+
+    ttl: Literal["5m", "1h"] | None = None
+    scope: str | None = None
+
+
+class SentBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
+    cache_control: CacheControl | None = None
+
+
+class SentText(SentBlock, frozen=True, kw_only=True, tag="text"):
+    text: str
+    citations: Annotated[list[Any], msgspec.Meta(max_length=0)] | None = None
+    # As in chats.
+    prompt_cache_breakpoint: Any = None
+
+
+class ImageSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+    pass
+
+
+class Base64Source(ImageSource, frozen=True, tag="base64"):
+    media_type: Annotated[str, msgspec.Meta(pattern=r"^image/[\w.+-]{1,64}\Z")]
+    data: str
+
+
+class UrlSource(ImageSource, frozen=True, tag="url"):
+    url: str
+
+
+class FileSource(ImageSource, frozen=True, tag="file"):
+    file_id: str
+
+
+class ImageTransformations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    oversized_image: Literal["downsize"] | None = None
+
+
+class SentImage(SentBlock, frozen=True, kw_only=True, tag="image"):
+    source: Base64Source | UrlSource | FileSource | None = None
+    transformations: ImageTransformations | None = None
+    # As in chats.
+    uuid: Any = None
+    prompt_cache_breakpoint: Any = None
+
+
+class DirectCaller(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="direct"):
+    pass
+
+
+class SentToolUse(SentBlock, frozen=True, kw_only=True, tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: DirectCaller | None = None
+
+
+class SentToolResult(SentBlock, frozen=True, kw_only=True, tag="tool_result"):
+    tool_use_id: str
+    # A text, or blocks.
+    content: Any = None
+    # To the model it is what its content says: chats have no word for it.
+    is_error: bool | None = None
+
+
+class SentThinking(SentBlock, frozen=True, kw_only=True, tag="thinking"):
+    thinking: str
+    signature: str | None = None
+
+
+class SentRedactedThinking(SentBlock, frozen=True, kw_only=True, tag="redacted_thinking"):
+    """Another server's own words."""
+
+    data: str
+
+
+class SentMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    role: Literal["user", "assistant", "system"]
+    # A text, or blocks.
+    content: Any
+
+
+_Kinds = Mapping[str, type[SentBlock]]
+OF_RESULTS: _Kinds = {"text": SentText, "image": SentImage}
+OF_ROLES: Mapping[str, _Kinds] = {
+    "user": {**OF_RESULTS, "tool_result": SentToolResult},
+    "assistant": {
+        "text": SentText,
+        "tool_use": SentToolUse,
+        "thinking": SentThinking,
+        "redacted_thinking": SentRedactedThinking,
+    },
+    "system": {"text": SentText},
+}
+
+
+class _Part(NamedTuple):
+    """Of a chat's message; and by what follows its own place there: where the caller wrote it."""
+
+    told: dict[str, Any]
+    places: dict[str, str]
+
+    @property
+    def is_text(self) -> bool:
+        return "text" in self.told
+
+    def go_on_with(self, other: "_Part") -> "_Part":
+        """Of texts: templates may trim each, and write nothing between two."""
+        return _Part({**self.told, **other.told, "text": f"{self.told['text']}\n\n{other.told['text']}"}, self.places)
+
+
+@dataclass
+class _Turn:
+    role: str
+    place: str
+    parts: list[_Part] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    # Of a tool's result.
+    call_id: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.parts or self.calls or self.thoughts)
+
+    def join(self, other: "_Turn") -> None:
+        parts = other.parts
+        if self.parts and parts and self.parts[-1].is_text and parts[0].is_text:
+            self.parts[-1] = self.parts[-1].go_on_with(parts[0])
+            parts = parts[1:]
+        self.parts += parts
+        self.calls += other.calls
+        self.thoughts += other.thoughts
+
+    def as_message(self) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": self.role, "content": [part.told for part in self.parts]}
+        if self.calls:
+            message["tool_calls"] = self.calls
+        if self.thoughts:
+            message["reasoning_content"] = "\n".join(self.thoughts)
+        return message if self.call_id is None else message | {"tool_call_id": self.call_id}
+
+    def list_places(self, own: str) -> Iterator[tuple[str, str]]:
+        yield own, self.place
+        for index, part in enumerate(self.parts):
+            for suffix, place in part.places.items():
+                yield f"{own}.content[{index}]{suffix}", place
+                if suffix:
+                    yield place, place  # no chat calls anything so: it was found before
+
+
+def read_blocks(
+    messages: object, system: object = None, variables: Mapping[str, Any] | None = None
+) -> tuple[Conversation, Places]:
+    """`system` stands before all of them; `variables`: of the chat template."""
+    turns = _Turns()
+    if system:
+        turns.add_system(system)
+    for index, message in enumerate(check_is_list(messages, "messages", "messages")):
+        fields = check_is_object(message, f"messages[{index}]")
+        turns.add_message(convert_placed(fields, f"messages[{index}]", SentMessage), f"messages[{index}]")
+    places = Places(turns.find_places())
+    end: PromptEnd = "text" if turns.ends_with_assistant else "answer"
+    return read_placed([turn.as_message() for turn in turns.turns], places, end, variables), places
+
+
+class _Turns:
+    def __init__(self) -> None:
+        self.turns: list[_Turn] = []
+        self._call_ids: set[str] = set()
+
+    def find_places(self) -> dict[str, str]:
+        places = {"messages": "messages"}
+        for index, turn in enumerate(self.turns):
+            places |= turn.list_places(f"messages[{index}]")
+        return places
+
+    @property
+    def ends_with_assistant(self) -> bool:
+        """Which the answer goes on with."""
+        if not self.turns or self.turns[-1].role != "assistant":
+            return False
+        if self.turns[-1].calls:
+            raise InvalidArgumentError("messages", "must tell the results of the last message's tool_use blocks")
+        return True
+
+    def add_system(self, system: object) -> None:
+        turn = _Turn("system", "system")
+        for block, place in _read_content(system, "system", OF_ROLES["system"]):
+            assert isinstance(block, SentText)
+            if not block.text.startswith(_LABEL):
+                turn.parts.append(_read_text(block, place))
+        self._add(turn)
+
+    def add_message(self, message: SentMessage, place: str) -> None:
+        role = message.role
+        if role == "system" and any(turn.role != "system" for turn in self.turns):
+            # Few templates let a system speak once more.
+            role = "user"
+        turn = _Turn(role, place)
+        for block, own in _read_content(message.content, f"{place}.content", OF_ROLES[message.role]):
+            if isinstance(block, SentToolResult):
+                self._add(turn)
+                self.turns.append(self._read_result(block, own))
+                turn = _Turn(role, place)
+            else:
+                self._add_block(turn, block, own)
+        self._add(turn)
+
+    def _add(self, turn: _Turn) -> None:
+        """Several of one role are one turn."""
+        if turn.is_empty:
+            return
+        if self.turns and self.turns[-1].role == turn.role:
+            self.turns[-1].join(turn)
+        else:
+            self.turns.append(turn)
+
+    def _add_block(self, turn: _Turn, block: SentBlock, place: str) -> None:
+        if isinstance(block, SentToolUse):
+            self._call_ids.add(block.id)
+            turn.calls.append(_read_call(block, place))
+        elif isinstance(block, SentThinking):
+            turn.thoughts.append(block.thinking)
+        elif not isinstance(block, SentRedactedThinking):
+            turn.parts.append(_read_part(block, place))
+
+    def _read_result(self, result: SentToolResult, place: str) -> _Turn:
+        if result.tool_use_id not in self._call_ids:
+            raise InvalidArgumentError(f"{place}.tool_use_id", "must be the id of a tool_use in an earlier message")
+        told = _read_content(result.content, f"{place}.content", OF_RESULTS) if result.content else ()
+        parts = [_read_part(block, own) for block, own in told]
+        return _Turn("tool", place, parts, call_id=result.tool_use_id)
+
+
+def _read_content(content: object, place: str, kinds: _Kinds) -> Iterator[tuple[SentBlock, str]]:
+    """Each block, and where it stands."""
+    if isinstance(content, str):
+        yield SentText(text=content), place
+        return
+    for index, block in enumerate(check_is_list(content, place, "blocks, or a string")):
+        own = f"{place}[{index}]"
+        fields = check_is_object(block, own)
+        if not isinstance(kind := fields.get("type"), str) or kind not in kinds:
+            refuse(f"{own}.type", kind, f"one of {', '.join(kinds)}")
+        yield convert_placed(fields, own, kinds[kind]), own
+
+
+def _read_part(block: SentBlock, place: str) -> _Part:
+    if isinstance(block, SentText):
+        return _read_text(block, place)
+    assert isinstance(block, SentImage)
+    return _read_picture(block, place)
+
+
+def _read_text(block: SentText, place: str) -> _Part:
+    told = {"type": "text", "text": block.text, BREAKPOINT: block.prompt_cache_breakpoint}
+    return _Part(_without_nothing(told), {"": place})
+
+
+def _read_picture(block: SentImage, place: str) -> _Part:
+    url, name = _read_source(block.source)
+    told = {"type": "image_url", "uuid": block.uuid, BREAKPOINT: block.prompt_cache_breakpoint}
+    return _Part({**_without_nothing(told), "image_url": url}, {"": place, ".image_url": f"{place}.source{name}"})
+
+
+def _read_source(source: Base64Source | UrlSource | FileSource | None) -> tuple[str | None, str]:
+    """A URL, and what is that in it."""
+    if isinstance(source, Base64Source):
+        return as_data_url(source.media_type, source.data), ".data"
+    if isinstance(source, FileSource):
+        return HANDLE_PREFIX + source.file_id, ".file_id"
+    return (None, "") if source is None else (source.url, ".url")
+
+
+def _read_call(call: SentToolUse, place: str) -> dict[str, Any]:
+    """Its arguments as `tojson` writes them, so that most calls are what the model wrote."""
+    try:
+        arguments = json.dumps(call.input, ensure_ascii=False)
+    except RecursionError as error:
+        raise InvalidArgumentError(f"{place}.input", "is nested too deeply") from error
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _without_nothing(told: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in told.items() if value is not None}

@@ -1,0 +1,72 @@
+"""Anthropic's Messages API, by its official client and a real `keepsight serve`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+
+from tests.drawn import ask, by_url, draw
+from tests.official_client import answer, connect
+
+DRAWN = draw(23)
+SOURCE = {"type": "base64", "media_type": "image/png", "data": DRAWN.data_url.partition(",")[2]}
+LOOK = {"type": "image", "source": SOURCE, "cache_control": {"type": "ephemeral"}}
+QUESTION = "What is in this picture?"
+ASKED = {"role": "user", "content": [LOOK, {"type": "text", "text": QUESTION}]}
+COLOURS = {"type": "object", "properties": {"colour": {"enum": ["red", "orange"]}}, "required": ["colour"]}
+TOOL = {"name": "find", "description": "Finds it.", "input_schema": COLOURS | {"additionalProperties": False}}
+
+
+@pytest.fixture(scope="module")
+def client(server_port: int) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=f"http://127.0.0.1:{server_port}", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def complete(client: anthropic.Anthropic, messages: Any, **options: Any) -> Any:
+    create: Any = client.messages.create
+    terms = {"model": "keepsight-demo", "messages": messages, "max_tokens": 64, "extra_body": {"temperature": 0}}
+    return create(**terms | options)
+
+
+def test_a_picture_is_known_the_second_time_and_from_chats(client: anthropic.Anthropic, server_port: int) -> None:
+    first, second = complete(client, [ASKED]), complete(client, [ASKED])
+    assert [block.text for block in first.content] == [block.text for block in second.content] == [DRAWN.description]
+    assert (first.stop_reason, second.stop_reason) == ("end_turn", "end_turn")
+    num_tokens = client.messages.count_tokens(model="keepsight-demo", messages=[ASKED]).input_tokens  # type: ignore[list-item]
+    assert first.usage.input_tokens + first.usage.cache_read_input_tokens == num_tokens
+    assert (second.usage.input_tokens, second.usage.cache_read_input_tokens) == (1, num_tokens - 1)
+    with connect(server_port) as of_chats:
+        assert answer(of_chats, ask(by_url(DRAWN.picture), QUESTION)) == DRAWN.description
+
+
+def test_a_stream_says_the_same(client: anthropic.Anthropic) -> None:
+    asked: Any = [ASKED]
+    with client.messages.stream(
+        model="keepsight-demo", messages=asked, max_tokens=64, extra_body={"temperature": 0}
+    ) as events:
+        said = list(events.text_stream)
+        message = events.get_final_message()
+    assert len(said) > 1
+    assert "".join(said) == message.content[0].text == DRAWN.description  # type: ignore[union-attr]
+    assert message.usage.cache_read_input_tokens > 0  # type: ignore[operator]
+
+
+def test_a_call_its_result_and_the_answer_are_turns_that_the_cache_knows(client: anthropic.Anthropic) -> None:
+    called = complete(client, [ASKED], tools=[TOOL], tool_choice={"type": "any", "disable_parallel_tool_use": True})
+    [use] = called.content
+    assert (called.stop_reason, use.name) == ("tool_use", "find")
+    assert use.input["colour"] in ("red", "orange")
+    seen = [LOOK, {"type": "text", "text": "This is all."}]
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": seen}]}
+    message = complete(client, [ASKED, called.to_param(), result], tools=[TOOL], max_tokens=32)
+    assert message.content
+    # All but the result and its picture, less than a block.
+    assert message.usage.cache_read_input_tokens > message.usage.input_tokens
+
+
+def test_faults_are_errors_of_the_client_s(client: anthropic.Anthropic) -> None:
+    wrong = {"role": "user", "content": [LOOK | {"source": SOURCE | {"data": "AAAA"}}]}
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\]\.content\[0\]\.source\.data: "):
+        complete(client, [wrong])
