@@ -251,6 +251,15 @@ def test_turns_of_one_role_are_one_and_a_later_system_is_heard_in_its_place(clie
     assert of_messages.token_ids == of_chat.token_ids
 
 
+def test_a_picture_between_texts_of_two_messages_stays_there(client: Client) -> None:
+    look = picture(type="url", url=draw(7).data_url)
+    first = {"role": "user", "content": [{"type": "text", "text": "One."}, look, {"type": "text", "text": "Two."}]}
+    ask(client, messages=[first, {"role": "user", "content": "Three."}, {"role": "user", "content": [look]}])
+    said = prompt_of(client)
+    assert said.index("One.") < said.index("Two.\n\nThree.")
+    assert len(asked(client).media) == 2
+
+
 def test_the_tokens_are_counted_without_an_answer(client: Client) -> None:
     fields: Any = {"system": "Be short.", "tools": [LOOK]}
     counted = post(client, "/count_tokens", max_tokens=None, **fields).json()

@@ -8,7 +8,7 @@ import msgspec
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.api.response_format import JsonSchema, ResponseFormat
 from keepsight.frontend.api.tool_fields import Function, NamedTool, Tool, ToolChoice
-from keepsight.frontend.http.decode_body import Refused, check_refused
+from keepsight.frontend.http.decode_body import Refused
 from keepsight.frontend.prompt.read_blocks import CacheControl
 
 
@@ -77,8 +77,3 @@ class MessageMetadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A label."""
 
     user_id: str | None = None
-
-
-def check_tools_refused(tools: list[CustomTool]) -> None:
-    for index, tool in enumerate(tools):
-        check_refused(tool, tool.NEUTRAL_VALUES, f"tools[{index}]")

@@ -18,7 +18,6 @@ from keepsight.frontend.api.messages_fields import (
     OutputConfig,
     OutputFormat,
     Thinking,
-    check_tools_refused,
 )
 from keepsight.frontend.api.renamed_chat import RenamedChat
 from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, Refused, check_refused
@@ -69,7 +68,8 @@ class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     def as_chat(self) -> MessagesChat:
         check_refused(self, self.NEUTRAL_VALUES)
-        check_tools_refused(self.tools or [])
+        for index, tool in enumerate(self.tools or ()):
+            check_refused(tool, tool.NEUTRAL_VALUES, f"tools[{index}]")
         return MessagesChat(**self._list_fields()).checked()
 
     def _list_fields(self) -> dict[str, Any]:

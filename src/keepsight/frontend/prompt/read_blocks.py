@@ -6,9 +6,10 @@ and messages that are one turn there.  Every fault names its place as the caller
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -19,7 +20,7 @@ from keepsight.frontend.prompt.places import Places, convert_placed, read_placed
 from keepsight.frontend.prompt.read_messages import BREAKPOINT, HANDLE_PREFIX, Conversation, PromptEnd
 
 # Claude Code's, a block of its own: another in each request, so that no cache would know what follows.
-_LABEL = "x-anthropic-billing-header:"
+_LABEL = re.compile(r"x-anthropic-billing-header:.*\s*")
 
 
 class CacheControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="ephemeral"):
@@ -78,6 +79,7 @@ class SentToolUse(SentBlock, frozen=True, kw_only=True, tag="tool_use"):
     name: str
     input: dict[str, Any]
     caller: DirectCaller | None = None
+    toolset_name: None = None
 
 
 class SentToolResult(SentBlock, frozen=True, kw_only=True, tag="tool_result"):
@@ -86,6 +88,7 @@ class SentToolResult(SentBlock, frozen=True, kw_only=True, tag="tool_result"):
     content: Any = None
     # To the model it is what its content says: chats have no word for it.
     is_error: bool | None = None
+    toolset_name: None = None
 
 
 class SentThinking(SentBlock, frozen=True, kw_only=True, tag="thinking"):
@@ -119,19 +122,23 @@ OF_ROLES: Mapping[str, _Kinds] = {
 }
 
 
-class _Part(NamedTuple):
-    """Of a chat's message; and by what follows its own place there: where the caller wrote it."""
+@dataclass
+class _Part:
+    """Of a chat's message."""
 
     told: dict[str, Any]
+    # By what follows its own place there: where the caller wrote it.
     places: dict[str, str]
+    # Of a text, which is told whole once all of it is known.
+    texts: list[str] = field(default_factory=list)
 
-    @property
-    def is_text(self) -> bool:
-        return "text" in self.told
-
-    def go_on_with(self, other: "_Part") -> "_Part":
+    def join(self, other: "_Part") -> None:
         """Of texts: templates may trim each, and write nothing between two."""
-        return _Part({**self.told, **other.told, "text": f"{self.told['text']}\n\n{other.told['text']}"}, self.places)
+        self.told |= other.told
+        self.texts += other.texts
+
+    def tell(self) -> dict[str, Any]:
+        return self.told | ({"text": "\n\n".join(filter(None, self.texts))} if self.texts else {})
 
 
 @dataclass
@@ -149,16 +156,15 @@ class _Turn:
         return not (self.parts or self.calls or self.thoughts)
 
     def join(self, other: "_Turn") -> None:
-        parts = other.parts
-        if self.parts and parts and self.parts[-1].is_text and parts[0].is_text:
-            self.parts[-1] = self.parts[-1].go_on_with(parts[0])
-            parts = parts[1:]
-        self.parts += parts
+        meets_text = bool(self.parts and other.parts and self.parts[-1].texts and other.parts[0].texts)
+        if meets_text:
+            self.parts[-1].join(other.parts[0])
+        self.parts += other.parts[meets_text:]
         self.calls += other.calls
         self.thoughts += other.thoughts
 
     def as_message(self) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": self.role, "content": [part.told for part in self.parts]}
+        message: dict[str, Any] = {"role": self.role, "content": [part.tell() for part in self.parts]}
         if self.calls:
             message["tool_calls"] = self.calls
         if self.thoughts:
@@ -213,7 +219,7 @@ class _Turns:
         turn = _Turn("system", "system")
         for block, place in _read_content(system, "system", OF_ROLES["system"]):
             assert isinstance(block, SentText)
-            if not block.text.startswith(_LABEL):
+            if not _LABEL.fullmatch(block.text):
                 turn.parts.append(_read_text(block, place))
         self._add(turn)
 
@@ -279,8 +285,8 @@ def _read_part(block: SentBlock, place: str) -> _Part:
 
 
 def _read_text(block: SentText, place: str) -> _Part:
-    told = {"type": "text", "text": block.text, BREAKPOINT: block.prompt_cache_breakpoint}
-    return _Part(_without_nothing(told), {"": place})
+    told = {"type": "text", BREAKPOINT: block.prompt_cache_breakpoint}
+    return _Part(_without_nothing(told), {"": place}, [block.text])
 
 
 def _read_picture(block: SentImage, place: str) -> _Part:
