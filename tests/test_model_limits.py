@@ -8,12 +8,13 @@ from keepsight.model_limits import ModelLimits
 
 
 def test_what_is_left_out_is_the_default_of_its_family(tmp_path: Path) -> None:
-    from transformers import Gemma3TextConfig, Qwen2_5_VLTextConfig, Qwen3VLTextConfig
+    from transformers import Gemma3TextConfig, Qwen2_5_VLTextConfig, Qwen3VLMoeTextConfig, Qwen3VLTextConfig
 
     families: dict[str, Any] = {
         "Gemma3ForConditionalGeneration": Gemma3TextConfig(),
         "Qwen2_5_VLForConditionalGeneration": Qwen2_5_VLTextConfig(),
         "Qwen3VLForConditionalGeneration": Qwen3VLTextConfig(),
+        "Qwen3VLMoeForConditionalGeneration": Qwen3VLMoeTextConfig(),
     }
     for name, defaults in families.items():
         (tmp_path / "config.json").write_text(json.dumps({"architectures": [name], "text_config": {}}))

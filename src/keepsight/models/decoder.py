@@ -30,6 +30,7 @@ from keepsight.models.layers import (
     slot,
     under,
 )
+from keepsight.models.mixture import Mixture
 from keepsight.models.model import DeepRows, LayerWatcher
 from keepsight.models.paged_attention import PagedAttention, sight_of
 
@@ -165,8 +166,12 @@ class DecoderLayer(nn.Module):
         self.after_attention = norm() if config.norms_results else None
         self.after_feed_forward = norm() if config.norms_results else None
         self.attention = SelfAttention(config, layer, place)
-        wide, activation = config.intermediate_size, config.activation
-        self.feed_forward = GatedFeedForward(place, config.hidden_size, wide, activation, bias=False)
+        size, wide, activation = config.hidden_size, config.intermediate_size, config.activation
+        self.feed_forward: GatedFeedForward | Mixture
+        if layer.mixture is None:
+            self.feed_forward = GatedFeedForward(place, size, wide, activation, bias=False)
+        else:
+            self.feed_forward = Mixture(place, size, layer.mixture, activation)
 
     def forward(self, hidden: Tensor, step: LayerStep) -> Tensor:
         """Of the tokens that are read."""
@@ -179,6 +184,7 @@ class DecoderLayer(nn.Module):
     def for_cpu(self, rotary: RotaryTable) -> LayerWeights:
         """Once its weights are packed."""
         attention, wide = self.attention, self.feed_forward
+        assert isinstance(wide, GatedFeedForward)
         norms = (self.before_attention, self.after_attention, self.before_feed_forward, self.after_feed_forward)
         return LayerWeights(
             norms=[None if each is None else each.scale for each in norms],
@@ -273,7 +279,13 @@ class Decoder(nn.Module):
         """Once all weights are packed."""
         config = self.config
         has_cap, is_on_cpu = config.attention_softcap is not None, self.embedding.panels is not None
-        if is_on_cpu and not has_cap and fits_tiles(config.num_heads, config.num_kv_heads, config.head_dim):
+        has_mixtures = any(layer.mixture for layer in config.layers)
+        if (
+            is_on_cpu
+            and not has_cap
+            and not has_mixtures
+            and fits_tiles(config.num_heads, config.num_kv_heads, config.head_dim)
+        ):
             weights = [layer.for_cpu(self.rotary) for layer in self._all_layers()]
             self._layers_on_cpu = CpuDecoder(weights, config.attention_scale, config.rms_norm_eps)
 

@@ -16,12 +16,24 @@ class RotaryConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class MixtureConfig:
+    """A feed-forward of many experts, of which each token has a few."""
+
+    num_experts: int
+    num_chosen: int
+    # Of one expert.
+    intermediate_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class LayerConfig:
     """What differs from one decoder layer to the next."""
 
     rotary: RotaryConfig
     # How many positions back a token sees, itself included; None: all.
     window: int | None = None
+    # None: one feed-forward for all tokens.
+    mixture: MixtureConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Parameters are made empty on their final device and filled by `load_weights`; no
 
 import functools
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -51,18 +51,30 @@ class WeightSlot:
     shape: tuple[int, ...]
     target: Tensor
     convert: Callable[[Tensor], Tensor]
+    # Whether some checkpoints have its last two dimensions the other way round.
+    may_be_turned: bool = False
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        turned = (*self.shape[:-2], *self.shape[:-3:-1])
+        return shape == self.shape or (self.may_be_turned and shape == turned)
 
     def fill(self, tensor: Tensor) -> None:
-        self.target.copy_(self.convert(tensor))
+        self.target.copy_(self.convert(tensor if tensor.shape == self.shape else tensor.mT))
 
 
-def slot(name: str, target: Tensor, convert: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> WeightSlot:
-    return WeightSlot(name, tuple(target.shape), target, convert)
+def slot(
+    name: str,
+    target: Tensor,
+    convert: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    *,
+    may_be_turned: bool = False,
+) -> WeightSlot:
+    return WeightSlot(name, tuple(target.shape), target, convert, may_be_turned)
 
 
 def under(prefix: str, slots: Iterator[WeightSlot]) -> Iterator[WeightSlot]:
     for inner in slots:
-        yield WeightSlot(prefix + inner.name, inner.shape, inner.target, inner.convert)
+        yield replace(inner, name=prefix + inner.name)
 
 
 def empty_parameter(place: Placement, *shape: int) -> nn.Parameter:
@@ -71,6 +83,21 @@ def empty_parameter(place: Placement, *shape: int) -> nn.Parameter:
     except RuntimeError as error:  # torch has a class for a GPU's lack of memory, and none for a CPU's
         raise torch.OutOfMemoryError(str(error)) from error
     return nn.Parameter(memory, requires_grad=False)
+
+
+def empty_matrices(place: Placement, *shape: int) -> nn.Parameter:
+    return empty_parameter(place._replace(dtype=place.of_matrices or place.dtype), *shape)
+
+
+def is_read_in_panels(matrices: Tensor, place: Placement) -> bool:
+    """Whether these are multiplied by a CPU's kernels."""
+    return takes_panels(matrices) and place.dtype is torch.float32
+
+
+def without_memory(weight: Tensor) -> nn.Parameter:
+    """Once it is packed."""
+    nowhere = weight.new_full([1] * weight.dim(), torch.nan)
+    return nn.Parameter(nowhere.expand(weight.shape), requires_grad=False)
 
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -87,17 +114,16 @@ class Linear(nn.Module):
         super().__init__()
         self.outputs = dict(outputs)
         total = sum(outputs.values())
-        self.weight = empty_parameter(place._replace(dtype=place.of_matrices or place.dtype), total, in_features)
+        self.weight = empty_matrices(place, total, in_features)
         self.bias = empty_parameter(place, total) if bias else None
         self._place = place
         self.panels: Panels | None = None  # what a CPU's kernels read instead of `weight`
 
     def pack(self) -> None:
         """Once it is filled: on a CPU its rows give way to what the kernels read."""
-        if takes_panels(self.weight) and self._place.dtype is torch.float32:
+        if is_read_in_panels(self.weight, self._place):
             self.panels = Panels(self.weight, self.bias, rounds_rows=self._place.rounds)
-            nowhere = self.weight.new_full((1, 1), torch.nan)
-            self.weight = nn.Parameter(nowhere.expand(self.weight.shape), requires_grad=False)
+            self.weight = without_memory(self.weight)
 
     @property
     def packed(self) -> Panels:

@@ -148,7 +148,7 @@ def _account(directory: Path, wanted: dict[str, WeightSlot], found: dict[str, _S
     misshapen = [
         f"{tensor.name} (is {list(tensor.shape)}, must be {list(slot.shape)})"
         for tensor, slot in both
-        if tensor.shape != slot.shape
+        if not slot.takes(tensor.shape)
     ]
     # Quantized: what their numbers stand for is told elsewhere.
     mistyped = [

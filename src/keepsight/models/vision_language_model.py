@@ -15,6 +15,7 @@ from keepsight.models.decoder import Decoder
 from keepsight.models.decoder_config import DecoderConfig
 from keepsight.models.layers import Linear, Placement, WeightSlot, run_to_end, under
 from keepsight.models.load_weights import load_weights
+from keepsight.models.mixture import Mixture
 from keepsight.models.model import DeepRows, LayerWatcher, ModelShape
 
 
@@ -56,7 +57,7 @@ class VisionLanguageModel(nn.Module):
 
     def pack(self) -> None:
         for part in self.modules():
-            if isinstance(part, Linear):
+            if isinstance(part, Linear | Mixture):
                 part.pack()
         self.decoder.pack()
 

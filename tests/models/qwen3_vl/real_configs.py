@@ -3,14 +3,21 @@
 from typing import Any
 
 
-def _publish(text: dict[str, Any], vision: dict[str, Any], *, ties: bool) -> dict[str, Any]:
+def _publish(
+    text: dict[str, Any],
+    vision: dict[str, Any],
+    *,
+    ties: bool,
+    architecture: str = "Qwen3VLForConditionalGeneration",
+    model_type: str = "qwen3_vl",
+) -> dict[str, Any]:
     return {
-        "architectures": ["Qwen3VLForConditionalGeneration"],
+        "architectures": [architecture],
         "image_token_id": 151_655,
         "video_token_id": 151_656,
         "vision_start_token_id": 151_652,
         "vision_end_token_id": 151_653,
-        "model_type": "qwen3_vl",
+        "model_type": model_type,
         "text_config": {
             "attention_bias": False,
             "head_dim": 128,
@@ -27,7 +34,7 @@ def _publish(text: dict[str, Any], vision: dict[str, Any], *, ties: bool) -> dic
         "vision_config": {
             "hidden_act": "gelu_pytorch_tanh",
             "in_channels": 3,
-            "model_type": "qwen3_vl",
+            "model_type": model_type,
             "num_heads": 16,
             "num_position_embeddings": 2304,
             "out_hidden_size": text["hidden_size"],
@@ -56,5 +63,26 @@ REAL_CONFIGS: dict[str, dict[str, Any]] = {
         {"hidden_size": 4096, "intermediate_size": 12_288, "num_attention_heads": 32, "num_hidden_layers": 36},
         _LARGER_TOWER,
         ties=False,
+    ),
+}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "30b-a3b": _publish(
+        {
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 48,
+            "num_key_value_heads": 4,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "norm_topk_prob": True,
+        },
+        _LARGER_TOWER,
+        ties=False,
+        architecture="Qwen3VLMoeForConditionalGeneration",
+        model_type="qwen3_vl_moe",
     ),
 }

@@ -113,6 +113,8 @@ def randomize(model: Any, seed: int) -> None:
                 weight.copy_(0.1 * noise)
             elif "pos_embed" in name:
                 weight.copy_(0.5 * noise)
+            elif ".experts." in name:
+                weight.copy_(noise / weight.shape[-1] ** 0.5)
             else:
                 weight.copy_(noise / weight[0].numel() ** 0.5)
     model.tie_weights()

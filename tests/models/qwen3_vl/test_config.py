@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from keepsight.errors import CheckpointConfigError
-from keepsight.models.decoder_config import RotaryConfig
+from keepsight.models.decoder_config import MixtureConfig, RotaryConfig
 from keepsight.models.qwen3_vl.config import Qwen3VLConfig
-from tests.models.qwen3_vl.real_configs import REAL_CONFIGS
+from tests.models.qwen3_vl.real_configs import MIXTURES, REAL_CONFIGS
 
-PUBLISHED = REAL_CONFIGS["4b"]
+PUBLISHED, MIXTURE = REAL_CONFIGS["4b"], MIXTURES["30b-a3b"]
 
 
 def read(tmp_path: Path, fields: dict[str, Any]) -> Qwen3VLConfig:
@@ -19,8 +19,8 @@ def read(tmp_path: Path, fields: dict[str, Any]) -> Qwen3VLConfig:
     return Qwen3VLConfig.from_checkpoint(tmp_path)
 
 
-def changed(section: str, **fields: Any) -> dict[str, Any]:
-    return {**PUBLISHED, section: {**PUBLISHED[section], **fields}}
+def changed(section: str, published: dict[str, Any] = PUBLISHED, **fields: Any) -> dict[str, Any]:
+    return {**published, section: {**published[section], **fields}}
 
 
 def test_the_published_layout_is_read(tmp_path: Path) -> None:
@@ -50,6 +50,29 @@ def test_what_is_left_out_is_the_reference_s_default(tmp_path: Path) -> None:
     assert Qwen3VLConfig.from_checkpoint(tmp_path) == left_out
 
 
+def test_a_mixture_is_read_in_both_layouts(tmp_path: Path) -> None:
+    from transformers import Qwen3VLMoeConfig
+
+    layers = {"mlp_only_layers": [1], "decoder_sparse_step": 2, "num_hidden_layers": 8}
+    fields: Any = changed("text_config", MIXTURE, **layers)
+    config = read(tmp_path, fields)
+    mixed = [index for index, layer in enumerate(config.text.layers) if layer.mixture]
+    assert (mixed, config.text.layers[3].mixture) == ([3, 5, 7], MixtureConfig(128, 8, 768))
+    assert read_as_saved(tmp_path, Qwen3VLMoeConfig(**fields)) == config
+
+
+def test_what_is_left_out_of_a_mixture_is_the_reference_s_default(tmp_path: Path) -> None:
+    from transformers import Qwen3VLMoeConfig
+
+    fields: Any = {"architectures": MIXTURE["architectures"], "vision_config": {"out_hidden_size": 2048}}
+    assert read_as_saved(tmp_path, Qwen3VLMoeConfig(**fields)) == read(tmp_path, fields)
+
+
+def read_as_saved(tmp_path: Path, reference: Any) -> Qwen3VLConfig:
+    reference.save_pretrained(tmp_path)
+    return Qwen3VLConfig.from_checkpoint(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -65,6 +88,7 @@ def test_what_is_left_out_is_the_reference_s_default(tmp_path: Path) -> None:
         (changed("text_config", rope_scaling={"rope_type": "yarn", "factor": 4}), "rope_type: must be one of"),
         (changed("text_config", rope_scaling={"mrope_section": [24, 20]}), "must be a list of 3 integers"),
         (changed("text_config", num_key_value_heads=7), "is not a multiple of num_key_value_heads 7"),
+        (changed("text_config", MIXTURE, num_experts=4), "num_experts_per_tok: 8 are more than the 4 experts"),
     ],
 )
 def test_what_is_not_known_is_refused(tmp_path: Path, fields: dict[str, Any], message: str) -> None:

@@ -5,18 +5,41 @@ stand in `rope_parameters` (new) or in `rope_theta` and `rope_scaling` (as publi
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from keepsight.json_fields import JsonFields
-from keepsight.models.decoder_config import DecoderConfig, LayerConfig, RotaryConfig, check_heads, check_is_whole
+from keepsight.models.decoder_config import (
+    DecoderConfig,
+    LayerConfig,
+    MixtureConfig,
+    RotaryConfig,
+    check_heads,
+    check_is_whole,
+)
 from keepsight.models.layers import ACTIVATIONS
 from keepsight.models.qwen_config import NORM_EPS, check_layer, check_out_size, check_patches, read_rotary_theta
 from keepsight.models.vision_layer import VisionLayerConfig
 
-ARCHITECTURES = ("Qwen3VLForConditionalGeneration",)
+MIXTURE = "Qwen3VLMoeForConditionalGeneration"
+ARCHITECTURES = ("Qwen3VLForConditionalGeneration", MIXTURE)
 # How many frequencies turn by time, row and column.
 DEFAULT_SECTIONS = (24, 20, 20)
+
+
+class _TextDefaults(NamedTuple):
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int | None  # None: as many as heads
+    head_dim: int | None  # None: the heads share the hidden size
+
+
+_OF_DENSE = _TextDefaults(4096, 22_016, 32, 32, None, 128)
+_OF_MIXTURE = _TextDefaults(2048, 5632, 24, 16, 16, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +114,21 @@ def _read_deep_layers(fields: JsonFields) -> tuple[int, ...]:
 
 
 def _read_text(fields: JsonFields, outer: JsonFields) -> DecoderConfig:
-    head_dim = fields.integer("head_dim", 128)
-    num_heads = fields.integer("num_attention_heads", 32)
+    is_mixture = MIXTURE in outer.strings("architectures")
+    defaults = _OF_MIXTURE if is_mixture else _OF_DENSE
+    hidden_size = fields.integer("hidden_size", defaults.hidden_size)
+    num_heads = fields.integer("num_attention_heads", defaults.num_heads)
+    head_dim = fields.integer("head_dim", defaults.head_dim or hidden_size // num_heads)
+    num_layers = fields.integer("num_hidden_layers", defaults.num_layers)
     has_bias = fields.flag("attention_bias", False)
     config = DecoderConfig(
         vocab_size=fields.integer("vocab_size", 151_936),
-        hidden_size=fields.integer("hidden_size", 4096),
-        intermediate_size=fields.integer("intermediate_size", 22_016),
+        hidden_size=hidden_size,
+        intermediate_size=fields.integer("intermediate_size", defaults.intermediate_size),
         num_heads=num_heads,
-        num_kv_heads=fields.integer("num_key_value_heads", num_heads),
+        num_kv_heads=fields.integer("num_key_value_heads", defaults.num_kv_heads or num_heads),
         head_dim=head_dim,
-        layers=(LayerConfig(_read_rotary(fields, head_dim)),) * fields.integer("num_hidden_layers", 32),
+        layers=tuple(_read_layers(fields, num_layers, _read_rotary(fields, head_dim), is_mixture=is_mixture)),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         attention_scale=head_dim**-0.5,
         qkv_bias=has_bias,
@@ -112,6 +139,25 @@ def _read_text(fields: JsonFields, outer: JsonFields) -> DecoderConfig:
     )
     check_heads(fields, config)
     return config
+
+
+def _read_layers(
+    fields: JsonFields, num_layers: int, rotary: RotaryConfig, *, is_mixture: bool
+) -> Iterator[LayerConfig]:
+    mixture = _read_mixture(fields) if is_mixture else None
+    every, without = fields.integer("decoder_sparse_step", 1), fields.indexes("mlp_only_layers", ())
+    for index in range(num_layers):
+        is_mixed = index not in without and (index + 1) % every == 0
+        yield LayerConfig(rotary, mixture=mixture if is_mixed else None)
+
+
+def _read_mixture(fields: JsonFields) -> MixtureConfig:
+    # As published, or as transformers 5 saves it.
+    num_experts = fields.integer("num_experts", fields.integer("num_local_experts", 60))
+    num_chosen = fields.integer("num_experts_per_tok", 4)
+    if num_chosen > num_experts:
+        raise fields.refuse("num_experts_per_tok", f"{num_chosen} are more than the {num_experts} experts")
+    return MixtureConfig(num_experts, num_chosen, fields.integer("moe_intermediate_size", 1408))
 
 
 def _read_rotary(fields: JsonFields, head_dim: int) -> RotaryConfig:

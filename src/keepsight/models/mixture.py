@@ -1,0 +1,93 @@
+"""A feed-forward of many experts: a router chooses a few of them for each token, and their results are weighed.
+
+A token's numbers are summed in an order of its own, whatever is computed with it.
+"""
+
+import functools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from keepsight.models.cpu_products import Panels
+from keepsight.models.decoder_config import MixtureConfig
+from keepsight.models.layers import (
+    ACTIVATIONS,
+    Linear,
+    Placement,
+    WeightSlot,
+    empty_matrices,
+    is_read_in_panels,
+    slot,
+    without_memory,
+)
+
+
+class _PackedExpert(NamedTuple):
+    gate: Panels
+    up: Panels
+    down: Panels
+
+    def multiply(self, hidden: Tensor, activation: str) -> Tensor:
+        gate = self.gate.multiply(hidden, activation=activation)
+        return self.down.multiply(self.up.multiply(hidden).mul_(gate))
+
+
+class Mixture(nn.Module):
+    def __init__(self, place: Placement, size: int, config: MixtureConfig, activation: str) -> None:
+        super().__init__()
+        self.config, self.activation = config, activation
+        # Rows that were rounded would choose other experts now and then.
+        self.router = Linear(place._replace(rounds=False), size, {"gate": config.num_experts}, bias=False)
+        self.gate_and_up = empty_matrices(place, config.num_experts, 2 * config.intermediate_size, size)
+        self.down = empty_matrices(place, config.num_experts, size, config.intermediate_size)
+        self._place = place
+        self._packed: list[_PackedExpert] = []  # what a CPU's kernels read instead of the two above
+
+    def pack(self) -> None:
+        """Once it is filled, as a `Linear` is."""
+        if not is_read_in_panels(self.down, self._place):
+            return
+        pack = functools.partial(Panels, bias=None, rounds_rows=self._place.rounds)
+        halves = [pack(half) for each in self.gate_and_up for half in each.chunk(2)]
+        self.gate_and_up = without_memory(self.gate_and_up)
+        self._packed = list(map(_PackedExpert, halves[::2], halves[1::2], map(pack, self.down)))
+        self.down = without_memory(self.down)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        logits, chosen = self.router(hidden).float().topk(self.config.num_chosen)
+        # What the softmax of all would give those that are chosen, made to sum to 1.
+        shares = logits.softmax(dim=-1).to(hidden.dtype)
+        return (self._one_by_one if self._packed else self._at_once)(hidden, chosen, shares)
+
+    def _one_by_one(self, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        """Those experts that are chosen, in the order of their numbers."""
+        sums = torch.zeros_like(hidden)
+        for expert in sorted(set(chosen.flatten().tolist())):
+            tokens, places = torch.where(chosen == expert)
+            results = self._packed[expert].multiply(hidden[tokens], self.activation)
+            sums.index_add_(0, tokens, results.mul_(shares[tokens, places, None]))
+        return sums
+
+    def _at_once(self, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        """All, in shapes that are the same whichever are chosen: a GPU is not waited for, and may record it."""
+        experts, order = chosen.flatten().sort(stable=True)
+        numbers = torch.arange(self.config.num_experts, device=hidden.device)
+        ends = torch.searchsorted(experts, numbers, right=True, out_int32=True)
+        gate, up = _multiply(hidden[order // self.config.num_chosen], self.gate_and_up, ends).chunk(2, dim=-1)
+        sorted_results = _multiply(ACTIVATIONS[self.activation](gate) * up, self.down, ends)
+        results = torch.empty_like(sorted_results).index_copy_(0, order, sorted_results)
+        return (results.view(*chosen.shape, -1) * shares[..., None]).sum(dim=1)
+
+    def slots(self) -> Iterator[WeightSlot]:
+        yield from self.router.slots()
+        # As published inputs come before outputs; transformers 5 saves them as here.
+        yield slot("experts.gate_up_proj", self.gate_and_up, may_be_turned=True)
+        yield slot("experts.down_proj", self.down, may_be_turned=True)
+
+
+def _multiply(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """[rows, inputs], sorted by expert, by [experts, outputs, inputs]; each expert's rows end where `ends` says."""
+    return F.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
