@@ -18,6 +18,7 @@ from keepsight.requests import Pixels
 from keepsight.runner.normalize_pixels import PixelNormalizer
 from tests.models.gemma3 import reference as gemma3
 from tests.models.qwen2_5_vl import reference as qwen2_5_vl
+from tests.models.qwen3_vl import mixture_reference
 from tests.models.qwen3_vl import reference as qwen3_vl
 from tests.runner.small_model import PLACE, SmallModel
 
@@ -105,6 +106,10 @@ class SmallQwen3VL:
 
     def true_logits(self, logits: Tensor) -> Tensor:
         return logits
+
+
+class SmallMixture(SmallQwen3VL):
+    drawn = mixture_reference
 
 
 class SmallQwen25VL(SmallQwen3VL):

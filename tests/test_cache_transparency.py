@@ -33,7 +33,7 @@ from keepsight.tiers.tier import StoredArray
 from tests.drawn import ask, draw
 from tests.runner.small_model import PLACE, WAIT_SECONDS
 from tests.scheduling.long_run import thorough
-from tests.small_judges import Family, SmallGemma3, SmallQwen3VL, SmallQwen25VL, write_prompt
+from tests.small_judges import Family, SmallGemma3, SmallMixture, SmallQwen3VL, SmallQwen25VL, write_prompt
 
 NUM_TOKENS = 6
 # Greedy choices closer than this may fall either way in another order of additions.
@@ -114,7 +114,12 @@ class Judge:
 
 @pytest.fixture(
     scope="module",
-    params=[*product([SmallGemma3], [0, 5, 8, 12]), *product([SmallQwen3VL], [1, 3, 5]), (SmallQwen25VL, 5)],
+    params=[
+        *product([SmallGemma3], [0, 5, 8, 12]),
+        *product([SmallQwen3VL], [1, 3, 5]),
+        (SmallQwen25VL, 5),
+        (SmallMixture, 5),
+    ],
     ids=str,
 )
 def judge(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Judge:
@@ -340,7 +345,9 @@ class Alone:
 # Those whose attention the kernel knows: without a cap of its own, which no published Gemma 3 has.
 @pytest.fixture(
     scope="module",
-    params=product([(SmallGemma3, 8), (SmallGemma3, 12), (SmallQwen3VL, 1), (SmallQwen25VL, 5)], [False, True]),
+    params=product(
+        [(SmallGemma3, 8), (SmallGemma3, 12), (SmallQwen3VL, 1), (SmallQwen25VL, 5), (SmallMixture, 5)], [False, True]
+    ),
     ids=str,
 )
 def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Alone:

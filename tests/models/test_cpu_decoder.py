@@ -13,6 +13,7 @@ from keepsight.models.block_table import BlockTable
 from keepsight.models.decoder import Decoder
 from keepsight.models.decoder_config import DecoderConfig, LayerConfig, RotaryConfig
 from keepsight.models.layers import Linear, Placement
+from keepsight.models.mixture import Mixture
 from keepsight.models.paged_attention import PagedAttention
 from tests.models.conftest import BUILDS_THAT_ROUND
 from tests.models.reference_attention import ReferenceAttention
@@ -59,9 +60,9 @@ of_each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS
 def make_decoder(config: DecoderConfig, place: Placement = FLOAT32) -> Decoder:
     decoder = Decoder(config, place)
     for slot in decoder.slots():
-        slot.fill(torch.randn(slot.shape) / (slot.shape[1] ** 0.5 if len(slot.shape) > 1 else 10))
+        slot.fill(torch.randn(slot.shape) / (slot.shape[-1] ** 0.5 if len(slot.shape) > 1 else 10))
     for part in decoder.modules():
-        if isinstance(part, Linear):
+        if isinstance(part, Linear | Mixture):
             part.pack()
     decoder.pack()
     return decoder

@@ -57,6 +57,8 @@ class Mixture(nn.Module):
         self.down = without_memory(self.down)
 
     def forward(self, hidden: Tensor) -> Tensor:
+        if not len(hidden):  # of a step that nothing is read of: not every device's products take none
+            return hidden
         logits, chosen = self.router(hidden).float().topk(self.config.num_chosen)
         # What the softmax of all would give those that are chosen, made to sum to 1.
         shares = logits.softmax(dim=-1).to(hidden.dtype)

@@ -89,6 +89,7 @@ def read_as_saved(tmp_path: Path, reference: Any) -> Qwen3VLConfig:
         (changed("text_config", rope_scaling={"mrope_section": [24, 20]}), "must be a list of 3 integers"),
         (changed("text_config", num_key_value_heads=7), "is not a multiple of num_key_value_heads 7"),
         (changed("text_config", MIXTURE, num_experts=4), "num_experts_per_tok: 8 are more than the 4 experts"),
+        (changed("text_config", MIXTURE, moe_intermediate_size=70), "must be a multiple of 8 where"),
     ],
 )
 def test_what_is_not_known_is_refused(tmp_path: Path, fields: dict[str, Any], message: str) -> None:

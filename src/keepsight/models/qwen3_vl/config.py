@@ -120,6 +120,7 @@ def _read_text(fields: JsonFields, outer: JsonFields) -> DecoderConfig:
     num_heads = fields.integer("num_attention_heads", defaults.num_heads)
     head_dim = fields.integer("head_dim", defaults.head_dim or hidden_size // num_heads)
     num_layers = fields.integer("num_hidden_layers", defaults.num_layers)
+    mixture = _read_mixture(fields, hidden_size) if is_mixture else None
     has_bias = fields.flag("attention_bias", False)
     config = DecoderConfig(
         vocab_size=fields.integer("vocab_size", 151_936),
@@ -128,7 +129,7 @@ def _read_text(fields: JsonFields, outer: JsonFields) -> DecoderConfig:
         num_heads=num_heads,
         num_kv_heads=fields.integer("num_key_value_heads", defaults.num_kv_heads or num_heads),
         head_dim=head_dim,
-        layers=tuple(_read_layers(fields, num_layers, _read_rotary(fields, head_dim), is_mixture=is_mixture)),
+        layers=tuple(_read_layers(fields, num_layers, _read_rotary(fields, head_dim), mixture)),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         attention_scale=head_dim**-0.5,
         qkv_bias=has_bias,
@@ -142,22 +143,26 @@ def _read_text(fields: JsonFields, outer: JsonFields) -> DecoderConfig:
 
 
 def _read_layers(
-    fields: JsonFields, num_layers: int, rotary: RotaryConfig, *, is_mixture: bool
+    fields: JsonFields, num_layers: int, rotary: RotaryConfig, mixture: MixtureConfig | None
 ) -> Iterator[LayerConfig]:
-    mixture = _read_mixture(fields) if is_mixture else None
     every, without = fields.integer("decoder_sparse_step", 1), fields.indexes("mlp_only_layers", ())
     for index in range(num_layers):
         is_mixed = index not in without and (index + 1) % every == 0
         yield LayerConfig(rotary, mixture=mixture if is_mixed else None)
 
 
-def _read_mixture(fields: JsonFields) -> MixtureConfig:
+def _read_mixture(fields: JsonFields, hidden_size: int) -> MixtureConfig:
     # As published, or as transformers 5 saves it.
     num_experts = fields.integer("num_experts", fields.integer("num_local_experts", 60))
     num_chosen = fields.integer("num_experts_per_tok", 4)
     if num_chosen > num_experts:
         raise fields.refuse("num_experts_per_tok", f"{num_chosen} are more than the {num_experts} experts")
-    return MixtureConfig(num_experts, num_chosen, fields.integer("moe_intermediate_size", 1408))
+    wide = fields.integer("moe_intermediate_size", 1408)
+    # A GPU multiplies all experts' rows at once where each begins at a multiple of 16 bytes.
+    for name, size in (("hidden_size", hidden_size), ("moe_intermediate_size", wide)):
+        if size % 8:
+            raise fields.refuse(name, f"must be a multiple of 8 where there are experts, not {size}")
+    return MixtureConfig(num_experts, num_chosen, wide)
 
 
 def _read_rotary(fields: JsonFields, head_dim: int) -> RotaryConfig:

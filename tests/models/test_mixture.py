@@ -1,0 +1,73 @@
+"""Of many experts a token is computed by those that its router chose, and by whatever way and company alike."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from keepsight.models.decoder_config import LayerConfig, MixtureConfig
+from keepsight.models.layers import Placement
+from keepsight.models.mixture import Mixture
+from tests.models.conftest import BUILDS_THAT_ROUND
+from tests.models.test_cpu_decoder import (
+    CONFIG,
+    FAR,
+    FLOAT32,
+    NEAR,
+    ROUNDED,
+    assert_same_in_whatever_company,
+    make_decoder,
+)
+
+MIXTURE = MixtureConfig(num_experts=9, num_chosen=3, intermediate_size=24)
+LAYERS = (LayerConfig(NEAR, 20, MIXTURE), LayerConfig(FAR), LayerConfig(FAR, None, MIXTURE))
+MIXED = dataclasses.replace(CONFIG, layers=LAYERS, norms_results=False, activation="silu")
+
+
+@pytest.mark.usefixtures("build", "threads")
+def test_a_token_has_the_same_numbers_in_whatever_company() -> None:
+    assert_same_in_whatever_company(make_decoder(MIXED), torch.float32)
+
+
+@pytest.mark.usefixtures("rounds", "threads")
+@pytest.mark.parametrize("build", BUILDS_THAT_ROUND, indirect=True)
+def test_where_products_round_it_has_them_too() -> None:
+    assert_same_in_whatever_company(make_decoder(MIXED, ROUNDED), torch.bfloat16)
+
+
+def make_mixture(num_chosen: int) -> Mixture:
+    torch.manual_seed(0)
+    mixture = Mixture(FLOAT32, 16, dataclasses.replace(MIXTURE, num_chosen=num_chosen), "silu")
+    for slot in mixture.slots():
+        slot.fill(torch.randn(slot.shape) / 4)
+    return mixture
+
+
+def compute_plainly(mixture: Mixture, row: Tensor) -> Tensor:
+    shares = F.linear(row, mixture.router.weight).softmax(dim=0)
+    chosen = shares.sort(descending=True).indices[: mixture.config.num_chosen]
+    results = []
+    for gate_and_up, down in zip(mixture.gate_and_up[chosen], mixture.down[chosen], strict=True):
+        gate, up = (gate_and_up @ row).chunk(2)
+        results.append(down @ (F.silu(gate) * up))
+    return torch.stack(results).T @ (shares[chosen] / shares[chosen].sum())
+
+
+@pytest.mark.usefixtures("build")
+@pytest.mark.parametrize("num_rows", [0, 1, 40])
+@pytest.mark.parametrize("num_chosen", [1, 3, 9])
+def test_both_ways_give_what_a_token_s_experts_say_of_it(num_chosen: int, num_rows: int) -> None:
+    mixture, hidden = make_mixture(num_chosen), torch.randn(num_rows, 16)
+    expected = torch.stack([torch.zeros(16), *(compute_plainly(mixture, row) for row in hidden)])[1:]
+    at_once = mixture(hidden)
+    mixture.pack()
+    torch.testing.assert_close(at_once, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(mixture(hidden), expected, rtol=0, atol=1e-5)
+
+
+def test_nothing_of_the_way_of_a_gpu_depends_on_which_experts_are_chosen() -> None:
+    """On this device numbers are not known, as they are not to who asks a GPU: asking for one fails."""
+    mixture = Mixture(Placement(torch.device("meta"), torch.bfloat16), 16, MIXTURE, "silu")
+    assert mixture(torch.empty(5, 16, device="meta", dtype=torch.bfloat16)).shape == (5, 16)
